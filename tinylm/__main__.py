@@ -1,0 +1,3 @@
+from tinylm.cli import main
+
+main()

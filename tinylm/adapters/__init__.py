@@ -1,0 +1,1 @@
+"""Small trainable parts put into a frozen model: inject (replace named modules) and lora."""

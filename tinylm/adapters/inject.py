@@ -1,0 +1,17 @@
+"""Replace named modules of a model; the model itself never knows."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+
+def replace_modules(
+    model: nn.Module, wanted: Callable[[str, nn.Module], bool], make: Callable[[nn.Module], nn.Module]
+) -> list[str]:
+    """Put `make(module)` in the place of every module that is wanted by name; returns their dotted names."""
+    names = [name for name, module in model.named_modules() if wanted(name, module)]
+    for name in names:
+        parent, _, leaf = name.rpartition(".")
+        owner = model.get_submodule(parent)
+        setattr(owner, leaf, make(getattr(owner, leaf)))
+    return names

@@ -1,0 +1,402 @@
+"""A run folder on disk: written so that a kill or a full disk leaves the last complete save, and verified when read.
+
+    config.json  tokenizer.json  metrics.jsonl
+    model.safetensors          the best weights by validation loss (an adapter's: adapter_model.safetensors)
+    last/                      weights, optimizer.safetensors, state.json, and manifest.json with the hash of each
+
+JSON and safetensors only: reading a folder runs no code of its author's.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from tinylm.adapters.lora import peft_config
+from tinylm.config import RunConfig
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.model.build import build_model
+from tinylm.model.decoder import Decoder
+from tinylm.text.tokenizer import Tokenizer
+
+MODEL_FILE = "model.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"
+RUN_FILES = ("config.json", "tokenizer.json", "metrics.jsonl", MODEL_FILE, ADAPTER_FILE, "adapter_config.json")
+RUN_FOLDERS = ("last", "last.new", "last.old", "tokens")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Verified tensors with the step and validation loss they were saved at."""
+
+    tensors: dict[str, Tensor]
+    step: int
+    val_loss: float | None
+    digest: str
+
+
+@dataclass(frozen=True)
+class LastSave:
+    """The state a run can be resumed from."""
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+class RunFolder:
+    """One run on disk. A new run is prepared under a hidden name and appears at its path with its first save."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._home = path
+
+    @classmethod
+    def create(cls, path: Path, config: RunConfig, tokenizer: Tokenizer) -> "RunFolder":
+        """Prepare a new run. Whatever is at `path` stays until the first save (see `check_free`)."""
+        run = cls(path)
+        run._home = preparation_folder(path)
+        with _saving_to(path):
+            run._home.mkdir(parents=True, exist_ok=True)
+            _write_text(run._home / "tokenizer.json", tokenizer.to_str())
+            run.write_config(config)
+            if config.adapter is not None:
+                _write_text(run._home / "adapter_config.json", json.dumps(peft_config(config.adapter), indent=2) + "\n")
+        return run
+
+    def write_config(self, config: RunConfig) -> None:
+        with _saving_to(self.path):
+            _write_text(self._home / "config.json", json.dumps(config.to_json(), indent=2) + "\n")
+
+    def save_best(self, tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None) -> None:
+        """Replace the weights that `sample` and `eval` read."""
+        with _saving_to(self.path):
+            _write_weights(self._home / weights_file(config), tensors, config, step, val_loss)
+
+    def save_last(
+        self, tensors: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any], config: RunConfig
+    ) -> None:
+        """Replace `last/` as one unit: written whole beside the old one, flushed, then swapped."""
+        new, old, last = (self._home / name for name in ("last.new", "last.old", "last"))
+        with _saving_to(self.path):
+            _recover_last(self._home)
+            shutil.rmtree(new, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+            try:
+                new.mkdir()
+                _write_weights(new / weights_file(config), tensors, config, state["step"], state["val_loss"])
+                _write_tensors(new / "optimizer.safetensors", optimizer, {})
+                _write_text(new / "state.json", json.dumps(state))
+                manifest = {file.name: _hash_file(file) for file in sorted(new.iterdir())}
+                _write_text(new / "manifest.json", json.dumps(manifest))
+                _flush_folder(new)
+            except BaseException:
+                shutil.rmtree(new, ignore_errors=True)
+                raise
+            if last.exists():
+                last.rename(old)
+            new.rename(last)
+            _flush_folder(self._home)
+            shutil.rmtree(old, ignore_errors=True)
+            self.publish()
+
+    def publish(self) -> None:
+        """Let a prepared run appear at its path, in the place of one that may be given up there."""
+        if self._home == self.path:
+            return
+        if self.path.exists():
+            remove_run(self.path)
+        self._home.rename(self.path)
+        _flush_folder(self.path.parent)
+        self._home = self.path
+
+    def load_last(self, config: RunConfig) -> LastSave:
+        """Raises TinyLMError when there is nothing to resume from, or it is damaged."""
+        last = _recover_last(self.path)
+        if not last.is_dir():
+            raise TinyLMError(
+                f"{self.path} has no last/ folder to resume from; start it again with tinylm train --force."
+            )
+        try:
+            manifest = json.loads((last / "manifest.json").read_text())
+            for name in (weights_file(config), "optimizer.safetensors", "state.json"):
+                if _hash_file(last / name) != manifest[name]:
+                    raise ValueError(f"{name} has changed since it was saved")
+            state = json.loads((last / "state.json").read_text())
+        except (OSError, ValueError, KeyError) as error:
+            raise TinyLMError(
+                f"{last} is damaged ({error}), so the run cannot be resumed; its best weights still sample, and "
+                f"tinylm train --init-from {self.path} goes on from those."
+            ) from error
+        weights, _ = _read_tensors(last / weights_file(config))
+        optimizer, _ = _read_tensors(last / "optimizer.safetensors")
+        return LastSave(weights, optimizer, state)
+
+    def append_metrics(self, record: dict[str, Any]) -> None:
+        with _saving_to(self.path), (self._home / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The logged records; a line that a kill cut short is left out."""
+        return list(_read_metrics(self.path / "metrics.jsonl"))
+
+    def cut_metrics(self, step: int) -> None:
+        """Drop what was logged after a step, which a resumed run will log again."""
+        kept = [record for record in self.read_metrics() if record["step"] <= step]
+        with _saving_to(self.path):
+            _write_text(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+
+    @property
+    def tokens(self) -> Path:
+        """Where a run keeps its own encoded text, when it was read from standard input."""
+        return self._home / "tokens"
+
+
+def _read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    if path.exists():
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(ValueError):
+                yield json.loads(line)
+
+
+def preparation_folder(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")
+
+
+def check_free(path: Path, force: bool) -> None:
+    """Raises UsageError when a run must not be written here.
+
+    `force` gives up a run that is there, but never a folder of anything else.
+    """
+    shutil.rmtree(preparation_folder(path), ignore_errors=True)
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not path.is_dir():
+        raise UsageError(f"{path} is a file; choose another folder with --out.")
+    strangers = [entry.name for entry in path.iterdir() if entry.name not in (*RUN_FILES, *RUN_FOLDERS)]
+    if strangers or not (path / "config.json").exists():
+        raise UsageError(f"{path} holds other things than a run ({', '.join(strangers[:3])}); choose another --out.")
+    if not force:
+        raise UsageError(
+            f"{path} already holds a run. Go on with it: tinylm train --resume {path}. Replace it: add --force. "
+            "Keep both: choose another folder with --out."
+        )
+
+
+def remove_run(path: Path) -> None:
+    """Delete a run's own files, and the folder if nothing else is in it."""
+    for name in RUN_FILES:
+        (path / name).unlink(missing_ok=True)
+    for name in RUN_FOLDERS:
+        shutil.rmtree(path / name, ignore_errors=True)
+    path.rmdir()
+
+
+def weights_file(config: RunConfig) -> str:
+    return MODEL_FILE if config.adapter is None else ADAPTER_FILE
+
+
+def read_config(path: Path) -> RunConfig:
+    """Raises TinyLMError, or UsageError for a path that is no run folder, saying what is missing and what to do."""
+    if not path.exists():
+        raise UsageError(f"There is no run at {path}; tinylm runs lists what there is.")
+    if path.is_file():
+        raise UsageError(
+            f"{path} is a file, and a model is a run folder; pickled checkpoints are never opened, since "
+            "opening one can run its author's code."
+        )
+    try:
+        values = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        return RunConfig.from_json(values)
+    except FileNotFoundError:
+        raise UsageError(
+            f"{path} is not a run folder: it has no config.json; tinylm runs lists what there is."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise TinyLMError(f"{path / 'config.json'} is damaged ({error}).") from error
+    except TinyLMError as error:
+        raise TinyLMError(f"Cannot use {path / 'config.json'}: {error}.") from error
+
+
+def read_tokenizer(path: Path, config: RunConfig) -> Tokenizer:
+    """The run's tokenizer, checked to be the one its weights were trained with."""
+    file = path / "tokenizer.json"
+    if not file.exists():
+        raise TinyLMError(f"{path} has no tokenizer.json; copy the whole folder of the run.")
+    tokenizer = Tokenizer.load(file)
+    if tokenizer.sha256 != config.tokenizer.sha256 or tokenizer.vocab_size != config.model.vocab_size:
+        raise TinyLMError(f"{file} is not the tokenizer that these weights were trained with; restore the run's own.")
+    return tokenizer
+
+
+def read_weights(path: Path, config: RunConfig) -> Weights:
+    """The best weights of a run, with every bit checked. Raises TinyLMError when any of it is not as it was saved."""
+    file = path / weights_file(config)
+    if not file.exists():
+        pickles = [entry.name for entry in path.iterdir() if entry.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl")]
+        hint = f"; {pickles[0]} is not opened, since a pickle can run its author's code" if pickles else ""
+        raise TinyLMError(f"{path} has no {file.name}{hint}. Copy the whole folder of the run.")
+    tensors, metadata = _read_tensors(file)
+    try:
+        step, val_loss = int(metadata["step"]), json.loads(metadata["val_loss"])
+        recorded = metadata["digest"]
+    except (KeyError, ValueError) as error:
+        raise TinyLMError(f"{file} was not written by tinylm: it carries no digest.") from error
+    if digest(tensors, config, step, val_loss) != recorded:
+        raise TinyLMError(
+            f"{file} is damaged, or belongs to another config.json: its content does not match its digest. "
+            "Copy the run again."
+        )
+    return Weights(tensors, step, val_loss, recorded)
+
+
+def load_model(path: Path, device: str = "cpu") -> tuple[Decoder, RunConfig, Tokenizer, Weights]:
+    """A run's model with its best weights, in evaluation mode. Raises as the readers above do."""
+    config = read_config(path)
+    if config.adapter is not None:
+        raise UsageError(
+            f"{path} is an adapter, not a model; give its base as --model and this as --adapter, or merge them with "
+            "tinylm merge-lora."
+        )
+    tokenizer = read_tokenizer(path, config)
+    weights = read_weights(path, config)
+    return restore_model(config, weights.tensors).to(device).eval(), config, tokenizer, weights
+
+
+def restore_model(config: RunConfig, tensors: dict[str, Tensor]) -> Decoder:
+    """A model with these weights, without first drawing random ones."""
+    with torch.device("meta"):
+        model = build_model(config.model)
+    model.load_state_dict(tensors, assign=True)
+    return model
+
+
+def summarise(path: Path) -> dict[str, Any]:
+    """What a list of runs shows, without reading the weights. Raises as `read_config` does, and for damaged files."""
+    config = read_config(path)
+    file = path / weights_file(config)
+    try:
+        with safetensors.safe_open(file, framework="pt") as tensors:
+            metadata = tensors.metadata() or {}
+            parameters = sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+        best_step, val_loss = int(metadata["step"]), json.loads(metadata["val_loss"])
+        state = path / "last" / "state.json"
+        step = json.loads(state.read_text())["step"] if state.exists() else best_step
+        saved = file.stat().st_mtime
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
+        raise TinyLMError(f"{file} is damaged ({error}). Copy the run again.") from error
+    return {
+        "kind": "model" if config.adapter is None else "adapter",
+        "parameters": parameters,
+        "step": step,
+        "best_step": best_step,
+        "val_loss": val_loss,
+        "saved": saved,
+    }
+
+
+def digest(tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None) -> str:
+    """SHA-256 over the tensors, their names and shapes, and what they need to mean anything: model and tokenizer."""
+    values = config.to_json()
+    identity = [values["model"], values["tokenizer"]["sha256"], values["adapter"], step, val_loss]
+    result = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        result.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        result.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return result.hexdigest()
+
+
+def _write_weights(
+    path: Path, tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None
+) -> None:
+    metadata = {
+        "format": "pt",
+        "step": str(step),
+        "val_loss": json.dumps(val_loss),
+        "digest": digest(tensors, config, step, val_loss),
+    }
+    _write_tensors(path, tensors, metadata)
+
+
+def _write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with _replacing(path) as unfinished:
+        safetensors.torch.save_file(tensors, unfinished, metadata)
+
+
+def _write_text(path: Path, text: str) -> None:
+    with _replacing(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file to write instead of `path`, which takes its place when it is complete and on the disk."""
+    unfinished = path.with_name(path.name + ".tmp")
+    try:
+        yield unfinished
+        with unfinished.open("rb+") as file:
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (OSError, safetensors.SafetensorError) as error:
+        raise TinyLMError(
+            f"{path} is damaged or not a safetensors file ({error}). Copy the run again; pickles are never opened."
+        ) from error
+
+
+def _recover_last(home: Path) -> Path:
+    """Finish a swap that a kill interrupted between its two renames. Returns the path of `last/`."""
+    last = home / "last"
+    if not last.exists():
+        for name in ("last.new", "last.old"):
+            if (home / name / "manifest.json").exists():
+                (home / name).rename(last)
+                break
+    return last
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush_folder(path: Path) -> None:
+    if os.name == "posix":
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _saving_to(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, safetensors.SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise TinyLMError(
+            f"Cannot save to {path}: {reason}. What was saved there before is intact; free some space, or choose "
+            "another --out."
+        ) from error

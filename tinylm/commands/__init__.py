@@ -1,0 +1,1 @@
+"""One file a subcommand: options -> config -> one library call -> print."""

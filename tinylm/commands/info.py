@@ -1,0 +1,85 @@
+"""tinylm info: all about one run."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tinylm.commands.model import newest_run
+from tinylm.commands.options import OutputOptions, with_groups
+from tinylm.commands.session import quoted
+from tinylm.console import Console
+
+CURVE_POINTS = 12
+
+
+@with_groups
+def info(
+    run: Annotated[Path | None, typer.Argument(help="A run folder (default: the newest).", show_default=False)] = None,
+    *,
+    output: OutputOptions,
+) -> None:
+    """Show a run's configuration, parameters by part, tokenizer, corpus and curve, and what can be done with it."""
+    from tinylm.checkpoint import RunFolder, read_config, read_tokenizer, summarise
+    from tinylm.plan import parameters_by_part
+
+    console = output.console()
+    path = run or newest_run(console)
+    config = read_config(path)
+    record: dict[str, Any] = {
+        "run": str(path),
+        **summarise(path),
+        "config": config.to_json(),
+        "parameters_by_part": parameters_by_part(config.model),
+        "tokenizer": {"kind": config.tokenizer.kind, "vocab_size": read_tokenizer(path, config).vocab_size},
+        "curve": [metrics for metrics in RunFolder(path).read_metrics() if "val_loss" in metrics],
+        "commands": _commands(path, config.adapter is not None, config.training is not None),
+    }
+    if console.as_json:
+        console.record(record)
+        return
+    _print_fields(console, "run", {k: record[k] for k in ("run", "kind", "parameters", "step", "val_loss")})
+    _print_fields(console, "model", dataclasses.asdict(config.model))
+    _print_fields(console, "parameters", record["parameters_by_part"])
+    for title in ("adapter", "tokenizer", "data", "training", "runtime"):
+        part = getattr(config, title)
+        if part is not None:
+            _print_fields(console, title, dataclasses.asdict(part))
+    if record["curve"]:
+        every = -(-len(record["curve"]) // CURVE_POINTS)
+        points = [*record["curve"][:-1][::every], record["curve"][-1]]
+        console.result("\ncurve")
+        console.table(("  step", "val loss"), [(f"{p['step']:>6}", f"{p['val_loss']:.4f}") for p in points])
+    console.result("\nwhat next")
+    for what, command in record["commands"].items():
+        console.result(f"  {what + ':':<10} {command}")
+
+
+def _commands(path: Path, is_adapter: bool, trained: bool) -> dict[str, str]:
+    place = quoted(path)
+    if is_adapter:
+        return {
+            "resume": f"tinylm finetune-lora --resume {place}",
+            "sample": f'tinylm sample --adapter {place} --prompt "..."',
+            "evaluate": f"tinylm eval --adapter {place} text.txt",
+            "merge": f"tinylm merge-lora {place} --out {quoted(path.with_name(path.name + '-merged'))}",
+        }
+    commands = {
+        "sample": f'tinylm sample --model {place} --prompt "..."',
+        "evaluate": f"tinylm eval --model {place} text.txt",
+        "fine-tune": f"tinylm finetune-lora --model {place} other.txt",
+    }
+    return {"resume": f"tinylm train --resume {place}", **commands} if trained else commands
+
+
+def _print_fields(console: Console, title: str, fields: dict[str, Any]) -> None:
+    console.result(("\n" if title != "run" else "") + title)
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{k} {v}" for k, v in value.items() if v is not None)
+        elif isinstance(value, (list, tuple)):
+            value = ", ".join(map(str, value)) or "-"
+        elif isinstance(value, int) and not isinstance(value, bool):
+            value = f"{value:,}"
+        console.result(f"  {name.replace('_', ' '):<18} {'-' if value is None else value}")

@@ -1,0 +1,265 @@
+"""Options that several commands share, in groups, and the decorator that lets a command take a whole group."""
+
+import dataclasses
+import functools
+import inspect
+import re
+import tomllib
+import traceback
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tinylm.config import ACTIVATIONS, NORM_PLACEMENTS, NORMS, OPTIMIZERS, POSITIONS, PRESETS, SCHEDULES, SIZES, flag
+from tinylm.console import Console
+from tinylm.errors import UsageError
+
+Command = Callable[..., None]
+
+
+def with_groups(command: Command) -> Command:
+    """Give a command one option for each field of the option groups among its parameters."""
+    hints = typing.get_type_hints(command, include_extras=True)
+    groups = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            fields = typing.get_type_hints(groups[name], include_extras=True)
+            parameters += [
+                inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=fields[f.name])
+                for f in dataclasses.fields(groups[name])
+            ]
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]))
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        for name, kind in groups.items():
+            values[name] = typing.cast(Any, kind)(
+                **{field.name: values.pop(field.name) for field in dataclasses.fields(kind)}
+            )
+        command(**values)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def given(group: Any) -> dict[str, Any]:
+    """The options of a group that are not at their defaults."""
+    return {
+        field.name: getattr(group, field.name)
+        for field in dataclasses.fields(group)
+        if getattr(group, field.name) != field.default
+    }
+
+
+def refuse_with(reason: str, *groups: Any) -> None:
+    """Raises UsageError when any option of the groups was given beside an option that fixes them."""
+    names = [flag(name) for group in groups for name in given(group)]
+    if names:
+        raise UsageError(f"{reason} fixes {', '.join(names)}; leave that out, or leave out {reason}.")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in 90, 90s, 5m, 1.5h or 1h30m."""
+    match = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s?)?", str(text).strip().lower())
+    if not match or not any(match.groups()):
+        raise typer.BadParameter(f"{text!r} is not a length of time; write it as 90s, 5m or 1h30m.")
+    try:
+        hours, minutes, seconds = (float(part or 0) for part in match.groups())
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a length of time; write it as 90s, 5m or 1h30m.") from None
+    return hours * 3600 + minutes * 60 + seconds
+
+
+def read_config_file(context: typer.Context, file: Path | None) -> Path | None:
+    """Make a TOML file's values the defaults of this command's options, below the environment and the command line."""
+    if file is None or context.resilient_parsing:
+        return file
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"Cannot read --config {file}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {file} is not valid TOML: {error}.") from error
+    known = {parameter.name for parameter in context.command.params}
+    defaults = {key.replace("-", "_"): value for key, value in values.items()}
+    unknown = [key for key in values if key.replace("-", "_") not in known]
+    if unknown:
+        raise UsageError(
+            f"--config {file} sets {', '.join(unknown)}, which {context.command_path} does not have; see "
+            f"{context.command_path} --help."
+        )
+    context.default_map = {**(context.default_map or {}), **defaults}
+    return file
+
+
+def remember_debug(context: typer.Context, debug: bool) -> bool:
+    context.find_root().obj = {"debug": debug}
+    return debug
+
+
+def print_traceback_if_debugging(context: typer.Context) -> None:
+    if (context.find_root().obj or {}).get("debug"):
+        traceback.print_exc()
+
+
+def option(help: str, panel: str | None = None, metavar: str | None = None, *names: str, **extra: Any) -> Any:
+    return typer.Option(
+        *names, help=help, rich_help_panel=panel, metavar=metavar, show_default=False, show_envvar=False, **extra
+    )
+
+
+def one_of(values: typing.Iterable[str]) -> str:
+    return "|".join(values)
+
+
+OUTPUT, DATA, WHERE, BUDGET, MODEL, OPTIMIZER, RHYTHM, MACHINE = (
+    "Output",
+    "Data",
+    "Where",
+    "How long",
+    "Model",
+    "Optimizer",
+    "Rhythm",
+    "Machine",
+)
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    quiet: Annotated[bool, option("No notes and no progress on stderr.", OUTPUT, None, "--quiet", "-q")] = False
+    json: Annotated[bool, option("Results as JSON, one object a line.", OUTPUT, None, "--json")] = False
+    debug: Annotated[
+        bool, option("Show a traceback with an error.", OUTPUT, None, "--debug", callback=remember_debug, is_eager=True)
+    ] = False
+    config: Annotated[
+        Path | None,
+        option(
+            "TOML file of options for this command; flags and TINYLM_<COMMAND>_<OPTION> win over it.",
+            OUTPUT,
+            "FILE",
+            "--config",
+            callback=read_config_file,
+            is_eager=True,
+        ),
+    ] = None
+
+    def console(self) -> Console:
+        return Console(self.quiet, self.json)
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    device: Annotated[
+        str, option("Where to compute; auto is CUDA, then MPS, then the CPU.", MACHINE, "auto|cuda|mps|cpu")
+    ] = "auto"
+    dtype: Annotated[
+        str, option("Number format; auto is bf16 where the device computes in it.", MACHINE, "auto|fp32|bf16|fp16")
+    ] = "auto"
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    compile: Annotated[str, option("torch.compile; auto compiles where it pays.", MACHINE, "auto|on|off")] = "auto"
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    text_key: Annotated[str, option("The field of a JSONL line that holds its text (default: text).", DATA, "KEY")] = (
+        "text"
+    )
+    encoding: Annotated[str, option("The files' encoding (default: utf-8).", DATA, "NAME")] = "utf-8"
+
+
+@dataclass(frozen=True)
+class ValidationOptions:
+    val_data: Annotated[str | None, option("Validate on this text instead of the corpus's end.", DATA, "FILE")] = None
+    val_fraction: Annotated[
+        float | None, option("How much of the corpus, at its end, is for validation (default: 0.1).", DATA, "X")
+    ] = None
+
+
+@dataclass(frozen=True)
+class BudgetOptions:
+    steps: Annotated[int | None, option("Optimizer steps.", BUDGET, "N")] = None
+    epochs: Annotated[float | None, option("Passes over the training text.", BUDGET, "X")] = None
+    time: Annotated[
+        float | None,
+        option(
+            "Wall-clock time from the start of the process to its end, such as 80s, 5m, 1h30m.",
+            BUDGET,
+            "TIME",
+            parser=parse_duration,
+        ),
+    ] = None
+    patience: Annotated[int | None, option("Stop after N evaluations without improvement.", BUDGET, "N")] = None
+
+
+@dataclass(frozen=True)
+class RhythmOptions:
+    eval_every: Annotated[int | None, option("Steps between two evaluations.", RHYTHM, "N")] = None
+    save_every: Annotated[int | None, option("Steps between two saves.", RHYTHM, "N")] = None
+    log_every: Annotated[int | None, option("Steps between two lines of metrics.jsonl.", RHYTHM, "N")] = None
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    batch_size: Annotated[int | None, option("Sequences a step.", OPTIMIZER, "N")] = None
+    micro_batch: Annotated[
+        int | None, option("Sequences computed at once; the step adds up as many as it needs.", OPTIMIZER, "N")
+    ] = None
+    lr: Annotated[float | None, option("Peak learning rate.", OPTIMIZER, "X")] = None
+    min_lr: Annotated[float | None, option("Learning rate at the end.", OPTIMIZER, "X")] = None
+    warmup_steps: Annotated[int | None, option("Steps until the learning rate has risen to --lr.", OPTIMIZER, "N")] = (
+        None
+    )
+    schedule: Annotated[str | None, option("How the learning rate falls after that.", OPTIMIZER, one_of(SCHEDULES))] = (
+        None
+    )
+    weight_decay: Annotated[float | None, option("Decay of matrices (never of gains and biases).", OPTIMIZER, "X")] = (
+        None
+    )
+    beta1: Annotated[float | None, option("Adam's memory of the gradient.", OPTIMIZER, "X")] = None
+    beta2: Annotated[float | None, option("Adam's memory of its square.", OPTIMIZER, "X")] = None
+    grad_clip: Annotated[float | None, option("Largest gradient norm; 0 for no limit.", OPTIMIZER, "X")] = None
+    optimizer: Annotated[str | None, option("The optimizer.", OPTIMIZER, one_of(OPTIMIZERS))] = None
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    preset: Annotated[str | None, option("Which transformer (default: modern).", MODEL, one_of(PRESETS))] = None
+    size: Annotated[
+        str | None, option("How large; auto fits corpus, machine and budget.", MODEL, one_of(["auto", *SIZES]))
+    ] = None
+    layers: Annotated[int | None, option("Blocks.", MODEL, "N")] = None
+    heads: Annotated[int | None, option("Attention heads.", MODEL, "N")] = None
+    kv_heads: Annotated[
+        int | None, option("Key/value heads: fewer than --heads is grouped-query, 1 multi-query attention.", MODEL, "N")
+    ] = None
+    width: Annotated[int | None, option("Features of a token's hidden vector.", MODEL, "N")] = None
+    ffn_width: Annotated[int | None, option("Features inside the feed-forward layer.", MODEL, "N")] = None
+    context: Annotated[int | None, option("Tokens in sight.", MODEL, "N")] = None
+    position: Annotated[str | None, option("How a token knows its place.", MODEL, one_of(POSITIONS))] = None
+    rope_theta: Annotated[float | None, option("Base of the rotary frequencies.", MODEL, "X")] = None
+    norm: Annotated[str | None, option("Normalisation.", MODEL, one_of(NORMS))] = None
+    norm_placement: Annotated[
+        str | None, option("Before each sublayer, or after its residual.", MODEL, one_of(NORM_PLACEMENTS))
+    ] = None
+    norm_gain: Annotated[bool | None, option("Learned gain in normalisations.", MODEL)] = None
+    norm_bias: Annotated[bool | None, option("Learned bias in normalisations.", MODEL)] = None
+    qk_norm: Annotated[bool | None, option("Normalise queries and keys.", MODEL)] = None
+    bias: Annotated[bool | None, option("Biases in linear layers.", MODEL)] = None
+    activation: Annotated[str | None, option("Feed-forward nonlinearity.", MODEL, one_of(ACTIVATIONS))] = None
+    tie: Annotated[bool | None, option("Share the embedding with the output layer.", MODEL)] = None
+    dropout: Annotated[float | None, option("Share of activations dropped in training.", MODEL, "X")] = None
+
+
+@dataclass(frozen=True)
+class SeedOptions:
+    seed: Annotated[int | None, option("Seed of everything random (default: 0).", MACHINE, "N")] = None

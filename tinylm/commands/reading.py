@@ -1,0 +1,52 @@
+"""Reading and encoding a corpus with progress; shared by the commands that take text to learn from."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tinylm.commands.options import TextOptions, ValidationOptions
+from tinylm.config import DataConfig
+from tinylm.console import Console
+from tinylm.errors import UsageError
+
+if TYPE_CHECKING:
+    from tinylm.text.dataset import TokenFolder
+    from tinylm.text.prepare import Reading
+    from tinylm.text.tokenizer import Tokenizer
+
+VAL_FRACTION = 0.1
+
+
+def read_text(
+    console: Console, corpus: Sequence[str], text: TextOptions, validation: ValidationOptions, spool: Path
+) -> "Reading":
+    """Find and read the corpus, and what it is validated on. Standard input is kept in the folder `spool`."""
+    from tinylm.text.corpus import find_corpus
+    from tinylm.text.prepare import read_corpus
+
+    if validation.val_data is not None and validation.val_fraction is not None:
+        raise UsageError("--val-data and --val-fraction contradict each other; give one of them.")
+    found = find_corpus(corpus, text.text_key, text.encoding, spool)
+    val_found = None
+    if validation.val_data is not None:
+        val_found = find_corpus([validation.val_data], text.text_key, text.encoding)
+    fraction = VAL_FRACTION if validation.val_fraction is None else validation.val_fraction
+    with console.counting("reading", found.size, "characters") as advance:
+        return read_corpus(found, val_found, fraction, advance)
+
+
+def encode_text(
+    console: Console, reading: "Reading", tokenizer: "Tokenizer", preparation: Path
+) -> tuple["TokenFolder", DataConfig]:
+    """Encode into the cache; what came from standard input, into the run itself."""
+    from tinylm.checkpoint import RunFolder
+    from tinylm.text.corpus import SPOOL_FILE, STANDARD_INPUT
+    from tinylm.text.prepare import encode_reading
+
+    piped = STANDARD_INPUT in reading.corpus.paths
+    folder = RunFolder(preparation).tokens if piped else None
+    with console.counting("encoding", reading.found.characters, "characters") as advance:
+        encoded = encode_reading(reading, tokenizer, folder, advance)
+    if piped:
+        (preparation / SPOOL_FILE).unlink()
+    return encoded

@@ -1,0 +1,52 @@
+"""tinylm runs: what is under checkpoints/."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tinylm.commands.model import CHECKPOINTS
+from tinylm.commands.options import OutputOptions, with_groups
+from tinylm.console import duration, shorten
+from tinylm.errors import TinyLMError, UsageError
+
+
+@with_groups
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Where the runs are.", show_default=False)] = CHECKPOINTS,
+    *,
+    output: OutputOptions,
+) -> None:
+    """List the runs, newest first: size, steps, validation loss, age; adapters are marked."""
+    from tinylm.checkpoint import summarise
+
+    console = output.console()
+    if folder != CHECKPOINTS and not folder.is_dir():
+        raise UsageError(f"There is no folder {folder}.")
+    found = sorted(folder.glob("*/config.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    records: list[dict[str, Any]] = []
+    for path in (file.parent for file in found if not file.parent.name.startswith(".")):
+        record: dict[str, Any] = {"name": path.name, "path": str(path)}
+        try:
+            record |= summarise(path)
+        except TinyLMError as error:
+            record |= {"kind": "damaged", "error": str(error)}
+        records.append(record)
+    if console.as_json:
+        for record in records:
+            console.record(record)
+        return
+    if not records:
+        console.note(f"No runs under {folder}/ yet; train one with tinylm train corpus.txt.")
+        return
+    rows = [_row(record) for record in records]
+    console.table(("name", "kind", "parameters", "steps", "val loss", "age"), rows)
+
+
+def _row(record: dict[str, Any]) -> tuple[str, ...]:
+    if record["kind"] == "damaged":
+        return (record["name"], "damaged", "-", "-", "-", "-")
+    val_loss = "-" if record["val_loss"] is None else f"{record['val_loss']:.4f}"
+    age = duration(max(0.0, time.time() - record["saved"]))
+    return (record["name"], record["kind"], shorten(record["parameters"]), str(record["step"]), val_loss, age)

@@ -1,0 +1,161 @@
+"""tinylm train: a text into a model."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tinylm.commands.options import (
+    DATA,
+    WHERE,
+    BudgetOptions,
+    CompileOptions,
+    MachineOptions,
+    ModelOptions,
+    OptimizerOptions,
+    OutputOptions,
+    RhythmOptions,
+    SeedOptions,
+    TextOptions,
+    ValidationOptions,
+    given,
+    option,
+    refuse_with,
+    with_groups,
+)
+from tinylm.commands.reading import encode_text, read_text
+from tinylm.commands.session import (
+    chosen_budget,
+    given_patience,
+    new_run_at,
+    new_run_config,
+    process_start,
+    resume_run,
+    run_session,
+    sampled_text,
+    show_plan,
+)
+from tinylm.config import TokenizerConfig
+from tinylm.errors import UsageError
+
+COMMAND = "tinylm train"
+CHECKPOINTS = Path("checkpoints")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    out: Annotated[
+        Path | None, option("The run's folder (default: checkpoints/<corpus name>).", WHERE, "DIR", "--out", "-o")
+    ] = None
+    force: Annotated[bool, option("Replace a run that is there.", WHERE, None, "--force")] = False
+    init_from: Annotated[Path | None, option("Begin with this run's weights, shape and tokenizer.", WHERE, "MODEL")] = (
+        None
+    )
+    dry_run: Annotated[bool, option("Print the plan and stop.", WHERE, None, "--dry-run")] = False
+
+
+@dataclass(frozen=True)
+class TokenizerOptions:
+    tokenizer: Annotated[str | None, option("Kind of tokenizer, or a tokenizer.json.", DATA, "auto|char|bpe|PATH")] = (
+        None
+    )
+    vocab_size: Annotated[int | None, option("Ids of a BPE tokenizer.", DATA, "N")] = None
+
+
+@with_groups
+def train(
+    corpus: Annotated[
+        list[str] | None,
+        typer.Argument(help="Text files, folders, JSONL, or - for standard input.", show_default=False),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        option("Go on with this run, its corpus and settings; only budget and rhythm may change.", WHERE, "RUN"),
+    ] = None,
+    *,
+    run: RunOptions,
+    budget: BudgetOptions,
+    text: TextOptions,
+    validation: ValidationOptions,
+    tokenizer: TokenizerOptions,
+    seed: SeedOptions,
+    model: ModelOptions,
+    optimizer: OptimizerOptions,
+    rhythm: RhythmOptions,
+    machine: MachineOptions,
+    compiling: CompileOptions,
+    output: OutputOptions,
+) -> None:
+    """Train a language model on a text.
+
+    With no options it chooses tokenizer, model, batch and length from the text and the machine, and trains until the
+    validation loss stops improving or ten minutes are up.
+    """
+    console = output.console()
+    if resume is not None:
+        if corpus:
+            raise UsageError("--resume goes on with the run's own corpus; leave the text out, or begin a new run.")
+        refuse_with("--resume", run, text, validation, tokenizer, seed, model, optimizer, machine, compiling)
+        resume_run(console, resume, budget, rhythm, f"{COMMAND} --resume")
+        return
+    if not corpus:
+        raise UsageError("Name a text to train on, as in tinylm train corpus.txt; - is standard input.")
+    if run.init_from is not None:
+        refuse_with("--init-from", tokenizer, model)
+
+    started = process_start()
+    from tinylm.checkpoint import RunFolder, load_model
+    from tinylm.model.build import build_model
+    from tinylm.plan import plan_training, probe_machine
+    from tinylm.text.prepare import choose_tokenizer, require_known
+    from tinylm.training.session import train_session
+
+    wanted_budget = chosen_budget(budget)
+    path = run.out or CHECKPOINTS / run_name(corpus[0])
+    with new_run_at(path, run.force) as preparation:
+        chosen_machine = probe_machine(machine.device, machine.dtype)
+        reading = read_text(console, corpus, text, validation, preparation)
+        if run.init_from is not None:
+            start, base, tokens_of, _ = load_model(run.init_from)
+            require_known(tokens_of, reading, f"The tokenizer of {run.init_from}")
+        else:
+            base, tokens_of = None, choose_tokenizer(reading, tokenizer.tokenizer or "auto", tokenizer.vocab_size)
+        tokens, data = encode_text(console, reading, tokens_of, preparation)
+        plan = plan_training(
+            chosen_machine,
+            data,
+            tokens_of.vocab_size,
+            model=given(model),
+            training={**given(optimizer), **given(rhythm), **given(seed), **given_patience(budget)},
+            budget=wanted_budget,
+            compile=compiling.compile,
+            base=base.model if base else None,
+        )
+        config = new_run_config(
+            model=plan.model,
+            tokenizer=TokenizerConfig(kind=tokens_of.kind, sha256=tokens_of.sha256),
+            data=data,
+            training=plan.training,
+            runtime=plan.runtime,
+        )
+        show_plan(console, plan, config, chosen_machine.reasons)
+        if run.dry_run:
+            return
+        folder = RunFolder.create(path, config, tokens_of)
+        network = start.train() if base else build_model(plan.model, plan.training.seed)
+        session = functools.partial(train_session, folder, config, network, tokens, started=started)
+        run_session(
+            console,
+            path,
+            plan.parameters,
+            session,
+            f"{COMMAND} --resume",
+            lambda: sampled_text(network, tokens_of),
+        )
+
+
+def run_name(corpus: str) -> str:
+    """The corpus's name without its suffix; stdin for standard input."""
+    return "stdin" if corpus == "-" else Path(corpus).resolve().stem or "run"

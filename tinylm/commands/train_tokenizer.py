@@ -1,0 +1,46 @@
+"""tinylm train-tokenizer: a tokenizer by itself, to be given to many runs."""
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tinylm.commands.options import WHERE, OutputOptions, TextOptions, ValidationOptions, option, with_groups
+from tinylm.commands.reading import read_text
+from tinylm.errors import TinyLMError, UsageError
+
+
+@with_groups
+def train_tokenizer(
+    corpus: Annotated[list[str], typer.Argument(help="Text files, folders, JSONL, or -.", show_default=False)],
+    out: Annotated[Path, option("Where to write it (default: tokenizer.json).", WHERE, "FILE", "--out", "-o")] = Path(
+        "tokenizer.json"
+    ),
+    kind: Annotated[str, option("Characters or byte-level BPE (default: bpe).", "Data", "char|bpe")] = "bpe",
+    vocab_size: Annotated[int | None, option("Ids of a BPE tokenizer.", "Data", "N")] = None,
+    force: Annotated[bool, option("Replace a file that is there.", WHERE, None, "--force")] = False,
+    *,
+    text: TextOptions,
+    output: OutputOptions,
+) -> None:
+    """Train a tokenizer on a text: all of its characters, or the merges of nine tenths of it."""
+    from tinylm.text.prepare import choose_tokenizer
+
+    console = output.console()
+    if kind not in ("char", "bpe"):
+        raise UsageError(f"--kind is {kind!r}; it must be one of: char, bpe.")
+    if out.exists() and not force:
+        raise UsageError(f"{out} is already there; replace it with --force, or choose another --out.")
+    with tempfile.TemporaryDirectory() as folder:
+        reading = read_text(console, corpus, text, ValidationOptions(), Path(folder))
+        tokenizer = choose_tokenizer(reading, kind, vocab_size)
+    try:
+        out.write_text(tokenizer.to_str(), encoding="utf-8")
+    except OSError as error:
+        raise TinyLMError(f"Cannot write {out}: {error.strerror}.") from error
+    console.note(f"{tokenizer.vocab_size:,} ids.")
+    if console.as_json:
+        console.record({"tokenizer": str(out), "kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size})
+    else:
+        console.result(str(out))

@@ -1,0 +1,379 @@
+"""What a model is, how it is trained, on what machine and from which text: plain values, validated once.
+
+Every error quotes the command-line flag and the values allowed. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, Self
+
+from tinylm.errors import TinyLMError, UsageError
+
+POSITIONS = ("rope", "learned", "sinusoidal")
+NORMS = ("rmsnorm", "layernorm")
+NORM_PLACEMENTS = ("pre", "post")
+ACTIVATIONS = ("swiglu", "gelu", "relu")
+INITIALISATIONS = ("modern", "gpt2", "original")
+SCHEDULES = ("trapezoid", "cosine", "linear", "inverse-sqrt", "constant")
+OPTIMIZERS = ("adamw", "adam")
+DTYPES = ("fp32", "bf16", "fp16")
+
+
+def flag(name: str) -> str:
+    """The command-line spelling of a configuration field."""
+    return "--" + name.replace("_", "-")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise UsageError(message)
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    _require(value in allowed, f"{flag(name)} is {value!r}; it must be one of: {', '.join(allowed)}.")
+
+
+def _at_least(name: str, value: float | None, least: float) -> None:
+    """`None` means that the option was not given, which is always allowed."""
+    _require(
+        value is None or (math.isfinite(value) and value >= least),
+        f"{flag(name)} is {value}; it must be {least} or more.",
+    )
+
+
+def _above_zero(name: str, value: float | None) -> None:
+    _require(
+        value is None or (math.isfinite(value) and value > 0), f"{flag(name)} is {value}; it must be greater than 0."
+    )
+
+
+def _fraction(name: str, value: float) -> None:
+    _require(0 <= value < 1, f"{flag(name)} is {value}; it must be at least 0 and below 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The shape of a decoder. `kv_heads` below `heads` is grouped-query attention, 1 is multi-query attention."""
+
+    vocab_size: int
+    context: int
+    layers: int
+    heads: int
+    kv_heads: int
+    width: int
+    ffn_width: int
+    position: str = "rope"
+    rope_theta: float = 10_000.0
+    norm: str = "rmsnorm"
+    norm_placement: str = "pre"
+    norm_gain: bool = True
+    norm_bias: bool = False
+    qk_norm: bool = True
+    bias: bool = False
+    activation: str = "swiglu"
+    tie: bool = True
+    scale_embedding: bool = False
+    dropout: float = 0.0
+    initialisation: str = "modern"
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context", "layers", "heads", "kv_heads", "width", "ffn_width"):
+            _at_least(name, getattr(self, name), 1)
+        _one_of("position", self.position, POSITIONS)
+        _one_of("norm", self.norm, NORMS)
+        _one_of("norm_placement", self.norm_placement, NORM_PLACEMENTS)
+        _one_of("activation", self.activation, ACTIVATIONS)
+        _one_of("initialisation", self.initialisation, INITIALISATIONS)
+        _fraction("dropout", self.dropout)
+        _above_zero("rope_theta", self.rope_theta)
+        _require(
+            self.width % self.heads == 0,
+            f"--heads {self.heads} does not divide --width {self.width}; "
+            f"use a width that is a multiple of {self.heads}, or one of {divisors(self.width)} heads.",
+        )
+        _require(
+            self.heads % self.kv_heads == 0,
+            f"--kv-heads {self.kv_heads} does not divide --heads {self.heads}; use one of {divisors(self.heads)}.",
+        )
+        _require(
+            self.position != "rope" or self.head_width % 2 == 0,
+            f"--position rope rotates pairs, but --width {self.width} over --heads {self.heads} leaves "
+            f"{self.head_width} a head; make that even, or choose --position learned.",
+        )
+        _require(
+            self.position != "sinusoidal" or self.width % 2 == 0,
+            f"--position sinusoidal needs an even --width; {self.width} is odd.",
+        )
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+
+def divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # The shape of Qwen3, which other tools can run.
+    "modern": {},
+    # Radford et al. 2019.
+    "gpt2": {
+        "position": "learned",
+        "norm": "layernorm",
+        "norm_bias": True,
+        "qk_norm": False,
+        "bias": True,
+        "activation": "gelu",
+        "initialisation": "gpt2",
+    },
+    # Vaswani et al. 2017, the decoder half.
+    "original": {
+        "position": "sinusoidal",
+        "norm": "layernorm",
+        "norm_placement": "post",
+        "norm_bias": True,
+        "qk_norm": False,
+        "bias": True,
+        "activation": "relu",
+        "scale_embedding": True,
+        "initialisation": "original",
+    },
+}
+
+SIZES: dict[str, dict[str, int]] = {
+    "nano": {"layers": 3, "heads": 3, "width": 96, "context": 64},
+    "micro": {"layers": 4, "heads": 4, "width": 128, "context": 128},
+    "mini": {"layers": 4, "heads": 4, "width": 256, "context": 256},
+    "small": {"layers": 6, "heads": 6, "width": 384, "context": 256},
+    "medium": {"layers": 8, "heads": 8, "width": 512, "context": 512},
+    "base": {"layers": 12, "heads": 12, "width": 768, "context": 1024},
+}
+
+
+def default_ffn_width(width: int, activation: str) -> int:
+    """Four widths, or for SwiGLU, which has three matrices, as many parameters as that: 8/3, rounded up to 32."""
+    if activation == "swiglu":
+        return math.ceil(8 * width / 3 / 32) * 32
+    return 4 * width
+
+
+def make_model_config(*, vocab_size: int, preset: str, size: str, **choices: Any) -> ModelConfig:
+    """A preset and a size, with any part chosen by its own flag; a choice of `None` means not chosen.
+
+    Raises UsageError for an unknown preset or size and for parts that do not fit together.
+    """
+    _one_of("preset", preset, tuple(PRESETS))
+    _one_of("size", size, tuple(SIZES))
+    values = {**PRESETS[preset], **SIZES[size], **{k: v for k, v in choices.items() if v is not None}}
+    width, heads = values["width"], values["heads"]
+    _at_least("width", width, 1)
+    _at_least("heads", heads, 1)
+    if "heads" not in choices or choices["heads"] is None:
+        values["heads"] = heads = _heads_for(width, heads, choices.get("kv_heads"))
+    values.setdefault("kv_heads", heads // 2 if preset == "modern" and heads % 2 == 0 else heads)
+    values.setdefault("ffn_width", default_ffn_width(width, values.get("activation", "swiglu")))
+    return ModelConfig(vocab_size=vocab_size, **values)
+
+
+def _heads_for(width: int, wanted: int, kv_heads: int | None) -> int:
+    """The number of heads nearest to the size's own that divides a width (and suits the kv heads) the user chose."""
+    fitting = [
+        n
+        for n in range(1, width + 1)
+        if width % n == 0 and (width // n % 2 == 0 or width % 2) and (not kv_heads or n % kv_heads == 0)
+    ]
+    return min(fitting, key=lambda n: (abs(n - wanted), n), default=wanted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How long to train: optimizer steps, passes over the training text, or seconds; exactly one is given."""
+
+    steps: int | None = None
+    epochs: float | None = None
+    time: float | None = None
+
+    def __post_init__(self) -> None:
+        given = [flag(f.name) for f in dataclasses.fields(self) if getattr(self, f.name) is not None]
+        _require(len(given) <= 1, f"{' and '.join(given)} contradict each other; give one of them.")
+        _require(len(given) == 1, "A run needs a budget: --steps, --epochs or --time.")
+        _at_least("steps", self.steps, 1)
+        _above_zero("epochs", self.epochs)
+        _above_zero("time", self.time)
+
+    @property
+    def kind(self) -> str:
+        return "time" if self.time is not None else "steps" if self.steps is not None else "epochs"
+
+    def total_steps(self, tokens_per_epoch: int, tokens_per_step: int) -> int | None:
+        """The budget in optimizer steps; `None` when it is counted in seconds."""
+        if self.epochs is not None:
+            return max(1, math.ceil(self.epochs * tokens_per_epoch / tokens_per_step))
+        return self.steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """One run of the trainer. `warmup` is a fraction of the budget; `*_every` count steps, `patience` evaluations."""
+
+    budget: Budget
+    batch_size: int
+    micro_batch: int
+    lr: float
+    min_lr: float
+    warmup: float
+    schedule: str = "cosine"
+    optimizer: str = "adamw"
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    grad_clip: float = 1.0
+    patience: int | None = None
+    eval_every: int = 100
+    eval_tokens: int = 1_000_000
+    save_every: int = 100
+    log_every: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "micro_batch", "eval_every", "save_every", "log_every", "patience", "eval_tokens"):
+            _at_least(name, getattr(self, name), 1)
+        _above_zero("lr", self.lr)
+        for name in ("min_lr", "weight_decay", "grad_clip", "seed"):
+            _at_least(name, getattr(self, name), 0)
+        _require(self.min_lr <= self.lr, f"--min-lr {self.min_lr} is above --lr {self.lr}; it is where --lr ends.")
+        _require(
+            0 <= self.warmup <= 1,
+            "--warmup-steps is more than the whole run; give fewer, or a longer budget.",
+        )
+        for name in ("beta1", "beta2"):
+            _fraction(name, getattr(self, name))
+        _one_of("schedule", self.schedule, SCHEDULES)
+        _one_of("optimizer", self.optimizer, OPTIMIZERS)
+        _require(
+            self.micro_batch <= self.batch_size,
+            f"--micro-batch {self.micro_batch} is larger than --batch-size {self.batch_size}; it is a part of it.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    """What was decided about the machine when the run began, and is not decided again when it resumes."""
+
+    device: str
+    dtype: str
+    compile: bool
+    threads: int
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, DTYPES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the text came from and what it was found to be; what follows `train_characters` is for validation.
+
+    `fingerprint` is the SHA-256 of the documents; `token_folder` is absolute, or within the run folder.
+    """
+
+    corpus: tuple[str, ...]
+    val_corpus: tuple[str, ...] = ()
+    text_key: str = "text"
+    encoding: str = "utf-8"
+    train_characters: int
+    fingerprint: str
+    token_folder: str
+    characters: int
+    bytes: int
+    documents: int
+    train_tokens: int
+    val_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """The tokenizer that belongs to the weights, by the SHA-256 of its file."""
+
+    kind: str
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """A low-rank adapter and the base it was made for: the base's folder, and the digest of its weights."""
+
+    base: str
+    base_digest: str
+    rank: int
+    alpha: float
+    dropout: float
+    targets: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _at_least("rank", self.rank, 1)
+        _above_zero("alpha", self.alpha)
+        _fraction("dropout", self.dropout)
+        _require(len(self.targets) > 0, "--target names no module.")
+
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """All of `config.json`. `adapter` is given when the run holds an adapter instead of a model's own weights."""
+
+    format: int = FORMAT
+    version: str
+    created: str
+    model: ModelConfig
+    tokenizer: TokenizerConfig
+    data: DataConfig | None = None
+    training: TrainingConfig | None = None
+    runtime: RuntimeConfig | None = None
+    adapter: AdapterConfig | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Any) -> Self:
+        """Raises TinyLMError when the values are not those of a run folder that this version can read."""
+        if isinstance(values, dict) and isinstance(values.get("format"), int) and values["format"] > FORMAT:
+            raise TinyLMError(
+                f"it was written by a newer tinylm (format {values['format']}, this one reads {FORMAT}); upgrade tinylm"
+            )
+        try:
+            config = _from_json(cls, values)
+        except (TypeError, KeyError, ValueError, UsageError) as error:
+            raise TinyLMError(f"it is not a tinylm run configuration ({error})") from error
+        return typing.cast(Self, config)
+
+
+def _from_json(kind: Any, value: Any) -> Any:
+    """Build a value of a (nested) dataclass type from JSON, refusing unknown keys and wrong types."""
+    if isinstance(kind, types.UnionType):
+        if value is None:
+            return None
+        (kind,) = (k for k in typing.get_args(kind) if k is not types.NoneType)
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise TypeError(f"expected an object, found {value!r}")
+        hints = typing.get_type_hints(kind)
+        unknown = sorted(set(value) - set(hints))
+        if unknown:
+            raise KeyError(f"unknown: {', '.join(unknown)}")
+        return typing.cast(Any, kind)(**{name: _from_json(hints[name], item) for name, item in value.items()})
+    if typing.get_origin(kind) is tuple:
+        return tuple(value)
+    if kind is float and isinstance(value, int):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise TypeError(f"expected {kind.__name__}, found {value!r}")
+    return value

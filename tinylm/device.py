@@ -1,0 +1,130 @@
+"""Which device, which number format, and whether to compile; each choice with its reason."""
+
+import os
+import platform
+import shutil
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tinylm.errors import UsageError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen, and the words that say why."""
+
+    value: str
+    reason: str
+
+
+def choose_device(wanted: str) -> Choice:
+    """`auto` is CUDA, then MPS, then the CPU. Raises UsageError when the wanted device is not there."""
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if wanted == "auto":
+        value = next(device for device, there in available.items() if there)
+        return Choice(value, "no GPU was found" if value == "cpu" else "the fastest device found")
+    if wanted not in available:
+        raise UsageError(f"--device is {wanted!r}; it must be one of: auto, {', '.join(available)}.")
+    if not available[wanted]:
+        others = ", ".join(device for device, there in available.items() if there)
+        raise UsageError(f"--device {wanted} is not available to torch {torch.__version__} here; use one of: {others}.")
+    return Choice(wanted, "asked for")
+
+
+def choose_training_dtype(wanted: str, device: str) -> Choice:
+    """bf16 where the device computes in it, else fp32. fp16 only when asked for, and never on a CPU.
+
+    Raises UsageError for an unknown format and for fp16 on a CPU.
+    """
+    if wanted == "auto":
+        if computes_bf16(device):
+            return Choice("bf16", "the device computes in it")
+        return Choice("fp32", "the device has no fast bf16")
+    _known_dtype(wanted)
+    if wanted == "fp16" and device == "cpu":
+        raise UsageError("--dtype fp16 needs a GPU; on a CPU use bf16 or fp32.")
+    return Choice(wanted, "asked for")
+
+
+def choose_inference_dtype(wanted: str, device: str) -> Choice:
+    """fp32 on a CPU, where answers matter more than time; bf16 on CUDA where the device computes in it."""
+    if wanted == "auto":
+        if device == "cuda" and computes_bf16(device):
+            return Choice("bf16", "the device computes in it")
+        return Choice("fp32", "exact")
+    _known_dtype(wanted)
+    return Choice(wanted, "asked for")
+
+
+def _known_dtype(wanted: str) -> None:
+    if wanted not in DTYPES:
+        raise UsageError(f"--dtype is {wanted!r}; it must be one of: auto, {', '.join(DTYPES)}.")
+
+
+def computes_bf16(device: str) -> bool:
+    """Whether the hardware multiplies in bf16, rather than converting to fp32 and back."""
+    if device == "cuda":
+        return torch.cuda.get_device_capability() >= (8, 0)
+    if device == "cpu" and platform.machine().lower() in ("x86_64", "amd64"):
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return False
+
+
+def autocast(device: str, dtype: str) -> AbstractContextManager[object]:
+    """The context in which a forward pass computes in `dtype` with fp32 weights."""
+    return nullcontext() if dtype == "fp32" else torch.autocast(device, dtype=DTYPES[dtype])
+
+
+def can_compile(device: str) -> bool:
+    """torch.compile needs a C++ compiler for a CPU, and Triton for CUDA."""
+    if device == "cpu":
+        return shutil.which(os.environ.get("CXX", "c++")) is not None or shutil.which("g++") is not None
+    return device == "cuda"
+
+
+def describe_device(device: str) -> str:
+    if device == "cuda":
+        return f"cuda ({torch.cuda.get_device_name()})"
+    if device == "cpu":
+        return f"cpu ({torch.get_num_threads()} threads)"
+    return device
+
+
+def free_memory(device: str) -> int | None:
+    """Bytes that could still be taken without swapping; `None` where the system does not say."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    limits = [limit for limit in (_meminfo_available(), _cgroup_room(), _physical_memory()) if limit is not None]
+    return min(limits, default=None)
+
+
+def _physical_memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+        return None
+
+
+def _meminfo_available() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _cgroup_room() -> int | None:
+    try:
+        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text().strip() for name in ("max", "current"))
+    except OSError:
+        return None
+    return None if limit == "max" else max(0, int(limit) - int(used))

@@ -1,0 +1,27 @@
+"""Every error a user can cause: what is wrong, where, and what to do next."""
+
+
+class TinyLMError(Exception):
+    """Something failed on the way: disk, memory, a damaged or mismatched run folder."""
+
+    exit_code = 1
+
+
+class UsageError(TinyLMError):
+    """An option, a text, a prompt, a path or a device that cannot be used."""
+
+    exit_code = 2
+
+
+class DivergedError(TinyLMError):
+    """Training met a loss that is not a finite number."""
+
+    exit_code = 3
+
+
+class InterruptedRunError(TinyLMError):
+    """A signal stopped the work after it was saved; `signal_number` is the signal's number."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number

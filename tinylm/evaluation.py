@@ -1,0 +1,58 @@
+"""How well a model predicts a text: one sum of nats over tokens that are each scored once."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from tinylm.device import autocast
+from tinylm.model.decoder import Decoder
+from tinylm.objective import Objective
+from tinylm.text.dataset import Batch
+
+
+@dataclass(frozen=True)
+class Score:
+    """The summed negative log-likelihood of `tokens` tokens, in nats."""
+
+    nats: float
+    tokens: int
+
+    @property
+    def loss(self) -> float:
+        """Nats a token."""
+        return self.nats / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    def bits_per(self, units: int) -> float:
+        """Bits a character or a byte, of which the scored text has `units`."""
+        return self.nats / math.log(2) / units
+
+
+@torch.no_grad()
+def evaluate(
+    model: Decoder,
+    objective: Objective,
+    batches: Iterable[Batch],
+    dtype: str = "fp32",
+    progress: Callable[[int], None] = lambda tokens: None,
+) -> Score:
+    """Score every batch with dropout off. `progress` is told each batch's tokens, and may raise to stop."""
+    device = next(model.parameters()).device
+    nats, tokens = 0.0, 0
+    was_training = model.training
+    model.eval()
+    try:
+        for batch in batches:
+            with autocast(device.type, dtype):
+                loss = objective(model, batch.to(device))
+            nats += loss.nats.item()
+            tokens += loss.scored
+            progress(loss.scored)
+    finally:
+        model.train(was_training)
+    return Score(nats, tokens)

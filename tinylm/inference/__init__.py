@@ -1,0 +1,1 @@
+"""From a prompt to text: generator (model, cache and sampler) and sampler (logits to a token)."""

@@ -1,0 +1,42 @@
+"""Weights in eight bits for sampling: each output row is stored as int8 with one scale."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tinylm.adapters.inject import replace_modules
+
+
+class Int8Linear(nn.Module):
+    """x W^T + b with W ~ scale * round(W / scale), where scale is a row's largest magnitude over 127."""
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight = linear.weight.detach()
+        scale = (weight.abs().amax(dim=1) / 127).clamp(min=1e-12)
+        self.register_buffer("weight", (weight / scale.unsqueeze(1)).round().to(torch.int8))
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out)"""
+        if x.device.type == "cpu":
+            rows = x.reshape(-1, x.shape[-1])  # (N, in)
+            y = torch.ops.aten._weight_int8pack_mm(rows, self.weight, self.scale).view(*x.shape[:-1], -1)  # (..., out)
+        else:
+            y = F.linear(x, self.weight.to(x.dtype)) * self.scale
+        return y if self.bias is None else y + self.bias
+
+
+def quantize_int8(model: nn.Module) -> None:
+    """Replace every linear layer. The embedding stays, and so does an output layer that shares it."""
+
+    def quantized(module: nn.Module) -> nn.Module:
+        assert isinstance(module, nn.Linear)
+        return Int8Linear(module)
+
+    replace_modules(model, lambda _, module: isinstance(module, nn.Linear), quantized)

@@ -1,0 +1,66 @@
+"""What a model is trained to do: an objective takes a model and a batch and returns a Loss.
+
+Sums, not means: the trainer divides once, by all that a step scored, so that accumulation changes nothing.
+"""
+
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from tinylm.model.cache import KVCache
+from tinylm.model.decoder import Output
+from tinylm.text.dataset import Batch
+
+CHUNKED_FROM = 1 << 25  # logits; above it they are computed in chunks and again in the backward pass
+
+
+class Loss(NamedTuple):
+    """nats: the scored targets' summed negative log-likelihood. scored: how many. aux: summed over sequences."""
+
+    nats: Tensor
+    scored: int
+    aux: Tensor
+
+
+class LanguageModel(Protocol):
+    """What an objective needs of a model."""
+
+    def __call__(self, ids: Tensor, cache: list[KVCache] | None = None) -> Output: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
+class Objective(Protocol):
+    def __call__(self, model: LanguageModel, batch: Batch) -> Loss: ...
+
+
+def next_token(model: LanguageModel, batch: Batch) -> Loss:
+    """-sum log p(target | tokens before it) (seeds 002, 004)."""
+    output = model(batch.ids)
+    hidden, targets = output.hidden.flatten(0, 1), batch.targets.flatten()  # (B*T, D), (B*T,)
+    if batch.mask is not None:
+        scored = batch.mask.flatten()
+        hidden, targets = hidden[scored], targets[scored]
+    return Loss(_cross_entropy(model, hidden, targets), batch.scored, output.aux)
+
+
+def _cross_entropy(model: LanguageModel, hidden: Tensor, targets: Tensor) -> Tensor:
+    """The summed cross-entropy, (N, D) and (N,) to (). A large N x V is never held whole."""
+
+    def chunk_loss(hidden: Tensor, targets: Tensor) -> Tensor:
+        logits = model.logits(hidden)
+        return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), targets, reduction="sum")
+
+    vocab_size = model.logits(hidden[:1]).shape[-1] if len(hidden) else 1
+    rows = max(1, CHUNKED_FROM // vocab_size)
+    if len(hidden) <= rows:
+        return chunk_loss(hidden, targets)
+    return torch.stack(
+        [
+            checkpoint(chunk_loss, part, aim, use_reentrant=False)
+            for part, aim in zip(hidden.split(rows), targets.split(rows), strict=True)
+        ]
+    ).sum()

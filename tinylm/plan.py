@@ -1,0 +1,286 @@
+"""Corpus + machine + budget -> the model, batch and schedule that fit, and what they cost: what `--dry-run` prints."""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tinylm.config import (
+    PRESETS,
+    SIZES,
+    Budget,
+    DataConfig,
+    ModelConfig,
+    RuntimeConfig,
+    TrainingConfig,
+    make_model_config,
+)
+from tinylm.device import DTYPES, can_compile, choose_device, choose_training_dtype, describe_device, free_memory
+from tinylm.errors import UsageError
+from tinylm.model.build import build_model, count_parameters
+
+DEFAULT_TIME = 600.0
+DEFAULT_PATIENCE = 10
+EVALUATIONS = 20  # in a run
+EVALUATION_SHARE = 0.05  # of the time that training takes
+COMPILE_FROM = 600.0  # seconds of training that earn back what compiling a layer costs
+MEMORY_SHARE = 0.7  # of the free memory that a plan may use
+
+# How each preset is trained, after its source, fitted to short runs of small models.
+RECIPES: dict[str, dict[str, Any]] = {
+    "modern": {"lr": 3e-3, "schedule": "trapezoid", "beta2": 0.99, "warmup": 0.02, "min_lr": 0.0},
+    "gpt2": {"lr": 1e-3, "schedule": "cosine", "beta2": 0.99, "warmup": 0.05},
+    "original": {
+        "lr": 1e-3,
+        "schedule": "inverse-sqrt",
+        "optimizer": "adam",
+        "beta2": 0.98,
+        "warmup": 0.1,
+        "weight_decay": 0.0,
+        "min_lr": 0.0,
+    },
+    "lora": {"lr": 2e-3, "schedule": "linear", "beta2": 0.99, "warmup": 0.05, "min_lr": 0.0, "weight_decay": 0.0},
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What training runs on, and how fast it multiplies matrices in the chosen format, in FLOP/s."""
+
+    runtime: RuntimeConfig
+    reasons: str
+    flops: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run before it begins. `seconds` and `memory` (bytes) are estimates; notices are what the user should know."""
+
+    model: ModelConfig
+    training: TrainingConfig
+    runtime: RuntimeConfig
+    parameters: int
+    seconds: float
+    steps: int
+    memory: int
+    notices: tuple[str, ...]
+
+
+def probe_machine(device: str, dtype: str) -> Machine:
+    """Choose device and number format, and time a matrix product: a fifth of a second."""
+    chosen_device = choose_device(device)
+    chosen_dtype = choose_training_dtype(dtype, chosen_device.value)
+    runtime = RuntimeConfig(
+        device=chosen_device.value, dtype=chosen_dtype.value, compile=False, threads=torch.get_num_threads()
+    )
+    reasons = (
+        f"{describe_device(chosen_device.value)}: {chosen_device.reason}; {chosen_dtype.value}: {chosen_dtype.reason}"
+    )
+    return Machine(runtime, reasons, _matmul_flops(chosen_device.value, chosen_dtype.value))
+
+
+def _matmul_flops(device: str, dtype: str, rows: int = 2048, width: int = 512, seconds: float = 0.15) -> float:
+    x = torch.ones(rows, width, device=device, dtype=DTYPES[dtype])
+    w = torch.ones(width, width, device=device, dtype=DTYPES[dtype])
+
+    def multiply(times: int) -> float:
+        begun = time.perf_counter()
+        for _ in range(times):
+            y = x @ w
+        y[0, 0].item()  # waits for the device
+        return time.perf_counter() - begun
+
+    multiply(2)
+    fastest = min(multiply(4) for _ in range(max(2, int(seconds / max(multiply(4), 1e-6) / 2))))
+    return 4 * 2 * rows * width * width / fastest
+
+
+def plan_training(
+    machine: Machine,
+    data: DataConfig,
+    vocab_size: int,
+    *,
+    model: dict[str, Any],
+    training: dict[str, Any],
+    budget: Budget | None,
+    compile: str = "auto",
+    recipe: str | None = None,
+    base: ModelConfig | None = None,
+) -> Plan:
+    """Fill in everything that the user did not choose.
+
+    `recipe` names the training defaults, by default the preset's. `base` is the shape of a model to train on from.
+
+    Raises UsageError for choices that contradict each other or the length of the corpus.
+    """
+    notices: list[str] = []
+    budget, training = _with_budget(budget, training)
+    seconds = budget.time or DEFAULT_TIME
+    recipe = recipe or model.get("preset", "modern")
+    shape = base or _choose_shape(machine, data, vocab_size, model, seconds)
+    shape = _fit_context(shape, data, explicit=base is not None or "context" in model, notices=notices)
+    batch_size = training.get("batch_size") or default_batch_size(machine.runtime.device, shape.context)
+    micro_batch = training.get("micro_batch") or batch_size
+    parameters = parameters_by_part(shape)["total"]
+
+    per_sequence = activation_bytes(shape, machine.runtime.dtype) * shape.context
+    fixed = 16 * parameters
+    free = free_memory(machine.runtime.device)
+    if free is not None:
+        room = int((MEMORY_SHARE * free - fixed) / per_sequence)
+        if room < micro_batch:
+            micro_batch = max(1, room)
+            notices.append(
+                f"{micro_batch} sequences at a time fit the {free / 2**30:.1f} GB of free memory; the batch is still "
+                f"{batch_size}."
+            )
+    tokens_per_step = batch_size * shape.context
+    step_seconds = tokens_per_step / training_speed(machine, shape)
+    steps = budget.total_steps(data.train_tokens, tokens_per_step) or max(1, int(seconds / step_seconds))
+    settings = {
+        **RECIPES[recipe],
+        **_rhythm(steps, step_seconds, shape, machine, training.get("eval_every"), training.get("save_every")),
+        **{name: value for name, value in training.items() if name != "warmup_steps"},
+        "batch_size": batch_size,
+        "micro_batch": micro_batch,
+        "budget": budget,
+    }
+    if training.get("warmup_steps") is not None:
+        if training["warmup_steps"] < 0:
+            raise UsageError(f"--warmup-steps is {training['warmup_steps']}; it must be 0 or more.")
+        settings["warmup"] = training["warmup_steps"] / steps
+    settings.setdefault("min_lr", settings["lr"] / 10)
+    expected = budget.time or steps * step_seconds * (1 + EVALUATION_SHARE)
+    return Plan(
+        model=shape,
+        training=TrainingConfig(**settings),
+        runtime=replace(machine.runtime, compile=_choose_compile(compile, machine.runtime.device, expected)),
+        parameters=parameters,
+        seconds=expected,
+        steps=steps,
+        memory=fixed + micro_batch * per_sequence,
+        notices=tuple(notices),
+    )
+
+
+def _with_budget(budget: Budget | None, training: dict[str, Any]) -> tuple[Budget, dict[str, Any]]:
+    """Without a budget: until validation stops improving, or ten minutes are up."""
+    if budget is not None:
+        return budget, training
+    return Budget(time=DEFAULT_TIME), {"patience": DEFAULT_PATIENCE, **training}
+
+
+def _choose_shape(
+    machine: Machine, data: DataConfig, vocab_size: int, model: dict[str, Any], seconds: float
+) -> ModelConfig:
+    choices = {name: value for name, value in model.items() if name not in ("preset", "size")}
+    preset, size = model.get("preset", "modern"), model.get("size", "auto")
+    if preset not in PRESETS:
+        make_model_config(vocab_size=vocab_size, preset=preset, size="nano")  # says which there are
+
+    def shape(size: str) -> ModelConfig:
+        return make_model_config(vocab_size=vocab_size, preset=preset, size=size, **choices)
+
+    return shape(size) if size != "auto" else shape(_choose_size(machine, data, vocab_size, preset, seconds))
+
+
+TOKENS_PER_PARAMETER = 1.0  # a size is worth its cost once a run sees so many tokens for each parameter
+PASSES_OVER_TEXT = 40  # beyond which a larger model would only learn the text by heart
+
+
+def _choose_size(machine: Machine, data: DataConfig, vocab_size: int, preset: str, seconds: float) -> str:
+    """The largest size that the time is enough for, and the text."""
+    chosen = next(iter(SIZES))
+    for size in SIZES:
+        config = make_model_config(vocab_size=vocab_size, preset=preset, size=size)
+        parameters = matrix_parameters(config)
+        tokens = min(seconds * training_speed(machine, config), PASSES_OVER_TEXT * data.train_tokens)
+        if tokens >= TOKENS_PER_PARAMETER * parameters:
+            chosen = size
+    return chosen
+
+
+def _fit_context(shape: ModelConfig, data: DataConfig, explicit: bool, notices: list[str]) -> ModelConfig:
+    available = data.train_tokens - 1
+    if shape.context <= available:
+        return shape
+    if explicit:
+        raise UsageError(
+            f"The training text has {data.train_tokens} tokens, and a context of {shape.context} needs "
+            f"{shape.context + 1}; give more text, or a --context of at most {available}."
+        )
+    notices.append(f"The training text has only {data.train_tokens} tokens: the context shrinks to {available}.")
+    return replace(shape, context=available)
+
+
+def default_batch_size(device: str, context: int) -> int:
+    """Sequences for about 4,096 tokens a step on a CPU, where small steps learn fastest, and 16,384 on a GPU."""
+    return max(4, (4096 if device == "cpu" else 16_384) // context)
+
+
+def matrix_parameters(config: ModelConfig) -> int:
+    """Parameters that multiply every token: all but the embedding, which is looked up, and the vectors."""
+    kv_width = config.kv_heads * config.head_width
+    feedforward = (3 if config.activation == "swiglu" else 2) * config.width * config.ffn_width
+    attention = 2 * config.width * (config.width + kv_width)
+    return config.layers * (attention + feedforward) + config.width * config.vocab_size
+
+
+def training_flops(config: ModelConfig) -> int:
+    """Forward and backward, a token: 6 a parameter, and the attention's own products (Kaplan et al. 2020)."""
+    return 6 * matrix_parameters(config) + 6 * config.layers * config.context * config.width
+
+
+def training_speed(machine: Machine, config: ModelConfig) -> float:
+    """Expected tokens a second: matrix products at a third of their full speed, and what each layer costs besides."""
+    product_seconds = training_flops(config) / (0.35 * machine.flops)
+    elementwise = 30 * config.layers * config.width  # values read and written, forward and backward
+    rate = 1.5e9 if machine.runtime.device == "cpu" else 100e9  # values a second
+    return 1 / (product_seconds + elementwise / rate)
+
+
+def activation_bytes(config: ModelConfig, dtype: str) -> int:
+    """What the backward pass keeps of one token, generously: hidden vectors, the feed-forward's inside, and logits."""
+    kept = config.layers * (20 * config.width + 6 * config.ffn_width)
+    if config.dropout > 0:  # no fused attention: weights are kept whole
+        kept += 4 * config.layers * config.heads * config.context
+    return 4 * kept + 12 * config.vocab_size
+
+
+def _rhythm(
+    steps: int,
+    step_seconds: float,
+    shape: ModelConfig,
+    machine: Machine,
+    eval_every: int | None,
+    save_every: int | None,
+) -> dict[str, int]:
+    """Evaluate often enough to see overfitting, on a sample small enough that it costs a twentieth of the time."""
+    every = eval_every or max(1, steps // EVALUATIONS)
+    evaluation_speed = 2 * training_speed(machine, shape)
+    tokens = int(EVALUATION_SHARE * every * step_seconds * evaluation_speed)
+    minute = max(1, int(60 / step_seconds))
+    return {
+        "eval_every": every,
+        "eval_tokens": min(1_000_000, max(20_000, tokens)),
+        "save_every": save_every or min(every, minute),
+        "log_every": max(1, min(steps // 100, 100)),
+    }
+
+
+def _choose_compile(wanted: str, device: str, seconds: float) -> bool:
+    if wanted not in ("auto", "on", "off"):
+        raise UsageError(f"--compile is {wanted!r}; it must be one of: auto, on, off.")
+    if wanted == "on":
+        return True
+    return wanted == "auto" and can_compile(device) and seconds >= COMPILE_FROM
+
+
+def parameters_by_part(config: ModelConfig) -> dict[str, int]:
+    return count_parameters(_without_storage(config))
+
+
+def _without_storage(config: ModelConfig) -> torch.nn.Module:
+    with torch.device("meta"):
+        return build_model(config)

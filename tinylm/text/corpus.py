@@ -1,0 +1,275 @@
+"""From files, folders and JSONL to one stream of text.
+
+A stream is pieces of text, so that a file larger than memory can be read, with `None` between two documents. A file is
+one document, a line of JSONL is one. Documents without text are left out.
+"""
+
+import codecs
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tinylm.errors import TinyLMError, UsageError
+
+PIECE_BYTES = 1 << 20
+STANDARD_INPUT = "-"
+SPOOL_FILE = "standard input"
+JSONL_SUFFIXES = (".jsonl", ".ndjson")
+
+Stream = Iterator[str | None]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Text files in a fixed order. `paths` are what the user named; `text_key` is the field of a JSONL line to read."""
+
+    paths: tuple[str, ...]
+    files: tuple[Path, ...]
+    text_key: str = "text"
+    encoding: str = "utf-8"
+
+    def stream(self) -> Stream:
+        """All the text, in order.
+
+        Raises UsageError for a byte that is not valid in the encoding and for a malformed line of JSONL.
+        """
+        begun = False
+        for document in self._documents():
+            separated = False
+            for piece in document:
+                if begun and not separated:
+                    yield None
+                begun = separated = True
+                yield piece
+
+    def _documents(self) -> Iterator[Iterable[str]]:
+        for file in self.files:
+            if file.suffix.lower() in JSONL_SUFFIXES:
+                yield from ([text] for text in _read_jsonl(file, self.text_key, self.encoding) if text)
+            else:
+                yield _read_text(file, self.encoding)
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return ", ".join("standard input" if path == STANDARD_INPUT else path for path in self.paths)
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(file.stat().st_size for file in self.files)
+
+
+def find_corpus(
+    paths: Iterable[str], text_key: str = "text", encoding: str = "utf-8", spool: Path | None = None
+) -> Corpus:
+    """The text files among and below the paths. Standard input (-) is first copied into the folder `spool`.
+
+    In a folder, hidden files and files that are not text (a zero byte, or invalid in the encoding, near their
+    beginning) are passed over. Raises UsageError for a missing path, a folder without text and an encoding that Python
+    does not know.
+    """
+    try:
+        codecs.lookup(encoding)
+    except LookupError:
+        raise UsageError(f"--encoding {encoding!r} is not known; try utf-8, utf-16, latin-1 or cp1252.") from None
+    paths = tuple(paths)
+    files: list[Path] = []
+    for name in paths:
+        path = Path(name)
+        if name == STANDARD_INPUT and spool is not None:
+            files.append(_spool_standard_input(spool))
+        elif path.is_dir():
+            found = [file for file in _files_below(path) if _looks_like_text(file, encoding)]
+            if not found:
+                raise UsageError(f"The folder {path} has no text files in it; name one that has, or a file.")
+            files += found
+        elif path.exists():
+            files.append(path)
+        else:
+            raise UsageError(f"There is no file or folder {name!r}; check the path, or use - for standard input.")
+    return Corpus(paths, tuple(files), text_key, encoding)
+
+
+def _spool_standard_input(folder: Path) -> Path:
+    """A file of what comes, so that it can be read more than once."""
+    file = folder / SPOOL_FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with file.open("wb") as target:
+            shutil.copyfileobj(sys.stdin.buffer, target, PIECE_BYTES)
+    except OSError as error:
+        raise TinyLMError(f"Cannot keep standard input in {folder}: {error.strerror}; free some space.") from error
+    return file
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return sorted(
+        file
+        for file in folder.rglob("*")
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    )
+
+
+def _looks_like_text(file: Path, encoding: str) -> bool:
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(8192)
+    except OSError as error:
+        raise UsageError(f"Cannot read {file}: {error.strerror}.") from error
+    if not head or (b"\0" in head and not encoding.lower().startswith(("utf-16", "utf-32", "utf16", "utf32"))):
+        return False
+    try:
+        codecs.getincrementaldecoder(encoding)().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _read_text(file: Path, encoding: str) -> Iterator[str]:
+    """Pieces of a file's text. Line ends are kept as they are; a byte-order mark is dropped."""
+    decoder = codecs.getincrementaldecoder(encoding)()
+    offset = 0
+    begun = False
+    try:
+        with file.open("rb") as stream:
+            while data := stream.read(PIECE_BYTES):
+                pending = len(decoder.getstate()[0])
+                text = _decode(decoder, data, False, file, offset - pending, encoding)
+                offset += len(data)
+                if not begun and text:
+                    text, begun = text.removeprefix("\ufeff"), True
+                if text:
+                    yield text
+            pending = len(decoder.getstate()[0])
+            _decode(decoder, b"", True, file, offset - pending, encoding)
+    except OSError as error:
+        raise UsageError(f"Cannot read {file}: {error.strerror}.") from error
+
+
+def _decode(
+    decoder: codecs.IncrementalDecoder, data: bytes, final: bool, file: Path, offset: int, encoding: str
+) -> str:
+    try:
+        return decoder.decode(data, final)
+    except UnicodeDecodeError as error:
+        raise _invalid_bytes(file, offset + error.start, encoding) from None
+
+
+def _invalid_bytes(file: Path, offset: int, encoding: str) -> UsageError:
+    name = file.name if file.name == SPOOL_FILE else file
+    return UsageError(
+        f"{name} is not valid {encoding} at byte {offset}; mend that byte, or name the file's encoding with --encoding."
+    )
+
+
+def _read_jsonl(file: Path, text_key: str, encoding: str) -> Iterator[str]:
+    offset = 0
+    with file.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            try:
+                text = line.decode(encoding).removeprefix("\ufeff" if number == 1 else "")
+            except UnicodeDecodeError as error:
+                raise _invalid_bytes(file, offset + error.start, encoding) from None
+            offset += len(line)
+            if text.strip():
+                yield _text_of_line(text, f"{file}, line {number}", text_key)
+
+
+def _text_of_line(line: str, place: str, text_key: str) -> str:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{place}: not JSON ({error.msg}); each line must be one JSON object.") from None
+    if not isinstance(record, dict) or not isinstance(record.get(text_key), str):
+        keys = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+        raise UsageError(f"{place}: no text under {text_key!r} (found: {keys}); name the field with --text-key.")
+    text: str = record[text_key]
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{place}: half a surrogate pair at character {error.start} of the text; mend it.") from None
+    return text
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What one pass over a stream found. `alphabet` is its characters, sorted; bytes are of UTF-8."""
+
+    characters: int
+    bytes: int
+    documents: int
+    alphabet: str
+    fingerprint: str
+
+
+def scan(stream: Stream) -> Scan:
+    """Count the text, gather its characters and hash it. The hash sees where documents end."""
+    seen = np.zeros(0x110000, dtype=bool)
+    digest = hashlib.sha256()
+    characters = size = separators = 0
+    for piece in stream:
+        if piece is None:
+            separators += 1
+            digest.update(b"\xff")  # in no UTF-8 text, so that no text can imitate it
+            continue
+        data = piece.encode()
+        digest.update(data)
+        size += len(data)
+        characters += len(piece)
+        seen[code_points(piece)] = True
+    alphabet = "".join(map(chr, np.flatnonzero(seen)))
+    return Scan(characters, size, separators + 1 if characters else 0, alphabet, digest.hexdigest())
+
+
+def code_points(text: str) -> np.ndarray:
+    """The text's characters as numbers: (len(text),) of uint32."""
+    return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+
+
+def cut(stream: Stream, start: int, stop: int) -> Stream:
+    """The part of a stream from character `start` up to `stop`, separators not counted."""
+    position = 0
+    begun = owes_separator = False
+    for piece in stream:
+        if piece is None:
+            owes_separator = begun
+            continue
+        part = piece[max(start - position, 0) : max(stop - position, 0)]
+        position += len(piece)
+        if part:
+            if owes_separator:
+                yield None
+            begun, owes_separator = True, False
+            yield part
+        if position >= stop:
+            return
+
+
+def rechunk(stream: Stream, split_point: Callable[[str], int], limit: int) -> Stream:
+    """The same stream in pieces that end only at the end of a document or where `split_point` allows.
+
+    `split_point(text)` is how much of the text may be cut off its front, 0 for nothing yet. Text in which it finds no
+    place is cut anyway once it is longer than `limit` characters, to bound memory.
+    """
+    held = ""
+    for piece in stream:
+        if piece is None:
+            if held:
+                yield held
+                held = ""
+            yield None
+            continue
+        held += piece
+        end = split_point(held) or (len(held) if len(held) > limit else 0)
+        if end:
+            yield held[:end]
+            held = held[end:]
+    if held:
+        yield held

@@ -1,0 +1,263 @@
+"""From text to token ids on disk, and from there to training batches.
+
+Token files are memory-mapped and kept in a cache, under a name made from the text's and the tokenizer's hashes.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinylm.errors import TinyLMError
+from tinylm.text.corpus import Stream, rechunk
+from tinylm.text.tokenizer import Tokenizer
+
+LAYOUT = 1  # of the cache folder; part of its key
+LONGEST_PIECE = 1 << 24  # characters without a place to split
+
+
+@dataclass(frozen=True)
+class TokenFolder:
+    """Encoded text on disk: `train` and `val` are read-only arrays of ids, without a shared token."""
+
+    path: Path
+    train: np.ndarray
+    val: np.ndarray
+
+    @classmethod
+    def open(cls, path: Path) -> "TokenFolder":
+        """Raises TinyLMError when the folder is incomplete or not what was written."""
+        try:
+            record = json.loads((path / "tokens.json").read_text())
+            arrays = [_open_tokens(path / f"{part}.bin", record[part]) for part in ("train", "val")]
+        except (OSError, ValueError, KeyError) as error:
+            raise TinyLMError(f"The encoded text in {path} is damaged; delete that folder and train again.") from error
+        return cls(path, *arrays)
+
+
+def _open_tokens(path: Path, record: dict[str, Any]) -> np.ndarray:
+    if record["tokens"] == 0:
+        return np.zeros(0, dtype=record["dtype"])
+    tokens = np.memmap(path, dtype=record["dtype"], mode="r")
+    if len(tokens) != record["tokens"] or _hash_file(path) != record["sha256"]:
+        raise ValueError("size or content differs from the record")
+    return tokens
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def cache_root() -> Path:
+    """Where encoded corpora are kept: $TINYLM_CACHE, or tinylm/ in the user's cache folder."""
+    if own := os.environ.get("TINYLM_CACHE"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    return (Path(base) if base else Path.home() / ".cache") / "tinylm"
+
+
+def token_key(fingerprints: list[str], train_characters: int, tokenizer: Tokenizer) -> str:
+    """The name of an encoding in the cache: equal for equal text, cut and tokenizer."""
+    identity = json.dumps([LAYOUT, fingerprints, train_characters, tokenizer.sha256])
+    return hashlib.sha256(identity.encode()).hexdigest()[:32]
+
+
+def encode_corpus(
+    folder: Path,
+    train: Callable[[], Stream],
+    val: Callable[[], Stream],
+    tokenizer: Tokenizer,
+    progress: Callable[[int], None],
+) -> TokenFolder:
+    """Write the token files of both parts into `folder`, which appears when it is complete; reuse it if it is there.
+
+    `progress` is told how many characters each step encoded.
+    """
+    if folder.exists():
+        with contextlib.suppress(TinyLMError):
+            return TokenFolder.open(folder)
+        shutil.rmtree(folder)
+    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
+    try:
+        unfinished.mkdir(parents=True)
+        record = {
+            part: _write_tokens(unfinished / f"{part}.bin", stream(), tokenizer, progress)
+            for part, stream in (("train", train), ("val", val))
+        }
+        (unfinished / "tokens.json").write_text(json.dumps(record))
+        unfinished.replace(folder)
+    except OSError as error:
+        raise TinyLMError(
+            f"Cannot write the encoded text to {folder.parent}: {error.strerror}. Free some space there, or set "
+            "TINYLM_CACHE to another folder."
+        ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return TokenFolder.open(folder)
+
+
+def _write_tokens(path: Path, stream: Stream, tokenizer: Tokenizer, progress: Callable[[int], None]) -> dict[str, Any]:
+    dtype = smallest_dtype(tokenizer.vocab_size)
+    digest = hashlib.sha256()
+    count = 0
+    with path.open("wb") as file:
+        for ids, characters in _encode(stream, tokenizer):
+            data = ids.astype(dtype).tobytes()
+            digest.update(data)
+            file.write(data)
+            count += len(ids)
+            progress(characters)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"dtype": np.dtype(dtype).name, "tokens": count, "sha256": digest.hexdigest()}
+
+
+def smallest_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
+    return np.uint8 if vocab_size <= 1 << 8 else np.uint16 if vocab_size <= 1 << 16 else np.uint32
+
+
+def _encode(stream: Stream, tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, int]]:
+    """Ids and number of characters, piece by piece, in order; pieces are encoded on all cores, a few ahead."""
+    workers = os.cpu_count() or 1
+    end_of_text = np.array([tokenizer.end_of_text], dtype=np.uint32)
+
+    def encode(piece: str | None) -> tuple[np.ndarray, int]:
+        return (end_of_text, 0) if piece is None else (tokenizer.encode(piece), len(piece))
+
+    with ThreadPoolExecutor(workers) as pool:
+        ahead: deque[Future[tuple[np.ndarray, int]]] = deque()
+        for piece in rechunk(stream, tokenizer.split_point, LONGEST_PIECE):
+            ahead.append(pool.submit(encode, piece))
+            if len(ahead) > 2 * workers:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+
+def encode_stream(stream: Stream, tokenizer: Tokenizer) -> np.ndarray:
+    """All ids of a stream in memory, documents joined by the end of text."""
+    dtype = smallest_dtype(tokenizer.vocab_size)
+    return np.concatenate([ids.astype(dtype) for ids, _ in _encode(stream, tokenizer)] or [np.zeros(0, dtype=dtype)])
+
+
+def sample_for_tokenizer(stream: Stream, characters: int, most: int, piece: int = 1 << 16) -> Iterator[str]:
+    """Pieces for a BPE trainer to learn from: all of the stream, or parts spread over it, of `most` characters in all.
+
+    Pieces end at line ends where there are any, since the trainer's memory grows with the distinct words it sees.
+    """
+    every = max(1, -(-characters // most))
+    pieces = rechunk(stream, lambda text: text.rfind("\n", 0, piece) + 1 if len(text) >= piece else 0, 4 * piece)
+    return (text for index, text in enumerate(p for p in pieces if p is not None) if index % every == 0)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """ids and targets: (B, T); `mask` (B, T) is True where a target is scored, `None` where all are."""
+
+    ids: Tensor
+    targets: Tensor
+    mask: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.ids.shape[0]
+
+    @property
+    def scored(self) -> int:
+        """How many targets count."""
+        return self.targets.numel() if self.mask is None else int(self.mask.sum())
+
+    def split(self, rows: int) -> Iterator["Batch"]:
+        """Micro-batches of at most `rows` sequences."""
+        for start in range(0, len(self), rows):
+            part = slice(start, start + rows)
+            yield Batch(self.ids[part], self.targets[part], None if self.mask is None else self.mask[part])
+
+    def to(self, device: torch.device) -> "Batch":
+        mask = None if self.mask is None else self.mask.to(device, non_blocking=True)
+        return Batch(self.ids.to(device, non_blocking=True), self.targets.to(device, non_blocking=True), mask)
+
+
+class Windows:
+    """Training sequences: each epoch cuts the text at a new offset and visits every window once, in a new order.
+
+    What batch number n holds depends on the seed and n alone, so a resumed run reads on where it stopped.
+    """
+
+    def __init__(self, tokens: np.ndarray, context: int, batch_size: int, seed: int) -> None:
+        if len(tokens) <= context:
+            raise ValueError(f"{len(tokens)} tokens hold no window of {context} and the token after it")
+        self._tokens = tokens
+        self._context = context
+        self._batch_size = batch_size
+        self._seed = seed
+        self._predictable = len(tokens) - 1
+        # One window fewer than would fit leaves room for the offset.
+        self.per_epoch = max(1, self._predictable // context - 1)
+        self._epoch = -1
+        self._offset = 0
+        self._order = np.zeros(0, dtype=np.int64)
+
+    def batch(self, number: int) -> Batch:
+        first = number * self._batch_size
+        starts = np.array([self._start(index) for index in range(first, first + self._batch_size)])
+        return windows_at(self._tokens, starts, self._context)
+
+    def _start(self, index: int) -> int:
+        epoch, place = divmod(index, self.per_epoch)
+        if epoch != self._epoch:
+            rng = np.random.Generator(np.random.PCG64([self._seed, epoch]))
+            slack = self._predictable - self.per_epoch * self._context
+            self._epoch = epoch
+            self._offset = int(rng.integers(0, min(slack, self._context), endpoint=True))
+            self._order = rng.permutation(self.per_epoch)
+        return self._offset + int(self._order[place]) * self._context
+
+
+def evaluation_batches(
+    tokens: np.ndarray, context: int, batch_size: int, stride: int | None = None, most: int | None = None
+) -> Iterator[Batch]:
+    """Windows that score every token but the first exactly once.
+
+    Each window starts `stride` after the one before (default: the context, so that they do not overlap) and scores
+    what no earlier one did. With `most`, evenly spread windows of about so many scored tokens, always the same ones.
+    """
+    stride = stride or context
+    predictable = len(tokens) - 1
+    starts = np.arange(0, max(predictable - (context - stride), 1), stride)
+    if most is not None and most < predictable:
+        starts = starts[np.linspace(0, len(starts) - 1, max(1, most // stride)).astype(int)]
+    whole = starts[starts + context <= predictable]
+    for first in range(0, len(whole), batch_size):
+        rows = whole[first : first + batch_size]
+        yield _score_the_new(windows_at(tokens, rows, context), rows, context - stride)
+    for start in starts[len(whole) :]:
+        row = np.array([start])
+        yield _score_the_new(windows_at(tokens, row, predictable - start), row, context - stride)
+
+
+def _score_the_new(batch: Batch, starts: np.ndarray, overlap: int) -> Batch:
+    """Leave out the targets that the window before has scored; the first window has none before it."""
+    if not overlap:
+        return batch
+    mask = torch.ones(batch.targets.shape, dtype=torch.bool)
+    mask[torch.from_numpy(starts > 0), :overlap] = False
+    return Batch(batch.ids, batch.targets, mask)
+
+
+def windows_at(tokens: np.ndarray, starts: np.ndarray, context: int) -> Batch:
+    """Sequences of `context` tokens from each start, and as targets the token after each."""
+    rows = np.stack([tokens[start : start + context + 1] for start in starts]).astype(np.int64)
+    ids = torch.from_numpy(rows)
+    return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())

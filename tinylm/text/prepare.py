@@ -1,0 +1,163 @@
+"""The way from a user's corpus to encoded tokens: read it once to know it, choose a tokenizer, encode both parts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinylm.config import DataConfig
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.text.corpus import STANDARD_INPUT, Corpus, Scan, Stream, cut, find_corpus, scan
+from tinylm.text.dataset import TokenFolder, cache_root, encode_corpus, sample_for_tokenizer, token_key
+from tinylm.text.tokenizer import Tokenizer, describe_characters, train_bpe, train_char
+
+CHAR_ALPHABET = 256  # more characters than this, or a longer text, and auto chooses BPE
+CHAR_CHARACTERS = 20_000_000
+VOCAB_SIZES = ((1_000_000, 1024), (10_000_000, 4096), (100_000_000, 8192))  # for texts up to so many characters
+LARGEST_VOCAB_SIZE = 16_384
+BPE_SAMPLE = 1 << 24  # characters
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A corpus that has been read through once. Validation is its end, or a corpus of its own."""
+
+    corpus: Corpus
+    found: Scan
+    val_corpus: Corpus | None
+    val_found: Scan | None
+    train_characters: int
+
+    @property
+    def alphabet(self) -> str:
+        """The characters of training and validation text."""
+        return "".join(sorted({*self.found.alphabet, *(self.val_found.alphabet if self.val_found else "")}))
+
+    def train_stream(self) -> Stream:
+        return cut(self.corpus.stream(), 0, self.train_characters)
+
+    def val_stream(self) -> Stream:
+        if self.val_corpus is not None:
+            return self.val_corpus.stream()
+        return cut(self.corpus.stream(), self.train_characters, self.found.characters)
+
+
+def read_corpus(
+    corpus: Corpus, val_corpus: Corpus | None, val_fraction: float, progress: Progress = lambda size: None
+) -> Reading:
+    """Read all the text and cut it, by characters. `progress` is told the characters of each piece.
+
+    Raises UsageError for text that is empty or cannot be decoded, and for a fraction outside of (0, 1).
+    """
+    if not 0 < val_fraction < 1:
+        raise UsageError(f"--val-fraction is {val_fraction}; it must be above 0 and below 1.")
+    found = _scan(corpus, progress)
+    val_found = _scan(val_corpus, progress) if val_corpus is not None else None
+    held_out = 0 if val_found else max(1, int(found.characters * val_fraction))
+    return Reading(corpus, found, val_corpus, val_found, found.characters - held_out)
+
+
+def _scan(corpus: Corpus, progress: Progress) -> Scan:
+    def told(stream: Stream) -> Stream:
+        for piece in stream:
+            progress(len(piece or ""))
+            yield piece
+
+    found = scan(told(corpus.stream()))
+    if not found.characters:
+        raise UsageError(f"{corpus.name} has no text in it; give a file that has some.")
+    return found
+
+
+def choose_tokenizer(reading: Reading, wanted: str, vocab_size: int | None) -> Tokenizer:
+    """`wanted` is auto, char, bpe, or the path of a tokenizer.json.
+
+    Raises UsageError for contradictory options and for characters that a given tokenizer does not know.
+    """
+    if wanted == "auto":
+        few = len(reading.alphabet) <= CHAR_ALPHABET and reading.found.characters <= CHAR_CHARACTERS
+        wanted = "char" if few and vocab_size is None else "bpe"
+    if vocab_size is not None and wanted != "bpe":
+        raise UsageError(f"--vocab-size is for --tokenizer bpe, and contradicts --tokenizer {wanted}; leave one out.")
+    if wanted == "char":
+        return train_char(reading.alphabet)
+    if wanted == "bpe":
+        size = vocab_size or next(
+            (v for most, v in VOCAB_SIZES if reading.found.characters <= most), LARGEST_VOCAB_SIZE
+        )
+        return train_bpe(sample_for_tokenizer(reading.train_stream(), reading.train_characters, BPE_SAMPLE), size)
+    path = Path(wanted)
+    if not path.is_file():
+        raise UsageError(f"--tokenizer {wanted!r} is neither auto, char or bpe nor a tokenizer.json that exists.")
+    tokenizer = Tokenizer.load(path)
+    require_known(tokenizer, reading, f"The tokenizer {path}")
+    return tokenizer
+
+
+def require_known(tokenizer: Tokenizer, reading: Reading, who: str) -> None:
+    """Raises UsageError, listing them, when the text has characters that the tokenizer has no id for."""
+    unknown = tokenizer.unknown(reading.alphabet)
+    if unknown:
+        raise UsageError(
+            f"{who} does not know {len(unknown)} of the corpus's characters: {describe_characters(unknown)}. "
+            "Take them out of the text, or train a model on it instead."
+        )
+
+
+def encode_reading(
+    reading: Reading, tokenizer: Tokenizer, folder: Path | None = None, progress: Progress = lambda size: None
+) -> tuple[TokenFolder, DataConfig]:
+    """Encode both parts into `folder`, by default one in the cache; `progress` is told the characters encoded.
+
+    Raises UsageError when either part is too short to train on or to validate with.
+    """
+    fingerprints = [reading.found.fingerprint] + ([reading.val_found.fingerprint] if reading.val_found else [])
+    home = folder or cache_root() / token_key(fingerprints, reading.train_characters, tokenizer)
+    tokens = encode_corpus(home, reading.train_stream, reading.val_stream, tokenizer, progress)
+    for part, least, found in (("training", 3, len(tokens.train)), ("validation", 2, len(tokens.val))):
+        if found < least:
+            raise UsageError(
+                f"{reading.corpus.name} leaves {found} tokens for {part}, and {least} are needed; give more text, or "
+                "another --val-fraction."
+            )
+    data = DataConfig(
+        corpus=reading.corpus.paths,
+        val_corpus=reading.val_corpus.paths if reading.val_corpus else (),
+        text_key=reading.corpus.text_key,
+        encoding=reading.corpus.encoding,
+        train_characters=reading.train_characters,
+        fingerprint=reading.found.fingerprint,
+        token_folder="tokens" if folder else str(home),
+        characters=reading.found.characters,
+        bytes=reading.found.bytes,
+        documents=reading.found.documents,
+        train_tokens=len(tokens.train),
+        val_tokens=len(tokens.val),
+    )
+    return tokens, data
+
+
+def reopen_tokens(
+    run: Path, data: DataConfig, tokenizer: Tokenizer, progress: Progress = lambda size: None
+) -> TokenFolder:
+    """The tokens that a run was trained on: from where they were kept, or encoded again from an unchanged corpus.
+
+    Raises TinyLMError when neither is to be had.
+    """
+    folder = run / data.token_folder  # an absolute path stays what it is
+    if folder.exists():
+        return TokenFolder.open(folder)
+    if STANDARD_INPUT in data.corpus:
+        raise TinyLMError(f"{folder} is missing, and the text came from standard input; train again from the text.")
+    corpus = find_corpus(data.corpus, data.text_key, data.encoding)
+    val_corpus = find_corpus(data.val_corpus, data.text_key, data.encoding) if data.val_corpus else None
+    found = _scan(corpus, progress)
+    if found.fingerprint != data.fingerprint:
+        raise TinyLMError(
+            f"{corpus.name} has changed since {run} began; restore the text, or begin from its weights with "
+            f"tinylm train --init-from {run}."
+        )
+    val_found = _scan(val_corpus, progress) if val_corpus else None
+    reading = Reading(corpus, found, val_corpus, val_found, data.train_characters)
+    return encode_reading(reading, tokenizer, progress=progress)[0]

@@ -1,0 +1,241 @@
+"""Text to token ids and back: a character or a byte-level BPE tokenizer, in the `tokenizers` library's file format.
+
+Corpora encode through faster paths than the library's own (a numpy table, tiktoken) with the same ids.
+"""
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiktoken
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.text.corpus import code_points
+
+END_OF_TEXT = "<|endoftext|>"
+
+# What tokenizers' ByteLevel splits at (Radford et al. 2019), for tiktoken; both know the same Unicode classes.
+BYTE_LEVEL_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+SMALLEST_BPE_VOCABULARY = 257  # every byte, and the end of text
+
+
+class Tokenizer:
+    """A tokenizer of the `tokenizers` library. `kind` is char, bpe (byte-level), or other for a file of foreign make.
+
+    Text that looks like a special token stays text. `end_of_text` is the id that stands between documents.
+    """
+
+    def __init__(self, library: tokenizers.Tokenizer) -> None:
+        if library.token_to_id(END_OF_TEXT) is None:
+            library.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
+        library.encode_special_tokens = True
+        self._library = library
+        self.end_of_text = int(library.token_to_id(END_OF_TEXT) or 0)
+        self.vocab_size: int = library.get_vocab_size()
+        self.sha256 = hashlib.sha256(self.to_str().encode()).hexdigest()
+        layout = json.loads(self.to_str())
+        self._table = _character_table(layout)
+        self._ranked = None if self._table is not None else _byte_level_encoding(layout)
+        self.kind = "char" if self._table is not None else "bpe" if self._ranked is not None else "other"
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """Raises TinyLMError when the file is not a tokenizer."""
+        try:
+            return cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise TinyLMError(f"Cannot read the tokenizer {path}: {error.strerror}.") from error
+        except Exception as error:  # the library raises nothing narrower
+            raise TinyLMError(f"{path} is not a tokenizer of the tokenizers library ({error}).") from error
+
+    def to_str(self) -> str:
+        return str(self._library.to_str())
+
+    def encode(self, text: str) -> np.ndarray:
+        """(number of tokens,) of uint32. Raises UsageError for characters that have no id."""
+        if self._table is not None:
+            codes = code_points(text)
+            known = codes < len(self._table)
+            ids = self._table[np.where(known, codes, 0)]
+            if not known.all() or (ids < 0).any():
+                raise UsageError(f"Unknown characters: {describe_characters(self.unknown(text))}.")
+            return ids.astype(np.uint32)
+        if self._ranked is not None:
+            return self._ranked.encode_to_numpy(text, disallowed_special=())
+        return np.array(self._library.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return str(self._library.decode([int(i) for i in ids], skip_special_tokens=True))
+
+    def measure(self, token: int) -> tuple[int, int]:
+        """How many characters and bytes of text a token stands for; part of a character counts as bytes only."""
+        if token == self.end_of_text:
+            return 0, 0
+        if self._ranked is not None:
+            data = self._ranked.decode_single_token_bytes(token)
+            return len(data.decode("utf-8", "ignore")), len(data)
+        text = self.decode([token])
+        return len(text), len(text.encode())
+
+    def unknown(self, text: str) -> str:
+        """The distinct characters of the text that have no id, in order of appearance."""
+        if self._table is None:
+            return ""
+        table = self._table
+        return "".join(c for c in dict.fromkeys(text) if ord(c) >= len(table) or table[ord(c)] < 0)
+
+    def split_point(self, text: str) -> int:
+        """How much of the front of a longer text can be encoded by itself without changing an id; 0 for none."""
+        if self._table is not None:
+            return len(text)
+        for end in range(len(text) - 1, 0, -1):
+            if _always_splits(text[end - 1], text[end]):
+                return end
+        return 0
+
+    def stream_decoder(self) -> "StreamDecoder":
+        return StreamDecoder(self._library)
+
+
+class StreamDecoder:
+    """Turns ids into text as they come; what it has given so far never changes when more ids come."""
+
+    def __init__(self, library: tokenizers.Tokenizer) -> None:
+        self._library = library
+        self._stream = decoders.DecodeStream(skip_special_tokens=True)
+        self._ids: list[int] = []
+        self._given = 0
+
+    def push(self, token: int) -> str:
+        """The text that became certain with this token: empty in the middle of a character's bytes."""
+        self._ids.append(token)
+        text: str | None = self._stream.step(self._library, token)
+        if text is None:
+            return ""
+        self._given += len(text)
+        return text
+
+    def finish(self) -> str:
+        """What was held back: an unfinished character at the very end."""
+        return str(self._library.decode(self._ids, skip_special_tokens=True))[self._given :]
+
+
+def train_char(alphabet: str) -> Tokenizer:
+    """One id a character, in the order given, after the end of text.
+
+    The library calls this shape a BPE without merges; it is faster than its word-level models.
+    """
+    vocabulary = {END_OF_TEXT: 0, **{character: i for i, character in enumerate(alphabet, start=1)}}
+    library = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    library.decoder = decoders.Fuse()
+    library.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
+    return Tokenizer(library)
+
+
+def train_bpe(pieces: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019): at most `vocab_size` ids, fewer if the text is small.
+
+    Memory grows with the number of distinct words in `pieces`. Raises UsageError for a vocabulary below the bytes' own.
+    """
+    if vocab_size < SMALLEST_BPE_VOCABULARY:
+        raise UsageError(
+            f"--vocab-size is {vocab_size}; a BPE tokenizer needs {SMALLEST_BPE_VOCABULARY} or more: every byte, and "
+            "the end of text."
+        )
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    library.train_from_iterator(pieces, trainer)
+    return Tokenizer(library)
+
+
+def describe_characters(characters: str, most: int = 10) -> str:
+    """For an error message: each with its code point."""
+    named = [f"{c!r} (U+{ord(c):04X})" for c in characters[:most]]
+    more = len(characters) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")
+
+
+def _character_table(layout: dict[str, Any]) -> np.ndarray | None:
+    """From code point to id, -1 where there is none; `None` if the tokenizer is not one id a character."""
+    model = layout["model"]
+    if model["type"] != "BPE" or model["merges"] or layout["pre_tokenizer"] or layout["normalizer"]:
+        return None
+    if model.get("byte_fallback") or model.get("unk_token"):
+        return None
+    special = {token["content"] for token in layout["added_tokens"]}
+    characters = {token: i for token, i in model["vocab"].items() if token not in special}
+    if not all(len(token) == 1 for token in characters):
+        return None
+    table = np.full(max(map(ord, characters), default=0) + 1, -1, dtype=np.int32)
+    for character, i in characters.items():
+        table[ord(character)] = i
+    return table
+
+
+def _byte_level_encoding(layout: dict[str, Any]) -> tiktoken.Encoding | None:
+    """The same tokenizer for tiktoken, or `None` if it is of another make.
+
+    tiktoken merges whatever pair makes the token of lowest id, the library whatever pair stands first in its list. The
+    two agree where ids follow the order of the list, as a trainer makes them.
+    """
+    model, pre_tokenizer = layout["model"], layout["pre_tokenizer"] or {}
+    if model["type"] != "BPE" or layout["normalizer"] or model.get("ignore_merges") or model.get("byte_fallback"):
+        return None
+    if pre_tokenizer.get("type") != "ByteLevel" or pre_tokenizer.get("add_prefix_space"):
+        return None
+    if not pre_tokenizer.get("use_regex", True):
+        return None
+    vocabulary: dict[str, int] = model["vocab"]
+    merged = [vocabulary["".join(pair if isinstance(pair, list) else pair.split(" "))] for pair in model["merges"]]
+    if merged != sorted(set(merged)):
+        return None
+    special = {token["content"] for token in layout["added_tokens"]}
+    byte_of = dict(_byte_alphabet())
+    ranks = {
+        bytes(byte_of[character] for character in token): i for token, i in vocabulary.items() if token not in special
+    }
+    if any(bytes([b]) not in ranks or (merged and ranks[bytes([b])] > merged[0]) for b in range(256)):
+        return None
+    if len(ranks) != 256 + len(merged):
+        return None
+    return tiktoken.Encoding("tinylm", pat_str=BYTE_LEVEL_PATTERN, mergeable_ranks=ranks, special_tokens={})
+
+
+def _byte_alphabet() -> Iterator[tuple[str, int]]:
+    """The printable character by which GPT-2's vocabulary writes each byte."""
+    substitutes = 0
+    for byte in range(256):
+        if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or 0xAE <= byte <= 0xFF:
+            yield chr(byte), byte
+        else:
+            yield chr(256 + substitutes), byte
+            substitutes += 1
+
+
+def _always_splits(before: str, after: str) -> bool:
+    """Whether the byte-level pattern splits between two characters whatever stands around them.
+
+    It does before white space that follows something else, and after a letter or a digit that something of another kind
+    follows. Characters that some Unicode versions do not know are left alone.
+    """
+    if after in " \n\t\r":
+        return not before.isspace()
+    return _kind(before) in ("L", "N") and _kind(after) in ("L", "N", "P", "S") and _kind(before) != _kind(after)
+
+
+def _kind(character: str) -> str:
+    return unicodedata.category(character)[0]

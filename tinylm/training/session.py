@@ -1,0 +1,147 @@
+"""One sitting of training on a run folder: puts model, data, optimizer and saved state together, and trains."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tinylm.adapters.lora import adapter_tensors
+from tinylm.checkpoint import LastSave, RunFolder
+from tinylm.config import RunConfig
+from tinylm.device import autocast, choose_inference_dtype
+from tinylm.errors import UsageError
+from tinylm.evaluation import evaluate
+from tinylm.model.decoder import Decoder
+from tinylm.objective import Objective, next_token
+from tinylm.text.dataset import Batch, TokenFolder, Windows, evaluation_batches
+from tinylm.training.optimizer import build_optimizer
+from tinylm.training.state import TrainerState, optimizer_tensors, restore_optimizer
+from tinylm.training.trainer import Evaluated, Event, Logged, Notice, Outcome, Trainer
+
+EVALUATION_TOKENS = 8192  # in one forward pass
+
+
+def trained_tensors(model: Decoder, config: RunConfig) -> dict[str, Tensor]:
+    """What of a model a run saves: all of it, or the adapter alone."""
+    return dict(model.state_dict()) if config.adapter is None else adapter_tensors(model)
+
+
+class _RunStore:
+    """The trainer's Store on a run folder."""
+
+    def __init__(self, run: RunFolder, config: RunConfig) -> None:
+        self._run = run
+        self._config = config
+
+    def save_best(self, model: Decoder, step: int, val_loss: float) -> None:
+        self._run.save_best(trained_tensors(model, self._config), self._config, step, val_loss)
+
+    def save_last(self, model: Decoder, optimizer: torch.optim.Optimizer, state: TrainerState) -> None:
+        self._run.save_last(
+            trained_tensors(model, self._config), optimizer_tensors(optimizer, model), state.to_json(), self._config
+        )
+
+
+def train_session(
+    run: RunFolder,
+    config: RunConfig,
+    model: Decoder,
+    tokens: TokenFolder,
+    *,
+    resume_from: LastSave | None = None,
+    report: Callable[[Event], None],
+    check_stop: Callable[[], None],
+    started: float,
+) -> Outcome:
+    """Train until the budget is used, validation stops improving, or `check_stop` says so; everything lands in `run`.
+
+    With `resume_from`, the model already has its weights; the optimizer and the trainer continue from its state.
+    """
+    training, runtime = config.training, config.runtime
+    assert training is not None and runtime is not None
+    torch.set_num_threads(runtime.threads)
+    torch.manual_seed(training.seed)
+    device = torch.device(runtime.device)
+    model.to(device)
+    context = model.context
+    optimizer = build_optimizer(model, training)
+    windows = Windows(tokens.train, context, training.batch_size, training.seed)
+    if runtime.compile and not _compile_layers(model, windows.batch(0), next_token, runtime.dtype, report):
+        config = replace(config, runtime=replace(runtime, compile=False))
+        run.write_config(config)
+    if resume_from is None:
+        state = TrainerState(micro_batch=training.micro_batch)
+    else:
+        restore_optimizer(optimizer, model, resume_from.optimizer)
+        state = TrainerState.from_json(resume_from.state)
+        run.cut_metrics(state.step)
+        if training.budget.time is not None and state.seconds >= training.budget.time:
+            raise UsageError(
+                f"{run.path} has used its {training.budget.time:g} s; give a larger --time to go on with it."
+            )
+
+    def validate() -> float:
+        batches = evaluation_batches(
+            tokens.val, context, max(1, EVALUATION_TOKENS // context), most=training.eval_tokens
+        )
+        dtype = choose_inference_dtype("auto", device.type).value
+        with torch.compiler.set_stance("force_eager"):
+            return evaluate(model, next_token, batches, dtype, lambda scored: check_stop()).loss
+
+    def record(event: Event) -> None:
+        if isinstance(event, Logged | Evaluated):
+            run.append_metrics(metrics_record(event))
+        report(event)
+
+    return Trainer(
+        model,
+        next_token,
+        windows.batch,
+        validate,
+        optimizer,
+        training,
+        dtype=runtime.dtype,
+        total_steps=training.budget.total_steps(len(tokens.train), training.batch_size * context),
+        state=state,
+        store=_RunStore(run, config),
+        report=record,
+        check_stop=check_stop,
+        started=started,
+    ).run()
+
+
+def metrics_record(event: Logged | Evaluated) -> dict[str, float]:
+    """An event under the names that metrics.jsonl and --json use."""
+    if isinstance(event, Evaluated):
+        return {"step": event.step, "val_loss": event.val_loss, "seconds": round(event.seconds, 3)}
+    return {
+        "step": event.step,
+        "loss": event.loss,
+        "lr": event.lr,
+        "grad_norm": event.grad_norm,
+        "tokens_per_second": round(event.tokens_per_second, 1),
+        "seconds": round(event.seconds, 3),
+    }
+
+
+def _compile_layers(
+    model: Decoder, batch: Batch, objective: Objective, dtype: str, report: Callable[[Event], None]
+) -> bool:
+    """Compile each layer, and try it. Returns whether it works; if not, the model stays eager, with one notice."""
+    for layer in model.layers:
+        layer.compile()
+    device = model.embedding.weight.device
+    try:
+        with torch.random.fork_rng(), autocast(device.type, dtype):
+            objective(model, batch.to(device)).nats.backward()
+        return True
+    except Exception as error:  # a compiler fails in ways of its own
+        torch._dynamo.reset()
+        for layer in model.layers:
+            layer._compiled_call_impl = None
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        report(Notice(f"torch.compile failed ({reason[:120]}); going on without it."))
+        return False
+    finally:
+        model.zero_grad(set_to_none=True)

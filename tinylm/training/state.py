@@ -1,0 +1,83 @@
+"""All that a trainer must remember to go on as if it had never stopped."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tinylm.errors import TinyLMError
+
+
+@dataclass
+class TrainerState:
+    """`seconds` is the time spent so far, `setup_seconds` what of it passed before the first step.
+
+    `stale` counts evaluations since the best; `evaluated` is the step of the last one, -1 before the first; `nats` and
+    `scored` are summed since the last log line.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    setup_seconds: float = 0.0
+    micro_batch: int = 0
+    best_loss: float | None = None
+    best_step: int = 0
+    val_loss: float | None = None
+    stale: int = 0
+    evaluated: int = -1
+    nats: float = 0.0
+    scored: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "rng": capture_rng()}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "TrainerState":
+        """Restores torch's random number generators as well. Raises TinyLMError for values that are not a state."""
+        try:
+            values = dict(values)
+            restore_rng(values.pop("rng"))
+            return cls(**values)
+        except (TypeError, KeyError, ValueError, RuntimeError) as error:
+            raise TinyLMError(f"The saved training state is damaged ({error}).") from error
+
+
+def capture_rng() -> dict[str, str]:
+    state = {"cpu": torch.get_rng_state().numpy().tobytes().hex()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state().numpy().tobytes().hex()
+    return state
+
+
+def restore_rng(state: dict[str, str]) -> None:
+    def tensor(text: str) -> Tensor:
+        return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+
+    torch.set_rng_state(tensor(state["cpu"]))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensor(state["cuda"]))
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The optimizer's memory under the parameters' names: `<parameter>/<quantity>`."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        f"{names[parameter]}/{quantity}": torch.as_tensor(value)
+        for parameter, memory in optimizer.state.items()
+        for quantity, value in memory.items()
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """The inverse of `optimizer_tensors`. Raises TinyLMError when a tensor fits no parameter."""
+    parameters = dict(model.named_parameters())
+    for key, value in tensors.items():
+        name, _, quantity = key.rpartition("/")
+        parameter = parameters.get(name)
+        if parameter is None or (value.dim() and value.shape != parameter.shape):
+            raise TinyLMError(f"The saved optimizer does not fit the model: {key}.")
+        # Step counters are numbers; they stay where the optimizer keeps them.
+        device = parameter.device if value.dim() or optimizer.defaults.get("fused") else value.device
+        optimizer.state[parameter][quantity] = value.to(device)

@@ -1,0 +1,286 @@
+"""The training loop. It knows no architecture and prints nothing: what happens, it reports as events."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from tinylm.config import TrainingConfig
+from tinylm.device import autocast
+from tinylm.errors import DivergedError, TinyLMError
+from tinylm.model.decoder import Decoder
+from tinylm.objective import Objective
+from tinylm.text.dataset import Batch
+from tinylm.training.optimizer import set_learning_rate
+from tinylm.training.schedule import learning_rate
+from tinylm.training.state import TrainerState
+
+
+@dataclass(frozen=True)
+class Logged:
+    """Every `log_every` steps: the mean training loss since the last time."""
+
+    step: int
+    progress: float
+    loss: float
+    lr: float
+    grad_norm: float
+    tokens_per_second: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """`best`: whether this is the lowest validation loss so far."""
+
+    step: int
+    val_loss: float
+    best: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """After every step, for a progress bar."""
+
+    step: int
+    progress: float
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something the user should know."""
+
+    message: str
+
+
+Event = Logged | Evaluated | Stepped | Notice
+
+
+class Store(Protocol):
+    """Where a trainer saves."""
+
+    def save_best(self, model: Decoder, step: int, val_loss: float) -> None: ...
+
+    def save_last(self, model: Decoder, optimizer: torch.optim.Optimizer, state: TrainerState) -> None: ...
+
+
+EXIT_SECONDS = 0.2  # for the process to end
+
+
+class StopTraining(Exception):
+    """Raised by `check_stop`; what was being done is abandoned, and the state saved as it was before."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`stopped_by`: steps, epochs, time, patience, or signal."""
+
+    stopped_by: str
+    state: TrainerState
+
+
+class Trainer:
+    """Trains a model on batches by number until its budget is used up, validation stops improving, or it is stopped.
+
+    `validate` returns the validation loss; `total_steps` is the budget in steps, `None` for a budget of time; `started`
+    is the `time.monotonic()` from which that counts; `check_stop` raises StopTraining when the user wants to stop.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        objective: Objective,
+        batches: Callable[[int], Batch],
+        validate: Callable[[], float],
+        optimizer: torch.optim.Optimizer,
+        config: TrainingConfig,
+        *,
+        dtype: str,
+        total_steps: int | None,
+        state: TrainerState,
+        store: Store,
+        report: Callable[[Event], None],
+        check_stop: Callable[[], None],
+        started: float,
+    ) -> None:
+        self.model = model
+        self.objective = objective
+        self.batches = batches
+        self.validate = validate
+        self.optimizer = optimizer
+        self.config = config
+        self.dtype = dtype
+        self.state = state
+        self.store = store
+        self.report = report
+        self.check_stop = check_stop
+        self.device = next(model.parameters()).device
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == "fp16")
+        self._total_steps = total_steps
+        # Seconds of an earlier sitting are as if the process had begun that much sooner.
+        self._started = started - state.seconds
+        self._evaluation_seconds = 0.0
+        self._save_seconds = 0.0
+        self._saved_step = -1
+        self._speed = _Speed()
+
+    def run(self) -> Outcome:
+        """Raises DivergedError when a loss is not finite; nothing is saved after that."""
+        self.model.train()
+        if self.state.step == 0:
+            self.state.setup_seconds = self._seconds()
+        try:
+            stopped_by = self._loop()
+            if self.state.evaluated != self.state.step:
+                self._evaluate()
+        except StopTraining:
+            stopped_by = "signal"
+        if self._saved_step != self.state.step and self.state.evaluated >= 0:
+            self._save()
+        return Outcome(stopped_by, self.state)
+
+    def _loop(self) -> str:
+        config, state = self.config, self.state
+        while True:
+            if state.step % config.eval_every == 0 and state.evaluated != state.step:
+                self._evaluate()
+            if state.step % config.save_every == 0 and self._saved_step != state.step:
+                self._save()
+            if config.patience is not None and state.stale >= config.patience:
+                return "patience"
+            progress = self.progress()
+            if progress >= 1:
+                return config.budget.kind
+            self.check_stop()
+            self._step(progress)
+
+    def progress(self) -> float:
+        """The used part of the budget. A budget of time leaves room for the last evaluation and save."""
+        if self._total_steps is not None:
+            return self.state.step / self._total_steps
+        assert self.config.budget.time is not None
+        reserve = 1.1 * (self._evaluation_seconds + self._save_seconds) + EXIT_SECONDS
+        setup = self.state.setup_seconds
+        room = max(self.config.budget.time - reserve - setup, 0.01)
+        return max(0.0, self._seconds() - setup) / room
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def _step(self, progress: float) -> None:
+        config, state = self.config, self.state
+        lr = learning_rate(progress + (1 / self._total_steps if self._total_steps else 0), config)
+        set_learning_rate(self.optimizer, lr)
+        batch = self.batches(state.step)
+        nats = self._accumulate(batch)
+        self._scaler.unscale_(self.optimizer)
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip or math.inf).item()
+        if not math.isfinite(nats) or not (math.isfinite(norm) or self._scaler.is_enabled()):
+            what = "gradient" if math.isfinite(nats) else "loss"
+            raise DivergedError(
+                f"The {what} stopped being a finite number at step {state.step}; saved weights are from before that. Try "
+                f"a lower --lr (it is {config.lr:g}) or more --warmup-steps."
+            )
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+        state.step += 1
+        state.nats += nats
+        state.scored += batch.scored
+        self._speed.add(batch.ids.numel())
+        self.report(Stepped(state.step, progress))
+        if state.step % config.log_every == 0:
+            loss = state.nats / state.scored
+            state.nats, state.scored = 0.0, 0
+            self.report(Logged(state.step, progress, loss, lr, norm, self._speed.read(), self._seconds()))
+
+    def _accumulate(self, batch: Batch) -> float:
+        """Add up the gradient of the whole batch, a micro-batch at a time; returns the summed nats.
+
+        Out of memory, the micro-batch is halved and the step begun again with the same random numbers.
+        """
+        while True:
+            rng = torch.get_rng_state()
+            try:
+                return self._accumulate_once(batch)
+            except torch.OutOfMemoryError:
+                if self.state.micro_batch == 1:
+                    raise TinyLMError(
+                        "Out of memory with one sequence at a time; choose a smaller --size or --context."
+                    ) from None
+            self.optimizer.zero_grad(set_to_none=True)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            torch.set_rng_state(rng)
+            self.state.micro_batch = -(-self.state.micro_batch // 2)
+            self.report(
+                Notice(
+                    f"Out of memory: the micro-batch is now {self.state.micro_batch}; the effective batch is still "
+                    f"{len(batch)}."
+                )
+            )
+
+    def _accumulate_once(self, batch: Batch) -> float:
+        nats = torch.zeros((), device=self.device)
+        for part in batch.split(self.state.micro_batch):
+            with autocast(self.device.type, self.dtype):
+                loss = self.objective(self.model, part.to(self.device))
+            mean = loss.nats / batch.scored + loss.aux / len(batch)
+            self._scaler.scale(mean).backward()
+            nats += loss.nats.detach()
+        return nats.item()
+
+    def _evaluate(self) -> None:
+        state = self.state
+        begun = time.monotonic()
+        val_loss = self.validate()
+        if not math.isfinite(val_loss):
+            raise DivergedError(
+                f"The validation loss stopped being a finite number at step {state.step}; saved weights are from "
+                f"before that. Try a lower --lr (it is {self.config.lr:g})."
+            )
+        best = state.best_loss is None or val_loss < state.best_loss
+        if best:
+            state.best_loss, state.best_step, state.stale = val_loss, state.step, 0
+            self.store.save_best(self.model, state.step, val_loss)
+        else:
+            state.stale += 1
+        state.val_loss = val_loss
+        state.evaluated = state.step
+        self._evaluation_seconds = time.monotonic() - begun
+        self._speed.pause(self._evaluation_seconds)
+        self.report(Evaluated(state.step, val_loss, best, self._seconds()))
+
+    def _save(self) -> None:
+        begun = time.monotonic()
+        self.state.seconds = self._seconds()
+        self.store.save_last(self.model, self.optimizer, self.state)
+        self._saved_step = self.state.step
+        self._save_seconds = time.monotonic() - begun
+        self._speed.pause(self._save_seconds)
+
+
+class _Speed:
+    """Tokens a second since it was last read, without the pauses for evaluating and saving."""
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._since = time.monotonic()
+
+    def add(self, tokens: int) -> None:
+        self._tokens += tokens
+
+    def pause(self, seconds: float) -> None:
+        self._since += seconds
+
+    def read(self) -> float:
+        now = time.monotonic()
+        speed = self._tokens / max(now - self._since, 1e-9)
+        self._tokens, self._since = 0, now
+        return speed

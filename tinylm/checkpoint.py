@@ -23,7 +23,6 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from tinylm.adapters.lora import peft_config
 from tinylm.config import RunConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.model.build import build_model
@@ -63,16 +62,21 @@ class RunFolder:
         self._home = path
 
     @classmethod
-    def create(cls, path: Path, config: RunConfig, tokenizer: Tokenizer) -> "RunFolder":
-        """Prepare a new run. Whatever is at `path` stays until the first save (see `check_free`)."""
+    def create(
+        cls, path: Path, config: RunConfig, tokenizer: Tokenizer, adapter_config: dict[str, Any] | None = None
+    ) -> "RunFolder":
+        """Prepare a new run. Whatever is at `path` stays until the first save (see `check_free`).
+
+        `adapter_config` is what PEFT wants to know of an adapter.
+        """
         run = cls(path)
         run._home = preparation_folder(path)
         with _saving_to(path):
             run._home.mkdir(parents=True, exist_ok=True)
             _write_text(run._home / "tokenizer.json", tokenizer.to_str())
             run.write_config(config)
-            if config.adapter is not None:
-                _write_text(run._home / "adapter_config.json", json.dumps(peft_config(config.adapter), indent=2) + "\n")
+            if adapter_config is not None:
+                _write_text(run._home / "adapter_config.json", json.dumps(adapter_config, indent=2) + "\n")
         return run
 
     def write_config(self, config: RunConfig) -> None:

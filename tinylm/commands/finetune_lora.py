@@ -102,7 +102,7 @@ def finetune_lora(
         raise UsageError(f"Name a text to learn from, as in {COMMAND} other.txt; - is standard input.")
 
     started = process_start()
-    from tinylm.adapters.lora import add_lora, module_names
+    from tinylm.adapters.lora import add_lora, module_names, peft_config
     from tinylm.checkpoint import RunFolder, load_model
     from tinylm.plan import plan_training, probe_machine
     from tinylm.text.prepare import require_known
@@ -151,6 +151,8 @@ def finetune_lora(
         console.note(f"{'adapter:':<10} {trained:,} of these parameters are trained, in {', '.join(targets)}")
         if run.dry_run:
             return
-        folder = RunFolder.create(path, config, tokenizer)
+        folder = RunFolder.create(path, config, tokenizer, peft_config(config.adapter))
         session = functools.partial(train_session, folder, config, network, tokens, started=started)
-        run_session(console, path, trained, session, f"{COMMAND} --resume", lambda: sampled_text(network, tokenizer))
+        run_session(
+            console, path, trained, session, f"{COMMAND} --resume", lambda: sampled_text(network, tokenizer, config)
+        )

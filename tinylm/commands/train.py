@@ -152,7 +152,7 @@ def train(
             plan.parameters,
             session,
             f"{COMMAND} --resume",
-            lambda: sampled_text(network, tokens_of),
+            lambda: sampled_text(network, tokens_of, config),
         )
 
 

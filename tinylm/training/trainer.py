@@ -125,7 +125,7 @@ class Trainer:
         self._started = started - state.seconds
         self._evaluation_seconds = 0.0
         self._save_seconds = 0.0
-        self._saved_step = -1
+        self._saved_step = state.step if state.evaluated >= 0 else -1
         self._speed = _Speed()
 
     def run(self) -> Outcome:
@@ -183,7 +183,7 @@ class Trainer:
         if not math.isfinite(nats) or not (math.isfinite(norm) or self._scaler.is_enabled()):
             what = "gradient" if math.isfinite(nats) else "loss"
             raise DivergedError(
-                f"The {what} stopped being a finite number at step {state.step}; saved weights are from before that. Try "
+                f"The {what} stopped being a finite number at step {state.step}; saved weights are from before it. Try "
                 f"a lower --lr (it is {config.lr:g}) or more --warmup-steps."
             )
         self._scaler.step(self.optimizer)
@@ -209,7 +209,9 @@ class Trainer:
             rng = torch.get_rng_state()
             try:
                 return self._accumulate_once(batch)
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
+                if not _is_out_of_memory(error):
+                    raise
                 if self.state.micro_batch == 1:
                     raise TinyLMError(
                         "Out of memory with one sequence at a time; choose a smaller --size or --context."
@@ -264,6 +266,11 @@ class Trainer:
         self._saved_step = self.state.step
         self._save_seconds = time.monotonic() - begun
         self._speed.pause(self._save_seconds)
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """CUDA has an exception of its own; MPS only says so."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
 
 
 class _Speed:

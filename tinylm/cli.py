@@ -28,6 +28,13 @@ class Commands(TyperGroup):
             # Whoever read the output has seen enough. Python would complain again when it flushes stdout at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
+        except OSError as error:
+            print_traceback_if_debugging(ctx)
+            where = f" ({error.filename})" if error.filename else ""
+            Console().error(
+                f"The system refused: {error.strerror or error}{where}. Mend that and run the command again."
+            )
+            raise typer.Exit(1) from None
         except Exception as error:
             if hasattr(error, "exit_code"):  # Typer's own: it prints them
                 raise

@@ -257,7 +257,7 @@ def _rhythm(
     save_every: int | None,
 ) -> dict[str, int]:
     """Evaluate often enough to see overfitting, on a sample small enough that it costs a twentieth of the time."""
-    every = eval_every or max(1, steps // EVALUATIONS)
+    every = eval_every or max(1, steps // EVALUATIONS, min(steps, round(1 / step_seconds)))
     evaluation_speed = 2 * training_speed(machine, shape)
     tokens = int(EVALUATION_SHARE * every * step_seconds * evaluation_speed)
     minute = max(1, int(60 / step_seconds))

@@ -117,7 +117,7 @@ def sample(
     console.note(f"On {describe_device(device.value)} ({device.reason}) in {dtype.value}, seed {chosen_seed}.")
 
     begun = time.monotonic()
-    start = start_tokens(tokenizer, ids)
+    start = start_tokens(tokenizer, config.data, ids)
     sampler = Sampler(sampling, chosen_seed, length.num_samples, network.embedding.weight.device, tokenizer.vocab_size)
     for row in range(length.num_samples):
         sampler.observe(row, ids)

@@ -175,7 +175,7 @@ def quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def sampled_text(model: "Decoder", tokenizer: Any, tokens: int = 120) -> str:
+def sampled_text(model: "Decoder", tokenizer: Any, config: RunConfig, tokens: int = 120) -> str:
     """A short sample to look at while training; it does not touch the trainer's random numbers."""
     from tinylm.inference.generator import generate
     from tinylm.inference.sampler import Sampler, Sampling
@@ -185,7 +185,7 @@ def sampled_text(model: "Decoder", tokenizer: Any, tokens: int = 120) -> str:
     was_training = model.training
     model.eval()
     sampler = Sampler(Sampling(), 0, 1, device, tokenizer.vocab_size)
-    ids = [row[0] for row in generate(model, [start_tokens(tokenizer, [])], sampler, tokens)]
+    ids = [row[0] for row in generate(model, [start_tokens(tokenizer, config.data, [])], sampler, tokens)]
     model.train(was_training)
     return str(tokenizer.decode(ids))
 
@@ -228,5 +228,10 @@ def resume_run(console: Console, path: Path, budget: BudgetOptions, rhythm: Rhyt
     console.note(f"Going on with {path} at step {save.state['step']}, on {runtime.device} in {runtime.dtype}.")
     session = functools.partial(train_session, run, config, model, tokens, resume_from=save, started=started)
     run_session(
-        console, path, count_parameters(model)["total"], session, command, lambda: sampled_text(model, tokenizer)
+        console,
+        path,
+        count_parameters(model)["total"],
+        session,
+        command,
+        lambda: sampled_text(model, tokenizer, config),
     )

@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 
+from tinylm.config import DataConfig
 from tinylm.text.tokenizer import StreamDecoder, Tokenizer
 
 
-def start_tokens(tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:
-    """What the model is shown for a prompt. An empty one becomes a line end, which begins a line wherever it stands.
+def start_tokens(tokenizer: Tokenizer, data: DataConfig | None, prompt: Sequence[int]) -> list[int]:
+    """What the model is shown for a prompt. For an empty one, the end of text, after which a document begins.
 
-    A tokenizer that knows no line end begins with the end of text, after which a new document starts.
+    A model that was trained on a single document never saw that token; it is shown a line end, if it knows one.
     """
     if prompt:
         return list(prompt)
-    if tokenizer.unknown("\n"):
+    if (data is not None and data.documents > 1) or tokenizer.unknown("\n"):
         return [tokenizer.end_of_text]
     return [int(i) for i in tokenizer.encode("\n")]
 

@@ -183,6 +183,8 @@ def check_free(path: Path, force: bool) -> None:
 
     `force` gives up a run that is there, but never a folder of anything else.
     """
+    if path.name in ("", ".."):
+        raise UsageError(f"{path} is no name for a new folder; choose one with --out.")
     shutil.rmtree(preparation_folder(path), ignore_errors=True)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return

@@ -13,6 +13,8 @@ from tinylm.commands.options import print_traceback_if_debugging
 from tinylm.console import Console
 from tinylm.errors import TinyLMError
 
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory")  # how torch says it
+
 
 class Commands(TyperGroup):
     """The one place that knows what an error is worth."""
@@ -30,7 +32,7 @@ class Commands(TyperGroup):
             raise typer.Exit(0) from None
         except OSError as error:
             print_traceback_if_debugging(ctx)
-            where = f" ({error.filename})" if error.filename else ""
+            where = f" ({str(error.filename)[:200]})" if error.filename else ""
             Console().error(
                 f"The system refused: {error.strerror or error}{where}. Mend that and run the command again."
             )
@@ -39,6 +41,9 @@ class Commands(TyperGroup):
             if hasattr(error, "exit_code"):  # Typer's own: it prints them
                 raise
             print_traceback_if_debugging(ctx)
+            if isinstance(error, MemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY):
+                Console().error("Out of memory. Choose a smaller --size, --context or --batch-size.")
+                raise typer.Exit(1) from None
             Console().error(
                 f"Something went wrong inside tinylm ({type(error).__name__}: {error}). Run it again with --debug to "
                 "see where, and please report it."
@@ -75,14 +80,18 @@ def _print_version(wanted: bool) -> None:
 def root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True, allow_from_autoenv=False
+        ),
     ] = False,
 ) -> None:
     pass
 
 
 def main() -> None:
-    for stream in (sys.stdout, sys.stderr):
+    # A path may hold bytes that are not UTF-8: they go out as they came, or in a message escaped.
+    for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8")
+            stream.reconfigure(encoding="utf-8", errors=errors)
     app()

@@ -247,6 +247,7 @@ class TrainingConfig:
         _above_zero("lr", self.lr)
         for name in ("min_lr", "weight_decay", "grad_clip", "seed"):
             _at_least(name, getattr(self, name), 0)
+        _require(self.seed < 1 << 63, f"--seed is {self.seed}; it must be below 2^63.")
         _require(self.min_lr <= self.lr, f"--min-lr {self.min_lr} is above --lr {self.lr}; it is where --lr ends.")
         _require(
             0 <= self.warmup <= 1,

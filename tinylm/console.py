@@ -13,6 +13,7 @@ from rich.text import Text
 from tqdm import tqdm
 
 PLAIN_SECONDS = 5.0  # between two lines of progress where there is no terminal
+LONGEST_LINE = 10_000  # of a table, which is never cut to the terminal's width
 BAR = "{percentage:3.0f}% |{bar}| {desc} [{elapsed}<{remaining}]"
 
 
@@ -28,7 +29,7 @@ class Console:
     @property
     def on_terminal(self) -> bool:
         """Whether someone is watching: progress is shown as a bar that moves."""
-        return self._stderr.is_terminal and not self.quiet
+        return sys.stderr.isatty() and not self.quiet
 
     def note(self, message: str) -> None:
         if not self.quiet:
@@ -58,14 +59,17 @@ class Console:
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """A table on stdout; numbers, which begin with a digit, are set to the right."""
-        table = Table(box=None, pad_edge=False, header_style="bold")
+        table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
         for index, column in enumerate(columns):
             cells = [row[index] for row in rows if row[index] not in ("", "-")]
             numeric = bool(cells) and all(cell[0].isdigit() for cell in cells)
             table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
         for row in rows:
             table.add_row(*map(Text, row))
-        RichConsole(file=sys.stdout, highlight=False, soft_wrap=True).print(table)
+        console = RichConsole(file=sys.stdout, highlight=False, width=LONGEST_LINE)
+        with console.capture() as captured:
+            console.print(table)
+        self.result(captured.get(), end="")
 
     @contextlib.contextmanager
     def counting(self, what: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:

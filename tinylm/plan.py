@@ -14,6 +14,7 @@ from tinylm.config import (
     ModelConfig,
     RuntimeConfig,
     TrainingConfig,
+    flag,
     make_model_config,
 )
 from tinylm.device import DTYPES, can_compile, choose_device, choose_training_dtype, describe_device, free_memory
@@ -120,8 +121,11 @@ def plan_training(
     recipe = recipe or model.get("preset", "modern")
     shape = base or _choose_shape(machine, data, vocab_size, model, seconds)
     shape = _fit_context(shape, data, explicit=base is not None or "context" in model, notices=notices)
-    batch_size = training.get("batch_size") or default_batch_size(machine.runtime.device, shape.context)
-    micro_batch = training.get("micro_batch") or batch_size
+    for name in ("batch_size", "micro_batch"):
+        if training.get(name, 1) < 1:
+            raise UsageError(f"{flag(name)} is {training[name]}; it must be 1 or more.")
+    batch_size = training.get("batch_size", default_batch_size(machine.runtime.device, shape.context))
+    micro_batch = training.get("micro_batch", batch_size)
     parameters = parameters_by_part(shape)["total"]
 
     per_sequence = activation_bytes(shape, machine.runtime.dtype) * shape.context
@@ -134,6 +138,8 @@ def plan_training(
             notices.append(
                 f"{micro_batch} sequences at a time fit the {free / 2**30:.1f} GB of free memory; the batch is still "
                 f"{batch_size}."
+                if room >= 1
+                else f"The {free / 2**30:.1f} GB of free memory may not be enough; a smaller --size or --context would."
             )
     tokens_per_step = batch_size * shape.context
     step_seconds = tokens_per_step / training_speed(machine, shape)

@@ -96,7 +96,7 @@ def finetune_lora(
         if corpus:
             raise UsageError("--resume goes on with the adapter's own corpus; leave the text out, or begin a new one.")
         refuse_with("--resume", run, lora, text, validation, seed, optimizer, machine, compiling)
-        resume_run(console, resume, budget, rhythm, f"{COMMAND} --resume")
+        resume_run(console, resume, budget, rhythm, f"{COMMAND} --resume", model)
         return
     if not corpus:
         raise UsageError(f"Name a text to learn from, as in {COMMAND} other.txt; - is standard input.")
@@ -111,7 +111,11 @@ def finetune_lora(
     targets = module_names(lora.target or ["attention"])
     wanted_budget = chosen_budget(budget)
     base_path = model or newest_run(console)
+    if not base_path.name:  # the folder one stands in
+        base_path = base_path.absolute()
     path = run.out or base_path.with_name(base_path.name + "-lora")
+    if path.resolve() == base_path.resolve():
+        raise UsageError(f"{path} is the base model, which is never written to; choose another folder with --out.")
     with new_run_at(path, run.force) as preparation:
         chosen_machine = probe_machine(machine.device, machine.dtype)
         network, base, tokenizer, weights = load_model(base_path)

@@ -26,6 +26,8 @@ def info(
 
     console = output.console()
     path = run or newest_run(console)
+    if not path.name:  # the folder one stands in
+        path = path.absolute()
     config = read_config(path)
     record: dict[str, Any] = {
         "run": str(path),

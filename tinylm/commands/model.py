@@ -24,7 +24,7 @@ def newest_run(console: Console) -> Path:
     """The model most recently trained under checkpoints/, said on stderr. Raises UsageError when there is none."""
     from tinylm.checkpoint import MODEL_FILE
 
-    weights = sorted(CHECKPOINTS.glob(f"*/{MODEL_FILE}"), key=lambda file: file.stat().st_mtime)
+    weights = sorted(CHECKPOINTS.glob(f"[!.]*/{MODEL_FILE}"), key=lambda file: file.stat().st_mtime)
     if not weights:
         raise UsageError(
             f"There is no trained model under {CHECKPOINTS}/; train one with tinylm train corpus.txt, or name one with "

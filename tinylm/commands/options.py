@@ -95,6 +95,10 @@ def read_config_file(context: typer.Context, file: Path | None) -> Path | None:
             f"--config {file} sets {', '.join(unknown)}, which {context.command_path} does not have; see "
             f"{context.command_path} --help."
         )
+    for parameter in context.command.params:  # one value of an option that may be given several times
+        if (getattr(parameter, "multiple", False) or parameter.nargs == -1) and parameter.name in defaults:
+            value = defaults[parameter.name]
+            defaults[parameter.name] = value if isinstance(value, list) else [value]
     context.default_map = {**(context.default_map or {}), **defaults}
     return file
 

@@ -21,15 +21,17 @@ def read_text(
     console: Console, corpus: Sequence[str], text: TextOptions, validation: ValidationOptions, spool: Path
 ) -> "Reading":
     """Find and read the corpus, and what it is validated on. Standard input is kept in the folder `spool`."""
-    from tinylm.text.corpus import find_corpus
+    from tinylm.text.corpus import STANDARD_INPUT, find_corpus
     from tinylm.text.prepare import read_corpus
 
     if validation.val_data is not None and validation.val_fraction is not None:
         raise UsageError("--val-data and --val-fraction contradict each other; give one of them.")
+    if validation.val_data == STANDARD_INPUT and STANDARD_INPUT in corpus:
+        raise UsageError("Standard input cannot be both the text and --val-data; put one of them into a file.")
     found = find_corpus(corpus, text.text_key, text.encoding, spool)
     val_found = None
     if validation.val_data is not None:
-        val_found = find_corpus([validation.val_data], text.text_key, text.encoding)
+        val_found = find_corpus([validation.val_data], text.text_key, text.encoding, spool)
     fraction = VAL_FRACTION if validation.val_fraction is None else validation.val_fraction
     with console.counting("reading", found.size, "characters") as advance:
         return read_corpus(found, val_found, fraction, advance)
@@ -43,7 +45,7 @@ def encode_text(
     from tinylm.text.corpus import SPOOL_FILE, STANDARD_INPUT
     from tinylm.text.prepare import encode_reading
 
-    piped = STANDARD_INPUT in reading.corpus.paths
+    piped = any(STANDARD_INPUT in part.paths for part in (reading.corpus, reading.val_corpus) if part)
     folder = RunFolder(preparation).tokens if piped else None
     with console.counting("encoding", reading.found.characters, "characters") as advance:
         encoded = encode_reading(reading, tokenizer, folder, advance)

@@ -190,13 +190,22 @@ def sampled_text(model: "Decoder", tokenizer: Any, config: RunConfig, tokens: in
     return str(tokenizer.decode(ids))
 
 
-def resume_run(console: Console, path: Path, budget: BudgetOptions, rhythm: RhythmOptions, command: str) -> None:
-    """Go on with a run from its last save, with what was decided when it began; budget and rhythm may change."""
+def resume_run(
+    console: Console,
+    path: Path,
+    budget: BudgetOptions,
+    rhythm: RhythmOptions,
+    command: str,
+    base: Path | None = None,
+) -> None:
+    """Go on with a run from its last save, with what was decided when it began; budget and rhythm may change.
+
+    `base` is where an adapter's base is now, if it was moved.
+    """
     from tinylm.adapters.load import load_base
     from tinylm.adapters.lora import add_lora, load_adapter_tensors
     from tinylm.checkpoint import RunFolder, read_config, read_tokenizer, restore_model
     from tinylm.device import choose_device
-    from tinylm.model.build import count_parameters
     from tinylm.text.prepare import reopen_tokens
     from tinylm.training.session import train_session
 
@@ -218,20 +227,13 @@ def resume_run(console: Console, path: Path, budget: BudgetOptions, rhythm: Rhyt
     training: TrainingConfig = dataclasses.replace(config.training, **changes)
     runtime = config.runtime
     config = dataclasses.replace(config, training=training)
-    run.write_config(config)
     if config.adapter is None:
         model = restore_model(config, save.weights)
     else:
-        model, _, _ = load_base(path, config.adapter, None, "cpu")
+        model, _, _ = load_base(path, config.adapter, base, "cpu")
         add_lora(model, config.adapter)
         load_adapter_tensors(model, save.weights)
     console.note(f"Going on with {path} at step {save.state['step']}, on {runtime.device} in {runtime.dtype}.")
     session = functools.partial(train_session, run, config, model, tokens, resume_from=save, started=started)
-    run_session(
-        console,
-        path,
-        count_parameters(model)["total"],
-        session,
-        command,
-        lambda: sampled_text(model, tokenizer, config),
-    )
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    run_session(console, path, trained, session, command, lambda: sampled_text(model, tokenizer, config))

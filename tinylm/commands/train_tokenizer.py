@@ -1,5 +1,6 @@
 """tinylm train-tokenizer: a tokenizer by itself, to be given to many runs."""
 
+import contextlib
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -35,10 +36,14 @@ def train_tokenizer(
     with tempfile.TemporaryDirectory() as folder:
         reading = read_text(console, corpus, text, ValidationOptions(), Path(folder))
         tokenizer = choose_tokenizer(reading, kind, vocab_size)
+    unfinished = out.with_name(f".{out.name}.new")
     try:
-        out.write_text(tokenizer.to_str(), encoding="utf-8")
+        unfinished.write_text(tokenizer.to_str(), encoding="utf-8")
+        unfinished.replace(out)
     except OSError as error:
-        raise TinyLMError(f"Cannot write {out}: {error.strerror}.") from error
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise TinyLMError(f"Cannot write {out}: {error.strerror}; choose another --out, or free some space.") from error
     console.note(f"{tokenizer.vocab_size:,} ids.")
     if console.as_json:
         console.record({"tokenizer": str(out), "kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size})

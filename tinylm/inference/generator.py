@@ -51,7 +51,6 @@ class _Window:
         self._texts = texts
         self._starts: list[int] = []
         self._cache: list[KVCache] = []
-        self._held = 0
 
     def next_logits(self) -> Tensor:
         """(B, V) for the token after each text."""

@@ -76,8 +76,8 @@ def find_corpus(
     does not know.
     """
     try:
-        codecs.lookup(encoding)
-    except LookupError:
+        "".encode(encoding)
+    except (LookupError, ValueError):
         raise UsageError(f"--encoding {encoding!r} is not known; try utf-8, utf-16, latin-1 or cp1252.") from None
     paths = tuple(paths)
     files: list[Path] = []
@@ -90,8 +90,10 @@ def find_corpus(
             if not found:
                 raise UsageError(f"The folder {path} has no text files in it; name one that has, or a file.")
             files += found
-        elif path.exists():
+        elif path.is_file():
             files.append(path)
+        elif path.exists():
+            raise UsageError(f"{name} is a pipe or a device, which cannot be read twice; send it to - instead.")
         else:
             raise UsageError(f"There is no file or folder {name!r}; check the path, or use - for standard input.")
     return Corpus(paths, tuple(files), text_key, encoding)
@@ -123,11 +125,11 @@ def _looks_like_text(file: Path, encoding: str) -> bool:
             head = stream.read(8192)
     except OSError as error:
         raise UsageError(f"Cannot read {file}: {error.strerror}.") from error
-    if not head or (b"\0" in head and not encoding.lower().startswith(("utf-16", "utf-32", "utf16", "utf32"))):
+    if not head or (b"\0" in head and not codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))):
         return False
     try:
         codecs.getincrementaldecoder(encoding)().decode(head)
-    except UnicodeDecodeError:
+    except UnicodeError:
         return False
     return True
 
@@ -158,8 +160,8 @@ def _decode(
 ) -> str:
     try:
         return decoder.decode(data, final)
-    except UnicodeDecodeError as error:
-        raise _invalid_bytes(file, offset + error.start, encoding) from None
+    except UnicodeError as error:  # utf-16 without a byte-order mark is not even a UnicodeDecodeError
+        raise _invalid_bytes(file, offset + getattr(error, "start", 0), encoding) from None
 
 
 def _invalid_bytes(file: Path, offset: int, encoding: str) -> UsageError:
@@ -185,8 +187,9 @@ def _read_jsonl(file: Path, text_key: str, encoding: str) -> Iterator[str]:
 def _text_of_line(line: str, place: str, text_key: str) -> str:
     try:
         record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{place}: not JSON ({error.msg}); each line must be one JSON object.") from None
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, and nesting as deep
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else error
+        raise UsageError(f"{place}: not JSON ({reason}); each line must be one JSON object.") from None
     if not isinstance(record, dict) or not isinstance(record.get(text_key), str):
         keys = ", ".join(record) if isinstance(record, dict) else type(record).__name__
         raise UsageError(f"{place}: no text under {text_key!r} (found: {keys}); name the field with --text-key.")
@@ -267,8 +270,7 @@ def rechunk(stream: Stream, split_point: Callable[[str], int], limit: int) -> St
             yield None
             continue
         held += piece
-        end = split_point(held) or (len(held) if len(held) > limit else 0)
-        if end:
+        while end := split_point(held) or (len(held) if len(held) > limit else 0):
             yield held[:end]
             held = held[end:]
     if held:

@@ -41,15 +41,14 @@ class TokenFolder:
         try:
             record = json.loads((path / "tokens.json").read_text())
             arrays = [_open_tokens(path / f"{part}.bin", record[part]) for part in ("train", "val")]
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise TinyLMError(f"The encoded text in {path} is damaged; delete that folder and train again.") from error
         return cls(path, *arrays)
 
 
 def _open_tokens(path: Path, record: dict[str, Any]) -> np.ndarray:
-    if record["tokens"] == 0:
-        return np.zeros(0, dtype=record["dtype"])
-    tokens = np.memmap(path, dtype=record["dtype"], mode="r")
+    empty = path.stat().st_size == 0  # which cannot be mapped
+    tokens = np.zeros(0, record["dtype"]) if empty else np.memmap(path, dtype=record["dtype"], mode="r")
     if len(tokens) != record["tokens"] or _hash_file(path) != record["sha256"]:
         raise ValueError("size or content differs from the record")
     return tokens

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PureWindowsPath  # the latter reads the paths of every system
 
 from tinylm.config import DataConfig
 from tinylm.errors import TinyLMError, UsageError
@@ -83,9 +83,8 @@ def choose_tokenizer(reading: Reading, wanted: str, vocab_size: int | None) -> T
     if wanted == "char":
         return train_char(reading.alphabet)
     if wanted == "bpe":
-        size = vocab_size or next(
-            (v for most, v in VOCAB_SIZES if reading.found.characters <= most), LARGEST_VOCAB_SIZE
-        )
+        fitting = (v for most, v in VOCAB_SIZES if reading.found.characters <= most)
+        size = next(fitting, LARGEST_VOCAB_SIZE) if vocab_size is None else vocab_size
         return train_bpe(sample_for_tokenizer(reading.train_stream(), reading.train_characters, BPE_SAMPLE), size)
     path = Path(wanted)
     if not path.is_file():
@@ -148,16 +147,18 @@ def reopen_tokens(
     folder = run / data.token_folder  # an absolute path stays what it is
     if folder.exists():
         return TokenFolder.open(folder)
-    if STANDARD_INPUT in data.corpus:
+    if STANDARD_INPUT in (*data.corpus, *data.val_corpus):
         raise TinyLMError(f"{folder} is missing, and the text came from standard input; train again from the text.")
     corpus = find_corpus(data.corpus, data.text_key, data.encoding)
     val_corpus = find_corpus(data.val_corpus, data.text_key, data.encoding) if data.val_corpus else None
     found = _scan(corpus, progress)
-    if found.fingerprint != data.fingerprint:
+    val_found = _scan(val_corpus, progress) if val_corpus else None
+    fingerprints = [found.fingerprint] + ([val_found.fingerprint] if val_found else [])
+    if PureWindowsPath(data.token_folder).name != token_key(fingerprints, data.train_characters, tokenizer):
+        changed = corpus if found.fingerprint != data.fingerprint or val_corpus is None else val_corpus
         raise TinyLMError(
-            f"{corpus.name} has changed since {run} began; restore the text, or begin from its weights with "
+            f"{changed.name} has changed since {run} began; restore the text, or begin from its weights with "
             f"tinylm train --init-from {run}."
         )
-    val_found = _scan(val_corpus, progress) if val_corpus else None
     reading = Reading(corpus, found, val_corpus, val_found, data.train_characters)
     return encode_reading(reading, tokenizer, progress=progress)[0]

@@ -3,6 +3,7 @@
 Corpora encode through faster paths than the library's own (a numpy table, tiktoken) with the same ids.
 """
 
+import contextlib
 import hashlib
 import json
 import unicodedata
@@ -36,14 +37,18 @@ class Tokenizer:
         if library.token_to_id(END_OF_TEXT) is None:
             library.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
         library.encode_special_tokens = True
+        library.no_truncation()
+        library.no_padding()
         self._library = library
         self.end_of_text = int(library.token_to_id(END_OF_TEXT) or 0)
-        self.vocab_size: int = library.get_vocab_size()
+        self.vocab_size = 1 + max(library.get_vocab().values())  # a foreign vocabulary may have gaps
         self.sha256 = hashlib.sha256(self.to_str().encode()).hexdigest()
         layout = json.loads(self.to_str())
         self._table = _character_table(layout)
         self._ranked = None if self._table is not None else _byte_level_encoding(layout)
         self.kind = "char" if self._table is not None else "bpe" if self._ranked is not None else "other"
+        pre_tokenizer = layout["pre_tokenizer"] or {"use_regex": False}
+        self._splits_at_spaces = bool(pre_tokenizer.get("use_regex", True)) and _all_special(layout)
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
@@ -68,7 +73,8 @@ class Tokenizer:
                 raise UsageError(f"Unknown characters: {describe_characters(self.unknown(text))}.")
             return ids.astype(np.uint32)
         if self._ranked is not None:
-            return self._ranked.encode_to_numpy(text, disallowed_special=())
+            with contextlib.suppress(ValueError):  # hundreds of thousands of blanks in a row are too much for it
+                return self._ranked.encode_to_numpy(text, disallowed_special=())
         return np.array(self._library.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -95,8 +101,14 @@ class Tokenizer:
         """How much of the front of a longer text can be encoded by itself without changing an id; 0 for none."""
         if self._table is not None:
             return len(text)
+        if not self._splits_at_spaces:
+            return 0
         for end in range(len(text) - 1, 0, -1):
-            if _always_splits(text[end - 1], text[end]):
+            if self._ranked is not None:
+                splits = _always_splits(text[end - 1], text[end])
+            else:  # of a foreign pre-tokenizer only this much is sure
+                splits = text[end] == " " and not text[end - 1].isspace()
+            if splits:
                 return end
         return 0
 
@@ -174,7 +186,7 @@ def _character_table(layout: dict[str, Any]) -> np.ndarray | None:
     model = layout["model"]
     if model["type"] != "BPE" or model["merges"] or layout["pre_tokenizer"] or layout["normalizer"]:
         return None
-    if model.get("byte_fallback") or model.get("unk_token"):
+    if model.get("byte_fallback") or model.get("unk_token") or not _all_special(layout):
         return None
     special = {token["content"] for token in layout["added_tokens"]}
     characters = {token: i for token, i in model["vocab"].items() if token not in special}
@@ -197,7 +209,9 @@ def _byte_level_encoding(layout: dict[str, Any]) -> tiktoken.Encoding | None:
         return None
     if pre_tokenizer.get("type") != "ByteLevel" or pre_tokenizer.get("add_prefix_space"):
         return None
-    if not pre_tokenizer.get("use_regex", True):
+    if not pre_tokenizer.get("use_regex", True) or not _all_special(layout):
+        return None
+    if any(model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix")):
         return None
     vocabulary: dict[str, int] = model["vocab"]
     merged = [vocabulary["".join(pair if isinstance(pair, list) else pair.split(" "))] for pair in model["merges"]]
@@ -205,6 +219,8 @@ def _byte_level_encoding(layout: dict[str, Any]) -> tiktoken.Encoding | None:
         return None
     special = {token["content"] for token in layout["added_tokens"]}
     byte_of = dict(_byte_alphabet())
+    if not byte_of.keys() >= {character for token in vocabulary if token not in special for character in token}:
+        return None
     ranks = {
         bytes(byte_of[character] for character in token): i for token, i in vocabulary.items() if token not in special
     }
@@ -213,6 +229,11 @@ def _byte_level_encoding(layout: dict[str, Any]) -> tiktoken.Encoding | None:
     if len(ranks) != 256 + len(merged):
         return None
     return tiktoken.Encoding("tinylm", pat_str=BYTE_LEVEL_PATTERN, mergeable_ranks=ranks, special_tokens={})
+
+
+def _all_special(layout: dict[str, Any]) -> bool:
+    """Whether no added token is found in text."""
+    return all(token["special"] for token in layout["added_tokens"])
 
 
 def _byte_alphabet() -> Iterator[tuple[str, int]]:

@@ -75,11 +75,12 @@ def train_session(
     else:
         restore_optimizer(optimizer, model, resume_from.optimizer)
         state = TrainerState.from_json(resume_from.state)
-        run.cut_metrics(state.step)
         if training.budget.time is not None and state.seconds >= training.budget.time:
             raise UsageError(
                 f"{run.path} has used its {training.budget.time:g} s; give a larger --time to go on with it."
             )
+        run.write_config(config)
+        run.cut_metrics(state.step)
 
     def validate() -> float:
         batches = evaluation_batches(

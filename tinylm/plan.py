@@ -120,7 +120,14 @@ def plan_training(
     seconds = budget.time or DEFAULT_TIME
     recipe = recipe or model.get("preset", "modern")
     shape = base or _choose_shape(machine, data, vocab_size, model, seconds)
-    shape = _fit_context(shape, data, explicit=base is not None or "context" in model, notices=notices)
+    if base is None and "context" not in model:
+        shape = _shrink_context(shape, data, notices)
+    elif shape.context >= data.train_tokens:
+        shorter = "" if base else f", or a --context of at most {data.train_tokens - 1}"
+        raise UsageError(
+            f"The training text has {data.train_tokens} tokens, and a context of {shape.context} needs "
+            f"{shape.context + 1}; give more text{shorter}."
+        )
     for name in ("batch_size", "micro_batch"):
         if training.get(name, 1) < 1:
             raise UsageError(f"{flag(name)} is {training[name]}; it must be 1 or more.")
@@ -207,15 +214,10 @@ def _choose_size(machine: Machine, data: DataConfig, vocab_size: int, preset: st
     return chosen
 
 
-def _fit_context(shape: ModelConfig, data: DataConfig, explicit: bool, notices: list[str]) -> ModelConfig:
+def _shrink_context(shape: ModelConfig, data: DataConfig, notices: list[str]) -> ModelConfig:
     available = data.train_tokens - 1
     if shape.context <= available:
         return shape
-    if explicit:
-        raise UsageError(
-            f"The training text has {data.train_tokens} tokens, and a context of {shape.context} needs "
-            f"{shape.context + 1}; give more text, or a --context of at most {available}."
-        )
     notices.append(f"The training text has only {data.train_tokens} tokens: the context shrinks to {available}.")
     return replace(shape, context=available)
 

@@ -41,5 +41,5 @@ def learning_rate(progress: float, config: TrainingConfig) -> float:
         return config.lr * progress / config.warmup
     if config.schedule == "inverse-sqrt":
         return max(config.min_lr, config.lr * math.sqrt((config.warmup or 1e-3) / max(progress, config.warmup or 1e-3)))
-    after_warmup = min(1.0, (progress - config.warmup) / (1.0 - config.warmup)) if config.warmup < 1 else 1.0
+    after_warmup = min(1.0, (progress - config.warmup) / (1.0 - config.warmup)) if config.warmup < 1 else 0.0
     return config.min_lr + (config.lr - config.min_lr) * DECAYS[config.schedule](after_warmup)

@@ -131,8 +131,6 @@ class Trainer:
     def run(self) -> Outcome:
         """Raises DivergedError when a loss is not finite; nothing is saved after that."""
         self.model.train()
-        if self.state.step == 0:
-            self.state.setup_seconds = self._seconds()
         try:
             stopped_by = self._loop()
             if self.state.evaluated != self.state.step:
@@ -152,6 +150,8 @@ class Trainer:
                 self._save()
             if config.patience is not None and state.stale >= config.patience:
                 return "patience"
+            if state.step == 0:
+                state.setup_seconds = self._seconds()
             progress = self.progress()
             if progress >= 1:
                 return config.budget.kind

@@ -1,0 +1,118 @@
+"""Decoding on the CPU, tokens a second: tinylm with its cache, without, and in int8, against transformers' `generate`.
+
+All write the same number of tokens, greedily, from a prompt of one token, in fp32 (int8: the linear layers' weights in
+eight bits). tinylm gpt2 and the peer have the same random weights and are first shown to give the same logits;
+transformers decodes with its cache, as it is by default and with its GELU as one kernel. tinylm modern is the preset
+that users get by default. What comes before the first token is part of the time for all. They take turns.
+
+A second table is about many streams at once: reading the weights is most of the work, and one reading serves all.
+"""
+
+import argparse
+import copy
+from collections.abc import Callable, Sequence
+
+import torch
+from measure import Times, add_options, chosen_shape, describe_machine, speedup, table, take_turns, tokens_per_second
+from peer import FUSED_GELU, TOLERANCE, build_pair, build_peer
+from transformers import GPT2LMHeadModel
+
+from tinylm.inference.generator import generate
+from tinylm.inference.quantize import quantize_int8
+from tinylm.inference.sampler import Sampler, Sampling
+from tinylm.model.build import build_model
+from tinylm.model.decoder import Decoder
+
+PROMPT = [0]
+
+PEER = "transformers GPT-2"
+CACHED = "tinylm gpt2"
+UNCACHED = "tinylm gpt2, no cache"
+
+
+def tinylm_tokens(model: Decoder, tokens: int, streams: int = 1, use_cache: bool = True) -> list[list[int]]:
+    """What `tinylm sample --temperature 0` generates: a list of tokens for each stream."""
+    weight = model.embedding.weight
+    sampler = Sampler(Sampling(temperature=0.0), 0, streams, weight.device, len(weight))
+    steps = generate(model, [PROMPT] * streams, sampler, tokens, use_cache)
+    return [list(stream) for stream in zip(*steps, strict=True)]
+
+
+def peer_tokens(peer: GPT2LMHeadModel, tokens: int, streams: int = 1) -> list[list[int]]:
+    """The same with transformers."""
+    prompts = torch.tensor([PROMPT] * streams)
+    written = peer.generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        do_sample=False,
+        min_new_tokens=tokens,
+        max_new_tokens=tokens,
+        pad_token_id=0,
+    )
+    return [row[len(PROMPT) :] for row in written.tolist()]
+
+
+def contestants(arguments: argparse.Namespace) -> dict[str, Callable[[], list[list[int]]]]:
+    """One stream each."""
+    config, tokens = chosen_shape(arguments, "gpt2"), arguments.tokens
+    model, peer = build_pair(config)
+    fused_peer = build_peer(config, model, FUSED_GELU)
+    quantized = copy.deepcopy(model)
+    quantize_int8(quantized)
+    modern = build_model(chosen_shape(arguments, "modern")).eval()
+    return {
+        PEER: lambda: peer_tokens(peer, tokens),
+        f"{PEER}, fused GELU": lambda: peer_tokens(fused_peer, tokens),
+        CACHED: lambda: tinylm_tokens(model, tokens),
+        "tinylm gpt2, int8": lambda: tinylm_tokens(quantized, tokens),
+        UNCACHED: lambda: tinylm_tokens(model, tokens, use_cache=False),
+        "tinylm modern": lambda: tinylm_tokens(modern, tokens),
+    }
+
+
+def many_streams(arguments: argparse.Namespace) -> dict[str, Callable[[], list[list[int]]]]:
+    """One stream of tinylm, and many at once."""
+    model, peer = build_pair(chosen_shape(arguments, "gpt2"))
+    tokens, streams = arguments.tokens, arguments.streams
+    return {
+        CACHED: lambda: tinylm_tokens(model, tokens),
+        f"{CACHED}, {streams} streams": lambda: tinylm_tokens(model, tokens, streams),
+        f"{PEER}, {streams} streams": lambda: peer_tokens(peer, tokens, streams),
+    }
+
+
+def speed_table(times: Times, tokens: dict[str, int], base: str) -> str:
+    """Tokens a second, and their ratio to `base`, where each wrote its own number of tokens."""
+    paces: Times = {name: [s / tokens[name] for s in seconds] for name, seconds in times.items()}
+    rows = [
+        [name, tokens_per_second(paces, name, 1), "1" if name == base else str(speedup(paces, name, base))]
+        for name in paces
+    ]
+    return table(["model", "tokens/s", f"times {base}"], rows)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, context=1024)
+    parser.add_argument("--tokens", type=int, default=512, metavar="N", help="to generate (default: 512)")
+    parser.add_argument("--streams", type=int, default=32, metavar="N", help="in the second table (default: 32)")
+    arguments = parser.parse_args(argv)
+    if arguments.tokens + len(PROMPT) > arguments.context:
+        parser.error("--tokens and the prompt of one must fit --context, which transformers cannot go beyond")
+
+    one = take_turns(contestants(arguments), arguments.rounds, arguments.warmup)
+    functions = many_streams(arguments)
+    many = take_turns(functions, arguments.rounds, arguments.warmup)
+    written = {name: arguments.tokens * (1 if name == CACHED else arguments.streams) for name in functions}
+
+    print(f"{describe_machine()}\n")
+    print(f"{arguments.layers}x{arguments.width}, {arguments.heads} heads, context {arguments.context}, ", end="")
+    print(f"vocabulary {arguments.vocab_size}, {arguments.tokens} tokens, fp32; {arguments.rounds} rounds.")
+    print(f"tinylm gpt2 and transformers gave the same logits within {TOLERANCE:g}.\n")
+    print(speed_table(one, dict.fromkeys(one, arguments.tokens), PEER))
+    print(f"\nThe cache makes tinylm {speedup(one, CACHED, UNCACHED)} times as fast.\n")
+    print(speed_table(many, written, CACHED))
+
+
+if __name__ == "__main__":
+    main()

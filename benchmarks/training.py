@@ -1,0 +1,170 @@
+"""Training on the CPU, tokens a second: tinylm's presets gpt2 and modern against transformers' GPT-2.
+
+A step is forward, backward, clipping and AdamW on one batch, the same for all. tinylm's is its Trainer's, the peer's
+is the usual loop. tinylm gpt2 and the peer begin with the same weights and are first shown to give the same logits.
+No dropout anywhere (transformers' default of 0.1 would only slow it down), no cache in the peer.
+
+The settings go from what users get without asking to what they can switch on, so that one sees what is due to what:
+number format, optimizer, the peer's GELU, and with --compile compiled layers (tinylm's default in a run of ten minutes
+or more; compiling happens in the warm-up and is not counted, so --warmup must be 1 or more). Within a setting the three
+take turns; ratios are to transformers.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from measure import add_options, chosen_shape, describe_machine, speedup, table, take_turns, tokens_per_second
+from peer import FUSED_GELU, PLAIN_GELU, TOLERANCE, build_pair, build_peer
+from transformers import GPT2LMHeadModel
+
+from tinylm.config import Budget, ModelConfig, TrainingConfig
+from tinylm.device import autocast, choose_training_dtype
+from tinylm.model.build import build_model
+from tinylm.model.decoder import Decoder
+from tinylm.objective import next_token
+from tinylm.text.dataset import Batch
+from tinylm.training.optimizer import build_optimizer
+from tinylm.training.state import TrainerState
+from tinylm.training.trainer import Trainer
+
+PEER = "transformers GPT-2"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How each side trains. `dtype` and `peer_dtype` are tinylm's names for number formats."""
+
+    name: str
+    dtype: str
+    peer_dtype: str
+    peer_fused_adamw: bool
+    peer_gelu: str = PLAIN_GELU
+    compiled: bool = False
+
+
+def settings(compiled: bool) -> list[Setting]:
+    auto = choose_training_dtype("auto", "cpu").value
+    rows = [
+        Setting(f"defaults (tinylm: {auto}, fused AdamW; transformers: fp32, AdamW)", auto, "fp32", False),
+        Setting("both fp32, fused AdamW", "fp32", "fp32", True),
+        Setting("both bf16, fused AdamW", "bf16", "bf16", True),
+        Setting("both bf16, fused AdamW and GELU", "bf16", "bf16", True, FUSED_GELU),
+    ]
+    if compiled:
+        rows.append(Setting("the same, layers compiled", "bf16", "bf16", True, FUSED_GELU, compiled=True))
+    return rows
+
+
+class NoStore:
+    """The trainer's Store, that keeps nothing."""
+
+    def save_best(self, model: Decoder, step: int, val_loss: float) -> None: ...
+
+    def save_last(self, model: Decoder, optimizer: torch.optim.Optimizer, state: TrainerState) -> None: ...
+
+
+def tinylm_step(model: Decoder, batch: Batch, dtype: str) -> Callable[[], object]:
+    """One step of tinylm's own trainer, from beginning to end."""
+    config = TrainingConfig(
+        budget=Budget(steps=1),
+        batch_size=len(batch),
+        micro_batch=len(batch),
+        lr=1e-3,
+        min_lr=1e-3,
+        warmup=0.0,
+        schedule="constant",
+    )
+    optimizer = build_optimizer(model, config)
+
+    def step() -> None:
+        Trainer(
+            model,
+            next_token,
+            lambda number: batch,
+            lambda: 0.0,
+            optimizer,
+            config,
+            dtype=dtype,
+            total_steps=1,
+            state=TrainerState(micro_batch=len(batch)),
+            store=NoStore(),
+            report=lambda event: None,
+            check_stop=lambda: None,
+            started=0.0,
+        ).run()
+
+    return step
+
+
+def peer_step(peer: GPT2LMHeadModel, batch: Batch, dtype: str, fused: bool) -> Callable[[], object]:
+    """The same step with transformers, scoring the same targets."""
+    peer.train()
+    optimizer = torch.optim.AdamW(peer.parameters(), fused=True if fused else None)
+
+    def step() -> None:
+        with autocast("cpu", dtype):
+            output = peer(batch.ids, labels=batch.targets, shift_labels=batch.targets, use_cache=False)
+        output.loss.backward()
+        torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def contestants(
+    setting: Setting, gpt2: ModelConfig, modern: ModelConfig, batch: Batch
+) -> dict[str, Callable[[], object]]:
+    """Models of their own for each setting, so that none begins with what another has learned or compiled."""
+    model, _ = build_pair(gpt2)
+    peer = build_peer(gpt2, model, setting.peer_gelu)
+    modern_model = build_model(modern)
+    if setting.compiled:
+        for layer in (*model.layers, *modern_model.layers, *peer.transformer.h):
+            layer.compile()
+    return {
+        PEER: peer_step(peer, batch, setting.peer_dtype, setting.peer_fused_adamw),
+        "tinylm gpt2": tinylm_step(model, batch, setting.dtype),
+        "tinylm modern": tinylm_step(modern_model, batch, setting.dtype),
+    }
+
+
+def random_batch(config: ModelConfig, rows: int) -> Batch:
+    tokens = torch.randint(config.vocab_size, (rows, config.context + 1), generator=torch.Generator().manual_seed(0))
+    return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, context=256)
+    parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="default: 16")
+    parser.add_argument("--compile", action="store_true", help="also with compiled layers")
+    arguments = parser.parse_args(argv)
+    gpt2, modern = chosen_shape(arguments, "gpt2"), chosen_shape(arguments, "modern")
+    batch = random_batch(gpt2, arguments.batch_size)
+
+    rows = []
+    for setting in settings(arguments.compile):
+        times = take_turns(contestants(setting, gpt2, modern, batch), arguments.rounds, arguments.warmup)
+        for name, seconds in times.items():
+            rows.append(
+                [
+                    setting.name,
+                    name,
+                    f"{1000 * statistics.median(seconds):,.0f}",
+                    tokens_per_second(times, name, batch.ids.numel()),
+                    "1" if name == PEER else str(speedup(times, name, PEER)),
+                ]
+            )
+    print(f"{describe_machine()}\n")
+    print(f"{arguments.layers}x{arguments.width}, {arguments.heads} heads, context {arguments.context}, ", end="")
+    print(f"batch {arguments.batch_size}, vocabulary {arguments.vocab_size}; {arguments.rounds} rounds.")
+    print(f"tinylm gpt2 and transformers gave the same logits within {TOLERANCE:g}.\n")
+    print(table(["setting", "model", "ms a step", "tokens/s", "times transformers"], rows))
+
+
+if __name__ == "__main__":
+    main()

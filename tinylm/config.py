@@ -22,6 +22,7 @@ INITIALISATIONS = ("modern", "gpt2", "original")
 SCHEDULES = ("trapezoid", "cosine", "linear", "inverse-sqrt", "constant")
 OPTIMIZERS = ("adamw", "adam")
 DTYPES = ("fp32", "bf16", "fp16")
+LARGEST = 1 << 20  # of any number in a model's shape
 
 
 def flag(name: str) -> str:
@@ -44,6 +45,10 @@ def _at_least(name: str, value: float | None, least: float) -> None:
         value is None or (math.isfinite(value) and value >= least),
         f"{flag(name)} is {value}; it must be {least} or more.",
     )
+
+
+def _count(name: str, value: int) -> None:
+    _require(1 <= value <= LARGEST, f"{flag(name)} is {value}; it must be from 1 to {LARGEST}.")
 
 
 def _above_zero(name: str, value: float | None) -> None:
@@ -83,7 +88,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context", "layers", "heads", "kv_heads", "width", "ffn_width"):
-            _at_least(name, getattr(self, name), 1)
+            _count(name, getattr(self, name))
         _one_of("position", self.position, POSITIONS)
         _one_of("norm", self.norm, NORMS)
         _one_of("norm_placement", self.norm_placement, NORM_PLACEMENTS)
@@ -91,15 +96,15 @@ class ModelConfig:
         _one_of("initialisation", self.initialisation, INITIALISATIONS)
         _fraction("dropout", self.dropout)
         _above_zero("rope_theta", self.rope_theta)
-        _require(
-            self.width % self.heads == 0,
-            f"--heads {self.heads} does not divide --width {self.width}; "
-            f"use a width that is a multiple of {self.heads}, or one of {divisors(self.width)} heads.",
-        )
-        _require(
-            self.heads % self.kv_heads == 0,
-            f"--kv-heads {self.kv_heads} does not divide --heads {self.heads}; use one of {divisors(self.heads)}.",
-        )
+        if self.width % self.heads:
+            raise UsageError(
+                f"--heads {self.heads} does not divide --width {self.width}; "
+                f"use a width that is a multiple of {self.heads}, or one of {divisors(self.width)} heads."
+            )
+        if self.heads % self.kv_heads:
+            raise UsageError(
+                f"--kv-heads {self.kv_heads} does not divide --heads {self.heads}; use one of {divisors(self.heads)}."
+            )
         _require(
             self.position != "rope" or self.head_width % 2 == 0,
             f"--position rope rotates pairs, but --width {self.width} over --heads {self.heads} leaves "
@@ -172,21 +177,26 @@ def make_model_config(*, vocab_size: int, preset: str, size: str, **choices: Any
     _one_of("size", size, tuple(SIZES))
     values = {**PRESETS[preset], **SIZES[size], **{k: v for k, v in choices.items() if v is not None}}
     width, heads = values["width"], values["heads"]
-    _at_least("width", width, 1)
-    _at_least("heads", heads, 1)
+    _count("width", width)
+    _count("heads", heads)
     if "heads" not in choices or choices["heads"] is None:
-        values["heads"] = heads = _heads_for(width, heads, choices.get("kv_heads"))
+        values["heads"] = heads = _heads_for(
+            width, heads, choices.get("kv_heads"), in_pairs=values.get("position", "rope") == "rope"
+        )
     values.setdefault("kv_heads", heads // 2 if preset == "modern" and heads % 2 == 0 else heads)
     values.setdefault("ffn_width", default_ffn_width(width, values.get("activation", "swiglu")))
     return ModelConfig(vocab_size=vocab_size, **values)
 
 
-def _heads_for(width: int, wanted: int, kv_heads: int | None) -> int:
-    """The number of heads nearest to the size's own that divides a width (and suits the kv heads) the user chose."""
+def _heads_for(width: int, wanted: int, kv_heads: int | None, in_pairs: bool) -> int:
+    """The number of heads nearest to the size's own that fits the width and the key/value heads the user chose.
+
+    `in_pairs`: whether a head's features must be even in number, for rotation.
+    """
     fitting = [
         n
         for n in range(1, width + 1)
-        if width % n == 0 and (width // n % 2 == 0 or width % 2) and (not kv_heads or n % kv_heads == 0)
+        if width % n == 0 and (not in_pairs or width // n % 2 == 0) and (not kv_heads or n % kv_heads == 0)
     ]
     return min(fitting, key=lambda n: (abs(n - wanted), n), default=wanted)
 
@@ -346,13 +356,16 @@ class RunConfig:
     @classmethod
     def from_json(cls, values: Any) -> Self:
         """Raises TinyLMError when the values are not those of a run folder that this version can read."""
-        if isinstance(values, dict) and isinstance(values.get("format"), int) and values["format"] > FORMAT:
+        found = values.get("format") if isinstance(values, dict) else None
+        if isinstance(found, int) and found > FORMAT:
             raise TinyLMError(
-                f"it was written by a newer tinylm (format {values['format']}, this one reads {FORMAT}); upgrade tinylm"
+                f"it was written by a newer tinylm (format {found}, this one reads {FORMAT}); upgrade tinylm"
             )
+        if found != FORMAT:
+            raise TinyLMError("it is not a tinylm run configuration (it names no format)")
         try:
             config = _from_json(cls, values)
-        except (TypeError, KeyError, ValueError, UsageError) as error:
+        except (TypeError, ValueError, OverflowError, UsageError) as error:
             raise TinyLMError(f"it is not a tinylm run configuration ({error})") from error
         return typing.cast(Self, config)
 
@@ -369,12 +382,14 @@ def _from_json(kind: Any, value: Any) -> Any:
         hints = typing.get_type_hints(kind)
         unknown = sorted(set(value) - set(hints))
         if unknown:
-            raise KeyError(f"unknown: {', '.join(unknown)}")
+            raise ValueError(f"unknown: {', '.join(unknown)}")
         return typing.cast(Any, kind)(**{name: _from_json(hints[name], item) for name, item in value.items()})
     if typing.get_origin(kind) is tuple:
-        return tuple(value)
-    if kind is float and isinstance(value, int):
+        if not isinstance(value, (list, tuple)):
+            raise TypeError(f"expected a list, found {value!r}")
+        return tuple(_from_json(typing.get_args(kind)[0], item) for item in value)
+    if kind is float and type(value) is int:
         return float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+    if type(value) is not kind:
         raise TypeError(f"expected {kind.__name__}, found {value!r}")
     return value

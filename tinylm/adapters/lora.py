@@ -69,7 +69,7 @@ def add_lora(model: nn.Module, config: AdapterConfig, seed: int = 0) -> None:
         return LoRALinear(module, config.rank, config.alpha, config.dropout)
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         replaced = replace_modules(model, lambda name, _: name.rpartition(".")[2] in config.targets, wrap)
     if not replaced:
         raise UsageError(f"--target {', '.join(config.targets)} names nothing in this model.")

@@ -61,10 +61,14 @@ def new_run_at(path: Path, force: bool) -> Iterator[Path]:
     from tinylm.checkpoint import check_free, preparation_folder
 
     check_free(path, force)
+    missing = [folder for folder in path.absolute().parents if not folder.exists()]
     try:
         yield preparation_folder(path)
     finally:
         shutil.rmtree(preparation_folder(path), ignore_errors=True)
+        for folder in missing:
+            with contextlib.suppress(OSError):  # which a folder that holds something raises
+                folder.rmdir()
 
 
 def show_plan(console: Console, plan: "Plan", config: RunConfig, reasons: str) -> None:

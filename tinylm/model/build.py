@@ -64,7 +64,7 @@ def build_model(config: ModelConfig, seed: int = 0) -> Decoder:
         return block(make_attention(), make_feedforward(), make_norm, config.dropout)
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         model = Decoder(
             nn.Embedding(config.vocab_size, config.width),
             POSITIONS[config.position](config),

@@ -23,8 +23,13 @@ class KVCache:
         self.offset = 0
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append (B, K, T, W) keys and values; return all held so far, each (B, K, offset + T, W)."""
+        """Append (B, K, T, W) keys and values; return all held so far, each (B, K, offset + T, W).
+
+        Raises ValueError when there is no room for them.
+        """
         end = self.offset + keys.shape[2]
+        if end > self.keys.shape[2]:
+            raise ValueError(f"the cache has {self.keys.shape[2]} slots, and {end} are needed")
         self.keys[:, :, self.offset : end] = keys
         self.values[:, :, self.offset : end] = values
         self.offset = end

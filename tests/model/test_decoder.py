@@ -1,0 +1,138 @@
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests import reference
+from tests.variants import every_variant, randomised, small
+from tinylm.config import ModelConfig
+from tinylm.model.build import build_model
+from tinylm.model.decoder import Decoder
+from tinylm.model.position import Position
+
+IDS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2, 8, 1, 12, 0], [0, 0, 0, 0, 0, 0, 0, 0, 0]]
+
+
+def exact(config: ModelConfig) -> Decoder:
+    """Random weights in float64, where a mistake cannot hide among rounding errors."""
+    return randomised(build_model(config)).double()
+
+
+def logits_of(model: Decoder, ids: Tensor) -> Tensor:
+    return model.logits(model(ids).hidden)
+
+
+@every_variant
+def test_logits_are_the_formula(config: ModelConfig) -> None:
+    """The tables of sines and cosines are stored in float32, so the formula is given them with the same rounding."""
+    model = exact(config)
+    weights = {name: value.detach().numpy() for name, value in model.named_parameters()}
+    logits = logits_of(model, torch.tensor(IDS[:2])).detach().numpy()
+    for row, ids in zip(logits, IDS, strict=False):
+        expected = reference.decoder_logits(weights, config, ids, table=np.float32)
+        np.testing.assert_allclose(row, expected, rtol=0, atol=1e-10)
+
+
+@every_variant
+def test_rounded_tables_cost_next_to_nothing(config: ModelConfig) -> None:
+    model = exact(config)
+    weights = {name: value.detach().numpy() for name, value in model.named_parameters()}
+    expected = reference.decoder_logits(weights, config, IDS[0])
+    np.testing.assert_allclose(logits_of(model, torch.tensor(IDS[:1]))[0].detach().numpy(), expected, atol=3e-6)
+
+
+@every_variant
+def test_a_batch_equals_its_members(config: ModelConfig) -> None:
+    model = exact(config)
+    together = logits_of(model, torch.tensor(IDS))
+    for row, ids in enumerate(IDS):
+        torch.testing.assert_close(together[row], logits_of(model, torch.tensor([ids]))[0], rtol=0, atol=1e-12)
+
+
+@every_variant
+def test_no_token_sees_its_future(config: ModelConfig) -> None:
+    model = exact(config)
+    ids = torch.tensor(IDS[:1])
+    before = logits_of(model, ids)
+    for t in range(1, ids.shape[1]):
+        changed = ids.clone()
+        changed[0, t:] = (ids[0, t:] + 1) % config.vocab_size
+        after = logits_of(model, changed)
+        torch.testing.assert_close(after[0, :t], before[0, :t], rtol=0, atol=1e-12)
+        assert ((after[0, t:] - before[0, t:]).abs().amax(dim=-1) > 1e-6).all()
+
+
+@every_variant
+def test_gradients_reach_every_token_of_the_past_and_none_of_the_future(config: ModelConfig) -> None:
+    model = exact(config)
+    embedded: list[Tensor] = []
+    model.embedding.register_forward_hook(lambda module, inputs, output: embedded.append(output))
+    logits = logits_of(model, torch.tensor(IDS[:1]))[0]
+    direction = torch.randn(config.vocab_size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for t, row in enumerate(logits):
+        (gradient,) = torch.autograd.grad(row @ direction, embedded, retain_graph=True)
+        size = gradient[0].abs().amax(dim=-1)
+        assert (size[: t + 1] > 1e-8).all()
+        assert (size[t + 1 :] == 0).all()
+
+
+@every_variant
+def test_one_batch_can_be_learned_by_heart(config: ModelConfig) -> None:
+    """No row begins as another does, so that a decoder can name every next token for certain."""
+    model = build_model(config, seed=1).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    ids = torch.randint(config.vocab_size, (3, 9), generator=torch.Generator().manual_seed(0))
+    ids[:, 0] = torch.arange(3)
+    for _ in range(300):
+        loss = F.cross_entropy(logits_of(model, ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        if loss < 0.05:
+            return
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    pytest.fail(f"the loss is still {loss:.3f}")
+
+
+@every_variant
+def test_every_parameter_takes_part(config: ModelConfig) -> None:
+    model = exact(config)
+    F.cross_entropy(logits_of(model, torch.tensor(IDS)).flatten(0, 1), torch.tensor(IDS).flatten()).backward()
+    idle = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
+    assert idle == []
+
+
+def test_a_dense_model_has_no_auxiliary_loss() -> None:
+    assert exact(small())(torch.tensor(IDS)).aux.item() == 0
+
+
+@pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
+def test_logits_may_be_asked_for_any_part_of_the_hidden_vectors(tie: bool) -> None:
+    model = exact(small(tie=tie))
+    hidden = model(torch.tensor(IDS)).hidden
+    everything = model.logits(hidden)
+    assert everything.shape == (3, 9, 13)
+    torch.testing.assert_close(model.logits(hidden[:, -1]), everything[:, -1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(model.logits(hidden.flatten(0, 1)[5:8]), everything.flatten(0, 1)[5:8])
+
+
+def test_embedding_dropout_scales_what_it_keeps_and_only_while_training() -> None:
+    torch.manual_seed(0)
+    embedding = nn.Embedding(1, 10)
+    nn.init.ones_(embedding.weight)
+    model = Decoder(embedding, Position(), [], nn.Identity(), None, context=8, n_kv_heads=1, head_width=2, dropout=0.25)
+    ids = torch.zeros(1000, 10, dtype=torch.long)
+    values, counts = model.train()(ids).hidden.mul(3).round().unique(return_counts=True)
+    assert values.tolist() == [0.0, 4.0]
+    assert (counts / 100_000).tolist() == pytest.approx([0.25, 0.75], abs=0.01)
+    assert torch.equal(model.eval()(ids).hidden, torch.ones(1000, 10, 10))
+
+
+@every_variant
+def test_dropout_changes_nothing_once_training_is_over(config: ModelConfig) -> None:
+    torch.manual_seed(0)
+    dropping = randomised(build_model(ModelConfig(**{**vars(config), "dropout": 0.5})))
+    ids = torch.tensor(IDS)
+    assert torch.equal(logits_of(dropping, ids), logits_of(randomised(build_model(config)), ids))
+    dropping.train()
+    assert not torch.equal(logits_of(dropping, ids), logits_of(dropping, ids))

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from tinylm.config import RunConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.model.build import build_model
+from tinylm.model.build import build_empty_model
 from tinylm.model.decoder import Decoder
 from tinylm.text.tokenizer import Tokenizer
 
@@ -100,7 +101,8 @@ class RunFolder:
             try:
                 new.mkdir()
                 _write_weights(new / weights_file(config), tensors, config, state["step"], state["val_loss"])
-                _write_tensors(new / "optimizer.safetensors", optimizer, {})
+                # Without metadata, safetensors cannot read back a file without tensors, as it is before the first step.
+                _write_tensors(new / "optimizer.safetensors", optimizer, {"format": "pt"})
                 _write_text(new / "state.json", json.dumps(state))
                 manifest = {file.name: _hash_file(file) for file in sorted(new.iterdir())}
                 _write_text(new / "manifest.json", json.dumps(manifest))
@@ -138,21 +140,21 @@ class RunFolder:
                 if _hash_file(last / name) != manifest[name]:
                     raise ValueError(f"{name} has changed since it was saved")
             state = json.loads((last / "state.json").read_text())
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise TinyLMError(
                 f"{last} is damaged ({error}), so the run cannot be resumed; its best weights still sample, and "
                 f"tinylm train --init-from {self.path} goes on from those."
             ) from error
-        weights, _ = _read_tensors(last / weights_file(config))
+        weights = _read_verified(last / weights_file(config), config)
         optimizer, _ = _read_tensors(last / "optimizer.safetensors")
-        return LastSave(weights, optimizer, state)
+        return LastSave(weights.tensors, optimizer, state)
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         with _saving_to(self.path), (self._home / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(record) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The logged records; a line that a kill cut short is left out."""
+        """The logged records; a line that a kill cut short, or that is damaged, is left out."""
         return list(_read_metrics(self.path / "metrics.jsonl"))
 
     def cut_metrics(self, step: int) -> None:
@@ -169,9 +171,11 @@ class RunFolder:
 
 def _read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     if path.exists():
-        for line in path.read_text().splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError):
-                yield json.loads(line)
+                record = json.loads(line)
+                if isinstance(record, dict) and isinstance(record.get("step"), int):
+                    yield record
 
 
 def preparation_folder(path: Path) -> Path:
@@ -185,27 +189,31 @@ def check_free(path: Path, force: bool) -> None:
     """
     if path.name in ("", ".."):
         raise UsageError(f"{path} is no name for a new folder; choose one with --out.")
+    if path.is_symlink():
+        raise UsageError(f"{path} is a link; name the folder itself, {path.resolve()}, with --out.")
     shutil.rmtree(preparation_folder(path), ignore_errors=True)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not path.is_dir():
         raise UsageError(f"{path} is a file; choose another folder with --out.")
-    strangers = [entry.name for entry in path.iterdir() if entry.name not in (*RUN_FILES, *RUN_FOLDERS)]
+    own = (*RUN_FILES, *RUN_FOLDERS, *(f"{name}.tmp" for name in RUN_FILES))
+    strangers = [entry.name for entry in path.iterdir() if entry.name not in own]
     if strangers or not (path / "config.json").exists():
         raise UsageError(f"{path} holds other things than a run ({', '.join(strangers[:3])}); choose another --out.")
     if not force:
         raise UsageError(
-            f"{path} already holds a run. Go on with it: tinylm train --resume {path}. Replace it: add --force. "
-            "Keep both: choose another folder with --out."
+            f"{path} already holds a run. Go on with it: tinylm train --resume {shlex.quote(str(path))}. Replace it: "
+            "add --force. Keep both: choose another folder with --out."
         )
 
 
 def remove_run(path: Path) -> None:
-    """Delete a run's own files, and the folder if nothing else is in it."""
-    for name in RUN_FILES:
-        (path / name).unlink(missing_ok=True)
+    """Delete a run's own files, and the folder if nothing else is in it. It is known for a run until the end."""
     for name in RUN_FOLDERS:
         shutil.rmtree(path / name, ignore_errors=True)
+    for name in reversed(RUN_FILES):
+        (path / f"{name}.tmp").unlink(missing_ok=True)
+        (path / name).unlink(missing_ok=True)
     path.rmdir()
 
 
@@ -253,6 +261,10 @@ def read_weights(path: Path, config: RunConfig) -> Weights:
         pickles = [entry.name for entry in path.iterdir() if entry.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl")]
         hint = f"; {pickles[0]} is not opened, since a pickle can run its author's code" if pickles else ""
         raise TinyLMError(f"{path} has no {file.name}{hint}. Copy the whole folder of the run.")
+    return _read_verified(file, config)
+
+
+def _read_verified(file: Path, config: RunConfig) -> Weights:
     tensors, metadata = _read_tensors(file)
     try:
         step, val_loss = int(metadata["step"]), json.loads(metadata["val_loss"])
@@ -282,8 +294,7 @@ def load_model(path: Path, device: str = "cpu") -> tuple[Decoder, RunConfig, Tok
 
 def restore_model(config: RunConfig, tensors: dict[str, Tensor]) -> Decoder:
     """A model with these weights, without first drawing random ones."""
-    with torch.device("meta"):
-        model = build_model(config.model)
+    model = build_empty_model(config.model)
     model.load_state_dict(tensors, assign=True)
     return model
 
@@ -300,7 +311,7 @@ def summarise(path: Path) -> dict[str, Any]:
         state = path / "last" / "state.json"
         step = json.loads(state.read_text())["step"] if state.exists() else best_step
         saved = file.stat().st_mtime
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise TinyLMError(f"{file} is damaged ({error}). Copy the run again.") from error
     return {
         "kind": "model" if config.adapter is None else "adapter",

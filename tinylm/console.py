@@ -44,7 +44,7 @@ class Console:
     def _say(self, message: str, style: str, prefix: str = "") -> None:
         if self._bar is not None:
             self._bar.clear()
-        self._stderr.print(Text(prefix, style=f"bold {style}".strip()) + Text(message))
+        self._stderr.print(Text.assemble((prefix, f"bold {style}"), message) if prefix else Text(message))
         if self._bar is not None:
             self._bar.refresh()
 
@@ -121,16 +121,16 @@ class Console:
 
 def shorten(number: float) -> str:
     """1,234,567 as 1.2M: for people, not for scripts."""
-    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
+    for size, least, suffix in ((1e9, 999.95e6, "G"), (1e6, 999.95e3, "M"), (1e3, 999.5, "k")):
+        if number >= least:  # what would round up to 1,000 of the smaller unit
             return f"{number / size:.1f}{suffix}"
     return f"{number:.0f}"
 
 
 def duration(seconds: float) -> str:
     """3725 as 1h 02m."""
-    if seconds < 60:
-        return f"{seconds:.0f}s"
     minutes, seconds = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{seconds}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {seconds:02d}s"

@@ -19,21 +19,24 @@ from tinylm.config import (
 )
 from tinylm.device import DTYPES, can_compile, choose_device, choose_training_dtype, describe_device, free_memory
 from tinylm.errors import UsageError
-from tinylm.model.build import build_model, count_parameters
+from tinylm.model.build import build_empty_model, count_parameters
 
 DEFAULT_TIME = 600.0
 DEFAULT_PATIENCE = 10
-EVALUATIONS = 20  # in a run
+EVALUATIONS = 12  # in a run
 EVALUATION_SHARE = 0.05  # of the time that training takes
 COMPILE_FROM = 600.0  # seconds of training that earn back what compiling a layer costs
+STEPS = 2500  # that a run should have, where its length allows
+TOKENS_PER_STEP = {"cpu": (1024, 4096), "gpu": (8192, 65_536)}
+LAYER_CORE_SECONDS = 15e-6  # a token, on one core: measured on two of an AMD EPYC, for widths from 96 to 384
+LAYER_GPU_SECONDS = 5e-8
 MEMORY_SHARE = 0.7  # of the free memory that a plan may use
 
 # How each preset is trained, after its source, fitted to short runs of small models.
 RECIPES: dict[str, dict[str, Any]] = {
-    "modern": {"lr": 3e-3, "schedule": "trapezoid", "beta2": 0.99, "warmup": 0.02, "min_lr": 0.0},
-    "gpt2": {"lr": 1e-3, "schedule": "cosine", "beta2": 0.99, "warmup": 0.05},
+    "modern": {"schedule": "trapezoid", "beta2": 0.99, "warmup": 0.02, "min_lr": 0.0},
+    "gpt2": {"schedule": "cosine", "beta2": 0.99, "warmup": 0.05},
     "original": {
-        "lr": 1e-3,
         "schedule": "inverse-sqrt",
         "optimizer": "adam",
         "beta2": 0.98,
@@ -41,8 +44,13 @@ RECIPES: dict[str, dict[str, Any]] = {
         "weight_decay": 0.0,
         "min_lr": 0.0,
     },
-    "lora": {"lr": 2e-3, "schedule": "linear", "beta2": 0.99, "warmup": 0.05, "min_lr": 0.0, "weight_decay": 0.0},
+    "lora": {"schedule": "linear", "beta2": 0.99, "warmup": 0.05, "min_lr": 0.0, "weight_decay": 0.0},
 }
+
+
+# Learning rates: at a width of 128, and the power of the width by which they fall. 0.001 at a width of 384 for gpt2, as
+# nanoGPT has it.
+LEARNING_RATES = {"modern": (3e-3, 0.5), "gpt2": (3e-3, 1.0), "original": (1e-3, 1.0), "lora": (2e-3, 0.0)}
 
 
 @dataclass(frozen=True)
@@ -131,7 +139,7 @@ def plan_training(
     for name in ("batch_size", "micro_batch"):
         if training.get(name, 1) < 1:
             raise UsageError(f"{flag(name)} is {training[name]}; it must be 1 or more.")
-    batch_size = training.get("batch_size", default_batch_size(machine.runtime.device, shape.context))
+    batch_size = training.get("batch_size", _choose_batch_size(machine, data, shape, budget))
     micro_batch = training.get("micro_batch", batch_size)
     parameters = parameters_by_part(shape)["total"]
 
@@ -153,6 +161,7 @@ def plan_training(
     steps = budget.total_steps(data.train_tokens, tokens_per_step) or max(1, int(seconds / step_seconds))
     settings = {
         **RECIPES[recipe],
+        "lr": default_learning_rate(recipe, shape.width),
         **_rhythm(steps, step_seconds, shape, machine, training.get("eval_every"), training.get("save_every")),
         **{name: value for name, value in training.items() if name != "warmup_steps"},
         "batch_size": batch_size,
@@ -222,9 +231,20 @@ def _shrink_context(shape: ModelConfig, data: DataConfig, notices: list[str]) ->
     return replace(shape, context=available)
 
 
-def default_batch_size(device: str, context: int) -> int:
-    """Sequences for about 4,096 tokens a step on a CPU, where small steps learn fastest, and 16,384 on a GPU."""
-    return max(4, (4096 if device == "cpu" else 16_384) // context)
+def default_learning_rate(recipe: str, width: int) -> float:
+    lr, power = LEARNING_RATES[recipe]
+    return float(f"{lr * (128 / width) ** power:.2g}")
+
+
+def _choose_batch_size(machine: Machine, data: DataConfig, shape: ModelConfig, budget: Budget) -> int:
+    """Sequences a step: as many as leave a few thousand steps, within what a device does well."""
+    fewest, most = TOKENS_PER_STEP["cpu" if machine.runtime.device == "cpu" else "gpu"]
+    tokens = most
+    if budget.time is not None:
+        tokens = int(budget.time * training_speed(machine, shape) / STEPS)
+    elif budget.epochs is not None:
+        tokens = int(budget.epochs * data.train_tokens / STEPS)
+    return max(1, min(max(tokens, fewest), most) // shape.context)
 
 
 def matrix_parameters(config: ModelConfig) -> int:
@@ -241,11 +261,11 @@ def training_flops(config: ModelConfig) -> int:
 
 
 def training_speed(machine: Machine, config: ModelConfig) -> float:
-    """Expected tokens a second: matrix products at a third of their full speed, and what each layer costs besides."""
-    product_seconds = training_flops(config) / (0.35 * machine.flops)
-    elementwise = 30 * config.layers * config.width  # values read and written, forward and backward
-    rate = 1.5e9 if machine.runtime.device == "cpu" else 100e9  # values a second
-    return 1 / (product_seconds + elementwise / rate)
+    """Expected tokens a second: matrix products near their full speed, and what each layer costs besides."""
+    cpu = machine.runtime.device == "cpu"
+    products = training_flops(config) / ((0.75 if cpu else 0.35) * machine.flops)
+    besides = config.layers * (LAYER_CORE_SECONDS / machine.runtime.threads if cpu else LAYER_GPU_SECONDS)
+    return 1 / (products + besides)
 
 
 def activation_bytes(config: ModelConfig, dtype: str) -> int:
@@ -286,9 +306,4 @@ def _choose_compile(wanted: str, device: str, seconds: float) -> bool:
 
 
 def parameters_by_part(config: ModelConfig) -> dict[str, int]:
-    return count_parameters(_without_storage(config))
-
-
-def _without_storage(config: ModelConfig) -> torch.nn.Module:
-    with torch.device("meta"):
-        return build_model(config)
+    return count_parameters(build_empty_model(config))

@@ -24,7 +24,7 @@ def runs(
     console = output.console()
     if folder != CHECKPOINTS and not folder.is_dir():
         raise UsageError(f"There is no folder {folder}.")
-    found = sorted(folder.glob("*/config.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    found = sorted(folder.glob("*/config.json"))
     records: list[dict[str, Any]] = []
     for path in (file.parent for file in found if not file.parent.name.startswith(".")):
         record: dict[str, Any] = {"name": path.name, "path": str(path)}
@@ -33,6 +33,7 @@ def runs(
         except TinyLMError as error:
             record |= {"kind": "damaged", "error": str(error)}
         records.append(record)
+    records.sort(key=lambda record: record.get("saved", 0.0), reverse=True)
     if console.as_json:
         for record in records:
             console.record(record)

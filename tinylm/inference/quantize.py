@@ -6,6 +6,8 @@ from torch import Tensor, nn
 
 from tinylm.adapters.inject import replace_modules
 
+KERNEL_INPUTS = 16  # the CPU kernel reads so many at a time, past the end where they do not divide by it
+
 
 class Int8Linear(nn.Module):
     """x W^T + b with W ~ scale * round(W / scale), where scale is a row's largest magnitude over 127."""
@@ -19,7 +21,8 @@ class Int8Linear(nn.Module):
         super().__init__()
         weight = linear.weight.detach()
         scale = (weight.abs().amax(dim=1) / 127).clamp(min=1e-12)
-        self.register_buffer("weight", (weight / scale.unsqueeze(1)).round().to(torch.int8))
+        self.padding = -linear.in_features % KERNEL_INPUTS
+        self.register_buffer("weight", F.pad((weight / scale.unsqueeze(1)).round().to(torch.int8), (0, self.padding)))
         self.register_buffer("scale", scale)
         # The kernel is fast for bf16 alone, which is too coarse for the scales: those are applied after it.
         self.register_buffer("ones", torch.ones_like(scale, dtype=torch.bfloat16))
@@ -27,6 +30,8 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)"""
+        if self.padding:
+            x = F.pad(x, (0, self.padding))
         if x.device.type == "cpu":
             rows = x.reshape(-1, x.shape[-1]).bfloat16()  # (N, in)
             product = torch.ops.aten._weight_int8pack_mm(rows, self.weight, self.ones)  # (N, out)

@@ -95,8 +95,8 @@ class Sampler:
         if sampling.temperature == 0:
             chosen = logits.argmax(dim=-1)
         else:
-            # Subtracting the maximum first keeps a tiny temperature from overflowing.
-            logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature
+            # Subtracting the maximum first keeps a tiny temperature from overflowing; fp32 takes the tiniest for zero.
+            logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(sampling.temperature, 1e-30)
             if sampling.top_k:
                 logits = keep_top_k(logits, sampling.top_k)
             if sampling.top_p < 1:

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from tinylm.config import ModelConfig
 from tinylm.model.attention import Attention
@@ -79,6 +81,26 @@ def build_model(config: ModelConfig, seed: int = 0) -> Decoder:
         )
         INITIALISATIONS[config.initialisation](model, config)
     return model
+
+
+def build_empty_model(config: ModelConfig) -> Decoder:
+    """A model whose parameters have shapes but no storage: to count them, or to assign saved weights to them."""
+    with torch.device("meta"), _NoRandomNumbers():
+        return build_model(config)
+
+
+class _NoRandomNumbers(TorchFunctionMode):
+    """Leaves tensors as they are where they would be filled at random.
+
+    torch draws for tensors without storage through its compiler, which takes half a second to import.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in (torch.Tensor.normal_, torch.Tensor.uniform_) or getattr(func, "__module__", "") == nn.init.__name__:
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def _matrices(model: Decoder) -> list[tuple[str, nn.Linear]]:

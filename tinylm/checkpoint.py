@@ -121,11 +121,15 @@ class RunFolder:
         """Let a prepared run appear at its path, in the place of one that may be given up there."""
         if self._home == self.path:
             return
-        if self.path.exists():
-            remove_run(self.path)
+        replaced = _hidden(self.path, "old")
+        if self.path.exists() and any(self.path.iterdir()):
+            _refuse_strangers(self.path)
+            self.path.rename(replaced)
         self._home.rename(self.path)
         _flush_folder(self.path.parent)
         self._home = self.path
+        if replaced.exists():
+            remove_run(replaced)
 
     def load_last(self, config: RunConfig) -> LastSave:
         """Raises TinyLMError when there is nothing to resume from, or it is damaged."""
@@ -179,7 +183,11 @@ def _read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def preparation_folder(path: Path) -> Path:
-    return path.with_name(f".{path.name}.new")
+    return _hidden(path, "new")
+
+
+def _hidden(path: Path, version: str) -> Path:
+    return path.with_name(f".{path.name}.{version}")
 
 
 def check_free(path: Path, force: bool) -> None:
@@ -187,24 +195,30 @@ def check_free(path: Path, force: bool) -> None:
 
     `force` gives up a run that is there, but never a folder of anything else.
     """
+    _recover_run(path)
     if path.name in ("", ".."):
         raise UsageError(f"{path} is no name for a new folder; choose one with --out.")
     if path.is_symlink():
         raise UsageError(f"{path} is a link; name the folder itself, {path.resolve()}, with --out.")
-    shutil.rmtree(preparation_folder(path), ignore_errors=True)
+    for version in ("new", "old"):
+        shutil.rmtree(_hidden(path, version), ignore_errors=True)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not path.is_dir():
         raise UsageError(f"{path} is a file; choose another folder with --out.")
-    own = (*RUN_FILES, *RUN_FOLDERS, *(f"{name}.tmp" for name in RUN_FILES))
-    strangers = [entry.name for entry in path.iterdir() if entry.name not in own]
-    if strangers or not (path / "config.json").exists():
-        raise UsageError(f"{path} holds other things than a run ({', '.join(strangers[:3])}); choose another --out.")
+    _refuse_strangers(path)
     if not force:
         raise UsageError(
             f"{path} already holds a run. Go on with it: tinylm train --resume {shlex.quote(str(path))}. Replace it: "
             "add --force. Keep both: choose another folder with --out."
         )
+
+
+def _refuse_strangers(path: Path) -> None:
+    own = (*RUN_FILES, *RUN_FOLDERS, *(f"{name}.tmp" for name in RUN_FILES))
+    strangers = [entry.name for entry in path.iterdir() if entry.name not in own]
+    if strangers or not (path / "config.json").exists():
+        raise UsageError(f"{path} holds other things than a run ({', '.join(strangers[:3])}); choose another --out.")
 
 
 def remove_run(path: Path) -> None:
@@ -223,6 +237,7 @@ def weights_file(config: RunConfig) -> str:
 
 def read_config(path: Path) -> RunConfig:
     """Raises TinyLMError, or UsageError for a path that is no run folder, saying what is missing and what to do."""
+    _recover_run(path)
     if not path.exists():
         raise UsageError(f"There is no run at {path}; tinylm runs lists what there is.")
     if path.is_file():
@@ -391,6 +406,13 @@ def _recover_last(home: Path) -> Path:
                 (home / name).rename(last)
                 break
     return last
+
+
+def _recover_run(path: Path) -> None:
+    """Finish the replacement of a run that a kill interrupted between its two renames."""
+    for version in ("new", "old"):
+        if not path.exists() and (_hidden(path, version) / "last" / "manifest.json").exists():
+            _hidden(path, version).rename(path)
 
 
 def _hash_file(path: Path) -> str:

@@ -35,12 +35,25 @@ class Reading:
         return "".join(sorted({*self.found.alphabet, *(self.val_found.alphabet if self.val_found else "")}))
 
     def train_stream(self) -> Stream:
-        return cut(self.corpus.stream(), 0, self.train_characters)
+        return _exactly(self.train_characters, cut(self.corpus.stream(), 0, self.train_characters))
 
     def val_stream(self) -> Stream:
         if self.val_corpus is not None:
-            return self.val_corpus.stream()
-        return cut(self.corpus.stream(), self.train_characters, self.found.characters)
+            assert self.val_found is not None
+            return _exactly(self.val_found.characters, self.val_corpus.stream())
+        characters = self.found.characters
+        return _exactly(
+            characters - self.train_characters, cut(self.corpus.stream(), self.train_characters, characters)
+        )
+
+
+def _exactly(characters: int, stream: Stream) -> Stream:
+    """The stream; raises TinyLMError at its end when a file has changed since it was first read."""
+    for piece in stream:
+        characters -= len(piece or "")
+        yield piece
+    if characters:
+        raise TinyLMError("The text changed while it was being read; run the command again.")
 
 
 def read_corpus(

@@ -1,0 +1,67 @@
+"""Small runs to work with, trained once; every test stands in an empty folder of its own."""
+
+from pathlib import Path
+
+import pytest
+
+import tinylm.plan
+from tests.shell import TINY, done, story
+
+
+def know_speed(patch: pytest.MonkeyPatch) -> None:
+    """A plan times a matrix product, which takes longer than everything else here."""
+    patch.setattr(tinylm.plan, "_matmul_flops", lambda device, dtype: 1e11)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    know_speed(monkeypatch)
+    return folder
+
+
+@pytest.fixture
+def corpus(here: Path) -> Path:
+    path = here / "corpus.txt"
+    path.write_text(story(3000))
+    return path
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the runs below lie. They are not to be changed: `copied` makes one that may be."""
+    folder = tmp_path_factory.mktemp("shelf")
+    (folder / "one.txt").write_text(story(3000))
+    (folder / "two.txt").write_text("no joy, no joy; no bed\n" * 80)
+    return folder
+
+
+def trained(shelf: Path, name: str, *arguments: object) -> Path:
+    """With a token cache that lasts as long as the run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINYLM_CACHE", str(shelf / "cache"))
+        know_speed(patch)
+        done(*arguments, "--out", shelf / name)
+    return shelf / name
+
+
+@pytest.fixture(scope="session")
+def run(shelf: Path) -> Path:
+    """A model of characters, trained for a second: enough that it hardly ever draws the end of text."""
+    rhythm = ("--steps", 200, "--lr", 0.02, "--eval-every", 50, "--log-every", 50)
+    return trained(shelf, "run", "train", shelf / "one.txt", *rhythm, *TINY)
+
+
+@pytest.fixture(scope="session")
+def bpe_run(shelf: Path) -> Path:
+    """A model of byte-level BPE, which writes broken UTF-8 as long as it knows nothing."""
+    return trained(shelf, "bpe", "train", shelf / "one.txt", "--tokenizer", "bpe", "--steps", 3, *TINY)
+
+
+@pytest.fixture(scope="session")
+def adapter(run: Path, shelf: Path) -> Path:
+    """An adapter for `run`."""
+    budget = ("--steps", 20, "--lr", 0.05, "--batch-size", 4)
+    return trained(shelf, "adapter", "finetune-lora", shelf / "two.txt", "--model", run, *budget)

@@ -1,0 +1,413 @@
+"""Bad texts, bad run folders, absent devices and full disks: a sentence or two, the exit code, and nothing lost."""
+
+import errno
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from tests.shell import TINY, copied, done, refused, same_tensors, snapshot, story, tinylm
+from tinylm.checkpoint import RunFolder, load_model
+
+LEARN = (*TINY, "--steps", 1)
+
+
+# Texts
+
+TEXTS: dict[str, tuple[bytes | None, str]] = {
+    "missing": (None, "There is no file or folder 'text.txt'; check the path, or use - for standard input."),
+    "empty": (b"", "text.txt has no text in it; give a file that has some."),
+    "byte order mark": (b"\xef\xbb\xbf", "text.txt has no text in it; give a file that has some."),
+    "one character": (b"x", "text.txt leaves 0 tokens for training, and 3 are needed; give more text"),
+    "four characters": (b"abcd", "text.txt leaves 1 tokens for validation, and 2 are needed; give more text"),
+    "invalid UTF-8": (b"the sea \xff\xfe", "text.txt is not valid utf-8 at byte 8; mend that byte, or name the file's"),
+    "cut UTF-8": (
+        "the sea é".encode()[:-1],
+        "text.txt is not valid utf-8 at byte 8; mend that byte, or name the file's",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_bad_text_is_named_and_leaves_nothing(name: str, here: Path) -> None:
+    content, message = TEXTS[name]
+    if content is not None:
+        (here / "text.txt").write_bytes(content)
+    before = snapshot(here)
+    refused(tinylm("train", "text.txt", *LEARN), 2, message)
+    assert snapshot(here) == before
+
+
+@pytest.mark.parametrize(
+    "content, part", [(b"", "standard input has no text"), (b"the \xff", "standard input is not valid")]
+)
+def test_a_bad_text_on_standard_input_leaves_nothing(content: bytes, part: str, here: Path) -> None:
+    refused(tinylm("train", "-", "--out", "run", *LEARN, stdin=content), 2, part)
+    assert list(here.iterdir()) == []
+
+
+def test_the_offset_of_an_invalid_byte_is_counted_in_the_whole_file(here: Path) -> None:
+    """Across the pieces that a file is read in."""
+    (here / "text.txt").write_bytes(b"e\xcc\x81" * 400_000 + b"\xff")
+    refused(tinylm("train", "text.txt", *LEARN), 2, "text.txt is not valid utf-8 at byte 1200000;")
+
+
+def test_a_folder_without_text_is_named(here: Path) -> None:
+    (here / "folder/.git").mkdir(parents=True)
+    (here / "folder/.git/config").write_text("hidden")
+    (here / "folder/picture.png").write_bytes(b"\x89PNG\0\0\0")
+    (here / "folder/empty.txt").touch()
+    before = snapshot(here)
+    refused(tinylm("train", "folder", *LEARN), 2, "The folder folder has no text files in it; name one that has")
+    assert snapshot(here) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_is_refused_before_it_can_be_read_half(here: Path) -> None:
+    os.mkfifo(here / "pipe")
+    refused(tinylm("train", "pipe", *LEARN), 2, "pipe is a pipe or a device, which cannot be read twice; send it to -")
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("{", "lines.jsonl, line 2: not JSON"),
+        ('{"body": "x"}', "lines.jsonl, line 2: no text under 'text' (found: body); name the field with --text-key."),
+        ("[1]", "lines.jsonl, line 2: no text under 'text' (found: list)"),
+    ],
+)
+def test_a_bad_line_of_jsonl_is_named(line: str, message: str, here: Path) -> None:
+    (here / "lines.jsonl").write_text(json.dumps({"text": story(100)}) + "\n" + line + "\n")
+    refused(tinylm("train", "lines.jsonl", *LEARN), 2, message)
+
+
+def test_a_whole_text_given_as_a_path_is_an_error_of_bearable_length(here: Path) -> None:
+    result = tinylm("train", story(3000), *LEARN)
+    assert result.exit_code != 0
+    assert result.stderr.startswith("Error: ") and "File name too long" in result.stderr
+    assert len(result.stderr) < 500
+
+
+# Run folders
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def other_tokenizer(run: Path) -> None:
+    done("train-tokenizer", "-", "--kind", "char", "--out", run / "tokenizer.json", "--force", stdin="abc")
+
+
+def pickled(run: Path) -> None:
+    (run / "model.safetensors").unlink()
+    torch.save({"w": torch.zeros(1)}, run / "model.pt")
+
+
+def foreign(run: Path) -> None:
+    safetensors.torch.save_file({"transformer.wte.weight": torch.zeros(2, 2)}, run / "model.safetensors")
+
+
+def renamed_tensor(run: Path) -> None:
+    file = run / "model.safetensors"
+    with safetensors.safe_open(file, framework="pt") as opened:
+        metadata = opened.metadata()
+    tensors = safetensors.torch.load_file(file)
+    tensors["norm2.weight"] = tensors.pop("norm.weight")
+    safetensors.torch.save_file(tensors, file, metadata)
+
+
+def changed_config(run: Path) -> None:
+    config = json.loads((run / "config.json").read_text())
+    config["model"]["norm_placement"] = "post"
+    (run / "config.json").write_text(json.dumps(config))
+
+
+def cut(name: str) -> Callable[[Path], None]:
+    return lambda run: os.truncate(run / name, (run / name).stat().st_size // 2)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no weights": (lambda run: (run / "model.safetensors").unlink(), "has no model.safetensors. Copy the whole folder"),
+    "empty weights": (lambda run: (run / "model.safetensors").write_bytes(b""), "model.safetensors is damaged"),
+    "truncated weights": (cut("model.safetensors"), "model.safetensors is damaged"),
+    "first byte flipped": (lambda run: flip(run / "model.safetensors", 0), "model.safetensors is damaged"),
+    "last byte flipped": (lambda run: flip(run / "model.safetensors", -1), "does not match its digest"),
+    "foreign weights": (foreign, "model.safetensors was not written by tinylm: it carries no digest."),
+    "renamed tensor": (renamed_tensor, "does not match its digest"),
+    "pickle": (pickled, "model.pt is not opened, since a pickle can run its author's code"),
+    "pickle under our name": (
+        lambda run: torch.save({}, run / "model.safetensors"),
+        "is damaged or not a safetensors file",
+    ),
+    "no tokenizer": (lambda run: (run / "tokenizer.json").unlink(), "has no tokenizer.json; copy the whole folder"),
+    "truncated tokenizer": (cut("tokenizer.json"), "tokenizer.json is not a tokenizer"),
+    "another tokenizer": (other_tokenizer, "tokenizer.json is not the tokenizer that these weights were trained with"),
+    "truncated config": (cut("config.json"), "config.json is damaged"),
+    "another config": (changed_config, "belongs to another config.json"),
+    "config of another tool": (
+        lambda run: (run / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"], "n_layer": 12}'),
+        "config.json: it is not a tinylm run configuration",
+    ),
+    "config that is a list": (lambda run: (run / "config.json").write_text("[]"), "not a tinylm run configuration"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_run_is_refused_with_the_reason(name: str, run: Path, here: Path) -> None:
+    damage, message = DAMAGE[name]
+    path = copied(run, here / "bad")
+    damage(path)
+    before = snapshot(here)
+    for command in (("sample", "-n", 2), ("eval",), ("finetune-lora", "-", "--out", "ad", "--steps", 1)):
+        refused(tinylm(*command, "--model", "bad", stdin=story(500)), 1, message, "bad", sentences=3)
+    refused(tinylm("train", "-", "--init-from", "bad", "--steps", 1, stdin=story(500)), 1, message, sentences=3)
+    assert snapshot(here) == before
+
+
+def test_every_flipped_bit_of_the_weights_is_found_or_harmless(run: Path, here: Path) -> None:
+    """At offsets spread over header and tensors, the weights are refused or unchanged."""
+    path = copied(run, here / "bad")
+    file = path / "model.safetensors"
+    whole = file.read_bytes()
+    refusals = 0
+    for offset in [*range(0, 300, 23), *range(300, len(whole), len(whole) // 40)]:
+        flip(file, offset)
+        result = tinylm("sample", "-m", path, "-n", 1)
+        if result.exit_code:
+            refused(result, 1, str(file), sentences=3)
+            refusals += 1
+        else:
+            assert same_tensors(file, run / "model.safetensors")
+        file.write_bytes(whole)
+    assert refusals > 40
+
+
+class Bomb:
+    """A pickle that leaves a trace when it is opened."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, ("exploded",)
+
+
+@pytest.mark.parametrize("option", ["--model", "--adapter"])
+def test_a_pickle_is_refused_and_not_run(option: str, here: Path) -> None:
+    (here / "model.pt").write_bytes(pickle.dumps(Bomb()))
+    refused(tinylm("sample", option, "model.pt"), 2, "model.pt is a file", "pickled checkpoints are never opened")
+    (here / "folder").mkdir()
+    shutil.copy("model.pt", "folder/pytorch_model.bin")
+    refused(tinylm("sample", option, "folder"), 2, "folder is not a run folder: it has no config.json")
+    assert not (here / "exploded").exists()
+
+
+def test_pickles_within_a_run_are_not_run(run: Path, here: Path) -> None:
+    path = copied(run, here / "bad")
+    for name in ("model.safetensors", "last/model.safetensors", "last/optimizer.safetensors"):
+        (path / name).write_bytes(pickle.dumps(Bomb()))
+    refused(tinylm("sample", "-m", path), 1, "pickles are never opened")
+    refused(tinylm("train", "--resume", path), 1, "damaged", sentences=3)
+    assert not (here / "exploded").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("how", ["missing", "cut", "flipped"])
+def test_a_damaged_save_cannot_be_resumed_but_still_samples(name: str, how: str, run: Path, here: Path) -> None:
+    path = copied(run, here / "bad")
+    file = path / "last" / name
+    if how == "missing":
+        file.unlink()
+    elif how == "cut":
+        os.truncate(file, file.stat().st_size // 2)
+    else:
+        flip(file, file.stat().st_size // 2)
+    before = snapshot(path)
+    result = tinylm("train", "--resume", path, "--steps", 300)
+    refused(result, 1, f"{path}/last is damaged", "cannot be resumed", f"tinylm train --init-from {path}")
+    assert snapshot(path) == before
+    done("sample", "-m", path, "-n", 2)
+
+
+def test_a_run_without_a_save_cannot_be_resumed(run: Path, here: Path) -> None:
+    path = copied(run, here / "bad")
+    shutil.rmtree(path / "last")
+    refused(tinylm("train", "--resume", path), 1, "has no last/ folder to resume from", "--force")
+
+
+@pytest.mark.parametrize("command", [("sample", "--model"), ("train", "--resume"), ("info",), ("sample", "--adapter")])
+def test_a_missing_run_is_exit_2(command: tuple[str, ...]) -> None:
+    refused(tinylm(*command, "nowhere"), 2, "There is no run at nowhere; tinylm runs lists what there is.")
+
+
+@pytest.mark.parametrize("name", ["cut", "flipped", "missing"])
+def test_a_damaged_adapter_is_refused(name: str, adapter: Path, here: Path) -> None:
+    path = copied(adapter, here / "bad")
+    file = path / "adapter_model.safetensors"
+    {"cut": lambda: os.truncate(file, 200), "flipped": lambda: flip(file, -1), "missing": file.unlink}[name]()
+    refused(tinylm("sample", "--adapter", path), 1, "adapter_model.safetensors", sentences=3)
+    refused(tinylm("merge-lora", path, "--out", "merged"), 1, "adapter_model.safetensors", sentences=3)
+    assert [entry.name for entry in here.iterdir()] == ["bad"]
+
+
+# The machine
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_a_device_that_is_not_there_is_refused(
+    device: str, run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    (here / "text.txt").write_text(story(1000))
+    before = snapshot(here)
+    commands = (
+        ("train", "text.txt", *LEARN),
+        ("sample", "-m", run),
+        ("eval", "text.txt", "-m", run),
+        ("finetune-lora", "text.txt", "-m", run, "--out", "ad", "--steps", 1),
+    )
+    for command in commands:
+        refused(tinylm(*command, "--device", device), 2, f"--device {device} is not available", "use one of: cpu.")
+    assert snapshot(here) == before
+
+
+def test_a_run_from_a_gpu_says_that_there_is_none_here(run: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    path = copied(run, here / "gpu")
+    config = json.loads((path / "config.json").read_text())
+    config["runtime"]["device"] = "cuda"
+    (path / "config.json").write_text(json.dumps(config))
+    refused(tinylm("train", "--resume", path, "--steps", 300), 2, "--device cuda is not available")
+    done("sample", "-m", path, "-n", 1)
+
+
+def test_out_of_memory_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*sizes: object, **how: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000 bytes.")
+
+    (here / "text.txt").write_text(story(1000))
+    before = snapshot(here)
+    monkeypatch.setattr(RunFolder, "create", refuse)
+    refused(
+        tinylm("train", "text.txt", *LEARN), 1, "Out of memory. Choose a smaller --size, --context or --batch-size."
+    )
+    assert snapshot(here) == before
+
+
+# The disk
+
+
+class FullDisk:
+    """fsync fails from its n-th call on, as on a disk that is full by then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, works: int) -> None:
+        self.calls = 0
+        self.works = works
+        self._fsync = os.fsync
+        monkeypatch.setattr(os, "fsync", self)
+
+    def __call__(self, descriptor: int) -> None:
+        self.calls += 1
+        if self.calls > self.works:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._fsync(descriptor)
+
+
+FULL = "No space left on device"
+
+
+def test_a_disk_full_at_the_first_save_leaves_no_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever of the writing that comes before the run appears at its path is the first to fail."""
+    (here / "text.txt").write_text(story(1000))
+    before = snapshot(here)
+    failures = 0
+    for works in range(40):
+        with monkeypatch.context() as patch:
+            patch.setenv("TINYLM_CACHE", str(here.parent / f"cache-{works}"))
+            disk = FullDisk(patch, works)
+            result = tinylm("train", "text.txt", "--out", "run", *LEARN)
+        if disk.calls <= works:
+            break
+        failures += 1
+        refused(result, 1, FULL)
+        if (here / "run").exists():
+            load_model(here / "run")
+            shutil.rmtree(here / "run")
+        assert snapshot(here) == before
+    assert result.exit_code == 0
+    assert failures > 10
+
+
+def test_a_disk_full_while_replacing_a_run_keeps_the_old_one_or_the_new(
+    run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "text.txt").write_text(story(1000))
+    path = copied(run, here / "old")
+    before = snapshot(path)
+    kept = 0
+    for works in range(12):
+        with monkeypatch.context() as patch:
+            FullDisk(patch, works)
+            result = tinylm("train", "text.txt", "--out", "old", "--force", *LEARN)
+        refused(result, 1, FULL)
+        load_model(path)
+        kept += snapshot(path) == before
+        if kept <= works:
+            break
+    assert kept >= 5
+
+
+def test_a_disk_full_during_a_later_save_keeps_the_last_one(
+    run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = copied(run, here / "again")
+    resume = ("train", "--resume", path, "--steps", 202, "--save-every", 1, "--eval-every", 1)
+    for works in range(20):
+        with monkeypatch.context() as patch:
+            disk = FullDisk(patch, works)
+            result = tinylm(*resume)
+        if disk.calls <= works:
+            break
+        refused(result, 1, FULL)
+        load_model(path)
+        assert not (path / "last.new").exists()
+        done(*resume)
+        shutil.rmtree(path)
+        copied(run, path)
+    assert result.exit_code == 0
+    assert works > 10
+
+
+def test_a_tensor_file_that_cannot_be_written_is_an_error_that_names_the_run(
+    run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = copied(run, here / "again")
+
+    def fail(*arguments: object) -> None:
+        raise safetensors.SafetensorError(f"Error while serializing: I/O error: {FULL} (os error 28)")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", fail)
+    result = tinylm("train", "--resume", path, "--steps", 202)
+    refused(result, 1, f"Cannot save to {path}", FULL, "What was saved there before is intact", "free some space")
+    monkeypatch.undo()
+    load_model(path)
+
+
+def test_a_cache_that_cannot_be_written_names_the_variable(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "text.txt").write_text(story(1000))
+    (here / "file").touch()
+    monkeypatch.setenv("TINYLM_CACHE", str(here / "file" / "cache"))
+    refused(tinylm("train", "text.txt", *LEARN), 1, "Cannot write the encoded text", "TINYLM_CACHE")
+
+
+def test_a_place_that_cannot_be_written_is_named(here: Path) -> None:
+    (here / "text.txt").write_text(story(1000))
+    refused(tinylm("train", "text.txt", "--out", "text.txt/run", *LEARN), 1, "Cannot save to text.txt/run", "--out")
+    refused(tinylm("train", "text.txt", "--out", "text.txt", *LEARN), 2, "text.txt is a file; choose another folder")

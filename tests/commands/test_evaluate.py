@@ -1,0 +1,214 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.shell import TINY, copied, done, misused, records, refused, snapshot, story, tinylm
+from tinylm.baselines import ngram_bits_per_byte
+from tinylm.checkpoint import load_model, read_config, summarise
+
+KEYS = ["loss", "perplexity", "bits_per_character", "bits_per_byte", "tokens", "characters", "bytes"]
+
+
+def evaluated(*arguments: object, **how: str | bytes) -> dict[str, float]:
+    (record,) = records(done("eval", *arguments, "--json", **how))
+    return record
+
+
+@pytest.fixture
+def text(here: Path) -> Path:
+    path = here / "text.txt"
+    path.write_text(story(400, seed=2))
+    return path
+
+
+def test_json_has_the_promised_keys_and_they_agree(run: Path, text: Path) -> None:
+    record = evaluated("-m", run, text)
+    assert list(record) == KEYS
+    scored = len(text.read_text()) - 1
+    assert (record["tokens"], record["characters"], record["bytes"]) == (scored, scored, scored)
+    assert record["perplexity"] == pytest.approx(math.exp(record["loss"]))
+    assert record["bits_per_character"] == pytest.approx(record["loss"] / math.log(2))
+    assert record["bits_per_byte"] == record["bits_per_character"]
+
+
+def test_the_loss_is_the_mean_over_windows_of_the_context(run: Path, text: Path) -> None:
+    """The definition, one window at a time: nats of every token but the first given those before it in its window."""
+    model, config, tokenizer, _ = load_model(run)
+    ids, context = tokenizer.encode(text.read_text()).astype(int), config.model.context
+    nats = 0.0
+    with torch.no_grad():
+        for start in range(0, len(ids) - 1, context):
+            window = torch.from_numpy(ids[start : start + context + 1])
+            logits = model.logits(model(window[None, :-1]).hidden)[0].double()
+            nats += F.cross_entropy(logits, window[1:], reduction="sum").item()
+    assert evaluated("-m", run, text)["loss"] == pytest.approx(nats / (len(ids) - 1), rel=1e-6)
+
+
+def test_a_table_without_json(run: Path, text: Path) -> None:
+    record = evaluated("-m", run, text)
+    lines = done("eval", "-m", run, text).stdout.splitlines()
+    names = "nats a token,perplexity,bits a character,bits a byte,tokens scored,characters scored,bytes scored"
+    assert [line.rpartition("  ")[0].strip() for line in lines] == names.split(",")
+    assert lines[0].split()[-1] == f"{record['loss']:.4f}"
+
+
+def test_stderr_says_device_and_number_format(run: Path, text: Path) -> None:
+    assert "On cpu (1 threads) (no GPU was found) in fp32.\n" in done("eval", "-m", run, text).stderr
+    assert done("eval", "-m", run, text, "--quiet").stderr == ""
+
+
+@pytest.mark.parametrize("kind", ["run", "bpe_run"])
+def test_the_batch_size_changes_nothing(kind: str, text: Path, request: pytest.FixtureRequest) -> None:
+    model = request.getfixturevalue(kind)
+    one, *others = (evaluated("-m", model, text, "--batch-size", rows) for rows in (1, 2, 5, 1000))
+    for other in others:
+        assert other == {key: pytest.approx(value, rel=1e-6) for key, value in one.items()}
+
+
+def test_a_stride_scores_each_token_once_with_more_in_sight(run: Path, text: Path) -> None:
+    """Stride 1 by its definition: every token given the whole context before it."""
+    model, config, tokenizer, _ = load_model(run)
+    ids, context = tokenizer.encode(text.read_text()).astype(int), config.model.context
+    nats = 0.0
+    with torch.no_grad():
+        for end in range(1, len(ids)):
+            window = torch.from_numpy(ids[max(0, end - context) : end + 1])
+            logits = model.logits(model(window[None, :-1]).hidden)[0, -1].double()
+            nats += F.cross_entropy(logits, window[-1]).item()
+    whole, sliding = evaluated("-m", run, text), evaluated("-m", run, text, "--stride", 1)
+    assert sliding["tokens"] == whole["tokens"]
+    assert sliding["loss"] == pytest.approx(nats / (len(ids) - 1), rel=1e-6)
+    assert sliding["loss"] < whole["loss"]
+
+
+def test_bpe_counts_characters_and_bytes_of_the_text(bpe_run: Path, here: Path) -> None:
+    (here / "t.txt").write_text("xé日本 the sea")
+    record = evaluated("-m", bpe_run, "t.txt")
+    assert (record["characters"], record["bytes"]) == (11, 2 + 6 + 8)
+    nats = record["loss"] * record["tokens"]
+    assert record["bits_per_character"] == pytest.approx(nats / math.log(2) / record["characters"])
+    assert record["bits_per_byte"] == pytest.approx(nats / math.log(2) / record["bytes"])
+
+
+def test_several_texts_are_documents_joined_by_the_end_of_text(run: Path, here: Path) -> None:
+    for name in "ab":
+        (here / f"{name}.txt").write_text(story(300))
+    record = evaluated("-m", run, "a.txt", "b.txt")
+    assert record["characters"] == 2 * len(story(300)) - 1
+    assert record["tokens"] == 2 * len(story(300))
+
+
+def test_standard_input_folders_and_jsonl_are_texts(run: Path, text: Path, here: Path) -> None:
+    expected = evaluated("-m", run, text)
+    assert evaluated("-m", run, "-", stdin=text.read_text()) == expected
+    (here / "folder").mkdir()
+    (here / "folder" / "a.txt").write_text(text.read_text())
+    assert evaluated("-m", run, "folder") == expected
+    (here / "a.jsonl").write_text('{"body": "the sea"}\n')
+    assert evaluated("-m", run, "a.jsonl", "--text-key", "body")["tokens"] == 6
+
+
+def test_a_text_named_like_an_option_comes_after_two_dashes(run: Path, here: Path, text: Path) -> None:
+    expected = evaluated("-m", run, text)
+    text.rename(here / "--quiet")
+    assert records(done("eval", "-m", run, "--json", "--", "--quiet")) == [expected]
+
+
+def test_without_a_text_it_is_the_runs_own_validation_text(run: Path) -> None:
+    result = done("eval", "-m", run, "--json")
+    assert f"On the validation text of {run}." in result.stderr
+    (record,) = records(result)
+    data = read_config(run).data
+    assert data is not None
+    assert record["tokens"] == data.val_tokens - 1
+    assert record["loss"] == pytest.approx(summarise(run)["val_loss"], rel=1e-4)
+
+
+def test_a_run_on_standard_input_has_a_validation_text_of_its_own(here: Path) -> None:
+    done("train", "-", "--steps", 1, *TINY, stdin=story(1000))
+    assert evaluated()["tokens"] == int(len(story(1000)) * 0.1) - 1
+
+
+def test_baselines_are_compressors_and_a_character_model_of_the_training_text(
+    run: Path, text: Path, shelf: Path
+) -> None:
+    record = evaluated("-m", run, text, "--baselines")
+    assert list(record) == [*KEYS, "baselines"]
+    assert set(record["baselines"]) == {"gzip", "xz", "order-5 characters"}
+    data = read_config(run).data
+    assert data is not None
+    training = (shelf / "one.txt").read_text()[: data.train_characters]
+    expected = ngram_bits_per_byte(training, text.read_text())
+    assert record["baselines"]["order-5 characters"] == pytest.approx(expected)
+    assert "bits a byte, gzip" in done("eval", "-m", run, text, "--baselines").stdout
+
+
+def test_characters_that_the_model_never_saw_are_listed(run: Path, here: Path) -> None:
+    (here / "t.txt").write_text("the sea é and ü")
+    refused(tinylm("eval", "-m", run, "t.txt"), 2, "t.txt has 2 characters", "'é' (U+00E9), 'ü' (U+00FC)")
+
+
+def test_a_text_of_one_token_cannot_be_scored(run: Path, here: Path) -> None:
+    (here / "t.txt").write_text("t")
+    refused(tinylm("eval", "-m", run, "t.txt"), 2, "1 token", "2 are needed")
+
+
+def test_two_tokens_are_enough(run: Path, here: Path) -> None:
+    (here / "t.txt").write_text("th")
+    assert evaluated("-m", run, "t.txt")["tokens"] == 1
+
+
+@pytest.mark.parametrize("content, message", [(b"", "has no text in it"), (b"the \xff", "not valid utf-8 at byte 4")])
+def test_texts_that_cannot_be_read_are_named(content: bytes, message: str, run: Path, here: Path) -> None:
+    (here / "t.txt").write_bytes(content)
+    refused(tinylm("eval", "-m", run, "t.txt"), 2, f"t.txt {'is ' if content else ''}{message}")
+
+
+def test_a_missing_text_is_named(run: Path) -> None:
+    refused(tinylm("eval", "-m", run, "no.txt"), 2, "'no.txt'")
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("--stride 0", "--stride is 0"),
+        ("--stride 17", "--stride is 17"),
+        ("--batch-size 0", "--batch-size is 0"),
+        ("--device tpu", "--device is 'tpu'"),
+    ],
+)
+def test_values_that_cannot_be_used_are_named(flags: str, message: str, run: Path, text: Path) -> None:
+    refused(tinylm("eval", "-m", run, text, *flags.split()), 2, message)
+
+
+def test_values_of_the_wrong_kind_are_refused(run: Path, text: Path) -> None:
+    misused(tinylm("eval", "-m", run, text, "--stride", "far"), "--stride")
+
+
+def test_an_adapter_predicts_its_text_better_than_the_base(run: Path, adapter: Path, shelf: Path) -> None:
+    base, adapted = evaluated("-m", run, shelf / "two.txt"), evaluated("--adapter", adapter, shelf / "two.txt")
+    assert adapted["loss"] < base["loss"]
+    assert adapted["tokens"] == base["tokens"]
+
+
+def test_evaluating_writes_no_file(run: Path, text: Path, here: Path) -> None:
+    before = snapshot(run), snapshot(here)
+    evaluated("-m", run, text, "--baselines")
+    assert (snapshot(run), snapshot(here)) == before
+
+
+def test_a_validation_text_that_is_gone_says_so(run: Path, here: Path) -> None:
+    path = copied(run, here / "moved")
+    config = json.loads((path / "config.json").read_text())
+    config["data"] |= {"token_folder": "/nowhere", "corpus": ["gone.txt"]}
+    (path / "config.json").write_text(json.dumps(config))
+    refused(tinylm("eval", "-m", path), 2, "'gone.txt'")
+    text = here / "t.txt"
+    text.write_text(story(300))
+    result = done("eval", "-m", path, text, "--baselines", "--json")
+    assert "Warning: The character model is left out: " in result.stderr
+    assert set(records(result)[0]["baselines"]) == {"gzip", "xz"}

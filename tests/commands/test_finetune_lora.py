@@ -1,0 +1,270 @@
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from tests.shell import copied, done, misused, records, refused, same_tensors, snapshot, story, tinylm
+from tinylm.adapters.load import load_adapted
+from tinylm.checkpoint import load_model, read_config
+
+FILES = {"config.json", "tokenizer.json", "metrics.jsonl", "adapter_model.safetensors", "adapter_config.json", "last"}
+SHORT = ("--steps", 2, "--batch-size", 4)
+
+
+@pytest.fixture
+def second(here: Path) -> Path:
+    path = here / "second.txt"
+    path.write_text("no joy, no joy; no bed\n" * 60)
+    return path
+
+
+def finetuned(second: Path, base: Path, out: str, *options: object) -> Path:
+    done("finetune-lora", second, "-m", base, "-o", out, *SHORT, *options)
+    return second.parent / out
+
+
+def peft_tensors(adapter: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(adapter / "adapter_model.safetensors")
+
+
+def test_stdout_is_the_path_and_nothing_else(second: Path, run: Path, here: Path) -> None:
+    result = done("finetune-lora", second, "-m", run, "-o", "ad", *SHORT)
+    assert result.stdout == "ad\n"
+    assert {path.name for path in (here / "ad").iterdir()} == FILES
+    assert "adapter:   " in result.stderr and "q_proj, k_proj, v_proj, o_proj" in result.stderr
+    assert done("finetune-lora", second, "-m", run, "-o", "quiet", *SHORT, "--quiet").stderr == ""
+
+
+def test_the_default_folder_stands_beside_the_base(second: Path, run: Path, here: Path) -> None:
+    copied(run, here / "checkpoints/base")
+    result = done("finetune-lora", second, *SHORT)
+    assert result.stdout == "checkpoints/base-lora\n"
+    assert "Using checkpoints/base, the newest model." in result.stderr
+
+
+def test_the_default_folder_from_within_the_base(
+    second: Path, run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(copied(run, here / "base"))
+    assert done("finetune-lora", second, "-m", ".", *SHORT).stdout == f"{here}/base-lora\n"
+
+
+def test_json_counts_the_parameters_that_are_trained(second: Path, run: Path, here: Path) -> None:
+    last = records(done("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, "--rank", 3, "--json"))[-1]
+    assert last["parameters"] == sum(tensor.numel() for tensor in peft_tensors(here / "ad").values())
+    again = records(done("finetune-lora", "--resume", "ad", "--steps", 3, "--json"))[-1]
+    assert again["parameters"] == last["parameters"]
+
+
+def test_the_base_stays_as_it_is_to_the_byte(second: Path, run: Path) -> None:
+    before = snapshot(run)
+    finetuned(second, run, "ad")
+    assert snapshot(run) == before
+
+
+@pytest.mark.parametrize("out", ["base", "./base/../base"])
+def test_the_base_is_no_place_for_the_adapter_even_by_force(out: str, second: Path, run: Path, here: Path) -> None:
+    copied(run, here / "base")
+    before = snapshot(here)
+    result = tinylm("finetune-lora", second, "-m", "base", "-o", out, "--force", *SHORT)
+    refused(result, 2, "is the base model, which is never written to")
+    assert snapshot(here) == before
+
+
+def test_it_begins_at_no_change(second: Path, run: Path, here: Path) -> None:
+    """The evaluation before the first step is the base's own."""
+    finetuned(second, run, "ad", "--dtype", "fp32")
+    first = json.loads((here / "ad/metrics.jsonl").read_text().splitlines()[0])
+    data = read_config(here / "ad").data
+    assert data is not None
+    (here / "val.txt").write_text(second.read_text()[data.train_characters :])
+    (base,) = records(done("eval", "-m", run, "val.txt", "--json"))
+    assert first["step"] == 0
+    assert first["val_loss"] == pytest.approx(base["loss"], rel=1e-6)
+
+
+def test_a_longer_run_lowers_the_loss(second: Path, run: Path) -> None:
+    options = ("--steps", 20, "--lr", 0.05, "--batch-size", 4, "--json")
+    lines = records(done("finetune-lora", second, "-m", run, "-o", "ad", *options))
+    losses = [line["val_loss"] for line in lines if "val_loss" in line]
+    assert losses[-1] < losses[0] - 0.1
+
+
+def test_files_are_those_of_peft(second: Path, run: Path) -> None:
+    adapter = finetuned(second, run, "ad", "--rank", 3, "--alpha", 5, "--dropout", 0.1, "--target", "query,mlp")
+    model = load_model(run)[0]
+    expected = {}
+    for layer in ("attention.q_proj", "feedforward.gate_proj", "feedforward.up_proj", "feedforward.down_proj"):
+        rows, columns = model.get_submodule(f"layers.0.{layer}").weight.shape
+        expected[f"base_model.model.layers.0.{layer}.lora_A.weight"] = (3, columns)
+        expected[f"base_model.model.layers.0.{layer}.lora_B.weight"] = (rows, 3)
+    assert {name: tuple(tensor.shape) for name, tensor in peft_tensors(adapter).items()} == expected
+    assert json.loads((adapter / "adapter_config.json").read_text()) == {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(run.resolve()),
+        "r": 3,
+        "lora_alpha": 5.0,
+        "lora_dropout": 0.1,
+        "target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"],
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "modules_to_save": None,
+        "inference_mode": True,
+    }
+
+
+def test_peft_itself_computes_the_same_from_these_files(adapter: Path, run: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = load_model(run)[0]
+    ids = torch.arange(16).unsqueeze(0)
+    with torch.inference_mode():
+        base = model.logits(model(ids).hidden)
+        peft.inject_adapter_in_model(peft.LoraConfig.from_pretrained(str(adapter)), model)
+        tensors = {name.removeprefix("base_model.model."): tensor for name, tensor in peft_tensors(adapter).items()}
+        outcome = peft.set_peft_model_state_dict(model, tensors)
+        ours = load_adapted(adapter, None, "cpu")[0]
+        theirs = model.eval().logits(model(ids).hidden)
+        torch.testing.assert_close(theirs, ours.logits(ours(ids).hidden), rtol=0, atol=1e-5)
+    assert outcome.unexpected_keys == []
+    assert not torch.allclose(theirs, base, atol=1e-2)
+
+
+def test_the_scale_is_twice_by_default(second: Path, run: Path) -> None:
+    settings = read_config(finetuned(second, run, "ad", "-r", 5)).adapter
+    assert settings is not None
+    assert (settings.rank, settings.alpha, settings.dropout) == (5, 10.0, 0.0)
+    assert settings.targets == ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def test_targets_may_be_given_in_one_word_or_several(second: Path, run: Path) -> None:
+    for name, options in (("a", ("--target", "key,value")), ("b", ("--target", "key", "--target", "value"))):
+        settings = read_config(finetuned(second, run, name, *options)).adapter
+        assert settings is not None and settings.targets == ("k_proj", "v_proj")
+
+
+def test_the_adapter_records_its_base_by_path_and_digest(adapter: Path, run: Path) -> None:
+    settings = read_config(adapter).adapter
+    assert settings is not None
+    assert (settings.base, settings.base_digest) == (str(run.resolve()), load_model(run)[3].digest)
+
+
+def test_a_moved_base_is_given_by_model(second: Path, run: Path, here: Path) -> None:
+    copied(run, here / "base")
+    finetuned(second, here / "base", "ad")
+    expected = done("sample", "--adapter", "ad", "-n", 20, "--seed", 1).stdout
+    (here / "base").rename(here / "moved")
+    gone = (("sample", "--adapter", "ad"), ("eval", "--adapter", "ad", second), ("finetune-lora", "--resume", "ad"))
+    for command in gone:
+        refused(tinylm(*command), 2, f"The base of ad was at {here}/base and is gone", "--model")
+    assert done("sample", "--adapter", "ad", "-m", "moved", "-n", 20, "--seed", 1).stdout == expected
+    done("finetune-lora", "--resume", "ad", "--model", "moved", "--steps", 3)
+
+
+def test_an_adapter_for_another_base_is_refused(adapter: Path, run: Path, second: Path, here: Path) -> None:
+    """Another base of the very same shape."""
+    other = copied(run, here / "other")
+    done("train", "--resume", other, "--steps", 205, "--eval-every", 1, "--log-every", 1)
+    done("train", second, "--init-from", other, "--out", "cousin", *SHORT, "--lr", "0.1", "--val-data", second)
+    text = "an adapter fits only the base it was trained on"
+    before = snapshot(here)
+    for command in (("sample",), ("eval", second)):
+        refused(tinylm(*command, "--adapter", adapter, "--model", "cousin"), 1, text, str(adapter), "cousin")
+    refused(tinylm("merge-lora", adapter, "--model", "cousin", "--out", "merged"), 1, text)
+    refused(tinylm("finetune-lora", "--resume", adapter, "--model", "cousin", "--steps", 99), 1, text)
+    assert snapshot(here) == before
+
+
+def test_an_adapter_goes_on_to_the_very_weights_it_would_have_had(second: Path, run: Path, here: Path) -> None:
+    options = ("--schedule", "constant", "--eval-every", 2, "--save-every", 2, "--dropout", 0.2, "--target", "mlp")
+    for name, steps in (("whole", 6), ("parts", 4)):
+        done("finetune-lora", second, "-m", run, "-o", name, "--steps", steps, "--batch-size", 4, *options)
+    result = done("finetune-lora", "--resume", "parts", "--steps", 6)
+    assert result.stdout == "parts\n" and "at step 4" in result.stderr
+    for name in ("adapter_model", "optimizer"):
+        assert same_tensors(here / f"whole/last/{name}.safetensors", here / f"parts/last/{name}.safetensors")
+
+
+@pytest.mark.parametrize(
+    "option, value", [("--rank", 4), ("--alpha", 3), ("--target", "mlp"), ("--lr", 1), ("--out", "x")]
+)
+def test_resuming_refuses_what_is_fixed(option: str, value: object, adapter: Path) -> None:
+    refused(tinylm("finetune-lora", "--resume", adapter, option, value), 2, f"--resume fixes {option}")
+
+
+def test_resuming_refuses_a_text(adapter: Path, second: Path) -> None:
+    refused(tinylm("finetune-lora", second, "--resume", adapter), 2, "own corpus")
+
+
+def test_dry_run_writes_nothing(second: Path, run: Path, here: Path) -> None:
+    before = snapshot(here)
+    result = done("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, "--dry-run")
+    assert result.stdout == "" and "adapter:" in result.stderr
+    assert snapshot(here) == before
+
+
+def test_a_second_adapter_at_the_same_place_is_refused(adapter: Path, second: Path, run: Path, here: Path) -> None:
+    path = copied(adapter, here / "ad")
+    before = snapshot(path)
+    result = tinylm("finetune-lora", second, "-m", run, "-o", "ad", *SHORT)
+    refused(result, 2, "ad already holds a run", "--force", "--out", sentences=4)
+    assert snapshot(path) == before
+    finetuned(second, run, "ad", "--force", "--rank", 2)
+    settings = read_config(path).adapter
+    assert settings is not None and settings.rank == 2
+
+
+def test_standard_input_is_kept_in_the_adapter(run: Path, second: Path, here: Path) -> None:
+    assert done("finetune-lora", "-", "-m", run, "-o", "ad", *SHORT, stdin=second.read_text()).stdout == "ad\n"
+    assert (here / "ad/tokens").is_dir()
+    done("finetune-lora", "--resume", "ad", "--steps", 3)
+
+
+def test_characters_that_the_base_never_saw_are_listed(run: Path, here: Path) -> None:
+    (here / "t.txt").write_text(story(300) + "é ü")
+    before = snapshot(here)
+    result = tinylm("finetune-lora", "t.txt", "-m", run, "-o", "ad", *SHORT)
+    refused(result, 2, "does not know 2 of the corpus's characters", "'é' (U+00E9), 'ü' (U+00FC)")
+    assert snapshot(here) == before
+
+
+def test_an_adapter_is_no_base(adapter: Path, second: Path) -> None:
+    refused(tinylm("finetune-lora", second, "-m", adapter, "-o", "ad", *SHORT), 2, "is an adapter, not a model")
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("--rank 0", "--rank is 0"),
+        ("--alpha 0", "--alpha is 0.0"),
+        ("--alpha nan", "--alpha is nan"),
+        ("--dropout 1", "--dropout is 1.0"),
+        ("--target brain", "--target 'brain' is not known; choose from: attention"),
+        ("--epochs 2", "--steps and --epochs contradict each other"),
+        ("--batch-size 0", "--batch-size is 0"),
+        ("--lr 0", "--lr is 0.0"),
+    ],
+)
+def test_values_that_cannot_be_used_are_named(flags: str, message: str, second: Path, run: Path, here: Path) -> None:
+    before = snapshot(here)
+    refused(tinylm("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, *flags.split()), 2, message)
+    assert snapshot(here) == before
+
+
+def test_values_of_the_wrong_kind_are_refused(second: Path) -> None:
+    misused(tinylm("finetune-lora", second, "--rank", "high"), "--rank", "integer")
+
+
+def test_no_text_and_no_model_say_what_to_type(second: Path) -> None:
+    refused(tinylm("finetune-lora"), 2, "tinylm finetune-lora other.txt", "standard input")
+    refused(tinylm("finetune-lora", second), 2, "no trained model under checkpoints/")
+
+
+def test_a_text_shorter_than_the_context_is_refused(run: Path, here: Path) -> None:
+    """The base fixes the context: it cannot shrink, and there is no option for it."""
+    (here / "t.txt").write_text("no joy, no bed")
+    result = tinylm("finetune-lora", "t.txt", "-m", run, "-o", "ad", *SHORT, "--val-fraction", 0.3)
+    refused(result, 2, "has 10 tokens", "a context of 16 needs 17; give more text.")
+    assert [path.name for path in here.iterdir()] == ["t.txt"]

@@ -1,0 +1,99 @@
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.shell import copied, done, records, refused, tinylm
+from tinylm.checkpoint import load_model
+
+KEYS = {"run", "kind", "parameters", "step", "best_step", "val_loss", "saved", "config", "parameters_by_part"}
+KEYS |= {"tokenizer", "curve", "commands"}
+
+
+def test_json_is_one_object_with_the_promised_keys(run: Path) -> None:
+    (record,) = records(done("info", run, "--json"))
+    assert set(record) == KEYS
+    assert record["config"] == json.loads((run / "config.json").read_text())
+    model, _, tokenizer, weights = load_model(run)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert record["parameters_by_part"]["total"] == record["parameters"] == total
+    assert sum(n for part, n in record["parameters_by_part"].items() if part != "total") == total
+    assert record["tokenizer"] == {"kind": "char", "vocab_size": tokenizer.vocab_size}
+    assert [point["step"] for point in record["curve"]] == [0, 50, 100, 150, 200]
+    assert min(point["val_loss"] for point in record["curve"]) == weights.val_loss == record["val_loss"]
+
+
+def test_text_shows_configuration_parameters_tokenizer_corpus_curve_and_commands(run: Path, shelf: Path) -> None:
+    stdout = done("info", run).stdout
+    for title in ("run", "model", "parameters", "tokenizer", "data", "training", "runtime", "curve", "what next"):
+        assert f"\n{title}\n" in "\n" + stdout
+    for line in ("  width              16", "  kind               char", f"  corpus             {shelf / 'one.txt'}"):
+        assert line in stdout.splitlines()
+
+
+def test_the_commands_it_names_work(run: Path, adapter: Path, here: Path, shelf: Path) -> None:
+    (here / "text.txt").write_text("the sea")
+    (here / "other.txt").write_text((shelf / "two.txt").read_text())
+    model, tune = copied(run, here / "a model"), copied(adapter, here / "tune")
+    for path in (model, tune):
+        (record,) = records(done("info", path, "--json"))
+        for name, command in record["commands"].items():
+            assert command in done("info", path).stdout
+            program, *words = shlex.split(command.replace('"..."', "sea"))
+            short = {"sample": ("-n", 2), "fine-tune": ("--steps", 1, "--batch-size", 4)}
+            assert program == "tinylm"
+            done(*words, *short.get(name, ()))
+
+
+def test_an_adapter_is_marked_and_its_commands_take_it_as_such(adapter: Path) -> None:
+    (record,) = records(done("info", adapter, "--json"))
+    assert record["kind"] == "adapter"
+    assert set(record["commands"]) == {"resume", "sample", "evaluate", "merge"}
+    assert "--adapter" in record["commands"]["sample"]
+    assert "\nadapter\n" in done("info", adapter).stdout
+
+
+def test_a_merged_model_offers_no_resuming(adapter: Path) -> None:
+    done("merge-lora", adapter, "--out", "merged")
+    (record,) = records(done("info", "merged", "--json"))
+    assert "resume" not in record["commands"]
+    assert record["curve"] == []
+
+
+def test_without_a_run_it_is_the_newest(run: Path, here: Path) -> None:
+    copied(run, here / "checkpoints/mine")
+    result = done("info", "--json")
+    assert "Using checkpoints/mine" in result.stderr
+    assert records(result)[0]["run"] == "checkpoints/mine"
+
+
+@pytest.mark.parametrize("kind", ["run", "adapter"])
+def test_the_folder_one_stands_in_is_a_run_too(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = request.getfixturevalue(kind)
+    monkeypatch.chdir(path)
+    (record,) = records(done("info", ".", "--json"))
+    assert record["run"] == str(path)
+
+
+def test_a_cut_line_of_metrics_is_left_out(run: Path, here: Path) -> None:
+    path = copied(run, here / "cut")
+    metrics = path / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + '{"step": 201, "val_l')
+    assert records(done("info", path, "--json"))[0]["curve"][-1]["step"] == 200
+
+
+def test_damage_is_named(run: Path, here: Path) -> None:
+    path = copied(run, here / "bad")
+    (path / "model.safetensors").write_bytes(b"\0" * 50)
+    refused(tinylm("info", path), 1, str(path / "model.safetensors"), "damaged")
+    (path / "config.json").write_text('{"format": 99}')
+    refused(tinylm("info", path), 1, "written by a newer tinylm (format 99, this one reads 1)", "upgrade tinylm")
+
+
+def test_a_path_that_is_no_run_is_named(here: Path) -> None:
+    refused(tinylm("info", "nowhere"), 2, "There is no run at nowhere", "tinylm runs")
+    (here / "empty").mkdir()
+    refused(tinylm("info", "empty"), 2, "empty is not a run folder: it has no config.json")

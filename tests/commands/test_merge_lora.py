@@ -1,0 +1,100 @@
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.shell import copied, done, records, refused, snapshot, tinylm
+from tinylm.adapters.load import load_adapted
+from tinylm.adapters.lora import LoRALinear
+from tinylm.checkpoint import load_model
+
+
+def test_stdout_is_the_path_and_stderr_what_was_checked(adapter: Path) -> None:
+    result = done("merge-lora", adapter, "--out", "merged")
+    assert result.stdout == "merged\n"
+    assert "Checked: merged and unmerged logits differ by " in result.stderr
+    quiet = done("merge-lora", adapter, "--out", "again", "--quiet")
+    assert (quiet.stdout, quiet.stderr) == ("again\n", "")
+
+
+def test_json_gives_the_run_and_both_differences(adapter: Path) -> None:
+    (record,) = records(done("merge-lora", adapter, "--out", "merged", "--json"))
+    assert list(record) == ["run", "difference", "change"]
+    assert record["run"] == "merged"
+    assert record["difference"] < 1e-4 < record["change"]
+
+
+def test_the_merged_model_predicts_what_base_and_adapter_did_together(adapter: Path, run: Path, here: Path) -> None:
+    done("merge-lora", adapter, "--out", "merged")
+    merged, merged_config, *_ = load_model(here / "merged")
+    base, base_config, *_ = load_model(run)
+    adapted, *_ = load_adapted(adapter, None, "cpu")
+    ids = torch.arange(16).reshape(1, 16)
+    with torch.inference_mode():
+        logits = [model.logits(model(ids).hidden) for model in (merged, adapted, base)]
+    torch.testing.assert_close(logits[0], logits[1], rtol=0, atol=1e-5)
+    assert (logits[0] - logits[2]).abs().max() > 0.01
+    assert merged_config.model == base_config.model
+    assert merged.state_dict().keys() == base.state_dict().keys()
+
+
+def test_the_merged_model_is_a_plain_run(adapter: Path, run: Path, shelf: Path, here: Path) -> None:
+    before = snapshot(adapter), snapshot(run)
+    done("merge-lora", adapter, "--out", "checkpoints/merged")
+    assert (snapshot(adapter), snapshot(run)) == before
+    shutil.copytree(here / "checkpoints/merged", here / "copy")
+    options = ("--seed", 1, "-n", 60, "-t", 0)
+    assert done("sample", "-m", "copy", *options).stdout == done("sample", "--adapter", adapter, *options).stdout
+    losses = [
+        records(done("eval", shelf / "two.txt", *how, "--json"))[0]["loss"]
+        for how in (("-m", "copy"), ("--adapter", adapter))
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert "checkpoints/merged, the newest model" in done("sample", "-n", 1).stderr
+    done("train", shelf / "one.txt", "--init-from", "copy", "--steps", 1, "--batch-size", 4)
+
+
+def test_a_merged_model_cannot_be_resumed_and_says_so(adapter: Path) -> None:
+    done("merge-lora", adapter, "--out", "merged")
+    refused(tinylm("train", "--resume", "merged"), 2, "was not trained but merged", "tinylm train --init-from merged")
+
+
+def test_an_adapter_that_changes_nothing_is_not_merged(run: Path, shelf: Path, here: Path) -> None:
+    options = ("--steps", 1, "--lr", "1e-30", "--batch-size", 4)
+    done("finetune-lora", shelf / "two.txt", "-m", run, "-o", "idle", *options)
+    before = snapshot(here)
+    refused(tinylm("merge-lora", "idle", "--out", "merged"), 1, "changes nothing", "train it for longer")
+    assert snapshot(here) == before
+
+
+def test_a_merge_that_goes_wrong_is_noticed_and_writes_nothing(
+    adapter: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scale that is lost in merging."""
+
+    def merged(self: LoRALinear) -> torch.nn.Linear:
+        with torch.no_grad():
+            self.base.weight += self.lora_B @ self.lora_A
+        return self.base
+
+    monkeypatch.setattr(LoRALinear, "merged", merged)
+    refused(tinylm("merge-lora", adapter, "--out", "merged"), 1, "logits differ", "nothing was written")
+    assert list(here.iterdir()) == []
+
+
+def test_a_folder_that_is_there_is_not_replaced_without_force(adapter: Path, run: Path, here: Path) -> None:
+    path = copied(run, here / "merged")
+    before = snapshot(path)
+    refused(tinylm("merge-lora", adapter, "--out", "merged"), 2, "merged already holds a run", "--force", sentences=4)
+    assert snapshot(path) == before
+    done("merge-lora", adapter, "--out", "merged", "--force")
+    assert set(snapshot(path)) == {"config.json", "tokenizer.json", "model.safetensors"}
+
+
+def test_a_model_is_no_adapter(run: Path) -> None:
+    refused(tinylm("merge-lora", run, "--out", "merged"), 2, "is a model, not an adapter")
+
+
+def test_a_missing_adapter_is_named() -> None:
+    refused(tinylm("merge-lora", "no-such", "--out", "merged"), 2, "There is no run at no-such")

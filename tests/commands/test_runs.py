@@ -1,0 +1,86 @@
+import os
+from pathlib import Path
+
+from tests.shell import copied, done, records, refused, tinylm
+from tinylm.checkpoint import load_model
+
+KEYS = ["name", "path", "kind", "parameters", "step", "best_step", "val_loss", "saved"]
+
+
+def shelve(here: Path, **runs: Path) -> None:
+    """Runs under checkpoints/, the first the newest."""
+    for age, (name, source) in enumerate(runs.items()):
+        path = copied(source, here / "checkpoints" / name)
+        for file in path.iterdir():
+            os.utime(file, (2e9 - age, 2e9 - age))
+
+
+def test_a_table_of_name_kind_size_steps_loss_and_age_newest_first(run: Path, adapter: Path, here: Path) -> None:
+    shelve(here, young=run, tune=adapter, old=run)
+    result = done("runs")
+    header, *rows = (line.split() for line in result.stdout.splitlines())
+    assert header == ["name", "kind", "parameters", "steps", "val", "loss", "age"]
+    assert [row[:2] for row in rows] == [["young", "model"], ["tune", "adapter"], ["old", "model"]]
+    assert [row[3] for row in rows] == ["200", "20", "200"]
+    assert result.stderr == ""
+
+
+def test_runs_stand_in_the_order_of_their_weights_and_damaged_ones_last(run: Path, here: Path) -> None:
+    """A run that was begun first, trained for long, and saved last."""
+    shelve(here, short=run, long=run, torn=run)
+    os.utime(here / "checkpoints/long/model.safetensors", (3e9, 3e9))
+    assert "Using checkpoints/long, the newest model." in done("sample", "-n", 1).stderr
+    (here / "checkpoints/torn/model.safetensors").write_bytes(b"")
+    assert [record["name"] for record in records(done("runs", "--json"))] == ["long", "short", "torn"]
+
+
+def test_json_has_the_promised_keys(run: Path, here: Path) -> None:
+    shelve(here, mine=run)
+    (record,) = records(done("runs", "--json"))
+    assert list(record) == KEYS
+    weights = load_model(run)[3]
+    assert (record["name"], record["path"], record["kind"]) == ("mine", "checkpoints/mine", "model")
+    assert (record["step"], record["best_step"], record["val_loss"]) == (200, weights.step, weights.val_loss)
+    assert record["parameters"] == sum(tensor.numel() for tensor in weights.tensors.values())
+
+
+def test_a_damaged_run_is_listed_as_such_and_hides_no_other(run: Path, here: Path) -> None:
+    shelve(here, good=run, torn=run, empty=run, bare=run)
+    with (here / "checkpoints/torn/model.safetensors").open("r+b") as file:
+        file.truncate(100)
+    (here / "checkpoints/empty/config.json").write_text("")
+    (here / "checkpoints/bare/model.safetensors").unlink()
+    kinds = {record["name"]: record["kind"] for record in records(done("runs", "--json"))}
+    assert kinds == {"good": "model", "torn": "damaged", "empty": "damaged", "bare": "damaged"}
+    assert done("runs").stdout.count("damaged") == 3
+    errors = {record["name"]: record.get("error", "") for record in records(done("runs", "--json"))}
+    assert "torn/model.safetensors" in errors["torn"] and "empty/config.json" in errors["empty"]
+
+
+def test_other_folders_and_unfinished_runs_are_passed_over(run: Path, here: Path) -> None:
+    shelve(here, mine=run, unfinished=run)
+    (here / "checkpoints/unfinished").rename(here / "checkpoints/.unfinished.new")
+    (here / "checkpoints/notes").mkdir()
+    (here / "checkpoints/README.md").write_text("# runs")
+    assert [record["name"] for record in records(done("runs", "--json"))] == ["mine"]
+
+
+def test_a_long_name_is_not_cut(run: Path, here: Path) -> None:
+    shelve(here, **{"n" * 150: run})
+    assert "n" * 150 in done("runs").stdout
+
+
+def test_another_folder_may_be_named(run: Path, shelf: Path, adapter: Path) -> None:
+    names = {record["name"] for record in records(done("runs", shelf, "--json"))}
+    assert {"run", "adapter"} <= names
+
+
+def test_nothing_yet_is_no_error() -> None:
+    result = done("runs")
+    assert result.stdout == ""
+    assert "tinylm train corpus.txt" in result.stderr
+    assert done("runs", "--json").stdout == ""
+
+
+def test_a_missing_folder_is_named() -> None:
+    refused(tinylm("runs", "nowhere"), 2, "There is no folder nowhere")

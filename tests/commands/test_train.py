@@ -1,0 +1,531 @@
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.shell import TINY, copied, done, misused, records, refused, same_tensors, snapshot, story, tinylm
+from tinylm.checkpoint import RunFolder, load_model, read_config
+from tinylm.training.signals import StopRequest
+
+FILES = {"config.json", "tokenizer.json", "metrics.jsonl", "model.safetensors", "last"}
+LAST_RECORD = {"run", "step", "val_loss", "best_step", "best_val_loss", "parameters", "seconds", "stopped_by"}
+LOGGED = {"step", "loss", "lr", "grad_norm", "tokens_per_second", "seconds"}
+EVALUATED = {"step", "val_loss", "seconds"}
+
+
+def test_stdout_is_the_path_and_nothing_else(corpus: Path, here: Path) -> None:
+    result = done("train", corpus, "--steps", 2, *TINY)
+    assert result.stdout == "checkpoints/corpus\n"
+    assert {path.name for path in (here / "checkpoints/corpus").iterdir()} == FILES
+    assert [path.name for path in (here / "checkpoints").iterdir()] == ["corpus"]
+
+
+def test_the_plan_is_told_first(corpus: Path) -> None:
+    lines = done("train", corpus, "--steps", 2, *TINY).stderr.splitlines()
+    told = ("device:", "tokenizer:", "text:", "model:", "batch:", "length:", "time:", "memory:")
+    assert [line.split()[0] for line in lines[: len(told)]] == list(told)
+    assert "cpu" in lines[0] and "asked for" not in lines[0]
+    assert "1 layers, 2 heads, width 16, context 16" in lines[3]
+    assert lines[-1].startswith("Best validation loss: ")
+    assert "all steps are done" in lines[-2]
+
+
+def test_quiet_leaves_stderr_empty(corpus: Path) -> None:
+    result = done("train", corpus, "--steps", 2, *TINY, "--quiet")
+    assert (result.stdout, result.stderr) == ("checkpoints/corpus\n", "")
+
+
+def test_json_gives_one_object_a_line_under_the_names_of_metrics_jsonl(corpus: Path, here: Path) -> None:
+    options = ("--steps", 4, "--log-every", 2, "--eval-every", 2, *TINY, "--json")
+    *lines, last = records(done("train", corpus, *options))
+    assert [set(line) for line in lines] == [EVALUATED, LOGGED, EVALUATED, LOGGED, EVALUATED]
+    assert [line["step"] for line in lines] == [0, 2, 2, 4, 4]
+    assert set(last) == LAST_RECORD
+    assert (last["run"], last["step"], last["stopped_by"]) == ("checkpoints/corpus", 4, "steps")
+    assert last["best_val_loss"] == min(line["val_loss"] for line in lines if "val_loss" in line)
+    metrics = (here / "checkpoints/corpus/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in metrics] == lines
+
+
+def test_parameters_in_json_are_the_models_own(corpus: Path, here: Path) -> None:
+    last = records(done("train", corpus, "--steps", 1, *TINY, "--json"))[-1]
+    model, *_ = load_model(here / "checkpoints/corpus")
+    assert last["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(corpus: Path, here: Path) -> None:
+    before = snapshot(here)
+    result = done("train", corpus, "--steps", 2, *TINY, "--dry-run")
+    assert result.stdout == ""
+    assert "model:" in result.stderr and "memory:" in result.stderr
+    assert snapshot(here) == before
+
+
+@pytest.mark.parametrize("name, run", [("my text.v2.txt", "my text.v2"), ("folder", "folder"), ("-", "stdin")])
+def test_the_default_folder_is_named_after_the_corpus(name: str, run: str, here: Path) -> None:
+    text = story(1500)
+    if name == "folder":
+        (here / name).mkdir()
+        (here / name / "a.txt").write_text(text)
+    elif name != "-":
+        (here / name).write_text(text)
+    result = done("train", name, "--steps", 1, *TINY, stdin=text)
+    assert result.stdout == f"checkpoints/{run}\n"
+
+
+def test_a_second_run_at_the_same_place_is_refused_and_says_what_to_type(run: Path, here: Path, corpus: Path) -> None:
+    path = copied(run, here / "checkpoints" / "corpus")
+    before = snapshot(here)
+    ways = ("tinylm train --resume checkpoints/corpus", "--force", "--out")
+    refused(
+        tinylm("train", corpus, "--steps", 1, *TINY), 2, "checkpoints/corpus already holds a run", *ways, sentences=4
+    )
+    assert snapshot(here) == before
+    load_model(path)
+
+
+def test_force_replaces_a_run(run: Path, here: Path, corpus: Path) -> None:
+    path = copied(run, here / "old")
+    done("train", corpus, "--out", path, "--force", "--steps", 1, *TINY, "--seed", 5)
+    config = read_config(path)
+    assert config.training is not None and config.training.seed == 5
+    assert [entry.name for entry in here.iterdir() if entry.name.startswith(".")] == []
+
+
+def test_force_never_deletes_a_folder_of_other_things(here: Path, corpus: Path) -> None:
+    (here / "photos").mkdir()
+    (here / "photos/beach.jpg").write_bytes(b"sand")
+    before = snapshot(here)
+    result = tinylm("train", corpus, "--out", "photos", "--force", "--steps", 1, *TINY)
+    refused(result, 2, "photos holds other things than a run (beach.jpg)", "--out")
+    assert snapshot(here) == before
+
+
+def test_force_keeps_the_old_run_when_the_new_one_cannot_begin(run: Path, here: Path) -> None:
+    path = copied(run, here / "old")
+    before = snapshot(path)
+    refused(tinylm("train", "missing.txt", "--out", path, "--force"), 2, "'missing.txt'")
+    assert snapshot(path) == before
+
+
+def test_an_empty_folder_is_a_place_and_a_link_is_none(run: Path, corpus: Path, here: Path) -> None:
+    (here / "empty").mkdir()
+    done("train", corpus, "--out", "empty", "--steps", 1, *TINY)
+    load_model(here / "empty")
+    path = copied(run, here / "real")
+    (here / "link").symlink_to(path)
+    before = snapshot(here)
+    refused(tinylm("train", corpus, "--out", "link", "--force", "--steps", 1, *TINY), 2, "link is a link", str(path))
+    assert snapshot(here) == before
+
+
+def test_the_command_to_type_is_quoted(run: Path, corpus: Path, here: Path) -> None:
+    copied(run, here / "my run")
+    result = tinylm("train", corpus, "--out", "my run", "--steps", 1, *TINY)
+    refused(result, 2, "tinylm train --resume 'my run'", sentences=4)
+
+
+def test_a_signal_before_the_first_save_leaves_nothing(
+    corpus: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StopRequest, "__init__", lambda self: setattr(self, "signal_number", 2))
+    before = snapshot(here)
+    result = tinylm("train", corpus, "--steps", 1, *TINY)
+    refused(result, 130, "Stopped before the first save; nothing was written.")
+    assert snapshot(here) == before
+
+
+@pytest.mark.parametrize("out", [".", ".."])
+def test_a_folder_that_cannot_be_replaced_as_a_whole_is_no_place_for_a_run(out: str, corpus: Path, here: Path) -> None:
+    refused(tinylm("train", corpus, "--out", out, "--steps", 1, *TINY), 2, "--out")
+    assert [path.name for path in here.iterdir()] == [corpus.name]
+
+
+def test_out_may_lie_in_folders_that_are_not_there_yet(corpus: Path, here: Path) -> None:
+    assert done("train", corpus, "--out", "a/b/c", "--steps", 1, *TINY).stdout == "a/b/c\n"
+    load_model(here / "a/b/c")
+
+
+def test_val_data_is_what_is_validated_on(corpus: Path, here: Path) -> None:
+    (here / "val.txt").write_text(story(500, seed=3))
+    done("train", corpus, "--val-data", "val.txt", "--steps", 1, *TINY)
+    data = read_config(here / "checkpoints/corpus").data
+    assert data is not None
+    assert data.val_corpus == ("val.txt",)
+    assert data.train_characters == len(corpus.read_text())
+    assert data.val_tokens == len((here / "val.txt").read_text())
+
+
+def test_val_data_may_be_standard_input(corpus: Path, here: Path) -> None:
+    text = story(500, seed=3)
+    done("train", corpus, "--val-data", "-", "--steps", 1, *TINY, stdin=text)
+    data = read_config(here / "checkpoints/corpus").data
+    assert data is not None and data.val_tokens == len(text)
+    done("train", "--resume", "checkpoints/corpus", "--steps", 2)
+
+
+def test_standard_input_cannot_be_both_texts() -> None:
+    result = tinylm("train", "-", "--val-data", "-", "--steps", 1, *TINY, stdin=story(500))
+    refused(result, 2, "Standard input", "--val-data")
+
+
+def test_val_fraction_is_cut_from_the_end_by_characters(corpus: Path, here: Path) -> None:
+    done("train", corpus, "--val-fraction", "0.25", "--steps", 1, *TINY)
+    data = read_config(here / "checkpoints/corpus").data
+    assert data is not None
+    assert data.val_tokens == int(len(corpus.read_text()) * 0.25)
+
+
+def test_folders_and_jsonl_are_documents_joined_by_the_end_of_text(here: Path) -> None:
+    text = story(900)
+    (here / "books").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (here / "books" / name).write_text(text)
+    (here / "books" / ".hidden.txt").write_text("%%%")
+    lines = [json.dumps({"body": text}) for _ in range(3)]
+    (here / "more.jsonl").write_text("\n".join(lines) + "\n")
+    done("train", "books", "more.jsonl", "--text-key", "body", "--steps", 1, *TINY)
+    data = read_config(here / "checkpoints/books").data
+    assert data is not None
+    assert (data.documents, data.characters) == (5, 5 * len(text))
+    assert data.train_tokens + data.val_tokens == 5 * len(text) + 4
+
+
+def test_encoding_is_honoured_and_a_byte_order_mark_dropped(here: Path) -> None:
+    text = story(1500).replace("said", "saïd")
+    (here / "latin.txt").write_bytes(text.encode("latin-1"))
+    (here / "mark.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    for name, encoding in (("latin", "latin-1"), ("mark", "utf-8")):
+        done("train", f"{name}.txt", "--encoding", encoding, "--steps", 1, *TINY)
+    one, other = (read_config(here / "checkpoints" / name).data for name in ("latin", "mark"))
+    assert one is not None and other is not None
+    assert one.fingerprint == other.fingerprint
+    assert one.characters == len(text)
+
+
+def test_the_same_command_gives_the_same_weights(corpus: Path, here: Path) -> None:
+    for name in ("a", "b"):
+        done("train", corpus, "--out", name, "--steps", 3, *TINY, "--dropout", "0.1", "--seed", 3)
+    done("train", corpus, "--out", "c", "--steps", 3, *TINY, "--dropout", "0.1", "--seed", 4)
+    a, b, c = (here / name / "last/model.safetensors" for name in "abc")
+    assert same_tensors(a, b)
+    assert not same_tensors(a, c)
+
+
+def test_patience_stops_a_run_that_does_not_improve(corpus: Path) -> None:
+    options = ("--steps", 50, "--patience", 2, "--eval-every", 1, "--lr", "1e-12", "--warmup-steps", 0, *TINY)
+    last = records(done("train", corpus, *options, "--json"))[-1]
+    assert last["stopped_by"] == "patience"
+    assert last["step"] < 50
+
+
+def test_epochs_are_passes_over_the_training_text(corpus: Path, here: Path) -> None:
+    last = records(done("train", corpus, "--epochs", "0.5", *TINY, "--json"))[-1]
+    data = read_config(here / "checkpoints/corpus").data
+    assert data is not None
+    assert last["stopped_by"] == "epochs"
+    assert last["step"] == -(-data.train_tokens // (2 * 4 * 16))
+
+
+def test_a_run_goes_on_to_the_very_weights_it_would_have_had(corpus: Path, here: Path) -> None:
+    options = (*TINY, "--dropout", "0.1", "--schedule", "constant", "--eval-every", 2, "--save-every", 2)
+    done("train", corpus, "--out", "whole", "--steps", 6, *options)
+    done("train", corpus, "--out", "parts", "--steps", 4, *options)
+    result = done("train", "--resume", "parts", "--steps", 6)
+    assert result.stdout == "parts\n"
+    assert "at step 4" in result.stderr
+    for name in ("model", "optimizer"):
+        assert same_tensors(here / f"whole/last/{name}.safetensors", here / f"parts/last/{name}.safetensors")
+    steps = [[m["step"] for m in RunFolder(here / name).read_metrics()] for name in ("whole", "parts")]
+    assert steps[0] == steps[1]
+
+
+def test_what_was_logged_after_the_last_save_is_not_logged_twice(run: Path, here: Path) -> None:
+    """As after a kill between two saves."""
+    path = copied(run, here / "again")
+    logged = (path / "metrics.jsonl").read_text()
+    (path / "metrics.jsonl").write_text(logged + '{"step": 201, "loss": 9.0}\n{"step": 202, "lo')
+    done("train", "--resume", path, "--steps", 202, "--log-every", 1, "--eval-every", 300)
+    metrics = (path / "metrics.jsonl").read_text()
+    assert metrics.startswith(logged)
+    assert [json.loads(line)["step"] for line in metrics[len(logged) :].splitlines()] == [201, 202, 202]
+
+
+def test_resuming_changes_budget_and_rhythm_and_records_them(run: Path, here: Path) -> None:
+    path = copied(run, here / "again")
+    done(
+        "train",
+        "--resume",
+        path,
+        "--steps",
+        204,
+        "--eval-every",
+        2,
+        "--save-every",
+        3,
+        "--log-every",
+        1,
+        "--patience",
+        9,
+    )
+    training = read_config(path).training
+    assert training is not None
+    assert (training.budget.steps, training.eval_every, training.save_every, training.patience) == (204, 2, 3, 9)
+    assert (training.batch_size, training.log_every) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [
+        ("--lr", "0.1"),
+        ("--layers", 2),
+        ("--seed", 1),
+        ("--batch-size", 2),
+        ("--val-fraction", "0.2"),
+        ("--device", "cpu"),
+        ("--out", "x"),
+        ("--tokenizer", "bpe"),
+        ("--text-key", "body"),
+        ("--compile", "off"),
+        ("--init-from", "x"),
+    ],
+)
+def test_resuming_refuses_every_other_option(option: str, value: object, run: Path) -> None:
+    before = snapshot(run)
+    refused(tinylm("train", "--resume", run, option, value, "--steps", 300), 2, f"--resume fixes {option}")
+    assert snapshot(run) == before
+
+
+def test_resuming_refuses_a_text(run: Path, corpus: Path) -> None:
+    refused(tinylm("train", corpus, "--resume", run), 2, "--resume", "own corpus")
+
+
+def test_a_refused_resume_leaves_the_recorded_budget_as_it_was(run: Path, here: Path) -> None:
+    path = copied(run, here / "again")
+    before = snapshot(path)
+    refused(tinylm("train", "--resume", path, "--time", "0.000001s"), 2, "has used its 1e-06 s", "--time")
+    assert snapshot(path) == before
+
+
+def test_a_resumed_run_needs_its_corpus_only_when_the_cache_is_gone(here: Path, corpus: Path) -> None:
+    done("train", corpus, "--steps", 1, *TINY)
+    text = corpus.read_text()
+    corpus.unlink()
+    done("train", "--resume", "checkpoints/corpus", "--steps", 2)
+    shutil.rmtree(os.environ["TINYLM_CACHE"])
+    refused(tinylm("train", "--resume", "checkpoints/corpus", "--steps", 3), 2, "corpus.txt")
+    corpus.write_text(text + "more")
+    changed = tinylm("train", "--resume", "checkpoints/corpus", "--steps", 3)
+    refused(changed, 1, "corpus.txt has changed", "--init-from checkpoints/corpus")
+    corpus.write_text(text)
+    done("train", "--resume", "checkpoints/corpus", "--steps", 3)
+
+
+def test_a_run_on_standard_input_keeps_its_tokens_and_can_be_resumed(here: Path) -> None:
+    text = story(1500)
+    assert done("train", "-", "--steps", 1, *TINY, stdin=text).stdout == "checkpoints/stdin\n"
+    path = here / "checkpoints/stdin"
+    assert {entry.name for entry in path.iterdir()} == FILES | {"tokens"}
+    assert not Path(os.environ["TINYLM_CACHE"]).exists()
+    moved = path.rename(here / "moved")
+    done("train", "--resume", moved, "--steps", 2)
+    shutil.rmtree(moved / "tokens")
+    refused(tinylm("train", "--resume", moved, "--steps", 3), 1, "tokens is missing", "standard input")
+
+
+def test_init_from_begins_with_another_runs_weights_shape_and_tokenizer(run: Path, corpus: Path, here: Path) -> None:
+    before = snapshot(run)
+    options = ("--steps", 1, "--batch-size", 4, "--lr", "1e-20", "--dtype", "fp32")
+    done("train", corpus, "--init-from", run, *options)
+    old, old_config, old_tokenizer, _ = load_model(run)
+    new, new_config, new_tokenizer, _ = load_model(here / "checkpoints/corpus")
+    assert new_config.model == old_config.model
+    assert new_tokenizer.sha256 == old_tokenizer.sha256
+    for name, tensor in old.state_dict().items():
+        assert tensor.allclose(new.state_dict()[name], rtol=0, atol=1e-12), name
+    assert snapshot(run) == before
+
+
+def test_init_from_fixes_model_and_tokenizer(run: Path, corpus: Path) -> None:
+    refused(
+        tinylm("train", corpus, "--init-from", run, "--layers", 2, "--tokenizer", "bpe"), 2, "--tokenizer, --layers"
+    )
+
+
+def test_init_from_refuses_characters_that_the_model_never_saw(run: Path, here: Path) -> None:
+    (here / "greek.txt").write_text(story(500) + "λόγος")
+    refused(tinylm("train", "greek.txt", "--init-from", run, "--steps", 1), 2, "'λ' (U+03BB)", "5 of the corpus's")
+
+
+def test_init_from_an_adapter_says_what_to_do(adapter: Path, corpus: Path) -> None:
+    refused(tinylm("train", corpus, "--init-from", adapter), 2, "is an adapter", "tinylm merge-lora")
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_the_tokenizer_may_come_from_a_file(kind: str, corpus: Path, here: Path) -> None:
+    done("train-tokenizer", corpus, "--kind", kind, "--out", "t.json")
+    done("train", corpus, "--tokenizer", "t.json", "--steps", 1, *TINY)
+    assert (here / "checkpoints/corpus/tokenizer.json").read_bytes() == (here / "t.json").read_bytes()
+    assert read_config(here / "checkpoints/corpus").tokenizer.kind == kind
+
+
+def test_a_tokenizer_that_does_not_know_the_text_is_refused(corpus: Path, here: Path) -> None:
+    (here / "abc.txt").write_text("abcabc" * 50)
+    done("train-tokenizer", "abc.txt", "--kind", "char", "--out", "t.json")
+    refused(tinylm("train", corpus, "--tokenizer", "t.json", "--steps", 1), 2, "t.json does not know", "' ' (U+0020)")
+
+
+def test_a_short_text_shrinks_the_context_with_a_notice(here: Path) -> None:
+    (here / "short.txt").write_text("to be or not to be, that is it")
+    result = done("train", "short.txt", "--steps", 1, "--layers", 1, "--heads", 2, "--width", 16)
+    assert "Warning: The training text has only 27 tokens: the context shrinks to 26." in result.stderr
+    assert read_config(here / "checkpoints/short").model.context == 26
+
+
+def test_a_short_text_and_a_long_context_say_tokens_available_and_needed(here: Path) -> None:
+    (here / "short.txt").write_text("to be or not to be, that is it")
+    before = snapshot(here)
+    result = tinylm("train", "short.txt", "--steps", 1, *TINY, "--context", 64)
+    refused(result, 2, "27 tokens", "needs 65", "at most 26")
+    assert snapshot(here) == before
+
+
+def test_divergence_is_exit_3_and_the_weights_from_before_are_kept(corpus: Path, here: Path) -> None:
+    options = ("--steps", 50, "--lr", "1e30", "--warmup-steps", 0, "--schedule", "constant", *TINY)
+    result = tinylm("train", corpus, *options)
+    refused(result, 3, "stopped being a finite number", "--lr (it is 1e+30)", sentences=3)
+    load_model(here / "checkpoints/corpus")
+
+
+def test_a_text_that_is_learned_by_heart_is_pointed_out(here: Path) -> None:
+    (here / "twice.txt").write_text("abcdefgh" * 30 + "hgfedcba" * 4)
+    options = ("--steps", 60, "--eval-every", 20, "--lr", "0.05", "--warmup-steps", 0, *TINY)
+    result = done("train", "twice.txt", *options, "--quiet")
+    assert "Warning: The validation loss rose from " in result.stderr
+
+
+@pytest.mark.parametrize("time, seconds", [("90", 90), ("90s", 90), ("5m", 300), ("1h30m", 5400), ("1.5h", 5400)])
+def test_a_length_of_time_is_written_in_hours_minutes_and_seconds(time: str, seconds: float, corpus: Path) -> None:
+    told = done("train", corpus, "--time", time, *TINY, "--dry-run").stderr
+    minutes, rest = divmod(seconds, 60)
+    expected = f"{minutes // 60}h {minutes % 60:02d}m" if minutes >= 60 else f"{minutes}m {rest:02d}s"
+    assert f"time:      about {expected}\n" in told
+
+
+def test_every_part_of_the_model_has_a_flag(corpus: Path, here: Path) -> None:
+    flags = "--kv-heads 1 --ffn-width 20 --position learned --norm layernorm --norm-placement post --no-norm-gain"
+    flags += " --norm-bias --no-qk-norm --bias --activation relu --no-tie --dropout 0.25"
+    done("train", corpus, "--steps", 1, *TINY, *flags.split())
+    model = read_config(here / "checkpoints/corpus").model
+    assert (model.kv_heads, model.ffn_width, model.position, model.norm, model.norm_placement) == (
+        1,
+        20,
+        "learned",
+        "layernorm",
+        "post",
+    )
+    assert (model.norm_gain, model.norm_bias, model.qk_norm, model.bias, model.tie) == (False, True, False, True, False)
+    assert (model.activation, model.dropout) == ("relu", 0.25)
+
+
+def test_every_part_of_the_optimizer_has_a_flag(corpus: Path, here: Path) -> None:
+    flags = "--batch-size 6 --micro-batch 2 --lr 0.01 --min-lr 0.001 --warmup-steps 1 --schedule linear"
+    flags += " --weight-decay 0.2 --beta1 0.8 --beta2 0.9 --grad-clip 0.5 --optimizer adam --compile off"
+    done("train", corpus, "--steps", 2, *TINY, *flags.split())
+    config = read_config(here / "checkpoints/corpus")
+    assert config.training is not None and config.runtime is not None
+    t = config.training
+    assert (t.batch_size, t.micro_batch, t.lr, t.min_lr, t.warmup) == (6, 2, 0.01, 0.001, 0.5)
+    assert (t.schedule, t.weight_decay, t.beta1, t.beta2, t.grad_clip) == ("linear", 0.2, 0.8, 0.9, 0.5)
+    assert (t.optimizer, config.runtime.compile) == ("adam", False)
+
+
+OUT_OF_RANGE = (
+    ("--steps 0", "--steps is 0"),
+    ("--batch-size 0", "--batch-size is 0"),
+    ("--batch-size -3", "--batch-size is -3"),
+    ("--micro-batch 0", "--micro-batch is 0"),
+    ("--micro-batch 5", "--micro-batch 5 is larger than --batch-size 4"),
+    ("--vocab-size 0", "--vocab-size is 0"),
+    ("--vocab-size 256 --tokenizer bpe", "--vocab-size is 256; a BPE tokenizer needs 257"),
+    ("--seed -1", "--seed is -1"),
+    ("--seed 9223372036854775808", "--seed is 9223372036854775808"),
+    ("--eval-every 0", "--eval-every is 0"),
+    ("--save-every 0", "--save-every is 0"),
+    ("--log-every 0", "--log-every is 0"),
+    ("--patience 0", "--patience is 0"),
+    ("--lr 0", "--lr is 0.0"),
+    ("--lr nan", "--lr is nan"),
+    ("--min-lr 1", "--min-lr 1.0 is above --lr"),
+    ("--warmup-steps 3", "--warmup-steps is more than the whole run"),
+    ("--warmup-steps -1", "--warmup-steps is -1"),
+    ("--grad-clip -1", "--grad-clip is -1.0"),
+    ("--weight-decay -1", "--weight-decay is -1.0"),
+    ("--beta1 1", "--beta1 is 1.0"),
+    ("--val-fraction 0", "--val-fraction is 0.0"),
+    ("--val-fraction 1", "--val-fraction is 1.0"),
+    ("--val-fraction nan", "--val-fraction is nan"),
+    ("--dropout 1", "--dropout is 1.0"),
+    ("--layers 0", "--layers is 0"),
+    ("--heads 0", "--heads is 0"),
+    ("--heads 3", "--heads 3 does not divide --width 16"),
+    ("--kv-heads 3", "--kv-heads 3 does not divide --heads 2"),
+    ("--width 0", "--width is 0"),
+    ("--context 0", "--context is 0"),
+    ("--rope-theta 0", "--rope-theta is 0.0"),
+    ("--preset bert", "--preset is 'bert'; it must be one of: modern, gpt2, original"),
+    ("--size huge", "--size is 'huge'"),
+    ("--position alibi", "--position is 'alibi'; it must be one of: rope"),
+    ("--norm batchnorm", "--norm is 'batchnorm'"),
+    ("--norm-placement middle", "--norm-placement is 'middle'"),
+    ("--activation tanh", "--activation is 'tanh'"),
+    ("--schedule step", "--schedule is 'step'"),
+    ("--optimizer sgd", "--optimizer is 'sgd'"),
+    ("--compile maybe", "--compile is 'maybe'; it must be one of: auto, on, off"),
+    ("--device tpu", "--device is 'tpu'; it must be one of: auto, cuda, mps, cpu"),
+    ("--dtype int8", "--dtype is 'int8'; it must be one of: auto, fp32, bf16, fp16"),
+    ("--dtype fp16 --device cpu", "--dtype fp16 needs a GPU"),
+    ("--encoding utf-9", "--encoding 'utf-9' is not known"),
+    ("--tokenizer missing.json", "--tokenizer 'missing.json' is neither"),
+)
+CONTRADICTIONS = (
+    ("--epochs 1", "--steps and --epochs contradict each other"),
+    ("--time 5m", "--steps and --time contradict each other"),
+    ("--val-data corpus.txt --val-fraction 0.5", "--val-data and --val-fraction contradict each other"),
+    ("--tokenizer char --vocab-size 300", "--vocab-size is for --tokenizer bpe"),
+)
+
+
+@pytest.mark.parametrize("flags, message", OUT_OF_RANGE + CONTRADICTIONS)
+def test_values_that_cannot_be_used_are_named_and_nothing_is_written(
+    flags: str, message: str, corpus: Path, here: Path
+) -> None:
+    before = snapshot(here)
+    refused(tinylm("train", corpus.name, "--steps", 2, *TINY, *flags.split()), 2, message)
+    assert snapshot(here) == before
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [("--time 0", "--time is 0.0"), ("--epochs 0", "--epochs is 0.0"), ("--epochs nan", "--epochs is nan")],
+)
+def test_budgets_that_are_none_are_named(flags: str, message: str, corpus: Path) -> None:
+    refused(tinylm("train", corpus.name, *TINY, *flags.split()), 2, message, "greater than 0")
+
+
+@pytest.mark.parametrize("time", ["soon", "1h2h", ".", "5 minutes", "-5", "h"])
+def test_what_is_no_length_of_time_is_refused_with_an_example(time: str, corpus: Path) -> None:
+    misused(tinylm("train", corpus.name, *TINY, f"--time={time}"), f"{time!r} is not a length of time", "1h30m")
+
+
+@pytest.mark.parametrize("flags", ["--steps many", "--layers 1.5", "--time soon", "--no-layers 1", "--lr fast"])
+def test_values_of_the_wrong_kind_are_refused(flags: str, corpus: Path, here: Path) -> None:
+    before = snapshot(here)
+    misused(tinylm("train", corpus, *TINY, *flags.split()), flags.split()[0])
+    assert snapshot(here) == before
+
+
+def test_no_text_at_all_says_what_to_type() -> None:
+    refused(tinylm("train"), 2, "tinylm train corpus.txt", "standard input")

@@ -1,0 +1,101 @@
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.shell import done, records, refused, snapshot, story, tinylm
+from tinylm.text.tokenizer import Tokenizer
+
+
+def test_stdout_is_the_path_and_nothing_else(corpus: Path, here: Path) -> None:
+    result = done("train-tokenizer", corpus)
+    assert result.stdout == "tokenizer.json\n"
+    assert result.stderr.endswith(" ids.\n")
+    assert Tokenizer.load(here / "tokenizer.json").kind == "bpe"
+    assert done("train-tokenizer", corpus, "-o", "t.json", "-q").stderr == ""
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_the_tokenizer_gives_the_text_back(kind: str, corpus: Path, here: Path) -> None:
+    (record,) = records(done("train-tokenizer", corpus, "--kind", kind, "--out", "t.json", "--json"))
+    tokenizer = Tokenizer.load(here / "t.json")
+    assert record == {"tokenizer": "t.json", "kind": kind, "vocab_size": tokenizer.vocab_size}
+    text = corpus.read_text()
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_vocab_size_is_the_number_of_ids(corpus: Path, here: Path) -> None:
+    done("train-tokenizer", corpus, "--vocab-size", 270, "--out", "t.json")
+    assert Tokenizer.load(here / "t.json").vocab_size == 270
+
+
+def test_it_is_the_tokenizer_that_train_would_make(corpus: Path, here: Path) -> None:
+    done("train-tokenizer", corpus, "--vocab-size", 300)
+    shape = ("--layers", 1, "--heads", 2, "--width", 16, "--context", 16, "--batch-size", 2)
+    done("train", corpus, "--tokenizer", "bpe", "--vocab-size", 300, "--steps", 1, *shape)
+    assert (here / "tokenizer.json").read_bytes() == (here / "checkpoints/corpus/tokenizer.json").read_bytes()
+
+
+def test_text_comes_from_standard_input_folders_and_jsonl(corpus: Path, here: Path) -> None:
+    text = corpus.read_text()
+    (here / "folder").mkdir()
+    (here / "folder/a.txt").write_text(text)
+    (here / "a.jsonl").write_text(json.dumps({"body": text}) + "\n")
+    for name, source in (("0", corpus), ("1", "-"), ("2", "folder"), ("3", "a.jsonl")):
+        done("train-tokenizer", source, "--out", name, "--text-key", "body", stdin=text)
+    assert len({(here / name).read_bytes() for name in "0123"}) == 1
+
+
+def test_a_file_that_is_there_is_not_replaced_without_force(corpus: Path, here: Path) -> None:
+    (here / "tokenizer.json").write_text("precious")
+    refused(tinylm("train-tokenizer", corpus), 2, "tokenizer.json is already there", "--force", "--out")
+    assert (here / "tokenizer.json").read_text() == "precious"
+    done("train-tokenizer", corpus, "--force")
+    Tokenizer.load(here / "tokenizer.json")
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(
+    corpus: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "tokenizer.json").write_text("precious")
+    before = snapshot(here)
+    written = Path.write_text
+
+    def full(self: Path, text: str, **how: str) -> int:
+        written(self, text[:10], **how)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    refused(tinylm("train-tokenizer", corpus, "--force"), 1, "Cannot write tokenizer.json: No space left on device")
+    assert snapshot(here) == before
+
+
+def test_a_folder_that_is_not_there_is_an_error(corpus: Path, here: Path) -> None:
+    refused(tinylm("train-tokenizer", corpus, "--out", "no/t.json"), 1, "Cannot write no/t.json: No such file")
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("--kind word", "--kind is 'word'; it must be one of: char, bpe"),
+        ("--vocab-size 256", "--vocab-size is 256; a BPE tokenizer needs 257"),
+        ("--kind char --vocab-size 300", "--vocab-size is for --tokenizer bpe"),
+        ("--encoding utf-9", "--encoding 'utf-9' is not known"),
+    ],
+)
+def test_values_that_cannot_be_used_are_named(flags: str, message: str, corpus: Path, here: Path) -> None:
+    refused(tinylm("train-tokenizer", corpus, *flags.split()), 2, message)
+    assert [path.name for path in here.iterdir()] == [corpus.name]
+
+
+@pytest.mark.parametrize("name, message", [("missing.txt", "'missing.txt'"), ("empty.txt", "empty.txt has no text")])
+def test_a_text_that_is_not_there_is_named(name: str, message: str, here: Path) -> None:
+    (here / "empty.txt").touch()
+    refused(tinylm("train-tokenizer", name), 2, message)
+
+
+def test_one_character_is_enough_for_a_tokenizer(here: Path) -> None:
+    (here / "one.txt").write_text("x")
+    done("train-tokenizer", "one.txt", "--kind", "char")
+    assert Tokenizer.load(here / "tokenizer.json").unknown(story(100))[0] == "t"

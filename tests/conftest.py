@@ -1,0 +1,26 @@
+"""What every test may rely on: a token cache of its own, and one thread, on which small models are fastest."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("tinylm", deadline=None)
+settings.load_profile("tinylm")
+
+_caches = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINYLM_CACHE", str(tmp_path_factory.getbasetemp() / f"tinylm-cache-{next(_caches)}"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -1,0 +1,89 @@
+"""The command line within a test: what a user types, and what comes back on each stream."""
+
+import json
+import random
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import typer.testing
+
+from tinylm.cli import app
+
+Result = typer.testing.Result
+
+TINY = ("--layers", "1", "--heads", "2", "--width", "16", "--context", "16", "--batch-size", "4")
+WORDS = "the old man said it was a cold morning by the sea, and he went home to his bed in a quick boat; I saw no joy."
+
+
+def story(characters: int, seed: int = 0) -> str:
+    """Lines of a few words, of the same 33 or so characters whatever the seed."""
+    rng = random.Random(seed)
+    lines = [WORDS]
+    while sum(map(len, lines)) < characters:
+        lines.append(" ".join(rng.choices(WORDS.split(), k=rng.randint(4, 9))))
+    return "\n".join(lines) + "\n"
+
+
+def tinylm(*arguments: object, stdin: bytes | str = "", env: dict[str, str] | None = None) -> Result:
+    return typer.testing.CliRunner().invoke(app, [str(a) for a in arguments], input=stdin, env=env)
+
+
+def done(*arguments: object, stdin: bytes | str = "", env: dict[str, str] | None = None) -> Result:
+    """A command that is expected to work."""
+    result = tinylm(*arguments, stdin=stdin, env=env)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def records(result: Result) -> list[dict[str, Any]]:
+    """Every line of stdout must be a JSON object."""
+    return [json.loads(line, parse_constant=_no_constant) for line in result.stdout.splitlines()]
+
+
+def _no_constant(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON")
+
+
+def refused(result: Result, code: int, *parts: str, sentences: int = 2) -> None:
+    """An error as it should be: the exit code, nothing on stdout, and a line of a sentence or two with these parts."""
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    said = result.stderr.splitlines()[-1]
+    assert said.startswith("Error: ")
+    for part in parts:
+        assert part in said
+    assert re.search(r"[^.]\.$", said), f"not a sentence: {said}"
+    assert len(re.findall(r"\.(?= [A-Z]|$)", said)) <= sentences, said
+
+
+def misused(result: Result, *parts: str) -> None:
+    """An option refused before the command ran: exit 2, and the parts in the frame, however it was wrapped."""
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    said = " ".join(re.sub("[│╭╮╰╯─]", " ", result.stderr).split())
+    for part in parts:
+        assert part in said
+
+
+def snapshot(folder: Path) -> dict[str, bytes | None]:
+    """Every file below a folder with its content, and every folder, hidden ones too."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def copied(run: Path, to: Path) -> Path:
+    shutil.copytree(run, to)
+    return to
+
+
+def same_tensors(one: Path, other: Path) -> bool:
+    """Whether two safetensors files hold the same, to the bit; the order of their metadata is chance."""
+    a, b = safetensors.torch.load_file(one), safetensors.torch.load_file(other)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -1,0 +1,333 @@
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+import tinylm
+from tests.shell import TINY, done, misused, refused, same_tensors, story
+from tests.shell import tinylm as shell
+from tinylm import cli
+from tinylm.checkpoint import load_model
+from tinylm.errors import DivergedError, InterruptedRunError, TinyLMError, UsageError
+
+HEAVY = {"torch", "numpy", "tokenizers", "safetensors", "tiktoken"}
+ROOT = Path(tinylm.__file__).parent.parent
+COMMANDS = ("train", "sample", "eval", "finetune-lora", "merge-lora", "runs", "info", "train-tokenizer")
+posix = pytest.mark.skipif(os.name != "posix", reason="signals and pipes as POSIX has them")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.txt").write_text(story(2000))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("cli")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINYLM_CACHE", str(folder / "cache"))
+        (folder / "corpus.txt").write_text(story(2000))
+        done("train", folder / "corpus.txt", "--out", folder / "run", "--steps", 2, *TINY)
+    yield folder / "run"
+
+
+def process(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "tinylm", *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+# Starting and helping
+
+
+def test_help_is_instant_since_nothing_heavy_is_imported() -> None:
+    """Importing torch takes longer than all of --help; numpy and the tokenizers are not free, either."""
+    program = f"""
+import sys
+from tinylm.cli import app
+for words in [["--help"]] + [[name, "--help"] for name in {COMMANDS}]:
+    app(words, standalone_mode=False)
+heavy = {HEAVY} & set(sys.modules)
+sys.exit(f"imported: {{heavy}}" if heavy else 0)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+
+
+def test_the_commands_are_those_that_are_documented() -> None:
+    app = typer.main.get_command(cli.app)
+    assert tuple(app.commands) == COMMANDS
+    listing = done("--help").stdout
+    assert all(f" {name} " in listing for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_every_option_with_its_meaning(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 400)
+    shown = " ".join(done(name, "--help").stdout.split())
+    command = typer.main.get_command(cli.app).commands[name]
+    assert command.help and command.help.split("\n")[0] in shown
+    for parameter in command.params:
+        assert parameter.help, parameter.name
+        assert parameter.help in shown, parameter.name
+        for spelling in (*parameter.opts, *parameter.secondary_opts):
+            assert spelling in shown
+    assert done(name, "-h").stdout == done(name, "--help").stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_the_options_that_all_share(name: str) -> None:
+    command = typer.main.get_command(cli.app).commands[name]
+    spellings = {spelling for parameter in command.params for spelling in parameter.opts}
+    assert {"--quiet", "-q", "--json", "--debug", "--config"} <= spellings
+
+
+def test_version_and_the_bare_command() -> None:
+    assert done("--version").stdout == f"tinylm {tinylm.__version__}\n"
+    bare = shell()
+    assert bare.exit_code == 2
+    assert "Usage: tinylm" in bare.output
+
+
+def test_a_version_variable_of_someone_elses_is_not_an_option() -> None:
+    done("runs", env={"TINYLM_VERSION": "1.2.3"})
+
+
+def test_completion_can_be_installed() -> None:
+    assert "--install-completion" in done("--help").stdout
+
+
+@pytest.mark.parametrize("words", [("dance",), ("train", "--dance"), ("merge-lora",), ("runs", "a", "b")])
+def test_what_is_not_understood_is_exit_2(words: tuple[str, ...]) -> None:
+    misused(shell(*words), "Usage: tinylm", "--help")
+    misused(shell("sample", "-n"), "Option '-n' requires an argument")
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    "error, code",
+    [
+        (TinyLMError("The disk is full."), 1),
+        (UsageError("The disk is full."), 2),
+        (DivergedError("The disk is full."), 3),
+        (InterruptedRunError("The disk is full.", signal.SIGINT), 130),
+        (InterruptedRunError("The disk is full.", signal.SIGTERM), 143),
+    ],
+)
+def test_errors_have_their_exit_codes(error: TinyLMError, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> None:
+        raise error
+
+    monkeypatch.setattr("tinylm.checkpoint.read_config", fail)
+    result = shell("info", "run")
+    assert (result.exit_code, result.stdout, result.stderr) == (code, "", "Error: The disk is full.\n")
+    debugged = shell("info", "run", "--debug")
+    assert debugged.exit_code == code
+    assert debugged.stderr.startswith("Traceback (most recent call last):")
+    assert debugged.stderr.endswith("Error: The disk is full.\n")
+
+
+@pytest.mark.parametrize(
+    "error, words",
+    [
+        (
+            ZeroDivisionError("division by zero"),
+            "Something went wrong inside tinylm (ZeroDivisionError: division by zero).",
+        ),
+        (PermissionError(13, "Permission denied", "/x/y"), "The system refused: Permission denied (/x/y)."),
+        (OSError("no reason"), "The system refused: no reason."),
+        (MemoryError(), "Out of memory."),
+    ],
+)
+def test_unexpected_errors_are_a_sentence_and_exit_1(
+    error: Exception, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> None:
+        raise error
+
+    monkeypatch.setattr("tinylm.checkpoint.read_config", fail)
+    refused(shell("info", "run"), 1, words)
+    assert "Traceback" in shell("info", "run", "--debug").stderr
+    assert "Traceback" in shell("info", "run", env={"TINYLM_INFO_DEBUG": "1"}).stderr
+
+
+def test_ctrl_c_at_any_other_time_is_quiet_and_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tinylm.checkpoint.read_config", interrupt)
+    result = shell("info", "run")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert "Traceback" not in result.stderr
+
+
+def test_a_path_that_is_not_utf_8_is_an_ordinary_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = (io.TextIOWrapper(io.BytesIO()) for _ in range(2))
+    monkeypatch.setattr(sys, "argv", ["tinylm", "info", "\udcff\U0001f30d"])
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    with pytest.raises(SystemExit) as exit:
+        cli.main()
+    assert exit.value.code == 2
+    err.flush()
+    assert err.buffer.getvalue().decode().startswith("Error: There is no run at \\udcff🌍;")
+
+
+def test_no_color_is_honoured() -> None:
+    colour = re.compile(r"\x1b\[[0-9;]*3[0-9]")
+    assert colour.search(shell("info", "x", env={"FORCE_COLOR": "1"}).stderr)
+    assert not colour.search(shell("info", "x", env={"FORCE_COLOR": "1", "NO_COLOR": "1"}).stderr)
+    assert "\x1b" not in shell("info", "x").stderr
+
+
+# Options from a file and from the environment
+
+
+def planned(*arguments: object, env: dict[str, str] | None = None) -> str:
+    return done("train", "corpus.txt", "--dry-run", *TINY, *arguments, env=env).stderr
+
+
+def test_flag_beats_environment_beats_file_beats_default(here: Path) -> None:
+    (here / "my.toml").write_text("steps = 11\n")
+    file, variable = ("--config", "my.toml"), {"TINYLM_TRAIN_STEPS": "12"}
+    assert "length:    11 steps" in planned(*file)
+    assert "length:    12 steps" in planned(*file, env=variable)
+    assert "length:    12 steps" in planned(env=variable)
+    assert "length:    13 steps" in planned(*file, "--steps", 13, env=variable)
+    assert "length:    about " in planned()
+
+
+def test_a_command_of_two_words_has_variables_too(trained: Path) -> None:
+    def adapter(**env: str) -> str:
+        options = ("--model", trained, "--out", "ad", "--steps", 1, "--batch-size", 4, "--dry-run")
+        return done("finetune-lora", "corpus.txt", *options, env=env).stderr
+
+    small, large = (
+        int(match[1].replace(",", ""))
+        for rank in ("2", "6")
+        if (match := re.search(r"adapter: +([\d,]+) of", adapter(TINYLM_FINETUNE_LORA_RANK=rank)))
+    )
+    assert large == 3 * small
+
+
+def test_a_variable_may_name_the_file(here: Path) -> None:
+    (here / "my.toml").write_text("steps = 11\n")
+    assert "length:    11 steps" in planned(env={"TINYLM_TRAIN_CONFIG": "my.toml"})
+
+
+def test_a_file_spells_options_with_hyphens_or_underscores(here: Path) -> None:
+    (here / "my.toml").write_text(
+        'steps = 1\nbatch-size = 7\nmicro_batch = 3\nlr = 1\nnorm-gain = false\nseed = 4\nout = "o"'
+    )
+    done("train", "corpus.txt", *TINY[:-2], "--config", "my.toml")
+    _, config, *_ = load_model(here / "o")
+    assert config.training is not None
+    assert (config.training.batch_size, config.training.micro_batch, config.training.seed) == (7, 3, 4)
+    assert (config.training.lr, config.model.norm_gain) == (1.0, False)
+
+
+def test_a_file_may_set_lists_texts_and_switches(here: Path, trained: Path) -> None:
+    (here / "train.toml").write_text('corpus = ["corpus.txt"]\ntime = "5m"\nquiet = true\ndry-run = true\n')
+    assert done("train", "--config", "train.toml").stderr == ""
+    (here / "train.toml").write_text('corpus = "corpus.txt"\ntime = 300\ndry-run = true\n')
+    assert "time:      about 5m 00s" in done("train", "--config", "train.toml").stderr
+    (here / "sample.toml").write_text(f'model = "{trained.as_posix()}"\nseed = 1\nmax-tokens = 30\njson = true\n')
+    text = done("sample", "--config", "sample.toml", "--no-stream").stdout
+    for stop in ("stop = 'XY'", "stop = ['X', 'Y']"):
+        (here / "stop.toml").write_text((here / "sample.toml").read_text() + stop)
+        assert done("sample", "--config", "stop.toml").stdout == text
+
+
+@pytest.mark.parametrize(
+    "content, parts",
+    [
+        ("layer = 2", ("my.toml sets layer, which tinylm train does not have", "tinylm train --help")),
+        ("[train]\nsteps = 2", ("my.toml sets train,",)),
+        ("max-tokens = 2", ("my.toml sets max-tokens,",)),
+        ("steps = ", ("my.toml is not valid TOML",)),
+        (b"out = '\xff'", ("my.toml is not valid TOML",)),
+        (None, ("Cannot read --config my.toml: No such file",)),
+    ],
+)
+def test_a_bad_file_is_named(content: str | bytes | None, parts: tuple[str, ...], here: Path) -> None:
+    if content is not None:
+        (here / "my.toml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    refused(shell("train", "corpus.txt", "--config", "my.toml", *TINY), 2, *parts)
+
+
+@pytest.mark.parametrize(
+    "content", ["steps = 'many'", "steps = 2.5", "steps = [1, 2]", "steps = {n = 1}", "lr = 'x'", "out = 5"]
+)
+def test_a_file_with_a_value_of_the_wrong_kind_names_the_option(content: str, here: Path) -> None:
+    (here / "my.toml").write_text(content)
+    misused(shell("train", "corpus.txt", "--config", "my.toml"), f"Invalid value for '--{content.split(' ')[0]}'")
+
+
+def test_a_variable_with_a_value_of_the_wrong_kind_names_the_option() -> None:
+    misused(shell("train", "corpus.txt", env={"TINYLM_TRAIN_STEPS": "many"}), "Invalid value for '--steps'", "integer")
+
+
+def test_values_from_file_and_environment_are_checked_like_flags(here: Path) -> None:
+    (here / "my.toml").write_text("width = 15")
+    refused(
+        shell("train", "corpus.txt", "--config", "my.toml", "--heads", 2, "--steps", 1), 2, "--heads 2 does not divide"
+    )
+    refused(shell("train", "corpus.txt", "--steps", 1, env={"TINYLM_TRAIN_BATCH_SIZE": "0"}), 2, "--batch-size is 0")
+    contradiction = shell("train", "corpus.txt", "--steps", 1, env={"TINYLM_TRAIN_EPOCHS": "2"})
+    refused(contradiction, 2, "--steps and --epochs contradict each other")
+
+
+# Pipes and signals
+
+
+@posix
+def test_a_closed_pipe_ends_quietly(trained: Path) -> None:
+    sample, table = (" ".join(process(*words)) for words in (("sample", "-q", "-m", trained), ("runs", trained.parent)))
+    script = f"{sample} -n 100000 -t 0 | head -c 5; echo ${{PIPESTATUS[0]}} >&2;"
+    script += f"{table} | head -c 0; echo ${{PIPESTATUS[0]}} >&2"
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment())
+    assert result.stderr == "0\n0\n"
+    assert len(result.stdout) == 5
+
+
+@posix
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int, code: int, here: Path) -> None:
+    """The run then goes on to the very weights of one that was left alone."""
+    options = ("--dtype", "fp32", "--schedule", "constant", "--warmup-steps", 0, "--dropout", "0.1", "--log-every", 1)
+    options = ("--eval-every", 100, "--save-every", 100, *options, *TINY)
+    command = process("train", "corpus.txt", "--out", "my run", "--steps", 100_000, "--json", *options)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if '"loss"' in line:
+                break
+        child.send_signal(number)
+        _, stderr = child.communicate(timeout=60)
+    assert child.returncode == code
+    said = stderr.splitlines()[-1]
+    match = re.fullmatch(r"Error: Stopped at step (\d+), and all of it is saved\. Go on with: tinylm (.*)", said)
+    assert match, stderr
+    assert match[2] == "train --resume 'my run'"
+    more = int(match[1]) + 2
+    result = done("train", "--resume", "my run", "--steps", more)
+    assert f"at step {match[1]}" in result.stderr
+    done("train", "corpus.txt", "--out", "whole", "--steps", more, *options)
+    for name in ("model", "optimizer"):
+        assert same_tensors(here / f"my run/last/{name}.safetensors", here / f"whole/last/{name}.safetensors")

@@ -1,0 +1,194 @@
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tinylm import device as d
+from tinylm.errors import UsageError
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Pretend to be a machine with these devices."""
+
+    def pretend(*devices: str, capability: tuple[int, int] = (9, 0)) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in devices)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in devices)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("devices", "chosen", "reason"),
+    [
+        (("cuda", "mps"), "cuda", "the fastest device found"),
+        (("cuda",), "cuda", "the fastest device found"),
+        (("mps",), "mps", "the fastest device found"),
+        ((), "cpu", "no GPU was found"),
+    ],
+)
+def test_auto_is_cuda_then_mps_then_the_cpu(
+    machine: Callable[..., None], devices: tuple[str, ...], chosen: str, reason: str
+) -> None:
+    machine(*devices)
+    assert d.choose_device("auto") == d.Choice(chosen, reason)
+
+
+def test_a_device_that_was_asked_for_is_used(machine: Callable[..., None]) -> None:
+    machine("cuda", "mps")
+    for name in ("cuda", "mps", "cpu"):
+        assert d.choose_device(name) == d.Choice(name, "asked for")
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "words"),
+    [
+        ((), "cuda", "--device cuda is not available to torch .* use one of: cpu"),
+        (("cuda",), "mps", "--device mps is not available to torch .* use one of: cuda, cpu"),
+        ((), "tpu", "--device is 'tpu'; it must be one of: auto, cuda, mps, cpu"),
+    ],
+)
+def test_a_device_that_is_not_there_is_bad_usage(
+    machine: Callable[..., None], there: tuple[str, ...], wanted: str, words: str
+) -> None:
+    machine(*there)
+    with pytest.raises(UsageError, match=words) as caught:
+        d.choose_device(wanted)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(("capability", "bf16"), [((9, 0), True), ((8, 0), True), ((7, 5), False), ((6, 1), False)])
+def test_cuda_trains_in_bf16_from_ampere_on(
+    machine: Callable[..., None], capability: tuple[int, int], bf16: bool
+) -> None:
+    machine("cuda", capability=capability)
+    for choose in (d.choose_training_dtype, d.choose_inference_dtype):
+        assert choose("auto", "cuda").value == ("bf16" if bf16 else "fp32")
+
+
+@pytest.mark.parametrize(
+    ("processor", "avx", "amx", "bf16"),
+    [
+        ("x86_64", True, False, True),
+        ("AMD64", False, True, True),
+        ("x86_64", False, False, False),
+        ("arm64", True, True, False),
+    ],
+)
+def test_a_cpu_trains_in_bf16_only_where_it_multiplies_in_it(
+    processor: str, avx: bool, amx: bool, bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: processor)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert d.choose_training_dtype("auto", "cpu").value == ("bf16" if bf16 else "fp32")
+    assert d.choose_inference_dtype("auto", "cpu").value == "fp32"
+
+
+def test_mps_computes_in_fp32_unless_told_otherwise() -> None:
+    assert d.choose_training_dtype("auto", "mps").value == d.choose_inference_dtype("auto", "mps").value == "fp32"
+    assert d.choose_training_dtype("fp16", "mps") == d.Choice("fp16", "asked for")
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_a_format_that_was_asked_for_is_used(dtype: str) -> None:
+    for choose in (d.choose_training_dtype, d.choose_inference_dtype):
+        assert choose(dtype, "cuda") == d.Choice(dtype, "asked for")
+
+
+def test_formats_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UsageError, match="--dtype fp16 needs a GPU; on a CPU use bf16 or fp32"):
+        d.choose_training_dtype("fp16", "cpu")
+    for choose in (d.choose_training_dtype, d.choose_inference_dtype):
+        with pytest.raises(UsageError, match="--dtype is 'int8'; it must be one of: auto, fp32, bf16, fp16"):
+            choose("int8", "cpu")
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.half)])
+def test_products_are_computed_in_the_format_and_weights_stay_in_fp32(name: str, dtype: torch.dtype) -> None:
+    layer = torch.nn.Linear(2, 2)
+    with d.autocast("cpu", name):
+        assert layer(torch.ones(1, 2)).dtype == dtype
+    assert layer.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("device", "compilers", "can"),
+    [
+        ("cpu", {"c++"}, True),
+        ("cpu", {"g++"}, True),
+        ("cpu", set(), False),
+        ("cuda", set(), True),
+        ("mps", {"c++"}, False),
+    ],
+)
+def test_compiling_needs_a_compiler(
+    device: str, compilers: set[str], can: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(d.shutil, "which", lambda name: name if name in compilers else None)
+    assert d.can_compile(device) == can
+
+
+def test_the_compiler_of_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "mycc")
+    monkeypatch.setattr(d.shutil, "which", lambda name: name if name == "mycc" else None)
+    assert d.can_compile("cpu")
+
+
+def test_a_device_is_described_by_what_it_computes_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Big One")
+    assert d.describe_device("cuda") == "cuda (Big One)"
+    assert d.describe_device("cpu") == f"cpu ({torch.get_num_threads()} threads)"
+    assert d.describe_device("mps") == "mps"
+
+
+@pytest.fixture
+def system(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Pretend that these system files say this, that others are missing, and that the machine has 8,000 bytes."""
+
+    def pretend(files: dict[str, str], physical: int | None = 8000) -> None:
+        def read_text(path: Path, *args: object, **kwargs: object) -> str:
+            if str(path) not in files:
+                raise FileNotFoundError(str(path))
+            return files[str(path)]
+
+        def sysconf(name: str) -> int:
+            if physical is None:
+                raise ValueError(name)
+            return {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": physical // 1000}[name]
+
+        monkeypatch.setattr(Path, "read_text", read_text)
+        monkeypatch.setattr(os, "sysconf", sysconf)
+
+    return pretend
+
+
+MEMINFO, LIMIT, USED = "/proc/meminfo", "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"
+
+
+@pytest.mark.parametrize(
+    ("files", "physical", "free"),
+    [
+        ({MEMINFO: "MemTotal: 7 kB\nMemAvailable:    5 kB\n", LIMIT: "max\n", USED: "10\n"}, 8000, 5120),
+        ({MEMINFO: "MemAvailable: 5 kB", LIMIT: "4000\n", USED: "1000\n"}, 8000, 3000),
+        ({LIMIT: "1000", USED: "1500"}, 8000, 0),
+        ({MEMINFO: "MemTotal: 7 kB"}, 8000, 8000),
+        ({MEMINFO: "MemAvailable: 9 kB"}, 8000, 8000),
+        ({}, None, None),
+    ],
+)
+def test_free_memory_is_the_least_of_what_the_system_says(
+    system: Callable[..., None], files: dict[str, str], physical: int | None, free: int | None
+) -> None:
+    system(files, physical)
+    assert d.free_memory("cpu") == free
+
+
+def test_free_memory_of_cuda_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (123, 456))
+    assert d.free_memory("cuda") == 123

@@ -1,0 +1,127 @@
+"""Judge: the float64 decoder of reference.py and its cross-entropy, summed one sequence at a time."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests import reference
+from tests.variants import randomised, small
+from tinylm import objective
+from tinylm.config import ModelConfig
+from tinylm.model.build import build_model
+from tinylm.model.decoder import Decoder, Output
+from tinylm.objective import Loss, next_token
+from tinylm.text.dataset import Batch
+
+
+def decoder(config: ModelConfig) -> Decoder:
+    return randomised(build_model(config)).double()
+
+
+def batch_of(config: ModelConfig, rows: int, length: int, scored: float | None = None) -> Batch:
+    rng = torch.Generator().manual_seed(0)
+    ids = torch.randint(config.vocab_size, (rows, length + 1), generator=rng)
+    mask = None if scored is None else torch.rand(rows, length, generator=rng) < scored
+    return Batch(ids[:, :-1], ids[:, 1:], mask)
+
+
+def expected_nats(model: Decoder, config: ModelConfig, batch: Batch) -> float:
+    weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+    nats = 0.0
+    for row in range(len(batch)):
+        logits = reference.decoder_logits(weights, config, batch.ids[row].tolist(), table=np.float32)
+        for t, target in enumerate(batch.targets[row].tolist()):
+            if batch.mask is None or batch.mask[row, t]:
+                nats += reference.cross_entropy(logits[t : t + 1], [target])
+    return nats
+
+
+@pytest.mark.parametrize("config", [small(), small("gpt2", kv_heads=4), small("original", kv_heads=4, tie=False)])
+@pytest.mark.parametrize("scored", [None, 0.4])
+@pytest.mark.parametrize("chunk", [1 << 25, 30])
+def test_the_loss_is_the_formula_summed_over_what_is_scored(
+    config: ModelConfig, scored: float | None, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objective, "CHUNKED_FROM", chunk)
+    model, batch = decoder(config), batch_of(config, 3, 7, scored)
+    loss = next_token(model, batch)
+    assert loss.nats.item() == pytest.approx(expected_nats(model, config, batch), rel=1e-12)
+    assert loss.scored == (21 if batch.mask is None else int(batch.mask.sum()))
+    assert loss.aux.item() == 0
+
+
+def gradients(model: Decoder, loss: Loss) -> dict[str, Tensor]:
+    model.zero_grad()
+    loss.nats.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("scored", [None, 0.4])
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize("chunk", [1, 13, 40, 13 * 20])
+def test_a_loss_in_chunks_is_the_whole_one_with_its_gradient(
+    scored: float | None, tie: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From one row of logits at a time to all but one at once."""
+    config = small(tie=tie)
+    model, batch = decoder(config), batch_of(config, 3, 7, scored)
+    whole = next_token(model, batch)
+    expected = gradients(model, whole)
+    seen: list[int] = []
+    logits = model.logits
+    monkeypatch.setattr(model, "logits", lambda hidden: (seen.append(len(hidden)), logits(hidden))[1])
+    monkeypatch.setattr(objective, "CHUNKED_FROM", chunk)
+    chunked = next_token(model, batch)
+    found = gradients(model, chunked)
+    assert max(seen) <= max(1, chunk // config.vocab_size)
+    assert chunked.nats.item() == pytest.approx(whole.nats.item(), rel=1e-12)
+    assert found.keys() == expected.keys() == dict(model.named_parameters()).keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-12)
+
+
+def test_what_is_not_scored_has_no_gradient() -> None:
+    """Sequences whose later half is masked learn as much as their first half alone."""
+    config = small()
+    model, batch = decoder(config), batch_of(config, 2, 6)
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    mask[:, 3:] = False
+    first = next_token(model, Batch(batch.ids, batch.targets, mask))
+    short = next_token(model, Batch(batch.ids[:, :3], batch.targets[:, :3]))
+    assert first.nats.item() == pytest.approx(short.nats.item(), rel=1e-12)
+    expected = gradients(model, short)
+    for targets in (batch.targets, torch.where(mask, batch.targets, 12 - batch.targets)):
+        for name, gradient in gradients(model, next_token(model, Batch(batch.ids, targets, mask))).items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1 << 25, 13])
+def test_nothing_scored_is_a_loss_of_nothing(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objective, "CHUNKED_FROM", chunk)
+    model, batch = decoder(small()), batch_of(small(), 2, 6, 0.0)
+    loss = next_token(model, batch)
+    assert (loss.nats.item(), loss.scored) == (0, 0)
+    loss.nats.backward()
+
+
+class Half(torch.nn.Module):
+    """Logits in half precision, as autocast makes them."""
+
+    def __call__(self, ids: Tensor, cache: object = None) -> Output:
+        return Output(torch.nn.functional.one_hot(ids, 13).bfloat16() * 3, torch.full((), 0.5))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+def test_the_loss_of_half_precision_logits_is_summed_in_single_and_auxiliary_losses_pass_through() -> None:
+    """Logits of 3 and twelve 0: a wrong target costs log(e^3 + 12), and the right one 3 less."""
+    ids = torch.zeros(50, 40, dtype=torch.long)
+    targets = torch.zeros(50, 40, dtype=torch.long)
+    targets[:, 20:] = 1
+    loss = next_token(Half(), Batch(ids, targets))
+    wrong = float(np.log(np.exp(3) + 12))
+    assert loss.nats.dtype == torch.float32
+    assert loss.nats.item() == pytest.approx(1000 * (wrong + wrong - 3), rel=1e-5)
+    assert loss.aux.item() == 0.5

@@ -1,0 +1,375 @@
+"""What is planned is checked against the promises: it fits the text, the memory and the choices, and is valid."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.variants import small
+from tinylm import plan as p
+from tinylm.config import PRESETS, SIZES, Budget, DataConfig, ModelConfig, RuntimeConfig
+from tinylm.errors import UsageError
+from tinylm.model.build import build_model
+
+GIB = 1 << 30
+
+
+def machine(device: str = "cpu", flops: float = 1e11, dtype: str = "fp32") -> p.Machine:
+    return p.Machine(RuntimeConfig(device=device, dtype=dtype, compile=False, threads=1), "because", flops)
+
+
+def data(train_tokens: int) -> DataConfig:
+    return DataConfig(
+        corpus=("c.txt",),
+        train_characters=train_tokens,
+        fingerprint="f",
+        token_folder="t",
+        characters=train_tokens,
+        bytes=train_tokens,
+        documents=1,
+        train_tokens=train_tokens,
+        val_tokens=10,
+    )
+
+
+@pytest.fixture(autouse=True)
+def memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(p, "free_memory", lambda device: 64 * GIB)
+
+
+def planned(
+    tokens: int = 1_000_000,
+    model: dict[str, Any] | None = None,
+    training: dict[str, Any] | None = None,
+    budget: Budget | None = None,
+    vocab_size: int = 100,
+    on: p.Machine | None = None,
+    **choices: Any,
+) -> p.Plan:
+    return p.plan_training(
+        on or machine(), data(tokens), vocab_size, model=model or {}, training=training or {}, budget=budget, **choices
+    )
+
+
+# The budget.
+
+
+def test_without_a_budget_a_run_lasts_ten_minutes_or_until_it_stops_improving() -> None:
+    plan = planned()
+    assert plan.training.budget == Budget(time=600)
+    assert plan.training.patience == 10
+    assert plan.seconds == 600
+    assert planned(training={"patience": 3}).training.patience == 3
+
+
+@pytest.mark.parametrize("budget", [Budget(steps=7), Budget(epochs=0.5), Budget(time=90)])
+def test_a_budget_that_was_given_is_kept_and_brings_no_patience(budget: Budget) -> None:
+    plan = planned(budget=budget)
+    assert plan.training.budget == budget
+    assert plan.training.patience is None
+
+
+def test_steps_are_those_of_the_budget() -> None:
+    assert planned(budget=Budget(steps=7)).steps == 7
+    two_epochs = planned(10_000, {"context": 50}, {"batch_size": 8}, Budget(epochs=2))
+    assert two_epochs.steps == 50  # 20,000 tokens at 400 a step
+    slow, fast = (planned(budget=Budget(time=60), model={"size": "nano"}, on=machine(flops=f)) for f in (1e9, 1e12))
+    assert 1 <= slow.steps < fast.steps
+    assert planned(budget=Budget(time=1e-9)).steps == 1
+
+
+# The shape.
+
+
+def test_more_time_and_more_text_make_a_larger_model() -> None:
+    sizes = [
+        planned(tokens, budget=Budget(time=seconds)).parameters
+        for tokens, seconds in ((1000, 1), (100_000, 1), (100_000, 600), (10_000_000, 600), (100_000_000, 36_000))
+    ]
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) >= 3
+
+
+@pytest.mark.parametrize("size", sorted(SIZES))
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_size_and_preset_are_as_asked_for(size: str, preset: str) -> None:
+    shape = planned(model={"size": size, "preset": preset}).model
+    assert {name: getattr(shape, name) for name in SIZES[size]} == SIZES[size]
+    for name, value in PRESETS[preset].items():
+        assert getattr(shape, name) == value
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"preset": "bert"}, "--preset is 'bert'; it must be one of: modern, gpt2, original"),
+        ({"size": "vast"}, "--size is 'vast'; it must be one of"),
+        ({"width": 97, "heads": 4}, "--heads 4 does not divide --width 97"),
+        ({"position": "alibi"}, "--position is 'alibi'"),
+        ({"context": 0}, "--context is 0"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused(model: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        planned(model=model)
+
+
+def test_the_parameters_are_those_of_the_model() -> None:
+    for preset in PRESETS:
+        plan = planned(model={"preset": preset, "size": "nano"}, vocab_size=77)
+        assert plan.model.vocab_size == 77
+        assert plan.parameters == sum(parameter.numel() for parameter in build_model(plan.model).parameters())
+
+
+def test_a_context_that_the_text_is_too_short_for_shrinks_with_a_word_or_is_refused() -> None:
+    plan = planned(50)
+    assert plan.model.context == 49
+    assert plan.notices == ("The training text has only 50 tokens: the context shrinks to 49.",)
+    assert planned(50, {"context": 49}).model.context == 49
+    with pytest.raises(UsageError, match=r"has 50 tokens, and a context of 50 needs 51; .* --context of at most 49"):
+        planned(50, {"context": 50})
+    base = small(context=64, vocab_size=100)
+    assert planned(65, base=base).model == base
+    with pytest.raises(UsageError, match="a context of 64 needs 65"):
+        planned(64, base=base)
+
+
+def test_training_on_from_a_model_keeps_its_shape() -> None:
+    base = small(vocab_size=100, layers=5, dropout=0.3)
+    assert planned(base=base, budget=Budget(time=1e5)).model == base
+
+
+# The batch, and the memory it takes.
+
+
+@pytest.mark.parametrize(("device", "fewest", "most"), [("cpu", 1024, 4096), ("cuda", 8192, 65_536)])
+def test_a_batch_leaves_thousands_of_steps_within_what_suits_the_device(device: str, fewest: int, most: int) -> None:
+    def tokens(budget: Budget) -> int:
+        plan = planned(model={"size": "micro", "context": 128}, on=machine(device), budget=budget)
+        return plan.training.batch_size * plan.model.context
+
+    assert tokens(Budget(time=1.0)) == fewest
+    assert tokens(Budget(time=1e6)) == tokens(Budget(steps=10)) == most
+    assert planned(model={"context": 100_000, "size": "nano"}).training.batch_size == 1
+    middle = planned(model={"size": "micro"}, budget=Budget(time=600.0), on=machine("cpu"))
+    assert 2400 <= middle.steps <= 2800
+
+
+@pytest.mark.parametrize("batch_size", [1, 1000, 4096])
+def test_a_batch_can_be_as_large_as_wanted_and_runs_in_the_parts_that_fit(
+    batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {"size": "micro"}
+    whole = planned(model=model, training={"batch_size": batch_size})
+    assert whole.training.batch_size == whole.training.micro_batch == batch_size
+    assert whole.notices == ()
+    sizes = []
+    for free in (GIB // 16, GIB // 8, GIB // 4):
+        monkeypatch.setattr(p, "free_memory", lambda device, free=free: free)
+        plan = planned(model=model, training={"batch_size": batch_size})
+        assert plan.training.batch_size == batch_size
+        assert plan.memory <= 0.7 * free or plan.training.micro_batch == 1
+        sizes.append(plan.training.micro_batch)
+        if plan.training.micro_batch < batch_size:
+            (notice,) = plan.notices
+            assert notice.startswith(f"{plan.training.micro_batch} sequences at a time fit the {free / GIB:.1f} GB")
+            assert f"the batch is still {batch_size}" in notice
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) == (1 if batch_size == 1 else 3)
+
+
+def test_a_micro_batch_that_was_chosen_is_a_limit_and_not_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = {"batch_size": 64, "micro_batch": 16}
+    assert planned(model={"size": "nano"}, training=training).training.micro_batch == 16
+    monkeypatch.setattr(p, "free_memory", lambda device: GIB // 32)
+    assert planned(model={"size": "nano"}, training=training).training.micro_batch < 16
+
+
+def test_a_model_that_leaves_no_memory_is_planned_with_one_sequence_and_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(p, "free_memory", lambda device: 1 << 20)
+    plan = planned(model={"size": "small"})
+    assert plan.training.micro_batch == 1
+    assert len(plan.notices) == 1
+
+
+def test_where_the_system_does_not_say_what_is_free_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(p, "free_memory", lambda device: None)
+    plan = planned(model={"size": "base"}, training={"batch_size": 4096})
+    assert (plan.training.micro_batch, plan.notices) == (4096, ())
+
+
+@pytest.mark.parametrize(
+    ("training", "words"),
+    [
+        ({"batch_size": 0}, "--batch-size is 0; it must be 1 or more"),
+        ({"micro_batch": -1}, "--micro-batch is -1; it must be 1 or more"),
+        ({"batch_size": 4, "micro_batch": 5}, "--micro-batch 5 is larger than --batch-size 4"),
+        ({"lr": -1.0}, "--lr is -1"),
+        ({"lr": 1e-3, "min_lr": 1e-2}, "--min-lr 0.01 is above --lr 0.001"),
+        ({"warmup_steps": -1}, "--warmup-steps is -1; it must be 0 or more"),
+        ({"warmup_steps": 101}, "--warmup-steps is more than the whole run"),
+        ({"eval_every": 0}, "--eval-every is 0"),
+        ({"save_every": 0}, "--save-every is 0"),
+        ({"optimizer": "sgd"}, "--optimizer is 'sgd'"),
+        ({"schedule": "sudden"}, "--schedule is 'sudden'"),
+        ({"patience": 0}, "--patience is 0"),
+        ({"grad_clip": -1.0}, "--grad-clip is -1"),
+    ],
+)
+def test_contradictions_are_refused_by_the_flag(training: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        planned(training=training, budget=Budget(steps=100))
+
+
+# The recipe and the rhythm.
+
+
+def test_each_preset_has_a_recipe_and_a_flag_wins_over_it() -> None:
+    for preset in PRESETS:
+        training = planned(model={"preset": preset}).training
+        for name, value in p.RECIPES[preset].items():
+            assert getattr(training, name) == value
+    chosen = {"lr": 5e-4, "min_lr": 1e-5, "weight_decay": 0.3, "grad_clip": 0.5, "optimizer": "adam", "seed": 9}
+    training = planned(training=chosen).training
+    assert {name: getattr(training, name) for name in chosen} == chosen
+
+
+def test_the_learning_rate_ends_at_a_tenth_unless_the_recipe_or_the_user_says_where() -> None:
+    gpt2 = planned(model={"preset": "gpt2"}).training
+    assert gpt2.min_lr == pytest.approx(gpt2.lr / 10)
+    assert planned(model={"preset": "gpt2"}, training={"lr": 0.5}).training.min_lr == pytest.approx(0.05)
+    assert planned(model={"preset": "gpt2"}, training={"min_lr": 0.0}).training.min_lr == 0
+    assert planned(model={"preset": "modern"}).training.min_lr == 0
+    assert planned(recipe="lora", base=small(vocab_size=100)).training.weight_decay == 0
+
+
+@pytest.mark.parametrize(("warmup_steps", "warmup"), [(0, 0.0), (5, 0.05), (100, 1.0), (None, 0.02)])
+def test_warmup_steps_become_a_part_of_the_run(warmup_steps: int | None, warmup: float) -> None:
+    training = {} if warmup_steps is None else {"warmup_steps": warmup_steps}
+    assert planned(training=training, budget=Budget(steps=100)).training.warmup == pytest.approx(warmup)
+
+
+@pytest.mark.parametrize(("preset", "lr"), [("gpt2", 1e-3), ("modern", 1.7e-3), ("original", 3.3e-4)])
+def test_the_learning_rate_falls_with_the_width(preset: str, lr: float) -> None:
+    assert planned(model={"preset": preset, "size": "small"}).training.lr == pytest.approx(lr, rel=0.03)
+
+
+def test_evaluations_are_a_dozen_or_as_often_as_asked_for_and_cost_little() -> None:
+    training = planned(budget=Budget(steps=2000)).training
+    assert training.eval_every == 2000 // 12
+    assert training.log_every == 20
+    assert training.save_every <= training.eval_every
+    chosen = planned(budget=Budget(steps=2000), training={"eval_every": 7, "save_every": 3}).training
+    assert (chosen.eval_every, chosen.save_every) == (7, 3)
+    slow = planned(model={"size": "base"}, budget=Budget(steps=10_000), on=machine(flops=5e11))
+    assert 1 < slow.training.save_every < slow.training.eval_every
+    assert slow.training.save_every * slow.seconds / slow.steps < 70  # about a minute between two saves
+    for size in SIZES:
+        assert 20_000 <= planned(model={"size": size}).training.eval_tokens <= 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "seconds", "compiled"),
+    [
+        ("on", "cpu", 1, True),
+        ("off", "cuda", 1e6, False),
+        ("auto", "cuda", 1e6, True),
+        ("auto", "cuda", 60, False),
+        ("auto", "mps", 1e6, False),
+    ],
+)
+def test_compiling_is_worth_it_in_long_runs(wanted: str, device: str, seconds: float, compiled: bool) -> None:
+    plan = planned(budget=Budget(time=seconds), compile=wanted, on=machine(device), model={"size": "nano"})
+    assert plan.runtime == dataclasses.replace(machine(device).runtime, compile=compiled)
+
+
+def test_compile_is_one_of_three_words() -> None:
+    with pytest.raises(UsageError, match="--compile is 'yes'; it must be one of: auto, on, off"):
+        planned(compile="yes")
+
+
+# The estimates.
+
+
+def test_the_matrices_counted_are_those_of_the_model() -> None:
+    for preset in PRESETS:
+        config = planned(model={"preset": preset, "size": "nano"}, vocab_size=77).model
+        model = build_model(config)
+        matrices = sum(v.numel() for n, v in model.named_parameters() if v.dim() == 2 and n.startswith("layers."))
+        assert p.matrix_parameters(config) == matrices + model.embedding.weight.numel()
+
+
+def test_training_costs_six_flops_a_parameter_and_six_a_key_of_every_layer() -> None:
+    config = small(context=10, layers=3)
+    assert p.training_flops(config) == 6 * p.matrix_parameters(config) + 6 * 3 * 10 * 16
+
+
+@given(st.floats(1e8, 1e15), st.floats(1.1, 10))
+def test_a_faster_machine_is_never_expected_to_be_slower(flops: float, times: float) -> None:
+    config = small()
+    slower, faster = (p.training_speed(machine(flops=f), config) for f in (flops, flops * times))
+    assert 0 < slower <= faster
+    assert p.training_speed(machine(flops=flops), config) > p.training_speed(machine(flops=flops), small(layers=4))
+
+
+def test_dropout_and_width_take_memory() -> None:
+    plain = p.activation_bytes(small(), "fp32")
+    for larger in (small(dropout=0.1), small(width=32), small(layers=3), small(vocab_size=50), small(ffn_width=48)):
+        assert p.activation_bytes(larger, "fp32") > plain
+
+
+def test_the_machine_is_probed_in_a_moment() -> None:
+    probed = p.probe_machine("cpu", "fp32")
+    assert (probed.runtime.device, probed.runtime.dtype, probed.runtime.compile) == ("cpu", "fp32", False)
+    assert probed.reasons.startswith("cpu (")
+    assert "asked for; fp32: asked for" in probed.reasons
+    assert 1e7 < probed.flops < 1e16
+
+
+# Anything goes.
+
+budgets = st.one_of(
+    st.none(),
+    st.integers(1, 10**9).map(lambda steps: Budget(steps=steps)),
+    st.floats(1e-6, 1e6).map(lambda epochs: Budget(epochs=epochs)),
+    st.floats(1e-6, 1e9).map(lambda time: Budget(time=time)),
+)
+
+
+@settings(max_examples=60)
+@given(
+    tokens=st.integers(3, 10**12),
+    vocab_size=st.integers(2, 100_000),
+    budget=budgets,
+    preset=st.sampled_from(sorted(PRESETS)),
+    batch_size=st.none() | st.integers(1, 10**5),
+    flops=st.floats(1e6, 1e16),
+    device=st.sampled_from(["cpu", "cuda", "mps"]),
+    free=st.none() | st.integers(0, 1 << 40),
+)
+def test_any_text_budget_and_machine_make_a_plan(
+    tokens: int,
+    vocab_size: int,
+    budget: Budget | None,
+    preset: str,
+    batch_size: int | None,
+    flops: float,
+    device: str,
+    free: int | None,
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(p, "free_memory", lambda device: free)
+        training = {} if batch_size is None else {"batch_size": batch_size}
+        plan = planned(tokens, {"preset": preset}, training, budget, vocab_size, machine(device, flops))
+    assert plan.model.context < tokens
+    assert isinstance(plan.model, ModelConfig)
+    assert plan.training.batch_size == (batch_size or plan.training.batch_size)
+    assert 1 <= plan.training.micro_batch <= plan.training.batch_size
+    assert plan.steps >= 1
+    assert plan.seconds > 0
+    assert plan.memory > 0
+    assert plan.training.budget == (budget or Budget(time=600))

@@ -1,0 +1,305 @@
+"""Judge: the text itself, cut and joined by hand, and the standard library's decoders and hashes."""
+
+import hashlib
+import io
+import json
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.text import corpus as c
+from tinylm.text.corpus import PIECE_BYTES, Corpus, cut, find_corpus, rechunk, scan
+
+NO_BREAK = "\ufeff"
+
+
+def documents_of(stream: c.Stream) -> list[str]:
+    """The documents of a stream, whose separators must stand between two of them and nowhere else."""
+    documents, between = [""], True
+    for piece in stream:
+        if piece is None:
+            assert not between
+            documents.append("")
+        else:
+            assert piece
+            documents[-1] += piece
+        between = piece is None
+    assert not between or documents == [""]
+    return documents if documents != [""] else []
+
+
+def read(*paths: Path, **choices: str) -> list[str]:
+    return documents_of(find_corpus([str(p) for p in paths], **choices).stream())
+
+
+def written(path: Path, content: bytes | str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+# Text files.
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1", "cp1252"])
+def test_a_file_is_read_in_its_encoding_with_its_line_ends(encoding: str, tmp_path: Path) -> None:
+    text = "Größe\r\nline\rend\n\n  ünd é\n"
+    assert read(written(tmp_path / "a.txt", text.encode(encoding)), encoding=encoding) == [text]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16"])
+def test_a_byte_order_mark_is_dropped_at_the_beginning_and_kept_elsewhere(encoding: str, tmp_path: Path) -> None:
+    mark = "" if encoding == "utf-16" else NO_BREAK  # this codec writes its own
+    file = written(tmp_path / "a.txt", f"{mark}one{NO_BREAK}two".encode(encoding))
+    assert read(file, encoding=encoding) == [f"one{NO_BREAK}two"]
+    assert read(written(tmp_path / "b.txt", NO_BREAK.encode(encoding)), encoding=encoding) == []
+
+
+@pytest.mark.parametrize("shift", [-3, -2, -1, 0])
+def test_a_character_across_two_pieces_is_read_whole(shift: int, tmp_path: Path) -> None:
+    text = "a" * (PIECE_BYTES + shift) + "漢👩é" * 3
+    file = written(tmp_path / "a.txt", text)
+    assert read(file) == [text]
+    assert max(map(len, filter(None, find_corpus([str(file)]).stream()))) <= PIECE_BYTES + 1
+
+
+def bad_offset(file: Path, encoding: str = "utf-8") -> int:
+    with pytest.raises(UsageError) as caught:
+        read(file, encoding=encoding)
+    message = str(caught.value)
+    assert message.startswith(f"{file} is not valid {encoding} at byte ")
+    assert "--encoding" in message
+    return int(message.split(" at byte ")[1].split(";")[0])
+
+
+@pytest.mark.parametrize("bad", [b"\xff", b"\xc3(", b"\xe6\xbc(", b"\xed\xa0\x80", b"\xf8\x88\x80\x80"])
+@pytest.mark.parametrize("before", [0, 5, PIECE_BYTES - 2, PIECE_BYTES - 1, PIECE_BYTES, 2 * PIECE_BYTES + 7])
+def test_an_invalid_byte_is_reported_by_its_offset(bad: bytes, before: int, tmp_path: Path) -> None:
+    """Also where the character that it breaks began in the piece before."""
+    assert bad_offset(written(tmp_path / "a.txt", b"x" * before + bad + b"y" * 9)) == before
+
+
+@pytest.mark.parametrize("before", [0, 5, PIECE_BYTES - 2, PIECE_BYTES - 1, PIECE_BYTES])
+def test_a_character_cut_off_at_the_end_of_a_file_is_reported_by_its_offset(before: int, tmp_path: Path) -> None:
+    assert bad_offset(written(tmp_path / "a.txt", b"x" * before + "👩".encode()[:3])) == before
+
+
+@pytest.mark.parametrize(
+    ("encoding", "content", "offset"),
+    [
+        ("ascii", b"abc\xe9", 3),
+        ("utf-16", b"h\0e\0y\0", 0),
+        ("utf-16-le", "ab".encode("utf-16-le") + b"\x00\xdc" + b"a\0", 4),
+        ("utf-32-le", "ab".encode("utf-32-le") + b"\xff" * 4, 8),
+        ("shift_jis", "漢字".encode("shift_jis") + b"\xfd\xff", 4),
+        ("cp1252", b"ab\x81", 2),
+    ],
+)
+def test_invalid_bytes_of_other_encodings_are_reported_too(
+    encoding: str, content: bytes, offset: int, tmp_path: Path
+) -> None:
+    assert bad_offset(written(tmp_path / "a.txt", content), encoding) == offset
+
+
+@pytest.mark.parametrize("encoding", ["utf-9", "", "rot13", "base64", "undefined", "zip", "utf-8\0", "ütf"])
+def test_an_encoding_that_is_not_one_of_text_is_refused(encoding: str, tmp_path: Path) -> None:
+    file = written(tmp_path / "a.txt", "text")
+    with pytest.raises(UsageError, match=r"^--encoding .* try utf-8, utf-16, latin-1 or cp1252"):
+        find_corpus([str(file)], encoding=encoding)
+
+
+# Folders.
+
+
+def test_a_folder_is_read_in_order_without_what_is_hidden_or_not_text(tmp_path: Path) -> None:
+    for name, content in {
+        "b.txt": b"B",
+        "a/z.md": b"AZ",
+        "a/c.txt": b"AC",
+        "a.txt": b"A",
+        ".hidden": b"no",
+        ".git/config": b"no",
+        "a/.cache/x.txt": b"no",
+        "image.png": b"\x89PNG\0\0",
+        "zeros": b"text\0text",
+        "latin": b"caf\xe9 au lait",
+        "empty.txt": b"",
+        "lines.jsonl": b'{"text": "L1"}\n{"text": "L2"}\n',
+        "late": b"x" * 9000 + b"\0",
+    }.items():
+        written(tmp_path / "corpus" / name, content)
+    assert read(tmp_path / "corpus") == ["AC", "AZ", "A", "B", "x" * 9000 + "\0", "L1", "L2"]
+    assert read(tmp_path / "corpus", encoding="latin-1")[-3:] == ["café au lait", "L1", "L2"]
+
+
+def test_a_character_across_the_end_of_what_is_looked_at_does_not_make_a_file_binary(tmp_path: Path) -> None:
+    text = "a" * 8191 + "漢"
+    written(tmp_path / "corpus" / "a.txt", text)
+    assert read(tmp_path / "corpus") == [text]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf_16", "UTF-16", "utf-32", "U16"])
+def test_zero_bytes_are_text_where_the_encoding_has_them(encoding: str, tmp_path: Path) -> None:
+    written(tmp_path / "corpus" / "a.txt", "abc".encode(encoding))
+    assert read(tmp_path / "corpus", encoding=encoding) == ["abc"]
+
+
+@pytest.mark.parametrize(
+    "prepare", [lambda f: None, lambda f: written(f / "a.bin", b"\0"), lambda f: (f / ".x").touch()]
+)
+def test_a_folder_without_text_is_refused(prepare: object, tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    prepare(tmp_path / "corpus")  # type: ignore[operator]
+    with pytest.raises(UsageError, match=r"The folder .*corpus has no text files"):
+        read(tmp_path / "corpus")
+
+
+def test_a_path_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no file or folder '.*absent\.txt'"):
+        read(tmp_path / "absent.txt")
+
+
+def test_paths_are_read_in_the_order_given_and_a_named_file_is_always_read(tmp_path: Path) -> None:
+    one, two, hidden = (written(tmp_path / name, name) for name in ("z.txt", "a.txt", ".hidden"))
+    assert read(one, hidden, two) == ["z.txt", ".hidden", "a.txt"]
+    assert read(written(tmp_path / "zeros", b"a\0b")) == ["a\0b"]
+
+
+# JSONL.
+
+
+def test_each_line_of_jsonl_is_a_document(tmp_path: Path) -> None:
+    lines = ["one\ntwo", "漢字", "", "  ", 'a "quoted" \\ word', "👩"]
+    content = "\r\n".join(json.dumps({"id": 1, "text": line}) for line in lines) + "\n\n  \n"
+    assert read(written(tmp_path / "a.jsonl", NO_BREAK + content)) == [line for line in lines if line]
+    assert read(written(tmp_path / "b.NDJSON", '{"body": "x"}'), text_key="body") == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", ("line 3: not JSON",)),
+        ("hello", ("line 3: not JSON",)),
+        ("[" * 100_000, ("line 3: not JSON",)),
+        ('{"n": ' + "1" * 5000 + "}", ("line 3: not JSON",)),
+        ("[1]", ("line 3: no text under 'text'", "found: list")),
+        ("7", ("line 3: no text under 'text'", "found: int")),
+        ('{"body": "x", "id": 3}', ("line 3: no text under 'text'", "found: body, id", "--text-key")),
+        ('{"text": 5}', ("line 3: no text under 'text'", "found: text")),
+        ('{"text": "ab\\ud800"}', ("line 3: half a surrogate pair at character 2",)),
+    ],
+    ids=lambda value: value[:12] if isinstance(value, str) else "",
+)
+def test_a_malformed_line_is_reported_by_its_number(line: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    file = written(tmp_path / "a.jsonl", f'{{"text": "fine"}}\n\n{line}\n')
+    with pytest.raises(UsageError) as caught:
+        read(file)
+    for word in (str(file), *words):
+        assert word in str(caught.value)
+
+
+def test_an_invalid_byte_in_jsonl_is_reported_by_its_offset_in_the_file(tmp_path: Path) -> None:
+    assert bad_offset(written(tmp_path / "a.jsonl", b'{"text": "1"}\n{"text": "\xff"}\n')) == 24
+
+
+# Standard input.
+
+
+def test_standard_input_is_kept_so_that_it_can_be_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("piped 漢".encode())))
+    file = written(tmp_path / "a.txt", "file")
+    found = find_corpus(["-", str(file)], spool=tmp_path / "spool")
+    assert documents_of(found.stream()) == documents_of(found.stream()) == ["piped 漢", "file"]
+    assert (found.name, found.size) == (f"standard input, {file}", 9 + 4)
+
+
+def test_an_invalid_byte_of_standard_input_is_reported_by_offset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"abc\xff")))
+    found = find_corpus(["-"], spool=tmp_path)
+    with pytest.raises(UsageError, match=r"^standard input is not valid utf-8 at byte 3;"):
+        list(found.stream())
+
+
+def test_a_disk_that_cannot_keep_standard_input_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"abc")))
+    with pytest.raises(TinyLMError, match=r"Cannot keep standard input in .*Not a directory"):
+        find_corpus(["-"], spool=written(tmp_path / "file", "x") / "spool")
+
+
+# Documents and their separators.
+
+
+def test_documents_without_text_are_left_out_with_their_separators(tmp_path: Path) -> None:
+    files = [written(tmp_path / f"{i}.txt", text) for i, text in enumerate(["", "a", "", "", "b", NO_BREAK, "c", ""])]
+    stream = list(find_corpus(map(str, files)).stream())
+    assert stream == ["a", None, "b", None, "c"]
+    assert list(Corpus(("x",), tuple(files[:1])).stream()) == []
+
+
+documents = st.lists(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=4), max_size=5)
+
+
+def stream_of(parts: list[list[str]]) -> Iterator[str | None]:
+    for index, pieces in enumerate(parts):
+        yield from ([None] if index else [])
+        yield from pieces
+
+
+@given(documents, st.integers(0, 60), st.integers(0, 60))
+def test_a_cut_is_a_slice_of_the_text_that_keeps_documents_apart(parts: list[list[str]], start: int, stop: int) -> None:
+    expected, position = [], 0
+    for document in map("".join, parts):
+        part = document[max(0, start - position) : max(0, stop - position)]
+        position += len(document)
+        expected += [part] if part else []
+    assert documents_of(cut(stream_of(parts), start, stop)) == expected
+
+
+@given(documents, st.integers(0, 60))
+def test_two_cuts_at_one_place_are_the_whole_text_once(parts: list[list[str]], place: int) -> None:
+    both = [*cut(stream_of(parts), 0, place), *cut(stream_of(parts), place, 1000)]
+    assert "".join(filter(None, both)) == "".join(map("".join, parts))
+
+
+@given(documents)
+def test_a_scan_counts_what_python_counts(parts: list[list[str]]) -> None:
+    text = "".join(map("".join, parts))
+    found = scan(stream_of(parts))
+    assert (found.characters, found.bytes, found.documents) == (len(text), len(text.encode()), len(parts))
+    assert found.alphabet == "".join(sorted(set(text)))
+    assert found.fingerprint == hashlib.sha256(b"\xff".join("".join(p).encode() for p in parts)).hexdigest()
+
+
+def test_fingerprints_see_where_documents_end_and_not_where_pieces_do() -> None:
+    streams = [["abc"], ["ab", None, "c"], ["a", None, "bc"], ["a", None, "b", None, "c"], ["abd"]]
+    assert len({scan(iter(stream)).fingerprint for stream in streams}) == len(streams)
+    assert scan(iter(["a", "bc", None, "d"])) == scan(iter(["ab", "c", None, "d"]))
+
+
+# Chunks.
+
+
+@given(documents, st.integers(1, 6), st.integers(0, 3))
+def test_chunks_keep_text_and_documents_and_end_where_they_may(parts: list[list[str]], limit: int, every: int) -> None:
+    def split_point(text: str) -> int:
+        return len(text) // every * every if every else 0
+
+    chunks = list(rechunk(stream_of(parts), split_point, limit))
+    assert documents_of(iter(chunks)) == ["".join(p) for p in parts]
+    for chunk, following in pairwise(chunks):
+        if chunk is not None and following is not None:
+            assert len(chunk) > limit if not every else len(chunk) % every == 0 or len(chunk) > limit
+
+
+def test_text_without_a_place_to_split_is_held_up_to_the_limit() -> None:
+    assert list(rechunk(iter("abcdefg"), lambda text: 0, 3)) == ["abcd", "efg"]
+    assert list(rechunk(iter("abcdefg"), lambda text: 0, 100)) == ["abcdefg"]

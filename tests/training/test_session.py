@@ -1,0 +1,314 @@
+"""Runs on real folders. Judge of a resumed run: the run that never stopped, bit for bit."""
+
+import dataclasses
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.variants import small
+from tinylm.adapters.load import load_base
+from tinylm.adapters.lora import add_lora, load_adapter_tensors
+from tinylm.checkpoint import RunFolder, load_model, read_config, read_weights, restore_model
+from tinylm.config import AdapterConfig, Budget, RunConfig, RuntimeConfig, TokenizerConfig, TrainingConfig
+from tinylm.errors import UsageError
+from tinylm.evaluation import evaluate
+from tinylm.model.build import build_model
+from tinylm.model.decoder import Decoder
+from tinylm.objective import next_token
+from tinylm.text.dataset import TokenFolder, encode_corpus, evaluation_batches
+from tinylm.text.tokenizer import train_char
+from tinylm.training.session import train_session
+from tinylm.training.trainer import Event, Logged, Notice, Outcome, Stepped, StopTraining
+
+TOKENIZER = train_char("abcdef .")
+SHAPE = small(
+    vocab_size=TOKENIZER.vocab_size, context=8, layers=1, width=8, heads=2, kv_heads=1, ffn_width=8, dropout=0.2
+)
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenFolder:
+    rng = random.Random(0)
+    words = ["a", "be", "dad", "face", "cab", "fed."]
+    train, val = (" ".join(rng.choices(words, k=k)) for k in (500, 60))
+    folder = tmp_path_factory.mktemp("session") / "tokens"
+    return encode_corpus(folder, lambda: iter([train]), lambda: iter([val]), TOKENIZER, lambda size: None)
+
+
+def config_of(adapter: AdapterConfig | None = None, **choices: Any) -> RunConfig:
+    settings: dict[str, Any] = {
+        "budget": Budget(steps=60),
+        "batch_size": 5,
+        "micro_batch": 2,
+        "lr": 0.02,
+        "min_lr": 0.001,
+        "warmup": 0.1,
+        "eval_every": 12,
+        "save_every": 15,
+        "log_every": 7,
+        "seed": 3,
+    }
+    return RunConfig(
+        version="0",
+        created="now",
+        model=SHAPE,
+        tokenizer=TokenizerConfig(kind=TOKENIZER.kind, sha256=TOKENIZER.sha256),
+        training=TrainingConfig(**{**settings, **choices}),
+        runtime=RuntimeConfig(device="cpu", dtype="fp32", compile=False, threads=1),
+        adapter=adapter,
+    )
+
+
+class Killed(BaseException):
+    """What leaves a run no time to save."""
+
+
+@dataclass
+class Sitting:
+    """Trains a run until it is done, or until `end` is raised at the first check from step `until` on."""
+
+    path: Path
+    tokens: TokenFolder
+    until: int | None = None
+    end: type[BaseException] = StopTraining
+    events: list[Event] = field(default_factory=list)
+    step: int = 0
+
+    def report(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, Stepped):
+            self.step = event.step
+
+    def check(self) -> None:
+        if self.until is not None and self.step >= self.until:
+            raise self.end
+
+    def begin(self, config: RunConfig) -> Outcome:
+        run = RunFolder.create(self.path, config, TOKENIZER)
+        return self._train(run, config, self._model(config), resume_from=None)
+
+    def resume(self, **changes: Any) -> Outcome:
+        """As `tinylm train --resume` does it, in a model that has never been trained."""
+        torch.manual_seed(99)
+        config = read_config(self.path)
+        assert config.training is not None
+        config = dataclasses.replace(config, training=dataclasses.replace(config.training, **changes))
+        save = RunFolder(self.path).load_last(config)
+        if config.adapter is None:
+            model = restore_model(config, save.weights)
+        else:
+            model = self._model(config)
+            load_adapter_tensors(model, save.weights)
+        self.step = save.state["step"]
+        return self._train(RunFolder(self.path), config, model, resume_from=save)
+
+    def _model(self, config: RunConfig) -> Decoder:
+        assert config.training is not None
+        if config.adapter is None:
+            return build_model(config.model, config.training.seed)
+        base, _, _ = load_base(self.path, config.adapter, None, "cpu")
+        add_lora(base, config.adapter, config.training.seed)
+        return base
+
+    def _train(self, run: RunFolder, config: RunConfig, model: Decoder, **choices: Any) -> Outcome:
+        return train_session(
+            run,
+            config,
+            model,
+            self.tokens,
+            report=self.report,
+            check_stop=self.check,
+            started=time.monotonic(),
+            **choices,
+        )
+
+
+def everything(path: Path) -> dict[str, Any]:
+    """All that a run leaves, without the times."""
+    config = read_config(path)
+    save, best = RunFolder(path).load_last(config), read_weights(path, config)
+    timed = ("seconds", "setup_seconds", "tokens_per_second")
+    metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "weights": {name: tensor.numpy().tobytes() for name, tensor in save.weights.items()},
+        "optimizer": {name: tensor.numpy().tobytes() for name, tensor in save.optimizer.items()},
+        "state": {name: value for name, value in save.state.items() if name not in timed},
+        "best": ({name: tensor.numpy().tobytes() for name, tensor in best.tensors.items()}, best.step, best.val_loss),
+        "metrics": [{name: value for name, value in record.items() if name not in timed} for record in metrics],
+        "config": config,
+    }
+
+
+@pytest.fixture(scope="module")
+def adapter(tokens: TokenFolder, tmp_path_factory: pytest.TempPathFactory) -> AdapterConfig:
+    path = tmp_path_factory.mktemp("base") / "base"
+    Sitting(path, tokens).begin(config_of(budget=Budget(steps=2)))
+    digest = load_model(path)[3].digest
+    return AdapterConfig(
+        base=str(path), base_digest=digest, rank=2, alpha=4.0, dropout=0.2, targets=("q_proj", "v_proj", "down_proj")
+    )
+
+
+LONG = {"budget": Budget(steps=200), "eval_every": 20, "save_every": 50, "log_every": 9}
+
+
+@dataclass(frozen=True)
+class Case:
+    settings: dict[str, Any]
+    until: int
+    end: type[BaseException] = StopTraining
+    adapted: bool = False
+
+
+CASES = {
+    "adamw, stopped at 100 of 200 while evaluating": Case(LONG, 100),
+    "adamw, killed at 130 of 200 after saving at 100": Case(LONG, 130, Killed),
+    "adam, stopped between all rhythms": Case({"optimizer": "adam", "weight_decay": 0.1}, 31),
+    "epochs": Case({"budget": Budget(epochs=1.5)}, 20),
+    "inverse-sqrt, killed in the first steps": Case({"schedule": "inverse-sqrt"}, 5, Killed),
+    "patience": Case({"patience": 2, "lr": 0.5, "budget": Budget(steps=300)}, 20),
+    "adapter": Case({}, 31, adapted=True),
+    "adapter, killed": Case({"optimizer": "adam"}, 40, Killed, adapted=True),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=[name.replace(" ", "-") for name in CASES])
+def test_a_resumed_run_is_the_run_that_never_stopped(
+    case: Case, tokens: TokenFolder, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Weights, optimizer, state, best weights and metrics, with dropout and accumulation."""
+    config = config_of(request.getfixturevalue("adapter") if case.adapted else None, **case.settings)
+    straight = Sitting(tmp_path / "straight", tokens)
+    outcome = straight.begin(config)
+
+    first = Sitting(tmp_path / "resumed", tokens, case.until, case.end)
+    if case.end is Killed:
+        with pytest.raises(Killed):
+            first.begin(config)
+        with (tmp_path / "resumed" / "metrics.jsonl").open("a") as metrics:
+            metrics.write('{"step": 31, "val_l')
+    else:
+        assert first.begin(config).stopped_by == "signal"
+    saved = RunFolder(tmp_path / "resumed").load_last(config).state["step"]
+    assert saved <= case.until < outcome.state.step
+    assert (saved == case.until) == (case.end is StopTraining)
+
+    second = Sitting(tmp_path / "resumed", tokens)
+    again = second.resume()
+    assert (again.stopped_by, again.state.step) == (outcome.stopped_by, outcome.state.step)
+    assert everything(tmp_path / "resumed") == everything(tmp_path / "straight")
+    steps = [event.step for event in second.events if isinstance(event, Stepped)]
+    assert steps == list(range(saved + 1, outcome.state.step + 1))
+
+
+def test_a_run_can_be_stopped_many_times(tokens: TokenFolder, tmp_path: Path) -> None:
+    Sitting(tmp_path / "straight", tokens).begin(config_of())
+    Sitting(tmp_path / "resumed", tokens, 3).begin(config_of())
+    for until in (4, 12, 29, 30):
+        assert Sitting(tmp_path / "resumed", tokens, until).resume().state.step == until
+    Sitting(tmp_path / "resumed", tokens).resume()
+    assert everything(tmp_path / "resumed") == everything(tmp_path / "straight")
+
+
+def test_seeds_and_dropout_do_make_a_difference(tokens: TokenFolder, tmp_path: Path) -> None:
+    """So that the tests above could fail."""
+    runs = {
+        "one": config_of(budget=Budget(steps=3)),
+        "two": config_of(budget=Budget(steps=3), seed=4),
+        "three": dataclasses.replace(config_of(budget=Budget(steps=3)), model=dataclasses.replace(SHAPE, dropout=0.0)),
+    }
+    for name, config in runs.items():
+        Sitting(tmp_path / name, tokens).begin(config)
+    weights = [everything(tmp_path / name)["weights"] for name in runs]
+    assert weights[0] != weights[1] != weights[2] != weights[0]
+
+
+def test_a_finished_run_goes_on_with_a_larger_budget_and_says_so_in_its_config(
+    tokens: TokenFolder, tmp_path: Path
+) -> None:
+    Sitting(tmp_path / "run", tokens).begin(config_of(budget=Budget(steps=10)))
+    outcome = Sitting(tmp_path / "run", tokens).resume(budget=Budget(steps=25), eval_every=5)
+    assert (outcome.stopped_by, outcome.state.step) == ("steps", 25)
+    training = read_config(tmp_path / "run").training
+    assert training is not None
+    assert (training.budget, training.eval_every) == (Budget(steps=25), 5)
+
+
+def test_a_run_that_has_used_its_time_says_what_to_give(tokens: TokenFolder, tmp_path: Path) -> None:
+    Sitting(tmp_path / "run", tokens).begin(config_of(budget=Budget(time=0.4)))
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    with pytest.raises(UsageError, match=r"has used its 0\.001 s; give a larger --time"):
+        Sitting(tmp_path / "run", tokens).resume(budget=Budget(time=0.001))
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+
+
+def test_the_validation_loss_is_that_of_the_saved_best_weights(tokens: TokenFolder, tmp_path: Path) -> None:
+    Sitting(tmp_path / "run", tokens).begin(config_of())
+    model, _, _, weights = load_model(tmp_path / "run")
+    loss = evaluate(model, next_token, evaluation_batches(tokens.val, 8, 1)).loss
+    assert weights.val_loss == pytest.approx(loss, rel=1e-5)
+    losses = [r["val_loss"] for r in RunFolder(tmp_path / "run").read_metrics() if "val_loss" in r]
+    assert weights.val_loss == min(losses) < 0.9 * losses[0]
+
+
+def test_validation_sees_no_more_tokens_than_it_should(tokens: TokenFolder, tmp_path: Path) -> None:
+    Sitting(tmp_path / "run", tokens).begin(config_of(budget=Budget(steps=1), eval_tokens=20))
+    model = load_model(tmp_path / "run")[0]
+    few = evaluate(model, next_token, evaluation_batches(tokens.val, 8, 1, most=20))
+    assert few.tokens < len(tokens.val) - 1
+    assert read_weights(tmp_path / "run", read_config(tmp_path / "run")).val_loss == pytest.approx(few.loss, rel=1e-5)
+
+
+def test_metrics_are_what_was_reported(tokens: TokenFolder, tmp_path: Path) -> None:
+    sitting = Sitting(tmp_path / "run", tokens)
+    sitting.begin(config_of())
+    records = RunFolder(tmp_path / "run").read_metrics()
+    logged = [event for event in sitting.events if isinstance(event, Logged)]
+    assert [r["step"] for r in records if "loss" in r] == [event.step for event in logged] == list(range(7, 61, 7))
+    assert [r["loss"] for r in records if "loss" in r] == [event.loss for event in logged]
+    assert [r["step"] for r in records if "val_loss" in r] == [0, 12, 24, 36, 48, 60]
+    keys = {"step", "loss", "lr", "grad_norm", "tokens_per_second", "seconds"}
+    assert all(r.keys() in (keys, {"step", "val_loss", "seconds"}) for r in records)
+
+
+def test_only_the_adapter_is_trained_and_saved(tokens: TokenFolder, tmp_path: Path, adapter: AdapterConfig) -> None:
+    def base() -> dict[str, bytes]:
+        return {file.name: file.read_bytes() for file in Path(adapter.base).iterdir() if file.is_file()}
+
+    before = base()
+    Sitting(tmp_path / "run", tokens).begin(config_of(adapter))
+    save = RunFolder(tmp_path / "run").load_last(read_config(tmp_path / "run"))
+    assert base() == before
+    assert len(save.weights) == 2 * 3
+    assert all(".lora_A." in name or ".lora_B." in name for name in save.weights)
+    assert any(tensor.any() for name, tensor in save.weights.items() if ".lora_B." in name)
+
+
+def test_a_compiler_that_fails_costs_a_notice_and_nothing_else(
+    tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(budget=Budget(steps=20))
+    Sitting(tmp_path / "plain", tokens).begin(config)
+
+    def compile(module: torch.nn.Module) -> None:
+        def call(*args: object) -> None:
+            torch.rand(3)
+            raise RuntimeError("no compiler was found\nand much more")
+
+        module._compiled_call_impl = call
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile)
+    assert config.runtime is not None
+    wanted = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, compile=True))
+    sitting = Sitting(tmp_path / "run", tokens)
+    sitting.begin(wanted)
+    assert [event.message for event in sitting.events if isinstance(event, Notice)] == [
+        "torch.compile failed (no compiler was found); going on without it."
+    ]
+    assert everything(tmp_path / "run") == everything(tmp_path / "plain")

@@ -1,0 +1,42 @@
+import os
+import signal
+
+import pytest
+
+from tinylm.training.signals import stop_on_signals
+from tinylm.training.trainer import StopTraining
+
+both = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+
+
+@both
+def test_the_first_signal_asks_to_stop_and_is_remembered(number: signal.Signals) -> None:
+    with stop_on_signals() as stop:
+        stop.check()
+        assert stop.signal_number == 0
+        os.kill(os.getpid(), number)
+        assert stop.signal_number == number
+        with pytest.raises(StopTraining):
+            stop.check()
+
+
+@both
+def test_the_second_signal_stops_at_once(number: signal.Signals) -> None:
+    with stop_on_signals() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+        assert stop.signal_number == signal.SIGINT
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError])
+def test_afterwards_signals_do_what_they_did_before(error: type[Exception] | None) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        with stop_on_signals():
+            assert signal.getsignal(signal.SIGTERM) not in before
+            if error:
+                raise error
+    except RuntimeError:
+        pass
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -1,0 +1,114 @@
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.variants import small
+from tinylm.config import Budget, TrainingConfig
+from tinylm.errors import TinyLMError
+from tinylm.model.build import build_model
+from tinylm.model.decoder import Decoder
+from tinylm.training.optimizer import build_optimizer
+from tinylm.training.state import TrainerState, optimizer_tensors, restore_optimizer
+
+number = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(
+    st.builds(
+        TrainerState,
+        step=st.integers(0),
+        seconds=number,
+        micro_batch=st.integers(1),
+        best_loss=st.none() | number,
+        nats=number,
+        scored=st.integers(0),
+    )
+)
+def test_a_state_survives_json_to_the_last_bit(state: TrainerState) -> None:
+    saved = json.loads(json.dumps(state.to_json()))
+    assert TrainerState.from_json(saved) == state
+
+
+def test_reading_a_state_sets_the_random_numbers_back() -> None:
+    torch.manual_seed(7)
+    torch.rand(11)
+    saved = json.loads(json.dumps(TrainerState().to_json()))
+    expected = torch.rand(5)
+    torch.manual_seed(8)
+    before = dict(saved)
+    TrainerState.from_json(saved)
+    assert torch.equal(torch.rand(5), expected)
+    assert saved == before
+
+
+GOOD = TrainerState(step=3).to_json()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {name: value for name, value in GOOD.items() if name != "rng"},
+        {**GOOD, "unknown": 1},
+        {**GOOD, "rng": {}},
+        {**GOOD, "rng": {"cpu": "zz"}},
+        {**GOOD, "rng": {"cpu": "00"}},
+        {**GOOD, "rng": 5},
+    ],
+)
+def test_values_that_are_no_state_are_damage(values: dict[str, Any]) -> None:
+    with pytest.raises(TinyLMError, match="The saved training state is damaged"):
+        TrainerState.from_json(values)
+
+
+def trained(optimizer: str, steps: int, dtype: torch.dtype = torch.float32) -> tuple[Decoder, torch.optim.Optimizer]:
+    config = TrainingConfig(
+        budget=Budget(steps=1), batch_size=1, micro_batch=1, lr=0.01, min_lr=0.0, warmup=0.0, optimizer=optimizer
+    )
+    model = build_model(small("gpt2", kv_heads=4)).to(dtype)
+    built = build_optimizer(model, config)
+    for step in range(steps):
+        train_step(model, built, step)
+    return model, built
+
+
+def train_step(model: Decoder, optimizer: torch.optim.Optimizer, step: int) -> None:
+    rng = torch.Generator().manual_seed(step)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=rng, dtype=parameter.dtype)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam"])
+def test_an_optimizer_goes_on_from_its_tensors_as_if_it_had_never_stopped(optimizer: str) -> None:
+    model, built = trained(optimizer, 3)
+    tensors = {name: tensor.clone() for name, tensor in optimizer_tensors(built, model).items()}
+    names = dict(model.named_parameters())
+    assert tensors.keys() == {f"{name}/{q}" for name in names for q in ("exp_avg", "exp_avg_sq", "step")}
+
+    fresh, other = trained(optimizer, 0)
+    fresh.load_state_dict(model.state_dict())
+    restore_optimizer(other, fresh, tensors)
+    for step in (3, 4):
+        train_step(model, built, step)
+        train_step(fresh, other, step)
+    for name, parameter in fresh.named_parameters():
+        assert torch.equal(parameter, names[name]), name
+
+
+def test_tensors_of_another_model_are_refused() -> None:
+    model, optimizer = trained("adamw", 1)
+    tensors = optimizer_tensors(optimizer, model)
+    for name, value in (("layers.9.norm/step", torch.tensor(1.0)), ("embedding.weight/exp_avg", torch.zeros(3, 3))):
+        fresh, other = trained("adamw", 0)
+        with pytest.raises(TinyLMError, match=f"The saved optimizer does not fit the model: {name}"):
+            restore_optimizer(other, fresh, {**tensors, name: value})
+
+
+def test_every_field_of_a_state_is_saved() -> None:
+    assert TrainerState().to_json().keys() == {f.name for f in dataclasses.fields(TrainerState)} | {"rng"}

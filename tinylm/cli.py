@@ -94,4 +94,6 @@ def main() -> None:
     for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors=errors)
+    # Read when torch loads. Threads that spin while they wait make a step many times slower beside a busy neighbour.
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
     app()

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
@@ -60,6 +61,10 @@ def test_a_byte_order_mark_is_dropped_at_the_beginning_and_kept_elsewhere(encodi
     file = written(tmp_path / "a.txt", f"{mark}one{NO_BREAK}two".encode(encoding))
     assert read(file, encoding=encoding) == [f"one{NO_BREAK}two"]
     assert read(written(tmp_path / "b.txt", NO_BREAK.encode(encoding)), encoding=encoding) == []
+    first = "a" * (PIECE_BYTES - 3 if encoding == "utf-8" else PIECE_BYTES // 2 - 1)  # and the mark: the first piece
+    assert len(f"{mark}{first}".encode(encoding)) == PIECE_BYTES
+    later = first + NO_BREAK + "b"
+    assert read(written(tmp_path / "c.txt", f"{mark}{later}".encode(encoding)), encoding=encoding) == [later]
 
 
 @pytest.mark.parametrize("shift", [-3, -2, -1, 0])
@@ -166,6 +171,13 @@ def test_a_path_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
         read(tmp_path / "absent.txt")
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_a_pipe_that_could_be_read_only_once_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match=r"pipe is a pipe or a device, which cannot be read twice"):
+        read(tmp_path / "pipe")
+
+
 def test_paths_are_read_in_the_order_given_and_a_named_file_is_always_read(tmp_path: Path) -> None:
     one, two, hidden = (written(tmp_path / name, name) for name in ("z.txt", "a.txt", ".hidden"))
     assert read(one, hidden, two) == ["z.txt", ".hidden", "a.txt"]
@@ -206,7 +218,8 @@ def test_a_malformed_line_is_reported_by_its_number(line: str, words: tuple[str,
 
 
 def test_an_invalid_byte_in_jsonl_is_reported_by_its_offset_in_the_file(tmp_path: Path) -> None:
-    assert bad_offset(written(tmp_path / "a.jsonl", b'{"text": "1"}\n{"text": "\xff"}\n')) == 24
+    first = '{"text": "é漢"}\n'.encode()
+    assert bad_offset(written(tmp_path / "a.jsonl", first + b'{"text": "\xff"}\n')) == len(first) + 10
 
 
 # Standard input.

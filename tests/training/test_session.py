@@ -207,6 +207,12 @@ def test_a_resumed_run_is_the_run_that_never_stopped(
     assert steps == list(range(saved + 1, outcome.state.step + 1))
 
 
+def test_a_stop_does_not_wait_for_an_evaluation_to_end(tokens: TokenFolder, tmp_path: Path) -> None:
+    sitting = Sitting(tmp_path / "run", tokens, until=24)
+    state = sitting.begin(config_of()).state
+    assert (state.step, state.evaluated) == (24, 12)
+
+
 def test_a_run_can_be_stopped_many_times(tokens: TokenFolder, tmp_path: Path) -> None:
     Sitting(tmp_path / "straight", tokens).begin(config_of())
     Sitting(tmp_path / "resumed", tokens, 3).begin(config_of())
@@ -290,16 +296,22 @@ def test_only_the_adapter_is_trained_and_saved(tokens: TokenFolder, tmp_path: Pa
     assert any(tensor.any() for name, tensor in save.weights.items() if ".lora_B." in name)
 
 
-def test_a_compiler_that_fails_costs_a_notice_and_nothing_else(
-    tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fails", [True, False])
+def test_compiling_changes_no_weight_and_where_it_fails_costs_a_notice(
+    fails: bool, tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The trial run leaves neither gradients nor other random numbers behind."""
     config = config_of(budget=Budget(steps=20))
     Sitting(tmp_path / "plain", tokens).begin(config)
+    calls = []
 
     def compile(module: torch.nn.Module) -> None:
-        def call(*args: object) -> None:
-            torch.rand(3)
-            raise RuntimeError("no compiler was found\nand much more")
+        def call(*args: Any) -> Any:
+            calls.append(torch.is_grad_enabled())
+            if fails:
+                torch.rand(3)
+                raise RuntimeError("no compiler was found\nand much more")
+            return module._call_impl(*args)
 
         module._compiled_call_impl = call
 
@@ -308,7 +320,13 @@ def test_a_compiler_that_fails_costs_a_notice_and_nothing_else(
     wanted = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, compile=True))
     sitting = Sitting(tmp_path / "run", tokens)
     sitting.begin(wanted)
-    assert [event.message for event in sitting.events if isinstance(event, Notice)] == [
-        "torch.compile failed (no compiler was found); going on without it."
-    ]
-    assert everything(tmp_path / "run") == everything(tmp_path / "plain")
+    notices = [event.message for event in sitting.events if isinstance(event, Notice)]
+    found, expected = everything(tmp_path / "run"), everything(tmp_path / "plain")
+    if fails:
+        assert notices == ["torch.compile failed (no compiler was found); going on without it."]
+        assert len(calls) == 1
+        assert found == expected
+    else:
+        assert notices == []
+        assert sum(calls) == 1 + 20 * 3  # the trial, and every micro-batch
+        assert found == {**expected, "config": wanted}

@@ -226,7 +226,7 @@ def replaced(file: Path, content: bytes) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", FILES)
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_is_noticed_or_does_no_harm(run: Path, name: str, place: float, bit: int) -> None:
     content = bytearray((run / name).read_bytes())
@@ -477,6 +477,7 @@ def test_a_failed_save_leaves_the_one_before_it_or_is_whole(killed: bool, tmp_pa
         path = tmp_path / f"run{fails_at}"
         shutil.copytree(template, path)
         assert interrupted(save_again(path), killed, fails_at) is None
+        assert killed or not (path / "last.new").exists()
         seen.add((best_generation(path), last_generation(path)))
         check_free(path, force=True)
         save(RunFolder(path), 3)
@@ -527,6 +528,7 @@ def test_a_run_appears_whole_or_not_at_all(killed: bool, replaces: bool, tmp_pat
     ],
 )
 def test_a_swap_that_was_interrupted_is_finished(there: dict[str, int], expected: int, tmp_path: Path) -> None:
+    """Also when the next save is interrupted too."""
     path = tmp_path / "run"
     run = saved_run(path, 0)
     for name, generation in there.items():
@@ -536,6 +538,11 @@ def test_a_swap_that_was_interrupted_is_finished(there: dict[str, int], expected
     shutil.rmtree(path / "last")
     for name in there:
         (path / f"{name}.made").rename(path / name)
+    for fails_at in range(1, 24, 2):
+        again = tmp_path / f"again{fails_at}"
+        shutil.copytree(path, again)
+        interrupted(lambda again=again: save(RunFolder(again), 5), killed=True, fails_at=fails_at)
+        assert last_generation(again) in (expected, 5)
     assert last_generation(path) == expected
     save(run, 5)
     assert last_generation(path) == 5

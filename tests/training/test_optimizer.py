@@ -36,6 +36,7 @@ def test_four_steps_are_the_formula_with_decay_on_matrices_alone(optimizer: str)
     model = Weights()
     chosen = config(optimizer=optimizer)
     built = build_optimizer(model, chosen)
+    assert all(parameter is not model.frozen for group in built.param_groups for parameter in group["params"])
     rng = np.random.default_rng(1)
     x = {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
     m = {name: np.zeros_like(value) for name, value in x.items()}

@@ -623,11 +623,24 @@ def test_what_an_interrupted_start_left_is_cleared_away(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("hidden", "generation"), [((".run.new", ".run.old"), 2), ((".run.old",), 1)])
+def test_a_run_that_a_kill_left_under_a_hidden_name_is_found_before_anything_is_cleared_away(
+    hidden: tuple[str, ...], generation: int, tmp_path: Path
+) -> None:
+    for name in hidden:
+        saved_run(tmp_path / "made", {".run.new": 2, ".run.old": 1}[name])
+        (tmp_path / "made").rename(tmp_path / name)
+    with pytest.raises(UsageError, match="already holds a run"):
+        check_free(tmp_path / "run", force=False)
+    assert best_generation(tmp_path / "run") == generation
+
+
 def test_a_stranger_that_comes_during_training_is_not_deleted(tmp_path: Path) -> None:
     saved_run(tmp_path / "run", 1)
     check_free(tmp_path / "run", force=True)
     run = RunFolder.create(tmp_path / "run", CONFIG, TOKENIZER)
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    with contextlib.suppress(TinyLMError):
+    with pytest.raises(TinyLMError, match=r"holds other things than a run \(notes\.txt\)"):
         save(run, 2)
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+    assert best_generation(tmp_path / "run") == 1

@@ -145,7 +145,7 @@ def test_a_run_leaves_no_trace_until_its_first_save(tmp_path: Path) -> None:
     run.append_metrics({"step": 0})
     run.save_best(weights_of(0), CONFIG, 0, 1.0)
     assert not (tmp_path / "run").exists()
-    assert [entry.name for entry in tmp_path.iterdir()] == [".run.new"]
+    assert [entry.name for entry in tmp_path.iterdir()] == [".run.tinylm-new"]
     run.save_last(weights_of(0), optimizer_of(0), state_of(0), CONFIG)
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
     assert run.read_metrics() == [{"step": 0}]
@@ -623,12 +623,14 @@ def test_what_an_interrupted_start_left_is_cleared_away(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("hidden", "generation"), [((".run.new", ".run.old"), 2), ((".run.old",), 1)])
+@pytest.mark.parametrize(
+    ("hidden", "generation"), [((".run.tinylm-new", ".run.tinylm-old"), 2), ((".run.tinylm-old",), 1)]
+)
 def test_a_run_that_a_kill_left_under_a_hidden_name_is_found_before_anything_is_cleared_away(
     hidden: tuple[str, ...], generation: int, tmp_path: Path
 ) -> None:
     for name in hidden:
-        saved_run(tmp_path / "made", {".run.new": 2, ".run.old": 1}[name])
+        saved_run(tmp_path / "made", {".run.tinylm-new": 2, ".run.tinylm-old": 1}[name])
         (tmp_path / "made").rename(tmp_path / name)
     with pytest.raises(UsageError, match="already holds a run"):
         check_free(tmp_path / "run", force=False)

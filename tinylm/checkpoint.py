@@ -187,7 +187,7 @@ def preparation_folder(path: Path) -> Path:
 
 
 def _hidden(path: Path, version: str) -> Path:
-    return path.with_name(f".{path.name}.{version}")
+    return path.with_name(f".{path.name}.tinylm-{version}")
 
 
 def check_free(path: Path, force: bool) -> None:
@@ -379,6 +379,7 @@ def _replacing(path: Path) -> Iterator[Path]:
     unfinished = path.with_name(path.name + ".tmp")
     try:
         yield unfinished
+        unfinished.chmod(path.parent.stat().st_mode & 0o666)  # safetensors would keep it to its owner
         with unfinished.open("rb+") as file:
             os.fsync(file.fileno())
         unfinished.replace(path)
@@ -390,7 +391,7 @@ def _replacing(path: Path) -> Iterator[Path]:
 def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (OSError, safetensors.SafetensorError) as error:
         raise TinyLMError(
             f"{path} is damaged or not a safetensors file ({error}). Copy the run again; pickles are never opened."

@@ -126,7 +126,7 @@ def plan_training(
     notices: list[str] = []
     budget, training = _with_budget(budget, training)
     seconds = budget.time or DEFAULT_TIME
-    recipe = recipe or model.get("preset", "modern")
+    recipe = recipe or (base.initialisation if base else model.get("preset", "modern"))
     shape = base or _choose_shape(machine, data, vocab_size, model, seconds)
     if base is None and "context" not in model:
         shape = _shrink_context(shape, data, notices)

@@ -149,6 +149,7 @@ class _Reporter:
         self._show = show
         self._sample = sample
         self._sampled = time.monotonic()
+        self._read = console.as_json  # whether someone reads the records
         self._loss = self._val_loss = self._speed = ""
 
     def __call__(self, event: Any) -> None:
@@ -166,8 +167,11 @@ class _Reporter:
                 self._maybe_sample(event.step)
             case Notice():
                 self._console.warn(event.message)
-        if self._console.as_json and isinstance(event, Logged | Evaluated):
-            self._console.record(metrics_record(event))
+        if self._read and isinstance(event, Logged | Evaluated):
+            try:
+                self._console.record(metrics_record(event))
+            except BrokenPipeError:
+                self._read = False  # the reader has seen enough; the run goes on
 
     def _maybe_sample(self, step: int) -> None:
         if self._console.on_terminal and step and time.monotonic() - self._sampled >= SAMPLE_SECONDS:
@@ -181,6 +185,8 @@ def quoted(path: Path) -> str:
 
 def sampled_text(model: "Decoder", tokenizer: Any, config: RunConfig, tokens: int = 120) -> str:
     """A short sample to look at while training; it does not touch the trainer's random numbers."""
+    import torch
+
     from tinylm.inference.generator import generate
     from tinylm.inference.sampler import Sampler, Sampling
     from tinylm.inference.text import start_tokens
@@ -189,7 +195,8 @@ def sampled_text(model: "Decoder", tokenizer: Any, config: RunConfig, tokens: in
     was_training = model.training
     model.eval()
     sampler = Sampler(Sampling(), 0, 1, device, tokenizer.vocab_size)
-    ids = [row[0] for row in generate(model, [start_tokens(tokenizer, config.data, [])], sampler, tokens)]
+    with torch.compiler.set_stance("force_eager"):
+        ids = [row[0] for row in generate(model, [start_tokens(tokenizer, config.data, [])], sampler, tokens)]
     model.train(was_training)
     return str(tokenizer.decode(ids))
 

@@ -80,6 +80,8 @@ def find_corpus(
     except (LookupError, ValueError):
         raise UsageError(f"--encoding {encoding!r} is not known; try utf-8, utf-16, latin-1 or cp1252.") from None
     paths = tuple(paths)
+    if paths.count(STANDARD_INPUT) > 1:
+        raise UsageError("Standard input (-) is named twice, and can be read once; leave one out.")
     files: list[Path] = []
     for name in paths:
         path = Path(name)

@@ -67,7 +67,8 @@ def train_session(
     context = model.context
     optimizer = build_optimizer(model, training)
     windows = Windows(tokens.train, context, training.batch_size, training.seed)
-    if runtime.compile and not _compile_layers(model, windows.batch(0), next_token, runtime.dtype, report):
+    trial = next(windows.batch(0).split(training.micro_batch))
+    if runtime.compile and not _compile_layers(model, trial, next_token, runtime.dtype, report):
         config = replace(config, runtime=replace(runtime, compile=False))
         run.write_config(config)
     if resume_from is None:

@@ -125,7 +125,7 @@ class Trainer:
         self._started = started - state.seconds
         self._evaluation_seconds = 0.0
         self._save_seconds = 0.0
-        self._saved_step = state.step if state.evaluated >= 0 else -1
+        self._saved = (state.step, state.evaluated) if state.evaluated >= 0 else (-1, -1)
         self._speed = _Speed()
 
     def run(self) -> Outcome:
@@ -137,7 +137,7 @@ class Trainer:
                 self._evaluate()
         except StopTraining:
             stopped_by = "signal"
-        if self._saved_step != self.state.step and self.state.evaluated >= 0:
+        if self._saved != (self.state.step, self.state.evaluated) and self.state.evaluated >= 0:
             self._save()
         return Outcome(stopped_by, self.state)
 
@@ -146,7 +146,7 @@ class Trainer:
         while True:
             if state.step % config.eval_every == 0 and state.evaluated != state.step:
                 self._evaluate()
-            if state.step % config.save_every == 0 and self._saved_step != state.step:
+            if state.step % config.save_every == 0 and self._saved != (state.step, state.evaluated):
                 self._save()
             if config.patience is not None and state.stale >= config.patience:
                 return "patience"
@@ -263,7 +263,7 @@ class Trainer:
         begun = time.monotonic()
         self.state.seconds = self._seconds()
         self.store.save_last(self.model, self.optimizer, self.state)
-        self._saved_step = self.state.step
+        self._saved = (self.state.step, self.state.evaluated)
         self._save_seconds = time.monotonic() - begun
         self._speed.pause(self._save_seconds)
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.shell import TINY, copied, done, misused, records, refused, same_tensors, snapshot, story, tinylm
 from tinylm.checkpoint import RunFolder, load_model, read_config
+from tinylm.console import Console
 from tinylm.training.signals import StopRequest
 
 FILES = {"config.json", "tokenizer.json", "metrics.jsonl", "model.safetensors", "last"}
@@ -529,3 +530,51 @@ def test_values_of_the_wrong_kind_are_refused(flags: str, corpus: Path, here: Pa
 
 def test_no_text_at_all_says_what_to_type() -> None:
     refused(tinylm("train"), 2, "tinylm train corpus.txt", "standard input")
+
+
+def test_the_last_evaluation_is_part_of_the_last_save(corpus: Path, here: Path) -> None:
+    """A save at the last step once came before the evaluation there, and a resumed run forgot its best weights."""
+    last = records(
+        done("train", corpus, "--steps", 6, "--save-every", 3, "--eval-every", 4, *TINY, "--lr", 0.01, "--json")
+    )[-1]
+    run = here / "checkpoints/corpus"
+    state = RunFolder(run).load_last(read_config(run)).state
+    assert (state["evaluated"], state["best_step"], state["best_loss"]) == (6, last["best_step"], last["best_val_loss"])
+
+
+def test_training_goes_on_when_the_reader_of_its_records_leaves(
+    corpus: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(console: Console, values: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(Console, "record", leave)
+    tinylm("train", corpus, "--steps", 4, *TINY, "--json")
+    run = here / "checkpoints/corpus"
+    assert RunFolder(run).load_last(read_config(run)).state["step"] == 4
+
+
+def test_standard_input_named_twice_is_refused(corpus: Path) -> None:
+    refused(tinylm("train", "-", corpus, "-", *TINY, stdin=story(100)), 2, "named twice")
+
+
+def test_weights_may_be_read_by_whoever_may_read_their_folder(corpus: Path, here: Path) -> None:
+    done("train", corpus, "--steps", 1, *TINY)
+    run = here / "checkpoints/corpus"
+    for file in (run / "model.safetensors", run / "last" / "optimizer.safetensors", run / "config.json"):
+        assert file.stat().st_mode & 0o666 == run.stat().st_mode & 0o666
+
+
+def test_hidden_folders_of_the_users_own_stay(corpus: Path, here: Path) -> None:
+    for name in (".corpus.old", ".corpus.new"):
+        (here / "checkpoints" / name).mkdir(parents=True)
+        (here / "checkpoints" / name / "mine").write_text("mine")
+    done("train", corpus, "--steps", 1, *TINY)
+    assert (here / "checkpoints/.corpus.old/mine").exists() and (here / "checkpoints/.corpus.new/mine").exists()
+
+
+def test_beginning_from_a_model_trains_as_its_preset_does(corpus: Path, here: Path) -> None:
+    done("train", corpus, "--steps", 1, "--preset", "gpt2", *TINY)
+    done("train", corpus, "--steps", 1, "--init-from", "checkpoints/corpus", "--out", "second")
+    training = read_config(here / "second").training
+    assert training is not None and training.schedule == "cosine"

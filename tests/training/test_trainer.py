@@ -335,6 +335,27 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run_and_is_never_saved(lo
     assert bench.best == [(0, 2.0), (2, 1.5)]
 
 
+class Exploding(torch.optim.SGD):
+    """Its third step, from a good gradient, leaves a weight that is not finite."""
+
+    taken = 0
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        super().step()
+        self.taken += 1
+        if self.taken == 3:
+            self.param_groups[0]["params"][0].data.fill_(math.inf)
+
+
+def test_weights_that_are_not_finite_are_never_saved() -> None:
+    """The next loss would show them too late, after a save."""
+    optimizer = lambda model: Exploding(model.parameters(), lr=0.01)  # noqa: E731
+    bench = Bench(optimizer=optimizer, budget=Budget(steps=9), eval_every=9, save_every=1)
+    with pytest.raises(DivergedError, match="A weight stopped being a finite number by step 3"):
+        bench.run()
+    assert bench.saved == [0, 1, 2]
+
+
 # Out of memory.
 
 

@@ -263,8 +263,8 @@ class Trainer:
         begun = time.monotonic()
         if not all(bool(torch.isfinite(parameter).all()) for parameter in self.model.parameters()):
             raise DivergedError(
-                f"A weight stopped being a finite number by step {self.state.step}; what was saved before is intact. Try a "
-                f"lower --lr (it is {self.config.lr:g})."
+                f"A weight stopped being a finite number by step {self.state.step}; what was saved is intact. Try "
+                f"a lower --lr (it is {self.config.lr:g})."
             )
         self.state.seconds = self._seconds()
         self.store.save_last(self.model, self.optimizer, self.state)

@@ -11,6 +11,13 @@ from tinylm.model.decoder import Decoder
 from tinylm.objective import Objective
 from tinylm.text.dataset import Batch
 
+EVALUATION_TOKENS = 8192  # in one forward pass
+
+
+def rows_at_once(context: int) -> int:
+    """How many windows of a context are scored together when nobody says."""
+    return max(1, EVALUATION_TOKENS // context)
+
 
 @dataclass(frozen=True)
 class Score:

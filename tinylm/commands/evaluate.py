@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tinylm.text.tokenizer import Tokenizer
 
 BASELINE_CHARACTERS = 5_000_000
-EVALUATION_TOKENS = 8192  # in one forward pass, when no --batch-size is given
 
 
 @with_groups
@@ -46,7 +45,7 @@ def evaluate_text(
 ) -> None:
     """Say how well a model predicts a text: every token but the first is scored, once."""
     from tinylm.device import choose_device, choose_inference_dtype, describe_device
-    from tinylm.evaluation import evaluate
+    from tinylm.evaluation import evaluate, rows_at_once
     from tinylm.objective import next_token
     from tinylm.text.dataset import evaluation_batches
 
@@ -67,7 +66,7 @@ def evaluate_text(
         raise UsageError(
             f"The text has {len(tokens)} token, and 2 are needed: the first has nothing before it to be scored by."
         )
-    rows = batch_size or max(1, EVALUATION_TOKENS // context)
+    rows = batch_size or rows_at_once(context)
     with console.counting("scoring", len(tokens) - 1, "tokens") as advance:
         score = evaluate(network, next_token, evaluation_batches(tokens, context, rows, stride), dtype.value, advance)
     first_characters, first_bytes = tokenizer.measure(int(tokens[0]))
@@ -105,8 +104,8 @@ def _encode_text(
                 f"{corpus.name} has {len(unknown)} characters that the model never saw and cannot score: "
                 f"{describe_characters(unknown)}. Take them out of the text, or evaluate a BPE model."
             )
-        with console.counting("encoding", found.characters, "characters"):
-            return encode_stream(corpus.stream(), tokenizer), found.characters, found.bytes
+        with console.counting("encoding", found.characters, "characters") as advance:
+            return encode_stream(corpus.stream(), tokenizer, advance), found.characters, found.bytes
 
 
 def _validation_text(

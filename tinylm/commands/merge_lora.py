@@ -9,8 +9,6 @@ from tinylm.commands.model import ModelPath
 from tinylm.commands.options import WHERE, OutputOptions, option, with_groups
 from tinylm.commands.session import new_run_at, new_run_config
 
-COMMAND = "tinylm merge-lora"
-
 
 @with_groups
 def merge(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tinylm.commands.model import CHECKPOINTS
 from tinylm.commands.options import (
     DATA,
     WHERE,
@@ -41,7 +42,6 @@ from tinylm.config import TokenizerConfig
 from tinylm.errors import UsageError
 
 COMMAND = "tinylm train"
-CHECKPOINTS = Path("checkpoints")
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,7 @@ class _Window:
         if starts != self._starts:
             self._starts = starts
             ids, padding = _left_padded(self._model, self._texts, starts)
-            room = self._model.context + max(padding.tolist() if padding is not None else [0])
-            self._cache = self._model.make_cache(len(self._texts), max(room, ids.shape[1]), padding)
+            self._cache = self._model.make_cache(len(self._texts), self._model.context, padding)
         else:
             ids = _tensor(self._model, [[text[-1]] for text in self._texts])
         return _last_logits(self._model, ids, self._cache)

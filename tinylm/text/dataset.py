@@ -145,10 +145,16 @@ def _encode(stream: Stream, tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, 
             yield ahead.popleft().result()
 
 
-def encode_stream(stream: Stream, tokenizer: Tokenizer) -> np.ndarray:
-    """All ids of a stream in memory, documents joined by the end of text."""
+def encode_stream(
+    stream: Stream, tokenizer: Tokenizer, progress: Callable[[int], None] = lambda size: None
+) -> np.ndarray:
+    """All ids of a stream in memory, documents joined by the end of text. `progress` is told the characters encoded."""
     dtype = smallest_dtype(tokenizer.vocab_size)
-    return np.concatenate([ids.astype(dtype) for ids, _ in _encode(stream, tokenizer)] or [np.zeros(0, dtype=dtype)])
+    parts = [np.zeros(0, dtype=dtype)]
+    for ids, characters in _encode(stream, tokenizer):
+        parts.append(ids.astype(dtype))
+        progress(characters)
+    return np.concatenate(parts)
 
 
 def sample_for_tokenizer(stream: Stream, characters: int, most: int, piece: int = 1 << 16) -> Iterator[str]:

@@ -11,15 +11,13 @@ from tinylm.checkpoint import LastSave, RunFolder
 from tinylm.config import RunConfig
 from tinylm.device import autocast, choose_inference_dtype
 from tinylm.errors import UsageError
-from tinylm.evaluation import evaluate
+from tinylm.evaluation import evaluate, rows_at_once
 from tinylm.model.decoder import Decoder
 from tinylm.objective import Objective, next_token
 from tinylm.text.dataset import Batch, TokenFolder, Windows, evaluation_batches
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState, optimizer_tensors, restore_optimizer
 from tinylm.training.trainer import Evaluated, Event, Logged, Notice, Outcome, Trainer
-
-EVALUATION_TOKENS = 8192  # in one forward pass
 
 
 def trained_tensors(model: Decoder, config: RunConfig) -> dict[str, Tensor]:
@@ -84,9 +82,7 @@ def train_session(
         run.cut_metrics(state.step)
 
     def validate() -> float:
-        batches = evaluation_batches(
-            tokens.val, context, max(1, EVALUATION_TOKENS // context), most=training.eval_tokens
-        )
+        batches = evaluation_batches(tokens.val, context, rows_at_once(context), most=training.eval_tokens)
         dtype = choose_inference_dtype("auto", device.type).value
         with torch.compiler.set_stance("force_eager"):
             return evaluate(model, next_token, batches, dtype, lambda scored: check_stop()).loss

@@ -13,8 +13,9 @@ import typer.main
 import tinylm
 from tests.shell import TINY, done, misused, refused, same_tensors, story
 from tests.shell import tinylm as shell
-from tinylm import cli
+from tinylm.__main__ import main
 from tinylm.checkpoint import load_model
+from tinylm.cli import app
 from tinylm.errors import DivergedError, InterruptedRunError, TinyLMError, UsageError
 
 HEAVY = {"torch", "numpy", "tokenizers", "safetensors", "tiktoken"}
@@ -67,8 +68,8 @@ sys.exit(f"imported: {{heavy}}" if heavy else 0)
 
 
 def test_the_commands_are_those_that_are_documented() -> None:
-    app = typer.main.get_command(cli.app)
-    assert tuple(app.commands) == COMMANDS
+    commands = typer.main.get_command(app).commands
+    assert tuple(commands) == COMMANDS
     listing = done("--help").stdout
     assert all(f" {name} " in listing for name in COMMANDS)
 
@@ -77,7 +78,7 @@ def test_the_commands_are_those_that_are_documented() -> None:
 def test_help_names_every_option_with_its_meaning(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 400)
     shown = " ".join(done(name, "--help").stdout.split())
-    command = typer.main.get_command(cli.app).commands[name]
+    command = typer.main.get_command(app).commands[name]
     assert command.help and command.help.split("\n")[0] in shown
     for parameter in command.params:
         assert parameter.help, parameter.name
@@ -89,7 +90,7 @@ def test_help_names_every_option_with_its_meaning(name: str, monkeypatch: pytest
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_the_options_that_all_share(name: str) -> None:
-    command = typer.main.get_command(cli.app).commands[name]
+    command = typer.main.get_command(app).commands[name]
     spellings = {spelling for parameter in command.params for spelling in parameter.opts}
     assert {"--quiet", "-q", "--json", "--debug", "--config"} <= spellings
 
@@ -124,8 +125,6 @@ def test_what_is_not_understood_is_exit_2(words: tuple[str, ...]) -> None:
         (TinyLMError("The disk is full."), 1),
         (UsageError("The disk is full."), 2),
         (DivergedError("The disk is full."), 3),
-        (InterruptedRunError("The disk is full.", signal.SIGINT), 130),
-        (InterruptedRunError("The disk is full.", signal.SIGTERM), 143),
     ],
 )
 def test_errors_have_their_exit_codes(error: TinyLMError, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +138,16 @@ def test_errors_have_their_exit_codes(error: TinyLMError, code: int, monkeypatch
     assert debugged.exit_code == code
     assert debugged.stderr.startswith("Traceback (most recent call last):")
     assert debugged.stderr.endswith("Error: The disk is full.\n")
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_is_said_and_is_no_error(number: int, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(path: Path) -> None:
+        raise InterruptedRunError("All is saved.", number)
+
+    monkeypatch.setattr("tinylm.checkpoint.read_config", stop)
+    result = shell("info", "run", "--quiet")
+    assert (result.exit_code, result.stdout, result.stderr) == (code, "", "All is saved.\n")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +190,7 @@ def test_a_path_that_is_not_utf_8_is_an_ordinary_error(monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
     with pytest.raises(SystemExit) as exit:
-        cli.main()
+        main()
     assert exit.value.code == 2
     err.flush()
     assert err.buffer.getvalue().decode().startswith("Error: There is no run at \\udcff🌍;")
@@ -305,6 +314,36 @@ def test_a_closed_pipe_ends_quietly(trained: Path) -> None:
 
 
 @posix
+@pytest.mark.parametrize("closed, stdout", [("<&-", "run\n"), (">&-", ""), ("2>&-", "run\n"), ("<&- >&- 2>&-", "")])
+def test_a_stream_that_is_closed_leads_nowhere(closed: str, stdout: str, here: Path) -> None:
+    command = " ".join(process("train", "corpus.txt", "--out", "run", "--steps", 1, *TINY))
+    result = subprocess.run(["bash", "-c", f"{command} {closed}"], capture_output=True, text=True, env=environment())
+    assert (result.returncode, result.stdout) == (0, stdout), result.stderr
+    load_model(here / "run")
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+from tinylm.__main__ import main
+
+class Interrupt:
+    def find_spec(self, name, *rest):
+        if name == "tinylm.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+main()
+"""
+
+
+@posix
+def test_ctrl_c_while_python_still_imports_leaves_no_traceback() -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment())
+    assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGINT, "", "")
+
+
+@posix
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int, code: int, here: Path) -> None:
     """The run then goes on to the very weights of one that was left alone."""
@@ -322,7 +361,7 @@ def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int
         _, stderr = child.communicate(timeout=60)
     assert child.returncode == code
     said = stderr.splitlines()[-1]
-    match = re.fullmatch(r"Error: Stopped at step (\d+), and all of it is saved\. Go on with: tinylm (.*)", said)
+    match = re.fullmatch(r"Stopped at step (\d+), and all of it is saved\. Go on with: tinylm (.*)", said)
     assert match, stderr
     assert match[2] == "train --resume 'my run'"
     more = int(match[1]) + 2

@@ -11,9 +11,7 @@ from tinylm import __version__
 from tinylm.commands import evaluate, finetune_lora, info, merge_lora, runs, sample, train, train_tokenizer
 from tinylm.commands.options import print_traceback_if_debugging
 from tinylm.console import Console
-from tinylm.errors import TinyLMError
-
-OUT_OF_MEMORY = ("can't allocate memory", "out of memory")  # how torch says it
+from tinylm.errors import InterruptedRunError, TinyLMError, is_out_of_memory
 
 
 class Commands(TyperGroup):
@@ -22,6 +20,9 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except InterruptedRunError as error:
+            Console().note(str(error))
+            raise typer.Exit(error.exit_code) from None
         except TinyLMError as error:
             print_traceback_if_debugging(ctx)
             Console().error(str(error))
@@ -41,7 +42,7 @@ class Commands(TyperGroup):
             if hasattr(error, "exit_code"):  # Typer's own: it prints them
                 raise
             print_traceback_if_debugging(ctx)
-            if isinstance(error, MemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY):
+            if is_out_of_memory(error):
                 Console().error("Out of memory. Choose a smaller --size, --context or --batch-size.")
                 raise typer.Exit(1) from None
             Console().error(
@@ -87,13 +88,3 @@ def root(
     ] = False,
 ) -> None:
     pass
-
-
-def main() -> None:
-    # A path may hold bytes that are not UTF-8: they go out as they came, or in a message escaped.
-    for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8", errors=errors)
-    # Read when torch loads. Threads that spin while they wait make a step many times slower beside a busy neighbour.
-    os.environ.setdefault("GOMP_SPINCOUNT", "0")
-    app()

@@ -25,3 +25,11 @@ class InterruptedRunError(TinyLMError):
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal_number
+
+
+_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")  # how torch says it
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device or the system had no memory left: CUDA has an exception of its own, the others only say so."""
+    return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in _MEMORY_SIGNS)

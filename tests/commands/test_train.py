@@ -134,7 +134,8 @@ def test_a_signal_before_the_first_save_leaves_nothing(
     monkeypatch.setattr(StopRequest, "__init__", lambda self: setattr(self, "signal_number", 2))
     before = snapshot(here)
     result = tinylm("train", corpus, "--steps", 1, *TINY)
-    refused(result, 130, "Stopped before the first save; nothing was written.")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr.endswith("\nStopped before the first save; nothing was written.\n")
     assert snapshot(here) == before
 
 

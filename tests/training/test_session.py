@@ -133,7 +133,7 @@ def everything(path: Path) -> dict[str, Any]:
     """All that a run leaves, without the times."""
     config = read_config(path)
     save, best = RunFolder(path).load_last(config), read_weights(path, config)
-    timed = ("seconds", "setup_seconds", "tokens_per_second")
+    timed = ("seconds", "setup_seconds", "stepping_seconds", "evaluation_seconds", "save_seconds", "tokens_per_second")
     metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     return {
         "weights": {name: tensor.numpy().tobytes() for name, tensor in save.weights.items()},

@@ -3,6 +3,7 @@ import signal
 
 import pytest
 
+from tinylm.training import signals
 from tinylm.training.signals import stop_on_signals
 from tinylm.training.trainer import StopTraining
 
@@ -21,12 +22,25 @@ def test_the_first_signal_asks_to_stop_and_is_remembered(number: signal.Signals)
 
 
 @both
-def test_the_second_signal_stops_at_once(number: signal.Signals) -> None:
+def test_a_second_signal_stops_at_once(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 10.0 + 2 * signals.SAME_PRESS])
+    monkeypatch.setattr(signals.time, "monotonic", lambda: next(clock))
     with stop_on_signals() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
         assert stop.signal_number == signal.SIGINT
+
+
+@both
+def test_two_signals_at_the_same_moment_are_one_wish(number: signal.Signals) -> None:
+    """A Ctrl-C may come from the terminal and from a program in between."""
+    with stop_on_signals() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
+        assert stop.signal_number == signal.SIGINT
+        with pytest.raises(StopTraining):
+            stop.check()
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError])

@@ -1,6 +1,7 @@
 """The loop on a small decoder in float64. Judge: gradients of the whole batch at once, and AdamW written by hand."""
 
 import copy
+import json
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -199,15 +200,26 @@ def test_dropout_is_on_in_training() -> None:
 # The learning rate and what is reported.
 
 
-def test_every_step_is_taken_at_the_rate_of_the_schedule() -> None:
-    """The step that ends at progress p is taken at the rate of p: the first is not at 0, and the last at the end."""
+def test_every_step_is_taken_at_the_rate_that_the_schedule_has_in_its_middle() -> None:
     chosen = {"budget": Budget(steps=20), "warmup": 0.2, "schedule": "linear", "lr": 0.1, "min_lr": 0.02}
     bench = Bench(**chosen)
     bench.run()
     found = [event.lr for event in bench.reported(Logged)]
-    expected = [0.1 * s / 4 if s < 4 else 0.02 + 0.08 * (20 - s) / 16 for s in range(1, 21)]
+    middles = [s + 0.5 for s in range(20)]
+    expected = [0.1 * m / 4 if m < 4 else 0.02 + 0.08 * (20 - m) / 16 for m in middles]
     assert found == pytest.approx(expected)
-    assert found == pytest.approx([learning_rate(s / 20, bench.config) for s in range(1, 21)])
+    assert found == pytest.approx([learning_rate(m / 20, bench.config) for m in middles])
+
+
+@pytest.mark.parametrize("budget", [Budget(steps=1), Budget(time=10)])
+@pytest.mark.parametrize("warmup", [0.0, 0.5, 1.0])
+def test_a_run_of_one_step_learns(budget: Budget, warmup: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at the rate of the very beginning, nor of the very end, which may both be zero."""
+    bench = Clock(monkeypatch).bench(10, 7, 0, 0, warmup=warmup, schedule="linear")
+    if budget.steps:
+        bench = Bench(budget=budget, warmup=warmup, schedule="linear", lr=1e-3)
+    assert bench.run().state.step == 1
+    assert bench.reported(Logged)[0].lr > 1e-4
 
 
 def test_the_logged_loss_is_the_mean_since_the_last_time() -> None:
@@ -289,11 +301,12 @@ def test_training_stops_after_so_many_evaluations_without_improvement(patience: 
 
 
 def fails_at(step: int, spoil: Callable[[Loss, Decoder], Loss]) -> Callable[[Decoder, Batch], Loss]:
+    """The loss of one step's training is spoiled; looking at a loss without training on it is not counted."""
     calls = iter(range(1000))
 
     def objective(model: Decoder, batch: Batch) -> Loss:
         loss = next_token(model, batch)
-        return spoil(loss, model) if next(calls) == step else loss
+        return spoil(loss, model) if torch.is_grad_enabled() and next(calls) == step else loss
 
     return objective
 
@@ -336,24 +349,50 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run_and_is_never_saved(lo
 
 
 class Exploding(torch.optim.SGD):
-    """Its third step, from a good gradient, leaves a weight that is not finite."""
+    """Its third step, from a good gradient, leaves every weight at a value."""
 
     taken = 0
+    value = math.inf
 
     def step(self, closure: object = None) -> None:  # type: ignore[override]
         super().step()
         self.taken += 1
         if self.taken == 3:
-            self.param_groups[0]["params"][0].data.fill_(math.inf)
+            for parameter in self.param_groups[0]["params"]:
+                parameter.data.fill_(self.value)
 
 
-def test_weights_that_are_not_finite_are_never_saved() -> None:
-    """The next loss would show them too late, after a save."""
-    optimizer = lambda model: Exploding(model.parameters(), lr=0.01)  # noqa: E731
-    bench = Bench(optimizer=optimizer, budget=Budget(steps=9), eval_every=9, save_every=1)
-    with pytest.raises(DivergedError, match="A weight stopped being a finite number by step 3"):
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1e200])
+def test_weights_whose_next_loss_is_not_finite_are_never_saved(value: float) -> None:
+    """Finite ones too: the step that would show it comes after the save."""
+
+    def objective(model: Decoder, batch: Batch) -> Loss:
+        loss = next_token(model, batch)
+        return loss._replace(nats=loss.nats + model.embedding.weight.square().sum())
+
+    def optimizer(model: Decoder) -> Exploding:
+        exploding = Exploding(model.parameters(), lr=0.01)
+        exploding.value = value
+        return exploding
+
+    bench = Bench(objective=objective, optimizer=optimizer, budget=Budget(steps=9), eval_every=9, save_every=1)
+    with pytest.raises(DivergedError, match=r"The weights stopped being of use by step 3: .*; try a lower --lr"):
         bench.run()
     assert bench.saved == [0, 1, 2]
+
+
+def test_looking_at_the_next_loss_before_a_save_changes_no_random_number() -> None:
+    dropped = small(context=6, layers=1, width=8, heads=2, kv_heads=1, ffn_width=8, dropout=0.5)
+    often, once = (
+        Bench(model=build_model(dropped).double(), budget=Budget(steps=6), save_every=every, lr=0.01)
+        for every in (1, 100)
+    )
+    for bench in (often, once):
+        torch.manual_seed(3)
+        bench.run()
+    assert often.saved[:6] == [0, 1, 2, 3, 4, 5]
+    assert once.saved == [0, 6]
+    assert_same(values(often.model), values(once.model))
 
 
 # Out of memory.
@@ -583,3 +622,57 @@ def test_products_are_computed_in_bf16_and_weights_stay_in_fp32() -> None:
     exact.run()
     for name, value in values(exact.model).items():
         torch.testing.assert_close(rough[name], value, rtol=0, atol=2e-4)
+
+
+def half(**choices: Any) -> Bench:
+    """Training in fp16 with loss scaling, on which a CPU is slow and no less right."""
+    return Bench(model=randomised(build_model(CONFIG)), dtype="fp16", **{"lr": 1e-3, **choices})
+
+
+def overflows(steps: range) -> Callable[[Decoder, Batch], Loss]:
+    """A gradient that is too large for fp16 in some steps, of a loss that is not."""
+    calls = iter(range(1000))
+
+    def objective(model: Decoder, batch: Batch) -> Loss:
+        loss = next_token(model, batch)
+        if not torch.is_grad_enabled() or next(calls) not in steps:
+            return loss
+        return infinite_gradient(loss, model)
+
+    return objective
+
+
+def test_a_step_in_fp16_is_near_that_of_fp32() -> None:
+    bench, exact = half(), Bench(model=randomised(build_model(CONFIG)), lr=1e-3)
+    bench.run()
+    exact.run()
+    assert {parameter.dtype for parameter in bench.model.parameters()} == {torch.float32}
+    for name, value in values(exact.model).items():
+        torch.testing.assert_close(values(bench.model)[name], value, rtol=0, atol=2e-4)
+
+
+def test_a_step_that_overflows_fp16_is_left_out_and_halves_the_scale() -> None:
+    bench, other = half(objective=overflows(range(2, 4)), budget=Budget(steps=4)), half(budget=Budget(steps=2))
+    state = bench.run().state
+    other.run()
+    assert_same(values(bench.model), values(other.model))
+    assert (state.step, state.skipped) == (4, 2)
+    assert state.scaler["scale"] == 65536 / 4
+    norms = [event.grad_norm for event in bench.reported(Logged)]
+    assert norms[2:] == [None, None]
+    assert all(math.isfinite(norm) for norm in norms[:2])
+
+
+def test_fp16_that_overflows_step_after_step_has_diverged() -> None:
+    bench = half(objective=overflows(range(5, 1000)), budget=Budget(steps=999))
+    with pytest.raises(DivergedError, match=f"The gradient .* at step {5 + t.MOST_SKIPPED}; .* --lr"):
+        bench.run()
+
+
+def test_a_resumed_run_scales_its_loss_as_before() -> None:
+    """The scale doubles after 2,000 good steps and halves after a bad one."""
+    bench = half(objective=overflows(range(1, 2)), budget=Budget(steps=2))
+    state = TrainerState.from_json(json.loads(json.dumps(bench.run().state.to_json())))
+    assert state.scaler["scale"] == 65536 / 2
+    state = half(state=state, budget=Budget(steps=3)).run().state
+    assert (state.scaler["scale"], state.scaler["_growth_tracker"]) == (65536 / 2, 1)

@@ -1,11 +1,14 @@
-"""Ctrl-C and SIGTERM during training: the first asks the loop to stop and save, a second one stops at once."""
+"""Ctrl-C and SIGTERM during training: the first asks the loop to stop and save, a later one stops at once."""
 
 import contextlib
 import signal
+import time
 from collections.abc import Iterator
 from types import FrameType
 
 from tinylm.training.trainer import StopTraining
+
+SAME_PRESS = 0.5  # seconds within which two signals are one wish: a shell and a timer may both pass it on
 
 
 class StopRequest:
@@ -13,6 +16,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal_number = 0
+        self._came = 0.0
 
     def check(self) -> None:
         """Raises StopTraining once a signal has come."""
@@ -20,9 +24,11 @@ class StopRequest:
             raise StopTraining
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.signal_number:
+        now = time.monotonic()
+        if not self.signal_number:
+            self.signal_number, self._came = number, now
+        elif now - self._came > SAME_PRESS:
             raise KeyboardInterrupt
-        self.signal_number = number
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """All that a trainer must remember to go on as if it had never stopped."""
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,15 +12,20 @@ from tinylm.errors import TinyLMError
 
 @dataclass
 class TrainerState:
-    """`seconds` is the time spent so far, `setup_seconds` what of it passed before the first step.
+    """`seconds` is the time spent so far, `setup_seconds` what of it passed before the first step, `stepping_seconds`
+    what the steps took, and `evaluation_seconds` and `save_seconds` what the last of each did.
 
     `stale` counts evaluations since the best; `evaluated` is the step of the last one, -1 before the first; `nats` and
-    `scored` are summed since the last log line.
+    `scored` are summed since the last log line; `scaler` is the state of fp16's loss scaling, `skipped` the steps that
+    it has left out one after another.
     """
 
     step: int = 0
     seconds: float = 0.0
     setup_seconds: float = 0.0
+    stepping_seconds: float = 0.0
+    evaluation_seconds: float = 0.0
+    save_seconds: float = 0.0
     micro_batch: int = 0
     best_loss: float | None = None
     best_step: int = 0
@@ -29,6 +34,8 @@ class TrainerState:
     evaluated: int = -1
     nats: float = 0.0
     scored: int = 0
+    skipped: int = 0
+    scaler: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "rng": capture_rng()}
@@ -45,10 +52,13 @@ class TrainerState:
 
 
 def capture_rng() -> dict[str, str]:
-    state = {"cpu": torch.get_rng_state().numpy().tobytes().hex()}
+    """The states of torch's random number generators, in hexadecimal, by device."""
+    states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state().numpy().tobytes().hex()
-    return state
+        states["cuda"] = torch.cuda.get_rng_state()
+    if torch.backends.mps.is_available():
+        states["mps"] = torch.mps.get_rng_state()
+    return {device: state.numpy().tobytes().hex() for device, state in states.items()}
 
 
 def restore_rng(state: dict[str, str]) -> None:
@@ -58,6 +68,8 @@ def restore_rng(state: dict[str, str]) -> None:
     torch.set_rng_state(tensor(state["cpu"]))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensor(state["cuda"]))
+    if "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(tensor(state["mps"]))
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:

@@ -10,24 +10,24 @@ import torch
 
 from tinylm.config import TrainingConfig
 from tinylm.device import autocast
-from tinylm.errors import DivergedError, TinyLMError
+from tinylm.errors import DivergedError, TinyLMError, is_out_of_memory
 from tinylm.model.decoder import Decoder
 from tinylm.objective import Objective
 from tinylm.text.dataset import Batch
 from tinylm.training.optimizer import set_learning_rate
 from tinylm.training.schedule import learning_rate
-from tinylm.training.state import TrainerState
+from tinylm.training.state import TrainerState, capture_rng, restore_rng
 
 
 @dataclass(frozen=True)
 class Logged:
-    """Every `log_every` steps: the mean training loss since the last time."""
+    """Every `log_every` steps: the mean training loss since the last time. A step left out has no gradient norm."""
 
     step: int
     progress: float
     loss: float
     lr: float
-    grad_norm: float
+    grad_norm: float | None
     tokens_per_second: float
     seconds: float
 
@@ -69,6 +69,7 @@ class Store(Protocol):
 
 
 EXIT_SECONDS = 0.2  # for the process to end
+MOST_SKIPPED = 30  # steps one after another; by then fp16's loss scale, halved each time, is below one in 10,000
 
 
 class StopTraining(Exception):
@@ -120,11 +121,12 @@ class Trainer:
         self.check_stop = check_stop
         self.device = next(model.parameters()).device
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == "fp16")
+        if state.scaler:
+            self._scaler.load_state_dict(state.scaler)
         self._total_steps = total_steps
         # Seconds of an earlier sitting are as if the process had begun that much sooner.
         self._started = started - state.seconds
-        self._evaluation_seconds = 0.0
-        self._save_seconds = 0.0
+        self._progress = 0.0
         self._saved = (state.step, state.evaluated) if state.evaluated >= 0 else (-1, -1)
         self._speed = _Speed()
 
@@ -159,33 +161,34 @@ class Trainer:
             self._step(progress)
 
     def progress(self) -> float:
-        """The used part of the budget. A budget of time leaves room for the last evaluation and save."""
+        """The used part of the budget. A budget of time leaves room for one more step, an evaluation and a save."""
+        state = self.state
         if self._total_steps is not None:
-            return self.state.step / self._total_steps
+            return state.step / self._total_steps
         assert self.config.budget.time is not None
-        reserve = 1.1 * (self._evaluation_seconds + self._save_seconds) + EXIT_SECONDS
-        setup = self.state.setup_seconds
-        room = max(self.config.budget.time - reserve - setup, 0.01)
-        return max(0.0, self._seconds() - setup) / room
+        reserve = 1.1 * (state.evaluation_seconds + state.save_seconds) + EXIT_SECONDS
+        reserve += state.stepping_seconds / max(state.step, 1)
+        room = max(self.config.budget.time - reserve - state.setup_seconds, 0.01)
+        self._progress = max(self._progress, (self._seconds() - state.setup_seconds) / room)
+        return self._progress
 
     def _seconds(self) -> float:
         return time.monotonic() - self._started
 
     def _step(self, progress: float) -> None:
         config, state = self.config, self.state
-        lr = learning_rate(progress + (1 / self._total_steps if self._total_steps else 0), config)
-        set_learning_rate(self.optimizer, lr)
+        begun = time.monotonic()
         batch = self.batches(state.step)
         nats = self._accumulate(batch)
+        # Each step is taken at the rate that the schedule has in its middle, so that neither the first nor the last is
+        # taken at none.
+        middle = progress + 0.5 / self._total_steps if self._total_steps else (progress + self.progress()) / 2
+        lr = learning_rate(middle, config)
+        set_learning_rate(self.optimizer, lr)
         self._scaler.unscale_(self.optimizer)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip or math.inf).item()
-        if not math.isfinite(nats) or not (math.isfinite(norm) or self._scaler.is_enabled()):
-            what = "gradient" if math.isfinite(nats) else "loss"
-            raise DivergedError(
-                f"The {what} stopped being a finite number at step {state.step}; saved weights are from before it. Try "
-                f"a lower --lr (it is {config.lr:g}) or more --warmup-steps."
-            )
+        self._require_finite(nats, norm)
         self._scaler.step(self.optimizer)
         self._scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -193,12 +196,27 @@ class Trainer:
         state.step += 1
         state.nats += nats
         state.scored += batch.scored
+        state.stepping_seconds += time.monotonic() - begun
         self._speed.add(batch.ids.numel())
         self.report(Stepped(state.step, progress))
         if state.step % config.log_every == 0:
             loss = state.nats / state.scored
             state.nats, state.scored = 0.0, 0
-            self.report(Logged(state.step, progress, loss, lr, norm, self._speed.read(), self._seconds()))
+            taken = norm if math.isfinite(norm) else None
+            self.report(Logged(state.step, progress, loss, lr, taken, self._speed.read(), self._seconds()))
+
+    def _require_finite(self, nats: float, norm: float) -> None:
+        """fp16's loss scaling leaves out a step whose gradient overflowed, but not step after step."""
+        state = self.state
+        state.skipped = 0 if math.isfinite(norm) else state.skipped + 1
+        most = MOST_SKIPPED if self._scaler.is_enabled() else 0
+        if math.isfinite(nats) and state.skipped <= most:
+            return
+        what = "gradient" if math.isfinite(nats) else "loss"
+        raise DivergedError(
+            f"The {what} stopped being a finite number at step {state.step}; saved weights are from before it. Try "
+            f"a lower --lr (it is {self.config.lr:g}) or more --warmup-steps."
+        )
 
     def _accumulate(self, batch: Batch) -> float:
         """Add up the gradient of the whole batch, a micro-batch at a time; returns the summed nats.
@@ -206,20 +224,20 @@ class Trainer:
         Out of memory, the micro-batch is halved and the step begun again with the same random numbers.
         """
         while True:
-            rng = torch.get_rng_state()
+            rng = capture_rng()
             try:
                 return self._accumulate_once(batch)
             except RuntimeError as error:
-                if not _is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 if self.state.micro_batch == 1:
                     raise TinyLMError(
                         "Out of memory with one sequence at a time; choose a smaller --size or --context."
                     ) from None
             self.optimizer.zero_grad(set_to_none=True)
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-            torch.set_rng_state(rng)
+            if self.device.type != "cpu":
+                torch.get_device_module(self.device).empty_cache()
+            restore_rng(rng)
             self.state.micro_batch = -(-self.state.micro_batch // 2)
             self.report(
                 Notice(
@@ -255,27 +273,37 @@ class Trainer:
             state.stale += 1
         state.val_loss = val_loss
         state.evaluated = state.step
-        self._evaluation_seconds = time.monotonic() - begun
-        self._speed.pause(self._evaluation_seconds)
         self.report(Evaluated(state.step, val_loss, best, self._seconds()))
+        state.evaluation_seconds = time.monotonic() - begun
+        self._speed.pause(state.evaluation_seconds)
 
     def _save(self) -> None:
+        state = self.state
         begun = time.monotonic()
-        if not all(bool(torch.isfinite(parameter).all()) for parameter in self.model.parameters()):
+        if not self._sound():
             raise DivergedError(
-                f"A weight stopped being a finite number by step {self.state.step}; what was saved is intact. Try "
-                f"a lower --lr (it is {self.config.lr:g})."
+                f"The weights stopped being of use by step {state.step}: the next loss is not a finite number. What "
+                f"was saved is intact; try a lower --lr (it is {self.config.lr:g})."
             )
-        self.state.seconds = self._seconds()
-        self.store.save_last(self.model, self.optimizer, self.state)
-        self._saved = (self.state.step, self.state.evaluated)
-        self._save_seconds = time.monotonic() - begun
-        self._speed.pause(self._save_seconds)
+        state.seconds = self._seconds()
+        state.scaler = self._scaler.state_dict()
+        self.store.save_last(self.model, self.optimizer, state)
+        self._saved = (state.step, state.evaluated)
+        state.save_seconds = time.monotonic() - begun
+        self._speed.pause(state.save_seconds)
 
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """CUDA has an exception of its own; MPS only says so."""
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
+    def _sound(self) -> bool:
+        """Whether the weights are finite, and lead to a finite loss: the last step may have ruined them."""
+        if not all(bool(torch.isfinite(parameter).all()) for parameter in self.model.parameters()):
+            return False
+        if self.state.evaluated == self.state.step:
+            return True
+        rng = capture_rng()
+        part = next(self.batches(self.state.step).split(self.state.micro_batch))
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), autocast(self.device.type, self.dtype):
+            nats = self.objective(self.model, part.to(self.device)).nats.item()
+        restore_rng(rng)
+        return math.isfinite(nats)
 
 
 class _Speed:

@@ -1,5 +1,6 @@
 """The command line within a test: what a user types, and what comes back on each stream."""
 
+import hashlib
 import json
 import random
 import re
@@ -68,6 +69,16 @@ def misused(result: Result, *parts: str) -> None:
     said = " ".join(re.sub("[│╭╮╰╯─]", " ", result.stderr).split())
     for part in parts:
         assert part in said
+
+
+def edit_config(run: Path, **sections: dict[str, Any]) -> None:
+    """Change some values of a run's configuration, as if it had been saved so."""
+    config = json.loads((run / "config.json").read_text())
+    del config["digest"]
+    for name, values in sections.items():
+        config[name] |= values
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    (run / "config.json").write_text(json.dumps({**config, "digest": digest}))
 
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from tests.variants import small
 from tinylm import checkpoint as c
-from tinylm.checkpoint import RunFolder, check_free, load_model, read_config, restore_model
+from tinylm.checkpoint import RunFolder, load_model, read_config, restore_model
 from tinylm.config import AdapterConfig, Budget, DataConfig, RunConfig, RuntimeConfig, TokenizerConfig, TrainingConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.model.build import build_model
+from tinylm.place import check_free
 from tinylm.text.tokenizer import train_char
 
 TOKENIZER = train_char("abc")

@@ -15,7 +15,7 @@ LEVELS = (
     {"cli"},
     {"commands"},
     {"plan", "training", "formats", "console"},
-    {"evaluation", "inference", "adapters", "checkpoint", "baselines"},
+    {"evaluation", "inference", "adapters", "checkpoint", "weights", "place", "baselines"},
     {"objective", "model", "text", "device"},
     {"config", "errors"},
 )

@@ -11,8 +11,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
-import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,30 +18,34 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-import safetensors.torch
-import torch
 from torch import Tensor
 
 from tinylm.config import RunConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.model.build import build_empty_model
 from tinylm.model.decoder import Decoder
+from tinylm.place import (
+    ADAPTER_FILE,
+    MODEL_FILE,
+    hidden,
+    preparation_folder,
+    recover_last,
+    recover_run,
+    refuse_strangers,
+    remove_run,
+    resume_command,
+)
 from tinylm.text.tokenizer import Tokenizer
-
-MODEL_FILE = "model.safetensors"
-ADAPTER_FILE = "adapter_model.safetensors"
-RUN_FILES = ("config.json", "tokenizer.json", "metrics.jsonl", MODEL_FILE, ADAPTER_FILE, "adapter_config.json")
-RUN_FOLDERS = ("last", "last.new", "last.old", "tokens")
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Verified tensors with the step and validation loss they were saved at."""
-
-    tensors: dict[str, Tensor]
-    step: int
-    val_loss: float | None
-    digest: str
+from tinylm.weights import (
+    Weights,
+    flush_folder,
+    hash_file,
+    read_tensors,
+    read_weights_file,
+    write_tensors,
+    write_text,
+    write_weights,
+)
 
 
 @dataclass(frozen=True)
@@ -72,48 +74,51 @@ class RunFolder:
         """
         run = cls(path)
         run._home = preparation_folder(path)
-        with _saving_to(path):
+        with run._saving():
             run._home.mkdir(parents=True, exist_ok=True)
-            _write_text(run._home / "tokenizer.json", tokenizer.to_str())
+            write_text(run._home / "tokenizer.json", tokenizer.to_str())
             run.write_config(config)
             if adapter_config is not None:
-                _write_text(run._home / "adapter_config.json", json.dumps(adapter_config, indent=2) + "\n")
+                write_text(run._home / "adapter_config.json", json.dumps(adapter_config, indent=2) + "\n")
         return run
 
     def write_config(self, config: RunConfig) -> None:
-        with _saving_to(self.path):
-            _write_text(self._home / "config.json", json.dumps(config.to_json(), indent=2) + "\n")
+        values = config.to_json()
+        with self._saving():
+            write_text(
+                self._home / "config.json", json.dumps({**values, "digest": _config_digest(values)}, indent=2) + "\n"
+            )
 
     def save_best(self, tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None) -> None:
         """Replace the weights that `sample` and `eval` read."""
-        with _saving_to(self.path):
-            _write_weights(self._home / weights_file(config), tensors, config, step, val_loss)
+        with self._saving():
+            write_weights(self._home / weights_file(config), tensors, config, step, val_loss)
 
     def save_last(
         self, tensors: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any], config: RunConfig
     ) -> None:
         """Replace `last/` as one unit: written whole beside the old one, flushed, then swapped."""
         new, old, last = (self._home / name for name in ("last.new", "last.old", "last"))
-        with _saving_to(self.path):
-            _recover_last(self._home)
+        with self._saving():
+            recover_last(self._home)
             shutil.rmtree(new, ignore_errors=True)
             shutil.rmtree(old, ignore_errors=True)
             try:
                 new.mkdir()
-                _write_weights(new / weights_file(config), tensors, config, state["step"], state["val_loss"])
+                write_weights(new / weights_file(config), tensors, config, state["step"], state["val_loss"])
                 # Without metadata, safetensors cannot read back a file without tensors, as it is before the first step.
-                _write_tensors(new / "optimizer.safetensors", optimizer, {"format": "pt"})
-                _write_text(new / "state.json", json.dumps(state))
-                manifest = {file.name: _hash_file(file) for file in sorted(new.iterdir())}
-                _write_text(new / "manifest.json", json.dumps(manifest))
-                _flush_folder(new)
+                write_tensors(new / "optimizer.safetensors", optimizer, {"format": "pt"})
+                write_text(new / "state.json", json.dumps(state))
+                manifest = {file.name: hash_file(file) for file in sorted(new.iterdir())}
+                write_text(new / "manifest.json", json.dumps(manifest))
+                flush_folder(new)
             except BaseException:
                 shutil.rmtree(new, ignore_errors=True)
                 raise
             if last.exists():
                 last.rename(old)
             new.rename(last)
-            _flush_folder(self._home)
+            flush_folder(self._home)
             shutil.rmtree(old, ignore_errors=True)
             self.publish()
 
@@ -121,19 +126,19 @@ class RunFolder:
         """Let a prepared run appear at its path, in the place of one that may be given up there."""
         if self._home == self.path:
             return
-        replaced = _hidden(self.path, "old")
+        replaced = hidden(self.path, "old")
         if self.path.exists() and any(self.path.iterdir()):
-            _refuse_strangers(self.path)
+            refuse_strangers(self.path)
             self.path.rename(replaced)
         self._home.rename(self.path)
-        _flush_folder(self.path.parent)
+        flush_folder(self.path.parent)
         self._home = self.path
         if replaced.exists():
             remove_run(replaced)
 
     def load_last(self, config: RunConfig) -> LastSave:
         """Raises TinyLMError when there is nothing to resume from, or it is damaged."""
-        last = _recover_last(self.path)
+        last = recover_last(self.path)
         if not last.is_dir():
             raise TinyLMError(
                 f"{self.path} has no last/ folder to resume from; start it again with tinylm train --force."
@@ -141,7 +146,7 @@ class RunFolder:
         try:
             manifest = json.loads((last / "manifest.json").read_text())
             for name in (weights_file(config), "optimizer.safetensors", "state.json"):
-                if _hash_file(last / name) != manifest[name]:
+                if hash_file(last / name) != manifest[name]:
                     raise ValueError(f"{name} has changed since it was saved")
             state = json.loads((last / "state.json").read_text())
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -149,12 +154,12 @@ class RunFolder:
                 f"{last} is damaged ({error}), so the run cannot be resumed; its best weights still sample, and "
                 f"tinylm train --init-from {self.path} goes on from those."
             ) from error
-        weights = _read_verified(last / weights_file(config), config)
-        optimizer, _ = _read_tensors(last / "optimizer.safetensors")
+        weights = read_weights_file(last / weights_file(config), config)
+        optimizer, _ = read_tensors(last / "optimizer.safetensors")
         return LastSave(weights.tensors, optimizer, state)
 
     def append_metrics(self, record: dict[str, Any]) -> None:
-        with _saving_to(self.path), (self._home / "metrics.jsonl").open("a") as file:
+        with self._saving(), (self._home / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(record) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
@@ -164,8 +169,21 @@ class RunFolder:
     def cut_metrics(self, step: int) -> None:
         """Drop what was logged after a step, which a resumed run will log again."""
         kept = [record for record in self.read_metrics() if record["step"] <= step]
-        with _saving_to(self.path):
-            _write_text(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+        with self._saving():
+            write_text(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, safetensors.SafetensorError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            next_step = "free some space, or choose another --out"
+            if self._home == self.path:  # there is a save to go on from
+                next_step = f"free some space, and go on with: {resume_command(self.path)}"
+            raise TinyLMError(
+                f"Cannot save to {self.path}: {reason}. What was saved there before is intact; {next_step}."
+            ) from error
 
     @property
     def tokens(self) -> Path:
@@ -182,62 +200,13 @@ def _read_metrics(path: Path) -> Iterator[dict[str, Any]]:
                     yield record
 
 
-def preparation_folder(path: Path) -> Path:
-    return _hidden(path, "new")
-
-
-def _hidden(path: Path, version: str) -> Path:
-    return path.with_name(f".{path.name}.tinylm-{version}")
-
-
-def check_free(path: Path, force: bool) -> None:
-    """Raises UsageError when a run must not be written here.
-
-    `force` gives up a run that is there, but never a folder of anything else.
-    """
-    _recover_run(path)
-    if path.name in ("", ".."):
-        raise UsageError(f"{path} is no name for a new folder; choose one with --out.")
-    if path.is_symlink():
-        raise UsageError(f"{path} is a link; name the folder itself, {path.resolve()}, with --out.")
-    for version in ("new", "old"):
-        shutil.rmtree(_hidden(path, version), ignore_errors=True)
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return
-    if not path.is_dir():
-        raise UsageError(f"{path} is a file; choose another folder with --out.")
-    _refuse_strangers(path)
-    if not force:
-        raise UsageError(
-            f"{path} already holds a run. Go on with it: tinylm train --resume {shlex.quote(str(path))}. Replace it: "
-            "add --force. Keep both: choose another folder with --out."
-        )
-
-
-def _refuse_strangers(path: Path) -> None:
-    own = (*RUN_FILES, *RUN_FOLDERS, *(f"{name}.tmp" for name in RUN_FILES))
-    strangers = [entry.name for entry in path.iterdir() if entry.name not in own]
-    if strangers or not (path / "config.json").exists():
-        raise UsageError(f"{path} holds other things than a run ({', '.join(strangers[:3])}); choose another --out.")
-
-
-def remove_run(path: Path) -> None:
-    """Delete a run's own files, and the folder if nothing else is in it. It is known for a run until the end."""
-    for name in RUN_FOLDERS:
-        shutil.rmtree(path / name, ignore_errors=True)
-    for name in reversed(RUN_FILES):
-        (path / f"{name}.tmp").unlink(missing_ok=True)
-        (path / name).unlink(missing_ok=True)
-    path.rmdir()
-
-
 def weights_file(config: RunConfig) -> str:
     return MODEL_FILE if config.adapter is None else ADAPTER_FILE
 
 
 def read_config(path: Path) -> RunConfig:
     """Raises TinyLMError, or UsageError for a path that is no run folder, saying what is missing and what to do."""
-    _recover_run(path)
+    recover_run(path)
     if not path.exists():
         raise UsageError(f"There is no run at {path}; tinylm runs lists what there is.")
     if path.is_file():
@@ -247,7 +216,11 @@ def read_config(path: Path) -> RunConfig:
         )
     try:
         values = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        return RunConfig.from_json(values)
+        recorded = values.pop("digest", None) if isinstance(values, dict) else None
+        config = RunConfig.from_json(values)
+        if recorded != _config_digest(values):
+            raise TinyLMError("it has changed since it was saved; copy the run again")
+        return config
     except FileNotFoundError:
         raise UsageError(
             f"{path} is not a run folder: it has no config.json; tinylm runs lists what there is."
@@ -256,6 +229,10 @@ def read_config(path: Path) -> RunConfig:
         raise TinyLMError(f"{path / 'config.json'} is damaged ({error}).") from error
     except TinyLMError as error:
         raise TinyLMError(f"Cannot use {path / 'config.json'}: {error}.") from error
+
+
+def _config_digest(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def read_tokenizer(path: Path, config: RunConfig) -> Tokenizer:
@@ -276,22 +253,7 @@ def read_weights(path: Path, config: RunConfig) -> Weights:
         pickles = [entry.name for entry in path.iterdir() if entry.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl")]
         hint = f"; {pickles[0]} is not opened, since a pickle can run its author's code" if pickles else ""
         raise TinyLMError(f"{path} has no {file.name}{hint}. Copy the whole folder of the run.")
-    return _read_verified(file, config)
-
-
-def _read_verified(file: Path, config: RunConfig) -> Weights:
-    tensors, metadata = _read_tensors(file)
-    try:
-        step, val_loss = int(metadata["step"]), json.loads(metadata["val_loss"])
-        recorded = metadata["digest"]
-    except (KeyError, ValueError) as error:
-        raise TinyLMError(f"{file} was not written by tinylm: it carries no digest.") from error
-    if digest(tensors, config, step, val_loss) != recorded:
-        raise TinyLMError(
-            f"{file} is damaged, or belongs to another config.json: its content does not match its digest. "
-            "Copy the run again."
-        )
-    return Weights(tensors, step, val_loss, recorded)
+    return read_weights_file(file, config)
 
 
 def load_model(path: Path, device: str = "cpu") -> tuple[Decoder, RunConfig, Tokenizer, Weights]:
@@ -336,107 +298,3 @@ def summarise(path: Path) -> dict[str, Any]:
         "val_loss": val_loss,
         "saved": saved,
     }
-
-
-def digest(tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None) -> str:
-    """SHA-256 over the tensors, their names and shapes, and what they need to mean anything: model and tokenizer."""
-    values = config.to_json()
-    identity = [values["model"], values["tokenizer"]["sha256"], values["adapter"], step, val_loss]
-    result = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        result.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        result.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return result.hexdigest()
-
-
-def _write_weights(
-    path: Path, tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None
-) -> None:
-    metadata = {
-        "format": "pt",
-        "step": str(step),
-        "val_loss": json.dumps(val_loss),
-        "digest": digest(tensors, config, step, val_loss),
-    }
-    _write_tensors(path, tensors, metadata)
-
-
-def _write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with _replacing(path) as unfinished:
-        safetensors.torch.save_file(tensors, unfinished, metadata)
-
-
-def _write_text(path: Path, text: str) -> None:
-    with _replacing(path) as unfinished:
-        unfinished.write_text(text, encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A file to write instead of `path`, which takes its place when it is complete and on the disk."""
-    unfinished = path.with_name(path.name + ".tmp")
-    try:
-        yield unfinished
-        unfinished.chmod(path.parent.stat().st_mode & 0o666)  # safetensors would keep it to its owner
-        with unfinished.open("rb+") as file:
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-
-
-def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (OSError, safetensors.SafetensorError) as error:
-        raise TinyLMError(
-            f"{path} is damaged or not a safetensors file ({error}). Copy the run again; pickles are never opened."
-        ) from error
-
-
-def _recover_last(home: Path) -> Path:
-    """Finish a swap that a kill interrupted between its two renames. Returns the path of `last/`."""
-    last = home / "last"
-    if not last.exists():
-        for name in ("last.new", "last.old"):
-            if (home / name / "manifest.json").exists():
-                (home / name).rename(last)
-                break
-    return last
-
-
-def _recover_run(path: Path) -> None:
-    """Finish the replacement of a run that a kill interrupted between its two renames."""
-    for version in ("new", "old"):
-        if not path.exists() and (_hidden(path, version) / "last" / "manifest.json").exists():
-            _hidden(path, version).rename(path)
-
-
-def _hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush_folder(path: Path) -> None:
-    if os.name == "posix":
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _saving_to(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, safetensors.SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise TinyLMError(
-            f"Cannot save to {path}: {reason}. What was saved there before is intact; free some space, or choose "
-            "another --out."
-        ) from error

@@ -201,7 +201,15 @@ def test_resuming_refuses_a_text(adapter: Path, second: Path) -> None:
 def test_dry_run_writes_nothing(second: Path, run: Path, here: Path) -> None:
     before = snapshot(here)
     result = done("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, "--dry-run")
-    assert result.stdout == "" and "adapter:" in result.stderr
+    assert "adapter:   rank 8 on q_proj, k_proj, v_proj, o_proj: " in result.stdout
+    assert snapshot(here) == before
+
+
+@pytest.mark.parametrize("rank", [17, 100_000])
+def test_a_rank_that_no_matrix_has_is_refused(rank: int, second: Path, run: Path, here: Path) -> None:
+    before = snapshot(here)
+    result = tinylm("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, "--rank", rank)
+    refused(result, 2, f"--rank is {rank}; the matrices it is for have a rank of at most 16.")
     assert snapshot(here) == before
 
 
@@ -226,7 +234,7 @@ def test_characters_that_the_base_never_saw_are_listed(run: Path, here: Path) ->
     (here / "t.txt").write_text(story(300) + "é ü")
     before = snapshot(here)
     result = tinylm("finetune-lora", "t.txt", "-m", run, "-o", "ad", *SHORT)
-    refused(result, 2, "does not know 2 of the corpus's characters", "'é' (U+00E9), 'ü' (U+00FC)")
+    refused(result, 2, "does not know 2 of the text's characters", "'é' (U+00E9), 'ü' (U+00FC)")
     assert snapshot(here) == before
 
 

@@ -23,7 +23,7 @@ def test_stdout_is_the_prompt_and_the_text_and_a_line_end(run: Path) -> None:
 
 def test_stderr_says_device_and_why_seed_and_speed(run: Path) -> None:
     stderr = done("sample", "-m", run, "-n", 5, "--seed", 7, "--device", "cpu").stderr
-    assert "On cpu (1 threads) (asked for) in fp32, seed 7.\n" in stderr
+    assert stderr.startswith("On cpu (1 threads): asked for; fp32: exact.\nSeed 7.\n")
     assert "tokens in " in stderr and stderr.endswith(" a second.\n")
 
 
@@ -218,7 +218,7 @@ def test_quantized_weights_write_nearly_the_same(run: Path) -> None:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_every_number_format_samples(dtype: str, run: Path) -> None:
     result = done("sample", "-m", run, "-n", 5, "--dtype", dtype, "--quantize", "int8")
-    assert f"in {dtype}" in result.stderr
+    assert f"; {dtype}: asked for." in result.stderr
 
 
 def test_top_k_top_p_and_min_p_narrow_the_choice_to_the_likeliest(run: Path) -> None:

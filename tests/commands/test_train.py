@@ -8,6 +8,7 @@ import pytest
 from tests.shell import TINY, copied, done, misused, records, refused, same_tensors, snapshot, story, tinylm
 from tinylm.checkpoint import RunFolder, load_model, read_config
 from tinylm.console import Console
+from tinylm.place import only_user
 from tinylm.training.signals import StopRequest
 
 FILES = {"config.json", "tokenizer.json", "metrics.jsonl", "model.safetensors", "last"}
@@ -25,7 +26,7 @@ def test_stdout_is_the_path_and_nothing_else(corpus: Path, here: Path) -> None:
 
 def test_the_plan_is_told_first(corpus: Path) -> None:
     lines = done("train", corpus, "--steps", 2, *TINY).stderr.splitlines()
-    told = ("device:", "tokenizer:", "text:", "model:", "batch:", "length:", "time:", "memory:")
+    told = ("On", "tokenizer:", "text:", "model:", "batch:", "length:", "time:", "memory:")
     assert [line.split()[0] for line in lines[: len(told)]] == list(told)
     assert "cpu" in lines[0] and "asked for" not in lines[0]
     assert "1 layers, 2 heads, width 16, context 16" in lines[3]
@@ -59,8 +60,11 @@ def test_parameters_in_json_are_the_models_own(corpus: Path, here: Path) -> None
 def test_dry_run_prints_the_plan_and_writes_nothing(corpus: Path, here: Path) -> None:
     before = snapshot(here)
     result = done("train", corpus, "--steps", 2, *TINY, "--dry-run")
-    assert result.stdout == ""
-    assert "model:" in result.stderr and "memory:" in result.stderr
+    assert "model:" in result.stdout and "memory:" in result.stdout
+    assert snapshot(here) == before
+    assert done("train", corpus, "--steps", 2, *TINY, "--dry-run", "--quiet").stdout == result.stdout
+    (plan,) = records(done("train", corpus, "--steps", 2, *TINY, "--dry-run", "--json"))
+    assert (plan["steps"], plan["model"]["width"], plan["training"]["budget"]["steps"]) == (2, 16, 2)
     assert snapshot(here) == before
 
 
@@ -155,7 +159,7 @@ def test_val_data_is_what_is_validated_on(corpus: Path, here: Path) -> None:
     done("train", corpus, "--val-data", "val.txt", "--steps", 1, *TINY)
     data = read_config(here / "checkpoints/corpus").data
     assert data is not None
-    assert data.val_corpus == ("val.txt",)
+    assert data.val_corpus == (str(here / "val.txt"),)
     assert data.train_characters == len(corpus.read_text())
     assert data.val_tokens == len((here / "val.txt").read_text())
 
@@ -300,6 +304,22 @@ def test_resuming_refuses_every_other_option(option: str, value: object, run: Pa
     assert snapshot(run) == before
 
 
+def test_what_the_environment_says_of_every_run_is_no_reason_to_refuse_to_resume(run: Path, here: Path) -> None:
+    path = copied(run, here / "run")
+    done("train", "--resume", path, "--steps", 201, env={"TINYLM_TRAIN_DEVICE": "cpu"})
+
+
+def test_a_run_that_another_process_is_writing_is_left_to_it(run: Path, corpus: Path, here: Path) -> None:
+    """Neither begun beside it, nor resumed, nor replaced."""
+    path = copied(run, here / "run")
+    before = snapshot(path)
+    with only_user(path):
+        for options in ((corpus, "--out", path, "--force", *TINY), ("--resume", path)):
+            refused(tinylm("train", *options, "--steps", 300), 2, f"Another tinylm is writing {path}", "--out")
+    assert snapshot(path) == before
+    assert [entry.name for entry in here.iterdir() if entry.name.startswith(".")] == []
+
+
 def test_resuming_refuses_a_text(run: Path, corpus: Path) -> None:
     refused(tinylm("train", corpus, "--resume", run), 2, "--resume", "own corpus")
 
@@ -358,7 +378,7 @@ def test_init_from_fixes_model_and_tokenizer(run: Path, corpus: Path) -> None:
 
 def test_init_from_refuses_characters_that_the_model_never_saw(run: Path, here: Path) -> None:
     (here / "greek.txt").write_text(story(500) + "λόγος")
-    refused(tinylm("train", "greek.txt", "--init-from", run, "--steps", 1), 2, "'λ' (U+03BB)", "5 of the corpus's")
+    refused(tinylm("train", "greek.txt", "--init-from", run, "--steps", 1), 2, "'λ' (U+03BB)", "5 of the text's")
 
 
 def test_init_from_an_adapter_says_what_to_do(adapter: Path, corpus: Path) -> None:
@@ -410,7 +430,7 @@ def test_a_text_that_is_learned_by_heart_is_pointed_out(here: Path) -> None:
 
 @pytest.mark.parametrize("time, seconds", [("90", 90), ("90s", 90), ("5m", 300), ("1h30m", 5400), ("1.5h", 5400)])
 def test_a_length_of_time_is_written_in_hours_minutes_and_seconds(time: str, seconds: float, corpus: Path) -> None:
-    told = done("train", corpus, "--time", time, *TINY, "--dry-run").stderr
+    told = done("train", corpus, "--time", time, *TINY, "--dry-run").stdout
     minutes, rest = divmod(seconds, 60)
     expected = f"{minutes // 60}h {minutes % 60:02d}m" if minutes >= 60 else f"{minutes}m {rest:02d}s"
     assert f"time:      about {expected}\n" in told

@@ -105,7 +105,7 @@ def test_an_unfinished_character_at_the_end_is_given_as_what_it_is() -> None:
 
 def _first_byte() -> int:
     """A token of one byte that is no character by itself."""
-    return next(i for i in range(BPE.vocab_size) if i != BPE.end_of_text and BPE.measure(i) == (0, 1))
+    return next(i for i in range(BPE.vocab_size) if i != BPE.end_of_text and BPE.measure([i]) == (0, 1))
 
 
 @pytest.mark.parametrize("stops", [["b", "abb", "ab"], ["ab", "b"]])

@@ -204,7 +204,7 @@ def test_each_line_of_jsonl_is_a_document(tmp_path: Path) -> None:
         ("[1]", ("line 3: no text under 'text'", "found: list")),
         ("7", ("line 3: no text under 'text'", "found: int")),
         ('{"body": "x", "id": 3}', ("line 3: no text under 'text'", "found: body, id", "--text-key")),
-        ('{"text": 5}', ("line 3: no text under 'text'", "found: text")),
+        ('{"text": 5}', ("line 3: under 'text' is 5, which is not a text", "--text-key")),
         ('{"text": "ab\\ud800"}', ("line 3: half a surrogate pair at character 2",)),
     ],
     ids=lambda value: value[:12] if isinstance(value, str) else "",
@@ -215,6 +215,19 @@ def test_a_malformed_line_is_reported_by_its_number(line: str, words: tuple[str,
         read(file)
     for word in (str(file), *words):
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "latin-1"])
+def test_jsonl_is_read_in_its_encoding(encoding: str, tmp_path: Path) -> None:
+    """In which a line feed may be several bytes, and a byte of another character may look like one."""
+    content = '{"text": "Gr\u010a\u00f6\u00dfe"}\r\n\n{"text": "two"}' if encoding != "latin-1" else '{"text": "ö"}\n'
+    file = written(tmp_path / "a.jsonl", content.encode(encoding))
+    assert read(file, encoding=encoding) == [json.loads(line)["text"] for line in content.split("\n") if line.strip()]
+
+
+def test_a_line_of_jsonl_may_be_longer_than_what_is_read_at_once(tmp_path: Path) -> None:
+    lines = ["a" * (PIECE_BYTES - 12), "b" * 3 * PIECE_BYTES, "c"]
+    assert read(written(tmp_path / "a.jsonl", "\n".join(json.dumps({"text": line}) for line in lines))) == lines
 
 
 def test_an_invalid_byte_in_jsonl_is_reported_by_its_offset_in_the_file(tmp_path: Path) -> None:

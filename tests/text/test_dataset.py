@@ -100,6 +100,22 @@ def test_token_files_are_used_again_without_encoding(tmp_path: Path) -> None:
     assert again.val.tolist() == first.val.tolist()
 
 
+def test_two_runs_that_encode_the_same_text_at_once_both_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that is done later finds the folder there."""
+
+    def slow() -> Iterator[str | None]:
+        yield "the cat sat"
+        with monkeypatch.context() as other:
+            other.setattr(os, "getpid", lambda: -1)
+            encoded(tmp_path / "t")
+
+    late = encode_corpus(tmp_path / "t", slow, lambda: iter(VAL), CHARACTERS, lambda size: None)
+    assert late.train.tolist() == ids_of(CHARACTERS, "the cat sat", "on the mat")
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
 FILES = ("train.bin", "val.bin", "tokens.json")
 
 

@@ -123,7 +123,7 @@ def test_a_given_tokenizer_is_used_and_must_know_the_text(corpus: Path, other: P
     assert choose_tokenizer(reading_of(corpus), str(file), None).sha256 == Tokenizer.load(file).sha256
     with pytest.raises(UsageError) as caught:
         choose_tokenizer(reading_of(corpus, val=other), str(file), None)
-    assert "mine.json does not know 4 of the corpus's characters: '!' (U+0021), 'Z' (U+005A), 'b'" in str(caught.value)
+    assert "mine.json does not know 4 of the text's characters: '!' (U+0021), 'Z' (U+005A), 'b'" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -225,6 +225,20 @@ def test_tokens_are_opened_again_or_encoded_again(
     lose()
     again = reopen_tokens(tmp_path / "run", data, tokenizer)
     assert (again.train.tolist(), again.val.tolist()) == expected
+
+
+def test_a_text_that_was_named_from_another_folder_is_found_again(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(corpus.parent)
+    reading = reading_of(Path(corpus.name))
+    tokenizer = choose_tokenizer(reading, "char", None)
+    tokens, data = encode_reading(reading, tokenizer)
+    expected = tokens.train.tolist()
+    lose_the_cache()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert reopen_tokens(tmp_path / "run", data, tokenizer).train.tolist() == expected
 
 
 @pytest.mark.parametrize("changed", ["corpus.txt", "other.txt"])

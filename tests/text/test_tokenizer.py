@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.text import tokenizer as t
 from tinylm.text.corpus import rechunk
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, describe_characters, train_bpe, train_char
 
@@ -200,21 +201,30 @@ def test_an_unfinished_character_comes_out_at_the_end() -> None:
 
 
 @given(texts)
-def test_the_bytes_of_tokens_add_up_to_those_of_the_text(text: str) -> None:
-    sizes = [BPE.measure(i) for i in BPE.encode(text).tolist()]
-    assert sum(size for _, size in sizes) == len(text.encode())
-    assert sum(characters for characters, _ in sizes) <= len(text)
+def test_the_characters_and_bytes_of_ids_are_those_of_their_text(text: str) -> None:
+    for tokenizer in (BPE, train_char("".join(sorted(set(text)))), Tokenizer(metaspace_bpe())):
+        ids = tokenizer.encode(text)
+        written = tokenizer.decode(ids)
+        assert tokenizer.measure(ids) == (len(written), len(written.encode()))
 
 
-@given(st.text(st.characters(max_codepoint=0x7F)))
-def test_the_characters_of_tokens_add_up_to_those_of_the_text(text: str) -> None:
-    assert sum(BPE.measure(i)[0] for i in BPE.encode(text).tolist()) == len(text)
+@given(texts)
+def test_a_character_of_several_ids_is_counted_once(text: str) -> None:
+    ids = BYTES.encode(text).tolist()
+    assert sum(BYTES.measure([i])[0] for i in ids) == len(text)
+    assert sum(BYTES.measure([i])[1] for i in ids) == len(text.encode())
+
+
+def test_many_ids_are_counted_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(t, "MEASURED_AT_ONCE", 7)
+    assert BPE.measure(BPE.encode(SAMPLE)) == (len(SAMPLE), len(SAMPLE.encode()))
 
 
 def test_a_character_is_measured_by_its_bytes_and_the_end_of_text_by_nothing() -> None:
     tokenizer = train_char("aé漢👩")
-    assert [tokenizer.measure(i) for i in range(5)] == [(0, 0), (1, 1), (1, 2), (1, 3), (1, 4)]
-    assert BPE.measure(BPE.end_of_text) == (0, 0)
+    assert [tokenizer.measure([i]) for i in range(5)] == [(0, 0), (1, 1), (1, 2), (1, 3), (1, 4)]
+    assert BPE.measure([BPE.end_of_text]) == (0, 0)
+    assert BPE.measure([]) == (0, 0)
 
 
 # Characters without an id.
@@ -431,6 +441,23 @@ def test_every_id_of_a_vocabulary_with_gaps_is_below_its_size() -> None:
     library = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 9}, unk_token="a"))
     tokenizer = Tokenizer(library)
     assert tokenizer.vocab_size > max(library_of(tokenizer).get_vocab().values())
+
+
+def test_a_vocabulary_whose_gap_would_share_an_id_with_the_end_of_text_is_refused(tmp_path: Path) -> None:
+    """The library gives a new token the number of tokens there are as its id."""
+    library = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 2}, unk_token="a"))
+    library.save(str(tmp_path / "gap.json"))
+    with pytest.raises(TinyLMError, match=r"gap\.json cannot be used: it gives one id to two tokens"):
+        Tokenizer.load(tmp_path / "gap.json")
+
+
+def test_what_a_foreign_tokenizer_leaves_out_is_unknown_but_for_white_space() -> None:
+    library = tokenizers.Tokenizer(models.BPE({"a": 0, "t": 1, "c": 2}, []))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = Tokenizer(library)
+    assert tokenizer.kind == "other"
+    assert tokenizer.encode("a dog\n").tolist() == [0]
+    assert tokenizer.unknown("a dog\n") == "dog"
 
 
 # Files.

@@ -1,5 +1,6 @@
 """Put a saved adapter back on the base it was made for."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from tinylm.adapters.lora import add_lora, load_adapter_tensors
@@ -37,10 +38,10 @@ def load_base(
 
 
 def load_adapted(path: Path, model: Path | None, device: str) -> tuple[Decoder, RunConfig, Tokenizer]:
-    """The base with the adapter at `path` on it, in evaluation mode."""
+    """The base with the adapter at `path` on it, in evaluation mode, and its configuration with the adapter's text."""
     config, adapter = read_adapter_config(path)
     base, base_config, tokenizer = load_base(path, adapter, model, device)
     weights = read_weights(path, config)
     add_lora(base, adapter)
     load_adapter_tensors(base, weights.tensors)
-    return base.eval(), base_config, tokenizer
+    return base.eval(), replace(base_config, data=config.data), tokenizer

@@ -61,8 +61,21 @@ def module_names(targets: Iterable[str]) -> tuple[str, ...]:
 
 
 def add_lora(model: nn.Module, config: AdapterConfig, seed: int = 0) -> None:
-    """Freeze the model and put a LoRALinear around every target. A is drawn from `seed`; the outputs do not change."""
+    """Freeze the model and put a LoRALinear around every target. A is drawn from `seed`; the outputs do not change.
+
+    Raises UsageError when the model has no such target, and for a rank that none of them can have.
+    """
     model.requires_grad_(False)
+
+    def is_target(name: str, module: nn.Module) -> bool:
+        return name.rpartition(".")[2] in config.targets
+
+    targets = [module for name, module in model.named_modules() if is_target(name, module)]
+    if not targets:
+        raise UsageError(f"--target {', '.join(config.targets)} names nothing in this model.")
+    largest = max(min(module.weight.shape) for module in targets)
+    if config.rank > largest:
+        raise UsageError(f"--rank is {config.rank}; the matrices it is for have a rank of at most {largest}.")
 
     def wrap(module: nn.Module) -> nn.Module:
         assert isinstance(module, nn.Linear)
@@ -70,9 +83,7 @@ def add_lora(model: nn.Module, config: AdapterConfig, seed: int = 0) -> None:
 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        replaced = replace_modules(model, lambda name, _: name.rpartition(".")[2] in config.targets, wrap)
-    if not replaced:
-        raise UsageError(f"--target {', '.join(config.targets)} names nothing in this model.")
+        replace_modules(model, is_target, wrap)
 
 
 def lora_layers(model: nn.Module) -> dict[str, LoRALinear]:

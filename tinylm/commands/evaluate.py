@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tinylm.commands.model import AdapterPath, ModelPath, open_model
+from tinylm.commands.model import AdapterPath, ModelPath, OpenModel, choose_where, open_model
 from tinylm.commands.options import MachineOptions, OutputOptions, TextOptions, option, with_groups
 from tinylm.console import Console
 from tinylm.errors import TinyLMError, UsageError
@@ -14,10 +14,9 @@ from tinylm.errors import TinyLMError, UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-    from tinylm.config import RunConfig
     from tinylm.text.tokenizer import Tokenizer
 
-BASELINE_CHARACTERS = 5_000_000
+BASELINE_BYTES = 5_000_000
 
 
 @with_groups
@@ -44,105 +43,90 @@ def evaluate_text(
     output: OutputOptions,
 ) -> None:
     """Say how well a model predicts a text: every token but the first is scored, once."""
-    from tinylm.device import choose_device, choose_inference_dtype, describe_device
     from tinylm.evaluation import evaluate, rows_at_once
     from tinylm.objective import next_token
     from tinylm.text.dataset import evaluation_batches
 
     console = output.console()
-    device = choose_device(machine.device)
-    dtype = choose_inference_dtype(machine.dtype, device.value)
-    network, config, tokenizer, path = open_model(console, model, adapter, device.value)
-    context = config.model.context
+    device, dtype = choose_where(console, machine)
+    opened = open_model(console, model, adapter, device)
+    context = opened.config.model.context
     if stride is not None and not 1 <= stride <= context:
         raise UsageError(f"--stride is {stride}; it must be from 1 to the model's context, {context}.")
     if batch_size is not None and batch_size < 1:
         raise UsageError(f"--batch-size is {batch_size}; it must be 1 or more.")
-    console.note(f"On {describe_device(device.value)} ({device.reason}) in {dtype.value}.")
-    tokens, characters, size = (
-        _encode_text(console, text, reading, tokenizer) if text else _validation_text(console, path, config, tokenizer)
-    )
+    tokens = _encode_text(console, text, reading, opened.tokenizer) if text else _validation_text(console, opened)
     if len(tokens) < 2:
         raise UsageError(
             f"The text has {len(tokens)} token, and 2 are needed: the first has nothing before it to be scored by."
         )
     rows = batch_size or rows_at_once(context)
+    batches = evaluation_batches(tokens, context, rows, stride)
     with console.counting("scoring", len(tokens) - 1, "tokens") as advance:
-        score = evaluate(network, next_token, evaluation_batches(tokens, context, rows, stride), dtype.value, advance)
-    first_characters, first_bytes = tokenizer.measure(int(tokens[0]))
-    scored_characters, scored_bytes = characters - first_characters, size - first_bytes
+        score = evaluate(opened.network, next_token, batches, dtype, advance)
+    characters, size = opened.tokenizer.measure(tokens[1:])
     result: dict[str, Any] = {
         "loss": score.loss,
         "perplexity": score.perplexity,
-        "bits_per_character": score.bits_per(scored_characters),
-        "bits_per_byte": score.bits_per(scored_bytes),
+        "bits_per_character": score.bits_per(characters),
+        "bits_per_byte": score.bits_per(size),
         "tokens": score.tokens,
-        "characters": scored_characters,
-        "bytes": scored_bytes,
+        "characters": characters,
+        "bytes": size,
     }
     if baselines:
-        result["baselines"] = _baselines(console, path, config, tokenizer, tokens)
+        result["baselines"] = _baselines(console, opened, tokens)
     _print(console, result)
 
 
-def _encode_text(
-    console: Console, text: list[str], reading: TextOptions, tokenizer: "Tokenizer"
-) -> "tuple[np.ndarray, int, int]":
-    """The tokens, characters and bytes of a text."""
+def _encode_text(console: Console, text: list[str], reading: TextOptions, tokenizer: "Tokenizer") -> "np.ndarray":
+    """The tokens of a text. Raises UsageError when there are none, or characters that the model never saw."""
     from tinylm.text.corpus import find_corpus, scan
     from tinylm.text.dataset import encode_stream
-    from tinylm.text.tokenizer import describe_characters
+    from tinylm.text.prepare import require_known
 
     with tempfile.TemporaryDirectory() as folder:
         corpus = find_corpus(text, reading.text_key, reading.encoding, Path(folder))
         found = scan(corpus.stream())
         if not found.characters:
             raise UsageError(f"{corpus.name} has no text in it; give a file that has some.")
-        unknown = tokenizer.unknown(found.alphabet)
-        if unknown:
-            raise UsageError(
-                f"{corpus.name} has {len(unknown)} characters that the model never saw and cannot score: "
-                f"{describe_characters(unknown)}. Take them out of the text, or evaluate a BPE model."
-            )
+        require_known(tokenizer, found.alphabet, "The model")
         with console.counting("encoding", found.characters, "characters") as advance:
-            return encode_stream(corpus.stream(), tokenizer, advance), found.characters, found.bytes
+            return encode_stream(corpus.stream(), tokenizer, advance)
 
 
-def _validation_text(
-    console: Console, path: Path, config: "RunConfig", tokenizer: "Tokenizer"
-) -> "tuple[np.ndarray, int, int]":
+def _validation_text(console: Console, opened: OpenModel) -> "np.ndarray":
     from tinylm.text.prepare import reopen_tokens
 
-    if config.data is None:
-        raise UsageError(f"{path} has no validation text of its own; name a text to evaluate on.")
-    console.note(f"On the validation text of {path}.")
-    tokens = reopen_tokens(path, config.data, tokenizer).val
-    text = tokenizer.decode(tokens)
-    return tokens, len(text), len(text.encode())
+    if opened.config.data is None:
+        raise UsageError(f"{opened.path} has no validation text of its own; name a text to evaluate on.")
+    console.note(f"On the validation text of {opened.path}.")
+    return reopen_tokens(opened.path, opened.config.data, opened.tokenizer).val
 
 
-def _baselines(
-    console: Console, path: Path, config: "RunConfig", tokenizer: "Tokenizer", tokens: "np.ndarray"
-) -> dict[str, float]:
+def _baselines(console: Console, opened: OpenModel, tokens: "np.ndarray") -> dict[str, float]:
     """Bits a byte of the text under compressors and a character model fitted on the run's training text."""
     from tinylm.baselines import compression_bits_per_byte, ngram_bits_per_byte
     from tinylm.text.prepare import reopen_tokens
 
-    text = tokenizer.decode(tokens[:BASELINE_CHARACTERS])
-    if len(text) > BASELINE_CHARACTERS or len(tokens) > BASELINE_CHARACTERS:
-        text = text[:BASELINE_CHARACTERS]
-        console.note(f"The baselines see the first {BASELINE_CHARACTERS:,} characters.")
+    def beginning(ids: "np.ndarray") -> str:
+        """A token is a byte or more, but for those that stand for no text."""
+        written = opened.tokenizer.decode(ids[:BASELINE_BYTES]).encode()[:BASELINE_BYTES]
+        return written.decode("utf-8", "ignore")
+
+    text = beginning(tokens)
+    if opened.tokenizer.measure(tokens)[1] > BASELINE_BYTES:
+        console.note(f"The baselines see the first {BASELINE_BYTES // 10**6} MB.")
     scores = compression_bits_per_byte(text)
-    if config.data is None:
-        console.warn(f"{path} has no training text of its own, so the character model is left out.")
+    if opened.config.data is None:
+        console.warn(f"{opened.path} has no training text of its own, so the character model is left out.")
         return scores
     try:
-        training = reopen_tokens(path, config.data, tokenizer).train
+        training = reopen_tokens(opened.path, opened.config.data, opened.tokenizer).train
     except TinyLMError as error:
         console.warn(f"The character model is left out: {error}")
         return scores
-    training_text = tokenizer.decode(training[:BASELINE_CHARACTERS])[:BASELINE_CHARACTERS]
-    return {**scores, "order-5 characters": ngram_bits_per_byte(training_text, text)}
+    return {**scores, "order-5 characters": ngram_bits_per_byte(beginning(training), text)}
 
 
 def _print(console: Console, result: dict[str, Any]) -> None:

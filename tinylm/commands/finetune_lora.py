@@ -1,6 +1,5 @@
 """tinylm finetune-lora: bend a model to a second text, and leave the model as it is."""
 
-import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -8,32 +7,15 @@ from typing import Annotated
 import typer
 
 from tinylm.commands.model import ModelPath, newest_run
-from tinylm.commands.options import (
-    WHERE,
-    BudgetOptions,
-    CompileOptions,
-    MachineOptions,
-    OptimizerOptions,
-    OutputOptions,
-    RhythmOptions,
-    SeedOptions,
-    TextOptions,
-    ValidationOptions,
-    given,
-    option,
-    refuse_with,
-    with_groups,
-)
+from tinylm.commands.options import WHERE, LearningOptions, option, refuse_with, with_groups
 from tinylm.commands.reading import encode_text, read_text
+from tinylm.commands.resume import resume_run
 from tinylm.commands.session import (
     chosen_budget,
-    given_patience,
     new_run_at,
     new_run_config,
     process_start,
-    resume_run,
     run_session,
-    sampled_text,
     show_plan,
 )
 from tinylm.config import AdapterConfig, TokenizerConfig
@@ -69,6 +51,7 @@ class LoRAOptions:
 
 @with_groups
 def finetune_lora(
+    invocation: typer.Context,
     corpus: Annotated[
         list[str] | None,
         typer.Argument(help="Text files, folders, JSONL, or - for standard input.", show_default=False),
@@ -80,23 +63,14 @@ def finetune_lora(
     *,
     run: AdapterRunOptions,
     lora: LoRAOptions,
-    budget: BudgetOptions,
-    text: TextOptions,
-    validation: ValidationOptions,
-    seed: SeedOptions,
-    optimizer: OptimizerOptions,
-    rhythm: RhythmOptions,
-    machine: MachineOptions,
-    compiling: CompileOptions,
-    output: OutputOptions,
+    learning: LearningOptions,
 ) -> None:
     """Train a low-rank adapter on a second text. The base model is read, and never written to."""
-    console = output.console()
     if resume is not None:
         if corpus:
             raise UsageError("--resume goes on with the adapter's own corpus; leave the text out, or begin a new one.")
-        refuse_with("--resume", run, lora, text, validation, seed, optimizer, machine, compiling)
-        resume_run(console, resume, budget, rhythm, f"{COMMAND} --resume", model)
+        refuse_with(invocation, "--resume", run, lora, *learning.fixed_by_resuming)
+        resume_run(resume, learning, COMMAND, model)
         return
     if not corpus:
         raise UsageError(f"Name a text to learn from, as in {COMMAND} other.txt; - is standard input.")
@@ -106,10 +80,12 @@ def finetune_lora(
     from tinylm.checkpoint import RunFolder, load_model
     from tinylm.plan import plan_training, probe_machine
     from tinylm.text.prepare import require_known
-    from tinylm.training.session import train_session
 
+    console = learning.output.console()
     targets = module_names(lora.target or ["attention"])
-    wanted_budget = chosen_budget(budget)
+    budget = chosen_budget(learning.budget)
+    machine = probe_machine(learning.machine.device, learning.machine.dtype)
+    console.note(f"On {machine.reasons}.")
     base_path = model or newest_run(console)
     if not base_path.name:  # the folder one stands in
         base_path = base_path.absolute()
@@ -117,20 +93,28 @@ def finetune_lora(
     if path.resolve() == base_path.resolve():
         raise UsageError(f"{path} is the base model, which is never written to; choose another folder with --out.")
     with new_run_at(path, run.force) as preparation:
-        chosen_machine = probe_machine(machine.device, machine.dtype)
         network, base, tokenizer, weights = load_model(base_path)
-        reading = read_text(console, corpus, text, validation, preparation)
-        require_known(tokenizer, reading, f"The model {base_path}")
+        adapter = AdapterConfig(
+            base=str(base_path.resolve()),
+            base_digest=weights.digest,
+            rank=lora.rank,
+            alpha=2.0 * lora.rank if lora.alpha is None else lora.alpha,
+            dropout=lora.dropout,
+            targets=targets,
+        )
+        add_lora(network, adapter, learning.seed.seed or 0)
+        reading = read_text(console, corpus, learning.text, learning.validation, preparation)
+        require_known(tokenizer, reading.alphabet, f"The model {base_path}")
         tokens, data = encode_text(console, reading, tokenizer, preparation)
         plan = plan_training(
-            chosen_machine,
+            machine,
             data,
             tokenizer.vocab_size,
             recipe="lora",
             model={},
-            training={**given(optimizer), **given(rhythm), **given(seed), **given_patience(budget)},
-            budget=wanted_budget,
-            compile=compiling.compile,
+            training=learning.training(),
+            budget=budget,
+            compile=learning.compiling.compile,
             base=base.model,
         )
         config = new_run_config(
@@ -139,24 +123,11 @@ def finetune_lora(
             data=data,
             training=plan.training,
             runtime=plan.runtime,
-            adapter=AdapterConfig(
-                base=str(base_path.resolve()),
-                base_digest=weights.digest,
-                rank=lora.rank,
-                alpha=2.0 * lora.rank if lora.alpha is None else lora.alpha,
-                dropout=lora.dropout,
-                targets=targets,
-            ),
+            adapter=adapter,
         )
-        assert config.adapter is not None
-        add_lora(network, config.adapter, plan.training.seed)
         trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
-        show_plan(console, plan, config, chosen_machine.reasons)
-        console.note(f"{'adapter:':<10} {trained:,} of these parameters are trained, in {', '.join(targets)}")
+        show_plan(console, plan, config, trained, as_result=run.dry_run)
         if run.dry_run:
             return
-        folder = RunFolder.create(path, config, tokenizer, peft_config(config.adapter))
-        session = functools.partial(train_session, folder, config, network, tokens, started=started)
-        run_session(
-            console, path, trained, session, f"{COMMAND} --resume", lambda: sampled_text(network, tokenizer, config)
-        )
+        folder = RunFolder.create(path, config, tokenizer, peft_config(adapter))
+        run_session(console, folder, config, network, tokens, tokenizer, command=COMMAND, started=started)

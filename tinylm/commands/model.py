@@ -1,9 +1,10 @@
 """Opening the model that a command works with; shared by the commands that use a trained one."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tinylm.commands.options import option
+from tinylm.commands.options import MachineOptions, option
 from tinylm.console import Console
 from tinylm.errors import UsageError
 
@@ -22,7 +23,7 @@ AdapterPath = Annotated[Path | None, option("An adapter to put on the model.", N
 
 def newest_run(console: Console) -> Path:
     """The model most recently trained under checkpoints/, said on stderr. Raises UsageError when there is none."""
-    from tinylm.checkpoint import MODEL_FILE
+    from tinylm.place import MODEL_FILE
 
     weights = sorted(CHECKPOINTS.glob(f"[!.]*/{MODEL_FILE}"), key=lambda file: file.stat().st_mtime)
     if not weights:
@@ -35,16 +36,33 @@ def newest_run(console: Console) -> Path:
     return path
 
 
-def open_model(
-    console: Console, model: Path | None, adapter: Path | None, device: str
-) -> tuple["Decoder", "RunConfig", "Tokenizer", Path]:
-    """The model on its device, its configuration, its tokenizer and its folder; with an adapter, that base's."""
-    from tinylm.adapters.load import load_adapted, read_adapter_config
+def choose_where(console: Console, machine: MachineOptions) -> tuple[str, str]:
+    """The device and the number format to answer in; the first thing that a command says."""
+    from tinylm.device import choose_device, choose_inference_dtype, describe_device
+
+    device = choose_device(machine.device)
+    dtype = choose_inference_dtype(machine.dtype, device.value)
+    console.note(f"On {describe_device(device.value)}: {device.reason}; {dtype.value}: {dtype.reason}.")
+    return device.value, dtype.value
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """`path` is the folder of what was trained last, model or adapter, and `config.data` the text of that training."""
+
+    network: "Decoder"
+    config: "RunConfig"
+    tokenizer: "Tokenizer"
+    path: Path
+
+
+def open_model(console: Console, model: Path | None, adapter: Path | None, device: str) -> OpenModel:
+    """A model on its device, with the adapter on it if there is one."""
+    from tinylm.adapters.load import load_adapted
     from tinylm.checkpoint import load_model
 
     if adapter is not None:
-        network, config, tokenizer = load_adapted(adapter, model, device)
-        return network, config, tokenizer, model or Path(read_adapter_config(adapter)[1].base)
+        return OpenModel(*load_adapted(adapter, model, device), adapter)
     path = model or newest_run(console)
     network, config, tokenizer, _ = load_model(path, device)
-    return network, config, tokenizer, path
+    return OpenModel(network, config, tokenizer, path)

@@ -22,31 +22,49 @@ Command = Callable[..., None]
 
 
 def with_groups(command: Command) -> Command:
-    """Give a command one option for each field of the option groups among its parameters."""
+    """Give a command an option for each field of the option groups among its parameters, and of the groups in those."""
     hints = typing.get_type_hints(command, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
-            fields = typing.get_type_hints(groups[name], include_extras=True)
-            parameters += [
-                inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=fields[f.name])
-                for f in dataclasses.fields(groups[name])
-            ]
+            parameters += _options_of(groups[name])
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]))
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
         for name, kind in groups.items():
-            values[name] = typing.cast(Any, kind)(
-                **{field.name: values.pop(field.name) for field in dataclasses.fields(kind)}
-            )
+            values[name] = _take(kind, values)
         command(**values)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _options_of(group: Any) -> list[inspect.Parameter]:
+    hints = typing.get_type_hints(group, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    for field in dataclasses.fields(group):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            parameters += _options_of(hint)
+        else:
+            keyword = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(field.name, keyword, default=field.default, annotation=hint))
+    return parameters
+
+
+def _take(group: Any, values: dict[str, Any]) -> Any:
+    """A group made of its own options, which are taken out of the values."""
+    hints = typing.get_type_hints(group)
+    return group(
+        **{
+            name: _take(hints[name], values) if dataclasses.is_dataclass(hints[name]) else values.pop(name)
+            for name in (field.name for field in dataclasses.fields(group))
+        }
+    )
 
 
 def given(group: Any) -> dict[str, Any]:
@@ -58,11 +76,21 @@ def given(group: Any) -> dict[str, Any]:
     }
 
 
-def refuse_with(reason: str, *groups: Any) -> None:
-    """Raises UsageError when any option of the groups was given beside an option that fixes them."""
-    names = [flag(name) for group in groups for name in given(group)]
+def refuse_with(invocation: typer.Context, reason: str, *groups: Any) -> None:
+    """Raises UsageError when an option of the groups was typed beside an option that fixes them.
+
+    What the environment or a file says of every run is not said of this one.
+    """
+    names = [
+        flag(field.name) for group in groups for field in dataclasses.fields(group) if _typed(invocation, field.name)
+    ]
     if names:
         raise UsageError(f"{reason} fixes {', '.join(names)}; leave that out, or leave out {reason}.")
+
+
+def _typed(invocation: typer.Context, name: str) -> bool:
+    source = invocation.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def parse_duration(text: str) -> float:
@@ -267,3 +295,32 @@ class ModelOptions:
 @dataclass(frozen=True)
 class SeedOptions:
     seed: Annotated[int | None, option("Seed of everything random (default: 0).", MACHINE, "N")] = None
+
+
+@dataclass(frozen=True)
+class LearningOptions:
+    """What every command that trains takes."""
+
+    budget: BudgetOptions
+    text: TextOptions
+    validation: ValidationOptions
+    seed: SeedOptions
+    optimizer: OptimizerOptions
+    rhythm: RhythmOptions
+    machine: MachineOptions
+    compiling: CompileOptions
+    output: OutputOptions
+
+    @property
+    def fixed_by_resuming(self) -> tuple[Any, ...]:
+        """All but budget and rhythm."""
+        return self.text, self.validation, self.seed, self.optimizer, self.machine, self.compiling
+
+    def changeable(self) -> dict[str, Any]:
+        """What the user chose of a TrainingConfig that a resumed run may change, without the budget."""
+        patience = {} if self.budget.patience is None else {"patience": self.budget.patience}
+        return {**given(self.rhythm), **patience}
+
+    def training(self) -> dict[str, Any]:
+        """The fields of a TrainingConfig that the user chose, without the budget."""
+        return {**given(self.optimizer), **given(self.seed), **self.changeable()}

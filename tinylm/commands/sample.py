@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tinylm.commands.model import AdapterPath, ModelPath, open_model
+from tinylm.commands.model import AdapterPath, ModelPath, choose_where, open_model
 from tinylm.commands.options import MachineOptions, OutputOptions, SeedOptions, option, with_groups
 from tinylm.console import Console
 from tinylm.errors import UsageError
@@ -93,17 +93,17 @@ def sample(
         raise UsageError(f"--quantize is {quantize!r}; it must be one of: none, int8.")
     text = _read_prompt(prompt)
 
-    from tinylm.device import DTYPES, choose_device, choose_inference_dtype, describe_device
+    from tinylm.device import DTYPES
     from tinylm.inference.generator import generate
     from tinylm.inference.quantize import quantize_int8
     from tinylm.inference.sampler import Sampler, Sampling
     from tinylm.inference.text import TextStream, start_tokens
 
     sampling = Sampling(**vars(choice))
-    device = choose_device(machine.device)
-    dtype = choose_inference_dtype(machine.dtype, device.value)
-    network, config, tokenizer, _ = open_model(console, model, adapter, device.value)
-    network.to(DTYPES[dtype.value])
+    device, dtype = choose_where(console, machine)
+    opened = open_model(console, model, adapter, device)
+    network, config, tokenizer = opened.network, opened.config, opened.tokenizer
+    network.to(DTYPES[dtype])
     if quantize == "int8":
         quantize_int8(network)
     text = _known_part(console, text, tokenizer, prompt.unknown)
@@ -114,7 +114,7 @@ def sample(
             raise UsageError(f"{message}; shorten it, or leave out --strict to keep its tail.")
         console.warn(f"{message}: it goes on from the tail.")
     chosen_seed = secrets.randbits(32) if seed.seed is None else seed.seed
-    console.note(f"On {describe_device(device.value)} ({device.reason}) in {dtype.value}, seed {chosen_seed}.")
+    console.note(f"Seed {chosen_seed}.")
 
     begun = time.monotonic()
     start = start_tokens(tokenizer, config.data, ids)
@@ -146,7 +146,7 @@ def sample(
         console.result(BETWEEN_SAMPLES.join((text if length.echo else "") + written for written in texts))
     seconds = time.monotonic() - begun
     written_tokens = sum(stream.tokens for stream in streams)
-    console.note(f"{written_tokens} tokens in {seconds:.2f} s, {written_tokens / seconds:.0f} a second.")
+    console.note(f"{written_tokens} tokens in {seconds:.2f} s, {written_tokens / max(seconds, 1e-9):.0f} a second.")
 
 
 def _print_records(console: Console, prompt: str, texts: list[str], streams: "list[TextStream]", seed: int) -> None:

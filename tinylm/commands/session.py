@@ -1,7 +1,6 @@
 """A training session as the user sees it: the plan, progress, signals, and how it ended; shared by what trains."""
 
 import contextlib
-import dataclasses
 import datetime
 import functools
 import shlex
@@ -12,15 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinylm import __version__
-from tinylm.commands.options import BudgetOptions, RhythmOptions, given
-from tinylm.config import Budget, RunConfig, TrainingConfig
+from tinylm.commands.options import BudgetOptions, given
+from tinylm.config import Budget, RunConfig
 from tinylm.console import Console, duration
-from tinylm.errors import InterruptedRunError, UsageError
+from tinylm.errors import InterruptedRunError
 
 if TYPE_CHECKING:
+    from tinylm.checkpoint import LastSave, RunFolder
     from tinylm.model.decoder import Decoder
     from tinylm.plan import Plan
-    from tinylm.training.trainer import Outcome
+    from tinylm.text.dataset import TokenFolder
+    from tinylm.text.tokenizer import Tokenizer
 
 SAMPLE_SECONDS = 20.0  # at least, between two samples shown during training
 OVERFIT = 0.01  # nats above the best validation loss that are worth a word
@@ -48,71 +49,104 @@ def chosen_budget(options: BudgetOptions) -> Budget | None:
     return Budget(**values) if values else None
 
 
-def given_patience(options: BudgetOptions) -> dict[str, int]:
-    return {} if options.patience is None else {"patience": options.patience}
-
-
 @contextlib.contextmanager
 def new_run_at(path: Path, force: bool) -> Iterator[Path]:
     """The hidden folder in which a run is prepared. A run that ends before its first save leaves no trace.
 
-    Raises UsageError when there is something at the path that must not be overwritten.
+    Raises UsageError when there is something at the path that must not be overwritten, or being written.
     """
-    from tinylm.checkpoint import check_free, preparation_folder
+    from tinylm.place import check_free, only_user, preparation_folder
 
-    check_free(path, force)
     missing = [folder for folder in path.absolute().parents if not folder.exists()]
     try:
-        yield preparation_folder(path)
+        with only_user(path):
+            check_free(path, force)
+            try:
+                yield preparation_folder(path)
+            finally:
+                shutil.rmtree(preparation_folder(path), ignore_errors=True)
     finally:
-        shutil.rmtree(preparation_folder(path), ignore_errors=True)
         for folder in missing:
             with contextlib.suppress(OSError):  # which a folder that holds something raises
                 folder.rmdir()
 
 
-def show_plan(console: Console, plan: "Plan", config: RunConfig, reasons: str) -> None:
+def show_plan(console: Console, plan: "Plan", config: RunConfig, trained: int, *, as_result: bool) -> None:
+    """The plan on stderr, before a run; as the result of a command, on stdout. `trained` parameters change."""
+    for notice in plan.notices:
+        console.warn(notice)
+    if as_result and console.as_json:
+        console.record(_plan_record(plan, config, trained))
+        return
+    for name, text in _plan_lines(plan, config, trained).items():
+        say = console.result if as_result else console.note
+        say(f"{name + ':':<10} {text}")
+
+
+def _plan_lines(plan: "Plan", config: RunConfig, trained: int) -> dict[str, str]:
     model, training, data = plan.model, plan.training, config.data
     assert data is not None
     passes = plan.steps * training.batch_size * model.context / data.train_tokens
     micro = f", {training.micro_batch} at a time" if training.micro_batch < training.batch_size else ""
     about = "about " if training.budget.time is not None else ""
     lines = {
-        "device": reasons + ("; compiled" if plan.runtime.compile else ""),
         "tokenizer": f"{config.tokenizer.kind}, {model.vocab_size:,} ids",
         "text": f"{data.train_tokens:,} tokens to train on, {data.val_tokens:,} to validate with",
         "model": f"{plan.parameters:,} parameters: {model.layers} layers, {model.heads} heads, width {model.width}, "
-        f"context {model.context}",
+        f"context {model.context}" + (", compiled" if plan.runtime.compile else ""),
         "batch": f"{training.batch_size} sequences a step{micro}",
         "length": f"{about}{plan.steps:,} steps, {passes:.1f} passes over the text",
         "time": f"about {duration(plan.seconds)}",
         "memory": f"about {plan.memory / 2**20:,.0f} MB",
     }
-    for name, text in lines.items():
-        console.note(f"{name + ':':<10} {text}")
-    for notice in plan.notices:
-        console.warn(notice)
+    if config.adapter is not None:
+        lines["adapter"] = f"rank {config.adapter.rank} on {', '.join(config.adapter.targets)}: {trained:,} parameters"
+    return lines
+
+
+def _plan_record(plan: "Plan", config: RunConfig, trained: int) -> dict[str, Any]:
+    values = config.to_json()
+    parts = {name: values[name] for name in ("model", "tokenizer", "data", "training", "runtime", "adapter")}
+    cost = {"steps": plan.steps, "seconds": round(plan.seconds, 1), "memory": plan.memory}
+    return {"parameters": trained, **cost, **parts}
 
 
 def run_session(
     console: Console,
-    path: Path,
-    parameters: int,
-    session: Callable[..., "Outcome"],
+    run: "RunFolder",
+    config: RunConfig,
+    model: "Decoder",
+    tokens: "TokenFolder",
+    tokenizer: "Tokenizer",
+    *,
     command: str,
-    sample: Callable[[], str],
+    started: float,
+    resume_from: "LastSave | None" = None,
 ) -> None:
     """Train with progress and signals; print the run's path, or with --json what became of it.
 
-    `command` is the one that resumes, without the path. Raises InterruptedRunError when a signal stopped it.
+    `command` is the tinylm command that resumes such a run. Raises InterruptedRunError when a signal stopped it.
     """
+    from tinylm.training.session import train_session
     from tinylm.training.signals import stop_on_signals
 
+    sample = functools.partial(sampled_text, model, tokenizer, config)
     with stop_on_signals() as stop, console.progress() as show:
-        outcome = session(report=_Reporter(console, show, sample), check_stop=stop.check)
+        outcome = train_session(
+            run,
+            config,
+            model,
+            tokens,
+            resume_from=resume_from,
+            report=_Reporter(console, show, sample),
+            check_stop=stop.check,
+            started=started,
+        )
     state = outcome.state
     if outcome.stopped_by == "signal":
-        message = f"Stopped at step {state.step}, and all of it is saved. Go on with: {command} {quoted(path)}"
+        message = (
+            f"Stopped at step {state.step}, and all of it is saved. Go on with: {command} --resume {quoted(run.path)}"
+        )
         if state.evaluated < 0:
             message = "Stopped before the first save; nothing was written."
         raise InterruptedRunError(message, stop.signal_number)
@@ -127,18 +161,18 @@ def run_session(
     if console.as_json:
         console.record(
             {
-                "run": str(path),
+                "run": str(run.path),
                 "step": state.step,
                 "val_loss": state.val_loss,
                 "best_step": state.best_step,
                 "best_val_loss": state.best_loss,
-                "parameters": parameters,
+                "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
                 "seconds": round(state.seconds, 3),
                 "stopped_by": outcome.stopped_by,
             }
         )
     else:
-        console.result(str(path))
+        console.result(str(run.path))
 
 
 class _Reporter:
@@ -183,7 +217,7 @@ def quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def sampled_text(model: "Decoder", tokenizer: Any, config: RunConfig, tokens: int = 120) -> str:
+def sampled_text(model: "Decoder", tokenizer: "Tokenizer", config: RunConfig, tokens: int = 120) -> str:
     """A short sample to look at while training; it does not touch the trainer's random numbers."""
     import torch
 
@@ -198,53 +232,4 @@ def sampled_text(model: "Decoder", tokenizer: Any, config: RunConfig, tokens: in
     with torch.compiler.set_stance("force_eager"):
         ids = [row[0] for row in generate(model, [start_tokens(tokenizer, config.data, [])], sampler, tokens)]
     model.train(was_training)
-    return str(tokenizer.decode(ids))
-
-
-def resume_run(
-    console: Console,
-    path: Path,
-    budget: BudgetOptions,
-    rhythm: RhythmOptions,
-    command: str,
-    base: Path | None = None,
-) -> None:
-    """Go on with a run from its last save, with what was decided when it began; budget and rhythm may change.
-
-    `base` is where an adapter's base is now, if it was moved.
-    """
-    from tinylm.adapters.load import load_base
-    from tinylm.adapters.lora import add_lora, load_adapter_tensors
-    from tinylm.checkpoint import RunFolder, read_config, read_tokenizer, restore_model
-    from tinylm.device import choose_device
-    from tinylm.text.prepare import reopen_tokens
-    from tinylm.training.session import train_session
-
-    started = process_start()
-    config = read_config(path)
-    if config.training is None or config.runtime is None or config.data is None:
-        raise UsageError(
-            f"{path} was not trained but merged; begin a run from it with tinylm train --init-from {path}."
-        )
-    choose_device(config.runtime.device)
-    run = RunFolder(path)
-    save = run.load_last(config)
-    tokenizer = read_tokenizer(path, config)
-    with console.counting("reading", config.data.characters, "characters") as advance:
-        tokens = reopen_tokens(path, config.data, tokenizer, advance)
-    changes = {**given(rhythm), **given_patience(budget)}
-    if (new_budget := chosen_budget(budget)) is not None:
-        changes["budget"] = new_budget
-    training: TrainingConfig = dataclasses.replace(config.training, **changes)
-    runtime = config.runtime
-    config = dataclasses.replace(config, training=training)
-    if config.adapter is None:
-        model = restore_model(config, save.weights)
-    else:
-        model, _, _ = load_base(path, config.adapter, base, "cpu")
-        add_lora(model, config.adapter)
-        load_adapter_tensors(model, save.weights)
-    console.note(f"Going on with {path} at step {save.state['step']}, on {runtime.device} in {runtime.dtype}.")
-    session = functools.partial(train_session, run, config, model, tokens, resume_from=save, started=started)
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    run_session(console, path, trained, session, command, lambda: sampled_text(model, tokenizer, config))
+    return tokenizer.decode(ids)

@@ -1,6 +1,5 @@
 """tinylm train: a text into a model."""
 
-import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,31 +10,21 @@ from tinylm.commands.model import CHECKPOINTS
 from tinylm.commands.options import (
     DATA,
     WHERE,
-    BudgetOptions,
-    CompileOptions,
-    MachineOptions,
+    LearningOptions,
     ModelOptions,
-    OptimizerOptions,
-    OutputOptions,
-    RhythmOptions,
-    SeedOptions,
-    TextOptions,
-    ValidationOptions,
     given,
     option,
     refuse_with,
     with_groups,
 )
 from tinylm.commands.reading import encode_text, read_text
+from tinylm.commands.resume import resume_run
 from tinylm.commands.session import (
     chosen_budget,
-    given_patience,
     new_run_at,
     new_run_config,
     process_start,
-    resume_run,
     run_session,
-    sampled_text,
     show_plan,
 )
 from tinylm.config import TokenizerConfig
@@ -66,6 +55,7 @@ class TokenizerOptions:
 
 @with_groups
 def train(
+    invocation: typer.Context,
     corpus: Annotated[
         list[str] | None,
         typer.Argument(help="Text files, folders, JSONL, or - for standard input.", show_default=False),
@@ -76,61 +66,53 @@ def train(
     ] = None,
     *,
     run: RunOptions,
-    budget: BudgetOptions,
-    text: TextOptions,
-    validation: ValidationOptions,
     tokenizer: TokenizerOptions,
-    seed: SeedOptions,
     model: ModelOptions,
-    optimizer: OptimizerOptions,
-    rhythm: RhythmOptions,
-    machine: MachineOptions,
-    compiling: CompileOptions,
-    output: OutputOptions,
+    learning: LearningOptions,
 ) -> None:
     """Train a language model on a text.
 
     With no options it chooses tokenizer, model, batch and length from the text and the machine, and trains until the
     validation loss stops improving or ten minutes are up.
     """
-    console = output.console()
     if resume is not None:
         if corpus:
             raise UsageError("--resume goes on with the run's own corpus; leave the text out, or begin a new run.")
-        refuse_with("--resume", run, text, validation, tokenizer, seed, model, optimizer, machine, compiling)
-        resume_run(console, resume, budget, rhythm, f"{COMMAND} --resume")
+        refuse_with(invocation, "--resume", run, tokenizer, model, *learning.fixed_by_resuming)
+        resume_run(resume, learning, COMMAND)
         return
     if not corpus:
         raise UsageError("Name a text to train on, as in tinylm train corpus.txt; - is standard input.")
     if run.init_from is not None:
-        refuse_with("--init-from", tokenizer, model)
+        refuse_with(invocation, "--init-from", tokenizer, model)
 
     started = process_start()
     from tinylm.checkpoint import RunFolder, load_model
     from tinylm.model.build import build_model
     from tinylm.plan import plan_training, probe_machine
     from tinylm.text.prepare import choose_tokenizer, require_known
-    from tinylm.training.session import train_session
 
-    wanted_budget = chosen_budget(budget)
+    console = learning.output.console()
+    budget = chosen_budget(learning.budget)
     path = run.out or CHECKPOINTS / run_name(corpus[0])
     with new_run_at(path, run.force) as preparation:
-        chosen_machine = probe_machine(machine.device, machine.dtype)
-        reading = read_text(console, corpus, text, validation, preparation)
+        machine = probe_machine(learning.machine.device, learning.machine.dtype)
+        console.note(f"On {machine.reasons}.")
+        reading = read_text(console, corpus, learning.text, learning.validation, preparation)
         if run.init_from is not None:
             start, base, tokens_of, _ = load_model(run.init_from)
-            require_known(tokens_of, reading, f"The tokenizer of {run.init_from}")
+            require_known(tokens_of, reading.alphabet, f"The tokenizer of {run.init_from}")
         else:
             base, tokens_of = None, choose_tokenizer(reading, tokenizer.tokenizer or "auto", tokenizer.vocab_size)
         tokens, data = encode_text(console, reading, tokens_of, preparation)
         plan = plan_training(
-            chosen_machine,
+            machine,
             data,
             tokens_of.vocab_size,
-            model=given(model),
-            training={**given(optimizer), **given(rhythm), **given(seed), **given_patience(budget)},
-            budget=wanted_budget,
-            compile=compiling.compile,
+            model={} if base else given(model),
+            training=learning.training(),
+            budget=budget,
+            compile=learning.compiling.compile,
             base=base.model if base else None,
         )
         config = new_run_config(
@@ -140,20 +122,12 @@ def train(
             training=plan.training,
             runtime=plan.runtime,
         )
-        show_plan(console, plan, config, chosen_machine.reasons)
+        show_plan(console, plan, config, plan.parameters, as_result=run.dry_run)
         if run.dry_run:
             return
         folder = RunFolder.create(path, config, tokens_of)
         network = start.train() if base else build_model(plan.model, plan.training.seed)
-        session = functools.partial(train_session, folder, config, network, tokens, started=started)
-        run_session(
-            console,
-            path,
-            plan.parameters,
-            session,
-            f"{COMMAND} --resume",
-            lambda: sampled_text(network, tokens_of, config),
-        )
+        run_session(console, folder, config, network, tokens, tokens_of, command=COMMAND, started=started)
 
 
 def run_name(corpus: str) -> str:

@@ -19,7 +19,7 @@ class Int8Linear(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        weight = linear.weight.detach()
+        weight = linear.weight.detach().float()  # a scale in bf16 would be coarser than the weights
         scale = (weight.abs().amax(dim=1) / 127).clamp(min=1e-12)
         self.padding = -linear.in_features % KERNEL_INPUTS
         self.register_buffer("weight", F.pad((weight / scale.unsqueeze(1)).round().to(torch.int8), (0, self.padding)))
@@ -37,7 +37,7 @@ class Int8Linear(nn.Module):
             product = torch.ops.aten._weight_int8pack_mm(rows, self.weight, self.ones)  # (N, out)
             y = (product * self.scale).to(x.dtype).view(*x.shape[:-1], -1)  # (..., out)
         else:
-            y = F.linear(x, self.weight.to(x.dtype)) * self.scale
+            y = (F.linear(x, self.weight.to(x.dtype)) * self.scale).to(x.dtype)
         return y if self.bias is None else y + self.bias
 
 

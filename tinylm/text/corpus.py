@@ -6,6 +6,7 @@ one document, a line of JSONL is one. Documents without text are left out.
 
 import codecs
 import hashlib
+import itertools
 import json
 import shutil
 import sys
@@ -167,23 +168,25 @@ def _decode(
 
 
 def _invalid_bytes(file: Path, offset: int, encoding: str) -> UsageError:
-    name = file.name if file.name == SPOOL_FILE else file
     return UsageError(
-        f"{name} is not valid {encoding} at byte {offset}; mend that byte, or name the file's encoding with --encoding."
+        f"{_shown(file)} is not valid {encoding} at byte {offset}; mend that byte, or name the file's encoding with "
+        "--encoding."
     )
 
 
+def _shown(file: Path) -> str:
+    return file.name if file.name == SPOOL_FILE else str(file)
+
+
 def _read_jsonl(file: Path, text_key: str, encoding: str) -> Iterator[str]:
-    offset = 0
-    with file.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):
-            try:
-                text = line.decode(encoding).removeprefix("\ufeff" if number == 1 else "")
-            except UnicodeDecodeError as error:
-                raise _invalid_bytes(file, offset + error.start, encoding) from None
-            offset += len(line)
-            if text.strip():
-                yield _text_of_line(text, f"{file}, line {number}", text_key)
+    """The text of each line. A line ends at a line feed, in whatever encoding, and nowhere else."""
+    number, held = 0, ""
+    for piece in itertools.chain(_read_text(file, encoding), ["\n"]):
+        *lines, held = (held + piece).split("\n")
+        for line in lines:
+            number += 1
+            if line.strip():
+                yield _text_of_line(line, f"{_shown(file)}, line {number}", text_key)
 
 
 def _text_of_line(line: str, place: str, text_key: str) -> str:
@@ -192,10 +195,15 @@ def _text_of_line(line: str, place: str, text_key: str) -> str:
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, and nesting as deep
         reason = error.msg if isinstance(error, json.JSONDecodeError) else error
         raise UsageError(f"{place}: not JSON ({reason}); each line must be one JSON object.") from None
-    if not isinstance(record, dict) or not isinstance(record.get(text_key), str):
+    if not isinstance(record, dict) or text_key not in record:
         keys = ", ".join(record) if isinstance(record, dict) else type(record).__name__
         raise UsageError(f"{place}: no text under {text_key!r} (found: {keys}); name the field with --text-key.")
-    text: str = record[text_key]
+    text = record[text_key]
+    if not isinstance(text, str):
+        raise UsageError(
+            f"{place}: under {text_key!r} is {json.dumps(text)[:40]}, which is not a text; mend it, or name another "
+            "field with --text-key."
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:

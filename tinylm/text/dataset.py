@@ -96,7 +96,11 @@ def encode_corpus(
             for part, stream in (("train", train), ("val", val))
         }
         (unfinished / "tokens.json").write_text(json.dumps(record))
-        unfinished.replace(folder)
+        try:
+            unfinished.replace(folder)
+        except OSError:
+            if not folder.exists():  # if it does, another run has encoded the same text in the meantime
+                raise
     except OSError as error:
         raise TinyLMError(
             f"Cannot write the encoded text to {folder.parent}: {error.strerror}. Free some space there, or set "

@@ -103,16 +103,16 @@ def choose_tokenizer(reading: Reading, wanted: str, vocab_size: int | None) -> T
     if not path.is_file():
         raise UsageError(f"--tokenizer {wanted!r} is neither auto, char or bpe nor a tokenizer.json that exists.")
     tokenizer = Tokenizer.load(path)
-    require_known(tokenizer, reading, f"The tokenizer {path}")
+    require_known(tokenizer, reading.alphabet, f"The tokenizer {path}")
     return tokenizer
 
 
-def require_known(tokenizer: Tokenizer, reading: Reading, who: str) -> None:
-    """Raises UsageError, listing them, when the text has characters that the tokenizer has no id for."""
-    unknown = tokenizer.unknown(reading.alphabet)
+def require_known(tokenizer: Tokenizer, alphabet: str, who: str) -> None:
+    """Raises UsageError, listing them, when some of a text's characters have no id."""
+    unknown = tokenizer.unknown(alphabet)
     if unknown:
         raise UsageError(
-            f"{who} does not know {len(unknown)} of the corpus's characters: {describe_characters(unknown)}. "
+            f"{who} does not know {len(unknown)} of the text's characters: {describe_characters(unknown)}. "
             "Take them out of the text, or train a model on it instead."
         )
 
@@ -134,8 +134,8 @@ def encode_reading(
                 "another --val-fraction."
             )
     data = DataConfig(
-        corpus=reading.corpus.paths,
-        val_corpus=reading.val_corpus.paths if reading.val_corpus else (),
+        corpus=_absolute(reading.corpus),
+        val_corpus=_absolute(reading.val_corpus) if reading.val_corpus else (),
         text_key=reading.corpus.text_key,
         encoding=reading.corpus.encoding,
         train_characters=reading.train_characters,
@@ -148,6 +148,11 @@ def encode_reading(
         val_tokens=len(tokens.val),
     )
     return tokens, data
+
+
+def _absolute(corpus: Corpus) -> tuple[str, ...]:
+    """What the user named, so that it is found from any folder."""
+    return tuple(path if path == STANDARD_INPUT else str(Path(path).absolute()) for path in corpus.paths)
 
 
 def reopen_tokens(

@@ -4,10 +4,11 @@ Corpora encode through faster paths than the library's own (a numpy table, tikto
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ END_OF_TEXT = "<|endoftext|>"
 
 # What tokenizers' ByteLevel splits at (Radford et al. 2019), for tiktoken; both know the same Unicode classes.
 BYTE_LEVEL_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+MEASURED_AT_ONCE = 1 << 20  # ids, which need eight bytes each while they are counted
 
 SMALLEST_BPE_VOCABULARY = 257  # every byte, and the end of text
 
@@ -40,8 +43,11 @@ class Tokenizer:
         library.no_truncation()
         library.no_padding()
         self._library = library
+        vocabulary = library.get_vocab()
+        if len(set(vocabulary.values())) < len(vocabulary):
+            raise TinyLMError(f"it gives one id to two tokens; give {END_OF_TEXT} an id of its own")
         self.end_of_text = int(library.token_to_id(END_OF_TEXT) or 0)
-        self.vocab_size = 1 + max(library.get_vocab().values())  # a foreign vocabulary may have gaps
+        self.vocab_size = 1 + max(vocabulary.values())  # a foreign vocabulary may have gaps
         self.sha256 = hashlib.sha256(self.to_str().encode()).hexdigest()
         layout = json.loads(self.to_str())
         self._table = _character_table(layout)
@@ -57,6 +63,8 @@ class Tokenizer:
             return cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
         except OSError as error:
             raise TinyLMError(f"Cannot read the tokenizer {path}: {error.strerror}.") from error
+        except TinyLMError as error:
+            raise TinyLMError(f"{path} cannot be used: {error}.") from error
         except Exception as error:  # the library raises nothing narrower
             raise TinyLMError(f"{path} is not a tokenizer of the tokenizers library ({error}).") from error
 
@@ -80,22 +88,44 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         return str(self._library.decode([int(i) for i in ids], skip_special_tokens=True))
 
-    def measure(self, token: int) -> tuple[int, int]:
-        """How many characters and bytes of text a token stands for; part of a character counts as bytes only."""
-        if token == self.end_of_text:
-            return 0, 0
+    def measure(self, ids: Sequence[int] | np.ndarray) -> tuple[int, int]:
+        """How many characters and bytes of text the ids stand for, without writing it out; a character cut by an end
+        counts where its first byte is.
+        """
+        if self.kind == "other":
+            text = self.decode(ids)
+            return len(text), len(text.encode())
+        ids = np.asarray(ids, dtype=None if len(ids) else np.int64)
+        counts = np.zeros(self.vocab_size, dtype=np.int64)
+        for start in range(0, len(ids), MEASURED_AT_ONCE):
+            counts += np.bincount(ids[start : start + MEASURED_AT_ONCE], minlength=self.vocab_size)
+        characters, size = (int(counts @ lengths) for lengths in self._lengths)
+        return characters, size
+
+    @functools.cached_property
+    def _lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """The characters and the bytes of each id: two of (V,). A character is counted where it begins."""
+        texts = [b""] * self.vocab_size
         if self._ranked is not None:
-            data = self._ranked.decode_single_token_bytes(token)
-            return len(data.decode("utf-8", "ignore")), len(data)
-        text = self.decode([token])
-        return len(text), len(text.encode())
+            for text in self._ranked.token_byte_values():
+                texts[self._ranked.encode_single_token(text)] = text
+        else:
+            texts = [self.decode([token]).encode() for token in range(self.vocab_size)]
+        characters = [sum(byte & 0xC0 != 0x80 for byte in text) for text in texts]
+        return np.array(characters), np.array([len(text) for text in texts])
 
     def unknown(self, text: str) -> str:
-        """The distinct characters of the text that have no id, in order of appearance."""
-        if self._table is None:
+        """The distinct characters of the text that have no id, in order of appearance.
+
+        A foreign tokenizer is asked for each; white space it may leave out by design.
+        """
+        characters = "".join(dict.fromkeys(text))
+        if self._ranked is not None:
             return ""
+        if self._table is None:
+            return "".join(c for c in characters if not c.isspace() and not len(self.encode(c)))
         table = self._table
-        return "".join(c for c in dict.fromkeys(text) if ord(c) >= len(table) or table[ord(c)] < 0)
+        return "".join(c for c in characters if ord(c) >= len(table) or table[ord(c)] < 0)
 
     def split_point(self, text: str) -> int:
         """How much of the front of a longer text can be encoded by itself without changing an id; 0 for none."""

@@ -1,0 +1,48 @@
+"""Going on with a run that was interrupted, or that has a longer budget now."""
+
+import dataclasses
+from pathlib import Path
+
+from tinylm.commands.options import LearningOptions
+from tinylm.commands.session import chosen_budget, process_start, run_session
+from tinylm.errors import UsageError
+
+
+def resume_run(path: Path, options: LearningOptions, command: str, base: Path | None = None) -> None:
+    """Go on with a run from its last save, with what was decided when it began; budget and rhythm may change.
+
+    `command` is the tinylm command that resumes; `base` is where an adapter's base is now, if it was moved.
+    """
+    started = process_start()
+    from tinylm.adapters.load import load_base
+    from tinylm.adapters.lora import add_lora, load_adapter_tensors
+    from tinylm.checkpoint import RunFolder, read_config, read_tokenizer, restore_model
+    from tinylm.device import choose_device, describe_device
+    from tinylm.place import only_user
+    from tinylm.text.prepare import reopen_tokens
+
+    console = options.output.console()
+    config = read_config(path)
+    if config.training is None or config.runtime is None or config.data is None:
+        raise UsageError(
+            f"{path} was not trained but merged; begin a run from it with tinylm train --init-from {path}."
+        )
+    device = choose_device(config.runtime.device).value
+    console.note(f"On {describe_device(device)} in {config.runtime.dtype}, as when {path} began.")
+    with only_user(path.absolute()):
+        run = RunFolder(path)
+        save = run.load_last(config)
+        tokenizer = read_tokenizer(path, config)
+        with console.counting("reading", config.data.characters, "characters") as advance:
+            tokens = reopen_tokens(path, config.data, tokenizer, advance)
+        budget = chosen_budget(options.budget) or config.training.budget
+        training = dataclasses.replace(config.training, budget=budget, **options.changeable())
+        config = dataclasses.replace(config, training=training)
+        if config.adapter is None:
+            model = restore_model(config, save.weights)
+        else:
+            model, _, _ = load_base(path, config.adapter, base, "cpu")
+            add_lora(model, config.adapter)
+            load_adapter_tensors(model, save.weights)
+        console.note(f"Going on with {path} at step {save.state['step']}.")
+        run_session(console, run, config, model, tokens, tokenizer, command=command, started=started, resume_from=save)

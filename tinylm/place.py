@@ -1,0 +1,111 @@
+"""The place of a run on disk: what may be written there and by whom, and what a kill left in between."""
+
+import contextlib
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+
+from tinylm.errors import TinyLMError, UsageError
+
+MODEL_FILE = "model.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"
+RUN_FILES = ("config.json", "tokenizer.json", "metrics.jsonl", MODEL_FILE, ADAPTER_FILE, "adapter_config.json")
+RUN_FOLDERS = ("last", "last.new", "last.old", "tokens")
+
+
+def preparation_folder(path: Path) -> Path:
+    return hidden(path, "new")
+
+
+def hidden(path: Path, version: str) -> Path:
+    return path.with_name(f".{path.name}.tinylm-{version}")
+
+
+def check_free(path: Path, force: bool) -> None:
+    """Raises UsageError when a run must not be written here.
+
+    `force` gives up a run that is there, but never a folder of anything else.
+    """
+    recover_run(path)
+    if path.is_symlink():
+        raise UsageError(f"{path} is a link; name the folder itself, {path.resolve()}, with --out.")
+    for version in ("new", "old"):
+        shutil.rmtree(hidden(path, version), ignore_errors=True)
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not path.is_dir():
+        raise UsageError(f"{path} is a file; choose another folder with --out.")
+    refuse_strangers(path)
+    if not force:
+        raise UsageError(
+            f"{path} already holds a run. Go on with it: {resume_command(path)}. Replace it: "
+            "add --force. Keep both: choose another folder with --out."
+        )
+
+
+def refuse_strangers(path: Path) -> None:
+    own = (*RUN_FILES, *RUN_FOLDERS, *(f"{name}.tmp" for name in RUN_FILES))
+    strangers = [entry.name for entry in path.iterdir() if entry.name not in own]
+    if strangers or not (path / "config.json").exists():
+        raise UsageError(f"{path} holds other things than a run ({', '.join(strangers[:3])}); choose another --out.")
+
+
+def remove_run(path: Path) -> None:
+    """Delete a run's own files, and the folder if nothing else is in it. It is known for a run until the end."""
+    for name in RUN_FOLDERS:
+        shutil.rmtree(path / name, ignore_errors=True)
+    for name in reversed(RUN_FILES):
+        (path / f"{name}.tmp").unlink(missing_ok=True)
+        (path / name).unlink(missing_ok=True)
+    path.rmdir()
+
+
+def resume_command(path: Path) -> str:
+    """What to type to go on with a run."""
+    command = "finetune-lora" if (path / ADAPTER_FILE).exists() else "train"
+    return f"tinylm {command} --resume {shlex.quote(str(path))}"
+
+
+@contextlib.contextmanager
+def only_user(path: Path) -> Iterator[None]:
+    """Keep other processes from writing the run at `path`.
+
+    Raises UsageError when one does already, and for a path without a name; TinyLMError when nothing can be written
+    there. The lock is the system's: it ends with the process, however that ends.
+    """
+    if path.name in ("", ".."):
+        raise UsageError(f"{path} is no name for a new folder; choose one with --out.")
+    lock = filelock.FileLock(path.with_name(f".{path.name}.tinylm-lock"), timeout=0)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except filelock.Timeout:
+        raise UsageError(f"Another tinylm is writing {path}; wait until it is done, or choose another --out.") from None
+    except OSError as error:
+        raise TinyLMError(f"Cannot save to {str(path)[:200]}: {error.strerror}; choose another --out.") from error
+    try:
+        yield
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
+
+
+def recover_run(path: Path) -> None:
+    """Finish the replacement of a run that a kill interrupted between its two renames."""
+    for version in ("new", "old"):
+        if not path.exists() and (hidden(path, version) / "last" / "manifest.json").exists():
+            hidden(path, version).rename(path)
+
+
+def recover_last(home: Path) -> Path:
+    """Finish a swap that a kill interrupted between its two renames. Returns the path of `last/`."""
+    last = home / "last"
+    if not last.exists():
+        for name in ("last.new", "last.old"):
+            if (home / name / "manifest.json").exists():
+                (home / name).rename(last)
+                break
+    return last

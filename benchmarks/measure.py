@@ -17,7 +17,8 @@ from pathlib import Path
 
 import torch
 
-from tinylm.config import ModelConfig, make_model_config
+from tinylm.config import ModelConfig
+from tinylm.presets import make_model_config
 
 Times = dict[str, list[float]]  # seconds by name, one for each round
 

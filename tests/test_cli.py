@@ -220,6 +220,15 @@ def test_flag_beats_environment_beats_file_beats_default(here: Path) -> None:
     assert "length:    about " in planned()
 
 
+def test_a_bad_value_that_was_not_typed_is_said_to_be_from_where_it_is(here: Path) -> None:
+    (here / "my.toml").write_text('steps = "some"\n')
+    misused(shell("train", "corpus.txt", env={"TINYLM_TRAIN_STEPS": "few"}), "'--steps'", "in the environment: 'few'")
+    misused(shell("train", "corpus.txt", "--config", "my.toml"), "'--steps'", "in the --config file: 'some'")
+    typed = shell("train", "corpus.txt", "--steps", "many")
+    misused(typed, "'--steps'")
+    assert "(in the" not in typed.stderr
+
+
 def test_a_command_of_two_words_has_variables_too(trained: Path) -> None:
     def adapter(**env: str) -> str:
         options = ("--model", trained, "--out", "ad", "--steps", 1, "--batch-size", 4, "--dry-run")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.variants import small
 from tinylm import config as c
+from tinylm import presets
 from tinylm.errors import TinyLMError, UsageError
 
 INFINITE, NAN = math.inf, math.nan
@@ -43,7 +44,7 @@ def dataset() -> c.DataConfig:
 
 
 def made(**choices: Any) -> c.ModelConfig:
-    return c.make_model_config(**{"vocab_size": 50, "preset": "modern", "size": "nano", **choices})
+    return presets.make_model_config(**{"vocab_size": 50, "preset": "modern", "size": "nano", **choices})
 
 
 Refusal = tuple[Callable[..., object], dict[str, Any], str, tuple[str, ...]]
@@ -196,14 +197,14 @@ def test_a_choice_wins_over_size_and_preset_and_none_is_no_choice() -> None:
 
 @given(
     width=st.integers(1, 400),
-    preset=st.sampled_from(sorted(c.PRESETS)),
-    size=st.sampled_from(sorted(c.SIZES)),
+    preset=st.sampled_from(sorted(presets.PRESETS)),
+    size=st.sampled_from(sorted(presets.SIZES)),
     kv_heads=st.none() | st.integers(1, 4),
 )
 @settings(deadline=None, max_examples=300)
 def test_heads_fit_any_width_that_can_be_fitted(width: int, preset: str, size: str, kv_heads: int | None) -> None:
     """Heads divide the width, leave pairs to rotate, suit the kv heads, and are as near to the size's own as can be."""
-    wanted = c.SIZES[size]["heads"]
+    wanted = presets.SIZES[size]["heads"]
     dividing = [heads for heads in range(1, width + 1) if width % heads == 0 and heads % (kv_heads or 1) == 0]
     paired = [heads for heads in dividing if width // heads % 2 == 0]
     if preset == "modern":

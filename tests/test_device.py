@@ -168,15 +168,17 @@ def system(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return pretend
 
 
-MEMINFO, LIMIT, USED = "/proc/meminfo", "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"
+MEMINFO = "/proc/meminfo"
+LIMIT, USED, STAT = (f"/sys/fs/cgroup/memory.{name}" for name in ("max", "current", "stat"))
 
 
 @pytest.mark.parametrize(
     ("files", "physical", "free"),
     [
-        ({MEMINFO: "MemTotal: 7 kB\nMemAvailable:    5 kB\n", LIMIT: "max\n", USED: "10\n"}, 8000, 5120),
-        ({MEMINFO: "MemAvailable: 5 kB", LIMIT: "4000\n", USED: "1000\n"}, 8000, 3000),
-        ({LIMIT: "1000", USED: "1500"}, 8000, 0),
+        ({MEMINFO: "MemTotal: 7 kB\nMemAvailable:    5 kB\n", LIMIT: "max\n", USED: "10\n", STAT: ""}, 8000, 5120),
+        ({MEMINFO: "MemAvailable: 5 kB", LIMIT: "4000\n", USED: "1000\n", STAT: "anon 1\n"}, 8000, 3000),
+        ({LIMIT: "4000\n", USED: "3900\n", STAT: "file 9\ninactive_file 1200\nactive_file 7"}, 8000, 1300),
+        ({LIMIT: "1000", USED: "1500", STAT: ""}, 8000, 0),
         ({MEMINFO: "MemTotal: 7 kB"}, 8000, 8000),
         ({MEMINFO: "MemAvailable: 9 kB"}, 8000, 8000),
         ({}, None, None),

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from tinylm.checkpoint import RunFolder, load_model, read_config, restore_model
-from tinylm.config import Budget, RunConfig, RuntimeConfig, TokenizerConfig, TrainingConfig, make_model_config
+from tinylm.config import Budget, RunConfig, RuntimeConfig, TokenizerConfig, TrainingConfig
 from tinylm.model.build import build_model
+from tinylm.presets import make_model_config
 from tinylm.text.dataset import TokenFolder
 from tinylm.text.tokenizer import train_char
 from tinylm.training.session import train_session

@@ -17,7 +17,7 @@ LEVELS = (
     {"plan", "training", "formats", "console"},
     {"evaluation", "inference", "adapters", "checkpoint", "weights", "place", "baselines"},
     {"objective", "model", "text", "device"},
-    {"config", "errors"},
+    {"config", "presets", "errors"},
 )
 MODULES = {".".join(path.relative_to(HOME.parent).with_suffix("").parts): path for path in sorted(HOME.rglob("*.py"))}
 

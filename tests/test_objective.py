@@ -108,6 +108,8 @@ def test_nothing_scored_is_a_loss_of_nothing(chunk: int, monkeypatch: pytest.Mon
 class Half(torch.nn.Module):
     """Logits in half precision, as autocast makes them."""
 
+    vocab_size = 13
+
     def __call__(self, ids: Tensor, cache: object = None) -> Output:
         return Output(torch.nn.functional.one_hot(ids, 13).bfloat16() * 3, torch.full((), 0.5))
 

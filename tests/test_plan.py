@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from tests.variants import small
 from tinylm import plan as p
-from tinylm.config import PRESETS, SIZES, Budget, DataConfig, ModelConfig, RuntimeConfig
+from tinylm.config import Budget, DataConfig, ModelConfig, RuntimeConfig
 from tinylm.errors import UsageError
 from tinylm.model.build import build_model
+from tinylm.presets import PRESETS, SIZES
 
 GIB = 1 << 30
 
@@ -105,7 +106,7 @@ def test_size_and_preset_are_as_asked_for(size: str, preset: str) -> None:
     ("model", "words"),
     [
         ({"preset": "bert"}, "--preset is 'bert'; it must be one of: modern, gpt2, original"),
-        ({"size": "vast"}, "--size is 'vast'; it must be one of"),
+        ({"size": "vast"}, "--size is 'vast'; it must be one of: auto, nano, micro"),
         ({"width": 97, "heads": 4}, "--heads 4 does not divide --width 97"),
         ({"position": "alibi"}, "--position is 'alibi'"),
         ({"context": 0}, "--context is 0"),
@@ -251,6 +252,13 @@ def test_the_learning_rate_ends_at_a_tenth_unless_the_recipe_or_the_user_says_wh
 def test_warmup_steps_become_a_part_of_the_run(warmup_steps: int | None, warmup: float) -> None:
     training = {} if warmup_steps is None else {"warmup_steps": warmup_steps}
     assert planned(training=training, budget=Budget(steps=100)).training.warmup == pytest.approx(warmup)
+
+
+def test_more_warmup_steps_than_the_time_is_thought_to_be_enough_for_are_the_whole_run() -> None:
+    """How many steps there will be is only a guess, and no reason to refuse."""
+    plan = planned(training={"warmup_steps": 10**9}, budget=Budget(time=60))
+    assert plan.training.warmup == 1
+    assert plan.notices == (f"The time is enough for about {plan.steps} steps: all of them are warmup.",)
 
 
 @pytest.mark.parametrize(("preset", "lr"), [("gpt2", 1e-3), ("modern", 1.7e-3), ("original", 3.3e-4)])

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from tinylm.config import PRESETS, ModelConfig
+from tinylm.config import ModelConfig
+from tinylm.presets import PRESETS
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -40,6 +40,7 @@ class Commands(TyperGroup):
             raise typer.Exit(1) from None
         except Exception as error:
             if hasattr(error, "exit_code"):  # Typer's own: it prints them
+                _name_source(error)
                 raise
             print_traceback_if_debugging(ctx)
             if is_out_of_memory(error):
@@ -50,6 +51,18 @@ class Commands(TyperGroup):
                 "see where, and please report it."
             )
             raise typer.Exit(1) from None
+
+
+def _name_source(error: Any) -> None:
+    """Say of a value that was not typed where it came from."""
+    invocation, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    if invocation is None or parameter is None:
+        return
+    source = invocation.get_parameter_source(parameter.name)
+    if source is not None and source.name == "ENVIRONMENT":
+        error.message += f" (in the environment: {parameter.resolve_envvar_value(invocation)!r})"
+    elif source is not None and source.name == "DEFAULT_MAP":
+        error.message += f" (in the --config file: {invocation.lookup_default(parameter.name)!r})"
 
 
 app = typer.Typer(

@@ -35,7 +35,7 @@ def _require(condition: bool, message: str) -> None:
         raise UsageError(message)
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     _require(value in allowed, f"{flag(name)} is {value!r}; it must be one of: {', '.join(allowed)}.")
 
 
@@ -47,13 +47,14 @@ def _at_least(name: str, value: float | None, least: float) -> None:
     )
 
 
-def _count(name: str, value: int) -> None:
+def count(name: str, value: int) -> None:
     _require(1 <= value <= LARGEST, f"{flag(name)} is {value}; it must be from 1 to {LARGEST}.")
 
 
 def _above_zero(name: str, value: float | None) -> None:
     _require(
-        value is None or (math.isfinite(value) and value > 0), f"{flag(name)} is {value}; it must be greater than 0."
+        value is None or (math.isfinite(value) and value > 0),
+        f"{flag(name)} is {value}; it must be a number greater than 0.",
     )
 
 
@@ -88,12 +89,12 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context", "layers", "heads", "kv_heads", "width", "ffn_width"):
-            _count(name, getattr(self, name))
-        _one_of("position", self.position, POSITIONS)
-        _one_of("norm", self.norm, NORMS)
-        _one_of("norm_placement", self.norm_placement, NORM_PLACEMENTS)
-        _one_of("activation", self.activation, ACTIVATIONS)
-        _one_of("initialisation", self.initialisation, INITIALISATIONS)
+            count(name, getattr(self, name))
+        one_of("position", self.position, POSITIONS)
+        one_of("norm", self.norm, NORMS)
+        one_of("norm_placement", self.norm_placement, NORM_PLACEMENTS)
+        one_of("activation", self.activation, ACTIVATIONS)
+        one_of("initialisation", self.initialisation, INITIALISATIONS)
         _fraction("dropout", self.dropout)
         _above_zero("rope_theta", self.rope_theta)
         if self.width % self.heads:
@@ -122,83 +123,6 @@ class ModelConfig:
 
 def divisors(number: int) -> str:
     return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    # The shape of Qwen3, which other tools can run.
-    "modern": {},
-    # Radford et al. 2019.
-    "gpt2": {
-        "position": "learned",
-        "norm": "layernorm",
-        "norm_bias": True,
-        "qk_norm": False,
-        "bias": True,
-        "activation": "gelu",
-        "initialisation": "gpt2",
-    },
-    # Vaswani et al. 2017, the decoder half.
-    "original": {
-        "position": "sinusoidal",
-        "norm": "layernorm",
-        "norm_placement": "post",
-        "norm_bias": True,
-        "qk_norm": False,
-        "bias": True,
-        "activation": "relu",
-        "scale_embedding": True,
-        "initialisation": "original",
-    },
-}
-
-SIZES: dict[str, dict[str, int]] = {
-    "nano": {"layers": 3, "heads": 3, "width": 96, "context": 64},
-    "micro": {"layers": 4, "heads": 4, "width": 128, "context": 128},
-    "mini": {"layers": 4, "heads": 4, "width": 256, "context": 256},
-    "small": {"layers": 6, "heads": 6, "width": 384, "context": 256},
-    "medium": {"layers": 8, "heads": 8, "width": 512, "context": 512},
-    "base": {"layers": 12, "heads": 12, "width": 768, "context": 1024},
-}
-
-
-def default_ffn_width(width: int, activation: str) -> int:
-    """Four widths, or for SwiGLU, which has three matrices, as many parameters as that: 8/3, rounded up to 32."""
-    if activation == "swiglu":
-        return math.ceil(8 * width / 3 / 32) * 32
-    return 4 * width
-
-
-def make_model_config(*, vocab_size: int, preset: str, size: str, **choices: Any) -> ModelConfig:
-    """A preset and a size, with any part chosen by its own flag; a choice of `None` means not chosen.
-
-    Raises UsageError for an unknown preset or size and for parts that do not fit together.
-    """
-    _one_of("preset", preset, tuple(PRESETS))
-    _one_of("size", size, tuple(SIZES))
-    values = {**PRESETS[preset], **SIZES[size], **{k: v for k, v in choices.items() if v is not None}}
-    width, heads = values["width"], values["heads"]
-    _count("width", width)
-    _count("heads", heads)
-    if "heads" not in choices or choices["heads"] is None:
-        values["heads"] = heads = _heads_for(
-            width, heads, choices.get("kv_heads"), in_pairs=values.get("position", "rope") == "rope"
-        )
-    values.setdefault("kv_heads", heads // 2 if preset == "modern" and heads % 2 == 0 else heads)
-    values.setdefault("ffn_width", default_ffn_width(width, values.get("activation", "swiglu")))
-    return ModelConfig(vocab_size=vocab_size, **values)
-
-
-def _heads_for(width: int, wanted: int, kv_heads: int | None, in_pairs: bool) -> int:
-    """The number of heads nearest to the size's own that fits the width and the key/value heads the user chose.
-
-    `in_pairs`: whether a head's features must be even in number, for rotation.
-    """
-    fitting = [
-        n
-        for n in range(1, width + 1)
-        if width % n == 0 and (not in_pairs or width // n % 2 == 0) and (not kv_heads or n % kv_heads == 0)
-    ]
-    return min(fitting, key=lambda n: (abs(n - wanted), n), default=wanted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,8 +189,8 @@ class TrainingConfig:
         )
         for name in ("beta1", "beta2"):
             _fraction(name, getattr(self, name))
-        _one_of("schedule", self.schedule, SCHEDULES)
-        _one_of("optimizer", self.optimizer, OPTIMIZERS)
+        one_of("schedule", self.schedule, SCHEDULES)
+        one_of("optimizer", self.optimizer, OPTIMIZERS)
         _require(
             self.micro_batch <= self.batch_size,
             f"--micro-batch {self.micro_batch} is larger than --batch-size {self.batch_size}; it is a part of it.",
@@ -283,7 +207,7 @@ class RuntimeConfig:
     threads: int
 
     def __post_init__(self) -> None:
-        _one_of("dtype", self.dtype, DTYPES)
+        one_of("dtype", self.dtype, DTYPES)
 
 
 @dataclass(frozen=True, kw_only=True)

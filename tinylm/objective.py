@@ -28,6 +28,9 @@ class Loss(NamedTuple):
 class LanguageModel(Protocol):
     """What an objective needs of a model."""
 
+    @property
+    def vocab_size(self) -> int: ...
+
     def __call__(self, ids: Tensor, cache: list[KVCache] | None = None) -> Output: ...
 
     def logits(self, hidden: Tensor) -> Tensor: ...
@@ -54,8 +57,7 @@ def _cross_entropy(model: LanguageModel, hidden: Tensor, targets: Tensor) -> Ten
         logits = model.logits(hidden)
         return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), targets, reduction="sum")
 
-    vocab_size = model.logits(hidden[:1]).shape[-1] if len(hidden) else 1
-    rows = max(1, CHUNKED_FROM // vocab_size)
+    rows = max(1, CHUNKED_FROM // model.vocab_size)
     if len(hidden) <= rows:
         return chunk_loss(hidden, targets)
     return torch.stack(

@@ -1,25 +1,17 @@
 """Corpus + machine + budget -> the model, batch and schedule that fit, and what they cost: what `--dry-run` prints."""
 
+import functools
 import time
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from tinylm.config import (
-    PRESETS,
-    SIZES,
-    Budget,
-    DataConfig,
-    ModelConfig,
-    RuntimeConfig,
-    TrainingConfig,
-    flag,
-    make_model_config,
-)
+from tinylm.config import Budget, DataConfig, ModelConfig, RuntimeConfig, TrainingConfig, flag
 from tinylm.device import DTYPES, can_compile, choose_device, choose_training_dtype, describe_device, free_memory
 from tinylm.errors import UsageError
 from tinylm.model.build import build_empty_model, count_parameters
+from tinylm.presets import PRESETS, SIZES, make_model_config
 
 DEFAULT_TIME = 600.0
 DEFAULT_PATIENCE = 10
@@ -172,6 +164,9 @@ def plan_training(
         if training["warmup_steps"] < 0:
             raise UsageError(f"--warmup-steps is {training['warmup_steps']}; it must be 0 or more.")
         settings["warmup"] = training["warmup_steps"] / steps
+        if budget.time is not None and settings["warmup"] > 1:
+            settings["warmup"] = 1.0
+            notices.append(f"The time is enough for about {steps} steps: all of them are warmup.")
     settings.setdefault("min_lr", settings["lr"] / 10)
     expected = budget.time or steps * step_seconds * (1 + EVALUATION_SHARE)
     return Plan(
@@ -198,6 +193,8 @@ def _choose_shape(
 ) -> ModelConfig:
     choices = {name: value for name, value in model.items() if name not in ("preset", "size")}
     preset, size = model.get("preset", "modern"), model.get("size", "auto")
+    if size not in ("auto", *SIZES):
+        raise UsageError(f"--size is {size!r}; it must be one of: auto, {', '.join(SIZES)}.")
     if preset not in PRESETS:
         make_model_config(vocab_size=vocab_size, preset=preset, size="nano")  # says which there are
 
@@ -247,12 +244,12 @@ def _choose_batch_size(machine: Machine, data: DataConfig, shape: ModelConfig, b
     return max(1, min(max(tokens, fewest), most) // shape.context)
 
 
+@functools.cache
 def matrix_parameters(config: ModelConfig) -> int:
     """Parameters that multiply every token: all but the embedding, which is looked up, and the vectors."""
-    kv_width = config.kv_heads * config.head_width
-    feedforward = (3 if config.activation == "swiglu" else 2) * config.width * config.ffn_width
-    attention = 2 * config.width * (config.width + kv_width)
-    return config.layers * (attention + feedforward) + config.width * config.vocab_size
+    model = build_empty_model(config)
+    layers = sum(parameter.numel() for parameter in model.layers.parameters() if parameter.dim() == 2)
+    return layers + config.width * config.vocab_size
 
 
 def training_flops(config: ModelConfig) -> int:

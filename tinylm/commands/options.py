@@ -14,9 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tinylm.config import ACTIVATIONS, NORM_PLACEMENTS, NORMS, OPTIMIZERS, POSITIONS, PRESETS, SCHEDULES, SIZES, flag
+from tinylm.config import ACTIVATIONS, NORM_PLACEMENTS, NORMS, OPTIMIZERS, POSITIONS, SCHEDULES, flag
 from tinylm.console import Console
 from tinylm.errors import UsageError
+from tinylm.presets import PRESETS, SIZES
 
 Command = Callable[..., None]
 

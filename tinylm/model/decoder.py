@@ -51,6 +51,10 @@ class Decoder(nn.Module):
         self.head_width = head_width
         self.embedding_scale = embedding_scale
 
+    @property
+    def vocab_size(self) -> int:
+        return self.embedding.num_embeddings
+
     def forward(self, ids: Tensor, cache: list[KVCache] | None = None) -> Output:
         """(B, T) -> (B, T, D). With a cache, ids are the tokens that follow those it holds."""
         steps = ids.shape[1]

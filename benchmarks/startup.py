@@ -1,0 +1,78 @@
+"""How long a command takes to begin: tinylm --help, and the first character of tinylm sample, beside importing torch.
+
+    python benchmarks/startup.py --rounds 5
+
+Whole processes take turns. The model has random weights, about ten million of them in its default shape.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from measure import add_options, chosen_shape, describe_machine, speedup, table, take_turns
+
+from tinylm.checkpoint import RunFolder
+from tinylm.commands.session import new_run_config
+from tinylm.config import TokenizerConfig
+from tinylm.model.build import build_model
+from tinylm.text.tokenizer import train_char
+
+TORCH, HELP, FIRST, FIFTY = "import torch", "tinylm --help", "first character of a sample", "50 tokens, whole process"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, context=256)
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        write_run(path, options)
+        command = [sys.executable, "-m", "tinylm"]
+        sample = [*command, "sample", "--model", str(path), "--seed", "0", "--quiet"]
+        times = take_turns(
+            {
+                TORCH: lambda: whole([sys.executable, "-c", "import torch"]),
+                HELP: lambda: whole([*command, "--help"]),
+                FIRST: lambda: first_byte([*sample, "--max-tokens", "1000"]),
+                FIFTY: lambda: whole([*sample, "--max-tokens", "50"]),
+            },
+            options.rounds,
+            options.warmup,
+        )
+    base = statistics.median(times[TORCH])
+    rows = [
+        [name, f"{statistics.median(times[name]):.2f}", f"{statistics.median(times[name]) - base:+.2f}", ratio]
+        for name, ratio in ((name, f"{1 / speedup(times, name, TORCH).median:.2f}") for name in times)
+    ]
+    print(describe_machine(["torch"]))
+    print(table(["process", "seconds", f"after {TORCH}", f"times {TORCH}"], rows))
+
+
+def write_run(path: Path, options: argparse.Namespace) -> None:
+    """A model of random weights and as many characters as the vocabulary has room for."""
+    tokenizer = train_char("\n" + "".join(map(chr, range(32, 32 + options.vocab_size - 2))))
+    shape = chosen_shape(options, "modern")
+    config = new_run_config(model=shape, tokenizer=TokenizerConfig(kind="char", sha256=tokenizer.sha256))
+    run = RunFolder.create(path, config, tokenizer)
+    run.save_best(dict(build_model(shape).state_dict()), config, 0, None)
+    run.publish()
+
+
+def whole(command: Sequence[str]) -> None:
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def first_byte(command: Sequence[str]) -> None:
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        if not process.stdout.read(1):
+            raise RuntimeError(f"{' '.join(command)} printed nothing")
+        process.kill()
+
+
+if __name__ == "__main__":
+    main()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from measure import describe_machine, table
 
-COMMON = ("the of and to in was it that he his with for as had you not be at on by which").split()
+COMMON = ["the", "of", "and", "to", "in", "was", "it", "that", "he", "his", "with", "for", "as", "had", "you", "not"]
 TINY = ("--layers", "1", "--heads", "2", "--width", "32", "--context", "32", "--steps", "5", "--compile", "off")
 
 

@@ -10,7 +10,9 @@ from tests.variants import randomised, small
 from tinylm import objective
 from tinylm.config import ModelConfig
 from tinylm.model.build import build_model
-from tinylm.model.decoder import Decoder, Output
+from tinylm.model.decoder import Decoder
+from tinylm.model.feedforward import Routing
+from tinylm.model.stack import Output
 from tinylm.objective import Loss, next_token
 from tinylm.text.dataset import Batch
 
@@ -111,7 +113,10 @@ class Half(torch.nn.Module):
     vocab_size = 13
 
     def __call__(self, ids: Tensor, cache: object = None) -> Output:
-        return Output(torch.nn.functional.one_hot(ids, 13).bfloat16() * 3, torch.full((), 0.5))
+        return Output(
+            torch.nn.functional.one_hot(ids, 13).bfloat16() * 3,
+            Routing(torch.full((), 0.5), torch.zeros(()), torch.zeros(2)),
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden

@@ -46,6 +46,17 @@ VARIANTS: tuple[tuple[str, ModelConfig], ...] = (
     ("swiglu of biases", small(bias=True, norm_bias=True)),
     ("untied", small("gpt2", tie=False)),
     ("scaled embedding", small(scale_embedding=True, tie=False)),
+    ("relative", small(position="relative", relative_clip=16)),
+    ("relative, clipped at 2", small("gpt2", position="relative", relative_clip=2)),
+    ("no positions", small(position="none")),
+    ("local", small(local_window=3, local_layers=(0,))),
+    ("local everywhere, learned", small(position="learned", local_window=6, local_layers=(0, 1))),
+    ("local, relative", small(position="relative", relative_clip=3, local_window=4, local_layers=(1,))),
+    ("experts", small(experts=4)),
+    ("experts of biases, three at a time", small("original", kv_heads=4, experts=4, experts_per_token=3)),
+    ("one expert at a time", small(experts=2, experts_per_token=1)),
+    ("merged experts", small(experts=4, expert_mode="merge")),
+    ("merged experts of biases, all", small("gpt2", experts=3, experts_per_token=3, expert_mode="merge")),
     ("post-norm of rope", small("original", position="rope", qk_norm=True, activation="swiglu", norm_gain=False)),
 )
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from tinylm.config import RunConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.model.build import build_empty_model
-from tinylm.model.decoder import Decoder
+from tinylm.model.stack import Transformer
 from tinylm.place import (
     ADAPTER_FILE,
     MODEL_FILE,
@@ -256,7 +256,7 @@ def read_weights(path: Path, config: RunConfig) -> Weights:
     return read_weights_file(file, config)
 
 
-def load_model(path: Path, device: str = "cpu") -> tuple[Decoder, RunConfig, Tokenizer, Weights]:
+def load_model(path: Path, device: str = "cpu") -> tuple[Transformer, RunConfig, Tokenizer, Weights]:
     """A run's model with its best weights, in evaluation mode. Raises as the readers above do."""
     config = read_config(path)
     if config.adapter is not None:
@@ -269,7 +269,7 @@ def load_model(path: Path, device: str = "cpu") -> tuple[Decoder, RunConfig, Tok
     return restore_model(config, weights.tensors).to(device).eval(), config, tokenizer, weights
 
 
-def restore_model(config: RunConfig, tensors: dict[str, Tensor]) -> Decoder:
+def restore_model(config: RunConfig, tensors: dict[str, Tensor]) -> Transformer:
     """A model with these weights, without first drawing random ones."""
     model = build_empty_model(config.model)
     model.load_state_dict(tensors, assign=True)

@@ -14,7 +14,9 @@ from typing import Any, Self
 
 from tinylm.errors import TinyLMError, UsageError
 
-POSITIONS = ("rope", "learned", "sinusoidal")
+ARCHITECTURES = ("decoder", "encoder", "encoder-decoder")
+POSITIONS = ("rope", "learned", "sinusoidal", "relative", "none")
+EXPERT_MODES = ("route", "merge")
 NORMS = ("rmsnorm", "layernorm")
 NORM_PLACEMENTS = ("pre", "post")
 ACTIVATIONS = ("swiglu", "gelu", "relu")
@@ -64,7 +66,12 @@ def _fraction(name: str, value: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape of a decoder. `kv_heads` below `heads` is grouped-query attention, 1 is multi-query attention."""
+    """The shape of a transformer. `kv_heads` below `heads` is grouped-query attention, 1 is multi-query attention.
+
+    `layers` are the decoder's where there is an encoder, too, which has `encoder_layers`. The layers in `local_layers`,
+    counted from 0, look back over `local_window` tokens. More than one of `experts` makes a mixture of each
+    feed-forward layer; `expert_balance` is the weight of the loss that shares tokens out among them.
+    """
 
     vocab_size: int
     context: int
@@ -86,10 +93,23 @@ class ModelConfig:
     scale_embedding: bool = False
     dropout: float = 0.0
     initialisation: str = "modern"
+    architecture: str = "decoder"
+    encoder_layers: int | None = None
+    relative_clip: int = 16
+    local_window: int | None = None
+    local_layers: tuple[int, ...] = ()
+    experts: int = 1
+    experts_per_token: int = 2
+    expert_mode: str = "route"
+    expert_balance: float = 0.01
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "context", "layers", "heads", "kv_heads", "width", "ffn_width"):
+        counts = ("vocab_size", "context", "layers", "heads", "kv_heads", "width", "ffn_width")
+        for name in (*counts, "relative_clip", "experts", "experts_per_token"):
             count(name, getattr(self, name))
+        one_of("architecture", self.architecture, ARCHITECTURES)
+        one_of("expert_mode", self.expert_mode, EXPERT_MODES)
+        _at_least("expert_balance", self.expert_balance, 0)
         one_of("position", self.position, POSITIONS)
         one_of("norm", self.norm, NORMS)
         one_of("norm_placement", self.norm_placement, NORM_PLACEMENTS)
@@ -115,6 +135,44 @@ class ModelConfig:
             self.position != "sinusoidal" or self.width % 2 == 0,
             f"--position sinusoidal needs an even --width; {self.width} is odd.",
         )
+
+        self._check_local_layers()
+        _require(
+            self.experts == 1 or self.experts_per_token <= self.experts,
+            f"--experts-per-token {self.experts_per_token} is more than --experts {self.experts}.",
+        )
+        _require(
+            self.expert_mode == "route" or self.experts == 1 or self.experts_per_token > 1,
+            "--expert-mode merge takes the mean of several experts; make --experts-per-token 2 or more.",
+        )
+        if self.architecture == "encoder-decoder":
+            _require(self.encoder_layers is not None, "--architecture encoder-decoder needs --encoder-layers.")
+            count("encoder_layers", self.encoder_layers or 0)
+        else:
+            _require(
+                self.encoder_layers is None,
+                f"--encoder-layers is for --architecture encoder-decoder, and --architecture is {self.architecture}.",
+            )
+
+    def _check_local_layers(self) -> None:
+        if self.local_window is None:
+            _require(
+                not self.local_layers, "--local-layers needs --local-window, the tokens such a layer looks back over."
+            )
+            return
+        count("local_window", self.local_window)
+        _require(
+            self.architecture != "encoder",
+            "--local-window is for layers that look back; an encoder's look both ways.",
+        )
+        _require(len(self.local_layers) > 0, "--local-window needs --local-layers, the layers that look back over it.")
+        beyond = [layer for layer in self.local_layers if not 0 <= layer < self.layers]
+        _require(
+            not beyond,
+            f"--local-layers names layer {beyond[0] if beyond else ''}, and the layers are numbered from 0 to "
+            f"{self.layers - 1}.",
+        )
+        _require(len(set(self.local_layers)) == len(self.local_layers), "--local-layers names a layer twice.")
 
     @property
     def head_width(self) -> int:

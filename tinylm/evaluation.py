@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tinylm.device import autocast
-from tinylm.model.decoder import Decoder
+from tinylm.model.stack import Transformer
 from tinylm.objective import Objective
 from tinylm.text.dataset import Batch
 
@@ -42,7 +42,7 @@ class Score:
 
 @torch.no_grad()
 def evaluate(
-    model: Decoder,
+    model: Transformer,
     objective: Objective,
     batches: Iterable[Batch],
     dtype: str = "fp32",

@@ -10,19 +10,22 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tinylm.model.cache import KVCache
-from tinylm.model.decoder import Output
+from tinylm.model.stack import Output
 from tinylm.text.dataset import Batch
 
 CHUNKED_FROM = 1 << 25  # logits; above it they are computed in chunks and again in the backward pass
 
 
 class Loss(NamedTuple):
-    """nats: the scored targets' summed negative log-likelihood. scored: how many. aux: summed over sequences."""
+    """nats: the scored targets' summed negative log-likelihood. scored: how many. aux: summed over sequences.
+
+    told: what a model tells of the batch beside, to be averaged over sequences and logged.
+    """
 
     nats: Tensor
     scored: int
     aux: Tensor
+    told: dict[str, Tensor] = {}  # noqa: RUF012, nobody adds to it
 
 
 class LanguageModel(Protocol):
@@ -31,7 +34,7 @@ class LanguageModel(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def __call__(self, ids: Tensor, cache: list[KVCache] | None = None) -> Output: ...
+    def __call__(self, ids: Tensor) -> Output: ...
 
     def logits(self, hidden: Tensor) -> Tensor: ...
 
@@ -47,7 +50,13 @@ def next_token(model: LanguageModel, batch: Batch) -> Loss:
     if batch.mask is not None:
         scored = batch.mask.flatten()
         hidden, targets = hidden[scored], targets[scored]
-    return Loss(_cross_entropy(model, hidden, targets), batch.scored, output.aux)
+    return Loss(_cross_entropy(model, hidden, targets), batch.scored, output.aux, _told(output))
+
+
+def _told(output: Output) -> dict[str, Tensor]:
+    if output.routing is None:
+        return {}
+    return {"router_entropy": output.routing.entropy, "expert_shares": output.routing.shares}
 
 
 def _cross_entropy(model: LanguageModel, hidden: Tensor, targets: Tensor) -> Tensor:

@@ -246,10 +246,15 @@ def _choose_batch_size(machine: Machine, data: DataConfig, shape: ModelConfig, b
 
 @functools.cache
 def matrix_parameters(config: ModelConfig) -> int:
-    """Parameters that multiply every token: all but the embedding, which is looked up, and the vectors."""
-    model = build_empty_model(config)
-    layers = sum(parameter.numel() for parameter in model.layers.parameters() if parameter.dim() == 2)
-    return layers + config.width * config.vocab_size
+    """Parameters that multiply every token: all but the embedding, which is looked up, the vectors, and the experts
+    that a token is not sent to.
+    """
+    total = config.width * config.vocab_size
+    for name, parameter in build_empty_model(config).layers.named_parameters():
+        if parameter.dim() == 2:
+            among = ".experts." in name
+            total += parameter.numel() * config.experts_per_token // config.experts if among else parameter.numel()
+    return total
 
 
 def training_flops(config: ModelConfig) -> int:
@@ -267,8 +272,9 @@ def training_speed(machine: Machine, config: ModelConfig) -> float:
 
 def activation_bytes(config: ModelConfig, dtype: str) -> int:
     """What the backward pass keeps of one token, generously: hidden vectors, the feed-forward's inside, and logits."""
-    kept = config.layers * (20 * config.width + 6 * config.ffn_width)
-    if config.dropout > 0:  # no fused attention: weights are kept whole
+    at_once = config.experts_per_token if config.experts > 1 else 1
+    kept = config.layers * (20 * config.width + 6 * config.ffn_width * at_once)
+    if config.dropout > 0 or config.position == "relative":  # no fused attention: weights are kept whole
         kept += 4 * config.layers * config.heads * config.context
     return 4 * kept + 12 * config.vocab_size
 

@@ -66,6 +66,10 @@ def make_model_config(*, vocab_size: int, preset: str, size: str, **choices: Any
         )
     values.setdefault("kv_heads", heads // 2 if preset == "modern" and heads % 2 == 0 else heads)
     values.setdefault("ffn_width", default_ffn_width(width, values.get("activation", "swiglu")))
+    if values.get("local_window") is not None and "local_layers" not in values:
+        values["local_layers"] = tuple(range(0, values["layers"], 2))
+    if values.get("architecture") == "encoder-decoder":
+        values.setdefault("encoder_layers", values["layers"])
     return ModelConfig(vocab_size=vocab_size, **values)
 
 

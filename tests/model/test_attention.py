@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from tests import reference
 from tests.variants import randomised
-from tinylm.model.attention import Attention
+from tinylm.model.attention import Attention, DotProduct
 from tinylm.model.norm import LayerNorm, RMSNorm
 from tinylm.model.position import RotaryPosition, Rotation
 
@@ -19,7 +19,7 @@ HEAD_WIDTH = WIDTH // HEADS
 def make(kv_heads: int = HEADS, heads: int = HEADS, dropout: float = 0.0, norm: type | None = None) -> Attention:
     """Random weights in float64; the norms of queries and keys without an eps, so that they forget a scale entirely."""
     norms = [norm(WIDTH // heads, eps=0.0) if norm else nn.Identity() for _ in range(2)]
-    return randomised(Attention(WIDTH, heads, kv_heads, True, dropout, *norms)).double()
+    return randomised(Attention(WIDTH, heads, kv_heads, True, DotProduct(dropout), *norms)).double()
 
 
 def tokens(batch: int = 2, steps: int = 7, seed: int = 1) -> Tensor:

@@ -51,6 +51,37 @@ def test_padded_rows_of_unequal_length_equal_each_row_alone(config: ModelConfig,
         torch.testing.assert_close(together[row, start:], expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS.keys())
+@pytest.mark.parametrize("window", [1, 2, 5, 50])
+def test_a_rolling_cache_stops_growing_at_its_window(window: int, chunks: list[int]) -> None:
+    """It keeps the window less the token that comes next, and nothing behind a view."""
+    config = small(local_window=window, local_layers=(0,))
+    model, ids = exact(config), tokens(config, batch=2)
+    local, whole = model.make_cache(2, LENGTH)
+    seen = 0
+    for part in ids.split(chunks, dim=1):
+        model(part, [local, whole])
+        seen += part.shape[1]
+        kept = min(window - 1, seen)
+        assert local.keys.shape == local.values.shape == (2, config.kv_heads, kept, config.head_width)
+        assert local.keys.untyped_storage().nbytes() == local.keys.numel() * 8
+        assert (local.offset, whole.offset) == (seen, seen)
+
+
+@every_variant
+def test_rows_that_are_reordered_go_on_from_what_others_held(config: ModelConfig) -> None:
+    model, ids = exact(config), tokens(config, batch=3)
+    cache = model.make_cache(3, LENGTH)
+    rows = torch.tensor([2, 0, 2])
+    with torch.no_grad():
+        model(ids[:, :7], cache)
+        for one in cache:
+            one.reorder(rows)
+        after = model(ids[:, 7:9], cache).hidden
+    expected = alone(model, torch.cat((ids[rows, :7], ids[:, 7:9]), dim=1))[:, 7:]
+    torch.testing.assert_close(after, expected, rtol=0, atol=1e-12)
+
+
 @every_variant
 def test_what_stands_in_the_padding_does_not_matter(config: ModelConfig) -> None:
     model, ids = exact(config), tokens(config, batch=2)

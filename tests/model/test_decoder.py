@@ -4,22 +4,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests import reference
+from tests import reference_parts
 from tests.variants import every_variant, randomised, small
 from tinylm.config import ModelConfig
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.model.position import Position
+from tinylm.model.stack import Transformer
 
 IDS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2, 8, 1, 12, 0], [0, 0, 0, 0, 0, 0, 0, 0, 0]]
 
 
-def exact(config: ModelConfig) -> Decoder:
+def exact(config: ModelConfig) -> Transformer:
     """Random weights in float64, where a mistake cannot hide among rounding errors."""
     return randomised(build_model(config)).double()
 
 
-def logits_of(model: Decoder, ids: Tensor) -> Tensor:
+def logits_of(model: Transformer, ids: Tensor) -> Tensor:
     return model.logits(model(ids).hidden)
 
 
@@ -30,7 +31,7 @@ def test_logits_are_the_formula(config: ModelConfig) -> None:
     weights = {name: value.detach().numpy() for name, value in model.named_parameters()}
     logits = logits_of(model, torch.tensor(IDS[:2])).detach().numpy()
     for row, ids in zip(logits, IDS, strict=False):
-        expected = reference.decoder_logits(weights, config, ids, table=np.float32)
+        expected = reference_parts.decoder_logits_with_parts(weights, config, ids, table=np.float32)
         np.testing.assert_allclose(row, expected, rtol=0, atol=1e-10)
 
 
@@ -38,7 +39,7 @@ def test_logits_are_the_formula(config: ModelConfig) -> None:
 def test_rounded_tables_cost_next_to_nothing(config: ModelConfig) -> None:
     model = exact(config)
     weights = {name: value.detach().numpy() for name, value in model.named_parameters()}
-    expected = reference.decoder_logits(weights, config, IDS[0])
+    expected = reference_parts.decoder_logits_with_parts(weights, config, IDS[0])
     np.testing.assert_allclose(logits_of(model, torch.tensor(IDS[:1]))[0].detach().numpy(), expected, atol=3e-6)
 
 
@@ -120,7 +121,8 @@ def test_embedding_dropout_scales_what_it_keeps_and_only_while_training() -> Non
     torch.manual_seed(0)
     embedding = nn.Embedding(1, 10)
     nn.init.ones_(embedding.weight)
-    model = Decoder(embedding, Position(), [], nn.Identity(), None, context=8, n_kv_heads=1, head_width=2, dropout=0.25)
+    past = {"n_kv_heads": 1, "head_width": 2, "windows": []}
+    model = Decoder(Position(), [], nn.Identity(), embedding=embedding, output=None, context=8, dropout=0.25, **past)
     ids = torch.zeros(1000, 10, dtype=torch.long)
     values, counts = model.train()(ids).hidden.mul(3).round().unique(return_counts=True)
     assert values.tolist() == [0.0, 4.0]

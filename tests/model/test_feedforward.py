@@ -20,7 +20,7 @@ def test_feedforward_is_its_formula(activation, formula, bias: bool) -> None:
     x = torch.randn(2, 3, 4, dtype=torch.float64)
     inner = formula(x.numpy() @ w["up_proj.weight"].T + w.get("up_proj.bias", 0))
     expected = inner @ w["down_proj.weight"].T + w.get("down_proj.bias", 0)
-    np.testing.assert_allclose(layer(x).detach().numpy(), expected, atol=1e-12)
+    np.testing.assert_allclose(layer(x)[0].detach().numpy(), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
@@ -32,7 +32,7 @@ def test_gated_feedforward_is_its_formula(bias: bool) -> None:
     x = torch.randn(2, 3, 4, dtype=torch.float64)
     gate, up = (x.numpy() @ w[f"{n}_proj.weight"].T + w.get(f"{n}_proj.bias", 0) for n in ("gate", "up"))
     expected = (reference.silu(gate) * up) @ w["down_proj.weight"].T + w.get("down_proj.bias", 0)
-    np.testing.assert_allclose(layer(x).detach().numpy(), expected, atol=1e-12)
+    np.testing.assert_allclose(layer(x)[0].detach().numpy(), expected, atol=1e-12)
 
 
 def test_gelu_is_the_tanh_approximation() -> None:

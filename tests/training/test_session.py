@@ -164,6 +164,7 @@ class Case:
     until: int
     end: type[BaseException] = StopTraining
     adapted: bool = False
+    experts: int = 1
 
 
 CASES = {
@@ -172,6 +173,7 @@ CASES = {
     "adam, stopped between all rhythms": Case({"optimizer": "adam", "weight_decay": 0.1}, 31),
     "epochs": Case({"budget": Budget(epochs=1.5)}, 20),
     "inverse-sqrt, killed in the first steps": Case({"schedule": "inverse-sqrt"}, 5, Killed),
+    "experts": Case({}, 31, experts=4),
     "patience": Case({"patience": 2, "lr": 0.5, "budget": Budget(steps=300)}, 20),
     "adapter": Case({}, 31, adapted=True),
     "adapter, killed": Case({"optimizer": "adam"}, 40, Killed, adapted=True),
@@ -184,6 +186,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(
 ) -> None:
     """Weights, optimizer, state, best weights and metrics, with dropout and accumulation."""
     config = config_of(request.getfixturevalue("adapter") if case.adapted else None, **case.settings)
+    config = dataclasses.replace(config, model=dataclasses.replace(SHAPE, experts=case.experts))
     straight = Sitting(tmp_path / "straight", tokens)
     outcome = straight.begin(config)
 

@@ -247,6 +247,24 @@ def test_the_logged_loss_is_the_mean_since_the_last_time() -> None:
     assert [event.progress for event in bench.reported(Stepped)] == pytest.approx([s / 7 for s in range(7)])
 
 
+def test_what_a_model_tells_of_itself_is_averaged_over_sequences_and_steps() -> None:
+    """A number and a list of numbers, told of micro-batches of 4 and 2 sequences."""
+    told = iter([(1.0, [2.0, 0.0]), (4.0, [5.0, 3.0]), (7.0, [8.0, 6.0]), (10.0, [11.0, 9.0])])
+
+    def objective(model: Decoder, batch: Batch) -> Loss:
+        if not torch.is_grad_enabled():
+            return next_token(model, batch)
+        number, numbers = next(told)
+        return next_token(model, batch)._replace(told={"one": torch.tensor(number), "many": torch.tensor(numbers)})
+
+    bench = Bench(objective=objective, micro_batch=4, budget=Budget(steps=2), log_every=2, lr=0.01)
+    bench.run()
+    (logged,) = bench.reported(Logged)
+    assert logged.told["one"] == pytest.approx((4 * 1 + 2 * 4 + 4 * 7 + 2 * 10) / 12)
+    assert logged.told["many"] == pytest.approx([(8 + 10 + 32 + 22) / 12, (0 + 6 + 24 + 18) / 12])
+    assert (bench.state.told, bench.state.sequences) == ({}, 0)
+
+
 @pytest.mark.parametrize(
     ("steps", "eval_every", "save_every", "evaluated", "saved"),
     [

@@ -7,7 +7,7 @@ from tinylm.adapters.lora import add_lora, load_adapter_tensors
 from tinylm.checkpoint import load_model, read_config, read_weights
 from tinylm.config import AdapterConfig, RunConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.model.decoder import Decoder
+from tinylm.model.stack import Transformer
 from tinylm.text.tokenizer import Tokenizer
 
 
@@ -21,7 +21,7 @@ def read_adapter_config(path: Path) -> tuple[RunConfig, AdapterConfig]:
 
 def load_base(
     path: Path, adapter: AdapterConfig, model: Path | None, device: str
-) -> tuple[Decoder, RunConfig, Tokenizer]:
+) -> tuple[Transformer, RunConfig, Tokenizer]:
     """The base of the adapter at `path`: from where it was, or from `model`, but only with the very same weights.
 
     Raises TinyLMError when the weights are other ones, and UsageError when there are none.
@@ -37,7 +37,7 @@ def load_base(
     return base, config, tokenizer
 
 
-def load_adapted(path: Path, model: Path | None, device: str) -> tuple[Decoder, RunConfig, Tokenizer]:
+def load_adapted(path: Path, model: Path | None, device: str) -> tuple[Transformer, RunConfig, Tokenizer]:
     """The base with the adapter at `path` on it, in evaluation mode, and its configuration with the adapter's text."""
     config, adapter = read_adapter_config(path)
     base, base_config, tokenizer = load_base(path, adapter, model, device)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tinylm.adapters.inject import replace_modules
 from tinylm.config import AdapterConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.model.decoder import Decoder
+from tinylm.model.stack import Transformer
 
 TARGETS: dict[str, tuple[str, ...]] = {
     "attention": ("q_proj", "k_proj", "v_proj", "o_proj"),
@@ -119,7 +119,7 @@ def merge_lora(model: nn.Module) -> None:
     replace_modules(model, lambda _, module: isinstance(module, LoRALinear), fold)
 
 
-def check_merged(base: Decoder, adapted: Decoder, merged: Decoder) -> tuple[float, float]:
+def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -> tuple[float, float]:
     """Largest differences of logits on a probe: merged from adapted, and adapted from base.
 
     Raises TinyLMError when merging changed what the model predicts, or the adapter changes nothing.
@@ -128,7 +128,7 @@ def check_merged(base: Decoder, adapted: Decoder, merged: Decoder) -> tuple[floa
     ids = torch.randint(base.embedding.num_embeddings, (4, min(64, base.context)), generator=rng)
 
     @torch.inference_mode()
-    def logits(model: Decoder) -> Tensor:
+    def logits(model: Transformer) -> Tensor:
         return model.logits(model(ids).hidden)
 
     without, unmerged, together = logits(base), logits(adapted), logits(merged)

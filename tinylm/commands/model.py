@@ -10,7 +10,7 @@ from tinylm.errors import UsageError
 
 if TYPE_CHECKING:
     from tinylm.config import RunConfig
-    from tinylm.model.decoder import Decoder
+    from tinylm.model.stack import Transformer
     from tinylm.text.tokenizer import Tokenizer
 
 CHECKPOINTS = Path("checkpoints")
@@ -50,7 +50,7 @@ def choose_where(console: Console, machine: MachineOptions) -> tuple[str, str]:
 class OpenModel:
     """`path` is the folder of what was trained last, model or adapter, and `config.data` the text of that training."""
 
-    network: "Decoder"
+    network: "Transformer"
     config: "RunConfig"
     tokenizer: "Tokenizer"
     path: Path

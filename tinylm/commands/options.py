@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tinylm.config import ACTIVATIONS, NORM_PLACEMENTS, NORMS, OPTIMIZERS, POSITIONS, SCHEDULES, flag
+from tinylm.config import ACTIVATIONS, EXPERT_MODES, NORM_PLACEMENTS, NORMS, OPTIMIZERS, POSITIONS, SCHEDULES, flag
 from tinylm.console import Console
 from tinylm.errors import UsageError
 from tinylm.presets import PRESETS, SIZES
@@ -288,9 +288,36 @@ class ModelOptions:
     norm_bias: Annotated[bool | None, option("Learned bias in normalisations.", MODEL)] = None
     qk_norm: Annotated[bool | None, option("Normalise queries and keys.", MODEL)] = None
     bias: Annotated[bool | None, option("Biases in linear layers.", MODEL)] = None
+    relative_clip: Annotated[
+        int | None, option("Offsets up to which relative positions differ (default: 16).", MODEL, "K")
+    ] = None
+    local_window: Annotated[int | None, option("Tokens in sight of the local layers.", MODEL, "W")] = None
+    local_layers: Annotated[
+        str | None, option("The layers with that window, from 0 (default: every second).", MODEL, "0,2,...")
+    ] = None
+    experts: Annotated[int | None, option("Experts in each feed-forward layer; 1 is a dense model.", MODEL, "E")] = None
+    experts_per_token: Annotated[int | None, option("Experts that a token is sent to (default: 2).", MODEL, "K")] = None
+    expert_mode: Annotated[
+        str | None, option("Mix the experts' outputs, or their matrices.", MODEL, one_of(EXPERT_MODES))
+    ] = None
+    expert_balance: Annotated[
+        float | None, option("Weight of the loss that shares tokens out among experts.", MODEL, "X")
+    ] = None
     activation: Annotated[str | None, option("Feed-forward nonlinearity.", MODEL, one_of(ACTIVATIONS))] = None
     tie: Annotated[bool | None, option("Share the embedding with the output layer.", MODEL)] = None
     dropout: Annotated[float | None, option("Share of activations dropped in training.", MODEL, "X")] = None
+
+    def choices(self) -> dict[str, Any]:
+        """What the user chose, as fields of a ModelConfig, and preset and size. Raises UsageError for a bad list."""
+        chosen = given(self)
+        if self.local_layers is not None:
+            try:
+                chosen["local_layers"] = tuple(int(word) for word in self.local_layers.split(","))
+            except ValueError:
+                raise UsageError(
+                    f"--local-layers is {self.local_layers!r}; it must be numbers of layers, as in 0,2,4."
+                ) from None
+        return chosen
 
 
 @dataclass(frozen=True)

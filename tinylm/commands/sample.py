@@ -98,11 +98,13 @@ def sample(
     from tinylm.inference.quantize import quantize_int8
     from tinylm.inference.sampler import Sampler, Sampling
     from tinylm.inference.text import TextStream, start_tokens
+    from tinylm.model.decoder import Decoder
 
     sampling = Sampling(**vars(choice))
     device, dtype = choose_where(console, machine)
     opened = open_model(console, model, adapter, device)
     network, config, tokenizer = opened.network, opened.config, opened.tokenizer
+    assert isinstance(network, Decoder)
     network.to(DTYPES[dtype])
     if quantize == "int8":
         quantize_int8(network)

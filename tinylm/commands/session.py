@@ -18,7 +18,7 @@ from tinylm.errors import InterruptedRunError
 
 if TYPE_CHECKING:
     from tinylm.checkpoint import LastSave, RunFolder
-    from tinylm.model.decoder import Decoder
+    from tinylm.model.stack import Transformer
     from tinylm.plan import Plan
     from tinylm.text.dataset import TokenFolder
     from tinylm.text.tokenizer import Tokenizer
@@ -115,7 +115,7 @@ def run_session(
     console: Console,
     run: "RunFolder",
     config: RunConfig,
-    model: "Decoder",
+    model: "Transformer",
     tokens: "TokenFolder",
     tokenizer: "Tokenizer",
     *,
@@ -217,14 +217,16 @@ def quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def sampled_text(model: "Decoder", tokenizer: "Tokenizer", config: RunConfig, tokens: int = 120) -> str:
+def sampled_text(model: "Transformer", tokenizer: "Tokenizer", config: RunConfig, tokens: int = 120) -> str:
     """A short sample to look at while training; it does not touch the trainer's random numbers."""
     import torch
 
     from tinylm.inference.generator import generate
     from tinylm.inference.sampler import Sampler, Sampling
     from tinylm.inference.text import start_tokens
+    from tinylm.model.decoder import Decoder
 
+    assert isinstance(model, Decoder)
     device = model.embedding.weight.device
     was_training = model.training
     model.eval()

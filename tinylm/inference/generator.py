@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tinylm.inference.sampler import Sampler
-from tinylm.model.cache import KVCache
+from tinylm.model.cache import Cache
 from tinylm.model.decoder import Decoder
 
 
@@ -50,7 +50,7 @@ class _Window:
         self._model = model
         self._texts = texts
         self._starts: list[int] = []
-        self._cache: list[KVCache] = []
+        self._cache: list[Cache] = []
 
     def next_logits(self) -> Tensor:
         """(B, V) for the token after each text."""
@@ -71,7 +71,7 @@ def _recompute(model: Decoder, texts: list[list[int]]) -> Tensor:
     return _last_logits(model, ids, cache)
 
 
-def _last_logits(model: Decoder, ids: Tensor, cache: list[KVCache] | None) -> Tensor:
+def _last_logits(model: Decoder, ids: Tensor, cache: list[Cache] | None) -> Tensor:
     hidden = model(ids, cache).hidden[:, -1]  # (B, D)
     return model.logits(hidden)
 

@@ -1,16 +1,92 @@
-"""Scaled dot-product attention with many heads, fewer key/value heads, and an optional cache (seeds 000-004)."""
+"""Attention with many heads: to a sequence itself, with fewer key/value heads and a cache, and to a source (seeds 0-4).
 
+The heads' queries, keys and values meet in a core, one of two: torch's fused kernels, or an explicit softmax with
+relative positions.
+"""
+
+import math
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tinylm.model.cache import KVCache
+from tinylm.model.cache import Cache, CrossCache
 from tinylm.model.position import Rotation, rotate
 
 
-class Attention(nn.Module):
-    """softmax(q k^T / sqrt(W)) v for every head, causal; query head h reads key/value head h // (H / K).
+class DotProduct(nn.Module):
+    """softmax(scale q k^T) v for every head, where scale is 1/sqrt(W) unless given.
 
-    `q_norm` and `k_norm` normalise each head's queries and keys before they are rotated; pass `nn.Identity()` for none.
+    Query head h reads key/value head h // (H / K).
+    With `causal` and without a mask, a query sees the keys up to its own; queries and keys end together.
+    """
+
+    def __init__(self, dropout: float = 0.0, scale: float | None = None) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.scale = scale
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """(B, H, T, W) and two of (B, K, S, W) -> (B, H, T, W)"""
+        return F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=causal and mask is None and q.shape[2] > 1,
+            scale=self.scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+
+
+class RelativeDotProduct(nn.Module):
+    """e_ij = q_i (k_j + a_ij)^T / sqrt(W) and z_i = sum_j softmax_j(e_ij) (v_j + b_ij) (seed 002; Shaw et al. 2018).
+
+    a_ij and b_ij are learned vectors, shared by all heads, for the offset j - i clipped to [-clip, clip].
+    """
+
+    def __init__(self, head_width: int, clip: int, dropout: float = 0.0, scale: float | None = None) -> None:
+        super().__init__()
+        self.clip = clip
+        self.dropout = nn.Dropout(dropout)
+        self.scale = 1 / math.sqrt(head_width) if scale is None else scale
+        self.relative_keys = nn.Parameter(torch.empty(2 * clip + 1, head_width))
+        self.relative_values = nn.Parameter(torch.empty(2 * clip + 1, head_width))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """(B, H, T, W) and two of (B, K, S, W) -> (B, H, T, W)"""
+        batch, heads, queries, keys = *q.shape[:3], k.shape[2]
+        k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))  # (B, H, S, W)
+        query_slots = torch.arange(keys - queries, keys, device=q.device).unsqueeze(1)  # (T, 1)
+        key_slots = torch.arange(keys, device=q.device)  # (S,)
+        offsets = (key_slots - query_slots).clamp(-self.clip, self.clip) + self.clip  # (T, S)
+        offsets = offsets.expand(batch, heads, queries, keys)  # (B, H, T, S)
+        relative_scores = _rows_times(q, self.relative_keys.T).gather(-1, offsets)  # (B, H, T, S)
+        scores = (q @ k.transpose(-1, -2) + relative_scores) * self.scale  # (B, H, T, S)
+        if mask is None and causal:
+            mask = key_slots <= query_slots  # (T, S)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf)
+        weights = self.dropout(scores.softmax(dim=-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype))
+        # Weights of equal offsets are added up first, so that no vector is held for every pair of tokens.
+        by_offset = weights.new_zeros(batch, heads, queries, 2 * self.clip + 1)  # (B, H, T, 2C+1)
+        by_offset = by_offset.scatter_add(-1, offsets, weights)
+        return weights @ v + _rows_times(by_offset, self.relative_values)  # (B, H, T, W)
+
+
+def _rows_times(x: Tensor, matrix: Tensor) -> Tensor:
+    """(..., N) and (N, M) -> (..., M), as one product of matrices: torch would choose by what requires a gradient."""
+    return (x.reshape(-1, x.shape[-1]) @ matrix).view(*x.shape[:-1], -1)
+
+
+def split_heads(x: Tensor, head_width: int) -> Tensor:
+    return x.unflatten(-1, (-1, head_width)).transpose(1, 2)  # (B, H, T, W)
+
+
+class Attention(nn.Module):
+    """Self-attention. `q_norm` and `k_norm` normalise each head's queries and keys before they are rotated; pass
+    `nn.Identity()` for none. `causal`: a token sees those before it; otherwise it sees all.
     """
 
     def __init__(
@@ -19,42 +95,67 @@ class Attention(nn.Module):
         n_heads: int,
         n_kv_heads: int,
         bias: bool,
-        dropout: float,
+        core: DotProduct | RelativeDotProduct,
         q_norm: nn.Module,
         k_norm: nn.Module,
+        causal: bool = True,
     ) -> None:
         super().__init__()
         self.head_width = width // n_heads
-        self.grouped = n_kv_heads != n_heads
-        self.dropout = dropout
+        self.causal = causal
         self.q_proj = nn.Linear(width, n_heads * self.head_width, bias)
         self.k_proj = nn.Linear(width, n_kv_heads * self.head_width, bias)
         self.v_proj = nn.Linear(width, n_kv_heads * self.head_width, bias)
         self.o_proj = nn.Linear(n_heads * self.head_width, width, bias)
         self.q_norm = q_norm
         self.k_norm = k_norm
+        self.core = core
 
     def forward(
-        self, x: Tensor, rotation: Rotation | None = None, mask: Tensor | None = None, cache: KVCache | None = None
+        self, x: Tensor, rotation: Rotation | None = None, mask: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
-        """(B, T, D) -> (B, T, D). A mask of `None` is causal attention among the T tokens themselves."""
-        q = self.q_norm(self._heads(self.q_proj(x)))  # (B, H, T, W)
-        k = self.k_norm(self._heads(self.k_proj(x)))  # (B, K, T, W)
-        v = self._heads(self.v_proj(x))  # (B, K, T, W)
+        """(B, T, D) -> (B, T, D). A mask of `None` lets a token see all that it may see by its kind."""
+        q = self.q_norm(split_heads(self.q_proj(x), self.head_width))  # (B, H, T, W)
+        k = self.k_norm(split_heads(self.k_proj(x), self.head_width))  # (B, K, T, W)
+        v = split_heads(self.v_proj(x), self.head_width)  # (B, K, T, W)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         if cache is not None:
             k, v = cache.update(k, v)  # (B, K, S, W)
-        y = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=mask is None and x.shape[1] > 1,
-            enable_gqa=self.grouped,
-        )  # (B, H, T, W)
+        y = self.core(q, k, v, mask, self.causal)  # (B, H, T, W)
         return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, T, D)
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (B, H, T, W)
+
+class CrossAttention(nn.Module):
+    """The decoder's look at the source: queries from it, keys and values from the encoder's output (seeds 001, 004)."""
+
+    def __init__(
+        self,
+        width: int,
+        n_heads: int,
+        n_kv_heads: int,
+        bias: bool,
+        core: DotProduct,
+        q_norm: nn.Module,
+        k_norm: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.head_width = width // n_heads
+        self.q_proj = nn.Linear(width, n_heads * self.head_width, bias)
+        self.k_proj = nn.Linear(width, n_kv_heads * self.head_width, bias)
+        self.v_proj = nn.Linear(width, n_kv_heads * self.head_width, bias)
+        self.o_proj = nn.Linear(n_heads * self.head_width, width, bias)
+        self.q_norm = q_norm
+        self.k_norm = k_norm
+        self.core = core
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None, cache: CrossCache | None = None) -> Tensor:
+        """(B, T, D) and (B, S, D) -> (B, T, D). A filled cache stands for the memory, which is then not read."""
+        q = self.q_norm(split_heads(self.q_proj(x), self.head_width))  # (B, H, T, W)
+        held = cache.held if cache is not None else None
+        if held is None:
+            k = self.k_norm(split_heads(self.k_proj(memory), self.head_width))  # (B, K, S, W)
+            v = split_heads(self.v_proj(memory), self.head_width)  # (B, K, S, W)
+            held = (k, v) if cache is None else cache.fill(k, v)
+        y = self.core(q, *held, mask, False)  # (B, H, T, W)
+        return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, T, D)

@@ -1,36 +1,73 @@
 """One layer: attention and feed-forward, each with a residual connection and a normalisation (seeds 000, 001, 004)."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from tinylm.model.cache import KVCache
+from tinylm.model.cache import Cache, CrossCache
+from tinylm.model.feedforward import Routing
 from tinylm.model.position import Rotation
 
 
+class Memory(NamedTuple):
+    """What a decoder's layers see of the source: the encoder's output (B, S, D), and which of it is no padding."""
+
+    hidden: Tensor
+    mask: Tensor | None
+
+
 class PreNormBlock(nn.Module):
-    """x + sublayer(norm(x)), twice."""
+    """x + sublayer(norm(x)), for each sublayer. With `cross_attention`, a look at the source stands between the two."""
 
     def __init__(
-        self, attention: nn.Module, feedforward: nn.Module, make_norm: Callable[[], nn.Module], dropout: float
+        self,
+        attention: nn.Module,
+        feedforward: nn.Module,
+        make_norm: Callable[[], nn.Module],
+        dropout: float,
+        cross_attention: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.attention_norm = make_norm()
         self.attention = attention
+        self.cross_attention_norm = make_norm() if cross_attention is not None else None
+        self.cross_attention = cross_attention
         self.feedforward_norm = make_norm()
         self.feedforward = feedforward
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, rotation: Rotation | None, mask: Tensor | None, cache: KVCache | None) -> Tensor:
-        """(B, T, D) -> (B, T, D)"""
-        x = x + self.dropout(self.attention(self.attention_norm(x), rotation, mask, cache))
-        return x + self.dropout(self.feedforward(self.feedforward_norm(x)))
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        mask: Tensor | None,
+        cache: Cache | None,
+        memory: Memory | None = None,
+        cross_cache: CrossCache | None = None,
+    ) -> tuple[Tensor, Routing | None]:
+        """(B, T, D) -> (B, T, D), and what a mixture of experts tells of itself."""
+        y = self.attention(self._enter(x, self.attention_norm), rotation, mask, cache)
+        x = self._leave(x, self.dropout(y), self.attention_norm)
+        if self.cross_attention is not None:
+            assert self.cross_attention_norm is not None and memory is not None
+            y = self.cross_attention(self._enter(x, self.cross_attention_norm), *memory, cross_cache)
+            x = self._leave(x, self.dropout(y), self.cross_attention_norm)
+        y, routing = self.feedforward(self._enter(x, self.feedforward_norm))
+        return self._leave(x, self.dropout(y), self.feedforward_norm), routing
+
+    def _enter(self, x: Tensor, norm: nn.Module) -> Tensor:
+        return norm(x)
+
+    def _leave(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
+        return x + y
 
 
 class PostNormBlock(PreNormBlock):
-    """norm(x + sublayer(x)), twice, as first published (Vaswani et al. 2017)."""
+    """norm(x + sublayer(x)), for each sublayer, as first published (Vaswani et al. 2017)."""
 
-    def forward(self, x: Tensor, rotation: Rotation | None, mask: Tensor | None, cache: KVCache | None) -> Tensor:
-        """(B, T, D) -> (B, T, D)"""
-        x = self.attention_norm(x + self.dropout(self.attention(x, rotation, mask, cache)))
-        return self.feedforward_norm(x + self.dropout(self.feedforward(x)))
+    def _enter(self, x: Tensor, norm: nn.Module) -> Tensor:
+        return x
+
+    def _leave(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
+        return norm(x + y)

@@ -1,11 +1,31 @@
 """The keys and values that one layer has computed, kept so that a new token costs one token's work (seed 002)."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 
+class Cache(Protocol):
+    """What attention needs of a layer's memory. `offset` is how many tokens it has seen.
+
+    Rows of unequal length end together: row b is padding before starts[b].
+    """
+
+    offset: int
+    starts: Tensor | None
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append (B, K, T, W) keys and values; return those that the new tokens may see, each (B, K, S, W)."""
+        ...
+
+    def reorder(self, rows: Tensor) -> None:
+        """Let row b go on from what row rows[b] held."""
+        ...
+
+
 class KVCache:
-    """Room for `length` slots of one layer. Rows of unequal length end together: row b is padding before starts[b]."""
+    """Room for `length` slots of one layer, of which each token sees all that came before."""
 
     def __init__(
         self,
@@ -23,10 +43,7 @@ class KVCache:
         self.offset = 0
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append (B, K, T, W) keys and values; return all held so far, each (B, K, offset + T, W).
-
-        Raises ValueError when there is no room for them.
-        """
+        """All held so far: S is offset + T. Raises ValueError when there is no room for the new ones."""
         end = self.offset + keys.shape[2]
         if end > self.keys.shape[2]:
             raise ValueError(f"the cache has {self.keys.shape[2]} slots, and {end} are needed")
@@ -34,3 +51,59 @@ class KVCache:
         self.values[:, :, self.offset : end] = values
         self.offset = end
         return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def reorder(self, rows: Tensor) -> None:
+        self.keys[:, :, : self.offset] = self.keys[rows, :, : self.offset]
+        self.values[:, :, : self.offset] = self.values[rows, :, : self.offset]
+
+
+class RollingCache:
+    """The last slots of a layer that looks back over `window` tokens: its memory stops growing there."""
+
+    def __init__(
+        self,
+        batch: int,
+        n_kv_heads: int,
+        window: int,
+        head_width: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        starts: Tensor | None = None,
+    ) -> None:
+        self.keys = torch.empty(batch, n_kv_heads, 0, head_width, device=device, dtype=dtype)
+        self.values = torch.empty_like(self.keys)
+        self.window = window
+        self.starts = starts
+        self.offset = 0
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The last window - 1 slots before the new ones, and the new ones."""
+        keys, values = torch.cat((self.keys, keys), dim=2), torch.cat((self.values, values), dim=2)  # (B, K, S, W)
+        self.offset += keys.shape[2] - self.keys.shape[2]
+        kept = min(self.window - 1, keys.shape[2])
+        self.keys = keys[:, :, keys.shape[2] - kept :].clone()  # a view would hold on to all of it
+        self.values = values[:, :, values.shape[2] - kept :].clone()
+        return keys, values
+
+    def reorder(self, rows: Tensor) -> None:
+        self.keys, self.values = self.keys[rows], self.values[rows]
+
+
+class CrossCache:
+    """The keys and values of an encoder's output, filled by the first token and read by all later ones."""
+
+    def __init__(self) -> None:
+        self._held: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def held(self) -> tuple[Tensor, Tensor] | None:
+        """Each (B, K, S, W), or `None` before they are there."""
+        return self._held
+
+    def fill(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        self._held = keys, values
+        return self._held
+
+    def reorder(self, rows: Tensor) -> None:
+        if self._held is not None:
+            self._held = self._held[0][rows], self._held[1][rows]

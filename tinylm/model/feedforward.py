@@ -1,13 +1,26 @@
 """The position-wise feed-forward layer (seeds 000, 002, 003, 004)."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+class Routing(NamedTuple):
+    """What a mixture of experts tells of a batch of B sequences.
+
+    balance: (), the load-balancing loss, summed over sequences. entropy: (), of the router's choice, in nats, the mean
+    over tokens. shares: (E,), the part of all assignments that went to each expert.
+    """
+
+    balance: Tensor
+    entropy: Tensor
+    shares: Tensor
+
+
 class FeedForward(nn.Module):
-    """activation(x W1 + b1) W2 + b2 (Vaswani et al. 2017): (..., D) -> (..., D)."""
+    """activation(x W1 + b1) W2 + b2 (Vaswani et al. 2017): (..., D) -> (..., D), and no routing."""
 
     def __init__(self, width: int, ffn_width: int, bias: bool, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -15,12 +28,12 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(ffn_width, width, bias)
         self.activation = activation
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.activation(self.up_proj(x)))
+    def forward(self, x: Tensor) -> tuple[Tensor, Routing | None]:
+        return self.down_proj(self.activation(self.up_proj(x))), None
 
 
 class GatedFeedForward(nn.Module):
-    """(activation(x Wg) * x W1) W2, each with an optional bias (Shazeer 2020): (..., D) -> (..., D)."""
+    """(activation(x Wg) * x W1) W2, each with an optional bias (Shazeer 2020): (..., D) -> (..., D), and no routing."""
 
     def __init__(self, width: int, ffn_width: int, bias: bool, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -29,8 +42,8 @@ class GatedFeedForward(nn.Module):
         self.down_proj = nn.Linear(ffn_width, width, bias)
         self.activation = activation
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+    def forward(self, x: Tensor) -> tuple[Tensor, Routing | None]:
+        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x)), None
 
 
 def gelu(x: Tensor) -> Tensor:

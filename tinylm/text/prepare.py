@@ -14,7 +14,7 @@ CHAR_ALPHABET = 256  # more characters than this, or a longer text, and auto cho
 CHAR_CHARACTERS = 20_000_000
 VOCAB_SIZES = ((1_000_000, 1024), (10_000_000, 4096), (100_000_000, 8192))  # for texts up to so many characters
 LARGEST_VOCAB_SIZE = 16_384
-BPE_SAMPLE = 1 << 24  # characters
+BPE_SAMPLE = 1 << 23  # characters; a million distinct words in them take a gigabyte to learn from
 
 Progress = Callable[[int], None]
 

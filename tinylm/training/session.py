@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from tinylm.config import RunConfig
 from tinylm.device import autocast, choose_inference_dtype
 from tinylm.errors import UsageError
 from tinylm.evaluation import evaluate, rows_at_once
-from tinylm.model.decoder import Decoder
+from tinylm.model.stack import Transformer
 from tinylm.objective import Objective, next_token
 from tinylm.text.dataset import Batch, TokenFolder, Windows, evaluation_batches
 from tinylm.training.optimizer import build_optimizer
@@ -20,7 +21,7 @@ from tinylm.training.state import TrainerState, optimizer_tensors, restore_optim
 from tinylm.training.trainer import Evaluated, Event, Logged, Notice, Outcome, Trainer
 
 
-def trained_tensors(model: Decoder, config: RunConfig) -> dict[str, Tensor]:
+def trained_tensors(model: Transformer, config: RunConfig) -> dict[str, Tensor]:
     """What of a model a run saves: all of it, or the adapter alone."""
     return dict(model.state_dict()) if config.adapter is None else adapter_tensors(model)
 
@@ -32,10 +33,10 @@ class _RunStore:
         self._run = run
         self._config = config
 
-    def save_best(self, model: Decoder, step: int, val_loss: float) -> None:
+    def save_best(self, model: Transformer, step: int, val_loss: float) -> None:
         self._run.save_best(trained_tensors(model, self._config), self._config, step, val_loss)
 
-    def save_last(self, model: Decoder, optimizer: torch.optim.Optimizer, state: TrainerState) -> None:
+    def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> None:
         self._run.save_last(
             trained_tensors(model, self._config), optimizer_tensors(optimizer, model), state.to_json(), self._config
         )
@@ -44,7 +45,7 @@ class _RunStore:
 def train_session(
     run: RunFolder,
     config: RunConfig,
-    model: Decoder,
+    model: Transformer,
     tokens: TokenFolder,
     *,
     resume_from: LastSave | None = None,
@@ -111,7 +112,7 @@ def train_session(
     ).run()
 
 
-def metrics_record(event: Logged | Evaluated) -> dict[str, float | None]:
+def metrics_record(event: Logged | Evaluated) -> dict[str, Any]:
     """An event under the names that metrics.jsonl and --json use."""
     if isinstance(event, Evaluated):
         return {"step": event.step, "val_loss": event.val_loss, "seconds": round(event.seconds, 3)}
@@ -122,11 +123,12 @@ def metrics_record(event: Logged | Evaluated) -> dict[str, float | None]:
         "grad_norm": event.grad_norm,
         "tokens_per_second": round(event.tokens_per_second, 1),
         "seconds": round(event.seconds, 3),
+        **event.told,
     }
 
 
 def _compile_layers(
-    model: Decoder, batch: Batch, objective: Objective, dtype: str, report: Callable[[Event], None]
+    model: Transformer, batch: Batch, objective: Objective, dtype: str, report: Callable[[Event], None]
 ) -> bool:
     """Compile each layer, and try it. Returns whether it works; if not, the model stays eager, with one notice."""
     for layer in model.layers:

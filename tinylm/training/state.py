@@ -16,7 +16,8 @@ class TrainerState:
     what the steps took, and `evaluation_seconds` and `save_seconds` what the last of each did.
 
     `stale` counts evaluations since the best; `evaluated` is the step of the last one, -1 before the first; `nats` and
-    `scored` are summed since the last log line; `scaler` is the state of fp16's loss scaling, `skipped` the steps that
+    `scored` are summed since the last log line, and so are, over `sequences`, numbers and lists of numbers that the
+    model `told` of itself; `scaler` is the state of fp16's loss scaling, `skipped` the steps that
     it has left out one after another.
     """
 
@@ -34,6 +35,8 @@ class TrainerState:
     evaluated: int = -1
     nats: float = 0.0
     scored: int = 0
+    told: dict[str, Any] = field(default_factory=dict)
+    sequences: int = 0
     skipped: int = 0
     scaler: dict[str, float] = field(default_factory=dict)
 

@@ -4,14 +4,14 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from tinylm.config import TrainingConfig
 from tinylm.device import autocast
 from tinylm.errors import DivergedError, TinyLMError, is_out_of_memory
-from tinylm.model.decoder import Decoder
+from tinylm.model.stack import Transformer
 from tinylm.objective import Objective
 from tinylm.text.dataset import Batch
 from tinylm.training.optimizer import set_learning_rate
@@ -21,7 +21,10 @@ from tinylm.training.state import TrainerState, capture_rng, restore_rng
 
 @dataclass(frozen=True)
 class Logged:
-    """Every `log_every` steps: the mean training loss since the last time. A step left out has no gradient norm."""
+    """Every `log_every` steps: the mean training loss since the last time, and of what the model told of itself.
+
+    A step that was left out has no gradient norm.
+    """
 
     step: int
     progress: float
@@ -30,6 +33,7 @@ class Logged:
     grad_norm: float | None
     tokens_per_second: float
     seconds: float
+    told: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,9 @@ Event = Logged | Evaluated | Stepped | Notice
 class Store(Protocol):
     """Where a trainer saves."""
 
-    def save_best(self, model: Decoder, step: int, val_loss: float) -> None: ...
+    def save_best(self, model: Transformer, step: int, val_loss: float) -> None: ...
 
-    def save_last(self, model: Decoder, optimizer: torch.optim.Optimizer, state: TrainerState) -> None: ...
+    def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> None: ...
 
 
 EXIT_SECONDS = 0.2  # for the process to end
@@ -93,7 +97,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Transformer,
         objective: Objective,
         batches: Callable[[int], Batch],
         validate: Callable[[], float],
@@ -179,7 +183,7 @@ class Trainer:
         config, state = self.config, self.state
         begun = time.monotonic()
         batch = self.batches(state.step)
-        nats = self._accumulate(batch)
+        nats, told = self._accumulate(batch)
         # Each step is taken at the rate that the schedule has in its middle, so that neither the first nor the last is
         # taken at none.
         middle = progress + 0.5 / self._total_steps if self._total_steps else (progress + self.progress()) / 2
@@ -196,14 +200,17 @@ class Trainer:
         state.step += 1
         state.nats += nats
         state.scored += batch.scored
+        state.sequences += len(batch)
+        state.told = {name: _sum(state.told.get(name), value) for name, value in told.items()}
         state.stepping_seconds += time.monotonic() - begun
         self._speed.add(batch.ids.numel())
         self.report(Stepped(state.step, progress))
         if state.step % config.log_every == 0:
             loss = state.nats / state.scored
-            state.nats, state.scored = 0.0, 0
+            told = {name: _scaled(value, 1 / state.sequences) for name, value in state.told.items()}
+            state.nats, state.scored, state.told, state.sequences = 0.0, 0, {}, 0
             taken = norm if math.isfinite(norm) else None
-            self.report(Logged(state.step, progress, loss, lr, taken, self._speed.read(), self._seconds()))
+            self.report(Logged(state.step, progress, loss, lr, taken, self._speed.read(), self._seconds(), told))
 
     def _require_finite(self, nats: float, norm: float) -> None:
         """fp16's loss scaling leaves out a step whose gradient overflowed, but not step after step."""
@@ -218,8 +225,9 @@ class Trainer:
             f"a lower --lr (it is {self.config.lr:g}) or more --warmup-steps."
         )
 
-    def _accumulate(self, batch: Batch) -> float:
-        """Add up the gradient of the whole batch, a micro-batch at a time; returns the summed nats.
+    def _accumulate(self, batch: Batch) -> tuple[float, dict[str, Any]]:
+        """Add up the gradient of the whole batch, a micro-batch at a time; returns the summed nats, and what the model
+        told times the sequences that it told it of.
 
         Out of memory, the micro-batch is halved and the step begun again with the same random numbers.
         """
@@ -246,15 +254,18 @@ class Trainer:
                 )
             )
 
-    def _accumulate_once(self, batch: Batch) -> float:
+    def _accumulate_once(self, batch: Batch) -> tuple[float, dict[str, Any]]:
         nats = torch.zeros((), device=self.device)
+        told: dict[str, Any] = {}
         for part in batch.split(self.state.micro_batch):
             with autocast(self.device.type, self.dtype):
                 loss = self.objective(self.model, part.to(self.device))
             mean = loss.nats / batch.scored + loss.aux / len(batch)
             self._scaler.scale(mean).backward()
             nats += loss.nats.detach()
-        return nats.item()
+            for name, value in loss.told.items():
+                told[name] = _sum(told.get(name), _scaled(value.tolist(), len(part)))
+        return nats.item(), told
 
     def _evaluate(self) -> None:
         state = self.state
@@ -304,6 +315,18 @@ class Trainer:
             nats = self.objective(self.model, part.to(self.device)).nats.item()
         restore_rng(rng)
         return math.isfinite(nats)
+
+
+def _scaled(value: Any, factor: float) -> Any:
+    """A number or a list of numbers, times a factor."""
+    return [entry * factor for entry in value] if isinstance(value, list) else value * factor
+
+
+def _sum(one: Any, other: Any) -> Any:
+    """Of two numbers, or of two lists of them entry by entry; `None` is nothing yet."""
+    if one is None:
+        return other
+    return [a + b for a, b in zip(one, other, strict=True)] if isinstance(other, list) else one + other
 
 
 class _Speed:

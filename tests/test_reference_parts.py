@@ -1,0 +1,83 @@
+"""The judge of the further parts is judged by numbers worked out by hand, and by enumeration."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tests import reference, reference_parts
+from tests.reference_parts import Array
+from tests.variants import randomised, small
+from tinylm.model.build import build_model
+
+
+def test_relative_tables_are_read_by_the_clipped_offset() -> None:
+    """With queries of 1, keys and values of 0 and all visible, weights and output come from the tables alone."""
+    tables = np.array([[0.0], [math.log(2)], [math.log(3)]]), np.array([[10.0], [20.0], [30.0]])
+    zero = np.zeros((3, 1))
+    every = reference_parts.bidirectional(3)
+    heads = reference_parts.attend_full(np.ones((3, 1)), zero, zero, every, *tables, clip=1)
+    # rows for j - i: token 0 sees 0, 1, 2 clipped to 1; token 1 sees -1, 0, 1; token 2 sees -2 clipped to -1, -1, 0
+    first, second, third = (2 * 20 + 3 * 30 + 3 * 30) / 8, (10 + 2 * 20 + 3 * 30) / 6, (10 + 10 + 2 * 20) / 4
+    np.testing.assert_allclose(heads, [[first], [second], [third]])
+
+
+def test_a_window_of_two_is_a_token_and_the_one_before_it() -> None:
+    local = reference_parts.windowed(2)
+    assert [[local(i, j) for j in range(4)] for i in (0, 2)] == [
+        [True, False, False, False],
+        [False, True, True, False],
+    ]
+
+
+def test_without_further_parts_the_decoder_is_the_plain_one() -> None:
+    config = small()
+    model = randomised(build_model(config).double())
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    plain = reference.decoder_logits(weights, config, [1, 5, 3])
+    np.testing.assert_allclose(reference_parts.decoder_logits_with_parts(weights, config, [1, 5, 3]), plain)
+
+
+def test_two_experts_worked_by_hand_differ_when_they_are_merged() -> None:
+    """Logits 0, ln 3 and less: weights 1/4 and 3/4. Each expert multiplies 1 by its up and down, which multiply."""
+    weights = {
+        "m.router.weight": np.array([[0.0], [math.log(3)], [-1.0]]),
+        "m.up_proj": np.array([[[1.0]], [[2.0]], [[9.0]]]),
+        "m.down_proj": np.array([[[4.0]], [[8.0]], [[9.0]]]),
+        "m.down_bias": np.array([[0.0], [1.0], [9.0]]),
+    }
+    x = np.array([1.0])
+    assert reference_parts.route(x, weights["m.router.weight"], 2) == [
+        (1, pytest.approx(3 / 4)),
+        (0, pytest.approx(1 / 4)),
+    ]
+    routed = reference_parts.experts_forward(x, weights, "m", 2, "relu", "route")
+    merged = reference_parts.experts_forward(x, weights, "m", 2, "relu", "merge")
+    assert routed == pytest.approx([4 / 4 + 3 / 4 * (16 + 1)])
+    assert merged == pytest.approx([(1 / 4 + 6 / 4) * (4 / 4 + 24 / 4) + 3 / 4])
+
+
+def test_load_balance_and_entropy_worked_by_hand() -> None:
+    """Both tokens choose expert 0: shares 1 and 0 of the assignments, mean probabilities 3/4 and 1/4."""
+    probabilities = np.array([[1.0, 0.0], [0.5 + 1e-12, 0.5 - 1e-12]])
+    assert reference_parts.load_balance(probabilities, 1) == pytest.approx(2 * 3 / 4)
+    assert reference_parts.load_balance(probabilities, 2) == pytest.approx(1.0)
+    assert reference_parts.router_entropy(probabilities) == pytest.approx(math.log(2) / 2)
+
+
+def test_label_smoothing_worked_by_hand() -> None:
+    """Probabilities 1/4 and 3/4; half of the weight is on the target and half is even."""
+    expected = math.log(4) / 2 + (math.log(4) + math.log(4 / 3)) / 4
+    assert reference_parts.label_smoothed(np.array([0.0, math.log(3)]), 0, 0.5) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("refill", [True, False])
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+def test_a_beam_that_holds_every_sequence_finds_the_best_of_all(length_penalty: float, refill: bool) -> None:
+    def model(prefix: tuple[int, ...]) -> Array:
+        return np.log(np.random.default_rng(prefix).dirichlet(np.ones(3)))
+
+    best = reference_parts.best_sequence_by_enumeration(model, 0, 1, 4, length_penalty)
+    found = reference_parts.beam_search(model, 0, 1, 3**4, 4, length_penalty, refill)
+    assert found == (best[0], pytest.approx(best[1]))
+    assert found[0][-1] == 1

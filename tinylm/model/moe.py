@@ -1,0 +1,90 @@
+"""A mixture of experts for a feed-forward layer: a router sends each token to a few of them (seed 002)."""
+
+import typing
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tinylm.model.feedforward import FeedForward, GatedFeedForward, Routing
+
+Expert = FeedForward | GatedFeedForward
+
+
+class RoutedExperts(nn.Module):
+    """sum over the K likeliest experts of p_e expert_e(x), where p = softmax(x R^T), renormalised among the K.
+
+    A single expert keeps its p_e, through which alone the router learns (Fedus et al. 2021).
+    The work grows with K, not with the number of experts. Training adds E sum_e f_e P_e a sequence, times `balance`, to
+    the loss: f_e is the part of the sequence's assignments that went to e, and P_e its mean probability (Fedus et al.
+    2021).
+    """
+
+    def __init__(self, width: int, experts: Sequence[Expert], per_token: int, balance: float) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, len(experts), bias=False)
+        self.experts = nn.ModuleList(experts)
+        self.per_token = per_token
+        self.balance = balance
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Routing | None]:
+        """(B, T, D) -> (B, T, D); what the router did is told in training alone."""
+        probabilities = self.router(x).softmax(dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))  # (B, T, E)
+        weights, chosen = probabilities.topk(self.per_token, dim=-1)  # (B, T, K)
+        if self.per_token > 1:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        mixture = _Mixture(weights.flatten(0, 1), chosen.flatten(0, 1), len(self.experts), skip_idle=not self.training)
+        y = self._combine(x.flatten(0, 1), mixture).view_as(x)  # (B, T, D)
+        return y, self._routing(probabilities, chosen) if self.training else None
+
+    def _combine(self, x: Tensor, mixture: "_Mixture") -> Tensor:
+        """(N, D) -> (N, D)"""
+        return mixture(x, lambda expert, rows: self.experts[expert](rows)[0])
+
+    def _routing(self, probabilities: Tensor, chosen: Tensor) -> Routing:
+        n_experts = len(self.experts)
+        assigned = chosen.flatten(1)  # (B, T*K)
+        counts = probabilities.new_zeros(len(chosen), n_experts)  # (B, E)
+        shares = counts.scatter_add(1, assigned, torch.ones_like(assigned, dtype=counts.dtype)) / assigned.shape[1]
+        balance = n_experts * (shares * probabilities.mean(dim=1)).sum()
+        entropy = -torch.special.xlogy(probabilities, probabilities).sum(dim=-1).mean()
+        return Routing(self.balance * balance, entropy.detach(), shares.mean(dim=0))
+
+
+class MergedExperts(RoutedExperts):
+    """One expert a token, whose matrices are the mean of the K likeliest experts' own, weighted by the router.
+
+    The mean is taken of the products, which is the same before the nonlinearity, so that a token costs no more than
+    where the experts' outputs are mixed. Each token has its own: a mean over the sequence would see the future.
+    """
+
+    def _combine(self, x: Tensor, mixture: "_Mixture") -> Tensor:
+        def part(name: str) -> Callable[[int, Tensor], Tensor]:
+            return lambda expert, rows: getattr(self.experts[expert], name)(rows)
+
+        first = typing.cast(Expert, self.experts[0])
+        if isinstance(first, GatedFeedForward):
+            inner = first.activation(mixture(x, part("gate_proj"))) * mixture(x, part("up_proj"))  # (N, F)
+        else:
+            inner = first.activation(mixture(x, part("up_proj")))  # (N, F)
+        return mixture(inner, part("down_proj"))
+
+
+class _Mixture:
+    """sum_e p_e f_e(x) for rows (N, ...) by what each row's K experts and their weights are, both (N, K).
+
+    The rows are put in the order of their experts, so that every expert works once, on rows that lie together.
+    """
+
+    def __init__(self, weights: Tensor, chosen: Tensor, n_experts: int, skip_idle: bool) -> None:
+        order = chosen.flatten().argsort(stable=True)  # (N*K,)
+        self._rows = order // chosen.shape[1]
+        self._weights = weights.flatten()[order].unsqueeze(1)  # (N*K, 1)
+        self._counts: list[int] = torch.bincount(chosen.flatten(), minlength=n_experts).tolist()
+        self._skip_idle = skip_idle
+
+    def __call__(self, x: Tensor, function: Callable[[int, Tensor], Tensor]) -> Tensor:
+        parts = x[self._rows].split(self._counts)
+        done = [function(e, part) for e, part in enumerate(parts) if len(part) or not self._skip_idle]
+        y = torch.cat(done)
+        return y.new_zeros(len(x), y.shape[1]).index_add(0, self._rows, y * self._weights.to(y.dtype))

@@ -48,7 +48,7 @@ def test_the_router_tells_balance_entropy_and_shares_by_their_formulas(kind: typ
 def test_the_balance_of_sequences_adds_up_so_that_accumulation_changes_nothing() -> None:
     layer, x = experts(), tokens()
     assert routing(layer, x).balance.item() == pytest.approx(
-        sum(routing(layer, x[i : i + 1]).balance for i in range(3))
+        sum(routing(layer, x[i : i + 1]).balance.item() for i in range(3))
     )
 
 

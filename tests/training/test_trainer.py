@@ -139,8 +139,8 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole_batch(
 
 def with_auxiliary(model: Decoder, batch: Batch) -> Loss:
     """Beside the loss, something of every sequence."""
-    nats, scored, _ = next_token(model, batch)
-    return Loss(nats, scored, model(batch.ids).hidden.square().mean(dim=(1, 2)).sum())
+    loss = next_token(model, batch)
+    return loss._replace(aux=model(batch.ids).hidden.square().mean(dim=(1, 2)).sum())
 
 
 def test_auxiliary_losses_of_micro_batches_add_up_too() -> None:

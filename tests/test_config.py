@@ -159,11 +159,11 @@ def test_the_edge_of_what_is_allowed_is_allowed(make: Callable[..., object], cho
 def test_a_budget_knows_its_kind_and_its_steps() -> None:
     """Three epochs of 100 tokens at 32 a step are 9.4 steps; the last one is taken too."""
     assert [c.Budget(**{kind: 3}).kind for kind in ("steps", "epochs", "time")] == ["steps", "epochs", "time"]
-    assert c.Budget(steps=7).total_steps(100, 32) == 7
-    assert c.Budget(epochs=3).total_steps(100, 32) == 10
-    assert c.Budget(epochs=3).total_steps(96, 32) == 9
-    assert c.Budget(epochs=0.01).total_steps(100, 32) == 1
-    assert c.Budget(time=60).total_steps(100, 32) is None
+    assert c.Budget(steps=7).total_steps(100 / 32) == 7
+    assert c.Budget(epochs=3).total_steps(100 / 32) == 10
+    assert c.Budget(epochs=3).total_steps(3) == 9
+    assert c.Budget(epochs=0.01).total_steps(100 / 32) == 1
+    assert c.Budget(time=60).total_steps(100 / 32) is None
 
 
 def test_a_config_cannot_be_changed() -> None:

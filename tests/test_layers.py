@@ -15,7 +15,7 @@ LEVELS = (
     {"cli"},
     {"commands"},
     {"plan", "training", "formats", "console"},
-    {"evaluation", "inference", "adapters", "checkpoint", "weights", "place", "baselines"},
+    {"tasks", "evaluation", "inference", "adapters", "checkpoint", "weights", "place", "baselines"},
     {"objective", "model", "text", "device"},
     {"config", "presets", "errors"},
 )

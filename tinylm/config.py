@@ -203,10 +203,10 @@ class Budget:
     def kind(self) -> str:
         return "time" if self.time is not None else "steps" if self.steps is not None else "epochs"
 
-    def total_steps(self, tokens_per_epoch: int, tokens_per_step: int) -> int | None:
+    def total_steps(self, steps_per_epoch: float) -> int | None:
         """The budget in optimizer steps; `None` when it is counted in seconds."""
         if self.epochs is not None:
-            return max(1, math.ceil(self.epochs * tokens_per_epoch / tokens_per_step))
+            return max(1, math.ceil(self.epochs * steps_per_epoch))
         return self.steps
 
 
@@ -227,6 +227,7 @@ class TrainingConfig:
     beta2: float = 0.95
     grad_clip: float = 1.0
     patience: int | None = None
+    label_smoothing: float = 0.0
     eval_every: int = 100
     eval_tokens: int = 1_000_000
     save_every: int = 100
@@ -245,7 +246,7 @@ class TrainingConfig:
             0 <= self.warmup <= 1,
             "--warmup-steps is more than the whole run; give fewer, or a longer budget.",
         )
-        for name in ("beta1", "beta2"):
+        for name in ("beta1", "beta2", "label_smoothing"):
             _fraction(name, getattr(self, name))
         one_of("schedule", self.schedule, SCHEDULES)
         one_of("optimizer", self.optimizer, OPTIMIZERS)
@@ -272,9 +273,12 @@ class RuntimeConfig:
 class DataConfig:
     """Where the text came from and what it was found to be; what follows `train_characters` is for validation.
 
+    `kind` is text, or pairs of a source and a target, of which `longest` is the most tokens that a side has.
+
     `fingerprint` is the SHA-256 of the documents; `token_folder` is absolute, or within the run folder.
     """
 
+    kind: str = "text"
     corpus: tuple[str, ...]
     val_corpus: tuple[str, ...] = ()
     text_key: str = "text"
@@ -287,6 +291,8 @@ class DataConfig:
     documents: int
     train_tokens: int
     val_tokens: int
+    train_pairs: int = 0
+    longest: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ class LanguageModel(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def __call__(self, ids: Tensor) -> Output: ...
+    def __call__(self, *inputs: Tensor | None) -> Output: ...
 
     def logits(self, hidden: Tensor) -> Tensor: ...
 
@@ -45,12 +45,23 @@ class Objective(Protocol):
 
 def next_token(model: LanguageModel, batch: Batch) -> Loss:
     """-sum log p(target | tokens before it) (seeds 002, 004)."""
-    output = model(batch.ids)
+    return _loss(model, model(batch.ids), batch)
+
+
+def sequence_to_sequence(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:
+    """-sum log p(target | source, targets before it), by teacher forcing (seed 004).
+
+    With smoothing s, -(1 - s) log p(target) - s / V sum_v log p(v) (Szegedy et al. 2016).
+    """
+    return _loss(model, model(batch.ids, batch.source, batch.source_lengths), batch, smoothing)
+
+
+def _loss(model: LanguageModel, output: Output, batch: Batch, smoothing: float = 0.0) -> Loss:
     hidden, targets = output.hidden.flatten(0, 1), batch.targets.flatten()  # (B*T, D), (B*T,)
     if batch.mask is not None:
         scored = batch.mask.flatten()
         hidden, targets = hidden[scored], targets[scored]
-    return Loss(_cross_entropy(model, hidden, targets), batch.scored, output.aux, _told(output))
+    return Loss(_cross_entropy(model, hidden, targets, smoothing), batch.scored, output.aux, _told(output))
 
 
 def _told(output: Output) -> dict[str, Tensor]:
@@ -59,12 +70,13 @@ def _told(output: Output) -> dict[str, Tensor]:
     return {"router_entropy": output.routing.entropy, "expert_shares": output.routing.shares}
 
 
-def _cross_entropy(model: LanguageModel, hidden: Tensor, targets: Tensor) -> Tensor:
+def _cross_entropy(model: LanguageModel, hidden: Tensor, targets: Tensor, smoothing: float) -> Tensor:
     """The summed cross-entropy, (N, D) and (N,) to (). A large N x V is never held whole."""
 
     def chunk_loss(hidden: Tensor, targets: Tensor) -> Tensor:
         logits = model.logits(hidden)
-        return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), targets, reduction="sum")
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
 
     rows = max(1, CHUNKED_FROM // model.vocab_size)
     if len(hidden) <= rows:

@@ -22,6 +22,9 @@ STEPS = 2500  # that a run should have, where its length allows
 TOKENS_PER_STEP = {"cpu": (1024, 4096), "gpu": (8192, 65_536)}
 LAYER_CORE_SECONDS = 15e-6  # a token, on one core: measured on two of an AMD EPYC, for widths from 96 to 384
 LAYER_GPU_SECONDS = 5e-8
+LABEL_SMOOTHING = 0.1  # where targets are made from sources (Vaswani et al. 2017)
+PAIR_DROPOUT, FEW_PAIRS = 0.3, 1_000_000  # so few are seen many times
+LEAST_PAIR_CONTEXT = 128
 MEMORY_SHARE = 0.7  # of the free memory that a plan may use
 
 # How each preset is trained, after its source, fitted to short runs of small models.
@@ -56,7 +59,10 @@ class Machine:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run before it begins. `seconds` and `memory` (bytes) are estimates; notices are what the user should know."""
+    """A run before it begins. `seconds` and `memory` (bytes) are estimates; notices are what the user should know.
+
+    `passes` over the training text are made in so many steps.
+    """
 
     model: ModelConfig
     training: TrainingConfig
@@ -64,6 +70,7 @@ class Plan:
     parameters: int
     seconds: float
     steps: int
+    passes: float
     memory: int
     notices: tuple[str, ...]
 
@@ -120,14 +127,7 @@ def plan_training(
     seconds = budget.time or DEFAULT_TIME
     recipe = recipe or (base.initialisation if base else model.get("preset", "modern"))
     shape = base or _choose_shape(machine, data, vocab_size, model, seconds)
-    if base is None and "context" not in model:
-        shape = _shrink_context(shape, data, notices)
-    elif shape.context >= data.train_tokens:
-        shorter = "" if base else f", or a --context of at most {data.train_tokens - 1}"
-        raise UsageError(
-            f"The training text has {data.train_tokens} tokens, and a context of {shape.context} needs "
-            f"{shape.context + 1}; give more text{shorter}."
-        )
+    shape = _fit_context(shape, data, notices, chosen="context" in model, fixed=base is not None)
     for name in ("batch_size", "micro_batch"):
         if training.get(name, 1) < 1:
             raise UsageError(f"{flag(name)} is {training[name]}; it must be 1 or more.")
@@ -135,7 +135,8 @@ def plan_training(
     micro_batch = training.get("micro_batch", batch_size)
     parameters = parameters_by_part(shape)["total"]
 
-    per_sequence = activation_bytes(shape, machine.runtime.dtype) * shape.context
+    longest = 2 * (data.longest + 1) if data.train_pairs else shape.context
+    per_sequence = activation_bytes(shape, machine.runtime.dtype) * longest
     fixed = 16 * parameters
     free = free_memory(machine.runtime.device)
     if free is not None:
@@ -148,11 +149,13 @@ def plan_training(
                 if room >= 1
                 else f"The {free / 2**30:.1f} GB of free memory may not be enough; a smaller --size or --context would."
             )
-    tokens_per_step = batch_size * shape.context
-    step_seconds = tokens_per_step / training_speed(machine, shape)
-    steps = budget.total_steps(data.train_tokens, tokens_per_step) or max(1, int(seconds / step_seconds))
+    sequences, tokens_each = _sequences(data, shape)
+    steps_per_epoch = sequences / batch_size
+    step_seconds = batch_size * tokens_each / training_speed(machine, shape)
+    steps = budget.total_steps(steps_per_epoch) or max(1, int(seconds / step_seconds))
     settings = {
         **RECIPES[recipe],
+        "label_smoothing": LABEL_SMOOTHING if data.train_pairs else 0.0,
         "lr": default_learning_rate(recipe, shape.width),
         **_rhythm(steps, step_seconds, shape, machine, training.get("eval_every"), training.get("save_every")),
         **{name: value for name, value in training.items() if name != "warmup_steps"},
@@ -176,6 +179,7 @@ def plan_training(
         parameters=parameters,
         seconds=expected,
         steps=steps,
+        passes=steps / steps_per_epoch,
         memory=fixed + micro_batch * per_sequence,
         notices=tuple(notices),
     )
@@ -192,6 +196,8 @@ def _choose_shape(
     machine: Machine, data: DataConfig, vocab_size: int, model: dict[str, Any], seconds: float
 ) -> ModelConfig:
     choices = {name: value for name, value in model.items() if name not in ("preset", "size")}
+    if data.train_pairs and data.train_pairs < FEW_PAIRS:
+        choices.setdefault("dropout", PAIR_DROPOUT)
     preset, size = model.get("preset", "modern"), model.get("size", "auto")
     if size not in ("auto", *SIZES):
         raise UsageError(f"--size is {size!r}; it must be one of: auto, {', '.join(SIZES)}.")
@@ -220,12 +226,38 @@ def _choose_size(machine: Machine, data: DataConfig, vocab_size: int, preset: st
     return chosen
 
 
-def _shrink_context(shape: ModelConfig, data: DataConfig, notices: list[str]) -> ModelConfig:
+def _fit_context(shape: ModelConfig, data: DataConfig, notices: list[str], chosen: bool, fixed: bool) -> ModelConfig:
+    """A context for which the text is enough; for pairs, one that holds them. `chosen` by the user, `fixed` by a base.
+
+    Raises UsageError when a context that must stay is too long for the text.
+    """
+    if data.train_pairs:
+        if not chosen and not fixed:
+            shape = replace(shape, context=max(LEAST_PAIR_CONTEXT, -(-(data.longest + 1) // 32) * 32))
+        elif shape.context <= data.longest:
+            notices.append(
+                f"Some pairs have up to {data.longest} tokens a side; those that do not fit the context of "
+                f"{shape.context} are left out."
+            )
+        return shape
     available = data.train_tokens - 1
     if shape.context <= available:
         return shape
+    if chosen or fixed:
+        shorter = "" if fixed else f", or a --context of at most {available}"
+        raise UsageError(
+            f"The training text has {data.train_tokens} tokens, and a context of {shape.context} needs "
+            f"{shape.context + 1}; give more text{shorter}."
+        )
     notices.append(f"The training text has only {data.train_tokens} tokens: the context shrinks to {available}.")
     return replace(shape, context=available)
+
+
+def _sequences(data: DataConfig, shape: ModelConfig) -> tuple[float, float]:
+    """How many sequences an epoch has, and how many tokens one has: windows of text, or pairs with both their sides."""
+    if data.train_pairs:
+        return data.train_pairs, data.train_tokens / data.train_pairs
+    return data.train_tokens / shape.context, shape.context
 
 
 def default_learning_rate(recipe: str, width: int) -> float:
@@ -241,7 +273,7 @@ def _choose_batch_size(machine: Machine, data: DataConfig, shape: ModelConfig, b
         tokens = int(budget.time * training_speed(machine, shape) / STEPS)
     elif budget.epochs is not None:
         tokens = int(budget.epochs * data.train_tokens / STEPS)
-    return max(1, min(max(tokens, fewest), most) // shape.context)
+    return max(1, int(min(max(tokens, fewest), most) / _sequences(data, shape)[1]))
 
 
 @functools.cache
@@ -250,8 +282,8 @@ def matrix_parameters(config: ModelConfig) -> int:
     that a token is not sent to.
     """
     total = config.width * config.vocab_size
-    for name, parameter in build_empty_model(config).layers.named_parameters():
-        if parameter.dim() == 2:
+    for name, parameter in build_empty_model(config).named_parameters():
+        if "layers." in name and parameter.dim() == 2:
             among = ".experts." in name
             total += parameter.numel() * config.experts_per_token // config.experts if among else parameter.numel()
     return total

@@ -78,7 +78,7 @@ class Bench:
             **parts,
             optimizer=optimizer(self.model),
             config=self.config,
-            total_steps=self.config.budget.total_steps(1, 1),
+            total_steps=self.config.budget.total_steps(1),
             state=self.state,
             store=self,
             report=self.events.append,

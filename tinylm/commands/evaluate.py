@@ -1,20 +1,19 @@
 """tinylm eval: how well a model predicts a text."""
 
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tinylm.commands.evaluate_pairs import TranslationOptions, evaluate_pairs
 from tinylm.commands.model import AdapterPath, ModelPath, OpenModel, choose_where, open_model
 from tinylm.commands.options import MachineOptions, OutputOptions, TextOptions, option, with_groups
+from tinylm.commands.reading import encode_whole
 from tinylm.console import Console
 from tinylm.errors import TinyLMError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from tinylm.text.tokenizer import Tokenizer
 
 BASELINE_BYTES = 5_000_000
 
@@ -23,9 +22,7 @@ BASELINE_BYTES = 5_000_000
 def evaluate_text(
     text: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Text files, folders, JSONL, or -; none is the run's own validation text.", show_default=False
-        ),
+        typer.Argument(help="Text (or pairs), or -; none is the run's own validation text.", show_default=False),
     ] = None,
     model: ModelPath = None,
     adapter: AdapterPath = None,
@@ -38,30 +35,56 @@ def evaluate_text(
         bool, option("Score the text with gzip, xz and an order-5 character model, too.", None, None, "--baselines")
     ] = False,
     *,
+    translation: TranslationOptions,
     reading: TextOptions,
     machine: MachineOptions,
     output: OutputOptions,
 ) -> None:
     """Say how well a model predicts a text: every token but the first is scored, once."""
+    from tinylm.model.decoder import Decoder
+    from tinylm.model.encoder_decoder import EncoderDecoder
+
+    console = output.console()
+    if batch_size is not None and batch_size < 1:
+        raise UsageError(f"--batch-size is {batch_size}; it must be 1 or more.")
+    device, dtype = choose_where(console, machine)
+    opened = open_model(console, model, adapter, device)
+    match opened.network:
+        case Decoder():
+            translation.refuse()
+            result = _evaluate_text(console, opened, text, reading, dtype, stride, batch_size, baselines)
+        case EncoderDecoder() as translator:
+            if stride is not None or baselines:
+                raise UsageError("--stride and --baselines are for models of text; this one makes targets of sources.")
+            result = evaluate_pairs(console, opened, translator, text, reading, dtype, batch_size, translation)
+        case _:
+            raise UsageError(f"{opened.path} is of a kind that tinylm eval does not know.")
+    _print(console, result)
+
+
+def _evaluate_text(
+    console: Console,
+    opened: OpenModel,
+    text: list[str] | None,
+    reading: TextOptions,
+    dtype: str,
+    stride: int | None,
+    batch_size: int | None,
+    baselines: bool,
+) -> dict[str, Any]:
     from tinylm.evaluation import evaluate, rows_at_once
     from tinylm.objective import next_token
     from tinylm.text.dataset import evaluation_batches
 
-    console = output.console()
-    device, dtype = choose_where(console, machine)
-    opened = open_model(console, model, adapter, device)
     context = opened.config.model.context
     if stride is not None and not 1 <= stride <= context:
         raise UsageError(f"--stride is {stride}; it must be from 1 to the model's context, {context}.")
-    if batch_size is not None and batch_size < 1:
-        raise UsageError(f"--batch-size is {batch_size}; it must be 1 or more.")
-    tokens = _encode_text(console, text, reading, opened.tokenizer) if text else _validation_text(console, opened)
+    tokens = encode_whole(console, text, reading, opened.tokenizer) if text else _validation_text(console, opened)
     if len(tokens) < 2:
         raise UsageError(
             f"The text has {len(tokens)} token, and 2 are needed: the first has nothing before it to be scored by."
         )
-    rows = batch_size or rows_at_once(context)
-    batches = evaluation_batches(tokens, context, rows, stride)
+    batches = evaluation_batches(tokens, context, batch_size or rows_at_once(context), stride)
     with console.counting("scoring", len(tokens) - 1, "tokens") as advance:
         score = evaluate(opened.network, next_token, batches, dtype, advance)
     characters, size = opened.tokenizer.measure(tokens[1:])
@@ -76,23 +99,7 @@ def evaluate_text(
     }
     if baselines:
         result["baselines"] = _baselines(console, opened, tokens)
-    _print(console, result)
-
-
-def _encode_text(console: Console, text: list[str], reading: TextOptions, tokenizer: "Tokenizer") -> "np.ndarray":
-    """The tokens of a text. Raises UsageError when there are none, or characters that the model never saw."""
-    from tinylm.text.corpus import find_corpus, scan
-    from tinylm.text.dataset import encode_stream
-    from tinylm.text.prepare import require_known
-
-    with tempfile.TemporaryDirectory() as folder:
-        corpus = find_corpus(text, reading.text_key, reading.encoding, Path(folder))
-        found = scan(corpus.stream())
-        if not found.characters:
-            raise UsageError(f"{corpus.name} has no text in it; give a file that has some.")
-        require_known(tokenizer, found.alphabet, "The model")
-        with console.counting("encoding", found.characters, "characters") as advance:
-            return encode_stream(corpus.stream(), tokenizer, advance)
+    return result
 
 
 def _validation_text(console: Console, opened: OpenModel) -> "np.ndarray":
@@ -139,8 +146,14 @@ def _print(console: Console, result: dict[str, Any]) -> None:
         "perplexity": "perplexity",
         "bits_per_character": "bits a character",
         "bits_per_byte": "bits a byte",
+        "exact_match": "exact matches",
+        "bleu": "BLEU",
+        "chrf": "chrF",
     }
-    rows = [(words, f"{result[key]:.4f}") for key, words in names.items()]
-    rows += [(f"{key} scored", f"{result[key]:,}") for key in ("tokens", "characters", "bytes")]
+    rows = [(names.get(key, f"{key} scored"), _shown(value)) for key, value in result.items()]
     rows += [(f"bits a byte, {name}", f"{bits:.4f}") for name, bits in baselines.items()]
     console.table(("", ""), rows)
+
+
+def _shown(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"

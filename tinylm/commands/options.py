@@ -14,7 +14,17 @@ from typing import Annotated, Any
 
 import typer
 
-from tinylm.config import ACTIVATIONS, EXPERT_MODES, NORM_PLACEMENTS, NORMS, OPTIMIZERS, POSITIONS, SCHEDULES, flag
+from tinylm.config import (
+    ACTIVATIONS,
+    ARCHITECTURES,
+    EXPERT_MODES,
+    NORM_PLACEMENTS,
+    NORMS,
+    OPTIMIZERS,
+    POSITIONS,
+    SCHEDULES,
+    flag,
+)
 from tinylm.console import Console
 from tinylm.errors import UsageError
 from tinylm.presets import PRESETS, SIZES
@@ -262,15 +272,23 @@ class OptimizerOptions:
     beta2: Annotated[float | None, option("Adam's memory of its square.", OPTIMIZER, "X")] = None
     grad_clip: Annotated[float | None, option("Largest gradient norm; 0 for no limit.", OPTIMIZER, "X")] = None
     optimizer: Annotated[str | None, option("The optimizer.", OPTIMIZER, one_of(OPTIMIZERS))] = None
+    label_smoothing: Annotated[
+        float | None, option("Part of each target's probability that is spread over all.", OPTIMIZER, "X")
+    ] = None
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     preset: Annotated[str | None, option("Which transformer (default: modern).", MODEL, one_of(PRESETS))] = None
+    architecture: Annotated[
+        str | None,
+        option("Text from what came before, masked text, or targets from sources.", MODEL, one_of(ARCHITECTURES)),
+    ] = None
     size: Annotated[
         str | None, option("How large; auto fits corpus, machine and budget.", MODEL, one_of(["auto", *SIZES]))
     ] = None
-    layers: Annotated[int | None, option("Blocks.", MODEL, "N")] = None
+    layers: Annotated[int | None, option("Blocks; of an encoder-decoder, the decoder's.", MODEL, "N")] = None
+    encoder_layers: Annotated[int | None, option("The encoder's blocks (default: --layers).", MODEL, "N")] = None
     heads: Annotated[int | None, option("Attention heads.", MODEL, "N")] = None
     kv_heads: Annotated[
         int | None, option("Key/value heads: fewer than --heads is grouped-query, 1 multi-query attention.", MODEL, "N")

@@ -1,5 +1,6 @@
 """Reading and encoding a corpus with progress; shared by the commands that take text to learn from."""
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,8 @@ from tinylm.console import Console
 from tinylm.errors import UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from tinylm.text.dataset import TokenFolder
     from tinylm.text.prepare import Reading
     from tinylm.text.tokenizer import Tokenizer
@@ -18,20 +21,28 @@ VAL_FRACTION = 0.1
 
 
 def read_text(
-    console: Console, corpus: Sequence[str], text: TextOptions, validation: ValidationOptions, spool: Path
+    console: Console,
+    corpus: Sequence[str],
+    text: TextOptions,
+    validation: ValidationOptions,
+    spool: Path,
+    kind: str = "text",
 ) -> "Reading":
-    """Find and read the corpus, and what it is validated on. Standard input is kept in the folder `spool`."""
+    """Find and read the corpus, and what it is validated on. Standard input is kept in the folder `spool`.
+
+    `kind` is text, or pairs.
+    """
     from tinylm.text.corpus import STANDARD_INPUT, find_corpus
-    from tinylm.text.prepare import read_corpus
+    from tinylm.text.prepare import CORPORA, read_corpus
 
     if validation.val_data is not None and validation.val_fraction is not None:
         raise UsageError("--val-data and --val-fraction contradict each other; give one of them.")
     if validation.val_data == STANDARD_INPUT and STANDARD_INPUT in corpus:
         raise UsageError("Standard input cannot be both the text and --val-data; put one of them into a file.")
-    found = find_corpus(corpus, text.text_key, text.encoding, spool)
+    found = find_corpus(corpus, text.text_key, text.encoding, spool, CORPORA[kind])
     val_found = None
     if validation.val_data is not None:
-        val_found = find_corpus([validation.val_data], text.text_key, text.encoding, spool)
+        val_found = find_corpus([validation.val_data], text.text_key, text.encoding, spool, CORPORA[kind])
     fraction = VAL_FRACTION if validation.val_fraction is None else validation.val_fraction
     with console.counting("reading", found.size, "characters") as advance:
         return read_corpus(found, val_found, fraction, advance)
@@ -52,3 +63,24 @@ def encode_text(
     if piped:
         (preparation / SPOOL_FILE).unlink()
     return encoded
+
+
+def encode_whole(
+    console: Console, text: Sequence[str], reading: TextOptions, tokenizer: "Tokenizer", kind: str = "text"
+) -> "np.ndarray":
+    """All the tokens of a text, or of pairs, in memory.
+
+    Raises UsageError when there are none, or characters that the model never saw.
+    """
+    from tinylm.text.corpus import find_corpus, scan
+    from tinylm.text.dataset import encode_stream
+    from tinylm.text.prepare import CORPORA, require_known
+
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = find_corpus(text, reading.text_key, reading.encoding, Path(folder), CORPORA[kind])
+        found = scan(corpus.stream())
+        if not found.characters:
+            raise UsageError(f"{corpus.name} has no text in it; give a file that has some.")
+        require_known(tokenizer, found.alphabet, "The model")
+        with console.counting("encoding", found.characters, "characters") as advance:
+            return encode_stream(corpus.stream(), tokenizer, advance)

@@ -86,16 +86,16 @@ def show_plan(console: Console, plan: "Plan", config: RunConfig, trained: int, *
 def _plan_lines(plan: "Plan", config: RunConfig, trained: int) -> dict[str, str]:
     model, training, data = plan.model, plan.training, config.data
     assert data is not None
-    passes = plan.steps * training.batch_size * model.context / data.train_tokens
     micro = f", {training.micro_batch} at a time" if training.micro_batch < training.batch_size else ""
     about = "about " if training.budget.time is not None else ""
     lines = {
         "tokenizer": f"{config.tokenizer.kind}, {model.vocab_size:,} ids",
-        "text": f"{data.train_tokens:,} tokens to train on, {data.val_tokens:,} to validate with",
+        "text": f"{data.train_tokens:,} tokens to train on, {data.val_tokens:,} to validate with"
+        + (f"; {data.train_pairs:,} pairs" if data.train_pairs else ""),
         "model": f"{plan.parameters:,} parameters: {model.layers} layers, {model.heads} heads, width {model.width}, "
         f"context {model.context}" + (", compiled" if plan.runtime.compile else ""),
         "batch": f"{training.batch_size} sequences a step{micro}",
-        "length": f"{about}{plan.steps:,} steps, {passes:.1f} passes over the text",
+        "length": f"{about}{plan.steps:,} steps, {plan.passes:.1f} passes over the text",
         "time": f"about {duration(plan.seconds)}",
         "memory": f"about {plan.memory / 2**20:,.0f} MB",
     }
@@ -127,16 +127,19 @@ def run_session(
 
     `command` is the tinylm command that resumes such a run. Raises InterruptedRunError when a signal stopped it.
     """
+    from tinylm.tasks import make_task
     from tinylm.training.session import train_session
     from tinylm.training.signals import stop_on_signals
 
+    assert config.training is not None
+    task = make_task(tokens, tokenizer, config.model, config.training)
     sample = functools.partial(sampled_text, model, tokenizer, config)
     with stop_on_signals() as stop, console.progress() as show:
         outcome = train_session(
             run,
             config,
             model,
-            tokens,
+            task,
             resume_from=resume_from,
             report=_Reporter(console, show, sample),
             check_stop=stop.check,
@@ -178,7 +181,7 @@ def run_session(
 class _Reporter:
     """Turns the trainer's events into a line of progress, JSON records and now and then a sample."""
 
-    def __init__(self, console: Console, show: Callable[[float, str], None], sample: Callable[[], str]) -> None:
+    def __init__(self, console: Console, show: Callable[[float, str], None], sample: Callable[[], str | None]) -> None:
         self._console = console
         self._show = show
         self._sample = sample
@@ -210,15 +213,19 @@ class _Reporter:
     def _maybe_sample(self, step: int) -> None:
         if self._console.on_terminal and step and time.monotonic() - self._sampled >= SAMPLE_SECONDS:
             self._sampled = time.monotonic()
-            self._console.note(f"\nstep {step}{self._val_loss}\n{self._sample()}\n")
+            if (sample := self._sample()) is not None:
+                self._console.note(f"\nstep {step}{self._val_loss}\n{sample}\n")
 
 
 def quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def sampled_text(model: "Transformer", tokenizer: "Tokenizer", config: RunConfig, tokens: int = 120) -> str:
-    """A short sample to look at while training; it does not touch the trainer's random numbers."""
+def sampled_text(model: "Transformer", tokenizer: "Tokenizer", config: RunConfig, tokens: int = 120) -> str | None:
+    """A short sample to look at while training; it does not touch the trainer's random numbers.
+
+    `None` for a model that does not write by itself.
+    """
     import torch
 
     from tinylm.inference.generator import generate
@@ -226,11 +233,11 @@ def sampled_text(model: "Transformer", tokenizer: "Tokenizer", config: RunConfig
     from tinylm.inference.text import start_tokens
     from tinylm.model.decoder import Decoder
 
-    assert isinstance(model, Decoder)
-    device = model.embedding.weight.device
+    if not isinstance(model, Decoder):
+        return None
     was_training = model.training
     model.eval()
-    sampler = Sampler(Sampling(), 0, 1, device, tokenizer.vocab_size)
+    sampler = Sampler(Sampling(), 0, 1, model.embedding.weight.device, tokenizer.vocab_size)
     with torch.compiler.set_stance("force_eager"):
         ids = [row[0] for row in generate(model, [start_tokens(tokenizer, config.data, [])], sampler, tokens)]
     model.train(was_training)

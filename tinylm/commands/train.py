@@ -97,12 +97,14 @@ def train(
     with new_run_at(path, run.force) as preparation:
         machine = probe_machine(learning.machine.device, learning.machine.dtype)
         console.note(f"On {machine.reasons}.")
-        reading = read_text(console, corpus, learning.text, learning.validation, preparation)
-        if run.init_from is not None:
-            start, base, tokens_of, _ = load_model(run.init_from)
+        start, base, tokens_of, _ = load_model(run.init_from) if run.init_from else (None, None, None, None)
+        architecture = base.model.architecture if base else model.architecture or "decoder"
+        kind = "pairs" if architecture == "encoder-decoder" else "text"
+        reading = read_text(console, corpus, learning.text, learning.validation, preparation, kind)
+        if tokens_of is not None:
             require_known(tokens_of, reading.alphabet, f"The tokenizer of {run.init_from}")
         else:
-            base, tokens_of = None, choose_tokenizer(reading, tokenizer.tokenizer or "auto", tokenizer.vocab_size)
+            tokens_of = choose_tokenizer(reading, tokenizer.tokenizer or "auto", tokenizer.vocab_size)
         tokens, data = encode_text(console, reading, tokens_of, preparation)
         plan = plan_training(
             machine,
@@ -125,7 +127,7 @@ def train(
         if run.dry_run:
             return
         folder = RunFolder.create(path, config, tokens_of)
-        network = start.train() if base else build_model(plan.model, plan.training.seed)
+        network = start.train() if start else build_model(plan.model, plan.training.seed)
         run_session(console, folder, config, network, tokens, tokens_of, command=COMMAND, started=started)
 
 

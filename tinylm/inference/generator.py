@@ -1,13 +1,30 @@
 """Next-token generation with a KV cache: predict, sample, append, repeat (seeds 002, 004)."""
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tinylm.inference.sampler import Sampler
 from tinylm.model.cache import Cache
-from tinylm.model.decoder import Decoder
+from tinylm.model.stack import Output
+
+
+class NextTokenModel(Protocol):
+    """What the generator needs of a model."""
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def embedding(self) -> nn.Embedding: ...
+
+    def __call__(self, ids: Tensor, cache: Sequence[Cache] | None = None) -> Output: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+    def make_cache(self, batch: int, length: int, starts: Tensor | None = None) -> list[Cache]: ...
 
 
 def window_start(length: int, context: int) -> int:
@@ -24,7 +41,7 @@ def window_start(length: int, context: int) -> int:
 
 @torch.inference_mode()
 def generate(
-    model: Decoder, prompts: Sequence[Sequence[int]], sampler: Sampler, max_tokens: int, use_cache: bool = True
+    model: NextTokenModel, prompts: Sequence[Sequence[int]], sampler: Sampler, max_tokens: int, use_cache: bool = True
 ) -> Iterator[list[int]]:
     """Yield one new token for every prompt, `max_tokens` times. Prompts need at least a token each; lengths may differ.
 
@@ -46,7 +63,7 @@ class _Window:
     When one row's window moves on, the cache is filled again for all rows; the other rows' windows stay where they are.
     """
 
-    def __init__(self, model: Decoder, texts: list[list[int]]) -> None:
+    def __init__(self, model: NextTokenModel, texts: list[list[int]]) -> None:
         self._model = model
         self._texts = texts
         self._starts: list[int] = []
@@ -64,19 +81,19 @@ class _Window:
         return _last_logits(self._model, ids, self._cache)
 
 
-def _recompute(model: Decoder, texts: list[list[int]]) -> Tensor:
+def _recompute(model: NextTokenModel, texts: list[list[int]]) -> Tensor:
     """The same logits with nothing remembered between tokens."""
     ids, padding = _left_padded(model, texts, [window_start(len(text), model.context) for text in texts])
     cache = None if padding is None else model.make_cache(len(texts), ids.shape[1], padding)
     return _last_logits(model, ids, cache)
 
 
-def _last_logits(model: Decoder, ids: Tensor, cache: list[Cache] | None) -> Tensor:
+def _last_logits(model: NextTokenModel, ids: Tensor, cache: list[Cache] | None) -> Tensor:
     hidden = model(ids, cache).hidden[:, -1]  # (B, D)
     return model.logits(hidden)
 
 
-def _left_padded(model: Decoder, texts: list[list[int]], starts: list[int]) -> tuple[Tensor, Tensor | None]:
+def _left_padded(model: NextTokenModel, texts: list[list[int]], starts: list[int]) -> tuple[Tensor, Tensor | None]:
     """The windows as one batch (B, T) that ends together, and how much padding each row begins with, if any does."""
     rows = [text[start:] for text, start in zip(texts, starts, strict=True)]
     longest = max(map(len, rows))
@@ -85,5 +102,5 @@ def _left_padded(model: Decoder, texts: list[list[int]], starts: list[int]) -> t
     return ids, torch.tensor(padding, device=ids.device) if any(padding) else None
 
 
-def _tensor(model: Decoder, rows: list[list[int]]) -> Tensor:
+def _tensor(model: NextTokenModel, rows: list[list[int]]) -> Tensor:
     return torch.tensor(rows, device=model.embedding.weight.device)

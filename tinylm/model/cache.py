@@ -20,7 +20,7 @@ class Cache(Protocol):
         ...
 
     def reorder(self, rows: Tensor) -> None:
-        """Let row b go on from what row rows[b] held."""
+        """Let row b go on from what row rows[b] held; there may be fewer rows than before."""
         ...
 
 
@@ -53,8 +53,7 @@ class KVCache:
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def reorder(self, rows: Tensor) -> None:
-        self.keys[:, :, : self.offset] = self.keys[rows, :, : self.offset]
-        self.values[:, :, : self.offset] = self.values[rows, :, : self.offset]
+        self.keys, self.values = self.keys[rows], self.values[rows]
 
 
 class RollingCache:

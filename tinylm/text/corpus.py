@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -56,6 +57,10 @@ class Corpus:
             else:
                 yield _read_text(file, self.encoding)
 
+    def whole(self, characters: int) -> int:
+        """How many characters, of so many, may be cut off the front: text may be cut anywhere."""
+        return characters
+
     @property
     def name(self) -> str:
         """For messages."""
@@ -68,7 +73,11 @@ class Corpus:
 
 
 def find_corpus(
-    paths: Iterable[str], text_key: str = "text", encoding: str = "utf-8", spool: Path | None = None
+    paths: Iterable[str],
+    text_key: str = "text",
+    encoding: str = "utf-8",
+    spool: Path | None = None,
+    kind: "type[Corpus]" = Corpus,
 ) -> Corpus:
     """The text files among and below the paths. Standard input (-) is first copied into the folder `spool`.
 
@@ -99,7 +108,7 @@ def find_corpus(
             raise UsageError(f"{name} is a pipe or a device, which cannot be read twice; send it to - instead.")
         else:
             raise UsageError(f"There is no file or folder {name!r}; check the path, or use - for standard input.")
-    return Corpus(paths, tuple(files), text_key, encoding)
+    return kind(paths, tuple(files), text_key, encoding)
 
 
 def _spool_standard_input(folder: Path) -> Path:
@@ -169,32 +178,42 @@ def _decode(
 
 def _invalid_bytes(file: Path, offset: int, encoding: str) -> UsageError:
     return UsageError(
-        f"{_shown(file)} is not valid {encoding} at byte {offset}; mend that byte, or name the file's encoding with "
+        f"{shown(file)} is not valid {encoding} at byte {offset}; mend that byte, or name the file's encoding with "
         "--encoding."
     )
 
 
-def _shown(file: Path) -> str:
+def shown(file: Path) -> str:
     return file.name if file.name == SPOOL_FILE else str(file)
 
 
 def _read_jsonl(file: Path, text_key: str, encoding: str) -> Iterator[str]:
-    """The text of each line. A line ends at a line feed, in whatever encoding, and nowhere else."""
+    for number, line in numbered_lines(file, encoding):
+        yield _text_of_line(line, f"{shown(file)}, line {number}", text_key)
+
+
+def numbered_lines(file: Path, encoding: str) -> Iterator[tuple[int, str]]:
+    """The lines that are not blank. A line ends at a line feed, in whatever encoding, and nowhere else."""
     number, held = 0, ""
     for piece in itertools.chain(_read_text(file, encoding), ["\n"]):
         *lines, held = (held + piece).split("\n")
         for line in lines:
             number += 1
             if line.strip():
-                yield _text_of_line(line, f"{_shown(file)}, line {number}", text_key)
+                yield number, line
 
 
-def _text_of_line(line: str, place: str, text_key: str) -> str:
+def parse_json_line(line: str, place: str) -> Any:
+    """Raises UsageError, naming the place, for what is not JSON."""
     try:
-        record = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, and nesting as deep
         reason = error.msg if isinstance(error, json.JSONDecodeError) else error
         raise UsageError(f"{place}: not JSON ({reason}); each line must be one JSON object.") from None
+
+
+def _text_of_line(line: str, place: str, text_key: str) -> str:
+    record = parse_json_line(line, place)
     if not isinstance(record, dict) or text_key not in record:
         keys = ", ".join(record) if isinstance(record, dict) else type(record).__name__
         raise UsageError(f"{place}: no text under {text_key!r} (found: {keys}); name the field with --text-key.")
@@ -204,6 +223,11 @@ def _text_of_line(line: str, place: str, text_key: str) -> str:
             f"{place}: under {text_key!r} is {json.dumps(text)[:40]}, which is not a text; mend it, or name another "
             "field with --text-key."
         )
+    return require_characters(text, place)
+
+
+def require_characters(text: str, place: str) -> str:
+    """The text; raises UsageError when it has half a surrogate pair, which JSON can spell, in it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -11,7 +11,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -173,11 +173,16 @@ def sample_for_tokenizer(stream: Stream, characters: int, most: int, piece: int 
 
 @dataclass(frozen=True)
 class Batch:
-    """ids and targets: (B, T); `mask` (B, T) is True where a target is scored, `None` where all are."""
+    """ids and targets: (B, T); `mask` (B, T) is True where a target is scored, `None` where all are.
+
+    Of pairs, `source` (B, S) is what the targets are made from; after each row's `source_lengths` (B,) is padding.
+    """
 
     ids: Tensor
     targets: Tensor
     mask: Tensor | None = None
+    source: Tensor | None = None
+    source_lengths: Tensor | None = None
 
     def __len__(self) -> int:
         return self.ids.shape[0]
@@ -191,11 +196,15 @@ class Batch:
         """Micro-batches of at most `rows` sequences."""
         for start in range(0, len(self), rows):
             part = slice(start, start + rows)
-            yield Batch(self.ids[part], self.targets[part], None if self.mask is None else self.mask[part])
+            yield self._each(lambda tensor, part=part: tensor[part])  # type: ignore[misc]
 
     def to(self, device: torch.device) -> "Batch":
-        mask = None if self.mask is None else self.mask.to(device, non_blocking=True)
-        return Batch(self.ids.to(device, non_blocking=True), self.targets.to(device, non_blocking=True), mask)
+        return self._each(lambda tensor: tensor.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """The batch with every tensor changed."""
+        tensors = [getattr(self, field.name) for field in fields(self)]
+        return Batch(*(None if tensor is None else change(tensor) for tensor in tensors))  # type: ignore[arg-type]
 
 
 class Windows:

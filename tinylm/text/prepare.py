@@ -8,6 +8,7 @@ from tinylm.config import DataConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.corpus import STANDARD_INPUT, Corpus, Scan, Stream, cut, find_corpus, scan
 from tinylm.text.dataset import TokenFolder, cache_root, encode_corpus, sample_for_tokenizer, token_key
+from tinylm.text.pairs import PairCorpus, PairTokens
 from tinylm.text.tokenizer import Tokenizer, describe_characters, train_bpe, train_char
 
 CHAR_ALPHABET = 256  # more characters than this, or a longer text, and auto chooses BPE
@@ -15,6 +16,8 @@ CHAR_CHARACTERS = 20_000_000
 VOCAB_SIZES = ((1_000_000, 1024), (10_000_000, 4096), (100_000_000, 8192))  # for texts up to so many characters
 LARGEST_VOCAB_SIZE = 16_384
 BPE_SAMPLE = 1 << 23  # characters; a million distinct words in them take a gigabyte to learn from
+
+CORPORA: dict[str, type[Corpus]] = {"text": Corpus, "pairs": PairCorpus}
 
 Progress = Callable[[int], None]
 
@@ -68,7 +71,7 @@ def read_corpus(
     found = _scan(corpus, progress)
     val_found = _scan(val_corpus, progress) if val_corpus is not None else None
     held_out = 0 if val_found else max(1, int(found.characters * val_fraction))
-    return Reading(corpus, found, val_corpus, val_found, found.characters - held_out)
+    return Reading(corpus, found, val_corpus, val_found, corpus.whole(found.characters - held_out))
 
 
 def _scan(corpus: Corpus, progress: Progress) -> Scan:
@@ -90,7 +93,8 @@ def choose_tokenizer(reading: Reading, wanted: str, vocab_size: int | None) -> T
     """
     if wanted == "auto":
         few = len(reading.alphabet) <= CHAR_ALPHABET and reading.found.characters <= CHAR_CHARACTERS
-        wanted = "char" if few and vocab_size is None else "bpe"
+        is_text = not isinstance(reading.corpus, PairCorpus)  # pairs are short, and learned as words
+        wanted = "char" if few and is_text and vocab_size is None else "bpe"
     if vocab_size is not None and wanted != "bpe":
         raise UsageError(f"--vocab-size is for --tokenizer bpe, and contradicts --tokenizer {wanted}; leave one out.")
     if wanted == "char":
@@ -133,7 +137,12 @@ def encode_reading(
                 f"{reading.corpus.name} leaves {found} tokens for {part}, and {least} are needed; give more text, or "
                 "another --val-fraction."
             )
+    train_pairs = longest = 0
+    if isinstance(reading.corpus, PairCorpus):
+        sides = [PairTokens(part, tokenizer.end_of_text).lengths for part in (tokens.train, tokens.val)]
+        train_pairs, longest = len(sides[0]), max(int(lengths.max()) for lengths in sides)
     data = DataConfig(
+        kind="pairs" if isinstance(reading.corpus, PairCorpus) else "text",
         corpus=_absolute(reading.corpus),
         val_corpus=_absolute(reading.val_corpus) if reading.val_corpus else (),
         text_key=reading.corpus.text_key,
@@ -146,6 +155,8 @@ def encode_reading(
         documents=reading.found.documents,
         train_tokens=len(tokens.train),
         val_tokens=len(tokens.val),
+        train_pairs=train_pairs,
+        longest=longest,
     )
     return tokens, data
 
@@ -167,8 +178,9 @@ def reopen_tokens(
         return TokenFolder.open(folder)
     if STANDARD_INPUT in (*data.corpus, *data.val_corpus):
         raise TinyLMError(f"{folder} is missing, and the text came from standard input; train again from the text.")
-    corpus = find_corpus(data.corpus, data.text_key, data.encoding)
-    val_corpus = find_corpus(data.val_corpus, data.text_key, data.encoding) if data.val_corpus else None
+    kind = CORPORA[data.kind]
+    corpus = find_corpus(data.corpus, data.text_key, data.encoding, kind=kind)
+    val_corpus = find_corpus(data.val_corpus, data.text_key, data.encoding, kind=kind) if data.val_corpus else None
     found = _scan(corpus, progress)
     val_found = _scan(val_corpus, progress) if val_corpus else None
     fingerprints = [found.fingerprint] + ([val_found.fingerprint] if val_found else [])

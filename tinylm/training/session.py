@@ -14,8 +14,9 @@ from tinylm.device import autocast, choose_inference_dtype
 from tinylm.errors import UsageError
 from tinylm.evaluation import evaluate, rows_at_once
 from tinylm.model.stack import Transformer
-from tinylm.objective import Objective, next_token
-from tinylm.text.dataset import Batch, TokenFolder, Windows, evaluation_batches
+from tinylm.objective import Objective
+from tinylm.tasks import Task
+from tinylm.text.dataset import Batch
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState, optimizer_tensors, restore_optimizer
 from tinylm.training.trainer import Evaluated, Event, Logged, Notice, Outcome, Trainer
@@ -46,7 +47,7 @@ def train_session(
     run: RunFolder,
     config: RunConfig,
     model: Transformer,
-    tokens: TokenFolder,
+    task: Task,
     *,
     resume_from: LastSave | None = None,
     report: Callable[[Event], None],
@@ -63,11 +64,9 @@ def train_session(
     torch.manual_seed(training.seed)
     device = torch.device(runtime.device)
     model.to(device)
-    context = model.context
     optimizer = build_optimizer(model, training)
-    windows = Windows(tokens.train, context, training.batch_size, training.seed)
-    trial = next(windows.batch(0).split(training.micro_batch))
-    if runtime.compile and not _compile_layers(model, trial, next_token, runtime.dtype, report):
+    trial = next(task.batch(0).split(training.micro_batch))
+    if runtime.compile and not _compile_layers(model, trial, task.objective, runtime.dtype, report):
         config = replace(config, runtime=replace(runtime, compile=False))
         run.write_config(config)
     if resume_from is None:
@@ -84,11 +83,11 @@ def train_session(
 
     def validate() -> float:
         # Without a backward pass, four times what the device could train on at once fits it too.
-        rows = min(rows_at_once(context), 4 * state.micro_batch)
-        batches = evaluation_batches(tokens.val, context, rows, most=training.eval_tokens)
+        rows = min(rows_at_once(model.context), 4 * state.micro_batch)
+        batches = task.validation(rows, training.eval_tokens)
         dtype = choose_inference_dtype("auto", device.type).value
         with torch.compiler.set_stance("force_eager"):
-            return evaluate(model, next_token, batches, dtype, lambda scored: check_stop()).loss
+            return evaluate(model, task.score, batches, dtype, lambda scored: check_stop()).loss
 
     def record(event: Event) -> None:
         if isinstance(event, Logged | Evaluated):
@@ -97,13 +96,13 @@ def train_session(
 
     return Trainer(
         model,
-        next_token,
-        windows.batch,
+        task.objective,
+        task.batch,
         validate,
         optimizer,
         training,
         dtype=runtime.dtype,
-        total_steps=training.budget.total_steps(len(tokens.train), training.batch_size * context),
+        total_steps=training.budget.total_steps(task.steps_per_epoch),
         state=state,
         store=_RunStore(run, config),
         report=record,

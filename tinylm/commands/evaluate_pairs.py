@@ -1,0 +1,108 @@
+"""What tinylm eval does with an encoder-decoder: how likely the targets are, and how near to them what it writes."""
+
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tinylm.commands.model import OpenModel
+from tinylm.commands.options import TextOptions, option
+from tinylm.commands.reading import encode_whole
+from tinylm.commands.write_targets import BEAMS, find_targets
+from tinylm.console import Console
+from tinylm.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tinylm.model.encoder_decoder import EncoderDecoder
+
+TRANSLATION = "Targets"
+BLEU_TOKENIZERS = ("13a", "none", "intl", "char", "zh", "ja-mecab", "ko-mecab")
+
+
+@dataclass(frozen=True)
+class TranslationOptions:
+    beams: Annotated[int | None, option("Hypotheses searched at a time (default: 5).", TRANSLATION, "N")] = None
+    length_penalty: Annotated[
+        float | None, option("Above 0, longer targets are preferred (default: 1).", TRANSLATION, "X")
+    ] = None
+    bleu_tokenize: Annotated[
+        str | None,
+        option("sacrebleu's tokenizer (default: 13a); none for text that is tokenised.", TRANSLATION, "NAME"),
+    ] = None
+
+    def refuse(self) -> None:
+        """Raises UsageError if any was given, for a model that has no targets."""
+        if any(value is not None for value in vars(self).values()):
+            raise UsageError("--beams, --length-penalty and --bleu-tokenize are for encoder-decoder models.")
+
+
+def evaluate_pairs(
+    console: Console,
+    opened: OpenModel,
+    network: "EncoderDecoder",
+    pairs: list[str] | None,
+    reading: TextOptions,
+    dtype: str,
+    batch_size: int | None,
+    options: TranslationOptions,
+) -> dict[str, Any]:
+    """Loss and perplexity of the targets, exact matches of those found, and BLEU and chrF where sacrebleu is there."""
+    from tinylm.evaluation import evaluate, rows_at_once
+    from tinylm.objective import sequence_to_sequence
+    from tinylm.text.pairs import PairTokens, evaluation_pairs
+
+    if options.bleu_tokenize is not None and options.bleu_tokenize not in BLEU_TOKENIZERS:
+        raise UsageError(
+            f"--bleu-tokenize is {options.bleu_tokenize!r}; it must be one of: {', '.join(BLEU_TOKENIZERS)}."
+        )
+    beams = BEAMS if options.beams is None else options.beams
+    if beams < 1:
+        raise UsageError(f"--beams is {beams}; it must be 1 or more.")
+    tokens = encode_whole(console, pairs, reading, opened.tokenizer, "pairs") if pairs else _validation(console, opened)
+    found = PairTokens(tokens, opened.tokenizer.end_of_text)
+    fitting = found.fitting(network.context)
+    if len(fitting) < len(found):
+        console.warn(
+            f"{len(found) - len(fitting)} of {len(found)} pairs do not fit the model's context of {network.context}: "
+            "they have no part in the loss, and their sources are cut."
+        )
+    if not len(fitting):
+        raise UsageError(f"No pair fits the model's context of {network.context} tokens; give shorter ones.")
+    batches = evaluation_pairs(found, network.context, batch_size or rows_at_once(network.context))
+    total = int((found.lengths[fitting, 1] + 1).sum())
+    with console.counting("scoring", total, "tokens") as advance:
+        score = evaluate(network, sequence_to_sequence, batches, dtype, advance)
+
+    decode = opened.tokenizer.decode
+    references = [decode(found.target(index)) for index in range(len(found))]
+    sources = [found.source(index)[: network.context - 1].tolist() for index in range(len(found))]
+    written: list[str] = []
+    penalty = 1.0 if options.length_penalty is None else options.length_penalty
+    with console.counting("writing", len(found), "targets") as advance:
+        for target in find_targets(network, sources, opened.tokenizer.end_of_text, beams, penalty, network.context):
+            written.append(decode(target.tokens))
+            advance(1)
+    result: dict[str, Any] = {
+        "loss": score.loss,
+        "perplexity": score.perplexity,
+        "exact_match": sum(a == b for a, b in zip(written, references, strict=True)) / len(found),
+    }
+    if importlib.util.find_spec("sacrebleu") is None:
+        console.note("BLEU and chrF need sacrebleu: pip install 'tinylm[translate]'.")
+    else:
+        import sacrebleu
+
+        tokenize = options.bleu_tokenize or "13a"
+        result["bleu"] = sacrebleu.corpus_bleu(written, [references], tokenize=tokenize, force=True).score
+        result["chrf"] = sacrebleu.corpus_chrf(written, [references]).score
+    return {**result, "tokens": score.tokens, "pairs": len(found)}
+
+
+def _validation(console: Console, opened: OpenModel) -> "np.ndarray":
+    from tinylm.text.prepare import reopen_tokens
+
+    if opened.config.data is None:
+        raise UsageError(f"{opened.path} has no validation pairs of its own; name a file to evaluate on.")
+    console.note(f"On the validation pairs of {opened.path}.")
+    return reopen_tokens(opened.path, opened.config.data, opened.tokenizer).val

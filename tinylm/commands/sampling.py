@@ -1,0 +1,115 @@
+"""What tinylm sample is told: prompt, choice of tokens, and text; shared by what each kind of model does with it."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tinylm.commands.options import option
+from tinylm.console import Console
+from tinylm.errors import UsageError
+
+if TYPE_CHECKING:
+    from tinylm.inference.sampler import Sampling
+    from tinylm.text.tokenizer import Tokenizer
+
+PROMPT, CHOICE, TEXT = "Prompt", "Choice of tokens", "Text"
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    prompt: Annotated[
+        str | None, option("Text to go on from; - is standard input.", PROMPT, "TEXT", "--prompt", "-p")
+    ] = None
+    prompt_file: Annotated[Path | None, option("A file with that text.", PROMPT, "FILE", "--prompt-file", "-f")] = None
+    unknown: Annotated[str, option("What to do with characters the model never saw.", PROMPT, "error|skip")] = "error"
+    strict: Annotated[
+        bool, option("Refuse a prompt longer than the context, instead of keeping its tail.", PROMPT, None, "--strict")
+    ] = False
+
+
+@dataclass(frozen=True)
+class ChoiceOptions:
+    temperature: Annotated[
+        float | None,
+        option(
+            "Below 1 is bolder, above 1 wilder; 0 takes the likeliest token (default: 0.8; 0 for targets).",
+            CHOICE,
+            "X",
+            "--temperature",
+            "-t",
+        ),
+    ] = None
+    top_k: Annotated[int, option("Choose among the K likeliest tokens.", CHOICE, "K", "--top-k", "-k")] = 0
+    top_p: Annotated[
+        float, option("Choose among the likeliest tokens that have probability P together.", CHOICE, "P", "--top-p")
+    ] = 1.0
+    min_p: Annotated[
+        float, option("Leave out tokens less than P times as likely as the likeliest.", CHOICE, "P", "--min-p")
+    ] = 0.0
+    repeat_penalty: Annotated[
+        float, option("Above 1, make tokens that were there already less likely.", CHOICE, "X", "--repeat-penalty")
+    ] = 1.0
+    beams: Annotated[
+        int | None, option("Search for a target with N hypotheses at a time (default: 5).", CHOICE, "N")
+    ] = None
+    length_penalty: Annotated[float, option("Above 0, longer targets are preferred (default: 1).", CHOICE, "X")] = 1.0
+
+    def sampling(self, temperature: float) -> "Sampling":
+        """`temperature` is for when the user gave none."""
+        from tinylm.inference.sampler import Sampling
+
+        chosen = temperature if self.temperature is None else self.temperature
+        return Sampling(chosen, self.top_k, self.top_p, self.min_p, self.repeat_penalty)
+
+
+@dataclass(frozen=True)
+class LengthOptions:
+    max_tokens: Annotated[int, option("Tokens a sample (default: 256).", TEXT, "N", "--max-tokens", "-n")] = 256
+    num_samples: Annotated[int, option("Samples, drawn together.", TEXT, "N", "--num-samples")] = 1
+    stop: Annotated[
+        list[str] | None, option("Stop before this text; may be given several times.", TEXT, "TEXT", "--stop")
+    ] = None
+    stream: Annotated[bool, option("Print text as it comes.", TEXT, None, "--stream/--no-stream")] = True
+    echo: Annotated[bool | None, option("Print the prompt before the text (default: yes, but for targets).", TEXT)] = (
+        None
+    )
+
+
+def read_prompt(options: PromptOptions) -> str:
+    """The prompt from wherever it was given; one line end at the end of a file or of standard input is dropped."""
+    if options.prompt is not None and options.prompt_file is not None:
+        raise UsageError("--prompt and --prompt-file contradict each other; give one of them.")
+    if options.unknown not in ("error", "skip"):
+        raise UsageError(f"--unknown is {options.unknown!r}; it must be one of: error, skip.")
+    name = "The prompt"
+    try:
+        if options.prompt == "-" or (options.prompt_file is not None and str(options.prompt_file) == "-"):
+            name = "Standard input"
+            data = sys.stdin.buffer.read()
+        elif options.prompt_file is not None:
+            name = str(options.prompt_file)
+            data = options.prompt_file.read_bytes()
+        else:
+            return (options.prompt or "").encode("utf-8", "surrogateescape").decode("utf-8")
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} is not valid utf-8 at byte {error.start}; mend that byte.") from None
+    except OSError as error:
+        raise UsageError(f"Cannot read --prompt-file {name}: {error.strerror}.") from error
+    return text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
+
+
+def known_part(console: Console, text: str, tokenizer: "Tokenizer", unknown: str) -> str:
+    from tinylm.text.tokenizer import describe_characters
+
+    strangers = tokenizer.unknown(text)
+    if not strangers:
+        return text
+    if unknown == "error":
+        raise UsageError(
+            f"The prompt has a character that the model never saw: {describe_characters(strangers[0])} at offset "
+            f"{text.index(strangers[0])}. Write it another way, or leave such characters out with --unknown skip."
+        )
+    console.warn(f"Left out of the prompt, since the model never saw them: {describe_characters(strangers)}.")
+    return "".join(character for character in text if character not in strangers)

@@ -1,0 +1,131 @@
+"""What tinylm sample does with an encoder-decoder: a target for each source."""
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tinylm.commands.model import OpenModel
+from tinylm.commands.sampling import ChoiceOptions, LengthOptions, PromptOptions, known_part
+from tinylm.console import Console
+from tinylm.errors import UsageError
+
+if TYPE_CHECKING:
+    from tinylm.inference.translate import Found
+    from tinylm.model.encoder_decoder import EncoderDecoder
+
+BEAMS = 5
+SOURCES_AT_ONCE = 32
+
+
+def write_targets(
+    console: Console,
+    network: "EncoderDecoder",
+    opened: OpenModel,
+    text: str,
+    prompt: PromptOptions,
+    choice: ChoiceOptions,
+    length: LengthOptions,
+    seed: int,
+) -> int:
+    """Print a target a line for each line of the prompt, in order; returns how many tokens they have.
+
+    The best that a search finds, or with a temperature one drawn at random.
+    """
+    tokenizer = opened.tokenizer
+    lines = [known_part(console, line, tokenizer, prompt.unknown).strip() for line in text.split("\n")]
+    sources = [[int(i) for i in tokenizer.encode(line)] for line in lines]
+    _check_lengths(console, sources, network.context, prompt.strict)
+    sources = [source[: network.context - 1] for source in sources]
+    most = min(length.max_tokens, network.context)
+    drawn = choice.temperature is not None and choice.temperature > 0
+    if drawn and choice.beams is not None:
+        raise UsageError("--beams searches for the best target, and --temperature draws one; give one of them.")
+    if choice.beams is not None and choice.beams < 1:
+        raise UsageError(f"--beams is {choice.beams}; it must be 1 or more.")
+    if drawn:
+        console.note(f"Seed {seed}.")
+    elif length.num_samples > 1:
+        raise UsageError("--num-samples needs a --temperature above 0: a search finds the same target every time.")
+    written = 0
+    for line, found in zip(
+        (line for line in lines for _ in range(length.num_samples)),
+        draw_targets(network, sources, tokenizer.end_of_text, choice, length.num_samples, most, seed)
+        if drawn
+        else find_targets(network, sources, tokenizer.end_of_text, choice.beams or BEAMS, choice.length_penalty, most),
+        strict=True,
+    ):
+        target = tokenizer.decode(found.tokens)
+        for stop in length.stop or []:
+            target = target.split(stop)[0] if stop else target
+        written += len(found.tokens)
+        if console.as_json:
+            console.record(_record(line, target, found, seed))
+        else:
+            console.result((f"{line}\t" if length.echo else "") + target.replace("\n", " "))
+    return written
+
+
+def _check_lengths(console: Console, sources: list[list[int]], context: int, strict: bool) -> None:
+    for number, source in enumerate(sources, start=1):
+        if len(source) + 1 > context:
+            message = f"Source {number} has {len(source)} tokens, and the model reads {context - 1}"
+            if strict:
+                raise UsageError(f"{message}; shorten it, or leave out --strict to read its beginning.")
+            console.warn(f"{message}: the rest is left out.")
+
+
+def find_targets(
+    network: "EncoderDecoder", sources: list[list[int]], end: int, beams: int, length_penalty: float, most: int
+) -> "Iterator[Found]":
+    """The best target of each source, in order. An empty source has an empty target."""
+    from tinylm.inference.translate import Found, beam_search
+
+    for first in range(0, len(sources), SOURCES_AT_ONCE):
+        part = sources[first : first + SOURCES_AT_ONCE]
+        full = [source for source in part if source]
+        found = iter(
+            beam_search(network, full, end, beams=beams, length_penalty=length_penalty, max_tokens=most) if full else []
+        )
+        for source in part:
+            yield next(found) if source else Found([], 0.0, ended=True)
+
+
+def draw_targets(
+    network: "EncoderDecoder",
+    sources: list[list[int]],
+    end: int,
+    choice: ChoiceOptions,
+    num_samples: int,
+    most: int,
+    seed: int,
+) -> "Iterator[Found]":
+    """Targets drawn token by token, `num_samples` of each source; the score is not known. Each row has its own seed."""
+    from tinylm.inference.generator import generate
+    from tinylm.inference.sampler import Sampler
+    from tinylm.inference.translate import Found, condition
+
+    device = network.embedding.weight.device
+    for number, source in enumerate(sources):
+        sampler = Sampler(choice.sampling(0.0), seed + number, num_samples, device, network.vocab_size)
+        rows: list[list[int]] = [[] for _ in range(num_samples)]
+        ended = [not source] * num_samples
+        for tokens in generate(condition(network, [source] * num_samples, end), [[end]] * num_samples, sampler, most):
+            for row, token in enumerate(tokens):
+                ended[row] = ended[row] or token == end
+                if not ended[row]:
+                    rows[row].append(token)
+            if all(ended):
+                break
+        for tokens, done in zip(rows, ended, strict=True):
+            yield Found(tokens, math.nan, done)
+
+
+def _record(line: str, target: str, found: "Found", seed: int) -> dict[str, Any]:
+    return {
+        "prompt": line,
+        "text": target,
+        "tokens": len(found.tokens),
+        "seed": seed,
+        "finish_reason": "end" if found.ended else "length",
+        **({} if math.isnan(found.score) else {"score": found.score}),
+    }

@@ -15,6 +15,7 @@ from tinylm.checkpoint import RunFolder, load_model, read_config, restore_model
 from tinylm.config import Budget, RunConfig, RuntimeConfig, TokenizerConfig, TrainingConfig
 from tinylm.model.build import build_model
 from tinylm.presets import make_model_config
+from tinylm.tasks import make_task
 from tinylm.text.dataset import TokenFolder
 from tinylm.text.tokenizer import train_char
 from tinylm.training.session import train_session
@@ -53,12 +54,13 @@ def train(path: Path, resume: bool) -> None:
     torch.set_num_threads(1)
     run = RunFolder(path) if resume else RunFolder.create(path, CONFIG, TOKENIZER)
     save = run.load_last(CONFIG) if resume else None
+    assert CONFIG.training is not None
     model = restore_model(CONFIG, save.weights) if save else build_model(CONFIG.model)
     train_session(
         run,
         CONFIG,
         model,
-        tokens(path),
+        make_task(tokens(path), TOKENIZER, CONFIG.model, CONFIG.training),
         resume_from=save,
         report=lambda event: None,
         check_stop=lambda: None,

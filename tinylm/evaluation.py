@@ -41,6 +41,25 @@ class Score:
 
 
 @torch.no_grad()
+def accuracy(model: Transformer, batches: Iterable[Batch], dtype: str = "fp32") -> float:
+    """The part of all scored targets that the model finds likeliest."""
+    device = next(model.parameters()).device
+    right = scored = 0
+    was_training = model.training
+    model.eval()
+    try:
+        for batch in (batch.to(device) for batch in batches):
+            assert batch.mask is not None
+            with autocast(device.type, dtype):
+                guessed = model.logits(model(batch.ids).hidden[batch.mask]).argmax(dim=-1)  # (N,)
+            right += int((guessed == batch.targets[batch.mask]).sum())
+            scored += batch.scored
+    finally:
+        model.train(was_training)
+    return right / scored
+
+
+@torch.no_grad()
 def evaluate(
     model: Transformer,
     objective: Objective,

@@ -48,6 +48,11 @@ def next_token(model: LanguageModel, batch: Batch) -> Loss:
     return _loss(model, model(batch.ids), batch)
 
 
+def masked_token(model: LanguageModel, batch: Batch) -> Loss:
+    """-sum log p(target | the rest of the text, in which it was covered) (seed 004; Devlin et al. 2019)."""
+    return _loss(model, model(batch.ids), batch)
+
+
 def sequence_to_sequence(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:
     """-sum log p(target | source, targets before it), by teacher forcing (seed 004).
 

@@ -175,7 +175,7 @@ def plan_training(
     return Plan(
         model=shape,
         training=TrainingConfig(**settings),
-        runtime=replace(machine.runtime, compile=_choose_compile(compile, machine.runtime.device, expected)),
+        runtime=replace(machine.runtime, compile=_choose_compile(compile, machine.runtime.device, expected, shape)),
         parameters=parameters,
         seconds=expected,
         steps=steps,
@@ -332,12 +332,14 @@ def _rhythm(
     }
 
 
-def _choose_compile(wanted: str, device: str, seconds: float) -> bool:
+def _choose_compile(wanted: str, device: str, seconds: float, shape: ModelConfig) -> bool:
+    """Where sizes change with every batch, as pairs' and experts' do, it would be compiled again and again."""
     if wanted not in ("auto", "on", "off"):
         raise UsageError(f"--compile is {wanted!r}; it must be one of: auto, on, off.")
     if wanted == "on":
         return True
-    return wanted == "auto" and can_compile(device) and seconds >= COMPILE_FROM
+    steady = shape.architecture != "encoder-decoder" and shape.experts == 1
+    return wanted == "auto" and steady and can_compile(device) and seconds >= COMPILE_FROM
 
 
 def parameters_by_part(config: ModelConfig) -> dict[str, int]:

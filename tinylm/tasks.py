@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from tinylm.config import ModelConfig, TrainingConfig
-from tinylm.objective import Objective, next_token, sequence_to_sequence
+from tinylm.objective import Objective, masked_token, next_token, sequence_to_sequence
 from tinylm.text.dataset import Batch, TokenFolder, Windows, evaluation_batches
+from tinylm.text.masking import MaskedWindows, masked_evaluation_batches
 from tinylm.text.pairs import PairBatches, PairTokens, evaluation_pairs
 from tinylm.text.tokenizer import Tokenizer
 
@@ -43,6 +44,25 @@ class NextToken:
         return evaluation_batches(self._val, self._context, rows, most=most)
 
 
+class MaskedToken:
+    """Covered tokens from the rest of a window of the text."""
+
+    objective: Objective = staticmethod(masked_token)
+    score: Objective = staticmethod(masked_token)
+
+    def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
+        self._val = tokens.val
+        self._context = model.context
+        self._covering = {"mask": tokenizer.mask, "vocab_size": tokenizer.vocab_size}
+        self.batch = MaskedWindows(
+            tokens.train, model.context, training.batch_size, training.seed, **self._covering
+        ).batch
+        self.steps_per_epoch = len(tokens.train) / (training.batch_size * model.context)
+
+    def validation(self, rows: int, most: int) -> Iterator[Batch]:
+        return masked_evaluation_batches(self._val, self._context, rows, **self._covering, most=most)
+
+
 class Translation:
     """A target from its source."""
 
@@ -61,7 +81,11 @@ class Translation:
         return evaluation_pairs(self._val, self._context, rows, most)
 
 
-TASKS: dict[str, type[NextToken] | type[Translation]] = {"decoder": NextToken, "encoder-decoder": Translation}
+TASKS: dict[str, type[NextToken] | type[MaskedToken] | type[Translation]] = {
+    "decoder": NextToken,
+    "encoder": MaskedToken,
+    "encoder-decoder": Translation,
+}
 
 
 def make_task(tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> Task:

@@ -6,7 +6,7 @@ import torch
 
 from tests.shell import copied, done, misused, records, refused, snapshot, tinylm
 from tinylm.checkpoint import load_model
-from tinylm.commands.sample import BETWEEN_SAMPLES
+from tinylm.commands.write_on import BETWEEN_SAMPLES
 
 PROMPT = "the old man"
 

@@ -12,7 +12,12 @@ from tinylm.console import Console
 from tinylm.errors import TinyLMError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy as np
+
+    from tinylm.model.encoder import Encoder
+    from tinylm.text.dataset import Batch
 
 
 BASELINE_BYTES = 5_000_000
@@ -42,6 +47,7 @@ def evaluate_text(
 ) -> None:
     """Say how well a model predicts a text: every token but the first is scored, once."""
     from tinylm.model.decoder import Decoder
+    from tinylm.model.encoder import Encoder
     from tinylm.model.encoder_decoder import EncoderDecoder
 
     console = output.console()
@@ -53,6 +59,11 @@ def evaluate_text(
         case Decoder():
             translation.refuse()
             result = _evaluate_text(console, opened, text, reading, dtype, stride, batch_size, baselines)
+        case Encoder() as encoder:
+            translation.refuse()
+            if stride is not None or baselines:
+                raise UsageError("--stride and --baselines are for models that read from left to right.")
+            result = _evaluate_masked(console, opened, encoder, text, reading, dtype, batch_size)
         case EncoderDecoder() as translator:
             if stride is not None or baselines:
                 raise UsageError("--stride and --baselines are for models of text; this one makes targets of sources.")
@@ -102,6 +113,35 @@ def _evaluate_text(
     return result
 
 
+def _evaluate_masked(
+    console: Console,
+    opened: OpenModel,
+    network: "Encoder",
+    text: list[str] | None,
+    reading: TextOptions,
+    dtype: str,
+    batch_size: int | None,
+) -> dict[str, Any]:
+    """Under a mask that is always the same."""
+    from tinylm.evaluation import accuracy, evaluate, rows_at_once
+    from tinylm.objective import masked_token
+    from tinylm.text.masking import masked_evaluation_batches
+
+    tokenizer, context = opened.tokenizer, opened.config.model.context
+    tokens = encode_whole(console, text, reading, tokenizer) if text else _validation_text(console, opened)
+    if len(tokens) < 2:
+        raise UsageError(f"The text has {len(tokens)} token, and 2 are needed: one to guess, and one to guess it from.")
+
+    def batches() -> "Iterator[Batch]":
+        rows = batch_size or rows_at_once(context)
+        return masked_evaluation_batches(tokens, context, rows, tokenizer.mask, tokenizer.vocab_size)
+
+    with console.counting("scoring", None, "masked tokens") as advance:
+        score = evaluate(network, masked_token, batches(), dtype, advance)
+    right = accuracy(network, batches(), dtype)
+    return {"loss": score.loss, "perplexity": score.perplexity, "accuracy": right, "tokens": score.tokens}
+
+
 def _validation_text(console: Console, opened: OpenModel) -> "np.ndarray":
     from tinylm.text.prepare import reopen_tokens
 
@@ -146,6 +186,7 @@ def _print(console: Console, result: dict[str, Any]) -> None:
         "perplexity": "perplexity",
         "bits_per_character": "bits a character",
         "bits_per_byte": "bits a byte",
+        "accuracy": "accuracy",
         "exact_match": "exact matches",
         "bleu": "BLEU",
         "chrf": "chrF",

@@ -4,6 +4,7 @@ import secrets
 import time
 from typing import Annotated
 
+from tinylm.commands.fill_masks import fill_masks
 from tinylm.commands.model import AdapterPath, ModelPath, choose_where, open_model
 from tinylm.commands.options import MachineOptions, OutputOptions, SeedOptions, option, with_groups
 from tinylm.commands.sampling import ChoiceOptions, LengthOptions, PromptOptions, read_prompt
@@ -42,6 +43,7 @@ def sample(
     from tinylm.device import DTYPES
     from tinylm.inference.quantize import quantize_int8
     from tinylm.model.decoder import Decoder
+    from tinylm.model.encoder import Encoder
     from tinylm.model.encoder_decoder import EncoderDecoder
 
     device, dtype = choose_where(console, machine)
@@ -55,6 +57,8 @@ def sample(
         case Decoder() as decoder:
             _refuse_beams(choice)
             written = write_on(console, decoder, opened, text, prompt, choice, length, chosen_seed, cache)
+        case Encoder() as encoder:
+            written = fill_masks(console, encoder, opened, text, prompt, choice, length)
         case EncoderDecoder() as translator:
             written = write_targets(console, translator, opened, text, prompt, choice, length, chosen_seed)
         case _:

@@ -70,7 +70,7 @@ class LengthOptions:
     stop: Annotated[
         list[str] | None, option("Stop before this text; may be given several times.", TEXT, "TEXT", "--stop")
     ] = None
-    stream: Annotated[bool, option("Print text as it comes.", TEXT, None, "--stream/--no-stream")] = True
+    stream: Annotated[bool | None, option("Print text as it comes (default: yes, where it can).", TEXT)] = None
     echo: Annotated[bool | None, option("Print the prompt before the text (default: yes, but for targets).", TEXT)] = (
         None
     )

@@ -105,6 +105,7 @@ def train(
             require_known(tokens_of, reading.alphabet, f"The tokenizer of {run.init_from}")
         else:
             tokens_of = choose_tokenizer(reading, tokenizer.tokenizer or "auto", tokenizer.vocab_size)
+            tokens_of = tokens_of.with_mask() if architecture == "encoder" else tokens_of
         tokens, data = encode_text(console, reading, tokens_of, preparation)
         plan = plan_training(
             machine,

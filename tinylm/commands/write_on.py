@@ -47,7 +47,7 @@ def write_on(
         sampler.observe(row, ids)
     streams = [TextStream(tokenizer, length.stop or []) for _ in range(length.num_samples)]
     texts = [""] * length.num_samples
-    streaming = length.stream and length.num_samples == 1 and not console.as_json
+    streaming = length.stream is not False and length.num_samples == 1 and not console.as_json
     if streaming and echo:
         console.result(text, end="")
     for tokens in generate(network, [start] * length.num_samples, sampler, length.max_tokens, cache):

@@ -31,6 +31,8 @@ def write_targets(
 
     The best that a search finds, or with a temperature one drawn at random.
     """
+    if length.stream:
+        raise UsageError("--stream is for text that is written from left to right; a target is searched for whole.")
     tokenizer = opened.tokenizer
     lines = [known_part(console, line, tokenizer, prompt.unknown).strip() for line in text.split("\n")]
     sources = [[int(i) for i in tokenizer.encode(line)] for line in lines]

@@ -21,6 +21,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.corpus import code_points
 
 END_OF_TEXT = "<|endoftext|>"
+MASK = "<mask>"
 
 # What tokenizers' ByteLevel splits at (Radford et al. 2019), for tiktoken; both know the same Unicode classes.
 BYTE_LEVEL_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -70,6 +71,20 @@ class Tokenizer:
 
     def to_str(self) -> str:
         return str(self._library.to_str())
+
+    def with_mask(self) -> "Tokenizer":
+        """The same with an id for what is to be guessed, if it has none."""
+        library = tokenizers.Tokenizer.from_str(self.to_str())
+        library.add_special_tokens([AddedToken(MASK, special=True)])
+        return Tokenizer(library)
+
+    @property
+    def mask(self) -> int:
+        """Raises ValueError for a tokenizer without a mask."""
+        found = self._library.token_to_id(MASK)
+        if found is None:
+            raise ValueError("the tokenizer has no mask")
+        return int(found)
 
     def encode(self, text: str) -> np.ndarray:
         """(number of tokens,) of uint32. Raises UsageError for characters that have no id."""

@@ -1,0 +1,199 @@
+"""An encoder and an encoder-decoder from the command line, from training to answers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.commands.conftest import know_speed
+from tests.shell import TINY, done, records, refused, snapshot, tinylm
+from tinylm.checkpoint import load_model, read_config
+
+SOURCES = ["abc", "bca", "cab", "acb", "bac", "cba", "aab", "bbc", "cca", "abb"]
+REVERSED = [(source, " ".join(reversed(source))) for source in SOURCES]
+SHAPE = ("--layers", 1, "--heads", 2, "--width", 32, "--batch-size", 10)
+BOTH = ("--architecture", "encoder-decoder", "--tokenizer", "char", *SHAPE, "--dropout", 0, "--label-smoothing", 0)
+
+
+def pairs_file(path: Path, pairs: list[tuple[str, str]] = REVERSED) -> Path:
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs * 4))
+    return path
+
+
+@pytest.fixture(scope="session")
+def encoder(shelf: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINYLM_CACHE", str(shelf / "cache"))
+        know_speed(patch)
+        done("train", shelf / "one.txt", "--architecture", "encoder", "--out", shelf / "enc", "--steps", 30, *TINY)
+    return shelf / "enc"
+
+
+@pytest.fixture(scope="session")
+def translator(shelf: Path) -> Path:
+    """It has learned by heart to write ten words of three letters backwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINYLM_CACHE", str(shelf / "cache"))
+        know_speed(patch)
+        pairs = pairs_file(shelf / "pairs.tsv")
+        done("train", pairs, "--val-data", pairs, "--out", shelf / "mt", "--steps", 400, "--lr", 0.006, *BOTH)
+    return shelf / "mt"
+
+
+# The encoder.
+
+
+def test_an_encoder_fills_the_masks_of_a_prompt(encoder: Path) -> None:
+    result = done("sample", "-m", encoder, "--prompt", "the <mask>ld ma<mask> s", "--quiet")
+    _, _, tokenizer, _ = load_model(encoder)
+    filled = result.stdout.removesuffix("\n")
+    assert len(filled) == len("the old man s")
+    assert (filled[:4], filled[5:10], filled[11:]) == ("the ", "ld ma", " s")
+    assert not tokenizer.unknown(filled)
+    (record,) = records(done("sample", "-m", encoder, "-p", "the <mask>ld", "--json", "--top-k", 3))
+    assert (record["prompt"], len(record["masks"])) == ("the <mask>ld", 1)
+    probabilities = [candidate["probability"] for candidate in record["masks"][0]]
+    assert len(probabilities) == 3 and probabilities == sorted(probabilities, reverse=True)
+    assert record["text"] == f"the {record['masks'][0][0]['text']}ld"
+
+
+def test_an_encoder_is_scored_under_a_mask_that_is_always_the_same(encoder: Path, shelf: Path) -> None:
+    one, other = (
+        records(done("eval", shelf / "two.txt", "-m", encoder, "--json", "--batch-size", rows))[0] for rows in (1, 7)
+    )
+    assert one["tokens"] == other["tokens"] and one["accuracy"] == other["accuracy"]
+    assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+    assert set(one) == {"loss", "perplexity", "accuracy", "tokens"}
+    assert 0 < one["accuracy"] < 1
+    assert "accuracy" in done("eval", "-m", encoder).stdout
+
+
+def test_text_that_looks_like_a_mask_is_text_to_train_on(here: Path) -> None:
+    (here / "t.txt").write_text("a <mask> b\n" * 60)
+    done("train", "t.txt", "--architecture", "encoder", "--out", "run", "--steps", 1, *TINY)
+    config = read_config(here / "run")
+    assert config.data is not None
+    assert config.data.train_tokens + config.data.val_tokens == 60 * 11
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("-p", "no mask"), "The prompt has no <mask> to fill"),
+        (("-p", "a <mask>", "--stream"), "--stream is for models that write from left to right"),
+        (("-p", "a <mask>", "--beams", 3), "leave out --beams"),
+        (("-p", "a <mask>é"), "'é' (U+00E9)"),
+        (("-p", "<mask>" * 17), "The prompt has 17 tokens, and the model sees 16"),
+    ],
+)
+def test_what_an_encoder_cannot_do_is_said(options: tuple[object, ...], words: str, encoder: Path) -> None:
+    refused(tinylm("sample", "-m", encoder, *options), 2, words)
+
+
+# The encoder-decoder.
+
+
+def test_a_source_gives_its_target_and_lines_give_lines_in_order(translator: Path, here: Path) -> None:
+    source, target = REVERSED[3]
+    assert done("sample", "-m", translator, "-p", source).stdout == f"{target}\n"
+    sources = "\n".join([*(source for source, _ in REVERSED), ""])
+    expected = "".join(f"{target}\n" for _, target in REVERSED)
+    for beams in (1, 4):
+        options = ("-m", translator, "--prompt-file", "-", "--beams", beams)
+        assert done("sample", *options, stdin=sources).stdout == expected
+    (here / "s.txt").write_text("abc\n\ncab\n")
+    targets = done("sample", "-m", translator, "-f", "s.txt", "--echo").stdout
+    assert targets == "abc\tc b a\n\t\ncab\tb a c\n"
+
+
+def test_a_record_of_a_target_has_a_score(translator: Path) -> None:
+    one, two = records(done("sample", "-m", translator, "-f", "-", "--json", stdin="abc\nbca\n"))
+    assert (one["prompt"], one["text"], one["tokens"], one["finish_reason"]) == ("abc", "c b a", 5, "end")
+    assert two["text"] == "a c b"
+    assert -0.5 < one["score"] < 0
+
+
+def test_targets_can_be_drawn_and_the_same_seed_draws_the_same(translator: Path) -> None:
+    options = ("-m", translator, "-p", "abc", "-t", 1, "--num-samples", 4, "--seed", 1)
+    drawn = done("sample", *options).stdout
+    assert done("sample", *options).stdout == drawn
+    assert drawn.splitlines().count("c b a") >= 2
+    greedy = done("sample", "-m", translator, "-p", "abc", "-t", 0).stdout
+    assert greedy == "c b a\n"
+
+
+def test_eval_says_how_near_the_targets_are(translator: Path, shelf: Path, here: Path) -> None:
+    (record,) = records(done("eval", shelf / "pairs.tsv", "-m", translator, "--json"))
+    assert (record["exact_match"], record["pairs"], record["tokens"]) == (1.0, 40, 240)
+    assert record["chrf"] == pytest.approx(100)
+    assert record["loss"] < 0.1
+    wrong = pairs_file(here / "wrong.tsv", [(source, source) for source in SOURCES])
+    (other,) = records(done("eval", wrong, "-m", translator, "--json"))
+    assert other["exact_match"] == 0.0 and other["loss"] > 1
+    (own,) = records(done("eval", "-m", translator, "--json"))
+    assert own == record
+
+
+def test_bleu_is_that_of_the_library_on_the_lines(translator: Path, here: Path) -> None:
+    import sacrebleu
+
+    pairs = [("abc", "c b a b c"), ("bca", "a c b c c b")]
+    (here / "words.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in pairs))
+    written = done("sample", "-m", translator, "-f", "-", stdin="abc\nbca\n").stdout.splitlines()
+    (record,) = records(done("eval", "words.tsv", "-m", translator, "--json", "--bleu-tokenize", "none"))
+    expected = sacrebleu.corpus_bleu(written, [[target for _, target in pairs]], tokenize="none", force=True)
+    assert record["bleu"] == pytest.approx(expected.score)
+
+
+def test_info_and_resume_know_an_encoder_decoder(translator: Path, here: Path) -> None:
+    (record,) = records(done("info", translator, "--json"))
+    assert record["config"]["model"]["architecture"] == "encoder-decoder"
+    assert {"encoder attention", "cross_attention"} <= record["parameters_by_part"].keys()
+    done("train", pairs_file(here / "p.tsv"), "--out", "run", "--steps", 2, *BOTH)
+    assert "at step 2" in done("train", "--resume", "run", "--steps", 3).stderr
+
+
+@pytest.mark.parametrize("line", ["no tab", "a\tb\tc", "a\t"])
+def test_a_malformed_line_is_named_and_nothing_is_left(line: str, here: Path) -> None:
+    (here / "bad.tsv").write_text(f"abc\tcba\n{line}\n")
+    before = snapshot(here)
+    result = tinylm("train", "bad.tsv", *BOTH, "--steps", 1)
+    refused(result, 2, "bad.tsv, line 2: expected a source, a tab and a target")
+    assert snapshot(here) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--stream",), "--stream is for text that is written from left to right"),
+        (("--beams", 0), "--beams is 0"),
+        (("--beams", 2, "-t", 1), "give one of them"),
+        (("--num-samples", 2), "--num-samples needs a --temperature above 0"),
+    ],
+)
+def test_what_an_encoder_decoder_cannot_do_is_said(options: tuple[object, ...], words: str, translator: Path) -> None:
+    refused(tinylm("sample", "-m", translator, "-p", "abc", *options), 2, words)
+
+
+def test_a_long_source_is_cut_with_a_word_or_refused(translator: Path) -> None:
+    long = "abc" * 100
+    assert "the rest is left out" in done("sample", "-m", translator, "-p", long).stderr
+    refused(tinylm("sample", "-m", translator, "-p", long, "--strict"), 2, "Source 1 has 300 tokens")
+
+
+def test_options_of_targets_are_refused_for_text(run: Path, here: Path) -> None:
+    refused(tinylm("sample", "-m", run, "--beams", 2), 2, "--beams is for encoder-decoder models")
+    refused(tinylm("eval", "-m", run, "--beams", 2), 2, "are for encoder-decoder models")
+
+
+def test_options_of_text_are_refused_for_targets(translator: Path) -> None:
+    refused(tinylm("eval", "-m", translator, "--baselines"), 2, "--stride and --baselines are for models of text")
+
+
+def test_pairs_may_be_lines_of_jsonl(here: Path) -> None:
+    lines = [json.dumps({"source": source, "target": target}) for source, target in REVERSED * 2]
+    (here / "p.jsonl").write_text("\n".join(lines))
+    done("train", "p.jsonl", "--out", "run", "--steps", 1, *BOTH)
+    data = read_config(here / "run").data
+    assert data is not None
+    assert (data.kind, data.train_pairs, data.longest) == ("pairs", 18, 5)

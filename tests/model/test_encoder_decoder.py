@@ -1,0 +1,144 @@
+"""Both sides together. Judge: the formulas in float64, one token at a time."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests import reference_parts
+from tests.variants import randomised, small
+from tinylm.config import ModelConfig
+from tinylm.model.build import build_model, count_parameters
+from tinylm.model.encoder_decoder import EncoderDecoder
+
+SOURCES = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
+TARGETS = [[0, 2, 7, 1], [0, 8, 2, 8, 1, 8], [0, 4]]
+
+
+def both(preset: str = "modern", **choices: Any) -> ModelConfig:
+    sides = {"architecture": "encoder-decoder", "encoder_layers": 3}
+    return small(preset, **{**sides, **choices})
+
+
+VARIANTS = {
+    "modern": both(),
+    "gpt2": both("gpt2", kv_heads=4),
+    "original": both("original", kv_heads=4),
+    "sinusoidal": both(position="sinusoidal"),
+    "relative": both(position="relative", relative_clip=2),
+    "no positions": both(position="none", tie=False),
+    "local decoder layers": both(local_window=2, local_layers=(0,)),
+    "experts": both(experts=2, experts_per_token=2, layers=1, encoder_layers=1),
+    "multi-query, one encoder layer": both(kv_heads=1, encoder_layers=1, qk_norm=False),
+}
+every_variant = pytest.mark.parametrize("config", VARIANTS.values(), ids=[name.replace(" ", "-") for name in VARIANTS])
+
+
+def exact(config: ModelConfig) -> EncoderDecoder:
+    model = randomised(build_model(config)).double()
+    assert isinstance(model, EncoderDecoder)
+    return model
+
+
+def rows_of(texts: list[list[int]], padding: int) -> tuple[Tensor, Tensor]:
+    longest = max(map(len, texts))
+    return torch.tensor([text + [padding] * (longest - len(text)) for text in texts]), torch.tensor(
+        [len(text) for text in texts]
+    )
+
+
+def logits_of(model: EncoderDecoder, ids: Tensor, source: Tensor, lengths: Tensor | None = None) -> Tensor:
+    return model.logits(model(ids, source, lengths).hidden)
+
+
+@every_variant
+def test_logits_are_the_formula(config: ModelConfig) -> None:
+    model = exact(config)
+    weights = {name: value.detach().numpy() for name, value in model.named_parameters()}
+    for source, target in zip(SOURCES, TARGETS, strict=True):
+        expected = reference_parts.encoder_decoder_logits(weights, config, source, target, table=np.float32)
+        found = logits_of(model, torch.tensor([target]), torch.tensor([source]))[0].detach().numpy()
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
+
+
+@every_variant
+@pytest.mark.parametrize("padding", [0, 7])
+def test_padding_on_either_side_changes_nothing(config: ModelConfig, padding: int) -> None:
+    model = exact(config)
+    source, lengths = rows_of(SOURCES, padding)
+    ids, _ = rows_of(TARGETS, padding)
+    together = logits_of(model, ids, source, lengths)
+    for row, (one, target) in enumerate(zip(SOURCES, TARGETS, strict=True)):
+        alone = logits_of(model, torch.tensor([target]), torch.tensor([one]))[0]
+        torch.testing.assert_close(together[row, : len(target)], alone, rtol=0, atol=1e-12)
+
+
+@every_variant
+def test_cached_decoding_equals_teacher_forcing(config: ModelConfig) -> None:
+    """The sources are read once; later tokens look at what was kept of them."""
+    model = exact(config)
+    source, lengths = rows_of(SOURCES, 0)
+    ids = torch.tensor([[0, 2, 7, 1, 3], [0, 8, 2, 8, 1], [0, 4, 4, 9, 2]])
+    with torch.no_grad():
+        expected = model(ids, source, lengths).hidden
+        memory, _ = model.encode(source, lengths)
+        cache, cross_cache = model.make_cache(3, 5), model.make_cross_cache()
+        parts = []
+        for part in ids.split([2, 1, 1, 1], dim=1):
+            parts.append(model.decode(part, memory, cache, cross_cache).hidden)
+            held = [cross.held[0] for cross in cross_cache]
+            memory = memory._replace(hidden=memory.hidden + 100)  # of no effect once the cross-cache is filled
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=0, atol=1e-12)
+    assert all(keys.shape == (3, config.kv_heads, 7, config.head_width) for keys in held)
+
+
+@every_variant
+def test_a_target_token_sees_all_of_the_source_and_none_of_its_future(config: ModelConfig) -> None:
+    model = exact(config)
+    source, ids = torch.tensor(SOURCES[2:]), torch.tensor([[0, 2, 7, 1, 3]])
+    before = logits_of(model, ids, source)
+    for t in range(1, ids.shape[1]):
+        changed = ids.clone()
+        changed[0, t:] = (ids[0, t:] + 1) % config.vocab_size
+        torch.testing.assert_close(logits_of(model, changed, source)[0, :t], before[0, :t], rtol=0, atol=1e-12)
+    for s in range(source.shape[1]):
+        changed = source.clone()
+        changed[0, s] = (source[0, s] + 1) % config.vocab_size
+        assert ((logits_of(model, ids, changed) - before)[0].abs().amax(dim=-1) > 1e-9).all()
+
+
+@every_variant
+def test_one_batch_can_be_learned_by_heart(config: ModelConfig) -> None:
+    model = build_model(config, seed=1).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(0)
+    source, ids = (torch.randint(config.vocab_size, (3, 7), generator=generator) for _ in range(2))
+    ids[:, 0] = 0
+    for _ in range(400):
+        loss = F.cross_entropy(logits_of(model, ids[:, :-1], source).flatten(0, 1), ids[:, 1:].flatten())
+        if loss < 0.05:
+            return
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    pytest.fail(f"the loss is still {loss:.3f}")
+
+
+@every_variant
+def test_every_parameter_takes_part(config: ModelConfig) -> None:
+    model = exact(config).train()
+    source, lengths = rows_of(SOURCES, 0)
+    ids = torch.tensor([[0, 2, 7, 1, 3], [0, 8, 2, 8, 1], [0, 4, 4, 9, 2]])
+    F.cross_entropy(logits_of(model, ids, source, lengths).flatten(0, 1), ids.flatten()).backward()
+    idle = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
+    assert idle == []
+
+
+def test_parameters_are_counted_by_side() -> None:
+    parts = count_parameters(build_model(both()))
+    assert parts["encoder attention"] == parts["attention"] // 2 * 3
+    assert parts["cross_attention"] == parts["attention"]
+    assert sum(value for name, value in parts.items() if name != "total") == parts["total"]

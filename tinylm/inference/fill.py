@@ -1,0 +1,29 @@
+"""Guesses for covered tokens with an encoder."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from tinylm.model.encoder import Encoder
+
+
+class Guess(NamedTuple):
+    """The likeliest tokens for one covered place, best first, with their probabilities."""
+
+    tokens: list[int]
+    probabilities: list[float]
+
+
+@torch.inference_mode()
+def guess(model: Encoder, ids: Sequence[int], mask: int, candidates: int) -> list[Guess]:
+    """A guess for every mask among the ids, each by itself, in order. No guess is the mask itself."""
+    places = [place for place, token in enumerate(ids) if token == mask]
+    inputs = torch.tensor([list(ids)], device=model.embedding.weight.device)
+    logits = model.logits(model(inputs).hidden[0, places]).float()  # (N, V)
+    logits[:, mask] = -torch.inf
+    best = logits.softmax(dim=-1).topk(min(candidates, logits.shape[-1] - 1))  # (N, K)
+    return [
+        Guess(tokens, probabilities)
+        for tokens, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]

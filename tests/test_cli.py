@@ -20,7 +20,17 @@ from tinylm.errors import DivergedError, InterruptedRunError, TinyLMError, Usage
 
 HEAVY = {"torch", "numpy", "tokenizers", "safetensors", "tiktoken"}
 ROOT = Path(tinylm.__file__).parent.parent
-COMMANDS = ("train", "sample", "eval", "finetune-lora", "merge-lora", "runs", "info", "train-tokenizer")
+COMMANDS = (
+    "train",
+    "sample",
+    "eval",
+    "finetune-lora",
+    "finetune-adapter",
+    "merge-lora",
+    "runs",
+    "info",
+    "train-tokenizer",
+)
 posix = pytest.mark.skipif(os.name != "posix", reason="signals and pipes as POSIX has them")
 
 

@@ -8,7 +8,17 @@ import typer
 from typer.core import TyperGroup
 
 from tinylm import __version__
-from tinylm.commands import evaluate, finetune_lora, info, merge_lora, runs, sample, train, train_tokenizer
+from tinylm.commands import (
+    evaluate,
+    finetune_adapter,
+    finetune_lora,
+    info,
+    merge_lora,
+    runs,
+    sample,
+    train,
+    train_tokenizer,
+)
 from tinylm.commands.options import print_traceback_if_debugging
 from tinylm.console import Console
 from tinylm.errors import InterruptedRunError, TinyLMError, is_out_of_memory
@@ -78,6 +88,7 @@ app.command("train")(train.train)
 app.command("sample")(sample.sample)
 app.command("eval")(evaluate.evaluate_text)
 app.command("finetune-lora")(finetune_lora.finetune_lora)
+app.command("finetune-adapter")(finetune_adapter.finetune_adapter)
 app.command("merge-lora")(merge_lora.merge)
 app.command("runs")(runs.runs)
 app.command("info")(info.info)

@@ -16,6 +16,7 @@ from tinylm.errors import TinyLMError, UsageError
 
 ARCHITECTURES = ("decoder", "encoder", "encoder-decoder")
 POSITIONS = ("rope", "learned", "sinusoidal", "relative", "none")
+ADAPTER_KINDS = ("lora", "bottleneck")
 EXPERT_MODES = ("route", "merge")
 NORMS = ("rmsnorm", "layernorm")
 NORM_PLACEMENTS = ("pre", "post")
@@ -305,16 +306,23 @@ class TokenizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig:
-    """A low-rank adapter and the base it was made for: the base's folder, and the digest of its weights."""
+    """An adapter, lora or bottleneck, and the base it was made for: its folder, and the digest of its weights.
 
+    `rank` is the inner width of either kind; the fields after `targets` are a lora's alone.
+    """
+
+    kind: str = "lora"
     base: str
     base_digest: str
     rank: int
     alpha: float
     dropout: float
     targets: tuple[str, ...]
+    rank_stabilised: bool = False
+    share_b: bool = False
 
     def __post_init__(self) -> None:
+        one_of("kind", self.kind, ADAPTER_KINDS)
         _at_least("rank", self.rank, 1)
         _above_zero("alpha", self.alpha)
         _fraction("dropout", self.dropout)
@@ -326,7 +334,10 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """All of `config.json`. `adapter` is given when the run holds an adapter instead of a model's own weights."""
+    """All of `config.json`. `adapter` is given when the run holds an adapter instead of a model's own weights.
+
+    `merged` is the digest of the adapter that was merged into these weights.
+    """
 
     format: int = FORMAT
     version: str
@@ -337,6 +348,7 @@ class RunConfig:
     training: TrainingConfig | None = None
     runtime: RuntimeConfig | None = None
     adapter: AdapterConfig | None = None
+    merged: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

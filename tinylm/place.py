@@ -12,7 +12,8 @@ from tinylm.errors import TinyLMError, UsageError
 
 MODEL_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
-RUN_FILES = ("config.json", "tokenizer.json", "metrics.jsonl", MODEL_FILE, ADAPTER_FILE, "adapter_config.json")
+PEFT_FILE = "adapter_config.json"  # of a LoRA
+RUN_FILES = ("config.json", "tokenizer.json", "metrics.jsonl", MODEL_FILE, ADAPTER_FILE, PEFT_FILE)
 RUN_FOLDERS = ("last", "last.new", "last.old", "tokens")
 
 
@@ -65,7 +66,9 @@ def remove_run(path: Path) -> None:
 
 def resume_command(path: Path) -> str:
     """What to type to go on with a run."""
-    command = "finetune-lora" if (path / ADAPTER_FILE).exists() else "train"
+    command = "train"
+    if (path / ADAPTER_FILE).exists():
+        command = "finetune-lora" if (path / PEFT_FILE).exists() else "finetune-adapter"
     return f"tinylm {command} --resume {shlex.quote(str(path))}"
 
 

@@ -14,7 +14,7 @@ def test_wanted_modules_are_replaced_at_any_depth_and_the_rest_stays() -> None:
     model = network()
     head = model.get_submodule("head")
     names = replace_modules(
-        model, lambda name, module: isinstance(module, nn.Linear) and name != "head", lambda module: nn.Identity()
+        model, lambda name, module: isinstance(module, nn.Linear) and name != "head", lambda name, module: nn.Identity()
     )
     assert names == ["0", "1.1"]
     assert isinstance(model[0], nn.Identity) and isinstance(model[1][1], nn.Identity)
@@ -24,7 +24,9 @@ def test_wanted_modules_are_replaced_at_any_depth_and_the_rest_stays() -> None:
 
 def test_a_replacement_that_holds_the_old_module_is_not_replaced_again() -> None:
     model = network()
-    names = replace_modules(model, lambda name, module: isinstance(module, nn.Linear), lambda old: nn.Sequential(old))
+    names = replace_modules(
+        model, lambda name, module: isinstance(module, nn.Linear), lambda name, old: nn.Sequential(old)
+    )
     assert names == ["0", "1.1", "head"]
     assert isinstance(model[0][0], nn.Linear)
 
@@ -32,5 +34,5 @@ def test_a_replacement_that_holds_the_old_module_is_not_replaced_again() -> None
 def test_nothing_wanted_changes_nothing() -> None:
     model = network()
     before = list(model.modules())
-    assert replace_modules(model, lambda name, module: False, lambda module: nn.Identity()) == []
+    assert replace_modules(model, lambda name, module: False, lambda name, module: nn.Identity()) == []
     assert list(model.modules()) == before

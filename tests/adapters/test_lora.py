@@ -5,15 +5,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests import reference_parts
 from tests.variants import every_variant, randomised, small
+from tinylm.adapters.adapter import adapter_layers, adapter_tensors, load_adapter_tensors
+from tinylm.adapters.load import set_strength
 from tinylm.adapters.lora import (
     TARGETS,
+    LoRAEmbedding,
     LoRALinear,
-    adapter_tensors,
     add_lora,
     check_merged,
-    load_adapter_tensors,
-    lora_layers,
+    check_targets,
     merge_lora,
     module_names,
     peft_config,
@@ -28,9 +30,9 @@ IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 12]])
 
 
 def settings(
-    rank: int = 3, alpha: float = 5.0, dropout: float = 0.0, targets: tuple[str, ...] = EVERYWHERE
+    rank: int = 3, alpha: float = 5.0, dropout: float = 0.0, targets: tuple[str, ...] = EVERYWHERE, **more: bool
 ) -> AdapterConfig:
-    return AdapterConfig(base="b", base_digest="d", rank=rank, alpha=alpha, dropout=dropout, targets=targets)
+    return AdapterConfig(base="b", base_digest="d", rank=rank, alpha=alpha, dropout=dropout, targets=targets, **more)
 
 
 def exact(config: ModelConfig) -> Decoder:
@@ -43,8 +45,10 @@ def adapted(config: ModelConfig, adapter: AdapterConfig | None = None, seed: int
     add_lora(model, adapter or settings(), seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for layer in lora_layers(model).values():
-            layer.lora_B.copy_(torch.randn(layer.lora_B.shape, generator=generator, dtype=torch.float64) * 0.3)
+        for layer in adapter_layers(model).values():
+            for parameter in layer.trained().values():
+                if not parameter.any():
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3)
     return model
 
 
@@ -55,7 +59,7 @@ def logits(model: Decoder) -> Tensor:
 
 def wrapped(inputs: int = 6, outputs: int = 4, bias: bool = True, dropout: float = 0.0) -> LoRALinear:
     torch.manual_seed(0)
-    layer = LoRALinear(nn.Linear(inputs, outputs, bias).double(), 2, 3.0, dropout)
+    layer = LoRALinear(nn.Linear(inputs, outputs, bias).double(), 2, 3.0 / 2, dropout)
     with torch.no_grad():
         layer.lora_B.normal_()
     return layer
@@ -78,15 +82,16 @@ def test_the_output_is_the_formula(bias: bool) -> None:
             assert found[row, o] == pytest.approx(own + 3.0 / 2 * update, rel=1e-12)
 
 
-def test_merging_adds_the_scaled_product_to_the_weight() -> None:
+def test_the_update_is_the_scaled_product() -> None:
     layer = wrapped()
     w, a, b = (p.detach().numpy().copy() for p in (layer.base.weight, layer.lora_A, layer.lora_B))
+    np.testing.assert_allclose((layer.weight + layer.update()).detach(), w + 1.5 * (b @ a), rtol=1e-12)
     x = torch.randn(3, 6, dtype=torch.float64)
-    before = layer(x)
-    merged = layer.merged()
-    np.testing.assert_allclose(merged.weight.detach(), w + 1.5 * (b @ a), rtol=1e-12)
-    torch.testing.assert_close(merged(x), before, rtol=0, atol=1e-12)
-    assert type(merged) is nn.Linear
+    layer.strength = 0.5
+    expected = reference_parts.lora(x.numpy(), w, a, b, alpha=1.5, rank=2) + layer.base.bias.detach().numpy()
+    np.testing.assert_allclose(layer(x).detach(), expected, rtol=1e-12)
+    layer.strength = 0.0
+    assert torch.equal(layer(x), layer.base(x))
 
 
 def test_shapes_are_rank_by_inputs_and_outputs_by_rank() -> None:
@@ -119,7 +124,7 @@ def test_it_begins_at_no_change(config: ModelConfig) -> None:
     model = exact(config)
     before = logits(model)
     add_lora(model, settings())
-    assert lora_layers(model)
+    assert adapter_layers(model)
     assert torch.equal(logits(model), before)
 
 
@@ -129,7 +134,7 @@ def test_only_a_and_b_are_trained(config: ModelConfig) -> None:
     frozen = {name: p.detach().clone() for name, p in model.named_parameters() if ".lora_" not in name}
     trained = [p for p in model.parameters() if p.requires_grad]
     assert {name for name, p in model.named_parameters() if p.requires_grad} == {
-        f"{layer}.{part}" for layer in lora_layers(model) for part in ("lora_A", "lora_B")
+        f"{layer}.{part}" for layer in adapter_layers(model) for part in ("lora_A", "lora_B")
     }
     optimizer = torch.optim.SGD(trained, lr=0.1)
     model.logits(model(IDS).hidden).logsumexp(-1).sum().backward()
@@ -149,7 +154,7 @@ def test_merged_equals_adapted_and_not_the_base(config: ModelConfig) -> None:
     torch.testing.assert_close(logits(model), before, rtol=0, atol=1e-10)
     assert not torch.allclose(before, logits(base), atol=1e-3)
     assert model.state_dict().keys() == base.state_dict().keys()
-    assert not lora_layers(model)
+    assert not adapter_layers(model)
 
 
 def test_a_is_drawn_from_the_seed_and_nothing_else_is() -> None:
@@ -158,7 +163,7 @@ def test_a_is_drawn_from_the_seed_and_nothing_else_is() -> None:
         before = torch.get_rng_state()
         add_lora(model, settings(), seed)
         assert torch.equal(torch.get_rng_state(), before)
-    first, same, different = (adapter_tensors(model) for model in (one, again, other))
+    first, same, different = (adapter_tensors(adapter_layers(model)) for model in (one, again, other))
     assert all(torch.equal(first[name], same[name]) for name in first)
     assert not any(torch.equal(first[name], different[name]) for name in first if "lora_A" in name)
 
@@ -191,11 +196,14 @@ def test_other_words_are_refused_with_those_there_are(words: list[str]) -> None:
 def test_a_target_adapts_these_projections_of_every_layer_and_no_other(word: str, preset: str) -> None:
     """A plain feed-forward layer has no gate."""
     model = build_model(small(preset, kv_heads=4))
-    there = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    there = {name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
     expected = {name for name in there if name.rpartition(".")[2] in TARGETS[word]}
-    add_lora(model, settings(targets=module_names([word])))
-    assert set(lora_layers(model)) == expected
-    assert len(expected) % 2 == 0 and expected  # two layers
+    if not expected:
+        assert word == "router"
+        return
+    assert set(add_lora(model, settings(targets=module_names([word])))) == expected
+    assert set(adapter_layers(model)) == expected
+    assert sum("layers." in name for name in expected) % 2 == 0  # two layers
 
 
 def test_a_target_that_is_not_in_the_model_is_refused() -> None:
@@ -203,16 +211,112 @@ def test_a_target_that_is_not_in_the_model_is_refused() -> None:
         add_lora(build_model(small("gpt2", kv_heads=4)), settings(targets=("gate_proj",)))
 
 
+def test_experts_and_a_router_are_targets_of_a_mixture_alone() -> None:
+    mixture, dense = build_model(small(experts=3)), build_model(small())
+    for words in (["experts"], ["query", "router"]):
+        check_targets(words, mixture)
+        with pytest.raises(UsageError, match="is for a mixture of experts, and this model is dense"):
+            check_targets(words, dense)
+    check_targets(["mlp", "all"], dense)
+    layers = add_lora(mixture, settings(targets=module_names(["experts", "router"])))
+    assert len(layers) == 2 * (3 * 3 + 1)
+
+
+MODELS = {"tied": small(), "untied": small(tie=False), "experts": small(experts=3)}
+
+
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS.keys())
+def test_every_matrix_can_be_adapted_and_merged_and_taken_out_again(config: ModelConfig) -> None:
+    """The embedding as well, and where the output shares it, the output with it."""
+    everything = settings(targets=module_names(["all"]))
+    base, model = exact(config), adapted(config, everything)
+    before, original = logits(model), logits(base)
+    assert not torch.allclose(before, original, atol=1e-3)
+    update = {name: layer.update() for name, layer in adapter_layers(model).items()}
+    merge_lora(model)
+    torch.testing.assert_close(logits(model), before, rtol=0, atol=1e-10)
+    for name, value in update.items():
+        expected = base.get_submodule(name).weight + value
+        torch.testing.assert_close(model.get_submodule(name).weight, expected, rtol=0, atol=1e-12)
+
+    layers = add_lora(model, everything)
+    load_adapter_tensors(layers, adapter_tensors(adapter_layers(adapted(config, everything))))
+    merge_lora(model, sign=-1.0)
+    torch.testing.assert_close(logits(model), original, rtol=0, atol=1e-10)
+
+
+def test_an_adapted_embedding_is_the_formula() -> None:
+    """Row t of W0 + s A^T B^T."""
+    torch.manual_seed(0)
+    layer = LoRAEmbedding(nn.Embedding(7, 4).double(), 2, 1.5)
+    with torch.no_grad():
+        layer.lora_embedding_A.normal_()
+    w, a, b = (p.detach().numpy() for p in (layer.base.weight, layer.lora_embedding_A, layer.lora_embedding_B))
+    for token in range(7):
+        expected = [w[token, d] + 1.5 * sum(a[r, token] * b[d, r] for r in range(2)) for d in range(4)]
+        assert layer(torch.tensor([token]))[0].tolist() == pytest.approx(expected, rel=1e-12)
+        assert layer.weight[token].tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_rank_stabilised_adapter_is_scaled_by_the_root_of_the_rank() -> None:
+    layers = add_lora(exact(small()), settings(rank=4, alpha=6.0, rank_stabilised=True))
+    assert {layer.scale for layer in layers.values()} == {3.0}
+    layers = add_lora(exact(small()), settings(rank=4, alpha=6.0))
+    assert {layer.scale for layer in layers.values()} == {1.5}
+
+
+def test_one_b_is_shared_by_the_matrices_of_a_name() -> None:
+    """Each keeps an A of its own; a file has a copy of B for each, so that anyone can read it."""
+    model = exact(small(experts=3))
+    layers = add_lora(model, settings(share_b=True))
+    owners: dict[int, set[str]] = {}
+    for name, layer in layers.items():
+        owners.setdefault(id(layer.lora_B), set()).add(name.rpartition(".")[2])
+    assert sorted(map(tuple, owners.values())) == sorted((name,) for name in EVERYWHERE)
+    assert len({id(layer.lora_A) for layer in layers.values()}) == len(layers)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    alone = sum(
+        p.numel() for layer in add_lora(exact(small(experts=3)), settings()).values() for p in layer.trained().values()
+    )
+    assert trained < alone
+    tensors = adapter_tensors(layers)
+    assert len({tensor.data_ptr() for tensor in tensors.values()}) == 2 * len(layers)
+
+
+# Several on one base
+
+
+def test_adapters_on_one_base_add_up_by_their_strengths() -> None:
+    one, two = (adapter_tensors(adapter_layers(adapted(small(), seed=seed))) for seed in (1, 2))
+    both = exact(small())
+    first, second = add_lora(both, settings()), add_lora(both, settings())
+    load_adapter_tensors(first, one)
+    load_adapter_tensors(second, two)
+    for strengths, seeds in (((1, 0), (1,)), ((0, 1), (2,)), ((0, 0), ())):
+        set_strength(first, strengths[0])
+        set_strength(second, strengths[1])
+        expected = adapted(small(), seed=seeds[0]) if seeds else exact(small())
+        torch.testing.assert_close(logits(both), logits(expected), rtol=0, atol=1e-12)
+    set_strength(first, 1.0)
+    set_strength(second, -0.5)
+    summed = exact(small())
+    with torch.no_grad():
+        for seed, strength in ((1, 1.0), (2, -0.5)):
+            for name, layer in adapter_layers(adapted(small(), seed=seed)).items():
+                summed.get_submodule(name).weight += strength * layer.update()
+    torch.testing.assert_close(logits(both), logits(summed), rtol=0, atol=1e-10)
+
+
 # On disk
 
 
 def test_tensors_carry_pefts_names_and_come_back() -> None:
     model, other = adapted(small()), adapted(small(), seed=1)
-    tensors = {name: tensor.detach().clone() for name, tensor in adapter_tensors(model).items()}
+    tensors = {name: tensor.detach().clone() for name, tensor in adapter_tensors(adapter_layers(model)).items()}
     assert "base_model.model.layers.1.attention.q_proj.lora_A.weight" in tensors
     assert len(tensors) == 2 * 2 * len(EVERYWHERE)
     assert not torch.equal(logits(model), logits(other))
-    load_adapter_tensors(other, tensors)
+    load_adapter_tensors(adapter_layers(other), tensors)
     assert torch.equal(logits(model), logits(other))
 
 
@@ -220,7 +324,7 @@ def test_tensors_carry_pefts_names_and_come_back() -> None:
 def test_tensors_of_another_adapter_are_refused_and_change_nothing(how: str) -> None:
     model = adapted(small())
     before = logits(model)
-    tensors = {name: torch.zeros_like(tensor) for name, tensor in adapter_tensors(model).items()}
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in adapter_tensors(adapter_layers(model)).items()}
     name = next(iter(tensors))
     if how == "missing":
         del tensors[name]
@@ -231,7 +335,7 @@ def test_tensors_of_another_adapter_are_refused_and_change_nothing(how: str) -> 
     else:
         tensors = {}
     with pytest.raises(TinyLMError, match="do not fit the layers of this base"):
-        load_adapter_tensors(model, tensors)
+        load_adapter_tensors(adapter_layers(model), tensors)
     assert torch.equal(logits(model), before)
 
 

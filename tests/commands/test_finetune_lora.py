@@ -6,7 +6,7 @@ import safetensors.torch
 import torch
 
 from tests.shell import copied, done, misused, records, refused, same_tensors, snapshot, story, tinylm
-from tinylm.adapters.load import load_adapted
+from tinylm.adapters.load import WantedAdapter, load_adapted
 from tinylm.checkpoint import load_model, read_config
 
 FILES = {"config.json", "tokenizer.json", "metrics.jsonl", "adapter_model.safetensors", "adapter_config.json", "last"}
@@ -108,6 +108,7 @@ def test_files_are_those_of_peft(second: Path, run: Path) -> None:
         "r": 3,
         "lora_alpha": 5.0,
         "lora_dropout": 0.1,
+        "use_rslora": False,
         "target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"],
         "bias": "none",
         "fan_in_fan_out": False,
@@ -125,7 +126,7 @@ def test_peft_itself_computes_the_same_from_these_files(adapter: Path, run: Path
         peft.inject_adapter_in_model(peft.LoraConfig.from_pretrained(str(adapter)), model)
         tensors = {name.removeprefix("base_model.model."): tensor for name, tensor in peft_tensors(adapter).items()}
         outcome = peft.set_peft_model_state_dict(model, tensors)
-        ours = load_adapted(adapter, None, "cpu")[0]
+        ours = load_adapted([WantedAdapter(adapter)], None, "cpu")[0]
         theirs = model.eval().logits(model(ids).hidden)
         torch.testing.assert_close(theirs, ours.logits(ours(ids).hidden), rtol=0, atol=1e-5)
     assert outcome.unexpected_keys == []

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.shell import copied, done, records, refused, snapshot, tinylm
-from tinylm.adapters.load import load_adapted
+from tinylm.adapters.load import WantedAdapter, load_adapted
 from tinylm.adapters.lora import LoRALinear
 from tinylm.checkpoint import load_model
 
@@ -29,7 +29,7 @@ def test_the_merged_model_predicts_what_base_and_adapter_did_together(adapter: P
     done("merge-lora", adapter, "--out", "merged")
     merged, merged_config, *_ = load_model(here / "merged")
     base, base_config, *_ = load_model(run)
-    adapted, *_ = load_adapted(adapter, None, "cpu")
+    adapted, *_ = load_adapted([WantedAdapter(adapter)], None, "cpu")
     ids = torch.arange(16).reshape(1, 16)
     with torch.inference_mode():
         logits = [model.logits(model(ids).hidden) for model in (merged, adapted, base)]
@@ -73,13 +73,26 @@ def test_a_merge_that_goes_wrong_is_noticed_and_writes_nothing(
 ) -> None:
     """A scale that is lost in merging."""
 
-    def merged(self: LoRALinear) -> torch.nn.Linear:
-        with torch.no_grad():
-            self.base.weight += self.lora_B @ self.lora_A
-        return self.base
-
-    monkeypatch.setattr(LoRALinear, "merged", merged)
+    monkeypatch.setattr(LoRALinear, "update", lambda self: self.lora_B @ self.lora_A)
     refused(tinylm("merge-lora", adapter, "--out", "merged"), 1, "logits differ", "nothing was written")
+    assert list(here.iterdir()) == []
+
+
+def test_undoing_a_merge_recovers_the_base(adapter: Path, run: Path, here: Path) -> None:
+    done("merge-lora", adapter, "--out", "merged")
+    result = done("merge-lora", adapter, "--undo", "--model", "merged", "--out", "undone")
+    assert result.stdout == "undone\n"
+    undone, base, merged = (load_model(path)[0].state_dict() for path in (here / "undone", run, here / "merged"))
+    for name, weight in base.items():
+        torch.testing.assert_close(undone[name], weight, rtol=0, atol=1e-5)
+    assert any((merged[name] - weight).abs().max() > 0.01 for name, weight in base.items())
+    done("sample", "-m", "undone", "-n", 1)
+
+
+def test_only_what_was_merged_can_be_undone(adapter: Path, run: Path, here: Path) -> None:
+    undo = ("merge-lora", adapter, "--undo", "--out", "undone")
+    refused(tinylm(*undo), 2, "--undo takes the adapter out of a merged model; name that with --model.")
+    refused(tinylm(*undo, "--model", run), 2, "was not made by merging", "name the adapter that it was made with")
     assert list(here.iterdir()) == []
 
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from tests.variants import small
+from tinylm.adapters.adapter import adapter_layers, load_adapter_tensors
 from tinylm.adapters.load import load_base
-from tinylm.adapters.lora import add_lora, load_adapter_tensors
+from tinylm.adapters.lora import add_lora
 from tinylm.checkpoint import RunFolder, load_model, read_config, read_weights, restore_model
 from tinylm.config import AdapterConfig, Budget, RunConfig, RuntimeConfig, TokenizerConfig, TrainingConfig
 from tinylm.errors import UsageError
@@ -111,7 +112,7 @@ class Sitting:
             model = restore_model(config, save.weights)
         else:
             model = self._model(config)
-            load_adapter_tensors(model, save.weights)
+            load_adapter_tensors(adapter_layers(model), save.weights)
         self.step = save.state["step"]
         return self._train(RunFolder(self.path), config, model, resume_from=save)
 

@@ -6,12 +6,17 @@ from torch import nn
 
 
 def replace_modules(
-    model: nn.Module, wanted: Callable[[str, nn.Module], bool], make: Callable[[nn.Module], nn.Module]
+    model: nn.Module, wanted: Callable[[str, nn.Module], bool], make: Callable[[str, nn.Module], nn.Module]
 ) -> list[str]:
-    """Put `make(module)` in the place of every module that is wanted by name; returns their dotted names."""
+    """Put `make(name, module)` in the place of every module that is wanted; returns their dotted names."""
     names = [name for name, module in model.named_modules() if wanted(name, module)]
     for name in names:
         parent, _, leaf = name.rpartition(".")
         owner = model.get_submodule(parent)
-        setattr(owner, leaf, make(getattr(owner, leaf)))
+        setattr(owner, leaf, make(name, getattr(owner, leaf)))
     return names
+
+
+def plain_name(name: str) -> str:
+    """A module's name as it was before other adapters were put around its parents."""
+    return name.replace(".base", "")

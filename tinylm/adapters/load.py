@@ -1,14 +1,35 @@
-"""Put a saved adapter back on the base it was made for."""
+"""Put saved adapters back on the base they were made for."""
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tinylm.adapters.lora import add_lora, load_adapter_tensors
+from tinylm.adapters.adapter import Adapter, load_adapter_tensors
+from tinylm.adapters.bottleneck import add_bottlenecks
+from tinylm.adapters.lora import add_lora
 from tinylm.checkpoint import load_model, read_config, read_weights
 from tinylm.config import AdapterConfig, RunConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.model.stack import Transformer
 from tinylm.text.tokenizer import Tokenizer
+
+ADAPTERS: dict[str, Callable[[Transformer, AdapterConfig, int], dict[str, Adapter]]] = {
+    "lora": add_lora,
+    "bottleneck": add_bottlenecks,
+}
+
+
+@dataclass(frozen=True)
+class WantedAdapter:
+    """An adapter's folder, and how strongly it is to act."""
+
+    path: Path
+    strength: float = 1.0
+
+
+def add_adapter(model: Transformer, config: AdapterConfig, seed: int = 0) -> dict[str, Adapter]:
+    """Freeze the model and put new adapter layers into it, which change nothing yet; returns them by name."""
+    return ADAPTERS[config.kind](model, config, seed)
 
 
 def read_adapter_config(path: Path) -> tuple[RunConfig, AdapterConfig]:
@@ -37,11 +58,35 @@ def load_base(
     return base, config, tokenizer
 
 
-def load_adapted(path: Path, model: Path | None, device: str) -> tuple[Transformer, RunConfig, Tokenizer]:
-    """The base with the adapter at `path` on it, in evaluation mode, and its configuration with the adapter's text."""
+def put_on(model: Transformer, path: Path) -> dict[str, Adapter]:
+    """Put a saved adapter on its base, whose other adapters stay; returns the new layers."""
     config, adapter = read_adapter_config(path)
-    base, base_config, tokenizer = load_base(path, adapter, model, device)
     weights = read_weights(path, config)
-    add_lora(base, adapter)
-    load_adapter_tensors(base, weights.tensors)
-    return base.eval(), replace(base_config, data=config.data), tokenizer
+    layers = add_adapter(model, adapter)
+    load_adapter_tensors(layers, weights.tensors)
+    return layers
+
+
+def load_adapted(
+    wanted: Sequence[WantedAdapter], model: Path | None, device: str
+) -> tuple[Transformer, RunConfig, Tokenizer, list[dict[str, Adapter]]]:
+    """A base with adapters on it, which act together, in evaluation mode; its configuration has the first one's text.
+
+    Also gives each adapter's layers. Raises TinyLMError when the adapters are not all for the same base.
+    """
+    first = wanted[0].path
+    config, adapter = read_adapter_config(first)
+    base, base_config, tokenizer = load_base(first, adapter, model, device)
+    added: list[dict[str, Adapter]] = []
+    for one in wanted:
+        if read_adapter_config(one.path)[1].base_digest != adapter.base_digest:
+            raise TinyLMError(f"{one.path} was made for another base than {first}; put on adapters of one base.")
+        added.append(put_on(base, one.path))
+        set_strength(added[-1], one.strength)
+    return base.eval(), replace(base_config, data=config.data), tokenizer, added
+
+
+def set_strength(layers: dict[str, Adapter], strength: float) -> None:
+    """How strongly an adapter acts: 1 as it was trained, 0 not at all."""
+    for layer in layers.values():
+        layer.strength = strength

@@ -1,4 +1,6 @@
-"""Low-rank adaptation: W0 + (alpha / r) B A, with W0 frozen (seed 002; Hu et al. 2021)."""
+"""Low-rank adaptation: W0 + s B A with W0 frozen, where s is alpha / r (seed 002; Hu et al. 2021), or for a
+rank-stabilised adapter alpha / sqrt(r) (Kalajdzievski 2023).
+"""
 
 import math
 from collections.abc import Iterable
@@ -8,50 +10,106 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tinylm.adapters.inject import replace_modules
+from tinylm.adapters.adapter import Adapter, adapter_layers
+from tinylm.adapters.inject import plain_name, replace_modules
 from tinylm.config import AdapterConfig
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.model.moe import RoutedExperts
 from tinylm.model.stack import Transformer
 
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP = ("gate_proj", "up_proj", "down_proj")
 TARGETS: dict[str, tuple[str, ...]] = {
-    "attention": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "attention": ATTENTION,
     "query": ("q_proj",),
     "key": ("k_proj",),
     "value": ("v_proj",),
     "output": ("o_proj",),
-    "mlp": ("gate_proj", "up_proj", "down_proj"),
+    "mlp": MLP,
+    "experts": MLP,
+    "router": ("router",),
+    "embedding": ("embedding",),
+    "all": (*ATTENTION, *MLP, "router", "embedding"),
 }
 
 MERGE_TOLERANCE = 1e-4  # of the largest logit
 
-PEFT_PREFIX = "base_model.model."
 
+class LoRALinear(Adapter):
+    """x W0^T + b + s dropout(x) A^T B^T, where A is r x in and B out x r, which starts at zero.
 
-class LoRALinear(nn.Module):
-    """x W0^T + b + (alpha / r) dropout(x) A^T B^T, where A is r x in and B out x r, which starts at zero."""
+    A `shared_B` belongs to several layers, whose outputs are equally many.
+    """
 
-    def __init__(self, base: nn.Linear, rank: int, alpha: float, dropout: float) -> None:
-        super().__init__()
-        self.base = base
-        self.scale = alpha / rank
+    def __init__(
+        self, base: nn.Module, rank: int, scale: float, dropout: float, shared_B: nn.Parameter | None = None
+    ) -> None:
+        super().__init__(base)
+        self.scale = scale
         self.dropout = nn.Dropout(dropout)
-        weight = base.weight
-        self.lora_A = nn.Parameter(torch.empty(rank, base.in_features, device=weight.device, dtype=weight.dtype))
-        self.lora_B = nn.Parameter(torch.zeros(base.out_features, rank, device=weight.device, dtype=weight.dtype))
+        outputs, inputs = self.weight.shape
+        self.lora_A = nn.Parameter(self.weight.new_empty(rank, inputs))
+        self.lora_B = nn.Parameter(self.weight.new_zeros(outputs, rank)) if shared_B is None else shared_B
         nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + F.linear(F.linear(self.dropout(x), self.lora_A), self.lora_B) * self.scale
+    @property
+    def weight(self) -> Tensor:
+        """The base's own."""
+        return self.base.weight  # type: ignore[return-value]
 
-    def merged(self) -> nn.Linear:
-        """The base layer with the update added to its weight, which is changed in place."""
-        with torch.no_grad():
-            self.base.weight += self.scale * (self.lora_B @ self.lora_A)
-        return self.base
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.base(x)
+        if not self.strength:
+            return y
+        return y + F.linear(F.linear(self.dropout(x), self.lora_A), self.lora_B) * (self.scale * self.strength)
+
+    def update(self) -> Tensor:
+        """s B A: what merging adds to the weight."""
+        return self.scale * self.strength * (self.lora_B @ self.lora_A)
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        return {"lora_A.weight": self.lora_A, "lora_B.weight": self.lora_B}
+
+
+class LoRAEmbedding(Adapter):
+    """Rows of W0 + s A^T B^T, where A is r x V, which starts at zero, and B D x r.
+
+    Where the output layer shares the embedding's matrix, it shares the adapted one.
+    """
+
+    def __init__(self, base: nn.Module, rank: int, scale: float) -> None:
+        super().__init__(base)
+        self.scale = scale
+        own: Tensor = base.weight  # type: ignore[assignment]
+        tokens, width = own.shape
+        self.lora_embedding_A = nn.Parameter(own.new_zeros(rank, tokens))
+        self.lora_embedding_B = nn.Parameter(own.new_empty(width, rank))
+        nn.init.normal_(self.lora_embedding_B)
+        self.num_embeddings = tokens
+
+    @property
+    def weight(self) -> Tensor:
+        """(V, D), the adapted matrix."""
+        own: Tensor = self.base.weight  # type: ignore[assignment]
+        return own + self.update() if self.strength else own
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.base(ids)
+        if not self.strength:
+            return x
+        rows = F.embedding(ids, self.lora_embedding_A.T)  # (..., r)
+        return x + F.linear(rows, self.lora_embedding_B) * (self.scale * self.strength)
+
+    def update(self) -> Tensor:
+        """s A^T B^T: what merging adds to the weight."""
+        return self.scale * self.strength * (self.lora_embedding_A.T @ self.lora_embedding_B.T)
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        return {"lora_embedding_A": self.lora_embedding_A, "lora_embedding_B": self.lora_embedding_B}
 
 
 def module_names(targets: Iterable[str]) -> tuple[str, ...]:
-    """The projections that names such as attention or query,value stand for. Raises UsageError for others."""
+    """The modules that names such as attention or query,value stand for. Raises UsageError for others."""
     names: list[str] = []
     for target in (word.strip() for item in targets for word in item.split(",")):
         if target not in TARGETS:
@@ -60,15 +118,23 @@ def module_names(targets: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def add_lora(model: nn.Module, config: AdapterConfig, seed: int = 0) -> None:
-    """Freeze the model and put a LoRALinear around every target. A is drawn from `seed`; the outputs do not change.
+def check_targets(targets: Iterable[str], model: nn.Module) -> None:
+    """Raises UsageError when experts or a router are asked for by name in a model that has none."""
+    asked = {word.strip() for item in targets for word in item.split(",")} & {"experts", "router"}
+    if asked and not any(isinstance(module, RoutedExperts) for module in model.modules()):
+        raise UsageError(f"--target {', '.join(sorted(asked))} is for a mixture of experts, and this model is dense.")
 
-    Raises UsageError when the model has no such target, and for a rank that none of them can have.
+
+def add_lora(model: nn.Module, config: AdapterConfig, seed: int = 0) -> dict[str, Adapter]:
+    """Freeze the model and put a low-rank layer around every target; the outputs do not change.
+
+    A (for an embedding B) is drawn from `seed`. With `share_b`, matrices of one name and size have one B. Returns the
+    new layers by name. Raises UsageError when the model has no such target, and for a rank that none can have.
     """
     model.requires_grad_(False)
 
     def is_target(name: str, module: nn.Module) -> bool:
-        return name.rpartition(".")[2] in config.targets
+        return name.rpartition(".")[2] in config.targets and not isinstance(module, nn.ModuleList)
 
     targets = [module for name, module in model.named_modules() if is_target(name, module)]
     if not targets:
@@ -77,59 +143,50 @@ def add_lora(model: nn.Module, config: AdapterConfig, seed: int = 0) -> None:
     if config.rank > largest:
         raise UsageError(f"--rank is {config.rank}; the matrices it is for have a rank of at most {largest}.")
 
-    def wrap(module: nn.Module) -> nn.Module:
-        assert isinstance(module, nn.Linear)
-        return LoRALinear(module, config.rank, config.alpha, config.dropout)
+    scale = config.alpha / (math.sqrt(config.rank) if config.rank_stabilised else config.rank)
+    shared: dict[tuple[str, int], nn.Parameter] = {}
+    made: dict[str, Adapter] = {}
+
+    def wrap(name: str, module: nn.Module) -> Adapter:
+        leaf = name.rpartition(".")[2]
+        if leaf == "embedding":
+            embedding = made[plain_name(name)] = LoRAEmbedding(module, config.rank, scale)
+            return embedding
+        key = (leaf, len(module.weight))  # type: ignore[arg-type]
+        layer = LoRALinear(module, config.rank, scale, config.dropout, shared.get(key) if config.share_b else None)
+        shared.setdefault(key, layer.lora_B)
+        made[plain_name(name)] = layer
+        return layer
 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         replace_modules(model, is_target, wrap)
+    return made
 
 
-def lora_layers(model: nn.Module) -> dict[str, LoRALinear]:
-    return {name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)}
+def merge_lora(model: nn.Module, sign: float = 1.0) -> None:
+    """Fold every update into its base layer; the model is an ordinary one again. A sign of -1 takes it out instead."""
 
+    def fold(name: str, module: nn.Module) -> nn.Module:
+        assert isinstance(module, LoRALinear | LoRAEmbedding)
+        with torch.no_grad():
+            module.base.weight += sign * module.update()  # type: ignore[operator]
+        return module.base
 
-def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """A and B of every wrapped layer, under PEFT's keys."""
-    return {
-        f"{PEFT_PREFIX}{name}.{part}.weight": getattr(layer, part)
-        for name, layer in lora_layers(model).items()
-        for part in ("lora_A", "lora_B")
-    }
-
-
-def load_adapter_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """The inverse of `adapter_tensors`. Raises TinyLMError when the tensors are not the layers' own."""
-    own = adapter_tensors(model)
-    if own.keys() != tensors.keys() or any(own[key].shape != tensors[key].shape for key in own):
-        raise TinyLMError("The adapter's weights do not fit the layers of this base; it was made for another one.")
-    with torch.no_grad():
-        for key, parameter in own.items():
-            parameter.copy_(tensors[key])
-
-
-def merge_lora(model: nn.Module) -> None:
-    """Fold every update into its base layer; the model is an ordinary one again."""
-
-    def fold(module: nn.Module) -> nn.Module:
-        assert isinstance(module, LoRALinear)
-        return module.merged()
-
-    replace_modules(model, lambda _, module: isinstance(module, LoRALinear), fold)
+    replace_modules(model, lambda _, module: isinstance(module, LoRALinear | LoRAEmbedding), fold)
 
 
 def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -> tuple[float, float]:
-    """Largest differences of logits on a probe: merged from adapted, and adapted from base.
+    """Largest differences of what the output layers give on a probe: merged from adapted, and adapted from base.
 
     Raises TinyLMError when merging changed what the model predicts, or the adapter changes nothing.
     """
     rng = torch.Generator().manual_seed(0)
-    ids = torch.randint(base.embedding.num_embeddings, (4, min(64, base.context)), generator=rng)
+    ids = torch.randint(base.vocab_size, (4, min(64, base.context)), generator=rng)
 
     @torch.inference_mode()
     def logits(model: Transformer) -> Tensor:
-        return model.logits(model(ids).hidden)
+        return model.logits(model.probe(ids).hidden)
 
     without, unmerged, together = logits(base), logits(adapted), logits(merged)
     difference = (together - unmerged).abs().max().item()
@@ -143,6 +200,10 @@ def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -
     return difference, change
 
 
+def has_lora(model: nn.Module) -> bool:
+    return any(isinstance(layer, LoRALinear | LoRAEmbedding) for layer in adapter_layers(model).values())
+
+
 def peft_config(config: AdapterConfig) -> dict[str, Any]:
     """adapter_config.json as PEFT writes it for a LoRA."""
     return {
@@ -152,6 +213,7 @@ def peft_config(config: AdapterConfig) -> dict[str, Any]:
         "r": config.rank,
         "lora_alpha": config.alpha,
         "lora_dropout": config.dropout,
+        "use_rslora": config.rank_stabilised,
         "target_modules": list(config.targets),
         "bias": "none",
         "fan_in_fan_out": False,

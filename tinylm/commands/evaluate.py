@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tinylm.commands.evaluate_pairs import TranslationOptions, evaluate_pairs
-from tinylm.commands.model import AdapterPath, ModelPath, OpenModel, choose_where, open_model
+from tinylm.commands.model import AdapterPaths, ModelPath, OpenModel, choose_where, open_model
 from tinylm.commands.options import MachineOptions, OutputOptions, TextOptions, option, with_groups
 from tinylm.commands.reading import encode_whole
 from tinylm.console import Console
@@ -30,7 +30,7 @@ def evaluate_text(
         typer.Argument(help="Text (or pairs), or -; none is the run's own validation text.", show_default=False),
     ] = None,
     model: ModelPath = None,
-    adapter: AdapterPath = None,
+    adapter: AdapterPaths = None,
     stride: Annotated[
         int | None,
         option("Tokens between two windows (default: the context); fewer give each token more context.", None, "N"),

@@ -9,6 +9,7 @@ import typer
 from tinylm.commands.model import newest_run
 from tinylm.commands.options import OutputOptions, with_groups
 from tinylm.commands.session import quoted
+from tinylm.config import AdapterConfig
 from tinylm.console import Console
 
 CURVE_POINTS = 12
@@ -36,7 +37,7 @@ def info(
         "parameters_by_part": parameters_by_part(config.model),
         "tokenizer": {"kind": config.tokenizer.kind, "vocab_size": read_tokenizer(path, config).vocab_size},
         "curve": [metrics for metrics in RunFolder(path).read_metrics() if "val_loss" in metrics],
-        "commands": _commands(path, config.adapter is not None, config.training is not None),
+        "commands": _commands(path, config.adapter, config.training is not None),
     }
     if console.as_json:
         console.record(record)
@@ -58,13 +59,19 @@ def info(
         console.result(f"  {what + ':':<10} {command}")
 
 
-def _commands(path: Path, is_adapter: bool, trained: bool) -> dict[str, str]:
+def _commands(path: Path, adapter: AdapterConfig | None, trained: bool) -> dict[str, str]:
     place = quoted(path)
-    if is_adapter:
-        return {
-            "resume": f"tinylm finetune-lora --resume {place}",
+    if adapter is not None:
+        command = "finetune-lora" if adapter.kind == "lora" else "finetune-adapter"
+        use = {
+            "resume": f"tinylm {command} --resume {place}",
             "sample": f'tinylm sample --adapter {place} --prompt "..."',
             "evaluate": f"tinylm eval --adapter {place} text.txt",
+        }
+        if adapter.kind != "lora":
+            return use
+        return {
+            **use,
             "merge": f"tinylm merge-lora {place} --out {quoted(path.with_name(path.name + '-merged'))}",
         }
     commands = {

@@ -1,13 +1,21 @@
 """tinylm merge-lora: an adapter and its base into one plain model."""
 
+import copy
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tinylm.commands.model import ModelPath
 from tinylm.commands.options import WHERE, OutputOptions, option, with_groups
 from tinylm.commands.session import new_run_at, new_run_config
+from tinylm.errors import UsageError
+
+if TYPE_CHECKING:
+    from tinylm.config import AdapterConfig, DataConfig, RunConfig
+    from tinylm.model.stack import Transformer
+    from tinylm.text.tokenizer import Tokenizer
 
 
 @with_groups
@@ -16,31 +24,84 @@ def merge(
     out: Annotated[Path, option("The new run's folder.", WHERE, "DIR", "--out", "-o")],
     model: ModelPath = None,
     force: Annotated[bool, option("Replace a run that is there.", WHERE, None, "--force")] = False,
+    undo: Annotated[
+        bool, option("Take the adapter out of the merged model that --model names.", WHERE, None, "--undo")
+    ] = False,
     *,
     output: OutputOptions,
 ) -> None:
     """Write an adapter and its base as one plain model, after checking that it predicts what the two together did."""
-    from tinylm.adapters.load import load_adapted, load_base, read_adapter_config
-    from tinylm.adapters.lora import check_merged, merge_lora
+    from tinylm.adapters.load import read_adapter_config
     from tinylm.checkpoint import RunFolder, read_weights
 
     console = output.console()
     with new_run_at(out, force):
         adapter_config, settings = read_adapter_config(adapter)
-        base, _, _ = load_base(adapter, settings, model, "cpu")
-        adapted, base_config, tokenizer = load_adapted(adapter, model, "cpu")
-        merged, _, _ = load_adapted(adapter, model, "cpu")
-        merge_lora(merged)
-        difference, change = check_merged(base, adapted, merged)
-        console.note(
-            f"Checked: merged and unmerged logits differ by {difference:.1e}; the base's differ by {change:.1e}."
-        )
+        if settings.kind != "lora":
+            raise UsageError(
+                f"{adapter} is a {settings.kind} adapter, which is no change of a matrix and cannot be merged; sample "
+                "and eval take it with --adapter."
+            )
         saved = read_weights(adapter, adapter_config)
-        config = new_run_config(model=base_config.model, tokenizer=base_config.tokenizer, data=adapter_config.data)
-        run = RunFolder.create(out, config, tokenizer)
-        run.save_best(dict(merged.state_dict()), config, saved.step, saved.val_loss)
+        if undo:
+            result = _unmerged(adapter, settings, saved.digest, model)
+            merged = None
+        else:
+            result = _merged(adapter, settings, model)
+            merged = saved.digest
+        console.note(
+            f"Checked: merged and unmerged logits differ by {result.difference:.1e}; the base's differ by "
+            f"{result.change:.1e}."
+        )
+        base = result.config
+        config = new_run_config(model=base.model, tokenizer=base.tokenizer, data=result.data, merged=merged)
+        run = RunFolder.create(out, config, result.tokenizer)
+        run.save_best(dict(result.network.state_dict()), config, saved.step, None if undo else saved.val_loss)
         run.publish()
     if console.as_json:
-        console.record({"run": str(out), "difference": difference, "change": change})
+        console.record({"run": str(out), "difference": result.difference, "change": result.change})
     else:
         console.result(str(out))
+
+
+@dataclass(frozen=True)
+class _Result:
+    """A plain model, and how it was checked."""
+
+    network: "Transformer"
+    config: "RunConfig"
+    data: "DataConfig | None"
+    tokenizer: "Tokenizer"
+    difference: float
+    change: float
+
+
+def _merged(adapter: Path, settings: "AdapterConfig", model: Path | None) -> _Result:
+    from tinylm.adapters.load import WantedAdapter, load_adapted, load_base
+    from tinylm.adapters.lora import check_merged, merge_lora
+
+    wanted = [WantedAdapter(adapter)]
+    base, _, _ = load_base(adapter, settings, model, "cpu")
+    adapted, config, tokenizer, _ = load_adapted(wanted, model, "cpu")
+    merged, _, _, _ = load_adapted(wanted, model, "cpu")
+    merge_lora(merged)
+    return _Result(merged, config, config.data, tokenizer, *check_merged(base, adapted, merged))
+
+
+def _unmerged(adapter: Path, settings: "AdapterConfig", digest: str, model: Path | None) -> _Result:
+    """The base again, up to rounding: with the adapter on it, it predicts what the merged model does."""
+    from tinylm.adapters.load import put_on
+    from tinylm.adapters.lora import check_merged, merge_lora
+    from tinylm.checkpoint import load_model
+
+    if model is None:
+        raise UsageError("--undo takes the adapter out of a merged model; name that with --model.")
+    merged, config, tokenizer, _ = load_model(model)
+    if config.merged != digest:
+        raise UsageError(f"{model} was not made by merging {adapter}; name the adapter that it was made with.")
+    undone, _, _, _ = load_model(model)
+    put_on(undone, adapter)
+    merge_lora(undone, sign=-1.0)
+    adapted = copy.deepcopy(undone)
+    put_on(adapted, adapter)
+    return _Result(undone, config, None, tokenizer, *check_merged(undone, adapted.eval(), merged))

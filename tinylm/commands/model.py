@@ -9,6 +9,7 @@ from tinylm.console import Console
 from tinylm.errors import UsageError
 
 if TYPE_CHECKING:
+    from tinylm.adapters.load import WantedAdapter
     from tinylm.config import RunConfig
     from tinylm.model.stack import Transformer
     from tinylm.text.tokenizer import Tokenizer
@@ -18,7 +19,10 @@ CHECKPOINTS = Path("checkpoints")
 ModelPath = Annotated[
     Path | None, option("A run folder (default: the newest model under checkpoints/).", None, "RUN", "--model", "-m")
 ]
-AdapterPath = Annotated[Path | None, option("An adapter to put on the model.", None, "DIR", "--adapter")]
+AdapterPaths = Annotated[
+    list[str] | None,
+    option("An adapter to put on the model, or several; DIR=0.5 is half of it.", None, "DIR", "--adapter"),
+]
 
 
 def newest_run(console: Console) -> Path:
@@ -56,13 +60,28 @@ class OpenModel:
     path: Path
 
 
-def open_model(console: Console, model: Path | None, adapter: Path | None, device: str) -> OpenModel:
-    """A model on its device, with the adapter on it if there is one."""
+def open_model(console: Console, model: Path | None, adapters: list[str] | None, device: str) -> OpenModel:
+    """A model on its device, with the adapters on it if there are any."""
     from tinylm.adapters.load import load_adapted
     from tinylm.checkpoint import load_model
 
-    if adapter is not None:
-        return OpenModel(*load_adapted(adapter, model, device), adapter)
+    if adapters:
+        wanted = [wanted_adapter(text) for text in adapters]
+        network, config, tokenizer, _ = load_adapted(wanted, model, device)
+        return OpenModel(network, config, tokenizer, wanted[0].path)
     path = model or newest_run(console)
     network, config, tokenizer, _ = load_model(path, device)
     return OpenModel(network, config, tokenizer, path)
+
+
+def wanted_adapter(text: str) -> "WantedAdapter":
+    """A folder, or a folder and how strongly the adapter is to act, as in run=0.5. Raises UsageError for no number."""
+    from tinylm.adapters.load import WantedAdapter
+
+    path, _, strength = text.rpartition("=")
+    if not path or Path(text).exists():
+        return WantedAdapter(Path(text))
+    try:
+        return WantedAdapter(Path(path), float(strength))
+    except ValueError:
+        raise UsageError(f"--adapter {text}: {strength!r} is no number; write it as in {path}=0.5.") from None

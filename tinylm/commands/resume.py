@@ -14,8 +14,8 @@ def resume_run(path: Path, options: LearningOptions, command: str, base: Path | 
     `command` is the tinylm command that resumes; `base` is where an adapter's base is now, if it was moved.
     """
     started = process_start()
-    from tinylm.adapters.load import load_base
-    from tinylm.adapters.lora import add_lora, load_adapter_tensors
+    from tinylm.adapters.adapter import load_adapter_tensors
+    from tinylm.adapters.load import add_adapter, load_base
     from tinylm.checkpoint import RunFolder, read_config, read_tokenizer, restore_model
     from tinylm.device import choose_device, describe_device
     from tinylm.place import only_user
@@ -42,7 +42,6 @@ def resume_run(path: Path, options: LearningOptions, command: str, base: Path | 
             model = restore_model(config, save.weights)
         else:
             model, _, _ = load_base(path, config.adapter, base, "cpu")
-            add_lora(model, config.adapter)
-            load_adapter_tensors(model, save.weights)
+            load_adapter_tensors(add_adapter(model, config.adapter), save.weights)
         console.note(f"Going on with {path} at step {save.state['step']}.")
         run_session(console, run, config, model, tokens, tokenizer, command=command, started=started, resume_from=save)

@@ -5,7 +5,7 @@ import time
 from typing import Annotated
 
 from tinylm.commands.fill_masks import fill_masks
-from tinylm.commands.model import AdapterPath, ModelPath, choose_where, open_model
+from tinylm.commands.model import AdapterPaths, ModelPath, choose_where, open_model
 from tinylm.commands.options import MachineOptions, OutputOptions, SeedOptions, option, with_groups
 from tinylm.commands.sampling import ChoiceOptions, LengthOptions, PromptOptions, read_prompt
 from tinylm.commands.write_on import write_on
@@ -16,7 +16,7 @@ from tinylm.errors import UsageError
 @with_groups
 def sample(
     model: ModelPath = None,
-    adapter: AdapterPath = None,
+    adapter: AdapterPaths = None,
     quantize: Annotated[
         str, option("Weights in eight bits: smaller, and faster on a CPU.", "Machine", "none|int8")
     ] = "none",

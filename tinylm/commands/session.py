@@ -100,7 +100,9 @@ def _plan_lines(plan: "Plan", config: RunConfig, trained: int) -> dict[str, str]
         "memory": f"about {plan.memory / 2**20:,.0f} MB",
     }
     if config.adapter is not None:
-        lines["adapter"] = f"rank {config.adapter.rank} on {', '.join(config.adapter.targets)}: {trained:,} parameters"
+        inside = {"lora": "rank {} on", "bottleneck": "{} features after"}[config.adapter.kind]
+        targets = ", ".join(config.adapter.targets)
+        lines["adapter"] = f"{inside.format(config.adapter.rank)} {targets}: {trained:,} parameters"
     return lines
 
 

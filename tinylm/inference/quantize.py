@@ -44,7 +44,7 @@ class Int8Linear(nn.Module):
 def quantize_int8(model: nn.Module) -> None:
     """Replace every linear layer. The embedding stays, and so does an output layer that shares it."""
 
-    def quantized(module: nn.Module) -> nn.Module:
+    def quantized(name: str, module: nn.Module) -> nn.Module:
         assert isinstance(module, nn.Linear)
         return Int8Linear(module)
 

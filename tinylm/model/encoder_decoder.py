@@ -43,5 +43,8 @@ class EncoderDecoder(Autoregressive):
         both = [output.routing for output in (encoded, decoded) if output.routing is not None]
         return Output(decoded.hidden, together(both) if both else None)
 
+    def probe(self, ids: Tensor) -> Output:
+        return self(ids, ids)
+
     def make_cross_cache(self) -> list[CrossCache]:
         return [CrossCache() for _ in self.layers]

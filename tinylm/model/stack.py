@@ -100,6 +100,10 @@ class Transformer(Stack):
         x = self.embedding(ids)
         return x if self.embedding_scale == 1.0 else x * self.embedding_scale
 
+    def probe(self, ids: Tensor) -> Output:
+        """What the model makes of ids (B, T), whatever else it takes."""
+        return self(ids)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V)"""
         if self.output is None:

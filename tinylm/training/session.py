@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinylm.adapters.lora import adapter_tensors
+from tinylm.adapters.adapter import adapter_layers, adapter_tensors
 from tinylm.checkpoint import LastSave, RunFolder
 from tinylm.config import RunConfig
 from tinylm.device import autocast, choose_inference_dtype
@@ -24,7 +24,7 @@ from tinylm.training.trainer import Evaluated, Event, Logged, Notice, Outcome, T
 
 def trained_tensors(model: Transformer, config: RunConfig) -> dict[str, Tensor]:
     """What of a model a run saves: all of it, or the adapter alone."""
-    return dict(model.state_dict()) if config.adapter is None else adapter_tensors(model)
+    return dict(model.state_dict()) if config.adapter is None else adapter_tensors(adapter_layers(model))
 
 
 class _RunStore:

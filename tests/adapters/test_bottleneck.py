@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests import reference_parts
+from tests.variants import every_variant, randomised, small
+from tinylm.adapters.adapter import adapter_layers, adapter_tensors, load_adapter_tensors
+from tinylm.adapters.bottleneck import Bottleneck, add_bottlenecks
+from tinylm.adapters.load import set_strength
+from tinylm.config import AdapterConfig, ModelConfig
+from tinylm.model.build import build_model
+from tinylm.model.stack import Transformer
+
+IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 12]])
+SETTINGS = AdapterConfig(
+    kind="bottleneck", base="b", base_digest="d", rank=3, alpha=1.0, dropout=0.0, targets=("attention", "feedforward")
+)
+
+
+def exact(config: ModelConfig) -> Transformer:
+    return randomised(build_model(config)).double()
+
+
+def logits(model: Transformer) -> Tensor:
+    with torch.no_grad():
+        return model.logits(model.probe(IDS).hidden)
+
+
+def adapted(config: ModelConfig, seed: int = 0) -> Transformer:
+    model = exact(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for layer in add_bottlenecks(model, SETTINGS).values():
+            for parameter in layer.trained().values():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3)
+    return model
+
+
+def test_the_output_is_the_formula_around_a_module_that_does_nothing() -> None:
+    torch.manual_seed(0)
+    layer = Bottleneck(torch.nn.Identity(), 5, 3, 0.0).double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(4, 5, dtype=torch.float64)
+    weights = [p.detach().numpy() for p in (layer.down.weight, layer.down.bias, layer.up.weight, layer.up.bias)]
+    expected = reference_parts.bottleneck(x.numpy(), *weights, "gelu")
+    np.testing.assert_allclose(layer(x).detach(), expected, atol=1e-10)
+
+
+@every_variant
+def test_it_begins_at_no_change_and_stands_after_both_sublayers_of_every_layer(config: ModelConfig) -> None:
+    model = exact(config)
+    before = logits(model)
+    layers = add_bottlenecks(model, SETTINGS)
+    assert list(layers) == [f"layers.{n}.{name}" for n in range(2) for name in ("attention", "feedforward")]
+    assert torch.equal(logits(model), before)
+    assert {name.split(".")[3] for name, p in model.named_parameters() if p.requires_grad} == {"down", "up"}
+
+
+@every_variant
+def test_it_is_trained_saved_and_loaded_by_name(config: ModelConfig) -> None:
+    one, other = adapted(config), adapted(config, seed=1)
+    tensors = adapter_tensors(adapter_layers(one))
+    assert not torch.allclose(logits(one), logits(other))
+    load_adapter_tensors(adapter_layers(other), tensors)
+    assert torch.equal(logits(one), logits(other))
+    set_strength(adapter_layers(other), 0.0)
+    assert torch.equal(logits(other), logits(exact(config)))
+
+
+def test_an_encoder_decoder_has_one_after_cross_attention_too() -> None:
+    model = exact(small(architecture="encoder-decoder", encoder_layers=1, layers=1))
+    names = {name.rpartition(".")[2] for name in add_bottlenecks(model, SETTINGS)}
+    assert names == {"attention", "cross_attention", "feedforward"}
+
+
+@pytest.mark.parametrize("kind", ["cache", "no cache"])
+def test_decoding_with_it_equals_reading_at_once(kind: str) -> None:
+    model = adapted(small())
+    cache = model.make_cache(2, 8) if kind == "cache" else None  # type: ignore[operator]
+    with torch.no_grad():
+        if cache is None:
+            parts = [model(IDS[:, : n + 1]).hidden[:, -1:] for n in range(8)]
+        else:
+            parts = [model(IDS[:, n : n + 1], cache).hidden for n in range(8)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), model(IDS).hidden, rtol=0, atol=1e-12)

@@ -1,0 +1,90 @@
+from pathlib import Path
+
+import pytest
+
+from tests.shell import copied, done, records, refused, snapshot, tinylm
+from tinylm.checkpoint import read_config
+
+SHORT = ("--steps", 40, "--batch-size", 4, "--lr", 0.01)
+
+
+@pytest.fixture
+def second(here: Path) -> Path:
+    path = here / "second.txt"
+    path.write_text("no joy, no joy; no bed\n" * 60)
+    return path
+
+
+def test_a_bottleneck_adapter_learns_its_text_and_leaves_the_base_alone(second: Path, run: Path, here: Path) -> None:
+    before = snapshot(run)
+    result = done("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT, "--bottleneck", 4)
+    assert result.stdout == "ad\n"
+    assert "adapter:   4 features after attention, cross_attention, feedforward: 296 parameters" in result.stderr
+    assert snapshot(run) == before
+    assert {path.name for path in (here / "ad").iterdir()} == {
+        "config.json",
+        "tokenizer.json",
+        "metrics.jsonl",
+        "adapter_model.safetensors",
+        "last",
+    }
+    base, adapted = (records(done("eval", second, *how, "--json"))[0] for how in (("-m", run), ("--adapter", "ad")))
+    assert adapted["loss"] < base["loss"]
+
+
+def test_it_begins_at_no_change(second: Path, run: Path, here: Path) -> None:
+    done("finetune-adapter", second, "-m", run, "-o", "ad", "--steps", 1, "--lr", 1e-30, "--batch-size", 4)
+    options = ("-n", 30, "-t", 0)
+    assert done("sample", "--adapter", "ad", *options).stdout == done("sample", "-m", run, *options).stdout
+
+
+def test_it_can_be_resumed_by_its_own_command(second: Path, run: Path, here: Path) -> None:
+    done("finetune-adapter", second, "-m", run, "--steps", 2, "-o", "ad", "--batch-size", 4)
+    (record,) = records(done("info", "ad", "--json"))
+    assert record["commands"]["resume"] == "tinylm finetune-adapter --resume ad"
+    assert "merge" not in record["commands"]
+    done("finetune-adapter", "--resume", "ad", "--steps", 4)
+    again = tinylm("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT)
+    refused(again, 2, "finetune-adapter --resume ad", sentences=4)
+
+
+def test_it_cannot_be_merged_and_says_what_to_do(second: Path, run: Path, here: Path) -> None:
+    done("finetune-adapter", second, "-m", run, "-o", "ad", "--steps", 1, "--batch-size", 4)
+    refused(
+        tinylm("merge-lora", "ad", "--out", "merged"), 2, "cannot be merged; sample and eval take it with --adapter"
+    )
+
+
+def test_the_default_folder_has_its_kind_in_its_name(second: Path, run: Path, here: Path) -> None:
+    base = copied(run, here / "base")
+    assert done("finetune-adapter", second, "-m", base, "--steps", 1).stdout == f"{here}/base-adapter\n"
+    config = read_config(here / "base-adapter").adapter
+    assert config is not None and (config.kind, config.rank) == ("bottleneck", 16)
+
+
+# Several adapters on one base
+
+
+def test_adapters_act_together_and_by_their_strengths(second: Path, run: Path, adapter: Path, here: Path) -> None:
+    done("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT)
+
+    def loss(*adapters: object) -> float:
+        words = [word for one in adapters for word in ("--adapter", one)]
+        return records(done("eval", second, "-m", run, *words, "--json"))[0]["loss"]
+
+    base, lora, bottleneck = loss(), loss(adapter), loss("ad")
+    assert len({round(value, 4) for value in (base, lora, bottleneck, loss(adapter, "ad"))}) == 4
+    assert loss(f"{adapter}=0") == pytest.approx(base, rel=1e-6)
+    assert loss(f"{adapter}=0", "ad=1") == pytest.approx(bottleneck, rel=1e-6)
+    assert loss("ad=0.0", f"{adapter}=1") == pytest.approx(lora, rel=1e-6)
+    assert min(base, lora) < loss(f"{adapter}=0.5") < max(base, lora)
+
+
+def test_adapters_of_different_bases_are_refused(second: Path, run: Path, adapter: Path, here: Path) -> None:
+    done("train", second, "--out", "other", "--steps", 1, "--init-from", run, "--batch-size", 4)
+    done("finetune-lora", second, "-m", "other", "-o", "ad", "--steps", 1, "--batch-size", 4)
+    refused(tinylm("sample", "--adapter", adapter, "--adapter", "ad"), 1, "was made for another base", sentences=3)
+
+
+def test_a_strength_that_is_no_number_is_refused(adapter: Path) -> None:
+    refused(tinylm("sample", "--adapter", f"{adapter}=half"), 2, "'half' is no number", "=0.5")

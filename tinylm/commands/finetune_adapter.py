@@ -1,0 +1,47 @@
+"""tinylm finetune-adapter: bend a model to a second text with small layers between its own."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from tinylm.commands.finetuning import ADAPTER, AdapterRunOptions, Corpus, Resume, Settings, finetune
+from tinylm.commands.model import ModelPath
+from tinylm.commands.options import LearningOptions, option, with_groups
+
+
+@dataclass(frozen=True)
+class BottleneckOptions:
+    bottleneck: Annotated[int, option("Features inside each adapter (default: 16).", ADAPTER, "N")] = 16
+    dropout: Annotated[
+        float, option("Share of an adapter's inputs dropped in training (default: 0).", ADAPTER, "X")
+    ] = 0.0
+
+    def settings(self) -> Settings:
+        from tinylm.adapters.bottleneck import SUBLAYERS
+
+        fields = {
+            "kind": "bottleneck",
+            "rank": self.bottleneck,
+            "alpha": 1.0,
+            "dropout": self.dropout,
+            "targets": SUBLAYERS,
+        }
+        return Settings("-adapter", fields, lambda model: None, lambda config: None)
+
+
+@with_groups
+def finetune_adapter(
+    invocation: typer.Context,
+    corpus: Corpus = None,
+    model: ModelPath = None,
+    resume: Resume = None,
+    *,
+    run: AdapterRunOptions,
+    bottleneck: BottleneckOptions,
+    learning: LearningOptions,
+) -> None:
+    """Train a small layer after each sublayer of a frozen model on a second text (Houlsby et al. 2019)."""
+    finetune(
+        invocation, corpus, model, resume, run, bottleneck, learning, bottleneck.settings, "tinylm finetune-adapter"
+    )

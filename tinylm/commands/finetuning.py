@@ -1,0 +1,131 @@
+"""Training an adapter on a second text: what finetune-lora and finetune-adapter share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tinylm.commands.model import newest_run
+from tinylm.commands.options import WHERE, LearningOptions, option, refuse_with
+from tinylm.commands.reading import encode_text, read_text
+from tinylm.commands.resume import resume_run
+from tinylm.commands.session import (
+    chosen_budget,
+    new_run_at,
+    new_run_config,
+    process_start,
+    run_session,
+    show_plan,
+)
+from tinylm.config import AdapterConfig, TokenizerConfig
+from tinylm.errors import UsageError
+
+if TYPE_CHECKING:
+    from tinylm.model.stack import Transformer
+
+ADAPTER = "Adapter"
+
+Corpus = Annotated[
+    list[str] | None,
+    typer.Argument(help="Text files, folders, JSONL (or pairs), or - for standard input.", show_default=False),
+]
+Resume = Annotated[Path | None, option("Go on with this adapter; only budget and rhythm may change.", WHERE, "RUN")]
+
+
+@dataclass(frozen=True)
+class AdapterRunOptions:
+    out: Annotated[
+        Path | None, option("The adapter's folder (default: <model>-<kind>).", WHERE, "DIR", "--out", "-o")
+    ] = None
+    force: Annotated[bool, option("Replace an adapter that is there.", WHERE, None, "--force")] = False
+    dry_run: Annotated[bool, option("Print the plan and stop.", WHERE, None, "--dry-run")] = False
+
+
+@dataclass(frozen=True)
+class Settings:
+    """An adapter before its base is known.
+
+    `fields` are those of an AdapterConfig; `suffix` ends the default folder's name; `check` raises UsageError for a
+    model that it does not fit; `peft_config` makes what PEFT wants to know, or nothing.
+    """
+
+    suffix: str
+    fields: dict[str, Any]
+    check: Callable[["Transformer"], None]
+    peft_config: Callable[[AdapterConfig], dict[str, Any] | None]
+
+
+def finetune(
+    invocation: typer.Context,
+    corpus: list[str] | None,
+    model: Path | None,
+    resume: Path | None,
+    run: AdapterRunOptions,
+    own_options: Any,
+    learning: LearningOptions,
+    settings: Callable[[], Settings],
+    command: str,
+) -> None:
+    """Train an adapter, or go on with one. `own_options` are the command's, which make its settings."""
+    if resume is not None:
+        if corpus:
+            raise UsageError("--resume goes on with the adapter's own corpus; leave the text out, or begin a new one.")
+        refuse_with(invocation, "--resume", run, own_options, *learning.fixed_by_resuming)
+        resume_run(resume, learning, command, model)
+        return
+    if not corpus:
+        raise UsageError(f"Name a text to learn from, as in {command} other.txt; - is standard input.")
+
+    started = process_start()
+    from tinylm.adapters.load import add_adapter
+    from tinylm.checkpoint import RunFolder, load_model
+    from tinylm.plan import plan_training, probe_machine
+    from tinylm.text.prepare import require_known
+
+    console = learning.output.console()
+    chosen = settings()
+    budget = chosen_budget(learning.budget)
+    machine = probe_machine(learning.machine.device, learning.machine.dtype)
+    console.note(f"On {machine.reasons}.")
+    base_path = model or newest_run(console)
+    if not base_path.name:  # the folder one stands in
+        base_path = base_path.absolute()
+    path = run.out or base_path.with_name(base_path.name + chosen.suffix)
+    if path.resolve() == base_path.resolve():
+        raise UsageError(f"{path} is the base model, which is never written to; choose another folder with --out.")
+    with new_run_at(path, run.force) as preparation:
+        network, base, tokenizer, weights = load_model(base_path)
+        chosen.check(network)
+        adapter = AdapterConfig(base=str(base_path.resolve()), base_digest=weights.digest, **chosen.fields)
+        add_adapter(network, adapter, learning.seed.seed or 0)
+        kind = "pairs" if base.model.architecture == "encoder-decoder" else "text"
+        reading = read_text(console, corpus, learning.text, learning.validation, preparation, kind)
+        require_known(tokenizer, reading.alphabet, f"The model {base_path}")
+        tokens, data = encode_text(console, reading, tokenizer, preparation)
+        plan = plan_training(
+            machine,
+            data,
+            tokenizer.vocab_size,
+            recipe="lora",
+            model={},
+            training=learning.training(),
+            budget=budget,
+            compile=learning.compiling.compile,
+            base=base.model,
+        )
+        config = new_run_config(
+            model=plan.model,
+            tokenizer=TokenizerConfig(kind=tokenizer.kind, sha256=tokenizer.sha256),
+            data=data,
+            training=plan.training,
+            runtime=plan.runtime,
+            adapter=adapter,
+        )
+        trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+        show_plan(console, plan, config, trained, as_result=run.dry_run)
+        if run.dry_run:
+            return
+        folder = RunFolder.create(path, config, tokenizer, chosen.peft_config(adapter))
+        run_session(console, folder, config, network, tokens, tokenizer, command=command, started=started)

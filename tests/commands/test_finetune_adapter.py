@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,47 @@ def test_adapters_of_different_bases_are_refused(second: Path, run: Path, adapte
 
 def test_a_strength_that_is_no_number_is_refused(adapter: Path) -> None:
     refused(tinylm("sample", "--adapter", f"{adapter}=half"), 2, "'half' is no number", "=0.5")
+
+
+def test_lines_of_prompts_may_each_name_their_adapter(second: Path, run: Path, adapter: Path, here: Path) -> None:
+    """The base is loaded once, and each line's text is what its adapter alone would have written."""
+    done("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT)
+    options = ("-n", 30, "-t", 0, "--json")
+    prompts = [
+        ("the", None),
+        ("no", str(adapter)),
+        ("the", "ad"),
+        ("no", None),
+        ("no", "ad=0.5"),
+        ("the", str(adapter)),
+    ]
+    lines = [json.dumps({"prompt": text, **({"adapter": name} if name else {})}) for text, name in prompts]
+    (here / "prompts.jsonl").write_text("\n".join([lines[0], "", *lines[1:]]) + "\n")
+    found = records(done("sample", "-m", run, "--prompt-file", "prompts.jsonl", *options))
+    assert [record["prompt"] for record in found] == [text for text, _ in prompts]
+    for record, (text, name) in zip(found, prompts, strict=True):
+        alone = ("--adapter", name) if name else ()
+        (expected,) = records(done("sample", "-m", run, *alone, "-p", text, *options))
+        assert record["text"] == expected["text"]
+    assert len({record["text"] for record in found}) > 3
+    printed = done("sample", "-m", run, "--prompt-file", "prompts.jsonl", "-n", 3).stdout
+    assert printed.count("\n---\n") == len(prompts) - 1
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "prompts.jsonl, line 1: not JSON"),
+        ('{"text": "a"}', "prompts.jsonl, line 1: expected an object with a text under 'prompt'"),
+        ('{"prompt": "a", "adapter": 3}', "line 1: expected an object"),
+        ("", "prompts.jsonl has no prompt in it"),
+    ],
+)
+def test_a_bad_line_of_prompts_is_named(line: str, words: str, run: Path, here: Path) -> None:
+    (here / "prompts.jsonl").write_text(line)
+    refused(tinylm("sample", "-m", run, "-f", "prompts.jsonl"), 2, words)
+
+
+def test_an_adapter_for_all_and_one_for_a_line_contradict(run: Path, adapter: Path, here: Path) -> None:
+    (here / "prompts.jsonl").write_text(json.dumps({"prompt": "a", "adapter": str(adapter)}))
+    refused(tinylm("sample", "--adapter", adapter, "-f", "prompts.jsonl"), 2, "some lines name their own")

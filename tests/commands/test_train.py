@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.shell import TINY, copied, done, misused, records, refused, same_tensors, snapshot, story, tinylm
 from tinylm.checkpoint import RunFolder, load_model, read_config
@@ -374,6 +375,30 @@ def test_init_from_fixes_model_and_tokenizer(run: Path, corpus: Path) -> None:
     refused(
         tinylm("train", corpus, "--init-from", run, "--layers", 2, "--tokenizer", "bpe"), 2, "--tokenizer, --layers"
     )
+
+
+def test_init_from_may_learn_new_characters_when_it_is_told_to(run: Path, here: Path) -> None:
+    """Known characters keep their ids and weights; new ones begin as the mean of those."""
+    (here / "new.txt").write_text("the old man said λόγος\n" * 60)
+    options = ("--init-from", run, "--extend-vocab", "--out", "new", "--batch-size", 4)
+    result = done("train", "new.txt", *options, "--steps", 1, "--lr", 1e-30, "--weight-decay", 0)
+    assert "New to the model: 'γ' (U+03B3)" in result.stderr
+    old, _, old_tokenizer, _ = load_model(run)
+    new, config, tokenizer, _ = load_model(here / "new")
+    assert config.model.vocab_size == tokenizer.vocab_size == old_tokenizer.vocab_size + 5
+    text = "the old man"
+    assert tokenizer.encode(text).tolist() == old_tokenizer.encode(text).tolist()
+    assert tokenizer.decode(tokenizer.encode("λόγος")) == "λόγος"
+    weight = old.embedding.weight
+    torch.testing.assert_close(new.embedding.weight[: len(weight)], weight)
+    torch.testing.assert_close(new.embedding.weight[len(weight) :], weight.mean(0).expand(5, -1))
+    assert done("sample", "-m", "new", "-p", "λό", "-n", 3).stdout.startswith("λό")
+    done("train", "--resume", "new", "--steps", 2)
+
+
+def test_extend_vocab_needs_a_model_to_extend(corpus: Path, run: Path, here: Path) -> None:
+    refused(tinylm("train", corpus, "--extend-vocab", *TINY), 2, "name it with --init-from")
+    done("train", corpus, "--init-from", run, "--extend-vocab", "--steps", 1, "--batch-size", 4)  # nothing is new
 
 
 def test_init_from_refuses_characters_that_the_model_never_saw(run: Path, here: Path) -> None:

@@ -1,6 +1,6 @@
 """Opening the model that a command works with; shared by the commands that use a trained one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +9,7 @@ from tinylm.console import Console
 from tinylm.errors import UsageError
 
 if TYPE_CHECKING:
+    from tinylm.adapters.adapter import Adapter
     from tinylm.adapters.load import WantedAdapter
     from tinylm.config import RunConfig
     from tinylm.model.stack import Transformer
@@ -52,12 +53,16 @@ def choose_where(console: Console, machine: MachineOptions) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class OpenModel:
-    """`path` is the folder of what was trained last, model or adapter, and `config.data` the text of that training."""
+    """`path` is the folder of what was trained last, model or adapter, and `config.data` the text of that training.
+
+    `adapters` are the layers of each, and how strongly it acts.
+    """
 
     network: "Transformer"
     config: "RunConfig"
     tokenizer: "Tokenizer"
     path: Path
+    adapters: "list[tuple[dict[str, Adapter], float]]" = field(default_factory=list)
 
 
 def open_model(console: Console, model: Path | None, adapters: list[str] | None, device: str) -> OpenModel:
@@ -67,8 +72,9 @@ def open_model(console: Console, model: Path | None, adapters: list[str] | None,
 
     if adapters:
         wanted = [wanted_adapter(text) for text in adapters]
-        network, config, tokenizer, _ = load_adapted(wanted, model, device)
-        return OpenModel(network, config, tokenizer, wanted[0].path)
+        network, config, tokenizer, added = load_adapted(wanted, model, device)
+        strengths = [one.strength for one in wanted]
+        return OpenModel(network, config, tokenizer, wanted[0].path, list(zip(added, strengths, strict=True)))
     path = model or newest_run(console)
     network, config, tokenizer, _ = load_model(path, device)
     return OpenModel(network, config, tokenizer, path)

@@ -5,11 +5,12 @@ import time
 from typing import Annotated
 
 from tinylm.commands.fill_masks import fill_masks
-from tinylm.commands.model import AdapterPaths, ModelPath, choose_where, open_model
+from tinylm.commands.model import AdapterPaths, ModelPath, OpenModel, choose_where, open_model
 from tinylm.commands.options import MachineOptions, OutputOptions, SeedOptions, option, with_groups
-from tinylm.commands.sampling import ChoiceOptions, LengthOptions, PromptOptions, read_prompt
-from tinylm.commands.write_on import write_on
+from tinylm.commands.sampling import ChoiceOptions, LengthOptions, PromptOptions, read_prompts
+from tinylm.commands.write_on import BETWEEN_SAMPLES, write_on
 from tinylm.commands.write_targets import write_targets
+from tinylm.console import Console
 from tinylm.errors import UsageError
 
 
@@ -37,34 +38,60 @@ def sample(
         raise UsageError("--max-tokens and --num-samples must be 1 or more.")
     if quantize not in ("none", "int8"):
         raise UsageError(f"--quantize is {quantize!r}; it must be one of: none, int8.")
-    text = read_prompt(prompt)
+    prompts = read_prompts(prompt)
     choice.sampling(0.0)  # says now what is out of range
+    named = list(dict.fromkeys(one.adapter for one in prompts if one.adapter is not None))
+    if named and adapter:
+        raise UsageError("--adapter is for all prompts, and some lines name their own; leave it out.")
 
+    from tinylm.adapters.load import set_strength
     from tinylm.device import DTYPES
     from tinylm.inference.quantize import quantize_int8
-    from tinylm.model.decoder import Decoder
-    from tinylm.model.encoder import Encoder
-    from tinylm.model.encoder_decoder import EncoderDecoder
 
     device, dtype = choose_where(console, machine)
-    opened = open_model(console, model, adapter, device)
+    opened = open_model(console, model, adapter or named, device)
     opened.network.to(DTYPES[dtype])
     if quantize == "int8":
         quantize_int8(opened.network)
     chosen_seed = secrets.randbits(32) if seed.seed is None else seed.seed
     begun = time.monotonic()
+    written = 0
+    for number, one in enumerate(prompts):
+        for name in named:
+            layers, strength = opened.adapters[named.index(name)]
+            set_strength(layers, strength if name == one.adapter else 0.0)
+        if number and not console.as_json:
+            console.result(BETWEEN_SAMPLES.strip("\n"))
+        written += _answer(console, opened, one.text, prompt, choice, length, chosen_seed, cache)
+    seconds = time.monotonic() - begun
+    console.note(f"{written} tokens in {seconds:.2f} s, {written / max(seconds, 1e-9):.0f} a second.")
+
+
+def _answer(
+    console: Console,
+    opened: OpenModel,
+    text: str,
+    prompt: PromptOptions,
+    choice: ChoiceOptions,
+    length: LengthOptions,
+    seed: int,
+    cache: bool,
+) -> int:
+    """Do with a prompt what the model is for; returns how many tokens were written."""
+    from tinylm.model.decoder import Decoder
+    from tinylm.model.encoder import Encoder
+    from tinylm.model.encoder_decoder import EncoderDecoder
+
     match opened.network:
         case Decoder() as decoder:
             _refuse_beams(choice)
-            written = write_on(console, decoder, opened, text, prompt, choice, length, chosen_seed, cache)
+            return write_on(console, decoder, opened, text, prompt, choice, length, seed, cache)
         case Encoder() as encoder:
-            written = fill_masks(console, encoder, opened, text, prompt, choice, length)
+            return fill_masks(console, encoder, opened, text, prompt, choice, length)
         case EncoderDecoder() as translator:
-            written = write_targets(console, translator, opened, text, prompt, choice, length, chosen_seed)
+            return write_targets(console, translator, opened, text, prompt, choice, length, seed)
         case _:
             raise UsageError(f"{opened.path} is of a kind that tinylm sample does not know.")
-    seconds = time.monotonic() - begun
-    console.note(f"{written} tokens in {seconds:.2f} s, {written / max(seconds, 1e-9):.0f} a second.")
 
 
 def _refuse_beams(choice: ChoiceOptions) -> None:

@@ -100,6 +100,36 @@ def read_prompt(options: PromptOptions) -> str:
     return text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """`adapter` is the one that a line of JSONL names for itself, as --adapter would."""
+
+    text: str
+    adapter: str | None = None
+
+
+def read_prompts(options: PromptOptions) -> list[Prompt]:
+    """The prompt; or of a file of JSONL, one for each line, which has a `prompt` and may have an `adapter`."""
+    from tinylm.text.corpus import JSONL_SUFFIXES, parse_json_line
+
+    text = read_prompt(options)
+    if options.prompt_file is None or options.prompt_file.suffix.lower() not in JSONL_SUFFIXES:
+        return [Prompt(text)]
+    prompts = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        place = f"{options.prompt_file}, line {number}"
+        record = parse_json_line(line, place)
+        values = [record.get(name) if isinstance(record, dict) else None for name in ("prompt", "adapter")]
+        if not isinstance(values[0], str) or not isinstance(values[1], str | None):
+            raise UsageError(f"{place}: expected an object with a text under 'prompt', and maybe one under 'adapter'.")
+        prompts.append(Prompt(values[0], values[1]))
+    if not prompts:
+        raise UsageError(f"{options.prompt_file} has no prompt in it; write one a line.")
+    return prompts
+
+
 def known_part(console: Console, text: str, tokenizer: "Tokenizer", unknown: str) -> str:
     from tinylm.text.tokenizer import describe_characters
 

@@ -1,8 +1,8 @@
 """tinylm train: a text into a model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,7 +27,13 @@ from tinylm.commands.session import (
     show_plan,
 )
 from tinylm.config import TokenizerConfig
+from tinylm.console import Console
 from tinylm.errors import UsageError
+
+if TYPE_CHECKING:
+    from tinylm.config import RunConfig
+    from tinylm.model.stack import Transformer
+    from tinylm.text.tokenizer import Tokenizer
 
 COMMAND = "tinylm train"
 
@@ -41,6 +47,9 @@ class RunOptions:
     init_from: Annotated[Path | None, option("Begin with this run's weights, shape and tokenizer.", WHERE, "MODEL")] = (
         None
     )
+    extend_vocab: Annotated[
+        bool, option("Let that run's model learn characters it never saw.", WHERE, None, "--extend-vocab")
+    ] = False
     dry_run: Annotated[bool, option("Print the plan and stop.", WHERE, None, "--dry-run")] = False
 
 
@@ -84,6 +93,8 @@ def train(
         raise UsageError("Name a text to train on, as in tinylm train corpus.txt; - is standard input.")
     if run.init_from is not None:
         refuse_with(invocation, "--init-from", tokenizer, model)
+    elif run.extend_vocab:
+        raise UsageError("--extend-vocab is for a model that has a vocabulary; name it with --init-from.")
 
     started = process_start()
     from tinylm.checkpoint import RunFolder, load_model
@@ -101,6 +112,8 @@ def train(
         architecture = base.model.architecture if base else model.architecture or "decoder"
         kind = "pairs" if architecture == "encoder-decoder" else "text"
         reading = read_text(console, corpus, learning.text, learning.validation, preparation, kind)
+        if start is not None and base is not None and tokens_of is not None and run.extend_vocab:
+            tokens_of, base = _extend(console, start, base, tokens_of, reading.alphabet)
         if tokens_of is not None:
             require_known(tokens_of, reading.alphabet, f"The tokenizer of {run.init_from}")
         else:
@@ -130,6 +143,27 @@ def train(
         folder = RunFolder.create(path, config, tokens_of)
         network = start.train() if start else build_model(plan.model, plan.training.seed)
         run_session(console, folder, config, network, tokens, tokens_of, command=COMMAND, started=started)
+
+
+def _extend(
+    console: Console, network: "Transformer", config: "RunConfig", tokenizer: "Tokenizer", alphabet: str
+) -> "tuple[Tokenizer, RunConfig]":
+    """Give the characters that the model never saw an id each; the network is changed in place."""
+    from tinylm.model.build import extend_vocabulary
+    from tinylm.text.tokenizer import describe_characters
+
+    unknown = tokenizer.unknown(alphabet)
+    if not unknown:
+        return tokenizer, config
+    if tokenizer.kind != "char":
+        raise UsageError(
+            "--extend-vocab is for models of characters, and this one's tokenizer is of another make; train a model of "
+            "your own on the text."
+        )
+    tokenizer = tokenizer.extended(unknown)
+    extend_vocabulary(network, tokenizer.vocab_size)
+    console.note(f"New to the model: {describe_characters(unknown)}.")
+    return tokenizer, replace(config, model=replace(config.model, vocab_size=tokenizer.vocab_size))
 
 
 def run_name(corpus: str) -> str:

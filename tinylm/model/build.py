@@ -169,6 +169,21 @@ def build_empty_model(config: ModelConfig) -> Transformer:
         return build_model(config)
 
 
+def extend_vocabulary(model: Transformer, vocab_size: int) -> None:
+    """Make room for more ids, in place. What is new begins as the mean of what is known: no id is likelier than before
+    by more than its share (Hewitt 2021).
+    """
+
+    def extended(weight: Tensor) -> nn.Parameter:
+        more = weight.detach().mean(dim=0).expand(vocab_size - len(weight), -1)
+        return nn.Parameter(torch.cat((weight.detach(), more)))
+
+    model.embedding = nn.Embedding.from_pretrained(extended(model.embedding.weight), freeze=False)
+    if model.output is not None:
+        model.output.weight = extended(model.output.weight)
+        model.output.out_features = vocab_size
+
+
 class _NoRandomNumbers(TorchFunctionMode):
     """Leaves tensors as they are where they would be filled at random.
 

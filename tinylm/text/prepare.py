@@ -117,7 +117,7 @@ def require_known(tokenizer: Tokenizer, alphabet: str, who: str) -> None:
     if unknown:
         raise UsageError(
             f"{who} does not know {len(unknown)} of the text's characters: {describe_characters(unknown)}. "
-            "Take them out of the text, or train a model on it instead."
+            "Take them out of the text, or train a model on it; tinylm train --init-from can --extend-vocab."
         )
 
 

@@ -72,6 +72,17 @@ class Tokenizer:
     def to_str(self) -> str:
         return str(self._library.to_str())
 
+    def extended(self, characters: str) -> "Tokenizer":
+        """The same with an id for each of more characters; ids that were there stay what they are.
+
+        Raises ValueError for a tokenizer that is not of characters.
+        """
+        if self._table is None:
+            raise ValueError("only a tokenizer of characters can learn more of them")
+        layout = json.loads(self.to_str())
+        layout["model"]["vocab"] |= {character: i for i, character in enumerate(characters, start=self.vocab_size)}
+        return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(layout)))
+
     def with_mask(self) -> "Tokenizer":
         """The same with an id for what is to be guessed, if it has none."""
         library = tokenizers.Tokenizer.from_str(self.to_str())

@@ -196,6 +196,8 @@ class _Stack:
         return _affine(x @ self.weights[f"{name}.weight"].T, None, self.weights.get(f"{name}.bias"))
 
     def norm(self, x: Array, name: str) -> Array:
+        if self.config.norm == "none":
+            return x
         one: Callable[..., Array] = {"layernorm": layer_norm, "rmsnorm": rms_norm}[self.config.norm]
         gain, bias = self.weights.get(f"{name}.weight"), self.weights.get(f"{name}.bias")
         assert (gain is not None) == self.config.norm_gain
@@ -242,6 +244,7 @@ class _Stack:
             relative = {part: self.weights[f"{name}.core.{part}"] for part in ("relative_keys", "relative_values")}
             relative["clip"] = config.relative_clip
         group = config.heads // config.kv_heads
+        relative["scaled"] = getattr(config, "attention_scale", True)
         heads = [
             attend_full(q, keys[h // group], values[h // group], visible, **relative) for h, q in enumerate(queries)
         ]
@@ -270,10 +273,14 @@ class _Stack:
         return np.array([feedforward(row, parts, config.activation) for row in x])
 
     def sublayer(self, x: Array, name: str, function: Callable[[Array], Array]) -> Array:
-        """Pre-norm: x + f(norm(x)). Post-norm: norm(x + f(x)) (note 004, Layer Normalisation)."""
+        """Pre-norm: x + f(norm(x)). Post-norm: norm(x + f(x)) (note 004, Layer Normalisation).
+
+        Without residual connections, the same without x +.
+        """
+        kept = x if getattr(self.config, "residual", True) else np.zeros_like(x)
         if self.config.norm_placement == "pre":
-            return x + function(self.norm(x, f"{name}_norm"))
-        return self.norm(x + function(x), f"{name}_norm")
+            return kept + function(self.norm(x, f"{name}_norm"))
+        return self.norm(kept + function(x), f"{name}_norm")
 
     def layer(self, x: Array, n: int, visible: Visible, memory: Array | None) -> Array:
         """Self-attention, then cross-attention if there is a memory, then feed-forward."""

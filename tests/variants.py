@@ -57,6 +57,11 @@ VARIANTS: tuple[tuple[str, ModelConfig], ...] = (
     ("one expert at a time", small(experts=2, experts_per_token=1)),
     ("merged experts", small(experts=4, expert_mode="merge")),
     ("merged experts of biases, all", small("gpt2", experts=3, experts_per_token=3, expert_mode="merge")),
+    ("no norms", small("gpt2", norm="none", norm_bias=False)),
+    ("no residuals", small(residual=False)),
+    ("post-norm without residuals", small("original", kv_heads=4, residual=False)),
+    ("products as they are", small(attention_scale=False, qk_norm=False)),
+    ("relative products as they are", small(position="relative", relative_clip=2, attention_scale=False)),
     ("post-norm of rope", small("original", position="rope", qk_norm=True, activation="swiglu", norm_gain=False)),
 )
 

@@ -18,7 +18,7 @@ ARCHITECTURES = ("decoder", "encoder", "encoder-decoder")
 POSITIONS = ("rope", "learned", "sinusoidal", "relative", "none")
 ADAPTER_KINDS = ("lora", "bottleneck")
 EXPERT_MODES = ("route", "merge")
-NORMS = ("rmsnorm", "layernorm")
+NORMS = ("rmsnorm", "layernorm", "none")
 NORM_PLACEMENTS = ("pre", "post")
 ACTIVATIONS = ("swiglu", "gelu", "relu")
 INITIALISATIONS = ("modern", "gpt2", "original")
@@ -71,7 +71,8 @@ class ModelConfig:
 
     `layers` are the decoder's where there is an encoder, too, which has `encoder_layers`. The layers in `local_layers`,
     counted from 0, look back over `local_window` tokens. More than one of `experts` makes a mixture of each
-    feed-forward layer; `expert_balance` is the weight of the loss that shares tokens out among them.
+    feed-forward layer; `expert_balance` is the weight of the loss that shares tokens out among them. Without
+    `attention_scale`, the products of queries and keys are not divided by the root of the head's width.
     """
 
     vocab_size: int
@@ -103,6 +104,8 @@ class ModelConfig:
     experts_per_token: int = 2
     expert_mode: str = "route"
     expert_balance: float = 0.01
+    residual: bool = True
+    attention_scale: bool = True
 
     def __post_init__(self) -> None:
         counts = ("vocab_size", "context", "layers", "heads", "kv_heads", "width", "ffn_width")
@@ -233,6 +236,7 @@ class TrainingConfig:
     eval_tokens: int = 1_000_000
     save_every: int = 100
     log_every: int = 10
+    log_gradients: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -300,6 +300,17 @@ def test_metrics_are_what_was_reported(tokens: TokenFolder, tmp_path: Path) -> N
     assert all(r.keys() in (keys, {"step", "val_loss", "seconds"}) for r in records)
 
 
+def test_the_gradient_of_each_layer_is_logged_when_asked_for(tokens: TokenFolder, tmp_path: Path) -> None:
+    """Their squares add up to that of the whole gradient before it is clipped."""
+    Sitting(tmp_path / "run", tokens).begin(config_of(log_gradients=True, grad_clip=0.0, budget=Budget(steps=14)))
+    records = [record for record in RunFolder(tmp_path / "run").read_metrics() if "loss" in record]
+    assert len(records) == 2
+    for record in records:
+        assert set(record["gradient_norms"]) == {"embedding", "layers.0", "norm"}
+        total = sum(norm**2 for norm in record["gradient_norms"].values()) ** 0.5
+        assert total == pytest.approx(record["grad_norm"], rel=1e-5)
+
+
 def test_only_the_adapter_is_trained_and_saved(tokens: TokenFolder, tmp_path: Path, adapter: AdapterConfig) -> None:
     def base() -> dict[str, bytes]:
         return {file.name: file.read_bytes() for file in Path(adapter.base).iterdir() if file.is_file()}

@@ -694,3 +694,18 @@ def test_a_resumed_run_scales_its_loss_as_before() -> None:
     assert state.scaler["scale"] == 65536 / 2
     state = half(state=state, budget=Budget(steps=3)).run().state
     assert (state.scaler["scale"], state.scaler["_growth_tracker"]) == (65536 / 2, 1)
+
+
+def test_what_is_inspected_of_a_step_is_asked_when_its_gradient_is_there_and_logged() -> None:
+    bench = Bench(budget=Budget(steps=4), log_every=2, lr=0.01)
+    seen: list[float] = []
+
+    def inspect() -> dict[str, float]:
+        assert bench.model.embedding.weight.grad is not None
+        seen.append(bench.model.embedding.weight.grad.norm().item())
+        return {"of_embedding": seen[-1]}
+
+    bench.trainer.inspect = inspect
+    bench.run()
+    assert [event.told for event in bench.reported(Logged)] == [{"of_embedding": value} for value in seen]
+    assert len(seen) == 2

@@ -249,6 +249,9 @@ class RhythmOptions:
     eval_every: Annotated[int | None, option("Steps between two evaluations.", RHYTHM, "N")] = None
     save_every: Annotated[int | None, option("Steps between two saves.", RHYTHM, "N")] = None
     log_every: Annotated[int | None, option("Steps between two lines of metrics.jsonl.", RHYTHM, "N")] = None
+    log_gradients: Annotated[
+        bool | None, option("Log the norm of each layer's gradient there, too.", RHYTHM, None, "--log-gradients")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -304,6 +307,8 @@ class ModelOptions:
     ] = None
     norm_gain: Annotated[bool | None, option("Learned gain in normalisations.", MODEL)] = None
     norm_bias: Annotated[bool | None, option("Learned bias in normalisations.", MODEL)] = None
+    residual: Annotated[bool | None, option("Residual connections around sublayers.", MODEL)] = None
+    attention_scale: Annotated[bool | None, option("Divide attention's products by sqrt(head width).", MODEL)] = None
     qk_norm: Annotated[bool | None, option("Normalise queries and keys.", MODEL)] = None
     bias: Annotated[bool | None, option("Biases in linear layers.", MODEL)] = None
     relative_clip: Annotated[

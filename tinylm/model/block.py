@@ -71,3 +71,17 @@ class PostNormBlock(PreNormBlock):
 
     def _leave(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
         return norm(x + y)
+
+
+class PreNormChain(PreNormBlock):
+    """sublayer(norm(x)), for each sublayer: no residual connection, to see what one is worth."""
+
+    def _leave(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
+        return y
+
+
+class PostNormChain(PostNormBlock):
+    """norm(sublayer(x)), for each sublayer: no residual connection."""
+
+    def _leave(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
+        return norm(y)

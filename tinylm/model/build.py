@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from tinylm.config import ModelConfig
 from tinylm.model.attention import Attention, CrossAttention, DotProduct, RelativeDotProduct
-from tinylm.model.block import PostNormBlock, PreNormBlock
+from tinylm.model.block import PostNormBlock, PostNormChain, PreNormBlock, PreNormChain
 from tinylm.model.decoder import Decoder
 from tinylm.model.encoder import Encoder
 from tinylm.model.encoder_decoder import EncoderDecoder
@@ -21,11 +21,19 @@ from tinylm.model.norm import LayerNorm, RMSNorm
 from tinylm.model.position import LearnedPosition, Position, RotaryPosition, SinusoidalPosition
 from tinylm.model.stack import Stack, Transformer
 
-NORMS: dict[str, type[LayerNorm] | type[RMSNorm]] = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
+NORMS: dict[str, Callable[[ModelConfig, int], nn.Module]] = {
+    "rmsnorm": lambda config, width: RMSNorm(width, config.norm_gain, config.norm_bias, eps=1e-6),
+    "layernorm": lambda config, width: LayerNorm(width, config.norm_gain, config.norm_bias, eps=1e-5),
+    "none": lambda config, width: nn.Identity(),
+}
 
-NORM_EPS = {"rmsnorm": 1e-6, "layernorm": 1e-5}
-
-BLOCKS: dict[str, type[PreNormBlock]] = {"pre": PreNormBlock, "post": PostNormBlock}
+# By where norms stand, and whether there are residual connections.
+BLOCKS: dict[tuple[str, bool], type[PreNormBlock]] = {
+    ("pre", True): PreNormBlock,
+    ("post", True): PostNormBlock,
+    ("pre", False): PreNormChain,
+    ("post", False): PostNormChain,
+}
 
 POSITIONS: dict[str, Callable[[ModelConfig], Position]] = {
     "rope": lambda config: RotaryPosition(config.context, config.head_width, config.rope_theta),
@@ -37,8 +45,16 @@ POSITIONS: dict[str, Callable[[ModelConfig], Position]] = {
 
 # What heads meet in, where it is not the scaled dot product.
 CORES: dict[str, Callable[[ModelConfig], RelativeDotProduct]] = {
-    "relative": lambda config: RelativeDotProduct(config.head_width, config.relative_clip, config.dropout),
+    "relative": lambda config: RelativeDotProduct(
+        config.head_width, config.relative_clip, config.dropout, attention_scale(config)
+    ),
 }
+
+
+def attention_scale(config: ModelConfig) -> float | None:
+    """`None` is 1 / sqrt(W)."""
+    return None if config.attention_scale else 1.0
+
 
 FEEDFORWARDS: dict[str, tuple[type[FeedForward] | type[GatedFeedForward], Callable[[Tensor], Tensor]]] = {
     "swiglu": (GatedFeedForward, F.silu),
@@ -65,8 +81,7 @@ class _Parts:
         self.config = config
 
     def norm(self, width: int | None = None) -> nn.Module:
-        config = self.config
-        return NORMS[config.norm](width or config.width, config.norm_gain, config.norm_bias, NORM_EPS[config.norm])
+        return NORMS[self.config.norm](self.config, width or self.config.width)
 
     def last_norm(self) -> nn.Module:
         return self.norm() if self.config.norm_placement == "pre" else nn.Identity()
@@ -87,7 +102,7 @@ class _Parts:
         }
 
     def _dot_product(self) -> DotProduct:
-        return DotProduct(self.config.dropout)
+        return DotProduct(self.config.dropout, attention_scale(self.config))
 
     def attention(self, causal: bool) -> Attention:
         make_core = CORES.get(self.config.position)
@@ -110,7 +125,7 @@ class _Parts:
         return EXPERTS[config.expert_mode](config.width, experts, config.experts_per_token, config.expert_balance)
 
     def layer(self, causal: bool, cross: bool = False) -> PreNormBlock:
-        block = BLOCKS[self.config.norm_placement]
+        block = BLOCKS[self.config.norm_placement, self.config.residual]
         cross_attention = self.cross_attention() if cross else None
         return block(self.attention(causal), self.feedforward(), self.norm, self.config.dropout, cross_attention)
 
@@ -240,7 +255,7 @@ def _initialise_modern(model: Transformer, config: ModelConfig) -> None:
     Zero-initialised output projections: Zhang et al. 2019 (Fixup), Yang et al. 2022 (muP, section D.2).
     """
     for name, linear in _matrices(model):
-        if name.endswith(("o_proj", "down_proj")):
+        if name.endswith(("o_proj", "down_proj")) and config.residual:
             nn.init.zeros_(linear.weight)
         else:
             nn.init.normal_(linear.weight, std=0.02)

@@ -1,11 +1,13 @@
 """One sitting of training on a run folder: puts model, data, optimizer and saved state together, and trains."""
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tinylm.adapters.adapter import adapter_layers, adapter_tensors
 from tinylm.checkpoint import LastSave, RunFolder
@@ -108,7 +110,19 @@ def train_session(
         report=record,
         check_stop=check_stop,
         started=started,
+        inspect=(lambda: {"gradient_norms": layer_gradient_norms(model)}) if training.log_gradients else dict,
     ).run()
+
+
+def layer_gradient_norms(model: nn.Module) -> dict[str, float]:
+    """The norm of all gradients of each layer together, and of those of each part outside of layers, by name."""
+    squares: dict[str, float] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            layer = re.match(r"(?:encoder\.)?layers\.\d+", name)
+            part = layer[0] if layer else name.rpartition(".")[0]
+            squares[part] = squares.get(part, 0.0) + parameter.grad.detach().double().square().sum().item()
+    return {part: math.sqrt(square) for part, square in squares.items()}
 
 
 def metrics_record(event: Logged | Evaluated) -> dict[str, Any]:

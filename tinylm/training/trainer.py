@@ -92,7 +92,8 @@ class Trainer:
     """Trains a model on batches by number until its budget is used up, validation stops improving, or it is stopped.
 
     `validate` returns the validation loss; `total_steps` is the budget in steps, `None` for a budget of time; `started`
-    is the `time.monotonic()` from which that counts; `check_stop` raises StopTraining when the user wants to stop.
+    is the `time.monotonic()` from which that counts; `check_stop` raises StopTraining when the user wants to stop;
+    `inspect` gives more to log of a step, and is asked when its gradient is there.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Trainer:
         report: Callable[[Event], None],
         check_stop: Callable[[], None],
         started: float,
+        inspect: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self.model = model
         self.objective = objective
@@ -123,6 +125,7 @@ class Trainer:
         self.store = store
         self.report = report
         self.check_stop = check_stop
+        self.inspect = inspect
         self.device = next(model.parameters()).device
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == "fp16")
         if state.scaler:
@@ -190,6 +193,8 @@ class Trainer:
         lr = learning_rate(middle, config)
         set_learning_rate(self.optimizer, lr)
         self._scaler.unscale_(self.optimizer)
+        logging = (state.step + 1) % config.log_every == 0
+        inspected = self.inspect() if logging else {}
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip or math.inf).item()
         self._require_finite(nats, norm)
@@ -205,9 +210,9 @@ class Trainer:
         state.stepping_seconds += time.monotonic() - begun
         self._speed.add(batch.ids.numel())
         self.report(Stepped(state.step, progress))
-        if state.step % config.log_every == 0:
+        if logging:
             loss = state.nats / state.scored
-            told = {name: _scaled(value, 1 / state.sequences) for name, value in state.told.items()}
+            told = {name: _scaled(value, 1 / state.sequences) for name, value in state.told.items()} | inspected
             state.nats, state.scored, state.told, state.sequences = 0.0, 0, {}, 0
             taken = norm if math.isfinite(norm) else None
             self.report(Logged(state.step, progress, loss, lr, taken, self._speed.read(), self._seconds(), told))

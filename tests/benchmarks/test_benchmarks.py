@@ -1,11 +1,13 @@
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from tests.shell import story
 from tests.variants import small
 
 measure = importlib.import_module("measure")
@@ -131,3 +133,39 @@ def test_the_decoding_benchmark_prints_a_row_for_each_way(capsys: pytest.Capture
     script("decoding").main([*SHAPE, "--tokens", "20", "--streams", "3"])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(rows) == (2 + 6) + (2 + 3)
+
+
+def test_an_ablation_trains_its_variants_and_tells_their_losses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The picture is left out: it needs a library for drawing."""
+    ablation = importlib.import_module("ablation")
+    drawn: list[object] = []
+    monkeypatch.setattr(ablation, "draw", lambda results, file: drawn.append(results))
+    (tmp_path / "corpus.txt").write_text(story(2000))
+    tiny = "--layers 2 --heads 2 --width 16 --context 16 --batch-size 4"
+    arguments = ["--groups", "output,residuals", "--steps", "2", "--out", str(tmp_path / "out"), "--options", tiny]
+    ablation.main([str(tmp_path / "corpus.txt"), *arguments])
+    report = capsys.readouterr().out
+    assert (tmp_path / "out" / "ablation.md").read_text() + "\n" == report
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in report.splitlines() if line.startswith("|")]
+    assert [row[0] for row in rows if "-" not in row[0]] == ["output", "tied", "untied", "residuals", "with", "without"]
+    tied = rows[2]
+    assert 1 < float(tied[1]) < 5 and int(tied[4]) == 2 * 4 * 2 * 1 * 8  # two layers, one key/value head of eight
+    assert len(drawn) == 1
+    with pytest.raises(SystemExit):
+        ablation.main([str(tmp_path / "corpus.txt"), "--groups", "weather"])
+
+
+def test_start_up_is_measured_beside_importing_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    importlib.import_module("startup").main([*SHAPE, "--vocab-size", "30"])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + 4
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_memory_is_measured_of_a_corpus_made_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    importlib.import_module("memory").main(["--megabytes", "0.3"])
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert [row[1].strip() for row in rows[2:]] == ["char", "bpe"]
+    assert all(50 < int(row[3].replace(",", "")) < 2000 for row in rows[2:])

@@ -121,8 +121,8 @@ def test_layers_draw_weights_of_their_own() -> None:
 
 def test_dropout_reaches_the_embedding_every_residual_and_every_attention() -> None:
     model = build_model(small(dropout=0.3, layers=2))
-    assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.3] * 3
-    assert [layer.attention.core.dropout for layer in model.layers] == [0.3] * 2
+    assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.3] * 5
+    assert [layer.attention.core.dropout.p for layer in model.layers] == [0.3] * 2
 
 
 @every_variant

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tinylm.model.cache import Cache, CrossCache
+from tinylm.model.dropout import Dropout
 from tinylm.model.position import Rotation, rotate
 
 
@@ -23,21 +24,29 @@ class DotProduct(nn.Module):
 
     def __init__(self, dropout: float = 0.0, scale: float | None = None) -> None:
         super().__init__()
-        self.dropout = dropout
+        self.dropout = Dropout(dropout)
         self.scale = scale
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         """(B, H, T, W) and two of (B, K, S, W) -> (B, H, T, W)"""
+        dropping = self.dropout.p if self.training else 0.0
+        if dropping and q.device.type == "cpu":  # where no fused kernel drops, and torch's own dropout is slow
+            return self._explicit(q, k, v, mask, causal)
         return F.scaled_dot_product_attention(
             q,
             k,
             v,
             attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
+            dropout_p=dropping,
             is_causal=causal and mask is None and q.shape[2] > 1,
             scale=self.scale,
             enable_gqa=q.shape[1] != k.shape[1],
         )
+
+    def _explicit(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        k, v = (repeat_heads(x, q.shape[1]) for x in (k, v))  # (B, H, S, W)
+        scale = q.shape[3] ** -0.5 if self.scale is None else self.scale
+        return self.dropout(attention_weights((q * scale) @ k.transpose(-1, -2), mask, causal)) @ v  # (B, H, T, W)
 
 
 class RelativeDotProduct(nn.Module):
@@ -49,7 +58,7 @@ class RelativeDotProduct(nn.Module):
     def __init__(self, head_width: int, clip: int, dropout: float = 0.0, scale: float | None = None) -> None:
         super().__init__()
         self.clip = clip
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.scale = 1 / math.sqrt(head_width) if scale is None else scale
         self.relative_keys = nn.Parameter(torch.empty(2 * clip + 1, head_width))
         self.relative_values = nn.Parameter(torch.empty(2 * clip + 1, head_width))
@@ -57,22 +66,33 @@ class RelativeDotProduct(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         """(B, H, T, W) and two of (B, K, S, W) -> (B, H, T, W)"""
         batch, heads, queries, keys = *q.shape[:3], k.shape[2]
-        k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))  # (B, H, S, W)
+        k, v = (repeat_heads(x, heads) for x in (k, v))  # (B, H, S, W)
         query_slots = torch.arange(keys - queries, keys, device=q.device).unsqueeze(1)  # (T, 1)
         key_slots = torch.arange(keys, device=q.device)  # (S,)
         offsets = (key_slots - query_slots).clamp(-self.clip, self.clip) + self.clip  # (T, S)
         offsets = offsets.expand(batch, heads, queries, keys)  # (B, H, T, S)
         relative_scores = _rows_times(q, self.relative_keys.T).gather(-1, offsets)  # (B, H, T, S)
         scores = (q @ k.transpose(-1, -2) + relative_scores) * self.scale  # (B, H, T, S)
-        if mask is None and causal:
-            mask = key_slots <= query_slots  # (T, S)
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -math.inf)
-        weights = self.dropout(scores.softmax(dim=-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype))
+        weights = self.dropout(attention_weights(scores, mask, causal))  # (B, H, T, S)
         # Weights of equal offsets are added up first, so that no vector is held for every pair of tokens.
         by_offset = weights.new_zeros(batch, heads, queries, 2 * self.clip + 1)  # (B, H, T, 2C+1)
         by_offset = by_offset.scatter_add(-1, offsets, weights)
         return weights @ v + _rows_times(by_offset, self.relative_values)  # (B, H, T, W)
+
+
+def repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """Each key/value head for every query head that reads it: (B, K, S, W) -> (B, H, S, W)."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def attention_weights(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """The softmax over what each query may see: (B, H, T, S) -> (B, H, T, S). Queries and keys end together."""
+    queries, keys = scores.shape[-2:]
+    if mask is None and causal:
+        mask = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).tril(keys - queries)  # (T, S)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 
 
 def _rows_times(x: Tensor, matrix: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from tinylm.model.cache import Cache, CrossCache
+from tinylm.model.dropout import Dropout
 from tinylm.model.feedforward import Routing
 from tinylm.model.position import Rotation
 
@@ -35,7 +36,7 @@ class PreNormBlock(nn.Module):
         self.cross_attention = cross_attention
         self.feedforward_norm = make_norm()
         self.feedforward = feedforward
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tinylm.model.block import Memory
 from tinylm.model.cache import Cache, CrossCache
+from tinylm.model.dropout import Dropout
 from tinylm.model.feedforward import Routing
 from tinylm.model.position import Position
 
@@ -33,7 +34,7 @@ class Stack(nn.Module):
         self.position = position
         self.layers = nn.ModuleList(layers)
         self.norm = norm
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def through_layers(
         self,

@@ -1,0 +1,24 @@
+"""Dropout (Srivastava et al. 2014), whose random numbers cost a fifth of torch's own on a CPU."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Dropout(nn.Dropout):
+    """x / (1 - p) where a 16-bit random number is p * 2^16 or more, else 0, and in training alone.
+
+    torch draws a double for each entry from one thread; of 64 random bits, this makes four.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(...) -> (...)"""
+        if not self.training or self.p == 0.0:
+            return input
+        if input.device.type != "cpu" or torch.compiler.is_compiling():
+            return F.dropout(input, self.p)
+        count = input.numel()
+        bits = torch.empty(-(-count // 4), dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
+        numbers = bits.view(torch.int16)[:count].view(input.shape)  # evenly from -2^15 to 2^15 - 1
+        kept = numbers >= round(self.p * 2**16) - 2**15
+        return input * (kept.to(input.dtype) * (1 / (1 - self.p)))

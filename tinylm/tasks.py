@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from tinylm.config import ModelConfig, TrainingConfig
+from tinylm.errors import UsageError
 from tinylm.objective import Objective, masked_token, next_token, sequence_to_sequence
 from tinylm.text.dataset import Batch, TokenFolder, Windows, evaluation_batches
 from tinylm.text.masking import MaskedWindows, masked_evaluation_batches
@@ -73,6 +74,12 @@ class Translation:
         self._context = model.context
         self._val = PairTokens(tokens.val, tokenizer.end_of_text)
         train = PairTokens(tokens.train, tokenizer.end_of_text)
+        for part, pairs in (("training", train), ("validation", self._val)):
+            if not len(pairs.fitting(model.context)):
+                shortest = int(pairs.lengths.max(axis=1).min()) + 1
+                raise UsageError(
+                    f"No pair for {part} fits the context of {model.context} tokens; the shortest needs {shortest}."
+                )
         batches = PairBatches(train, model.context, training.batch_size, training.seed)
         self.batch = batches.batch
         self.steps_per_epoch = float(batches.per_epoch)

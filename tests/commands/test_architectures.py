@@ -167,6 +167,8 @@ def test_a_malformed_line_is_named_and_nothing_is_left(line: str, here: Path) ->
     [
         (("--stream",), "--stream is for text that is written from left to right"),
         (("--beams", 0), "--beams is 0"),
+        (("--length-penalty", "1e9"), "--length-penalty is 1000000000.0; it must be from -10 to 10"),
+        (("--length-penalty", "nan"), "--length-penalty is nan"),
         (("--beams", 2, "-t", 1), "give one of them"),
         (("--num-samples", 2), "--num-samples needs a --temperature above 0"),
     ],
@@ -188,6 +190,28 @@ def test_options_of_targets_are_refused_for_text(run: Path, here: Path) -> None:
 
 def test_options_of_text_are_refused_for_targets(translator: Path) -> None:
     refused(tinylm("eval", "-m", translator, "--baselines"), 2, "--stride and --baselines are for models of text")
+
+
+@pytest.mark.parametrize("part", ["training", "validation"])
+def test_pairs_of_which_none_fits_are_refused(part: str, here: Path) -> None:
+    fitting, long = pairs_file(here / "fitting.tsv"), pairs_file(here / "long.tsv", [("abc" * 9, "a b c")])
+    train, val = (long, fitting) if part == "training" else (fitting, long)
+    result = tinylm("train", train, "--val-data", val, "--out", "run", "--context", 16, "--steps", 1, *BOTH)
+    refused(result, 2, f"No pair for {part} fits the context of 16 tokens; the shortest needs 28.")
+
+
+def test_what_next_fits_the_architecture(encoder: Path, translator: Path) -> None:
+    assert '--prompt "... <mask> ..."' in done("info", encoder).stdout
+    assert f"tinylm eval --model {translator} pairs.tsv" in done("info", translator).stdout
+
+
+def test_an_encoder_learns_new_characters_and_keeps_its_mask(encoder: Path, here: Path) -> None:
+    (here / "new.txt").write_text("the old man said λόγος\n" * 60)
+    options = ("--init-from", encoder, "--extend-vocab", "--out", "new", "--batch-size", 4, "--steps", 1)
+    done("train", "new.txt", *options)
+    old, new = load_model(encoder)[2], load_model(here / "new")[2]
+    assert (new.mask, new.end_of_text) == (old.mask, old.end_of_text)
+    assert done("sample", "-m", "new", "-p", "λ<mask>γος", "-q").stdout.startswith("λ")
 
 
 def test_pairs_may_be_lines_of_jsonl(here: Path) -> None:

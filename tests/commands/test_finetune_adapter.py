@@ -56,6 +56,18 @@ def test_it_cannot_be_merged_and_says_what_to_do(second: Path, run: Path, here: 
     )
 
 
+@pytest.mark.parametrize("size", [0, 17, 99_999_999])
+def test_a_bottleneck_wider_than_the_model_is_none(size: int, second: Path, run: Path, here: Path) -> None:
+    result = tinylm("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT, "--bottleneck", size)
+    refused(result, 2, f"--bottleneck is {size}; it must be from 1 to the model's width, 16.")
+
+
+def test_it_is_gone_on_with_by_its_own_command(second: Path, run: Path, adapter: Path, here: Path) -> None:
+    done("finetune-adapter", second, "-m", run, "-o", "ad", "--steps", 1, "--batch-size", 4)
+    refused(tinylm("finetune-lora", "--resume", "ad"), 2, "go on with it by tinylm finetune-adapter --resume ad")
+    refused(tinylm("train", "--resume", adapter), 2, f"go on with it by tinylm finetune-lora --resume {adapter}")
+
+
 def test_the_default_folder_has_its_kind_in_its_name(second: Path, run: Path, here: Path) -> None:
     base = copied(run, here / "base")
     assert done("finetune-adapter", second, "-m", base, "--steps", 1).stdout == f"{here}/base-adapter\n"
@@ -87,8 +99,9 @@ def test_adapters_of_different_bases_are_refused(second: Path, run: Path, adapte
     refused(tinylm("sample", "--adapter", adapter, "--adapter", "ad"), 1, "was made for another base", sentences=3)
 
 
-def test_a_strength_that_is_no_number_is_refused(adapter: Path) -> None:
-    refused(tinylm("sample", "--adapter", f"{adapter}=half"), 2, "'half' is no number", "=0.5")
+@pytest.mark.parametrize("strength", ["half", "nan", "inf", ""])
+def test_a_strength_that_is_no_number_is_refused(strength: str, adapter: Path) -> None:
+    refused(tinylm("sample", "--adapter", f"{adapter}={strength}"), 2, f"{strength!r} is no number", "=0.5")
 
 
 def test_lines_of_prompts_may_each_name_their_adapter(second: Path, run: Path, adapter: Path, here: Path) -> None:
@@ -122,6 +135,7 @@ def test_lines_of_prompts_may_each_name_their_adapter(second: Path, run: Path, a
         ("{", "prompts.jsonl, line 1: not JSON"),
         ('{"text": "a"}', "prompts.jsonl, line 1: expected an object with a text under 'prompt'"),
         ('{"prompt": "a", "adapter": 3}', "line 1: expected an object"),
+        ('{"prompt": "a \\ud800"}', "line 1: half a surrogate pair at character 2"),
         ("", "prompts.jsonl has no prompt in it"),
     ],
 )

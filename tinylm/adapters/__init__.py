@@ -1,1 +1,1 @@
-"""Small trainable parts put into a frozen model: inject (replace named modules) and lora."""
+"""Small trainable parts put into a frozen model: lora and bottleneck, what they share, and how they are loaded."""

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tinylm.adapters.adapter import Adapter, adapter_layers
+from tinylm.adapters.adapter import Adapter
 from tinylm.adapters.inject import plain_name, replace_modules
 from tinylm.config import AdapterConfig
 from tinylm.errors import TinyLMError, UsageError
@@ -198,10 +198,6 @@ def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -
     if change == 0.0:
         raise TinyLMError("The adapter changes nothing, so there is nothing to merge; train it for longer.")
     return difference, change
-
-
-def has_lora(model: nn.Module) -> bool:
-    return any(isinstance(layer, LoRALinear | LoRAEmbedding) for layer in adapter_layers(model).values())
 
 
 def peft_config(config: AdapterConfig) -> dict[str, Any]:

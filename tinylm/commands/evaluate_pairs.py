@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tinylm.commands.model import OpenModel
 from tinylm.commands.options import TextOptions, option
 from tinylm.commands.reading import encode_whole
-from tinylm.commands.write_targets import BEAMS, find_targets
+from tinylm.commands.write_targets import BEAMS, check_search, find_targets
 from tinylm.console import Console
 from tinylm.errors import UsageError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tinylm.model.encoder_decoder import EncoderDecoder
 
 TRANSLATION = "Targets"
-BLEU_TOKENIZERS = ("13a", "none", "intl", "char", "zh", "ja-mecab", "ko-mecab")
+BLEU_TOKENIZERS = ("13a", "none", "intl", "char", "zh")
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ def evaluate_pairs(
             f"--bleu-tokenize is {options.bleu_tokenize!r}; it must be one of: {', '.join(BLEU_TOKENIZERS)}."
         )
     beams = BEAMS if options.beams is None else options.beams
-    if beams < 1:
-        raise UsageError(f"--beams is {beams}; it must be 1 or more.")
+    penalty = 1.0 if options.length_penalty is None else options.length_penalty
+    check_search(beams, penalty)
     tokens = encode_whole(console, pairs, reading, opened.tokenizer, "pairs") if pairs else _validation(console, opened)
     found = PairTokens(tokens, opened.tokenizer.end_of_text)
     fitting = found.fitting(network.context)
@@ -78,7 +78,6 @@ def evaluate_pairs(
     references = [decode(found.target(index)) for index in range(len(found))]
     sources = [found.source(index)[: network.context - 1].tolist() for index in range(len(found))]
     written: list[str] = []
-    penalty = 1.0 if options.length_penalty is None else options.length_penalty
     with console.counting("writing", len(found), "targets") as advance:
         for target in find_targets(network, sources, opened.tokenizer.end_of_text, beams, penalty, network.context):
             written.append(decode(target.tokens))

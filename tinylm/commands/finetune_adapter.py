@@ -1,13 +1,17 @@
 """tinylm finetune-adapter: bend a model to a second text with small layers between its own."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tinylm.commands.finetuning import ADAPTER, AdapterRunOptions, Corpus, Resume, Settings, finetune
 from tinylm.commands.model import ModelPath
 from tinylm.commands.options import LearningOptions, option, with_groups
+from tinylm.errors import UsageError
+
+if TYPE_CHECKING:
+    from tinylm.model.stack import Transformer
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,12 @@ class BottleneckOptions:
             "dropout": self.dropout,
             "targets": SUBLAYERS,
         }
-        return Settings("-adapter", fields, lambda model: None, lambda config: None)
+        return Settings("-adapter", fields, self._check, lambda config: None)
+
+    def _check(self, model: "Transformer") -> None:
+        width = model.embedding.weight.shape[1]
+        if not 1 <= self.bottleneck <= width:
+            raise UsageError(f"--bottleneck is {self.bottleneck}; it must be from 1 to the model's width, {width}.")
 
 
 @with_groups

@@ -9,7 +9,7 @@ import typer
 from tinylm.commands.model import newest_run
 from tinylm.commands.options import OutputOptions, with_groups
 from tinylm.commands.session import quoted
-from tinylm.config import AdapterConfig
+from tinylm.config import RunConfig
 from tinylm.console import Console
 
 CURVE_POINTS = 12
@@ -37,7 +37,7 @@ def info(
         "parameters_by_part": parameters_by_part(config.model),
         "tokenizer": {"kind": config.tokenizer.kind, "vocab_size": read_tokenizer(path, config).vocab_size},
         "curve": [metrics for metrics in RunFolder(path).read_metrics() if "val_loss" in metrics],
-        "commands": _commands(path, config.adapter, config.training is not None),
+        "commands": _commands(path, config, config.training is not None),
     }
     if console.as_json:
         console.record(record)
@@ -59,14 +59,23 @@ def info(
         console.result(f"  {what + ':':<10} {command}")
 
 
-def _commands(path: Path, adapter: AdapterConfig | None, trained: bool) -> dict[str, str]:
+EXAMPLES = {
+    "decoder": ("...", "text.txt", "other.txt"),
+    "encoder": ("... <mask> ...", "text.txt", "other.txt"),
+    "encoder-decoder": ("...", "pairs.tsv", "other.tsv"),
+}  # a prompt, and two files
+
+
+def _commands(path: Path, config: RunConfig, trained: bool) -> dict[str, str]:
     place = quoted(path)
+    adapter = config.adapter
+    prompt, file, other = EXAMPLES[config.model.architecture]
     if adapter is not None:
         command = "finetune-lora" if adapter.kind == "lora" else "finetune-adapter"
         use = {
             "resume": f"tinylm {command} --resume {place}",
-            "sample": f'tinylm sample --adapter {place} --prompt "..."',
-            "evaluate": f"tinylm eval --adapter {place} text.txt",
+            "sample": f'tinylm sample --adapter {place} --prompt "{prompt}"',
+            "evaluate": f"tinylm eval --adapter {place} {file}",
         }
         if adapter.kind != "lora":
             return use
@@ -75,9 +84,9 @@ def _commands(path: Path, adapter: AdapterConfig | None, trained: bool) -> dict[
             "merge": f"tinylm merge-lora {place} --out {quoted(path.with_name(path.name + '-merged'))}",
         }
     commands = {
-        "sample": f'tinylm sample --model {place} --prompt "..."',
-        "evaluate": f"tinylm eval --model {place} text.txt",
-        "fine-tune": f"tinylm finetune-lora --model {place} other.txt",
+        "sample": f'tinylm sample --model {place} --prompt "{prompt}"',
+        "evaluate": f"tinylm eval --model {place} {file}",
+        "fine-tune": f"tinylm finetune-lora --model {place} {other}",
     }
     return {"resume": f"tinylm train --resume {place}", **commands} if trained else commands
 

@@ -1,5 +1,6 @@
 """Opening the model that a command works with; shared by the commands that use a trained one."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -88,6 +89,9 @@ def wanted_adapter(text: str) -> "WantedAdapter":
     if not path or Path(text).exists():
         return WantedAdapter(Path(text))
     try:
-        return WantedAdapter(Path(path), float(strength))
+        number = float(strength)
     except ValueError:
-        raise UsageError(f"--adapter {text}: {strength!r} is no number; write it as in {path}=0.5.") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(f"--adapter {text}: {strength!r} is no number; write it as in {path}=0.5.")
+    return WantedAdapter(Path(path), number)

@@ -18,7 +18,7 @@ def resume_run(path: Path, options: LearningOptions, command: str, base: Path | 
     from tinylm.adapters.load import add_adapter, load_base
     from tinylm.checkpoint import RunFolder, read_config, read_tokenizer, restore_model
     from tinylm.device import choose_device, describe_device
-    from tinylm.place import only_user
+    from tinylm.place import only_user, resume_command
     from tinylm.text.prepare import reopen_tokens
 
     console = options.output.console()
@@ -27,6 +27,8 @@ def resume_run(path: Path, options: LearningOptions, command: str, base: Path | 
         raise UsageError(
             f"{path} was not trained but merged; begin a run from it with tinylm train --init-from {path}."
         )
+    if not resume_command(path).startswith(f"{command} --resume "):
+        raise UsageError(f"{path} is not what {command} makes; go on with it by {resume_command(path)}.")
     device = choose_device(config.runtime.device).value
     console.note(f"On {describe_device(device)} in {config.runtime.dtype}, as when {path} began.")
     with only_user(path.absolute()):

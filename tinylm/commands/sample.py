@@ -47,6 +47,7 @@ def sample(
     from tinylm.adapters.load import set_strength
     from tinylm.device import DTYPES
     from tinylm.inference.quantize import quantize_int8
+    from tinylm.model.decoder import Decoder
 
     device, dtype = choose_where(console, machine)
     opened = open_model(console, model, adapter or named, device)
@@ -60,7 +61,7 @@ def sample(
         for name in named:
             layers, strength = opened.adapters[named.index(name)]
             set_strength(layers, strength if name == one.adapter else 0.0)
-        if number and not console.as_json:
+        if number and not console.as_json and isinstance(opened.network, Decoder):
             console.result(BETWEEN_SAMPLES.strip("\n"))
         written += _answer(console, opened, one.text, prompt, choice, length, chosen_seed, cache)
     seconds = time.monotonic() - begun

@@ -110,7 +110,7 @@ class Prompt:
 
 def read_prompts(options: PromptOptions) -> list[Prompt]:
     """The prompt; or of a file of JSONL, one for each line, which has a `prompt` and may have an `adapter`."""
-    from tinylm.text.corpus import JSONL_SUFFIXES, parse_json_line
+    from tinylm.text.corpus import JSONL_SUFFIXES, parse_json_line, require_characters
 
     text = read_prompt(options)
     if options.prompt_file is None or options.prompt_file.suffix.lower() not in JSONL_SUFFIXES:
@@ -124,7 +124,7 @@ def read_prompts(options: PromptOptions) -> list[Prompt]:
         values = [record.get(name) if isinstance(record, dict) else None for name in ("prompt", "adapter")]
         if not isinstance(values[0], str) or not isinstance(values[1], str | None):
             raise UsageError(f"{place}: expected an object with a text under 'prompt', and maybe one under 'adapter'.")
-        prompts.append(Prompt(values[0], values[1]))
+        prompts.append(Prompt(require_characters(values[0], place), values[1]))
     if not prompts:
         raise UsageError(f"{options.prompt_file} has no prompt in it; write one a line.")
     return prompts

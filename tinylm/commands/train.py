@@ -115,7 +115,7 @@ def train(
         if start is not None and base is not None and tokens_of is not None and run.extend_vocab:
             tokens_of, base = _extend(console, start, base, tokens_of, reading.alphabet)
         if tokens_of is not None:
-            require_known(tokens_of, reading.alphabet, f"The tokenizer of {run.init_from}")
+            require_known(tokens_of, reading.alphabet, f"The tokenizer of {run.init_from}", "let it --extend-vocab")
         else:
             tokens_of = choose_tokenizer(reading, tokenizer.tokenizer or "auto", tokenizer.vocab_size)
             tokens_of = tokens_of.with_mask() if architecture == "encoder" else tokens_of

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 BEAMS = 5
 SOURCES_AT_ONCE = 32
+LARGEST_PENALTY = 10
 
 
 def write_targets(
@@ -42,8 +43,7 @@ def write_targets(
     drawn = choice.temperature is not None and choice.temperature > 0
     if drawn and choice.beams is not None:
         raise UsageError("--beams searches for the best target, and --temperature draws one; give one of them.")
-    if choice.beams is not None and choice.beams < 1:
-        raise UsageError(f"--beams is {choice.beams}; it must be 1 or more.")
+    check_search(BEAMS if choice.beams is None else choice.beams, choice.length_penalty)
     if drawn:
         console.note(f"Seed {seed}.")
     elif length.num_samples > 1:
@@ -65,6 +65,16 @@ def write_targets(
         else:
             console.result((f"{line}\t" if length.echo else "") + target.replace("\n", " "))
     return written
+
+
+def check_search(beams: int, length_penalty: float) -> None:
+    """Raises UsageError for a search that cannot be made."""
+    if beams < 1:
+        raise UsageError(f"--beams is {beams}; it must be 1 or more.")
+    if not abs(length_penalty) <= LARGEST_PENALTY:
+        raise UsageError(
+            f"--length-penalty is {length_penalty}; it must be from -{LARGEST_PENALTY} to {LARGEST_PENALTY}."
+        )
 
 
 def _check_lengths(console: Console, sources: list[list[int]], context: int, strict: bool) -> None:
@@ -111,7 +121,7 @@ def draw_targets(
         sampler = Sampler(choice.sampling(0.0), seed + number, num_samples, device, network.vocab_size)
         rows: list[list[int]] = [[] for _ in range(num_samples)]
         ended = [not source] * num_samples
-        for tokens in generate(condition(network, [source] * num_samples, end), [[end]] * num_samples, sampler, most):
+        for tokens in generate(condition(network, [source], end, num_samples), [[end]] * num_samples, sampler, most):
             for row, token in enumerate(tokens):
                 ended[row] = ended[row] or token == end
                 if not ended[row]:

@@ -59,10 +59,12 @@ class Conditioned:
 
 
 @torch.inference_mode()
-def condition(model: EncoderDecoder, sources: Sequence[Sequence[int]], end: int) -> Conditioned:
-    """Read the sources."""
-    memory, _ = model.encode(*padded_sources(sources, end, model.embedding.weight.device))
-    return Conditioned(model, memory)
+def condition(model: EncoderDecoder, sources: Sequence[Sequence[int]], end: int, times: int = 1) -> Conditioned:
+    """Read each source once, for so many rows that look at it."""
+    (hidden, mask), _ = model.encode(*padded_sources(sources, end, model.embedding.weight.device))
+    if mask is not None:
+        mask = mask.repeat_interleave(times, dim=0)
+    return Conditioned(model, Memory(hidden.repeat_interleave(times, dim=0), mask))
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def beam_search(
     """
     searches = [_Search(beams, end, length_penalty) for _ in sources]
     going = list(searches)
-    conditioned = condition(model, [source for source in sources for _ in range(beams)], end)
+    conditioned = condition(model, sources, end, times=beams)
     device = conditioned.embedding.weight.device
     cache = conditioned.make_cache(len(sources) * beams, max_tokens)
     last = torch.full((len(sources) * beams, 1), end, device=device)  # a target begins with the end of text

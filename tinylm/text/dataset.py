@@ -192,6 +192,13 @@ class Batch:
         """How many targets count."""
         return self.targets.numel() if self.mask is None else int(self.mask.sum())
 
+    @property
+    def tokens(self) -> int:
+        """How many there are on both sides, without padding."""
+        if self.source_lengths is None:
+            return self.ids.numel()
+        return self.scored + int(self.source_lengths.sum())
+
     def split(self, rows: int) -> Iterator["Batch"]:
         """Micro-batches of at most `rows` sequences."""
         for start in range(0, len(self), rows):

@@ -111,13 +111,15 @@ def choose_tokenizer(reading: Reading, wanted: str, vocab_size: int | None) -> T
     return tokenizer
 
 
-def require_known(tokenizer: Tokenizer, alphabet: str, who: str) -> None:
-    """Raises UsageError, listing them, when some of a text's characters have no id."""
+def require_known(
+    tokenizer: Tokenizer, alphabet: str, who: str, otherwise: str = "train a model on it instead"
+) -> None:
+    """Raises UsageError, listing them, when some of a text's characters have no id; `otherwise` is what can be done."""
     unknown = tokenizer.unknown(alphabet)
     if unknown:
         raise UsageError(
             f"{who} does not know {len(unknown)} of the text's characters: {describe_characters(unknown)}. "
-            "Take them out of the text, or train a model on it; tinylm train --init-from can --extend-vocab."
+            f"Take them out of the text, or {otherwise}."
         )
 
 

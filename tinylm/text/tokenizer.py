@@ -80,7 +80,10 @@ class Tokenizer:
         if self._table is None:
             raise ValueError("only a tokenizer of characters can learn more of them")
         layout = json.loads(self.to_str())
-        layout["model"]["vocab"] |= {character: i for i, character in enumerate(characters, start=self.vocab_size)}
+        vocabulary: dict[str, int] = layout["model"]["vocab"]
+        # A special token that is not in the vocabulary would get the id of the first new character when it is read.
+        vocabulary |= {token["content"]: token["id"] for token in layout["added_tokens"]}
+        vocabulary |= {character: i for i, character in enumerate(characters, start=self.vocab_size)}
         return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(layout)))
 
     def with_mask(self) -> "Tokenizer":

@@ -208,7 +208,7 @@ class Trainer:
         state.sequences += len(batch)
         state.told = {name: _sum(state.told.get(name), value) for name, value in told.items()}
         state.stepping_seconds += time.monotonic() - begun
-        self._speed.add(batch.ids.numel())
+        self._speed.add(batch.tokens)
         self.report(Stepped(state.step, progress))
         if logging:
             loss = state.nats / state.scored

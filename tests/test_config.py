@@ -451,3 +451,12 @@ def test_a_refusal_says_what_is_wrong_in_the_document() -> None:
         c.RunConfig.from_json({**document(), "surprise": 1, "oddity": 2})
     with pytest.raises(TinyLMError, match=r"expected int, found '16'"):
         c.RunConfig.from_json(document("model", "width", value="16"))
+
+
+def test_what_was_chosen_is_the_same_when_a_later_version_has_more_fields() -> None:
+    """Weights are bound to it by their digest, and stay readable."""
+    later = dataclasses.make_dataclass("Later", [("more", int, 7)], bases=(c.ModelConfig,), frozen=True, kw_only=True)
+    values = {"vocab_size": 9, "context": 8, "layers": 1, "heads": 2, "kv_heads": 2, "width": 8, "ffn_width": 8}
+    for changes in ({}, {"position": "learned"}, {"dropout": 0.5, "local_window": 3, "local_layers": (0,)}):
+        assert c.chosen(later(**values, **changes)) == c.chosen(c.ModelConfig(**values, **changes)) == values | changes
+    assert c.chosen(later(**values, more=8)) == values | {"more": 8}

@@ -374,6 +374,15 @@ class RunConfig:
         return typing.cast(Self, config)
 
 
+def chosen(values: Any) -> dict[str, Any]:
+    """The fields of a dataclass that are not at their defaults: the same when later versions have more fields."""
+    return {
+        field.name: getattr(values, field.name)
+        for field in dataclasses.fields(values)
+        if field.default is dataclasses.MISSING or getattr(values, field.name) != field.default
+    }
+
+
 def _from_json(kind: Any, value: Any) -> Any:
     """Build a value of a (nested) dataclass type from JSON, refusing unknown keys and wrong types."""
     if isinstance(kind, types.UnionType):

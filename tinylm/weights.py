@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from tinylm.config import RunConfig
+from tinylm.config import RunConfig, chosen
 from tinylm.errors import TinyLMError
 
 
@@ -44,8 +44,8 @@ def read_weights_file(file: Path, config: RunConfig) -> Weights:
 
 def digest(tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None) -> str:
     """SHA-256 over the tensors, their names and shapes, and what they need to mean anything: model and tokenizer."""
-    values = config.to_json()
-    identity = [values["model"], values["tokenizer"]["sha256"], values["adapter"], step, val_loss]
+    adapter = None if config.adapter is None else chosen(config.adapter)
+    identity = [chosen(config.model), config.tokenizer.sha256, adapter, step, val_loss]
     result = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()

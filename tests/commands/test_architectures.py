@@ -113,6 +113,24 @@ def test_a_record_of_a_target_has_a_score(translator: Path) -> None:
     assert -0.5 < one["score"] < 0
 
 
+def test_a_target_ends_before_the_first_stop_text(translator: Path) -> None:
+    (record,) = records(done("sample", "-m", translator, "-p", "abc", "--json", "--stop", "a", "--stop", "b"))
+    assert (record["text"], record["finish_reason"]) == ("c ", "stop")
+
+
+def test_an_unknown_character_is_said_to_be_in_its_source(translator: Path) -> None:
+    refused(
+        tinylm("sample", "-m", translator, "-f", "-", stdin="abc\nabé\n"), 2, "Source 2 has a character", "offset 2"
+    )
+
+
+def test_each_line_draws_from_numbers_of_its_own(translator: Path) -> None:
+    """The second line of a seed is not the first of the next seed."""
+    options = ("sample", "-m", translator, "-f", "-", "-t", 5, "-n", 12)
+    drawn = [done(*options, "--seed", seed, stdin="abc\nabc\nabc\n").stdout.splitlines() for seed in (0, 1, 2)]
+    assert len({target for targets in drawn for target in targets}) == 9
+
+
 def test_targets_can_be_drawn_and_the_same_seed_draws_the_same(translator: Path) -> None:
     options = ("-m", translator, "-p", "abc", "-t", 1, "--num-samples", 4, "--seed", 1)
     drawn = done("sample", *options).stdout

@@ -130,7 +130,8 @@ def read_prompts(options: PromptOptions) -> list[Prompt]:
     return prompts
 
 
-def known_part(console: Console, text: str, tokenizer: "Tokenizer", unknown: str) -> str:
+def known_part(console: Console, text: str, tokenizer: "Tokenizer", unknown: str, name: str = "The prompt") -> str:
+    """The prompt, or what is left of it without characters that the model never saw. Raises UsageError for those."""
     from tinylm.text.tokenizer import describe_characters
 
     strangers = tokenizer.unknown(text)
@@ -138,8 +139,10 @@ def known_part(console: Console, text: str, tokenizer: "Tokenizer", unknown: str
         return text
     if unknown == "error":
         raise UsageError(
-            f"The prompt has a character that the model never saw: {describe_characters(strangers[0])} at offset "
+            f"{name} has a character that the model never saw: {describe_characters(strangers[0])} at offset "
             f"{text.index(strangers[0])}. Write it another way, or leave such characters out with --unknown skip."
         )
-    console.warn(f"Left out of the prompt, since the model never saw them: {describe_characters(strangers)}.")
+    console.warn(
+        f"Left out of {name[0].lower()}{name[1:]}, since the model never saw them: {describe_characters(strangers)}."
+    )
     return "".join(character for character in text if character not in strangers)

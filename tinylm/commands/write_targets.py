@@ -35,7 +35,10 @@ def write_targets(
     if length.stream:
         raise UsageError("--stream is for text that is written from left to right; a target is searched for whole.")
     tokenizer = opened.tokenizer
-    lines = [known_part(console, line, tokenizer, prompt.unknown).strip() for line in text.split("\n")]
+    lines = [
+        known_part(console, line, tokenizer, prompt.unknown, f"Source {number}").strip()
+        for number, line in enumerate(text.split("\n"), start=1)
+    ]
     sources = [[int(i) for i in tokenizer.encode(line)] for line in lines]
     _check_lengths(console, sources, network.context, prompt.strict)
     sources = [source[: network.context - 1] for source in sources]
@@ -57,11 +60,12 @@ def write_targets(
         strict=True,
     ):
         target = tokenizer.decode(found.tokens)
-        for stop in length.stop or []:
-            target = target.split(stop)[0] if stop else target
+        stops = [place for stop in length.stop or [] if stop and (place := target.find(stop)) >= 0]
+        target = target[: min(stops)] if stops else target
         written += len(found.tokens)
         if console.as_json:
-            console.record(_record(line, target, found, seed))
+            reason = "stop" if stops else "end" if found.ended else "length"
+            console.record(_record(line, target, found, seed, reason))
         else:
             console.result((f"{line}\t" if length.echo else "") + target.replace("\n", " "))
     return written
@@ -111,14 +115,15 @@ def draw_targets(
     most: int,
     seed: int,
 ) -> "Iterator[Found]":
-    """Targets drawn token by token, `num_samples` of each source; the score is not known. Each row has its own seed."""
+    """Targets drawn token by token, `num_samples` of each source, without a score. Target i draws from (seed, i)."""
     from tinylm.inference.generator import generate
     from tinylm.inference.sampler import Sampler
     from tinylm.inference.translate import Found, condition
 
     device = network.embedding.weight.device
     for number, source in enumerate(sources):
-        sampler = Sampler(choice.sampling(0.0), seed + number, num_samples, device, network.vocab_size)
+        first = number * num_samples
+        sampler = Sampler(choice.sampling(0.0), seed, num_samples, device, network.vocab_size, first)
         rows: list[list[int]] = [[] for _ in range(num_samples)]
         ended = [not source] * num_samples
         for tokens in generate(condition(network, [source], end, num_samples), [[end]] * num_samples, sampler, most):
@@ -132,12 +137,12 @@ def draw_targets(
             yield Found(tokens, math.nan, done)
 
 
-def _record(line: str, target: str, found: "Found", seed: int) -> dict[str, Any]:
+def _record(line: str, target: str, found: "Found", seed: int, reason: str) -> dict[str, Any]:
     return {
         "prompt": line,
         "text": target,
         "tokens": len(found.tokens),
         "seed": seed,
-        "finish_reason": "end" if found.ended else "length",
+        "finish_reason": reason,
         **({} if math.isnan(found.score) else {"score": found.score}),
     }

@@ -72,11 +72,16 @@ class Sampling:
 
 
 class Sampler:
-    """Draws one token a row. Row i draws from (seed, i), so it gets the same tokens however many rows there are."""
+    """Draws one token a row. Row i draws from (seed, i), so it gets the same tokens however many rows there are.
 
-    def __init__(self, sampling: Sampling, seed: int, rows: int, device: torch.device, vocab_size: int) -> None:
+    The rows may be numbered from another `first` one on.
+    """
+
+    def __init__(
+        self, sampling: Sampling, seed: int, rows: int, device: torch.device, vocab_size: int, first: int = 0
+    ) -> None:
         self.sampling = sampling
-        self._generators = [torch.Generator().manual_seed(_row_seed(seed, row)) for row in range(rows)]
+        self._generators = [torch.Generator().manual_seed(_row_seed(seed, first + row)) for row in range(rows)]
         self._seen = (
             torch.zeros(rows, vocab_size, dtype=torch.bool, device=device) if sampling.repeat_penalty != 1 else None
         )

@@ -168,7 +168,7 @@ def test_a_budget_knows_its_kind_and_its_steps() -> None:
 
 def test_a_config_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        small().width = 32  # type: ignore[misc]
+        small().width = 32
 
 
 # A preset, a size and choices make a model.

@@ -85,7 +85,7 @@ def test_scoring_computes_in_the_format_asked_for_and_keeps_no_graph() -> None:
     seen: list[torch.dtype] = []
 
     def objective(model: Decoder, batch: object) -> object:
-        loss = next_token(model, batch)  # type: ignore[arg-type]
+        loss = next_token(model, batch)
         seen.append(model.logits(torch.ones(1, CONFIG.width)).dtype)
         assert not loss.nats.requires_grad
         return loss
@@ -93,8 +93,8 @@ def test_scoring_computes_in_the_format_asked_for_and_keeps_no_graph() -> None:
     def batches() -> Iterator[object]:
         yield from evaluation_batches(TOKENS, 8, 2)
 
-    exact = evaluate(model, objective, batches(), "fp32")  # type: ignore[arg-type]
-    rough = evaluate(model, objective, batches(), "bf16")  # type: ignore[arg-type]
+    exact = evaluate(model, objective, batches(), "fp32")
+    rough = evaluate(model, objective, batches(), "bf16")
     assert set(seen[:3]) == {torch.float32}
     assert set(seen[3:]) == {torch.bfloat16}
     assert 0 < abs(rough.loss - exact.loss) < 0.1

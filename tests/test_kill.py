@@ -91,8 +91,8 @@ def test_a_run_killed_at_random_moments_always_loads_and_goes_on_from_its_last_s
         assert process.exitcode == -signal.SIGKILL, "the run ended by itself"
         model, _, _, weights = load_model(path)
         save = RunFolder(path).load_last(read_config(path))
-        assert save.state["step"] >= reached and save.state["step"] % CONFIG.training.save_every == 0  # type: ignore[union-attr]
-        assert weights.step <= save.state["step"] + CONFIG.training.eval_every  # type: ignore[union-attr]
+        assert save.state["step"] >= reached and save.state["step"] % CONFIG.training.save_every == 0
+        assert weights.step <= save.state["step"] + CONFIG.training.eval_every
         assert all(torch.isfinite(tensor).all() for tensor in model.state_dict().values())
         reached = save.state["step"]
     assert reached > 0

@@ -78,7 +78,7 @@ def test_an_encoder_decoder_has_one_after_cross_attention_too() -> None:
 @pytest.mark.parametrize("kind", ["cache", "no cache"])
 def test_decoding_with_it_equals_reading_at_once(kind: str) -> None:
     model = adapted(small())
-    cache = model.make_cache(2, 8) if kind == "cache" else None  # type: ignore[operator]
+    cache = model.make_cache(2, 8) if kind == "cache" else None
     with torch.no_grad():
         if cache is None:
             parts = [model(IDS[:, : n + 1]).hidden[:, -1:] for n in range(8)]

@@ -232,6 +232,31 @@ def test_an_encoder_learns_new_characters_and_keeps_its_mask(encoder: Path, here
     assert done("sample", "-m", "new", "-p", "λ<mask>γος", "-q").stdout.startswith("λ")
 
 
+def test_a_mixture_of_experts_logs_its_router_and_local_layers_are_chosen_by_number(here: Path) -> None:
+    (here / "t.txt").write_text("the old man said it\n" * 60)
+    flags = (
+        "--layers",
+        2,
+        "--local-window",
+        4,
+        "--local-layers",
+        "1",
+        "--experts",
+        3,
+        "--log-gradients",
+        "--log-every",
+        1,
+    )
+    result = done("train", "t.txt", "--out", "run", "--steps", 2, "--json", *TINY[2:], *flags)
+    (first, *_) = [record for record in records(result) if "loss" in record]
+    assert sum(first["expert_shares"]) == pytest.approx(1) and len(first["expert_shares"]) == 3
+    assert 0 < first["router_entropy"] <= 1.0987
+    assert {"layers.0", "layers.1", "embedding"} <= first["gradient_norms"].keys()
+    assert read_config(here / "run").model.local_layers == (1,)
+    refused(tinylm("train", "t.txt", "--local-window", 4, "--local-layers", "a"), 2, "--local-layers is 'a'", "0,2,4")
+    refused(tinylm("train", "t.txt", "--local-window", 4, "--local-layers", "99"), 2, "names layer 99")
+
+
 def test_pairs_may_be_lines_of_jsonl(here: Path) -> None:
     lines = [json.dumps({"source": source, "target": target}) for source, target in REVERSED * 2]
     (here / "p.jsonl").write_text("\n".join(lines))

@@ -24,7 +24,7 @@ def translator(seed: int, position: str = "rope") -> EncoderDecoder:
     model = randomised(build_model(config), seed).double()
     assert isinstance(model, EncoderDecoder)
     with torch.no_grad():
-        model.norm.weight.mul_(3)  # type: ignore[operator] # opinions strong enough to differ from one another
+        model.norm.weight.mul_(3)  # opinions strong enough to differ from one another
     return model
 
 

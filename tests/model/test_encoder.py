@@ -89,15 +89,15 @@ def test_without_positions_a_permuted_input_gives_the_permuted_output(order: lis
 
 @every_variant
 def test_masked_tokens_of_one_batch_can_be_learned_by_heart(config: ModelConfig) -> None:
-    """Rows differ in a token that is not masked, so that an encoder, with positions or without, can know the rest."""
+    """The tokens that are not masked differ from row to row in what they are, and not in their order alone."""
     model = build_model(config, seed=1).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    targets = torch.tensor([[1, 4, 2, 3], [2, 5, 3, 1], [3, 6, 1, 2]])
+    targets = torch.tensor([[1, 4, 2, 3], [2, 5, 3, 7], [3, 6, 8, 2]])
     shown = targets.clone()
     shown[:, 1] = 12
     for _ in range(600):
         loss = F.cross_entropy(logits_of(model, shown)[:, 1], targets[:, 1])
-        if loss < 0.05 or (config.position == "none" and loss < 1.2):
+        if loss < 0.05:
             return
         optimizer.zero_grad()
         loss.backward()

@@ -161,7 +161,7 @@ def test_zero_bytes_are_text_where_the_encoding_has_them(encoding: str, tmp_path
 )
 def test_a_folder_without_text_is_refused(prepare: object, tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
-    prepare(tmp_path / "corpus")  # type: ignore[operator]
+    prepare(tmp_path / "corpus")
     with pytest.raises(UsageError, match=r"The folder .*corpus has no text files"):
         read(tmp_path / "corpus")
 

@@ -38,7 +38,7 @@ def tokens_of(pairs: list[tuple[str, str]], tmp_path: Path) -> PairTokens:
 
 
 def text(ids: object) -> str:
-    return CHARACTERS.decode(ids)  # type: ignore[arg-type]
+    return CHARACTERS.decode(ids)
 
 
 # Reading.

@@ -18,7 +18,7 @@ EPS = 1e-8
 def config(**choices: object) -> TrainingConfig:
     plain: dict[str, object] = {"budget": Budget(steps=1), "batch_size": 1, "micro_batch": 1}
     plain |= {"lr": 0.01, "min_lr": 0.0, "warmup": 0.0, "weight_decay": 0.3, "beta1": 0.8, "beta2": 0.95}
-    return TrainingConfig(**{**plain, **choices})  # type: ignore[arg-type]
+    return TrainingConfig(**{**plain, **choices})
 
 
 class Weights(nn.Module):

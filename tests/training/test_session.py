@@ -272,12 +272,12 @@ def test_a_run_that_has_used_its_time_says_what_to_give(tokens: TokenFolder, tmp
 
 
 def test_the_validation_loss_is_that_of_the_saved_best_weights(tokens: TokenFolder, tmp_path: Path) -> None:
-    Sitting(tmp_path / "run", tokens).begin(config_of())
+    Sitting(tmp_path / "run", tokens).begin(config_of(budget=Budget(steps=180)))
     model, _, _, weights = load_model(tmp_path / "run")
     loss = evaluate(model, next_token, evaluation_batches(tokens.val, 8, 1)).loss
     assert weights.val_loss == pytest.approx(loss, rel=1e-5)
     losses = [r["val_loss"] for r in RunFolder(tmp_path / "run").read_metrics() if "val_loss" in r]
-    assert weights.val_loss == min(losses) < 0.95 * losses[0]
+    assert weights.val_loss == min(losses) < 0.9 * losses[0]
 
 
 def test_validation_sees_no_more_tokens_than_it_should(tokens: TokenFolder, tmp_path: Path) -> None:

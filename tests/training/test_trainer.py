@@ -372,7 +372,7 @@ class Exploding(torch.optim.SGD):
     taken = 0
     value = math.inf
 
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
+    def step(self, closure: object = None) -> None:
         super().step()
         self.taken += 1
         if self.taken == 3:
@@ -566,7 +566,7 @@ class Clock:
             **choices,
         )
         save_last = bench.save_last
-        bench.save_last = lambda *parts: (self.spend(save), save_last(*parts))[1]  # type: ignore[method-assign]
+        bench.save_last = lambda *parts: (self.spend(save), save_last(*parts))[1]
         return bench
 
 

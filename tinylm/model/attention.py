@@ -5,6 +5,7 @@ relative positions.
 """
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -100,13 +101,9 @@ def _rows_times(x: Tensor, matrix: Tensor) -> Tensor:
     return (x.reshape(-1, x.shape[-1]) @ matrix).view(*x.shape[:-1], -1)
 
 
-def split_heads(x: Tensor, head_width: int) -> Tensor:
-    return x.unflatten(-1, (-1, head_width)).transpose(1, 2)  # (B, H, T, W)
-
-
-class Attention(nn.Module):
-    """Self-attention. `q_norm` and `k_norm` normalise each head's queries and keys before they are rotated; pass
-    `nn.Identity()` for none. `causal`: a token sees those before it; otherwise it sees all.
+class _Heads(nn.Module):
+    """The projections around a core. `q_norm` and `k_norm` normalise each head's queries and keys; pass `nn.Identity()`
+    for none.
     """
 
     def __init__(
@@ -118,11 +115,9 @@ class Attention(nn.Module):
         core: DotProduct | RelativeDotProduct,
         q_norm: nn.Module,
         k_norm: nn.Module,
-        causal: bool = True,
     ) -> None:
         super().__init__()
         self.head_width = width // n_heads
-        self.causal = causal
         self.q_proj = nn.Linear(width, n_heads * self.head_width, bias)
         self.k_proj = nn.Linear(width, n_kv_heads * self.head_width, bias)
         self.v_proj = nn.Linear(width, n_kv_heads * self.head_width, bias)
@@ -130,52 +125,48 @@ class Attention(nn.Module):
         self.q_norm = q_norm
         self.k_norm = k_norm
         self.core = core
+
+    def _queries(self, x: Tensor) -> Tensor:
+        return self.q_norm(self._split(self.q_proj(x)))  # (B, H, T, W)
+
+    def _keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.k_norm(self._split(self.k_proj(x))), self._split(self.v_proj(x))  # (B, K, S, W) each
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (B, H, T, W)
+
+    def _join(self, y: Tensor) -> Tensor:
+        return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, T, D)
+
+
+class Attention(_Heads):
+    """Self-attention. `causal`: a token sees those before it; otherwise it sees all."""
+
+    def __init__(self, *heads: Any, causal: bool = True, **parts: Any) -> None:
+        super().__init__(*heads, **parts)
+        self.causal = causal
 
     def forward(
         self, x: Tensor, rotation: Rotation | None = None, mask: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
         """(B, T, D) -> (B, T, D). A mask of `None` lets a token see all that it may see by its kind."""
-        q = self.q_norm(split_heads(self.q_proj(x), self.head_width))  # (B, H, T, W)
-        k = self.k_norm(split_heads(self.k_proj(x), self.head_width))  # (B, K, T, W)
-        v = split_heads(self.v_proj(x), self.head_width)  # (B, K, T, W)
+        q = self._queries(x)  # (B, H, T, W)
+        k, v = self._keys_and_values(x)  # (B, K, T, W)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         if cache is not None:
             k, v = cache.update(k, v)  # (B, K, S, W)
-        y = self.core(q, k, v, mask, self.causal)  # (B, H, T, W)
-        return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, T, D)
+        return self._join(self.core(q, k, v, mask, self.causal))  # (B, T, D)
 
 
-class CrossAttention(nn.Module):
+class CrossAttention(_Heads):
     """The decoder's look at the source: queries from it, keys and values from the encoder's output (seeds 001, 004)."""
-
-    def __init__(
-        self,
-        width: int,
-        n_heads: int,
-        n_kv_heads: int,
-        bias: bool,
-        core: DotProduct,
-        q_norm: nn.Module,
-        k_norm: nn.Module,
-    ) -> None:
-        super().__init__()
-        self.head_width = width // n_heads
-        self.q_proj = nn.Linear(width, n_heads * self.head_width, bias)
-        self.k_proj = nn.Linear(width, n_kv_heads * self.head_width, bias)
-        self.v_proj = nn.Linear(width, n_kv_heads * self.head_width, bias)
-        self.o_proj = nn.Linear(n_heads * self.head_width, width, bias)
-        self.q_norm = q_norm
-        self.k_norm = k_norm
-        self.core = core
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None, cache: CrossCache | None = None) -> Tensor:
         """(B, T, D) and (B, S, D) -> (B, T, D). A filled cache stands for the memory, which is then not read."""
-        q = self.q_norm(split_heads(self.q_proj(x), self.head_width))  # (B, H, T, W)
         held = cache.held if cache is not None else None
         if held is None:
-            k = self.k_norm(split_heads(self.k_proj(memory), self.head_width))  # (B, K, S, W)
-            v = split_heads(self.v_proj(memory), self.head_width)  # (B, K, S, W)
-            held = (k, v) if cache is None else cache.fill(k, v)
-        y = self.core(q, *held, mask, False)  # (B, H, T, W)
-        return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, T, D)
+            held = self._keys_and_values(memory)
+            if cache is not None:
+                cache.fill(*held)
+        return self._join(self.core(self._queries(x), *held, mask, False))  # (B, T, D)

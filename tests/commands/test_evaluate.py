@@ -68,7 +68,7 @@ def test_the_batch_size_changes_nothing(kind: str, text: Path, request: pytest.F
         assert other == {key: pytest.approx(value, rel=1e-6) for key, value in one.items()}
 
 
-def test_a_stride_scores_each_token_once_with_more_in_sight(run: Path, text: Path) -> None:
+def test_a_stride_scores_each_token_once_with_more_in_sight(run: Path, text: Path, adapter: Path, shelf: Path) -> None:
     """Stride 1 by its definition: every token given the whole context before it."""
     model, config, tokenizer, _ = load_model(run)
     ids, context = tokenizer.encode(text.read_text()).astype(int), config.model.context
@@ -82,6 +82,9 @@ def test_a_stride_scores_each_token_once_with_more_in_sight(run: Path, text: Pat
     assert sliding["tokens"] == whole["tokens"]
     assert sliding["loss"] == pytest.approx(nats / (len(ids) - 1), rel=1e-6)
     assert sliding["loss"] != whole["loss"]
+    periodic = shelf / "two.txt"  # which repeats itself: what came before tells what comes
+    sliding, whole = evaluated("--adapter", adapter, periodic, "--stride", 1), evaluated("--adapter", adapter, periodic)
+    assert sliding["loss"] < whole["loss"]
 
 
 def test_bpe_counts_characters_and_bytes_of_the_text(bpe_run: Path, here: Path) -> None:

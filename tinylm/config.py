@@ -232,6 +232,7 @@ class TrainingConfig:
     grad_clip: float = 1.0
     patience: int | None = None
     label_smoothing: float = 0.0
+    average: float = 0.0
     eval_every: int = 100
     eval_tokens: int = 1_000_000
     save_every: int = 100
@@ -253,6 +254,7 @@ class TrainingConfig:
         )
         for name in ("beta1", "beta2", "label_smoothing"):
             _fraction(name, getattr(self, name))
+        _require(0 <= self.average <= 0.5, f"--average is {self.average:g}; it must be from 0 to 0.5.")
         one_of("schedule", self.schedule, SCHEDULES)
         one_of("optimizer", self.optimizer, OPTIMIZERS)
         _require(

@@ -189,6 +189,8 @@ CASES = {
     "pairs": Case({"label_smoothing": 0.1}, 31, shape={"architecture": "encoder-decoder", "encoder_layers": 1}),
     "pairs, killed": Case({}, 40, Killed, shape={"architecture": "encoder-decoder", "encoder_layers": 1}),
     "patience": Case({"patience": 2, "lr": 0.5, "budget": Budget(steps=300)}, 20),
+    "averaged": Case({"average": 0.1}, 31),
+    "averaged, killed": Case({"average": 0.1}, 40, Killed),
     "adapter": Case({}, 31, adapted=True),
     "adapter, killed": Case({"optimizer": "adam"}, 40, Killed, adapted=True),
 }
@@ -271,8 +273,11 @@ def test_a_run_that_has_used_its_time_says_what_to_give(tokens: TokenFolder, tmp
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
 
 
-def test_the_validation_loss_is_that_of_the_saved_best_weights(tokens: TokenFolder, tmp_path: Path) -> None:
-    Sitting(tmp_path / "run", tokens).begin(config_of(budget=Budget(steps=180)))
+@pytest.mark.parametrize("average", [0.0, 0.1])
+def test_the_validation_loss_is_that_of_the_saved_best_weights(
+    tokens: TokenFolder, tmp_path: Path, average: float
+) -> None:
+    Sitting(tmp_path / "run", tokens).begin(config_of(budget=Budget(steps=180), average=average))
     model, _, _, weights = load_model(tmp_path / "run")
     loss = evaluate(model, next_token, evaluation_batches(tokens.val, 8, 1)).loss
     assert weights.val_loss == pytest.approx(loss, rel=1e-5)

@@ -19,6 +19,7 @@ from tinylm.model.decoder import Decoder
 from tinylm.objective import Loss, next_token
 from tinylm.text.dataset import Batch
 from tinylm.training import trainer as t
+from tinylm.training.average import WeightAverage
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.schedule import learning_rate
 from tinylm.training.state import TrainerState
@@ -51,6 +52,7 @@ class Bench:
             "check_stop": lambda: None,
             "started": t.time.monotonic(),
             "state": None,
+            "average": None,
         }
         settings: dict[str, Any] = {
             "budget": Budget(steps=1),
@@ -73,10 +75,12 @@ class Bench:
         optimizer = choices.get("optimizer") or (lambda model: torch.optim.SGD(model.parameters(), lr=1.0))
         self.events: list[Event] = []
         self.best: list[tuple[int, float]] = []
+        self.best_values: list[dict[str, Tensor]] = []
         self.saved: list[int] = []
+        parts["optimizer"] = optimizer(self.model)
+        parts["average"] = parts["average"] and WeightAverage(parts["optimizer"], parts["average"])
         self.trainer = Trainer(
             **parts,
-            optimizer=optimizer(self.model),
             config=self.config,
             total_steps=self.config.budget.total_steps(1),
             state=self.state,
@@ -86,6 +90,7 @@ class Bench:
 
     def save_best(self, model: Decoder, step: int, val_loss: float) -> None:
         self.best.append((step, val_loss))
+        self.best_values.append(values(model))
 
     def save_last(self, model: Decoder, optimizer: torch.optim.Optimizer, state: TrainerState) -> None:
         self.saved.append(state.step)
@@ -282,6 +287,17 @@ def test_evaluations_and_saves_keep_their_rhythm_and_end_the_run(
     assert (outcome.stopped_by, outcome.state.step) == ("steps", steps)
     assert [event.step for event in bench.reported(Evaluated)] == evaluated
     assert bench.saved == saved
+
+
+def test_an_average_is_what_is_validated_and_saved_while_training_goes_on_from_the_last_weights() -> None:
+    settings: dict[str, Any] = {"budget": Budget(steps=3), "eval_every": 1, "lr": 1e-2}
+    plain, averaged = Bench(**settings), Bench(**settings, average=0.5)
+    plain.run()
+    averaged.run()
+    assert_same(values(averaged.model), values(plain.model))
+    for step, best in enumerate(averaged.best_values[1:], start=1):
+        seen = plain.best_values[1 : step + 1]
+        assert_same(best, {name: torch.stack([one[name] for one in seen]).mean(0) for name in best})
 
 
 def test_epochs_are_a_budget_of_their_own_name() -> None:

@@ -275,6 +275,14 @@ class OptimizerOptions:
     beta2: Annotated[float | None, option("Adam's memory of its square.", OPTIMIZER, "X")] = None
     grad_clip: Annotated[float | None, option("Largest gradient norm; 0 for no limit.", OPTIMIZER, "X")] = None
     optimizer: Annotated[str | None, option("The optimizer.", OPTIMIZER, one_of(OPTIMIZERS))] = None
+    average: Annotated[
+        float | None,
+        option(
+            "Validate and save an average of the weights; their mean age, as a share of the steps so far.",
+            OPTIMIZER,
+            "X",
+        ),
+    ] = None
     label_smoothing: Annotated[
         float | None, option("Part of each target's probability that is spread over all.", OPTIMIZER, "X")
     ] = None

@@ -19,6 +19,7 @@ from tinylm.model.stack import Transformer
 from tinylm.objective import Objective
 from tinylm.tasks import Task
 from tinylm.text.dataset import Batch
+from tinylm.training.average import WeightAverage
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState, optimizer_tensors, restore_optimizer
 from tinylm.training.trainer import Evaluated, Event, Logged, Notice, Outcome, Trainer
@@ -111,6 +112,7 @@ def train_session(
         check_stop=check_stop,
         started=started,
         inspect=(lambda: {"gradient_norms": layer_gradient_norms(model)}) if training.log_gradients else dict,
+        average=WeightAverage(optimizer, training.average) if training.average else None,
     ).run()
 
 

@@ -1,5 +1,6 @@
 """The training loop. It knows no architecture and prints nothing: what happens, it reports as events."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from tinylm.errors import DivergedError, TinyLMError, is_out_of_memory
 from tinylm.model.stack import Transformer
 from tinylm.objective import Objective
 from tinylm.text.dataset import Batch
+from tinylm.training.average import WeightAverage
 from tinylm.training.optimizer import set_learning_rate
 from tinylm.training.schedule import learning_rate
 from tinylm.training.state import TrainerState, capture_rng, restore_rng
@@ -93,7 +95,8 @@ class Trainer:
 
     `validate` returns the validation loss; `total_steps` is the budget in steps, `None` for a budget of time; `started`
     is the `time.monotonic()` from which that counts; `check_stop` raises StopTraining when the user wants to stop;
-    `inspect` gives more to log of a step, and is asked when its gradient is there.
+    `inspect` gives more to log of a step, and is asked when its gradient is there. With an `average`, its weights are
+    validated and saved as the best, while training goes on from the last.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class Trainer:
         check_stop: Callable[[], None],
         started: float,
         inspect: Callable[[], dict[str, Any]] = dict,
+        average: WeightAverage | None = None,
     ) -> None:
         self.model = model
         self.objective = objective
@@ -126,6 +130,7 @@ class Trainer:
         self.report = report
         self.check_stop = check_stop
         self.inspect = inspect
+        self.average = average
         self.device = next(model.parameters()).device
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == "fp16")
         if state.scaler:
@@ -203,6 +208,8 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
 
         state.step += 1
+        if self.average is not None:
+            self.average.update(state.step)
         state.nats += nats
         state.scored += batch.scored
         state.sequences += len(batch)
@@ -275,6 +282,18 @@ class Trainer:
     def _evaluate(self) -> None:
         state = self.state
         begun = time.monotonic()
+        with self.average.in_place() if self.average is not None else contextlib.nullcontext():
+            best = self._validate()
+        state.stale = 0 if best else state.stale + 1
+        state.evaluated = state.step
+        assert state.val_loss is not None
+        self.report(Evaluated(state.step, state.val_loss, best, self._seconds()))
+        state.evaluation_seconds = time.monotonic() - begun
+        self._speed.pause(state.evaluation_seconds)
+
+    def _validate(self) -> bool:
+        """Whether the weights are the best so far, which are then saved."""
+        state = self.state
         val_loss = self.validate()
         if not math.isfinite(val_loss):
             raise DivergedError(
@@ -283,15 +302,10 @@ class Trainer:
             )
         best = state.best_loss is None or val_loss < state.best_loss
         if best:
-            state.best_loss, state.best_step, state.stale = val_loss, state.step, 0
+            state.best_loss, state.best_step = val_loss, state.step
             self.store.save_best(self.model, state.step, val_loss)
-        else:
-            state.stale += 1
         state.val_loss = val_loss
-        state.evaluated = state.step
-        self.report(Evaluated(state.step, val_loss, best, self._seconds()))
-        state.evaluation_seconds = time.monotonic() - begun
-        self._speed.pause(state.evaluation_seconds)
+        return best
 
     def _save(self) -> None:
         state = self.state
@@ -312,7 +326,7 @@ class Trainer:
         """Whether the weights are finite, and lead to a finite loss: the last step may have ruined them."""
         if not all(bool(torch.isfinite(parameter).all()) for parameter in self.model.parameters()):
             return False
-        if self.state.evaluated == self.state.step:
+        if self.state.evaluated == self.state.step and self.average is None:
             return True
         rng = capture_rng()
         part = next(self.batches(self.state.step).split(self.state.micro_batch))

@@ -13,6 +13,8 @@ from tests.variants import randomised, small
 from tinylm.config import ModelConfig
 from tinylm.model.build import build_model, count_parameters
 from tinylm.model.encoder_decoder import EncoderDecoder
+from tinylm.objective import sequence_to_sequence
+from tinylm.text.dataset import Batch
 
 SOURCES = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
 TARGETS = [[0, 2, 7, 1], [0, 8, 2, 8, 1, 8], [0, 4]]
@@ -74,6 +76,24 @@ def test_padding_on_either_side_changes_nothing(config: ModelConfig, padding: in
     for row, (one, target) in enumerate(zip(SOURCES, TARGETS, strict=True)):
         alone = logits_of(model, torch.tensor([target]), torch.tensor([one]))[0]
         torch.testing.assert_close(together[row, : len(target)], alone, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["route", "merge"])
+def test_padding_on_either_side_counts_in_no_balance_of_experts(mode: str) -> None:
+    """What is logged is a mean over sequences, and the loss a sum, so that both are those of the pairs one by one."""
+    model = exact(both(experts=4, experts_per_token=2, expert_mode=mode)).train()
+    source, lengths = rows_of(SOURCES, 0)
+    ids, target_lengths = rows_of(TARGETS, 0)
+    batch = Batch(ids, ids, torch.arange(ids.shape[1]) < target_lengths.unsqueeze(1), source, lengths)
+    together = sequence_to_sequence(model, batch)
+    alone = [
+        sequence_to_sequence(model, Batch(torch.tensor([t]), torch.tensor([t]), None, torch.tensor([s]), None))
+        for s, t in zip(SOURCES, TARGETS, strict=True)
+    ]
+    assert together.aux.item() == pytest.approx(sum(loss.aux.item() for loss in alone), rel=1e-12)
+    assert together.nats.item() == pytest.approx(sum(loss.nats.item() for loss in alone), rel=1e-12)
+    for name, value in together.told.items():
+        torch.testing.assert_close(value, torch.stack([loss.told[name] for loss in alone]).mean(0), rtol=1e-12, atol=0)
 
 
 @every_variant

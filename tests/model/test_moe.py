@@ -5,8 +5,9 @@ import torch.nn.functional as F
 
 from tests import reference_parts
 from tests.variants import randomised
-from tinylm.model.feedforward import FeedForward, Routing
+from tinylm.model.feedforward import FeedForward
 from tinylm.model.moe import MergedExperts, RoutedExperts
+from tinylm.model.routing import RoutingSummary, summarise
 
 E, K, D = 5, 2, 8
 BALANCE = 0.25
@@ -27,10 +28,10 @@ def probabilities(layer: RoutedExperts, x: torch.Tensor) -> np.ndarray:
     return np.array([[reference_parts.router_probabilities(row, weight) for row in rows] for rows in x.numpy()])
 
 
-def routing(layer: RoutedExperts, x: torch.Tensor) -> Routing:
+def routing(layer: RoutedExperts, x: torch.Tensor, real: torch.Tensor | None = None) -> RoutingSummary:
     told = layer.train()(x)[1]
     assert told is not None
-    return told
+    return summarise(told, real)
 
 
 @pytest.mark.parametrize("kind", [RoutedExperts, MergedExperts])
@@ -50,6 +51,17 @@ def test_the_balance_of_sequences_adds_up_so_that_accumulation_changes_nothing()
     assert routing(layer, x).balance.item() == pytest.approx(
         sum(routing(layer, x[i : i + 1]).balance.item() for i in range(3))
     )
+
+
+def test_padding_counts_in_nothing_that_is_told() -> None:
+    layer, x = experts(), tokens()
+    lengths = [7, 2, 4]
+    real = torch.arange(7) < torch.tensor(lengths).unsqueeze(1)
+    padded = routing(layer, x, real)
+    alone = [routing(layer, x[i : i + 1, :length]) for i, length in enumerate(lengths)]
+    assert padded.balance.item() == pytest.approx(sum(one.balance.item() for one in alone), rel=1e-12)
+    assert padded.entropy.item() == pytest.approx(sum(one.entropy.item() for one in alone) / 3, rel=1e-12)
+    torch.testing.assert_close(padded.shares, torch.stack([one.shares for one in alone]).mean(0), rtol=0, atol=1e-12)
 
 
 def test_nothing_is_told_once_training_is_over() -> None:

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from tinylm.model.cache import Cache, CrossCache
 from tinylm.model.dropout import Dropout
-from tinylm.model.feedforward import Routing
 from tinylm.model.position import Rotation
+from tinylm.model.routing import Routing
 
 
 class Memory(NamedTuple):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tinylm.model.mask import padding_mask
+from tinylm.model.mask import padding_mask, within
 from tinylm.model.stack import Output, Stack, Transformer
 
 
@@ -19,4 +19,5 @@ def encode(stack: Stack, x: Tensor, lengths: Tensor | None) -> Output:
     """Embedded tokens (B, T, D) through layers that see all of them but the padding after each row's length (B,)."""
     positions = torch.arange(x.shape[1], device=x.device)  # (T,)
     mask = padding_mask(lengths, x.shape[1])
-    return stack.through_layers(x, positions, [mask] * len(stack.layers))
+    real = None if lengths is None else within(lengths, x.shape[1])
+    return stack.through_layers(x, positions, [mask] * len(stack.layers), real=real)

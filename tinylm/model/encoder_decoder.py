@@ -10,7 +10,8 @@ from tinylm.model.cache import Cache, CrossCache
 from tinylm.model.decoder import Autoregressive
 from tinylm.model.encoder import encode
 from tinylm.model.mask import padding_mask
-from tinylm.model.stack import Output, Stack, together
+from tinylm.model.routing import together
+from tinylm.model.stack import Output, Stack
 
 
 class EncoderDecoder(Autoregressive):
@@ -31,15 +32,19 @@ class EncoderDecoder(Autoregressive):
         memory: Memory,
         cache: Sequence[Cache] | None = None,
         cross_cache: Sequence[CrossCache] | None = None,
+        real: Tensor | None = None,
     ) -> Output:
-        """(B, T) -> (B, T, D). With caches, ids are the tokens that follow those they hold."""
+        """(B, T) -> (B, T, D). With caches, ids are what follows the tokens they hold. real: (B, T), no padding."""
         positions, masks = self.sight(ids, cache)
-        return self.through_layers(self.embed(ids), positions, masks, cache, memory, cross_cache)
+        return self.through_layers(self.embed(ids), positions, masks, cache, memory, cross_cache, real)
 
-    def forward(self, ids: Tensor, source: Tensor, lengths: Tensor | None = None) -> Output:
-        """Both sides at once, as in training: (B, T) and (B, S) -> (B, T, D)."""
+    def forward(self, ids: Tensor, source: Tensor, lengths: Tensor | None = None, real: Tensor | None = None) -> Output:
+        """Both sides at once, as in training: (B, T) and (B, S) -> (B, T, D). lengths: (B,), of the sources.
+
+        real: (B, T), which ids are no padding.
+        """
         memory, encoded = self.encode(source, lengths)
-        decoded = self.decode(ids, memory)
+        decoded = self.decode(ids, memory, real=real)
         both = [output.routing for output in (encoded, decoded) if output.routing is not None]
         return Output(decoded.hidden, together(both) if both else None)
 

@@ -1,22 +1,11 @@
 """The position-wise feed-forward layer (seeds 000, 002, 003, 004)."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-class Routing(NamedTuple):
-    """What a mixture of experts tells of a batch of B sequences.
-
-    balance: (), the load-balancing loss, summed over sequences. entropy: (), of the router's choice, in nats, the mean
-    over tokens. shares: (E,), the part of all assignments that went to each expert.
-    """
-
-    balance: Tensor
-    entropy: Tensor
-    shares: Tensor
+from tinylm.model.routing import Routing
 
 
 class FeedForward(nn.Module):

@@ -35,7 +35,12 @@ def causal_mask(
 
 
 def padding_mask(lengths: Tensor | None, keys: int) -> Tensor | None:
-    """True where a slot is within a row's length: (B,) to (B, 1, 1, S). `None` where no row has padding."""
+    """`within` for every head and query: (B,) to (B, 1, 1, S). `None` where no row has padding."""
     if lengths is None:
         return None
-    return (torch.arange(keys, device=lengths.device) < lengths.unsqueeze(1)).view(-1, 1, 1, keys)  # (B, 1, 1, S)
+    return within(lengths, keys).view(-1, 1, 1, keys)  # (B, 1, 1, S)
+
+
+def within(lengths: Tensor, slots: int) -> Tensor:
+    """True where a slot is within a row's length: (B,) to (B, S)."""
+    return torch.arange(slots, device=lengths.device) < lengths.unsqueeze(1)  # (B, S)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from tinylm.model.feedforward import FeedForward, GatedFeedForward, Routing
+from tinylm.model.feedforward import FeedForward, GatedFeedForward
+from tinylm.model.routing import Routing
 
 Expert = FeedForward | GatedFeedForward
 
@@ -15,9 +16,7 @@ class RoutedExperts(nn.Module):
     """sum over the K likeliest experts of p_e expert_e(x), where p = softmax(x R^T), renormalised among the K.
 
     A single expert keeps its p_e, through which alone the router learns (Fedus et al. 2021).
-    The work grows with K, not with the number of experts. Training adds E sum_e f_e P_e a sequence, times `balance`, to
-    the loss: f_e is the part of the sequence's assignments that went to e, and P_e its mean probability (Fedus et al.
-    2021).
+    The work grows with K, not with the number of experts. `balance` is the weight of the load-balancing loss.
     """
 
     def __init__(self, width: int, experts: Sequence[Expert], per_token: int, balance: float) -> None:
@@ -35,20 +34,11 @@ class RoutedExperts(nn.Module):
             weights = weights / weights.sum(dim=-1, keepdim=True)
         mixture = _Mixture(weights.flatten(0, 1), chosen.flatten(0, 1), len(self.experts), skip_idle=not self.training)
         y = self._combine(x.flatten(0, 1), mixture).view_as(x)  # (B, T, D)
-        return y, self._routing(probabilities, chosen) if self.training else None
+        return y, Routing(probabilities, chosen, self.balance) if self.training else None
 
     def _combine(self, x: Tensor, mixture: "_Mixture") -> Tensor:
         """(N, D) -> (N, D)"""
         return mixture(x, lambda expert, rows: self.experts[expert](rows)[0])
-
-    def _routing(self, probabilities: Tensor, chosen: Tensor) -> Routing:
-        n_experts = len(self.experts)
-        assigned = chosen.flatten(1)  # (B, T*K)
-        counts = probabilities.new_zeros(len(chosen), n_experts)  # (B, E)
-        shares = counts.scatter_add(1, assigned, torch.ones_like(assigned, dtype=counts.dtype)) / assigned.shape[1]
-        balance = n_experts * (shares * probabilities.mean(dim=1)).sum()
-        entropy = -torch.special.xlogy(probabilities, probabilities).sum(dim=-1).mean()
-        return Routing(self.balance * balance, entropy.detach(), shares.mean(dim=0))
 
 
 class MergedExperts(RoutedExperts):

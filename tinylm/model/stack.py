@@ -3,22 +3,21 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tinylm.model.block import Memory
 from tinylm.model.cache import Cache, CrossCache
 from tinylm.model.dropout import Dropout
-from tinylm.model.feedforward import Routing
 from tinylm.model.position import Position
+from tinylm.model.routing import RoutingSummary, summarise, together
 
 
 class Output(NamedTuple):
-    """hidden: (B, T, D). routing: what mixtures of experts tell, the mean over layers but the sum of their losses."""
+    """hidden: (B, T, D). routing: what mixtures of experts tell in training."""
 
     hidden: Tensor
-    routing: Routing | None = None
+    routing: RoutingSummary | None = None
 
     @property
     def aux(self) -> Tensor:
@@ -44,11 +43,15 @@ class Stack(nn.Module):
         cache: Sequence[Cache] | None = None,
         memory: Memory | None = None,
         cross_cache: Sequence[CrossCache] | None = None,
+        real: Tensor | None = None,
     ) -> Output:
-        """Embedded tokens (B, T, D) at positions (T,) or (B, T), with a mask a layer."""
+        """Embedded tokens (B, T, D) at positions (T,) or (B, T), with a mask a layer.
+
+        real: (B, T), which of them are no padding, and count in what is told of routing.
+        """
         x = self.dropout(self.position.add(x, positions))
         rotation = self.position.rotation(positions)
-        told: list[Routing] = []
+        told: list[RoutingSummary] = []
         for index, layer in enumerate(self.layers):
             x, routing = layer(
                 x,
@@ -59,14 +62,8 @@ class Stack(nn.Module):
                 cross_cache[index] if cross_cache else None,
             )
             if routing is not None:
-                told.append(routing)
+                told.append(summarise(routing, real))
         return Output(self.norm(x), together(told) if told else None)
-
-
-def together(told: list[Routing]) -> Routing:
-    """Of several layers: the mean of what they tell, and the sum of their losses."""
-    balance, entropy, shares = (torch.stack(values) for values in zip(*told, strict=True))
-    return Routing(balance.sum(), entropy.mean(), shares.mean(dim=0))
 
 
 class Transformer(Stack):

@@ -5,15 +5,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests import reference
+from tests import reference, reference_parts
 from tests.variants import randomised, small
 from tinylm import objective
 from tinylm.config import ModelConfig
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
-from tinylm.model.feedforward import Routing
+from tinylm.model.routing import RoutingSummary
 from tinylm.model.stack import Output
-from tinylm.objective import Loss, next_token
+from tinylm.objective import Loss, masked_token, next_token, sequence_to_sequence
 from tinylm.text.dataset import Batch
 
 
@@ -51,6 +51,37 @@ def test_the_loss_is_the_formula_summed_over_what_is_scored(
     assert loss.nats.item() == pytest.approx(expected_nats(model, config, batch), rel=1e-12)
     assert loss.scored == (21 if batch.mask is None else int(batch.mask.sum()))
     assert loss.aux.item() == 0
+
+
+ALL = ("decoder", "encoder", "encoder-decoder")
+
+
+@pytest.mark.parametrize("architecture", ALL)
+def test_smoothed_targets_cost_what_the_formula_says(architecture: str) -> None:
+    sides = {"architecture": architecture, "encoder_layers": 1 if architecture == "encoder-decoder" else None}
+    config = small(**sides)
+    model, batch = randomised(build_model(config)).double(), batch_of(config, 2, 6, 0.5)
+    weights = {name: value.detach().numpy() for name, value in model.named_parameters()}
+    source = [3, 1, 4]
+    if architecture == "encoder-decoder":
+        batch = Batch(batch.ids, batch.targets, batch.mask, torch.tensor([source] * 2), torch.tensor([3, 3]))
+    expected = 0.0
+    assert batch.mask is not None
+    for ids, targets, scored in zip(batch.ids.tolist(), batch.targets.tolist(), batch.mask.tolist(), strict=True):
+        match architecture:
+            case "decoder":
+                logits = reference.decoder_logits(weights, config, ids, table=np.float32)
+            case "encoder":
+                logits = reference_parts.encoder_logits(weights, config, ids, len(ids), table=np.float32)
+            case _:
+                logits = reference_parts.encoder_decoder_logits(weights, config, source, ids, table=np.float32)
+        expected += sum(
+            reference_parts.label_smoothed(row, target, 0.2)
+            for row, target, counts in zip(logits, targets, scored, strict=True)
+            if counts
+        )
+    objectives = dict(zip(ALL, (next_token, masked_token, sequence_to_sequence), strict=True))
+    assert objectives[architecture](model, batch, 0.2).nats.item() == pytest.approx(expected, rel=1e-12)
 
 
 def gradients(model: Decoder, loss: Loss) -> dict[str, Tensor]:
@@ -115,7 +146,7 @@ class Half(torch.nn.Module):
     def __call__(self, ids: Tensor, cache: object = None) -> Output:
         return Output(
             torch.nn.functional.one_hot(ids, 13).bfloat16() * 3,
-            Routing(torch.full((), 0.5), torch.zeros(()), torch.zeros(2)),
+            RoutingSummary(torch.full((), 0.5), torch.zeros(()), torch.zeros(2)),
         )
 
     def logits(self, hidden: Tensor) -> Tensor:

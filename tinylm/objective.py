@@ -1,6 +1,7 @@
 """What a model is trained to do: an objective takes a model and a batch and returns a Loss.
 
-Sums, not means: the trainer divides once, by all that a step scored, so that accumulation changes nothing.
+Sums, not means: the trainer divides once, by all that a step scored, so that accumulation changes nothing. Smoothing
+by s makes -log p(target) into -(1 - s) log p(target) - s / V sum_v log p(v) (Szegedy et al. 2016).
 """
 
 from typing import NamedTuple, Protocol
@@ -43,25 +44,22 @@ class Objective(Protocol):
     def __call__(self, model: LanguageModel, batch: Batch) -> Loss: ...
 
 
-def next_token(model: LanguageModel, batch: Batch) -> Loss:
+def next_token(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:
     """-sum log p(target | tokens before it) (seeds 002, 004)."""
-    return _loss(model, model(batch.ids), batch)
+    return _loss(model, model(batch.ids), batch, smoothing)
 
 
-def masked_token(model: LanguageModel, batch: Batch) -> Loss:
+def masked_token(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:
     """-sum log p(target | the rest of the text, in which it was covered) (seed 004; Devlin et al. 2019)."""
-    return _loss(model, model(batch.ids), batch)
+    return _loss(model, model(batch.ids), batch, smoothing)
 
 
 def sequence_to_sequence(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:
-    """-sum log p(target | source, targets before it), by teacher forcing (seed 004).
-
-    With smoothing s, -(1 - s) log p(target) - s / V sum_v log p(v) (Szegedy et al. 2016).
-    """
-    return _loss(model, model(batch.ids, batch.source, batch.source_lengths), batch, smoothing)
+    """-sum log p(target | source, targets before it), by teacher forcing (seed 004)."""
+    return _loss(model, model(batch.ids, batch.source, batch.source_lengths, batch.mask), batch, smoothing)
 
 
-def _loss(model: LanguageModel, output: Output, batch: Batch, smoothing: float = 0.0) -> Loss:
+def _loss(model: LanguageModel, output: Output, batch: Batch, smoothing: float) -> Loss:
     hidden, targets = output.hidden.flatten(0, 1), batch.targets.flatten()  # (B*T, D), (B*T,)
     if batch.mask is not None:
         scored = batch.mask.flatten()

@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from tinylm.config import ModelConfig, count, one_of
+from tinylm.config import ModelConfig, count, flag, one_of
+from tinylm.errors import UsageError
 
 PRESETS: dict[str, dict[str, Any]] = {
     # The shape of Qwen3, which other tools can run.
@@ -70,7 +71,25 @@ def make_model_config(*, vocab_size: int, preset: str, size: str, **choices: Any
         values["local_layers"] = tuple(range(0, values["layers"], 2))
     if values.get("architecture") == "encoder-decoder":
         values.setdefault("encoder_layers", values["layers"])
-    return ModelConfig(vocab_size=vocab_size, **values)
+    config = ModelConfig(vocab_size=vocab_size, **values)
+    _refuse_idle(config, choices)
+    return config
+
+
+def _refuse_idle(config: ModelConfig, choices: dict[str, Any]) -> None:
+    """Raises UsageError for a choice of which nothing would come in this model."""
+    idle = {
+        "relative_clip": (config.position != "relative", "--position relative"),
+        "rope_theta": (config.position != "rope", "--position rope"),
+        "experts_per_token": (config.experts == 1, "--experts"),
+        "expert_mode": (config.experts == 1, "--experts"),
+        "expert_balance": (config.experts == 1, "--experts"),
+        "norm_gain": (config.norm == "none", "a --norm"),
+        "norm_bias": (config.norm == "none", "a --norm"),
+    }
+    for name, (is_idle, needed) in idle.items():
+        if is_idle and choices.get(name) is not None:
+            raise UsageError(f"{flag(name)} is for models with {needed}; add that, or leave it out.")
 
 
 def _heads_for(width: int, wanted: int, kv_heads: int | None, in_pairs: bool) -> int:

@@ -32,10 +32,10 @@ class Task(Protocol):
 class NextToken:
     """Each token from those before it, in windows of the text."""
 
-    objective: Objective = staticmethod(next_token)
     score: Objective = staticmethod(next_token)
 
     def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
+        self.objective: Objective = functools.partial(next_token, smoothing=training.label_smoothing)
         self._val = tokens.val
         self._context = model.context
         self.batch = Windows(tokens.train, model.context, training.batch_size, training.seed).batch
@@ -48,10 +48,10 @@ class NextToken:
 class MaskedToken:
     """Covered tokens from the rest of a window of the text."""
 
-    objective: Objective = staticmethod(masked_token)
     score: Objective = staticmethod(masked_token)
 
     def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
+        self.objective: Objective = functools.partial(masked_token, smoothing=training.label_smoothing)
         self._val = tokens.val
         self._context = model.context
         self._covering = {"mask": tokenizer.mask, "vocab_size": tokenizer.vocab_size}

@@ -80,8 +80,12 @@ def test_text_that_looks_like_a_mask_is_text_to_train_on(here: Path) -> None:
     ("options", "words"),
     [
         (("-p", "no mask"), "The prompt has no <mask> to fill"),
-        (("-p", "a <mask>", "--stream"), "--stream is for models that write from left to right"),
+        (
+            ("-p", "a <mask>", "--stream"),
+            "An encoder fills all masks at once, each with its likeliest guess: leave out --stream.",
+        ),
         (("-p", "a <mask>", "--beams", 3), "leave out --beams"),
+        (("-p", "a <mask>", "-t", 1, "--no-cache"), "leave out --temperature, --no-cache"),
         (("-p", "a <mask>é"), "'é' (U+00E9)"),
         (("-p", "<mask>" * 17), "The prompt has 17 tokens, and the model sees 16"),
     ],
@@ -183,12 +187,13 @@ def test_a_malformed_line_is_named_and_nothing_is_left(line: str, here: Path) ->
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--stream",), "--stream is for text that is written from left to right"),
+        (("--stream",), "and printed once it is whole: leave out --stream."),
         (("--beams", 0), "--beams is 0"),
         (("--length-penalty", "1e9"), "--length-penalty is 1000000000.0; it must be from -10 to 10"),
         (("--length-penalty", "nan"), "--length-penalty is nan"),
-        (("--beams", 2, "-t", 1), "give one of them"),
-        (("--num-samples", 2), "--num-samples needs a --temperature above 0"),
+        (("--beams", 2, "-t", 1), "targets are drawn and not searched for: leave out --beams."),
+        (("--num-samples", 2), "unless there is a --temperature: leave out --num-samples."),
+        (("--top-k", 3, "--repeat-penalty", 2), "leave out --top-k, --repeat-penalty."),
     ],
 )
 def test_what_an_encoder_decoder_cannot_do_is_said(options: tuple[object, ...], words: str, translator: Path) -> None:
@@ -202,7 +207,8 @@ def test_a_long_source_is_cut_with_a_word_or_refused(translator: Path) -> None:
 
 
 def test_options_of_targets_are_refused_for_text(run: Path, here: Path) -> None:
-    refused(tinylm("sample", "-m", run, "--beams", 2), 2, "--beams is for encoder-decoder models")
+    refused(tinylm("sample", "-m", run, "--beams", 2), 2, "searches for no target: leave out --beams.")
+    refused(tinylm("sample", "-m", run, "--length-penalty", 2), 2, "leave out --length-penalty.")
     refused(tinylm("eval", "-m", run, "--beams", 2), 2, "are for encoder-decoder models")
 
 

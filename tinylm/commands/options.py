@@ -99,6 +99,11 @@ def refuse_with(invocation: typer.Context, reason: str, *groups: Any) -> None:
         raise UsageError(f"{reason} fixes {', '.join(names)}; leave that out, or leave out {reason}.")
 
 
+def typed(invocation: typer.Context, *groups: Any) -> frozenset[str]:
+    """The names of the groups' options that were typed with a value of their own."""
+    return frozenset(name for group in groups for name in given(group) if _typed(invocation, name))
+
+
 def _typed(invocation: typer.Context, name: str) -> bool:
     source = invocation.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"

@@ -4,10 +4,12 @@ import secrets
 import time
 from typing import Annotated
 
+import typer
+
 from tinylm.commands.fill_masks import fill_masks
 from tinylm.commands.model import AdapterPaths, ModelPath, OpenModel, choose_where, open_model
-from tinylm.commands.options import MachineOptions, OutputOptions, SeedOptions, option, with_groups
-from tinylm.commands.sampling import ChoiceOptions, LengthOptions, PromptOptions, read_prompts
+from tinylm.commands.options import MachineOptions, OutputOptions, SeedOptions, option, typed, with_groups
+from tinylm.commands.sampling import ChoiceOptions, LengthOptions, PromptOptions, Request, read_prompts
 from tinylm.commands.write_on import BETWEEN_SAMPLES, write_on
 from tinylm.commands.write_targets import write_targets
 from tinylm.console import Console
@@ -16,6 +18,7 @@ from tinylm.errors import UsageError
 
 @with_groups
 def sample(
+    invocation: typer.Context,
     model: ModelPath = None,
     adapter: AdapterPaths = None,
     quantize: Annotated[
@@ -55,6 +58,7 @@ def sample(
     if quantize == "int8":
         quantize_int8(opened.network)
     chosen_seed = secrets.randbits(32) if seed.seed is None else seed.seed
+    chosen = typed(invocation, prompt, choice, length) | (frozenset() if cache else {"no_cache"})
     begun = time.monotonic()
     written = 0
     for number, one in enumerate(prompts):
@@ -63,21 +67,12 @@ def sample(
             set_strength(layers, strength if name == one.adapter else 0.0)
         if number and not console.as_json and isinstance(opened.network, Decoder):
             console.result(BETWEEN_SAMPLES.strip("\n"))
-        written += _answer(console, opened, one.text, prompt, choice, length, chosen_seed, cache)
+        written += _answer(console, opened, Request(one, prompt, choice, length, chosen_seed, cache, chosen))
     seconds = time.monotonic() - begun
     console.note(f"{written} tokens in {seconds:.2f} s, {written / max(seconds, 1e-9):.0f} a second.")
 
 
-def _answer(
-    console: Console,
-    opened: OpenModel,
-    text: str,
-    prompt: PromptOptions,
-    choice: ChoiceOptions,
-    length: LengthOptions,
-    seed: int,
-    cache: bool,
-) -> int:
+def _answer(console: Console, opened: OpenModel, request: Request) -> int:
     """Do with a prompt what the model is for; returns how many tokens were written."""
     from tinylm.model.decoder import Decoder
     from tinylm.model.encoder import Encoder
@@ -85,16 +80,10 @@ def _answer(
 
     match opened.network:
         case Decoder() as decoder:
-            _refuse_beams(choice)
-            return write_on(console, decoder, opened, text, prompt, choice, length, seed, cache)
+            return write_on(console, decoder, opened, request)
         case Encoder() as encoder:
-            return fill_masks(console, encoder, opened, text, prompt, choice, length)
+            return fill_masks(console, encoder, opened, request)
         case EncoderDecoder() as translator:
-            return write_targets(console, translator, opened, text, prompt, choice, length, seed)
+            return write_targets(console, translator, opened, request)
         case _:
             raise UsageError(f"{opened.path} is of a kind that tinylm sample does not know.")
-
-
-def _refuse_beams(choice: ChoiceOptions) -> None:
-    if choice.beams is not None:
-        raise UsageError("--beams is for encoder-decoder models, which have a best target; leave it out.")

@@ -1,11 +1,13 @@
 """What tinylm sample is told: prompt, choice of tokens, and text; shared by what each kind of model does with it."""
 
 import sys
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tinylm.commands.options import option
+from tinylm.config import flag
 from tinylm.console import Console
 from tinylm.errors import UsageError
 
@@ -24,7 +26,7 @@ class PromptOptions:
     prompt_file: Annotated[Path | None, option("A file with that text.", PROMPT, "FILE", "--prompt-file", "-f")] = None
     unknown: Annotated[str, option("What to do with characters the model never saw.", PROMPT, "error|skip")] = "error"
     strict: Annotated[
-        bool, option("Refuse a prompt longer than the context, instead of keeping its tail.", PROMPT, None, "--strict")
+        bool, option("Refuse a prompt longer than the context, instead of reading what fits.", PROMPT, None, "--strict")
     ] = False
 
 
@@ -128,6 +130,29 @@ def read_prompts(options: PromptOptions) -> list[Prompt]:
     if not prompts:
         raise UsageError(f"{options.prompt_file} has no prompt in it; write one a line.")
     return prompts
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt, and all that was said about how to answer it. `typed` has the options that were, by name."""
+
+    prompt: Prompt
+    reading: PromptOptions
+    choice: ChoiceOptions
+    length: LengthOptions
+    seed: int
+    cache: bool
+    typed: Set[str]
+
+    def refuse(self, *names: str, because: str) -> None:
+        """Raises UsageError for options that were typed and that nothing would come of."""
+        found = [flag(name) for name in names if name in self.typed]
+        if found:
+            raise UsageError(f"{because}: leave out {', '.join(found)}.")
+
+    def record(self, **values: Any) -> dict[str, Any]:
+        """An answer for --json."""
+        return {**values, **({} if self.prompt.adapter is None else {"adapter": self.prompt.adapter})}
 
 
 def known_part(console: Console, text: str, tokenizer: "Tokenizer", unknown: str, name: str = "The prompt") -> str:

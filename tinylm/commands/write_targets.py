@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tinylm.commands.model import OpenModel
-from tinylm.commands.sampling import ChoiceOptions, LengthOptions, PromptOptions, known_part
+from tinylm.commands.sampling import ChoiceOptions, Request, known_part
 from tinylm.console import Console
 from tinylm.errors import UsageError
 
@@ -16,41 +16,34 @@ if TYPE_CHECKING:
 BEAMS = 5
 SOURCES_AT_ONCE = 32
 LARGEST_PENALTY = 10
+DRAWING = ("top_k", "top_p", "min_p", "repeat_penalty", "num_samples")
 
 
-def write_targets(
-    console: Console,
-    network: "EncoderDecoder",
-    opened: OpenModel,
-    text: str,
-    prompt: PromptOptions,
-    choice: ChoiceOptions,
-    length: LengthOptions,
-    seed: int,
-) -> int:
+def write_targets(console: Console, network: "EncoderDecoder", opened: OpenModel, request: Request) -> int:
     """Print a target a line for each line of the prompt, in order; returns how many tokens they have.
 
     The best that a search finds, or with a temperature one drawn at random.
     """
-    if length.stream:
-        raise UsageError("--stream is for text that is written from left to right; a target is searched for whole.")
-    tokenizer = opened.tokenizer
+    choice, length, seed, tokenizer = request.choice, request.length, request.seed, opened.tokenizer
+    drawn = choice.temperature is not None and choice.temperature > 0
+    request.refuse("stream", "no_cache", because="A target is found with a cache, and printed once it is whole")
+    if drawn:
+        request.refuse(
+            "beams", "length_penalty", because="With a --temperature, targets are drawn and not searched for"
+        )
+    else:
+        request.refuse(*DRAWING, because="A search finds the same target every time, unless there is a --temperature")
     lines = [
-        known_part(console, line, tokenizer, prompt.unknown, f"Source {number}").strip()
-        for number, line in enumerate(text.split("\n"), start=1)
+        known_part(console, line, tokenizer, request.reading.unknown, f"Source {number}").strip()
+        for number, line in enumerate(request.prompt.text.split("\n"), start=1)
     ]
     sources = [[int(i) for i in tokenizer.encode(line)] for line in lines]
-    _check_lengths(console, sources, network.context, prompt.strict)
+    _check_lengths(console, sources, network.context, request.reading.strict)
     sources = [source[: network.context - 1] for source in sources]
     most = min(length.max_tokens, network.context)
-    drawn = choice.temperature is not None and choice.temperature > 0
-    if drawn and choice.beams is not None:
-        raise UsageError("--beams searches for the best target, and --temperature draws one; give one of them.")
     check_search(BEAMS if choice.beams is None else choice.beams, choice.length_penalty)
     if drawn:
         console.note(f"Seed {seed}.")
-    elif length.num_samples > 1:
-        raise UsageError("--num-samples needs a --temperature above 0: a search finds the same target every time.")
     written = 0
     for line, found in zip(
         (line for line in lines for _ in range(length.num_samples)),
@@ -65,7 +58,7 @@ def write_targets(
         written += len(found.tokens)
         if console.as_json:
             reason = "stop" if stops else "end" if found.ended else "length"
-            console.record(_record(line, target, found, seed, reason))
+            console.record(request.record(**_record(line, target, found, seed, reason)))
         else:
             console.result((f"{line}\t" if length.echo else "") + target.replace("\n", " "))
     return written

@@ -245,7 +245,7 @@ def test_the_learning_rate_ends_at_a_tenth_unless_the_recipe_or_the_user_says_wh
     assert planned(model={"preset": "gpt2"}, training={"lr": 0.5}).training.min_lr == pytest.approx(0.05)
     assert planned(model={"preset": "gpt2"}, training={"min_lr": 0.0}).training.min_lr == 0
     assert planned(model={"preset": "modern"}).training.min_lr == 0
-    assert planned(recipe="lora", base=small(vocab_size=100)).training.weight_decay == 0
+    assert planned(recipe="adapter", base=small(vocab_size=100)).training.weight_decay == 0
 
 
 @pytest.mark.parametrize(("warmup_steps", "warmup"), [(0, 0.0), (5, 0.05), (100, 1.0), (None, 0.02)])

@@ -314,14 +314,14 @@ class TokenizerConfig:
 class AdapterConfig:
     """An adapter, lora or bottleneck, and the base it was made for: its folder, and the digest of its weights.
 
-    `rank` is the inner width of either kind; the fields after `targets` are a lora's alone.
+    `rank` is the inner width of either kind; `alpha` and the fields after `targets` are a lora's alone.
     """
 
     kind: str = "lora"
     base: str
     base_digest: str
     rank: int
-    alpha: float
+    alpha: float = 1.0
     dropout: float
     targets: tuple[str, ...]
     rank_stabilised: bool = False

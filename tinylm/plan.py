@@ -39,13 +39,13 @@ RECIPES: dict[str, dict[str, Any]] = {
         "weight_decay": 0.0,
         "min_lr": 0.0,
     },
-    "lora": {"schedule": "linear", "beta2": 0.99, "warmup": 0.05, "min_lr": 0.0, "weight_decay": 0.0},
+    "adapter": {"schedule": "linear", "beta2": 0.99, "warmup": 0.05, "min_lr": 0.0, "weight_decay": 0.0},
 }
 
 
 # Learning rates: at a width of 128, and the power of the width by which they fall. 0.001 at a width of 384 for gpt2, as
 # nanoGPT has it.
-LEARNING_RATES = {"modern": (3e-3, 0.5), "gpt2": (3e-3, 1.0), "original": (1e-3, 1.0), "lora": (2e-3, 0.0)}
+LEARNING_RATES = {"modern": (3e-3, 0.5), "gpt2": (3e-3, 1.0), "original": (1e-3, 1.0), "adapter": (2e-3, 0.0)}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tinylm.adapters.lora import (
     LoRALinear,
     add_lora,
     check_merged,
-    check_targets,
+    largest_rank,
     merge_lora,
     module_names,
     peft_config,
@@ -25,7 +25,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 
-EVERYWHERE = module_names(["attention", "mlp"])
+EVERYWHERE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 12]])
 
 
@@ -182,13 +182,13 @@ def test_a_is_drawn_from_the_seed_and_nothing_else_is() -> None:
     ],
 )
 def test_words_stand_for_projections(words: list[str], names: tuple[str, ...]) -> None:
-    assert module_names(words) == names
+    assert module_names(words, build_model(small())) == names
 
 
 @pytest.mark.parametrize("words", [["brain"], ["query,"], [""], ["Query"]])
 def test_other_words_are_refused_with_those_there_are(words: list[str]) -> None:
     with pytest.raises(UsageError, match=f"--target .* is not known; choose from: {', '.join(TARGETS)}."):
-        module_names(words)
+        module_names(words, build_model(small()))
 
 
 @pytest.mark.parametrize("word", TARGETS)
@@ -201,7 +201,7 @@ def test_a_target_adapts_these_projections_of_every_layer_and_no_other(word: str
     if not expected:
         assert word == "router"
         return
-    assert set(add_lora(model, settings(targets=module_names([word])))) == expected
+    assert set(add_lora(model, settings(targets=TARGETS[word]))) == expected
     assert set(adapter_layers(model)) == expected
     assert sum("layers." in name for name in expected) % 2 == 0  # two layers
 
@@ -214,12 +214,21 @@ def test_a_target_that_is_not_in_the_model_is_refused() -> None:
 def test_experts_and_a_router_are_targets_of_a_mixture_alone() -> None:
     mixture, dense = build_model(small(experts=3)), build_model(small())
     for words in (["experts"], ["query", "router"]):
-        check_targets(words, mixture)
+        assert module_names(words, mixture)
         with pytest.raises(UsageError, match="is for a mixture of experts, and this model is dense"):
-            check_targets(words, dense)
-    check_targets(["mlp", "all"], dense)
-    layers = add_lora(mixture, settings(targets=module_names(["experts", "router"])))
+            module_names(words, dense)
+    assert module_names(["mlp", "all"], dense)
+    layers = add_lora(mixture, settings(targets=module_names(["experts", "router"], mixture)))
     assert len(layers) == 2 * (3 * 3 + 1)
+
+
+@pytest.mark.parametrize("targets, rank", [(("router",), 3), (("q_proj", "router"), 16), (("k_proj",), 8)])
+def test_the_largest_rank_is_that_of_the_largest_matrix(targets: tuple[str, ...], rank: int) -> None:
+    model = build_model(small(experts=3, kv_heads=2))
+    assert largest_rank(model, targets) == rank
+    add_lora(model, settings(rank=rank, targets=targets))
+    with pytest.raises(UsageError, match=f"a rank of at most {rank}"):
+        add_lora(build_model(small(experts=3, kv_heads=2)), settings(rank=rank + 1, targets=targets))
 
 
 MODELS = {"tied": small(), "untied": small(tie=False), "experts": small(experts=3)}
@@ -228,7 +237,7 @@ MODELS = {"tied": small(), "untied": small(tie=False), "experts": small(experts=
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS.keys())
 def test_every_matrix_can_be_adapted_and_merged_and_taken_out_again(config: ModelConfig) -> None:
     """The embedding as well, and where the output shares it, the output with it."""
-    everything = settings(targets=module_names(["all"]))
+    everything = settings(targets=TARGETS["all"])
     base, model = exact(config), adapted(config, everything)
     before, original = logits(model), logits(base)
     assert not torch.allclose(before, original, atol=1e-3)
@@ -339,8 +348,12 @@ def test_tensors_of_another_adapter_are_refused_and_change_nothing(how: str) -> 
     assert torch.equal(logits(model), before)
 
 
-def test_pefts_configuration_says_what_was_trained() -> None:
-    config = peft_config(settings(rank=4, alpha=6.0, dropout=0.1, targets=("q_proj",)))
+@pytest.mark.parametrize(
+    "architecture, task", [("decoder", "CAUSAL_LM"), ("encoder", None), ("encoder-decoder", "SEQ_2_SEQ_LM")]
+)
+def test_pefts_configuration_says_what_was_trained(architecture: str, task: str | None) -> None:
+    config = peft_config(settings(rank=4, alpha=6.0, dropout=0.1, targets=("q_proj",)), architecture)
+    assert config["task_type"] == task
     assert (config["r"], config["lora_alpha"], config["lora_dropout"]) == (4, 6.0, 0.1)
     assert config["target_modules"] == ["q_proj"]
     assert config["peft_type"] == "LORA"

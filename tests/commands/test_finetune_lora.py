@@ -5,7 +5,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.shell import copied, done, misused, records, refused, same_tensors, snapshot, story, tinylm
+from tests.shell import TINY, copied, done, misused, records, refused, same_tensors, snapshot, story, tinylm
 from tinylm.adapters.load import WantedAdapter, load_adapted
 from tinylm.checkpoint import load_model, read_config
 
@@ -204,6 +204,12 @@ def test_dry_run_writes_nothing(second: Path, run: Path, here: Path) -> None:
     result = done("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, "--dry-run")
     assert "adapter:   rank 8 on q_proj, k_proj, v_proj, o_proj: " in result.stdout
     assert snapshot(here) == before
+
+
+def test_the_default_rank_is_one_that_a_small_router_has(second: Path, shelf: Path, here: Path) -> None:
+    done("train", shelf / "one.txt", "-o", "mix", "--steps", 1, "--experts", 3, *TINY)
+    result = done("finetune-lora", second, "-m", "mix", "-o", "ad", *SHORT, "--target", "router", "--dry-run")
+    assert "adapter:   rank 3 on router: " in result.stdout
 
 
 @pytest.mark.parametrize("rank", [17, 100_000])

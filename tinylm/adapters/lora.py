@@ -108,21 +108,31 @@ class LoRAEmbedding(Adapter):
         return {"lora_embedding_A": self.lora_embedding_A, "lora_embedding_B": self.lora_embedding_B}
 
 
-def module_names(targets: Iterable[str]) -> tuple[str, ...]:
-    """The modules that names such as attention or query,value stand for. Raises UsageError for others."""
-    names: list[str] = []
-    for target in (word.strip() for item in targets for word in item.split(",")):
+def module_names(targets: Iterable[str], model: nn.Module) -> tuple[str, ...]:
+    """The modules that names such as attention or query,value stand for.
+
+    Raises UsageError for others, and for experts or a router by name in a model that has none.
+    """
+    asked = [word.strip() for item in targets for word in item.split(",")]
+    for target in asked:
         if target not in TARGETS:
             raise UsageError(f"--target {target!r} is not known; choose from: {', '.join(TARGETS)}.")
-        names += TARGETS[target]
-    return tuple(dict.fromkeys(names))
+    mixed = sorted({"experts", "router"}.intersection(asked))
+    if mixed and not any(isinstance(module, RoutedExperts) for module in model.modules()):
+        raise UsageError(f"--target {', '.join(mixed)} is for a mixture of experts, and this model is dense.")
+    return tuple(dict.fromkeys(name for target in asked for name in TARGETS[target]))
 
 
-def check_targets(targets: Iterable[str], model: nn.Module) -> None:
-    """Raises UsageError when experts or a router are asked for by name in a model that has none."""
-    asked = {word.strip() for item in targets for word in item.split(",")} & {"experts", "router"}
-    if asked and not any(isinstance(module, RoutedExperts) for module in model.modules()):
-        raise UsageError(f"--target {', '.join(sorted(asked))} is for a mixture of experts, and this model is dense.")
+def _is_target(name: str, module: nn.Module, targets: tuple[str, ...]) -> bool:
+    return name.rpartition(".")[2] in targets and not isinstance(module, nn.ModuleList)
+
+
+def largest_rank(model: nn.Module, targets: tuple[str, ...]) -> int:
+    """The most that any target's matrix can have. Raises UsageError when the model has no such target."""
+    found = [module for name, module in model.named_modules() if _is_target(name, module, targets)]
+    if not found:
+        raise UsageError(f"--target {', '.join(targets)} names nothing in this model.")
+    return max(min(module.weight.shape) for module in found)
 
 
 def add_lora(model: nn.Module, config: AdapterConfig, seed: int = 0) -> dict[str, Adapter]:
@@ -132,14 +142,7 @@ def add_lora(model: nn.Module, config: AdapterConfig, seed: int = 0) -> dict[str
     new layers by name. Raises UsageError when the model has no such target, and for a rank that none can have.
     """
     model.requires_grad_(False)
-
-    def is_target(name: str, module: nn.Module) -> bool:
-        return name.rpartition(".")[2] in config.targets and not isinstance(module, nn.ModuleList)
-
-    targets = [module for name, module in model.named_modules() if is_target(name, module)]
-    if not targets:
-        raise UsageError(f"--target {', '.join(config.targets)} names nothing in this model.")
-    largest = max(min(module.weight.shape) for module in targets)
+    largest = largest_rank(model, config.targets)
     if config.rank > largest:
         raise UsageError(f"--rank is {config.rank}; the matrices it is for have a rank of at most {largest}.")
 
@@ -160,7 +163,7 @@ def add_lora(model: nn.Module, config: AdapterConfig, seed: int = 0) -> dict[str
 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        replace_modules(model, is_target, wrap)
+        replace_modules(model, lambda name, module: _is_target(name, module, config.targets), wrap)
     return made
 
 
@@ -200,11 +203,14 @@ def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -
     return difference, change
 
 
-def peft_config(config: AdapterConfig) -> dict[str, Any]:
+PEFT_TASKS = {"decoder": "CAUSAL_LM", "encoder": None, "encoder-decoder": "SEQ_2_SEQ_LM"}
+
+
+def peft_config(config: AdapterConfig, architecture: str) -> dict[str, Any]:
     """adapter_config.json as PEFT writes it for a LoRA."""
     return {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": PEFT_TASKS[architecture],
         "base_model_name_or_path": config.base,
         "r": config.rank,
         "lora_alpha": config.alpha,

@@ -1,13 +1,14 @@
 """tinylm finetune-adapter: bend a model to a second text with small layers between its own."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from tinylm.commands.finetuning import ADAPTER, AdapterRunOptions, Corpus, Resume, Settings, finetune
+from tinylm.commands.finetuning import ADAPTER, AdapterRunOptions, Base, Corpus, Resume, finetune
 from tinylm.commands.model import ModelPath
 from tinylm.commands.options import LearningOptions, option, with_groups
+from tinylm.config import AdapterConfig
 from tinylm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,27 +17,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BottleneckOptions:
+    suffix: ClassVar[str] = "-adapter"
+
     bottleneck: Annotated[int, option("Features inside each adapter (default: 16).", ADAPTER, "N")] = 16
     dropout: Annotated[
         float, option("Share of an adapter's inputs dropped in training (default: 0).", ADAPTER, "X")
     ] = 0.0
 
-    def settings(self) -> Settings:
+    def config(self, model: "Transformer", base: Base) -> AdapterConfig:
         from tinylm.adapters.bottleneck import SUBLAYERS
 
-        fields = {
-            "kind": "bottleneck",
-            "rank": self.bottleneck,
-            "alpha": 1.0,
-            "dropout": self.dropout,
-            "targets": SUBLAYERS,
-        }
-        return Settings("-adapter", fields, self._check, lambda config: None)
-
-    def _check(self, model: "Transformer") -> None:
         width = model.embedding.weight.shape[1]
         if not 1 <= self.bottleneck <= width:
             raise UsageError(f"--bottleneck is {self.bottleneck}; it must be from 1 to the model's width, {width}.")
+        return AdapterConfig(**base, kind="bottleneck", rank=self.bottleneck, dropout=self.dropout, targets=SUBLAYERS)
+
+    def peft_config(self, adapter: AdapterConfig, architecture: str) -> None:
+        return None
 
 
 @with_groups
@@ -51,6 +48,4 @@ def finetune_adapter(
     learning: LearningOptions,
 ) -> None:
     """Train a small layer after each sublayer of a frozen model on a second text (Houlsby et al. 2019)."""
-    finetune(
-        invocation, corpus, model, resume, run, bottleneck, learning, bottleneck.settings, "tinylm finetune-adapter"
-    )
+    finetune(invocation, corpus, model, resume, run, bottleneck, learning, "tinylm finetune-adapter")

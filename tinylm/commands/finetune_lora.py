@@ -1,20 +1,31 @@
 """tinylm finetune-lora: bend a model to a second text, and leave the model as it is."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from tinylm.commands.finetuning import ADAPTER, AdapterRunOptions, Corpus, Resume, Settings, finetune
+from tinylm.commands.finetuning import ADAPTER, AdapterRunOptions, Base, Corpus, Resume, finetune
 from tinylm.commands.model import ModelPath
 from tinylm.commands.options import LearningOptions, option, with_groups
+from tinylm.config import AdapterConfig
+
+if TYPE_CHECKING:
+    from tinylm.model.stack import Transformer
+
+DEFAULT_RANK = 8
 
 
 @dataclass(frozen=True)
 class LoRAOptions:
-    rank: Annotated[int, option("Rank of the update (default: 8).", ADAPTER, "N", "--rank", "-r")] = 8
+    suffix: ClassVar[str] = "-lora"
+
+    rank: Annotated[
+        int | None, option("Rank of the update (default: 8, or what the matrices have).", ADAPTER, "N", "--rank", "-r")
+    ] = None
     alpha: Annotated[
-        float | None, option("The update is scaled by alpha / rank (default: twice the rank).", ADAPTER, "X")
+        float | None,
+        option("The update is scaled by alpha / rank, or its root (default: twice the rank).", ADAPTER, "X"),
     ] = None
     rank_stabilised: Annotated[
         bool, option("Scale by alpha / sqrt(rank) instead.", ADAPTER, None, "--rank-stabilised")
@@ -34,19 +45,25 @@ class LoRAOptions:
         ),
     ] = None
 
-    def settings(self) -> Settings:
-        from tinylm.adapters.lora import check_targets, module_names, peft_config
+    def config(self, model: "Transformer", base: Base) -> AdapterConfig:
+        from tinylm.adapters.lora import largest_rank, module_names
 
-        targets = self.target or ["attention"]
-        fields = {
-            "rank": self.rank,
-            "alpha": 2.0 * self.rank if self.alpha is None else self.alpha,
-            "dropout": self.dropout,
-            "targets": module_names(targets),
-            "rank_stabilised": self.rank_stabilised,
-            "share_b": self.share_b,
-        }
-        return Settings("-lora", fields, lambda model: check_targets(targets, model), peft_config)
+        targets = module_names(self.target or ["attention"], model)
+        rank = min(DEFAULT_RANK, largest_rank(model, targets)) if self.rank is None else self.rank
+        return AdapterConfig(
+            **base,
+            rank=rank,
+            alpha=2.0 * rank if self.alpha is None else self.alpha,
+            dropout=self.dropout,
+            targets=targets,
+            rank_stabilised=self.rank_stabilised,
+            share_b=self.share_b,
+        )
+
+    def peft_config(self, adapter: AdapterConfig, architecture: str) -> dict[str, Any]:
+        from tinylm.adapters.lora import peft_config
+
+        return peft_config(adapter, architecture)
 
 
 @with_groups
@@ -61,4 +78,4 @@ def finetune_lora(
     learning: LearningOptions,
 ) -> None:
     """Train a low-rank adapter on a second text. The base model is read, and never written to."""
-    finetune(invocation, corpus, model, resume, run, lora, learning, lora.settings, "tinylm finetune-lora")
+    finetune(invocation, corpus, model, resume, run, lora, learning, "tinylm finetune-lora")

@@ -1,9 +1,8 @@
 """Training an adapter on a second text: what finetune-lora and finetune-adapter share."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypedDict
 
 import typer
 
@@ -27,6 +26,14 @@ if TYPE_CHECKING:
 
 ADAPTER = "Adapter"
 
+
+class Base(TypedDict):
+    """The fields of an AdapterConfig that say what it was made for."""
+
+    base: str
+    base_digest: str
+
+
 Corpus = Annotated[
     list[str] | None,
     typer.Argument(help="Text files, folders, JSONL (or pairs), or - for standard input.", show_default=False),
@@ -43,18 +50,18 @@ class AdapterRunOptions:
     dry_run: Annotated[bool, option("Print the plan and stop.", WHERE, None, "--dry-run")] = False
 
 
-@dataclass(frozen=True)
-class Settings:
-    """An adapter before its base is known.
+class AdapterOptions(Protocol):
+    """A command's own options, for a kind of adapter. `suffix` ends the default folder's name."""
 
-    `fields` are those of an AdapterConfig; `suffix` ends the default folder's name; `check` raises UsageError for a
-    model that it does not fit; `peft_config` makes what PEFT wants to know, or nothing.
-    """
+    suffix: ClassVar[str]
 
-    suffix: str
-    fields: dict[str, Any]
-    check: Callable[["Transformer"], None]
-    peft_config: Callable[[AdapterConfig], dict[str, Any] | None]
+    def config(self, model: "Transformer", base: Base) -> AdapterConfig:
+        """Raises UsageError for a model that such an adapter does not fit."""
+        ...
+
+    def peft_config(self, adapter: AdapterConfig, architecture: str) -> dict[str, Any] | None:
+        """What PEFT wants to know of it, or nothing."""
+        ...
 
 
 def finetune(
@@ -63,16 +70,15 @@ def finetune(
     model: Path | None,
     resume: Path | None,
     run: AdapterRunOptions,
-    own_options: Any,
+    own: AdapterOptions,
     learning: LearningOptions,
-    settings: Callable[[], Settings],
     command: str,
 ) -> None:
-    """Train an adapter, or go on with one. `own_options` are the command's, which make its settings."""
+    """Train an adapter, or go on with one."""
     if resume is not None:
         if corpus:
             raise UsageError("--resume goes on with the adapter's own corpus; leave the text out, or begin a new one.")
-        refuse_with(invocation, "--resume", run, own_options, *learning.fixed_by_resuming)
+        refuse_with(invocation, "--resume", run, own, *learning.fixed_by_resuming)
         resume_run(resume, learning, command, model)
         return
     if not corpus:
@@ -85,20 +91,18 @@ def finetune(
     from tinylm.text.prepare import require_known
 
     console = learning.output.console()
-    chosen = settings()
     budget = chosen_budget(learning.budget)
     machine = probe_machine(learning.machine.device, learning.machine.dtype)
     console.note(f"On {machine.reasons}.")
     base_path = model or newest_run(console)
     if not base_path.name:  # the folder one stands in
         base_path = base_path.absolute()
-    path = run.out or base_path.with_name(base_path.name + chosen.suffix)
+    path = run.out or base_path.with_name(base_path.name + own.suffix)
     if path.resolve() == base_path.resolve():
         raise UsageError(f"{path} is the base model, which is never written to; choose another folder with --out.")
     with new_run_at(path, run.force) as preparation:
         network, base, tokenizer, weights = load_model(base_path)
-        chosen.check(network)
-        adapter = AdapterConfig(base=str(base_path.resolve()), base_digest=weights.digest, **chosen.fields)
+        adapter = own.config(network, Base(base=str(base_path.resolve()), base_digest=weights.digest))
         add_adapter(network, adapter, learning.seed.seed or 0)
         kind = "pairs" if base.model.architecture == "encoder-decoder" else "text"
         reading = read_text(console, corpus, learning.text, learning.validation, preparation, kind)
@@ -108,7 +112,7 @@ def finetune(
             machine,
             data,
             tokenizer.vocab_size,
-            recipe="lora",
+            recipe="adapter",
             model={},
             training=learning.training(),
             budget=budget,
@@ -127,5 +131,5 @@ def finetune(
         show_plan(console, plan, config, trained, as_result=run.dry_run)
         if run.dry_run:
             return
-        folder = RunFolder.create(path, config, tokenizer, chosen.peft_config(adapter))
+        folder = RunFolder.create(path, config, tokenizer, own.peft_config(adapter, base.model.architecture))
         run_session(console, folder, config, network, tokens, tokenizer, command=command, started=started)

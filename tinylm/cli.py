@@ -86,7 +86,7 @@ app = typer.Typer(
 
 app.command("train")(train.train)
 app.command("sample")(sample.sample)
-app.command("eval")(evaluate.evaluate_text)
+app.command("eval")(evaluate.evaluate_model)
 app.command("finetune-lora")(finetune_lora.finetune_lora)
 app.command("finetune-adapter")(finetune_adapter.finetune_adapter)
 app.command("merge-lora")(merge_lora.merge)

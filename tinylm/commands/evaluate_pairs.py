@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tinylm.commands.model import OpenModel
 from tinylm.commands.options import TextOptions, option
-from tinylm.commands.reading import encode_whole
+from tinylm.commands.reading import tokens_to_score
 from tinylm.commands.write_targets import BEAMS, check_search, find_targets
 from tinylm.console import Console
 from tinylm.errors import UsageError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from tinylm.model.encoder_decoder import EncoderDecoder
 
 TRANSLATION = "Targets"
@@ -59,7 +57,7 @@ def evaluate_pairs(
     beams = BEAMS if options.beams is None else options.beams
     penalty = 1.0 if options.length_penalty is None else options.length_penalty
     check_search(beams, penalty)
-    tokens = encode_whole(console, pairs, reading, opened.tokenizer, "pairs") if pairs else _validation(console, opened)
+    tokens = tokens_to_score(console, opened, pairs, reading, "pairs")
     found = PairTokens(tokens, opened.tokenizer.end_of_text)
     fitting = found.fitting(network.context)
     if len(fitting) < len(found):
@@ -96,12 +94,3 @@ def evaluate_pairs(
         result["bleu"] = sacrebleu.corpus_bleu(written, [references], tokenize=tokenize, force=True).score
         result["chrf"] = sacrebleu.corpus_chrf(written, [references]).score
     return {**result, "tokens": score.tokens, "pairs": len(found)}
-
-
-def _validation(console: Console, opened: OpenModel) -> "np.ndarray":
-    from tinylm.text.prepare import reopen_tokens
-
-    if opened.config.data is None:
-        raise UsageError(f"{opened.path} has no validation pairs of its own; name a file to evaluate on.")
-    console.note(f"On the validation pairs of {opened.path}.")
-    return reopen_tokens(opened.path, opened.config.data, opened.tokenizer).val

@@ -1,10 +1,11 @@
-"""Reading and encoding a corpus with progress; shared by the commands that take text to learn from."""
+"""Reading and encoding a text with progress, to learn from or to be scored; shared by the commands that take one."""
 
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tinylm.commands.model import OpenModel
 from tinylm.commands.options import TextOptions, ValidationOptions
 from tinylm.config import DataConfig
 from tinylm.console import Console
@@ -65,22 +66,33 @@ def encode_text(
     return encoded
 
 
-def encode_whole(
-    console: Console, text: Sequence[str], reading: TextOptions, tokenizer: "Tokenizer", kind: str = "text"
+def tokens_to_score(
+    console: Console, opened: OpenModel, names: Sequence[str] | None, reading: TextOptions, kind: str = "text"
 ) -> "np.ndarray":
-    """All the tokens of a text, or of pairs, in memory.
+    """All the tokens of a text, or of pairs, in memory; without names, those that the run was validated on.
 
     Raises UsageError when there are none, or characters that the model never saw.
     """
+    if not names:
+        return _validation_tokens(console, opened, kind)
     from tinylm.text.corpus import find_corpus, scan
     from tinylm.text.dataset import encode_stream
     from tinylm.text.prepare import CORPORA, require_known
 
     with tempfile.TemporaryDirectory() as folder:
-        corpus = find_corpus(text, reading.text_key, reading.encoding, Path(folder), CORPORA[kind])
+        corpus = find_corpus(names, reading.text_key, reading.encoding, Path(folder), CORPORA[kind])
         found = scan(corpus.stream())
         if not found.characters:
             raise UsageError(f"{corpus.name} has no text in it; give a file that has some.")
-        require_known(tokenizer, found.alphabet, "The model")
+        require_known(opened.tokenizer, found.alphabet, "The model")
         with console.counting("encoding", found.characters, "characters") as advance:
-            return encode_stream(corpus.stream(), tokenizer, advance)
+            return encode_stream(corpus.stream(), opened.tokenizer, advance)
+
+
+def _validation_tokens(console: Console, opened: OpenModel, kind: str) -> "np.ndarray":
+    from tinylm.text.prepare import reopen_tokens
+
+    if opened.config.data is None:
+        raise UsageError(f"{opened.path} has no validation {kind} of its own; name a file to evaluate on.")
+    console.note(f"On the validation {kind} of {opened.path}.")
+    return reopen_tokens(opened.path, opened.config.data, opened.tokenizer).val

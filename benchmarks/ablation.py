@@ -2,8 +2,8 @@
 
     python benchmarks/ablation.py tinyshakespeare.txt --groups positions,norms --steps 1000 --out ablation
 
-Every variant is a run of `tinylm train` with a few flags of its own. Writes ablation.md, a table for each group, and
-ablation.png, the curves of validation loss. Needs the extra [bench].
+Every variant is a run of `tinylm train` with a few flags of its own, for each of some seeds. Writes ablation.md, with a
+table for each group, and ablation.png, the curves of validation loss. Needs the extra [bench].
 """
 
 import argparse
@@ -11,26 +11,29 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from measure import describe_machine, table
 
 from tinylm.checkpoint import read_config
 from tinylm.config import ModelConfig
+from tinylm.errors import DivergedError
 
+# The original stack trained with Adam. The rate falls in a line, which does not depend on the warmup.
+PUBLISHED = "--preset original --schedule linear"
 GROUPS: dict[str, dict[str, str]] = {
     "placement in 6 layers": {
-        "pre-norm": "--layers 6",
-        "post-norm": "--layers 6 --norm-placement post",
-        "pre-norm, no warmup": "--layers 6 --warmup-steps 0",
-        "post-norm, no warmup": "--layers 6 --norm-placement post --warmup-steps 0",
+        "pre-norm": f"{PUBLISHED} --layers 6 --norm-placement pre",
+        "post-norm": f"{PUBLISHED} --layers 6",
+        "pre-norm, no warmup": f"{PUBLISHED} --layers 6 --norm-placement pre --warmup-steps 0",
+        "post-norm, no warmup": f"{PUBLISHED} --layers 6 --warmup-steps 0",
     },
     "placement in 24 layers": {
-        "pre-norm": "--layers 24",
-        "post-norm": "--layers 24 --norm-placement post",
-        "pre-norm, no warmup": "--layers 24 --warmup-steps 0",
-        "post-norm, no warmup": "--layers 24 --norm-placement post --warmup-steps 0",
+        "pre-norm": f"{PUBLISHED} --layers 24 --norm-placement pre",
+        "post-norm": f"{PUBLISHED} --layers 24",
+        "pre-norm, no warmup": f"{PUBLISHED} --layers 24 --norm-placement pre --warmup-steps 0",
+        "post-norm, no warmup": f"{PUBLISHED} --layers 24 --warmup-steps 0",
     },
     "norms": {
         "rmsnorm": "",
@@ -66,18 +69,29 @@ GROUPS: dict[str, dict[str, str]] = {
         "4 experts, merged": "--experts 4 --ffn-width 176 --expert-mode merge",
     },
     "warmup of Adam": {
-        "with": "--optimizer adam --weight-decay 0",
-        "without": "--optimizer adam --weight-decay 0 --warmup-steps 0",
+        "with": f"{PUBLISHED} --norm-placement pre",
+        "without": f"{PUBLISHED} --norm-placement pre --warmup-steps 0",
+        "with, at ten times the rate": f"{PUBLISHED} --norm-placement pre --lr 0.01",
+        "without, at ten times the rate": f"{PUBLISHED} --norm-placement pre --lr 0.01 --warmup-steps 0",
     },
+    "batch": {  # as many tokens: a 64th of the steps
+        "16 sequences": "",
+        "1,024 sequences": "--batch-size 1024 --micro-batch 64 --steps {steps/64}",
+        "1,024 sequences, at four times the rate": "--batch-size 1024 --micro-batch 64 --steps {steps/64} --lr 0.012",
+    },
+    "averages": {"last weights": "", "share 0.05": "--average 0.05", "share 0.2": "--average 0.2"},
 }
 
 
 @dataclass(frozen=True)
 class Trained:
-    """One variant: `curve` has (step, validation loss), and `val_loss` is the full one of its best weights."""
+    """One variant: `val_losses` has the full loss of its best weights for each seed, or `None` where it diverged.
+
+    `curve` has (step, validation loss) of the first seed.
+    """
 
     name: str
-    val_loss: float | None
+    val_losses: list[float | None]
     tokens_per_second: float
     parameters: int
     cache_bytes: int
@@ -89,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--groups", default=",".join(GROUPS), help=f"some of: {', '.join(GROUPS)} (default: all)")
     parser.add_argument("--steps", type=int, default=1000, help="default: 1000")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each variant (default: 1)")
     parser.add_argument("--out", type=Path, default=Path("ablation"), help="a folder for runs, table and picture")
     parser.add_argument("--options", default="--size micro --batch-size 16", help="of tinylm train, for every variant")
     options = parser.parse_args(arguments)
@@ -99,7 +114,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results: dict[str, list[Trained]] = {}
     for group in wanted:
         results[group] = [
-            train(name, options.corpus, options.out / _folder(group, name), f"{options.options} {flags}", options.steps)
+            train_seeds(
+                name,
+                options.corpus,
+                options.out / folder_name(group, name),
+                f"--steps {options.steps} {options.options} {flags.replace('{steps/64}', str(options.steps // 64))}",
+                options.seeds,
+            )
             for name, flags in GROUPS[group].items()
         ]
         report = write_table(results, options.corpus, options.steps, options.options)
@@ -108,17 +129,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(report)
 
 
-def _folder(group: str, name: str) -> str:
+def folder_name(group: str, name: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in f"{group} {name}")
 
 
-def train(name: str, corpus: Path, out: Path, flags: str, steps: int) -> Trained:
+def train_seeds(name: str, corpus: Path, out: Path, flags: str, seeds: int) -> Trained:
+    """A run for each seed: the losses of all, and speed, size and curve of the first."""
+    runs = [train(name, corpus, out.with_name(f"{out.name}-{seed}"), flags, seed) for seed in range(seeds)]
+    return replace(runs[0], val_losses=[loss for run in runs for loss in run.val_losses])
+
+
+def train(name: str, corpus: Path, out: Path, flags: str, seed: int) -> Trained:
     """A run that diverges has no loss to show, and is a result too."""
     command = [sys.executable, "-m", "tinylm"]
-    budget = ["--steps", str(steps), "--compile", "off", "--quiet", "--force", "--json", "--log-every", "10"]
+    how = ["--seed", str(seed), "--compile", "off", "--quiet", "--force", "--json", "--log-every", "10"]
     done = subprocess.run(
-        [*command, "train", str(corpus), "--out", str(out), *flags.split(), *budget], stdout=subprocess.PIPE, text=True
+        [*command, "train", str(corpus), "--out", str(out), *flags.split(), *how], stdout=subprocess.PIPE, text=True
     )
+    if done.returncode not in (0, DivergedError.exit_code):
+        raise RuntimeError(f"tinylm train {flags} failed")
     records = [json.loads(line) for line in done.stdout.splitlines()]
     val_loss = None
     if done.returncode == 0:
@@ -130,7 +159,7 @@ def train(name: str, corpus: Path, out: Path, flags: str, steps: int) -> Trained
     model = read_config(out).model
     return Trained(
         name,
-        val_loss,
+        [val_loss],
         speeds[len(speeds) // 2] if speeds else 0.0,
         records[-1].get("parameters", 0) if records else 0,
         cache_bytes(model),
@@ -150,7 +179,7 @@ def write_table(results: Mapping[str, list[Trained]], corpus: Path, steps: int, 
         rows = [
             [
                 one.name,
-                "diverged" if one.val_loss is None else f"{one.val_loss:.4f}",
+                spread(one.val_losses),
                 f"{one.tokens_per_second:,.0f}",
                 f"{one.parameters:,}",
                 str(one.cache_bytes),
@@ -159,6 +188,16 @@ def write_table(results: Mapping[str, list[Trained]], corpus: Path, steps: int, 
         ]
         parts.append(table([group, "validation loss", "tokens/s", "parameters", "cache bytes a token"], rows))
     return "\n\n".join(parts) + "\n"
+
+
+def spread(losses: Sequence[float | None]) -> str:
+    """The mean of those that did not diverge, with the least and the most where there are several, and how many did."""
+    kept = [loss for loss in losses if loss is not None]
+    gone = len(losses) - len(kept)
+    parts = [f"{sum(kept) / len(kept):.4f}"] if kept else []
+    parts += [f"({min(kept):.4f} to {max(kept):.4f})"] if len(kept) > 1 else []
+    parts += ["diverged" if len(losses) == 1 else f"{gone} of {len(losses)} diverged"] if gone else []
+    return " ".join(parts)
 
 
 def draw(results: Mapping[str, list[Trained]], file: Path) -> None:

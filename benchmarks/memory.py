@@ -6,6 +6,7 @@ The text is made here: words of which half appear once, the hardest kind for a t
 """
 
 import argparse
+import os
 import random
 import subprocess
 import sys
@@ -51,12 +52,13 @@ def run_and_watch(command: Sequence[str], cache: Path) -> tuple[float, int]:
     """Seconds and bytes. Memory is looked at twenty times a second."""
     begun = time.monotonic()
     most = 0
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env={"TINYLM_CACHE": str(cache / "cache")}) as process:
+    environment = {**os.environ, "TINYLM_CACHE": str(cache / "cache")}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as process:
         while process.poll() is None:
             most = max(most, sum(anonymous_memory(pid) for pid in family(process.pid)))
             time.sleep(0.05)
     if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed")
+        raise subprocess.CalledProcessError(process.returncode, command)
     return time.monotonic() - begun, most
 
 

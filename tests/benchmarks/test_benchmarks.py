@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from tests.shell import story
+from tests.shell import done, story
 from tests.variants import small
 
 measure = importlib.import_module("measure")
@@ -155,6 +155,74 @@ def test_an_ablation_trains_its_variants_and_tells_their_losses(
     assert len(drawn) == 1
     with pytest.raises(SystemExit):
         ablation.main([str(tmp_path / "corpus.txt"), "--groups", "weather"])
+
+
+def test_the_start_of_training_is_looked_at_layer_by_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Judge of the Jacobian: sqrt(D)/|x|, the claim itself; of Adam: a first update is the gradient's sign."""
+    (tmp_path / "corpus.txt").write_text(story(2000))
+    arguments = [str(tmp_path / "corpus.txt"), "--width", "16", "--depths", "2", "--streams", "3"]
+    importlib.import_module("gradients").main(arguments)
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("|")
+    ]
+    assert [row[0] for row in rows if "layers" in row[0]] == ["pre-norm, 2 layers", "post-norm, 2 layers"]
+    jacobians = [row for row in rows if len(row) == 4 and row[0] in ("64", "512")]
+    assert len(jacobians) == 6
+    for row in jacobians:
+        assert float(row[2]) == pytest.approx(float(row[3]), rel=0.05)  # x has a mean, which the norm takes out
+    variances = {row[0]: float(row[1]) for row in rows if len(row) == 3 and row[0] in ("1", "64")}
+    assert variances["64"] < variances["1"] <= 4 / 3  # of plus and minus one, in three draws
+
+
+def test_layers_are_timed_by_length_and_by_their_number_of_experts(capsys: pytest.CaptureFixture[str]) -> None:
+    importlib.import_module("layers").main(["--rounds", "1", "--widths", "8", "--experts", "2", "3"])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(rows) == (2 + 4) + (2 + 2)
+
+
+def test_models_are_scored_past_the_length_they_were_trained_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "corpus.txt").write_text(story(2000))
+    tiny = ("--layers", 1, "--heads", 2, "--width", 16, "--context", 16, "--steps", 1)
+    for position in ("rope", "learned", "none", "relative", "sinusoidal"):
+        done("train", tmp_path / "corpus.txt", "-o", tmp_path / position, "--position", position, *tiny)
+    capsys.readouterr()
+    importlib.import_module("lengths").main([str(tmp_path / name) for name in ("rope", "learned")])
+    rope, learned = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert all(1 < float(loss) < 5 for loss in rope[1:])
+    assert [cell.strip() for cell in learned[3:]] == ["-", "-"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_ways_of_fine_tuning_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finetuning = importlib.import_module("finetuning")
+    monkeypatch.setattr(finetuning, "DENSE", {name: finetuning.DENSE[name] for name in ("full", "LoRA, rank 8")})
+    monkeypatch.setattr(finetuning, "MIXED", {"router": f"{finetuning.LORA} --rank 2 --target router"})
+    monkeypatch.setattr(finetuning, "TARGETS", ("attention",))
+    monkeypatch.setattr(finetuning, "RATES", (1e-3,))
+    monkeypatch.setattr(finetuning, "SEEDS", (0, 1))
+    for name, text in (("one.txt", story(6000)), ("two.txt", "no joy, no joy; no bed\n" * 200)):
+        (tmp_path / name).write_text(text)
+    tiny = "--layers 1 --heads 2 --width 16 --context 16 --batch-size 4"
+    arguments = ["--options", tiny, "--base-steps", "2", "--steps", "25", "--experts", "--experts 2"]
+    finetuning.main([str(tmp_path / "one.txt"), str(tmp_path / "two.txt"), *arguments])
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("|") and "--" not in line
+    ]
+    names = ["dense base", "untuned (the whole text)", "full", "LoRA, rank 8", "base with experts"]
+    assert [row[0] for row in rows[:5]] == names
+    full, lora, router = rows[2], rows[3], rows[6]
+    assert int(lora[1]) == 8 * (16 + 16 + 16 + 8 + 16 + 8 + 16 + 16)  # four projections, one key/value head of eight
+    assert int(router[1]) == 2 * (16 + 2)
+    assert float(full[4]) < float(lora[4]) < float(rows[1][4])
+    assert all(int(row[2]) > 50 for row in (full, lora, router))
 
 
 def test_start_up_is_measured_beside_importing_torch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,180 @@
+"""What each way of fine-tuning learns of a second text and what it costs, and whether a merged adapter costs more.
+
+    python benchmarks/finetuning.py tinyshakespeare.txt german.txt --steps 300
+
+Trains a base, and one with experts, on the first text, with byte-level BPE, which can write the second; then each
+method on the second for equally many steps. Prints tables: methods, stability over seeds and learning rates, and
+decoding. Linux only, for the memory.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from ablation import spread
+from measure import describe_machine, speedup, table, take_turns, tokens_per_second
+from memory import run_and_watch
+
+from tinylm.adapters.load import WantedAdapter, load_adapted
+from tinylm.adapters.lora import merge_lora
+from tinylm.checkpoint import RunFolder, load_model, summarise
+from tinylm.errors import DivergedError
+from tinylm.inference.generator import generate
+from tinylm.inference.sampler import Sampler, Sampling
+from tinylm.model.decoder import Decoder
+
+RANKS = (1, 2, 4, 8, 16, 32)
+LORA = "finetune-lora {second} -m {base}"
+DENSE = {
+    "full": "train {second} --init-from {base}",
+    "full, at a tenth of the rate": "train {second} --init-from {base} --lr 0.0003",
+    **{f"LoRA, rank {rank}": f"{LORA} --rank {rank}" for rank in RANKS},
+    "LoRA, rank 8, one B": f"{LORA} --rank 8 --share-b",
+    "LoRA, rank 8, all matrices": f"{LORA} --rank 8 --target all",
+    "bottlenecks of 16": "finetune-adapter {second} -m {base} --bottleneck 16",
+}
+MIXED = {
+    "full": "train {second} --init-from {base}",
+    "LoRA on attention, rank 8": f"{LORA} --rank 8",
+    "LoRA on every expert, rank 8": f"{LORA} --rank 8 --target experts",
+    "LoRA on the router, rank 4": f"{LORA} --rank 4 --target router",
+    "LoRA on attention and router, rank 8": f"{LORA} --rank 8 --target attention,router",
+}
+TARGETS = ("attention", "mlp", "all")
+RATES = (0.002, 0.02)
+SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """`loss` is that on the second text's validation part, `None` where training diverged; memory in bytes."""
+
+    parameters: int
+    memory: int
+    milliseconds: float
+    loss: float | None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("first", type=Path)
+    parser.add_argument("second", type=Path)
+    parser.add_argument("--base-steps", type=int, default=1500, help="default: 1500")
+    parser.add_argument("--steps", type=int, default=300, help="of each method (default: 300)")
+    parser.add_argument("--options", default="--size micro --batch-size 16", help="of tinylm train, for both bases")
+    parser.add_argument("--experts", default="--experts 4 --ffn-width 176", help="what makes the second base")
+    parser.add_argument("--out", type=Path, default=None, help="a folder for the runs (default: one that is deleted)")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as temporary:
+        bench = Bench(options.out or Path(temporary), options.second, options.steps)
+        dense = bench.train("dense", f"train {options.first} {options.options} --steps {options.base_steps}")
+        mixed = bench.train(
+            "mixed", f"train {options.first} {options.options} {options.experts} --steps {options.base_steps}"
+        )
+        print(describe_machine(["torch", "tokenizers"]))
+        for name, base, methods in (("dense base", dense, DENSE), ("base with experts", mixed, MIXED)):
+            print("\n" + methods_table(bench, name, base, methods), flush=True)
+        print("\n" + stability_table(bench, dense), flush=True)
+        print("\n" + decoding_table(dense, bench.folder(dense, "LoRA, rank 8")))
+
+
+class Bench:
+    """Runs of the command, each in a folder below `home`."""
+
+    def __init__(self, home: Path, second: Path, steps: int) -> None:
+        self.home = home
+        self.second = second
+        self.steps = steps
+
+    def train(self, name: str, command: str) -> Path:
+        run = self.home / name
+        words = [*command.split(), "--tokenizer", "bpe", "--vocab-size", "1024", "--out", str(run)]
+        _tinylm([*words, "--compile", "off", "--quiet", "--force"])
+        return run
+
+    def folder(self, base: Path, method: str) -> Path:
+        return self.home / "".join(letter if letter.isalnum() else "-" for letter in f"{base.name} {method}")
+
+    def tune(self, base: Path, method: str, command: str) -> Tuned:
+        """One method's run, scored on the whole validation part of the second text."""
+        run = self.folder(base, method)
+        words = command.format(second=self.second, base=base).split()
+        words += ["--steps", str(self.steps), "--batch-size", "16", "--log-every", "10", "--out", str(run)]
+        full = [sys.executable, "-m", "tinylm", *words, "--compile", "off", "--quiet", "--force"]
+        try:
+            _, memory = run_and_watch(full, self.home)
+        except subprocess.CalledProcessError as error:
+            if error.returncode != DivergedError.exit_code:
+                raise
+            return Tuned(0, 0, 0.0, None)
+        seconds = [record["seconds"] for record in RunFolder(run).read_metrics() if "loss" in record]
+        steps = [(later - earlier) / 10 for earlier, later in itertools.pairwise(seconds)]
+        adapter = words[0] != "train"
+        which = ["--adapter", str(run), "--model", str(base)] if adapter else ["--model", str(run)]
+        scored = _tinylm(["eval", *which, "--quiet", "--json"])
+        parameters = summarise(run)["parameters"]
+        return Tuned(parameters, memory, 1000 * statistics.median(steps), json.loads(scored)["loss"])
+
+
+def _tinylm(words: Sequence[str]) -> str:
+    done = subprocess.run([sys.executable, "-m", "tinylm", *words], stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout
+
+
+def methods_table(bench: Bench, name: str, base: Path, methods: Mapping[str, str]) -> str:
+    untuned = _tinylm(["eval", str(bench.second), "--model", str(base), "--quiet", "--json"])
+    rows = [["untuned (the whole text)", "0", "", "", f"{json.loads(untuned)['loss']:.4f}"]]
+    for method, command in methods.items():
+        tuned = bench.tune(base, method, command)
+        memory = f"{tuned.memory / 2**20:,.0f}"
+        rows.append([method, f"{tuned.parameters:,}", memory, f"{tuned.milliseconds:.0f}", spread([tuned.loss])])
+    return table([name, "trained parameters", "memory, MB", "ms a step", "loss on the second text"], rows)
+
+
+def stability_table(bench: Bench, base: Path) -> str:
+    rows = []
+    for target in TARGETS:
+        cells = []
+        for rate in RATES:
+            flags = f"{LORA} --rank 8 --target {target} --lr {rate}"
+            losses = [bench.tune(base, f"{target} {rate} {seed}", f"{flags} --seed {seed}").loss for seed in SEEDS]
+            cells.append(spread(losses))
+        rows.append([target, *cells])
+    return table(["LoRA of rank 8 on", *(f"three seeds at a rate of {rate:g}" for rate in RATES)], rows)
+
+
+def decoding_table(base: Path, adapter: Path, tokens: int = 100, rounds: int = 5) -> str:
+    """One stream: the base alone, with its adapter beside it, and with it folded in."""
+
+    def adapted() -> Decoder:
+        model = load_adapted([WantedAdapter(adapter)], base, "cpu")[0]
+        assert isinstance(model, Decoder)
+        return model
+
+    plain, beside, merged = load_model(base)[0], adapted(), adapted()
+    merge_lora(merged)
+    models = {"base": plain, "adapter beside it": beside, "adapter merged": merged}
+
+    def decode(model: Decoder) -> Callable[[], object]:
+        def run() -> None:
+            sampler = Sampler(Sampling(0.0), 0, 1, torch.device("cpu"), model.vocab_size)
+            for _, _ in zip(range(tokens), generate(model, [[0]], sampler, tokens), strict=True):
+                pass
+
+        return run
+
+    times = take_turns({name: decode(model) for name, model in models.items()}, rounds)  # type: ignore[arg-type]
+    rows = [[name, tokens_per_second(times, name, tokens), str(speedup(times, name, base="base"))] for name in models]
+    return table(["decoding", "tokens/s", "times the base"], rows)
+
+
+if __name__ == "__main__":
+    main()

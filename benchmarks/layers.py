@@ -1,0 +1,87 @@
+"""What a layer costs: self-attention against a recurrent layer by length (seed 004), and experts by their number (002).
+
+    python benchmarks/layers.py
+
+Forward and backward of one layer on a CPU, and forward alone for the experts, whose cost should not grow with their
+number. Layers that are compared take turns.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+
+import torch
+from measure import describe_machine, speedup, table, take_turns, tokens_per_second
+from torch import Tensor, nn
+
+from tinylm.device import autocast
+from tinylm.model.attention import Attention, DotProduct
+from tinylm.model.build import build_model
+from tinylm.presets import make_model_config
+
+BATCH = 4
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="default: 5")
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 256], help="d, of a layer (default: 64 256)")
+    parser.add_argument("--experts", type=int, nargs="+", default=[4, 16, 64], help="default: 4 16 64")
+    options = parser.parse_args(arguments)
+    print(describe_machine(["torch"]))
+    rows = [against_recurrence(d, n, options.rounds) for d in options.widths for n in (d // 4, d, 4 * d, 16 * d)]
+    print("\n" + table(["width d", "length n", "n/d", "attention, tokens/s", "GRU", "attention / GRU"], rows))
+    print("\n" + table(["experts", "parameters", "fp32, tokens/s", "bf16"], experts(options.experts, options.rounds)))
+
+
+def against_recurrence(width: int, length: int, rounds: int) -> list[str]:
+    torch.manual_seed(0)
+    identity = nn.Identity()
+    attention = Attention(width, 4, 4, False, DotProduct(), identity, identity)
+    recurrent = nn.GRU(width, width, batch_first=True)
+    x = torch.randn(BATCH, length, width)
+    pair = {"attention": _pass(attention, x), "GRU": _pass(lambda x: recurrent(x)[0], x)}
+    times = take_turns(pair, rounds)
+    speeds = [tokens_per_second(times, name, BATCH * length) for name in pair]
+    return [str(width), str(length), f"{length / width:g}", *speeds, str(speedup(times, "attention", base="GRU"))]
+
+
+def _pass(layer: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], object]:
+    """Forward and backward, for the input's gradient as well."""
+
+    def step() -> None:
+        layer(x.clone().requires_grad_()).sum().backward()
+
+    return step
+
+
+def experts(numbers: Sequence[int], rounds: int, tokens: int = 2048) -> list[list[str]]:
+    """A model of four layers, two experts a token."""
+    models = {}
+    for number in numbers:
+        config = make_model_config(vocab_size=65, preset="modern", size="micro", experts=number, ffn_width=352)
+        models[str(number)] = build_model(config).eval()
+    ids = torch.randint(65, (tokens // 128, 128), generator=torch.Generator().manual_seed(0))
+
+    def forward(model: nn.Module, dtype: str) -> Callable[[], object]:
+        def run() -> None:
+            with torch.inference_mode(), autocast("cpu", dtype):
+                model(ids)
+
+        return run
+
+    speeds = {}
+    for dtype in ("fp32", "bf16"):
+        times = take_turns({name: forward(model, dtype) for name, model in models.items()}, rounds)
+        fewest = str(numbers[0])
+        speeds[dtype] = {
+            name: f"{tokens_per_second(times, name, tokens)}, {speedup(times, name, base=fewest)} times {fewest}"
+            for name in models
+        }
+    return [
+        [name, f"{sum(p.numel() for p in model.parameters()):,}", speeds["fp32"][name], speeds["bf16"][name]]
+        for name, model in models.items()
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""How models read beyond the length they were trained on: the loss by a token's place in windows of twice the context.
+
+    python benchmarks/lengths.py ablation/positions-*
+
+Takes run folders, each with its own validation text. Prints nats a token for each quarter of the window: the first two
+lie within the trained length, and the last two past it. Learned positions end with the context.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from measure import table
+
+from tinylm.checkpoint import read_config, read_tokenizer, read_weights, restore_model
+from tinylm.text.dataset import windows_at
+from tinylm.text.prepare import reopen_tokens
+
+QUARTERS = 4
+ROWS = 256
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", help="folders of decoders")
+    rows = [[run.name, *by_place(run)] for run in parser.parse_args(arguments).runs]
+    print(table(["run", "first quarter", "second", "third", "fourth"], rows))
+
+
+def by_place(run: Path) -> list[str]:
+    config, context = read_config(run), read_config(run).model.context
+    assert config.data is not None
+    tokenizer = read_tokenizer(run, config)
+    tokens = reopen_tokens(run, config.data, tokenizer).val
+    length = 2 * context
+    if config.model.position == "learned":
+        length = context
+    longer = replace(config, model=replace(config.model, context=length))
+    model = restore_model(longer, read_weights(run, config).tensors).eval()
+    starts = np.linspace(0, len(tokens) - 2 * context - 1, ROWS).astype(int)
+    batch = windows_at(tokens, starts, length)
+    with torch.inference_mode():
+        logits = model.logits(model(batch.ids).hidden).float()
+        nats = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
+    places = nats.view(ROWS, length).mean(dim=0)
+    quarters = places.split(2 * context // QUARTERS)
+    return [f"{part.mean().item():.3f}" for part in quarters] + ["-"] * (QUARTERS - len(quarters))
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from tests.variants import small
 from tinylm import config as c
 from tinylm import presets
+from tinylm.checks import LARGEST, flag
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.records import chosen
 
 INFINITE, NAN = math.inf, math.nan
 
@@ -51,7 +53,7 @@ Refusal = tuple[Callable[..., object], dict[str, Any], str, tuple[str, ...]]
 
 
 def each(make: Callable[..., object], names: str, values: tuple[Any, ...], *words: str) -> list[Refusal]:
-    return [(make, {name: value}, c.flag(name), words) for name in names.split() for value in values]
+    return [(make, {name: value}, flag(name), words) for name in names.split() for value in values]
 
 
 # Who refuses, what it is given, the flag that the message opens the way to, and the words that say what is allowed.
@@ -270,7 +272,7 @@ positive = st.floats(0, exclude_min=True, allow_infinity=False)
 at_least_zero = st.floats(0, allow_infinity=False)
 below_one = st.floats(0, 1, exclude_max=True)
 count = st.integers(1, 2**60)
-size = st.integers(1, c.LARGEST)
+size = st.integers(1, LARGEST)
 words = st.lists(st.text()).map(tuple)
 
 
@@ -465,5 +467,5 @@ def test_what_was_chosen_is_the_same_when_a_later_version_has_more_fields() -> N
     later = dataclasses.make_dataclass("Later", [("more", int, 7)], bases=(c.ModelConfig,), frozen=True, kw_only=True)
     values = {"vocab_size": 9, "context": 8, "layers": 1, "heads": 2, "kv_heads": 2, "width": 8, "ffn_width": 8}
     for changes in ({}, {"position": "learned"}, {"dropout": 0.5, "local_window": 3, "local_layers": (0,)}):
-        assert c.chosen(later(**values, **changes)) == c.chosen(c.ModelConfig(**values, **changes)) == values | changes
-    assert c.chosen(later(**values, more=8)) == values | {"more": 8}
+        assert chosen(later(**values, **changes)) == chosen(c.ModelConfig(**values, **changes)) == values | changes
+    assert chosen(later(**values, more=8)) == values | {"more": 8}

@@ -17,7 +17,7 @@ LEVELS = (
     {"plan", "training", "formats", "console"},
     {"tasks", "evaluation", "inference", "adapters", "checkpoint", "weights", "place", "baselines"},
     {"objective", "model", "text", "device"},
-    {"config", "presets", "errors"},
+    {"config", "presets", "checks", "records", "errors"},
 )
 MODULES = {".".join(path.relative_to(HOME.parent).with_suffix("").parts): path for path in sorted(HOME.rglob("*.py"))}
 
@@ -76,11 +76,12 @@ def test_a_model_imports_torch_config_and_errors_and_nothing_else(module: str) -
         assert root == "torch" or root in sys.stdlib_module_names or own, name
 
 
-def test_config_and_errors_import_nothing_but_the_standard_library_and_each_other() -> None:
-    for module in ("tinylm.config", "tinylm.errors"):
+def test_leaves_import_nothing_but_the_standard_library_and_each_other() -> None:
+    leaves = {f"tinylm.{room}" for room in LEVELS[-1]}
+    for module in leaves:
         foreign = {name.split(".")[0] for name in imports(MODULES[module])} - sys.stdlib_module_names
         assert foreign <= {"tinylm"}
-    assert ours("tinylm.config") == {"tinylm.errors"}
+        assert ours(module) <= leaves
     assert ours("tinylm.errors") == set()
 
 

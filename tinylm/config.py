@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import types
 import typing
 from dataclasses import dataclass
 from typing import Any, Self
 
+from tinylm.checks import above_zero, at_least, count, flag, fraction, one_of, require
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.records import from_json
 
 ARCHITECTURES = ("decoder", "encoder", "encoder-decoder")
 POSITIONS = ("rope", "learned", "sinusoidal", "relative", "none")
@@ -25,44 +26,6 @@ INITIALISATIONS = ("modern", "gpt2", "original")
 SCHEDULES = ("trapezoid", "cosine", "linear", "inverse-sqrt", "constant")
 OPTIMIZERS = ("adamw", "adam")
 DTYPES = ("fp32", "bf16", "fp16")
-LARGEST = 1 << 20  # of any number in a model's shape
-
-
-def flag(name: str) -> str:
-    """The command-line spelling of a configuration field."""
-    return "--" + name.replace("_", "-")
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise UsageError(message)
-
-
-def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    _require(value in allowed, f"{flag(name)} is {value!r}; it must be one of: {', '.join(allowed)}.")
-
-
-def _at_least(name: str, value: float | None, least: float) -> None:
-    """`None` means that the option was not given, which is always allowed."""
-    _require(
-        value is None or (math.isfinite(value) and value >= least),
-        f"{flag(name)} is {value}; it must be {least} or more.",
-    )
-
-
-def count(name: str, value: int) -> None:
-    _require(1 <= value <= LARGEST, f"{flag(name)} is {value}; it must be from 1 to {LARGEST}.")
-
-
-def _above_zero(name: str, value: float | None) -> None:
-    _require(
-        value is None or (math.isfinite(value) and value > 0),
-        f"{flag(name)} is {value}; it must be a number greater than 0.",
-    )
-
-
-def _fraction(name: str, value: float) -> None:
-    _require(0 <= value < 1, f"{flag(name)} is {value}; it must be at least 0 and below 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +76,14 @@ class ModelConfig:
             count(name, getattr(self, name))
         one_of("architecture", self.architecture, ARCHITECTURES)
         one_of("expert_mode", self.expert_mode, EXPERT_MODES)
-        _at_least("expert_balance", self.expert_balance, 0)
+        at_least("expert_balance", self.expert_balance, 0)
         one_of("position", self.position, POSITIONS)
         one_of("norm", self.norm, NORMS)
         one_of("norm_placement", self.norm_placement, NORM_PLACEMENTS)
         one_of("activation", self.activation, ACTIVATIONS)
         one_of("initialisation", self.initialisation, INITIALISATIONS)
-        _fraction("dropout", self.dropout)
-        _above_zero("rope_theta", self.rope_theta)
+        fraction("dropout", self.dropout)
+        above_zero("rope_theta", self.rope_theta)
         if self.width % self.heads:
             raise UsageError(
                 f"--heads {self.heads} does not divide --width {self.width}; "
@@ -130,53 +93,53 @@ class ModelConfig:
             raise UsageError(
                 f"--kv-heads {self.kv_heads} does not divide --heads {self.heads}; use one of {divisors(self.heads)}."
             )
-        _require(
+        require(
             self.position != "rope" or self.head_width % 2 == 0,
             f"--position rope rotates pairs, but --width {self.width} over --heads {self.heads} leaves "
             f"{self.head_width} a head; make that even, or choose --position learned.",
         )
-        _require(
+        require(
             self.position != "sinusoidal" or self.width % 2 == 0,
             f"--position sinusoidal needs an even --width; {self.width} is odd.",
         )
 
         self._check_local_layers()
-        _require(
+        require(
             self.experts == 1 or self.experts_per_token <= self.experts,
             f"--experts-per-token {self.experts_per_token} is more than --experts {self.experts}.",
         )
-        _require(
+        require(
             self.expert_mode == "route" or self.experts == 1 or self.experts_per_token > 1,
             "--expert-mode merge takes the mean of several experts; make --experts-per-token 2 or more.",
         )
         if self.architecture == "encoder-decoder":
-            _require(self.encoder_layers is not None, "--architecture encoder-decoder needs --encoder-layers.")
+            require(self.encoder_layers is not None, "--architecture encoder-decoder needs --encoder-layers.")
             count("encoder_layers", self.encoder_layers or 0)
         else:
-            _require(
+            require(
                 self.encoder_layers is None,
                 f"--encoder-layers is for --architecture encoder-decoder, and --architecture is {self.architecture}.",
             )
 
     def _check_local_layers(self) -> None:
         if self.local_window is None:
-            _require(
+            require(
                 not self.local_layers, "--local-layers needs --local-window, the tokens such a layer looks back over."
             )
             return
         count("local_window", self.local_window)
-        _require(
+        require(
             self.architecture != "encoder",
             "--local-window is for layers that look back; an encoder's look both ways.",
         )
-        _require(len(self.local_layers) > 0, "--local-window needs --local-layers, the layers that look back over it.")
+        require(len(self.local_layers) > 0, "--local-window needs --local-layers, the layers that look back over it.")
         beyond = [layer for layer in self.local_layers if not 0 <= layer < self.layers]
-        _require(
+        require(
             not beyond,
             f"--local-layers names layer {beyond[0] if beyond else ''}, and the layers are numbered from 0 to "
             f"{self.layers - 1}.",
         )
-        _require(len(set(self.local_layers)) == len(self.local_layers), "--local-layers names a layer twice.")
+        require(len(set(self.local_layers)) == len(self.local_layers), "--local-layers names a layer twice.")
 
     @property
     def head_width(self) -> int:
@@ -197,11 +160,11 @@ class Budget:
 
     def __post_init__(self) -> None:
         given = [flag(f.name) for f in dataclasses.fields(self) if getattr(self, f.name) is not None]
-        _require(len(given) <= 1, f"{' and '.join(given)} contradict each other; give one of them.")
-        _require(len(given) == 1, "A run needs a budget: --steps, --epochs or --time.")
-        _at_least("steps", self.steps, 1)
-        _above_zero("epochs", self.epochs)
-        _above_zero("time", self.time)
+        require(len(given) <= 1, f"{' and '.join(given)} contradict each other; give one of them.")
+        require(len(given) == 1, "A run needs a budget: --steps, --epochs or --time.")
+        at_least("steps", self.steps, 1)
+        above_zero("epochs", self.epochs)
+        above_zero("time", self.time)
 
     @property
     def kind(self) -> str:
@@ -242,22 +205,22 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "micro_batch", "eval_every", "save_every", "log_every", "patience", "eval_tokens"):
-            _at_least(name, getattr(self, name), 1)
-        _above_zero("lr", self.lr)
+            at_least(name, getattr(self, name), 1)
+        above_zero("lr", self.lr)
         for name in ("min_lr", "weight_decay", "grad_clip", "seed"):
-            _at_least(name, getattr(self, name), 0)
-        _require(self.seed < 1 << 63, f"--seed is {self.seed}; it must be below 2^63.")
-        _require(self.min_lr <= self.lr, f"--min-lr {self.min_lr} is above --lr {self.lr}; it is where --lr ends.")
-        _require(
+            at_least(name, getattr(self, name), 0)
+        require(self.seed < 1 << 63, f"--seed is {self.seed}; it must be below 2^63.")
+        require(self.min_lr <= self.lr, f"--min-lr {self.min_lr} is above --lr {self.lr}; it is where --lr ends.")
+        require(
             0 <= self.warmup <= 1,
             "--warmup-steps is more than the whole run; give fewer, or a longer budget.",
         )
         for name in ("beta1", "beta2", "label_smoothing"):
-            _fraction(name, getattr(self, name))
-        _require(0 <= self.average <= 0.5, f"--average is {self.average:g}; it must be from 0 to 0.5.")
+            fraction(name, getattr(self, name))
+        require(0 <= self.average <= 0.5, f"--average is {self.average:g}; it must be from 0 to 0.5.")
         one_of("schedule", self.schedule, SCHEDULES)
         one_of("optimizer", self.optimizer, OPTIMIZERS)
-        _require(
+        require(
             self.micro_batch <= self.batch_size,
             f"--micro-batch {self.micro_batch} is larger than --batch-size {self.batch_size}; it is a part of it.",
         )
@@ -329,10 +292,10 @@ class AdapterConfig:
 
     def __post_init__(self) -> None:
         one_of("kind", self.kind, ADAPTER_KINDS)
-        _at_least("rank", self.rank, 1)
-        _above_zero("alpha", self.alpha)
-        _fraction("dropout", self.dropout)
-        _require(len(self.targets) > 0, "--target names no module.")
+        at_least("rank", self.rank, 1)
+        above_zero("alpha", self.alpha)
+        fraction("dropout", self.dropout)
+        require(len(self.targets) > 0, "--target names no module.")
 
 
 FORMAT = 1
@@ -370,41 +333,7 @@ class RunConfig:
         if found != FORMAT:
             raise TinyLMError("it is not a tinylm run configuration (it names no format)")
         try:
-            config = _from_json(cls, values)
+            config = from_json(cls, values)
         except (TypeError, ValueError, OverflowError, UsageError) as error:
             raise TinyLMError(f"it is not a tinylm run configuration ({error})") from error
         return typing.cast(Self, config)
-
-
-def chosen(values: Any) -> dict[str, Any]:
-    """The fields of a dataclass that are not at their defaults: the same when later versions have more fields."""
-    return {
-        field.name: getattr(values, field.name)
-        for field in dataclasses.fields(values)
-        if field.default is dataclasses.MISSING or getattr(values, field.name) != field.default
-    }
-
-
-def _from_json(kind: Any, value: Any) -> Any:
-    """Build a value of a (nested) dataclass type from JSON, refusing unknown keys and wrong types."""
-    if isinstance(kind, types.UnionType):
-        if value is None:
-            return None
-        (kind,) = (k for k in typing.get_args(kind) if k is not types.NoneType)
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(value, dict):
-            raise TypeError(f"expected an object, found {value!r}")
-        hints = typing.get_type_hints(kind)
-        unknown = sorted(set(value) - set(hints))
-        if unknown:
-            raise ValueError(f"unknown: {', '.join(unknown)}")
-        return typing.cast(Any, kind)(**{name: _from_json(hints[name], item) for name, item in value.items()})
-    if typing.get_origin(kind) is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise TypeError(f"expected a list, found {value!r}")
-        return tuple(_from_json(typing.get_args(kind)[0], item) for item in value)
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise TypeError(f"expected {kind.__name__}, found {value!r}")
-    return value

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from tinylm.config import Budget, DataConfig, ModelConfig, RuntimeConfig, TrainingConfig, flag
+from tinylm.checks import flag
+from tinylm.config import Budget, DataConfig, ModelConfig, RuntimeConfig, TrainingConfig
 from tinylm.device import DTYPES, can_compile, choose_device, choose_training_dtype, describe_device, free_memory
 from tinylm.errors import UsageError
 from tinylm.model.build import build_empty_model, count_parameters

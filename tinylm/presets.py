@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from tinylm.config import ModelConfig, count, flag, one_of
+from tinylm.checks import count, flag, one_of
+from tinylm.config import ModelConfig
 from tinylm.errors import UsageError
 
 PRESETS: dict[str, dict[str, Any]] = {

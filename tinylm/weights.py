@@ -13,8 +13,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from tinylm.config import RunConfig, chosen
+from tinylm.config import RunConfig
 from tinylm.errors import TinyLMError
+from tinylm.records import chosen
 
 
 @dataclass(frozen=True)

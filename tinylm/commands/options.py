@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tinylm.checks import flag
 from tinylm.config import (
     ACTIVATIONS,
     ARCHITECTURES,
@@ -23,7 +24,6 @@ from tinylm.config import (
     OPTIMIZERS,
     POSITIONS,
     SCHEDULES,
-    flag,
 )
 from tinylm.console import Console
 from tinylm.errors import UsageError

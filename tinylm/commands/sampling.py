@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from tinylm.checks import flag
 from tinylm.commands.options import option
-from tinylm.config import flag
 from tinylm.console import Console
 from tinylm.errors import UsageError
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tinylm.config import flag
+from tinylm.checks import flag
 from tinylm.errors import UsageError
 
 

@@ -1,6 +1,8 @@
 import io
+import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -389,3 +391,31 @@ def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int
     done("train", "corpus.txt", "--out", "whole", "--steps", more, *options)
     for name in ("model", "optimizer"):
         assert same_tensors(here / f"my run/last/{name}.safetensors", here / f"whole/last/{name}.safetensors")
+
+
+@posix
+@pytest.mark.skipif(sys.platform == "darwin", reason="Linux hangs up a process group when its terminal closes")
+def test_a_closed_terminal_saves_the_work(here: Path) -> None:
+    """All three streams are the terminal, which is gone when the process has its last words."""
+    import fcntl
+    import termios
+
+    ours, theirs = os.openpty()
+    command = process("train", "corpus.txt", "--out", "run", "--steps", 100_000, "--save-every", 50_000, *TINY)
+
+    def take_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(), preexec_fn=take_terminal
+    ) as child:
+        os.close(theirs)
+        while not (here / "run/last").exists():
+            if select.select([ours], [], [], 0.05)[0]:
+                os.read(ours, 4096)
+        os.close(ours)
+        assert child.wait(timeout=60) == 128 + signal.SIGHUP
+    step = json.loads((here / "run/last/state.json").read_text())["step"]
+    assert step > 0
+    assert f"at step {step}" in done("train", "--resume", "run", "--steps", step + 1).stderr

@@ -8,6 +8,7 @@ table for each group, and ablation.png, the curves of validation loss. Needs the
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -87,7 +88,8 @@ GROUPS: dict[str, dict[str, str]] = {
 class Trained:
     """One variant: `val_losses` has the full loss of its best weights for each seed, or `None` where it diverged.
 
-    `curve` has (step, validation loss) of the first seed.
+    `curve` has (step, validation loss) of the first seed, and `shares` the part of all tokens that each expert had at
+    its end.
     """
 
     name: str
@@ -96,6 +98,7 @@ class Trained:
     parameters: int
     cache_bytes: int
     curve: list[tuple[int, float]]
+    shares: list[float]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -118,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 name,
                 options.corpus,
                 options.out / folder_name(group, name),
-                f"--steps {options.steps} {options.options} {flags.replace('{steps/64}', str(options.steps // 64))}",
+                f"--steps {options.steps} {options.options} {in_steps(flags, options.steps)}",
                 options.seeds,
             )
             for name, flags in GROUPS[group].items()
@@ -127,6 +130,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         (options.out / "ablation.md").write_text(report)
     draw(results, options.out / "ablation.png")
     print(report)
+
+
+def in_steps(flags: str, steps: int) -> str:
+    """With {steps/N} as a number."""
+    return re.sub(r"\{steps/(\d+)\}", lambda match: str(max(1, steps // int(match[1]))), flags)
 
 
 def folder_name(group: str, name: str) -> str:
@@ -164,6 +172,7 @@ def train(name: str, corpus: Path, out: Path, flags: str, seed: int) -> Trained:
         records[-1].get("parameters", 0) if records else 0,
         cache_bytes(model),
         [(record["step"], record["val_loss"]) for record in records if "val_loss" in record and "run" not in record],
+        next((record["expert_shares"] for record in reversed(records) if "expert_shares" in record), []),
     )
 
 
@@ -176,6 +185,7 @@ def cache_bytes(model: ModelConfig) -> int:
 def write_table(results: Mapping[str, list[Trained]], corpus: Path, steps: int, options: str) -> str:
     parts = [f"{corpus.name}, {steps} steps of `tinylm train {options}`; {describe_machine(['torch'])}"]
     for group, variants in results.items():
+        mixed = any(one.shares for one in variants)
         rows = [
             [
                 one.name,
@@ -183,10 +193,12 @@ def write_table(results: Mapping[str, list[Trained]], corpus: Path, steps: int, 
                 f"{one.tokens_per_second:,.0f}",
                 f"{one.parameters:,}",
                 str(one.cache_bytes),
+                *([evenness(one.shares)] if mixed else []),
             ]
             for one in variants
         ]
-        parts.append(table([group, "validation loss", "tokens/s", "parameters", "cache bytes a token"], rows))
+        columns = ["validation loss", "tokens/s", "parameters", "cache bytes a token"]
+        parts.append(table([group, *columns, *(["experts' shares, times even"] if mixed else [])], rows))
     return "\n\n".join(parts) + "\n"
 
 
@@ -198,6 +210,11 @@ def spread(losses: Sequence[float | None]) -> str:
     parts += [f"({min(kept):.4f} to {max(kept):.4f})"] if len(kept) > 1 else []
     parts += ["diverged" if len(losses) == 1 else f"{gone} of {len(losses)} diverged"] if gone else []
     return " ".join(parts)
+
+
+def evenness(shares: Sequence[float]) -> str:
+    """The least and the largest share, in units of an even one."""
+    return f"{min(shares) * len(shares):.2f} to {max(shares) * len(shares):.2f}" if shares else ""
 
 
 def draw(results: Mapping[str, list[Trained]], file: Path) -> None:

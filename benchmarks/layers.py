@@ -13,7 +13,7 @@ import torch
 from measure import describe_machine, speedup, table, take_turns, tokens_per_second
 from torch import Tensor, nn
 
-from tinylm.device import autocast
+from tinylm.device import DTYPES
 from tinylm.model.attention import Attention, DotProduct
 from tinylm.model.build import build_model
 from tinylm.presets import make_model_config
@@ -55,23 +55,23 @@ def _pass(layer: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], object]:
 
 
 def experts(numbers: Sequence[int], rounds: int, tokens: int = 2048) -> list[list[str]]:
-    """A model of four layers, two experts a token."""
+    """A model of four layers, two experts a token; in bf16 its weights are, too, as in tinylm sample."""
     models = {}
     for number in numbers:
         config = make_model_config(vocab_size=65, preset="modern", size="micro", experts=number, ffn_width=352)
         models[str(number)] = build_model(config).eval()
     ids = torch.randint(65, (tokens // 128, 128), generator=torch.Generator().manual_seed(0))
 
-    def forward(model: nn.Module, dtype: str) -> Callable[[], object]:
+    def forward(model: nn.Module) -> Callable[[], object]:
         def run() -> None:
-            with torch.inference_mode(), autocast("cpu", dtype):
+            with torch.inference_mode():
                 model(ids)
 
         return run
 
     speeds = {}
     for dtype in ("fp32", "bf16"):
-        times = take_turns({name: forward(model, dtype) for name, model in models.items()}, rounds)
+        times = take_turns({name: forward(model.to(DTYPES[dtype])) for name, model in models.items()}, rounds)
         fewest = str(numbers[0])
         speeds[dtype] = {
             name: f"{tokens_per_second(times, name, tokens)}, {speedup(times, name, base=fewest)} times {fewest}"

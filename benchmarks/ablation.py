@@ -67,7 +67,10 @@ GROUPS: dict[str, dict[str, str]] = {
         "dense": "",
         "4 experts, 2 at a time, half as wide": "--experts 4 --ffn-width 176",
         "8 experts, 2 at a time, half as wide": "--experts 8 --ffn-width 176",
-        "4 experts, merged": "--experts 4 --ffn-width 176 --expert-mode merge",
+    },
+    "merging of experts": {
+        "outputs mixed": "--experts 4 --ffn-width 176",
+        "matrices mixed": "--experts 4 --ffn-width 176 --expert-mode merge",
     },
     "warmup of Adam": {
         "with": f"{PUBLISHED} --norm-placement pre",

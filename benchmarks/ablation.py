@@ -91,8 +91,8 @@ GROUPS: dict[str, dict[str, str]] = {
 class Trained:
     """One variant: `val_losses` has the full loss of its best weights for each seed, or `None` where it diverged.
 
-    `curve` has (step, validation loss) of the first seed, and `shares` the part of all tokens that each expert had at
-    its end.
+    `curve` has (step, validation loss) of the first seed, and `shares` the part of a layer's tokens that each of
+    its experts had at the end, for every layer.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Trained:
     parameters: int
     cache_bytes: int
     curve: list[tuple[int, float]]
-    shares: list[float]
+    shares: list[list[float]]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -215,9 +215,10 @@ def spread(losses: Sequence[float | None]) -> str:
     return " ".join(parts)
 
 
-def evenness(shares: Sequence[float]) -> str:
-    """The least and the largest share, in units of an even one."""
-    return f"{min(shares) * len(shares):.2f} to {max(shares) * len(shares):.2f}" if shares else ""
+def evenness(layers: Sequence[Sequence[float]]) -> str:
+    """The least and the largest share that any expert has of its layer's tokens, in units of an even one."""
+    times = [share * len(layer) for layer in layers for share in layer]
+    return f"{min(times):.2f} to {max(times):.2f}" if times else ""
 
 
 def draw(results: Mapping[str, list[Trained]], file: Path) -> None:

@@ -55,7 +55,7 @@ SEEDS = (0, 1, 2)
 
 @dataclass(frozen=True)
 class Tuned:
-    """`loss` is that on the second text's validation part, `None` where training diverged; memory in bytes."""
+    """`loss` is that on the end of the second text, `None` where training diverged; memory in bytes."""
 
     parameters: int
     memory: int
@@ -74,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=None, help="a folder for the runs (default: one that is deleted)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
-        bench = Bench(options.out or Path(temporary), options.second, options.steps)
+        home = options.out or Path(temporary)
+        bench = Bench(home, *split(options.second, home), options.steps)
         dense = bench.train("dense", f"train {options.first} {options.options} --steps {options.base_steps}")
         mixed = bench.train(
             "mixed", f"train {options.first} {options.options} {options.experts} --steps {options.base_steps}"
@@ -86,12 +87,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("\n" + decoding_table(dense, bench.folder(dense, "LoRA, rank 8")))
 
 
+def split(text: Path, home: Path) -> tuple[Path, Path]:
+    """The first nine tenths of a text's lines, and the rest, as files."""
+    lines = text.read_text(encoding="utf-8").splitlines(keepends=True)
+    end = len(lines) * 9 // 10
+    parts = (home / "second.txt", home / "held-out.txt")
+    home.mkdir(parents=True, exist_ok=True)
+    for path, part in zip(parts, (lines[:end], lines[end:]), strict=True):
+        path.write_text("".join(part), encoding="utf-8")
+    return parts
+
+
 class Bench:
     """Runs of the command, each in a folder below `home`."""
 
-    def __init__(self, home: Path, second: Path, steps: int) -> None:
+    def __init__(self, home: Path, second: Path, held_out: Path, steps: int) -> None:
         self.home = home
         self.second = second
+        self.held_out = held_out
         self.steps = steps
 
     def train(self, name: str, command: str) -> Path:
@@ -104,10 +117,10 @@ class Bench:
         return self.home / "".join(letter if letter.isalnum() else "-" for letter in f"{base.name} {method}")
 
     def tune(self, base: Path, method: str, command: str) -> Tuned:
-        """One method's run, scored on the whole validation part of the second text."""
         run = self.folder(base, method)
         words = command.format(second=self.second, base=base).split()
         words += ["--steps", str(self.steps), "--batch-size", "16", "--log-every", "10", "--out", str(run)]
+        words += ["--val-data", str(self.held_out)]
         full = [sys.executable, "-m", "tinylm", *words, "--compile", "off", "--quiet", "--force"]
         try:
             _, memory = run_and_watch(full, self.home)
@@ -119,9 +132,11 @@ class Bench:
         steps = [(later - earlier) / 10 for earlier, later in itertools.pairwise(seconds)]
         adapter = words[0] != "train"
         which = ["--adapter", str(run), "--model", str(base)] if adapter else ["--model", str(run)]
-        scored = _tinylm(["eval", *which, "--quiet", "--json"])
-        parameters = summarise(run)["parameters"]
-        return Tuned(parameters, memory, 1000 * statistics.median(steps), json.loads(scored)["loss"])
+        return Tuned(summarise(run)["parameters"], memory, 1000 * statistics.median(steps), self.score(*which))
+
+    def score(self, *which: str) -> float:
+        """The loss on what no run learned of the second text."""
+        return json.loads(_tinylm(["eval", str(self.held_out), *which, "--quiet", "--json"]))["loss"]
 
 
 def _tinylm(words: Sequence[str]) -> str:
@@ -130,8 +145,7 @@ def _tinylm(words: Sequence[str]) -> str:
 
 
 def methods_table(bench: Bench, name: str, base: Path, methods: Mapping[str, str]) -> str:
-    untuned = _tinylm(["eval", str(bench.second), "--model", str(base), "--quiet", "--json"])
-    rows = [["untuned (the whole text)", "0", "", "", f"{json.loads(untuned)['loss']:.4f}"]]
+    rows = [["untuned", "0", "", "", f"{bench.score('--model', str(base)):.4f}"]]
     for method, command in methods.items():
         tuned = bench.tune(base, method, command)
         memory = f"{tuned.memory / 2**20:,.0f}"

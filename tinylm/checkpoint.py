@@ -283,7 +283,7 @@ def summarise(path: Path) -> dict[str, Any]:
     try:
         with safetensors.safe_open(file, framework="pt") as tensors:
             metadata = tensors.metadata() or {}
-            parameters = sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+            shapes = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
         best_step, val_loss = int(metadata["step"]), json.loads(metadata["val_loss"])
         state = path / "last" / "state.json"
         step = json.loads(state.read_text())["step"] if state.exists() else best_step
@@ -292,9 +292,18 @@ def summarise(path: Path) -> dict[str, Any]:
         raise TinyLMError(f"{file} is damaged ({error}). Copy the run again.") from error
     return {
         "kind": "model" if config.adapter is None else "adapter",
-        "parameters": parameters,
+        "parameters": _count(shapes, shared_b=config.adapter is not None and config.adapter.share_b),
         "step": step,
         "best_step": best_step,
         "val_loss": val_loss,
         "saved": saved,
     }
+
+
+def _count(shapes: dict[str, tuple[int, ...]], shared_b: bool) -> int:
+    """Numbers in the tensors of a file, in which a B that several matrices of a name and size share stands for each."""
+    different = {
+        (name.split(".")[-3], shape) if shared_b and ".lora_B." in name else name: math.prod(shape)
+        for name, shape in shapes.items()
+    }
+    return sum(different.values())

@@ -201,26 +201,30 @@ def test_ways_of_fine_tuning_are_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finetuning = importlib.import_module("finetuning")
-    monkeypatch.setattr(finetuning, "DENSE", {name: finetuning.DENSE[name] for name in ("full", "LoRA, rank 8")})
+    monkeypatch.setattr(
+        finetuning, "DENSE", {name: finetuning.DENSE[name] for name in ("full", "LoRA, rank 8", "LoRA, rank 8, one B")}
+    )
     monkeypatch.setattr(finetuning, "MIXED", {"router": f"{finetuning.LORA} --rank 2 --target router"})
     monkeypatch.setattr(finetuning, "TARGETS", ("attention",))
     monkeypatch.setattr(finetuning, "RATES", (1e-3,))
     monkeypatch.setattr(finetuning, "SEEDS", (0, 1))
     for name, text in (("one.txt", story(6000)), ("two.txt", "no joy, no joy; no bed\n" * 200)):
         (tmp_path / name).write_text(text)
-    tiny = "--layers 1 --heads 2 --width 16 --context 16 --batch-size 4"
+    tiny = "--layers 2 --heads 2 --width 16 --context 16 --batch-size 4"
     arguments = ["--options", tiny, "--base-steps", "2", "--steps", "25", "--experts", "--experts 2"]
     finetuning.main([str(tmp_path / "one.txt"), str(tmp_path / "two.txt"), *arguments])
     rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
+        [cell.strip().replace(",", "") for cell in line.split("|")[1:-1]]
         for line in capsys.readouterr().out.splitlines()
         if line.startswith("|") and "--" not in line
     ]
-    names = ["dense base", "untuned (the whole text)", "full", "LoRA, rank 8", "base with experts"]
-    assert [row[0] for row in rows[:5]] == names
-    full, lora, router = rows[2], rows[3], rows[6]
-    assert int(lora[1]) == 8 * (16 + 16 + 16 + 8 + 16 + 8 + 16 + 16)  # four projections, one key/value head of eight
-    assert int(router[1]) == 2 * (16 + 2)
+    names = ["dense base", "untuned", "full", "LoRA rank 8", "LoRA rank 8 one B", "base with experts"]
+    assert [row[0] for row in rows[:6]] == names
+    full, lora, one_b, router = rows[2], rows[3], rows[4], rows[7]
+    outputs = 16 + 8 + 8 + 16  # of four projections, with one key/value head of eight
+    assert int(lora[1]) == 2 * 8 * (4 * 16 + outputs)
+    assert int(one_b[1]) == int(lora[1]) - 8 * outputs
+    assert int(router[1]) == 2 * 2 * (16 + 2)
     assert float(full[4]) < float(lora[4]) < float(rows[1][4])
     assert all(int(row[2]) > 50 for row in (full, lora, router))
 

@@ -7,7 +7,7 @@ from tests import reference_parts
 from tests.variants import randomised
 from tinylm.model.feedforward import FeedForward
 from tinylm.model.moe import MergedExperts, RoutedExperts
-from tinylm.model.routing import RoutingSummary, summarise
+from tinylm.model.routing import RoutingSummary, summarise, together
 
 E, K, D = 5, 2, 8
 BALANCE = 0.25
@@ -43,7 +43,7 @@ def test_the_router_tells_balance_entropy_and_shares_by_their_formulas(kind: typ
     assert told.balance.item() == pytest.approx(BALANCE * balance, rel=1e-12)
     assert told.entropy.item() == pytest.approx(reference_parts.router_entropy(p.reshape(-1, E)), rel=1e-12)
     chosen = [e for row in p.reshape(-1, E) for e in reference_parts.largest(row, K)]
-    assert told.shares.tolist() == pytest.approx([chosen.count(e) / len(chosen) for e in range(E)])
+    assert told.shares[0].tolist() == pytest.approx([chosen.count(e) / len(chosen) for e in range(E)])
 
 
 def test_the_balance_of_sequences_adds_up_so_that_accumulation_changes_nothing() -> None:
@@ -62,6 +62,18 @@ def test_padding_counts_in_nothing_that_is_told() -> None:
     assert padded.balance.item() == pytest.approx(sum(one.balance.item() for one in alone), rel=1e-12)
     assert padded.entropy.item() == pytest.approx(sum(one.entropy.item() for one in alone) / 3, rel=1e-12)
     torch.testing.assert_close(padded.shares, torch.stack([one.shares for one in alone]).mean(0), rtol=0, atol=1e-12)
+
+
+def test_an_expert_that_starves_in_one_layer_is_seen_beside_the_others() -> None:
+    """Numbers of experts mean nothing from layer to layer: a mean over layers would call these even."""
+    told = []
+    for favourite in range(2):
+        layer = experts(n=2, k=1)
+        torch.nn.init.zeros_(layer.router.weight)
+        layer.router.weight.data[favourite] = 1.0
+        told.append(routing(layer, torch.ones(1, 4, D, dtype=torch.float64)))
+    assert together(told).shares.tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert together(told).balance.item() == pytest.approx(sum(one.balance.item() for one in told))
 
 
 def test_nothing_is_told_once_training_is_over() -> None:

@@ -22,8 +22,8 @@ class RoutingSummary(NamedTuple):
     """The choices for B sequences, of one layer or of several.
 
     balance: (), the weighted load-balancing loss, summed over layers and sequences. entropy: (), of the routers'
-    choices, in nats, and shares: (E,), the part of all assignments that went to each expert, both the mean over layers
-    and sequences of the mean over a sequence's tokens.
+    choices, in nats, the mean over layers. shares: (L, E), the part of a layer's assignments that went to each of its
+    experts. Entropy and shares are means over sequences of the mean over a sequence's tokens.
     """
 
     balance: Tensor
@@ -44,9 +44,10 @@ def summarise(layer: Routing, real: Tensor | None = None) -> RoutingSummary:
     shares = (assigned * part).sum(dim=1)  # (B, E)
     balance = p.shape[2] * (shares * (p * part).sum(dim=1)).sum()
     entropy = -(torch.special.xlogy(p, p) * part).sum(dim=(1, 2)).mean()
-    return RoutingSummary(layer.balance * balance, entropy.detach(), shares.mean(dim=0))
+    return RoutingSummary(layer.balance * balance, entropy.detach(), shares.mean(dim=0, keepdim=True))
 
 
 def together(summaries: Sequence[RoutingSummary]) -> RoutingSummary:
-    balance, entropy, shares = (torch.stack(values) for values in zip(*summaries, strict=True))
-    return RoutingSummary(balance.sum(), entropy.mean(), shares.mean(dim=0))
+    """Of several layers, or of both sides of an encoder-decoder."""
+    balance, entropy, shares = zip(*summaries, strict=True)
+    return RoutingSummary(torch.stack(balance).sum(), torch.stack(entropy).mean(), torch.cat(shares))

@@ -337,15 +337,15 @@ class Trainer:
 
 
 def _scaled(value: Any, factor: float) -> Any:
-    """A number or a list of numbers, times a factor."""
-    return [entry * factor for entry in value] if isinstance(value, list) else value * factor
+    """A number, or a list of them, or of lists, times a factor."""
+    return [_scaled(entry, factor) for entry in value] if isinstance(value, list) else value * factor
 
 
 def _sum(one: Any, other: Any) -> Any:
-    """Of two numbers, or of two lists of them entry by entry; `None` is nothing yet."""
+    """Of two numbers, or of two lists entry by entry; `None` is nothing yet."""
     if one is None:
         return other
-    return [a + b for a, b in zip(one, other, strict=True)] if isinstance(other, list) else one + other
+    return [_sum(a, b) for a, b in zip(one, other, strict=True)] if isinstance(other, list) else one + other
 
 
 class _Speed:

@@ -68,7 +68,7 @@ def by_layer(config: ModelConfig, batch: Batch) -> list[str]:
     loss = next_token(model, batch)
     (loss.nats / loss.scored).backward()
     gradients = layer_gradient_norms(model)
-    first, middle, last = (gradients[f"layers.{i}"] for i in (0, config.layers // 2, config.layers - 1))
+    first, middle, last = (gradients[f"layers.{i}"] or 0.0 for i in (0, config.layers // 2, config.layers - 1))
     size = entering[0] / math.sqrt(config.width)
     return [*(f"{norm:.4f}" for norm in (first, middle, last)), f"{first / last:.2f}", f"{size:.2f}"]
 

@@ -1,7 +1,9 @@
 """Corpus + machine + budget -> the model, batch and schedule that fit, and what they cost: what `--dry-run` prints."""
 
 import functools
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,10 +118,12 @@ def plan_training(
     compile: str = "auto",
     recipe: str | None = None,
     base: ModelConfig | None = None,
+    fitting_pairs: Callable[[int], int] | None = None,
 ) -> Plan:
     """Fill in everything that the user did not choose.
 
     `recipe` names the training defaults, by default the preset's. `base` is the shape of a model to train on from.
+    `fitting_pairs` says how many pairs fit a context; by default, all.
 
     Raises UsageError for choices that contradict each other or the length of the corpus.
     """
@@ -152,6 +156,9 @@ def plan_training(
             )
     sequences, tokens_each = _sequences(data, shape)
     steps_per_epoch = sequences / batch_size
+    if data.train_pairs:  # the last batch of an epoch may be a smaller one
+        fitting = fitting_pairs(shape.context) if fitting_pairs else data.train_pairs
+        steps_per_epoch = max(1, math.ceil(fitting / batch_size))
     step_seconds = batch_size * tokens_each / training_speed(machine, shape)
     steps = budget.total_steps(steps_per_epoch) or max(1, int(seconds / step_seconds))
     settings = {

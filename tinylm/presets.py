@@ -87,6 +87,8 @@ def _refuse_idle(config: ModelConfig, choices: dict[str, Any]) -> None:
         "expert_balance": (config.experts == 1, "--experts"),
         "norm_gain": (config.norm == "none", "a --norm"),
         "norm_bias": (config.norm == "none", "a --norm"),
+        "norm_placement": (config.norm == "none", "a --norm"),
+        "qk_norm": (config.norm == "none" and config.qk_norm, "a --norm"),
     }
     for name, (is_idle, needed) in idle.items():
         if is_idle and choices.get(name) is not None:

@@ -1,3 +1,5 @@
+import dataclasses
+import inspect
 import json
 import os
 import shutil
@@ -8,6 +10,8 @@ import torch
 
 from tests.shell import TINY, copied, done, misused, records, refused, same_tensors, snapshot, story, tinylm
 from tinylm.checkpoint import RunFolder, load_model, read_config
+from tinylm.commands.train import train
+from tinylm.config import ModelConfig, TrainingConfig
 from tinylm.console import Console
 from tinylm.place import only_user
 from tinylm.training.signals import StopRequest
@@ -475,6 +479,38 @@ def test_every_part_of_the_model_has_a_flag(corpus: Path, here: Path) -> None:
     )
     assert (model.norm_gain, model.norm_bias, model.qk_norm, model.bias, model.tie) == (False, True, False, True, False)
     assert (model.activation, model.dropout) == ("relu", 0.25)
+
+
+MODEL_FLAGS = {
+    "rope_theta": ("--rope-theta 500", 500.0),
+    "relative_clip": ("--position relative --relative-clip 3", 3),
+    "residual": ("--no-residual", False),
+    "attention_scale": ("--no-attention-scale", False),
+    "scale_embedding": ("--scale-embedding", True),
+    "initialisation": ("--initialisation gpt2", "gpt2"),
+    "local_window": ("--local-window 5", 5),
+    "local_layers": ("--local-window 5 --local-layers 1", (1,)),
+    "experts": ("--experts 3", 3),
+    "experts_per_token": ("--experts 3 --experts-per-token 1", 1),
+    "expert_mode": ("--experts 3 --expert-mode merge", "merge"),
+    "expert_balance": ("--experts 3 --expert-balance 0.5", 0.5),
+}
+TRAINING_FLAGS = {"average": ("--average 0.2", 0.2), "label_smoothing": ("--label-smoothing 0.3", 0.3)}
+
+
+@pytest.mark.parametrize("part", [*MODEL_FLAGS, *TRAINING_FLAGS])
+def test_a_part_that_was_asked_for_is_planned(part: str, corpus: Path) -> None:
+    flags, value = (MODEL_FLAGS | TRAINING_FLAGS)[part]
+    (plan,) = records(done("train", corpus, "--steps", 1, "--dry-run", "--json", *TINY, "--layers", 2, *flags.split()))
+    found = plan["model" if part in MODEL_FLAGS else "training"][part]
+    assert (tuple(found) if isinstance(found, list) else found) == value
+
+
+def test_every_field_of_a_model_and_of_its_training_can_be_chosen() -> None:
+    """But for what follows from the text, and what a command has another way to say."""
+    options = {name for name, parameter in inspect.signature(train).parameters.items()}
+    assert {field.name for field in dataclasses.fields(ModelConfig)} - options == set()
+    assert {field.name for field in dataclasses.fields(TrainingConfig)} - options == {"budget", "warmup", "eval_tokens"}
 
 
 def test_every_part_of_the_optimizer_has_a_flag(corpus: Path, here: Path) -> None:

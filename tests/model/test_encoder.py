@@ -30,6 +30,7 @@ VARIANTS = {
     "relative": encoder(position="relative", relative_clip=2),
     "no positions": encoder(position="none", tie=False),
     "experts": encoder(experts=2, layers=1),
+    "two of four experts": encoder(experts=4, layers=1),
 }
 every_variant = pytest.mark.parametrize("config", VARIANTS.values(), ids=[name.replace(" ", "-") for name in VARIANTS])
 

@@ -13,8 +13,8 @@ import torch
 
 from tests.variants import small
 from tinylm.adapters.adapter import adapter_layers, load_adapter_tensors
-from tinylm.adapters.load import load_base
-from tinylm.adapters.lora import add_lora
+from tinylm.adapters.bottleneck import SUBLAYERS
+from tinylm.adapters.load import add_adapter, load_base
 from tinylm.checkpoint import RunFolder, load_model, read_config, read_weights, restore_model
 from tinylm.config import AdapterConfig, Budget, RunConfig, RuntimeConfig, TokenizerConfig, TrainingConfig
 from tinylm.errors import UsageError
@@ -121,7 +121,7 @@ class Sitting:
         if config.adapter is None:
             return build_model(config.model, config.training.seed)
         base, _, _ = load_base(self.path, config.adapter, None, "cpu")
-        add_lora(base, config.adapter, config.training.seed)
+        add_adapter(base, config.adapter, config.training.seed)
         return base
 
     def _train(self, run: RunFolder, config: RunConfig, model: Transformer, **choices: Any) -> Outcome:
@@ -154,14 +154,24 @@ def everything(path: Path) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def adapter(tokens: TokenFolder, tmp_path_factory: pytest.TempPathFactory) -> AdapterConfig:
-    path = tmp_path_factory.mktemp("base") / "base"
-    Sitting(path, tokens).begin(config_of(budget=Budget(steps=2)))
+def adapter_for(path: Path, tokens: TokenFolder, **shape: Any) -> AdapterConfig:
+    """A LoRA for a base that is trained for it."""
+    config = config_of(budget=Budget(steps=2))
+    Sitting(path, tokens).begin(dataclasses.replace(config, model=dataclasses.replace(SHAPE, **shape)))
     digest = load_model(path)[3].digest
     return AdapterConfig(
         base=str(path), base_digest=digest, rank=2, alpha=4.0, dropout=0.2, targets=("q_proj", "v_proj", "down_proj")
     )
+
+
+@pytest.fixture(scope="module")
+def adapter(tokens: TokenFolder, tmp_path_factory: pytest.TempPathFactory) -> AdapterConfig:
+    return adapter_for(tmp_path_factory.mktemp("base") / "base", tokens)
+
+
+@pytest.fixture(scope="module")
+def deep_adapter(tokens: TokenFolder, tmp_path_factory: pytest.TempPathFactory) -> AdapterConfig:
+    return adapter_for(tmp_path_factory.mktemp("base") / "base", tokens, layers=2)
 
 
 LONG = {"budget": Budget(steps=200), "eval_every": 20, "save_every": 50, "log_every": 9}
@@ -172,7 +182,8 @@ class Case:
     settings: dict[str, Any]
     until: int
     end: type[BaseException] = StopTraining
-    adapted: bool = False
+    adapter: str | None = None
+    kind: dict[str, Any] = field(default_factory=dict)
     shape: dict[str, Any] = field(default_factory=dict)
 
 
@@ -191,8 +202,11 @@ CASES = {
     "patience": Case({"patience": 2, "lr": 0.5, "budget": Budget(steps=300)}, 20),
     "averaged": Case({"average": 0.1}, 31),
     "averaged, killed": Case({"average": 0.1}, 40, Killed),
-    "adapter": Case({}, 31, adapted=True),
-    "adapter, killed": Case({"optimizer": "adam"}, 40, Killed, adapted=True),
+    "merged experts": Case({}, 31, shape={"experts": 3, "expert_mode": "merge"}),
+    "adapter": Case({}, 31, adapter="adapter"),
+    "adapter with one B": Case({}, 31, adapter="deep_adapter", kind={"share_b": True}, shape={"layers": 2}),
+    "bottlenecks": Case({}, 31, adapter="adapter", kind={"kind": "bottleneck", "targets": SUBLAYERS}),
+    "adapter, killed": Case({"optimizer": "adam"}, 40, Killed, adapter="adapter"),
 }
 
 
@@ -201,7 +215,8 @@ def test_a_resumed_run_is_the_run_that_never_stopped(
     case: Case, tokens: TokenFolder, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Weights, optimizer, state, best weights and metrics, with dropout and accumulation."""
-    config = config_of(request.getfixturevalue("adapter") if case.adapted else None, **case.settings)
+    adapter = dataclasses.replace(request.getfixturevalue(case.adapter), **case.kind) if case.adapter else None
+    config = config_of(adapter, **case.settings)
     config = dataclasses.replace(config, model=dataclasses.replace(SHAPE, **case.shape))
     straight = Sitting(tmp_path / "straight", tokens)
     outcome = straight.begin(config)

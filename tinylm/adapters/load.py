@@ -1,14 +1,14 @@
 """Put saved adapters back on the base they were made for."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tinylm.adapters.adapter import Adapter, load_adapter_tensors
 from tinylm.adapters.bottleneck import add_bottlenecks
 from tinylm.adapters.lora import add_lora
 from tinylm.checkpoint import load_model, read_config, read_weights
-from tinylm.config import AdapterConfig, RunConfig
+from tinylm.config import AdapterConfig, DataConfig, RunConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.model.stack import Transformer
 from tinylm.text.tokenizer import Tokenizer
@@ -25,6 +25,15 @@ class WantedAdapter:
 
     path: Path
     strength: float = 1.0
+
+
+@dataclass(frozen=True)
+class LoadedAdapter:
+    """An adapter on its base: its layers by name, how strongly it acts, and the text it was trained on."""
+
+    layers: dict[str, Adapter]
+    strength: float
+    data: DataConfig | None
 
 
 def add_adapter(model: Transformer, config: AdapterConfig, seed: int = 0) -> dict[str, Adapter]:
@@ -58,32 +67,32 @@ def load_base(
     return base, config, tokenizer
 
 
-def put_on(model: Transformer, path: Path) -> dict[str, Adapter]:
-    """Put a saved adapter on its base, whose other adapters stay; returns the new layers."""
-    config, adapter = read_adapter_config(path)
-    weights = read_weights(path, config)
+def put_on(model: Transformer, wanted: WantedAdapter) -> LoadedAdapter:
+    """Put a saved adapter on its base, whose other adapters stay."""
+    config, adapter = read_adapter_config(wanted.path)
+    weights = read_weights(wanted.path, config)
     layers = add_adapter(model, adapter)
     load_adapter_tensors(layers, weights.tensors)
-    return layers
+    set_strength(layers, wanted.strength)
+    return LoadedAdapter(layers, wanted.strength, config.data)
 
 
 def load_adapted(
     wanted: Sequence[WantedAdapter], model: Path | None, device: str
-) -> tuple[Transformer, RunConfig, Tokenizer, list[dict[str, Adapter]]]:
-    """A base with adapters on it, which act together, in evaluation mode; its configuration has the first one's text.
+) -> tuple[Transformer, RunConfig, Tokenizer, list[LoadedAdapter]]:
+    """A base with adapters on it, which act together, in evaluation mode.
 
-    Also gives each adapter's layers. Raises TinyLMError when the adapters are not all for the same base.
+    Raises TinyLMError when the adapters are not all for the same base.
     """
     first = wanted[0].path
-    config, adapter = read_adapter_config(first)
+    _, adapter = read_adapter_config(first)
     base, base_config, tokenizer = load_base(first, adapter, model, device)
-    added: list[dict[str, Adapter]] = []
+    loaded: list[LoadedAdapter] = []
     for one in wanted:
         if read_adapter_config(one.path)[1].base_digest != adapter.base_digest:
             raise TinyLMError(f"{one.path} was made for another base than {first}; put on adapters of one base.")
-        added.append(put_on(base, one.path))
-        set_strength(added[-1], one.strength)
-    return base.eval(), replace(base_config, data=config.data), tokenizer, added
+        loaded.append(put_on(base, one))
+    return base.eval(), base_config, tokenizer, loaded
 
 
 def set_strength(layers: dict[str, Adapter], strength: float) -> None:

@@ -46,6 +46,7 @@ def evaluate_pairs(
     options: TranslationOptions,
 ) -> dict[str, Any]:
     """Loss and perplexity of the targets, exact matches of those found, and BLEU and chrF where sacrebleu is there."""
+    from tinylm.device import DTYPES
     from tinylm.evaluation import evaluate, rows_at_once
     from tinylm.objective import sequence_to_sequence
     from tinylm.text.pairs import PairTokens, evaluation_pairs
@@ -76,6 +77,7 @@ def evaluate_pairs(
     references = [decode(found.target(index)) for index in range(len(found))]
     sources = [found.source(index)[: network.context - 1].tolist() for index in range(len(found))]
     written: list[str] = []
+    network.to(DTYPES[dtype])
     with console.counting("writing", len(found), "targets") as advance:
         for target in find_targets(network, sources, opened.tokenizer.end_of_text, beams, penalty, network.context):
             written.append(decode(target.tokens))

@@ -9,6 +9,7 @@ from tinylm.commands.finetuning import ADAPTER, AdapterRunOptions, Base, Corpus,
 from tinylm.commands.model import ModelPath
 from tinylm.commands.options import LearningOptions, option, with_groups
 from tinylm.config import AdapterConfig
+from tinylm.errors import UsageError
 
 if TYPE_CHECKING:
     from tinylm.model.stack import Transformer
@@ -46,9 +47,13 @@ class LoRAOptions:
     ] = None
 
     def config(self, model: "Transformer", base: Base) -> AdapterConfig:
-        from tinylm.adapters.lora import largest_rank, module_names
+        from tinylm.adapters.lora import TARGETS, largest_rank, module_names
 
         targets = module_names(self.target or ["attention"], model)
+        if targets == TARGETS["embedding"] and (self.dropout or self.share_b):
+            raise UsageError(
+                "--dropout and --share-b are for linear layers, and the embedding is looked up; leave them out."
+            )
         rank = min(DEFAULT_RANK, largest_rank(model, targets)) if self.rank is None else self.rank
         return AdapterConfig(
             **base,

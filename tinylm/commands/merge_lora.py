@@ -82,15 +82,15 @@ def _merged(adapter: Path, settings: "AdapterConfig", model: Path | None) -> _Re
 
     wanted = [WantedAdapter(adapter)]
     base, _, _ = load_base(adapter, settings, model, "cpu")
-    adapted, config, tokenizer, _ = load_adapted(wanted, model, "cpu")
+    adapted, config, tokenizer, (loaded,) = load_adapted(wanted, model, "cpu")
     merged, _, _, _ = load_adapted(wanted, model, "cpu")
     merge_lora(merged)
-    return _Result(merged, config, config.data, tokenizer, *check_merged(base, adapted, merged))
+    return _Result(merged, config, loaded.data, tokenizer, *check_merged(base, adapted, merged))
 
 
 def _unmerged(adapter: Path, settings: "AdapterConfig", digest: str, model: Path | None) -> _Result:
     """The base again, up to rounding: with the adapter on it, it predicts what the merged model does."""
-    from tinylm.adapters.load import put_on
+    from tinylm.adapters.load import WantedAdapter, put_on
     from tinylm.adapters.lora import check_merged, merge_lora
     from tinylm.checkpoint import load_model
 
@@ -100,8 +100,8 @@ def _unmerged(adapter: Path, settings: "AdapterConfig", digest: str, model: Path
     if config.merged != digest:
         raise UsageError(f"{model} was not made by merging {adapter}; name the adapter that it was made with.")
     undone, _, _, _ = load_model(model)
-    put_on(undone, adapter)
+    put_on(undone, WantedAdapter(adapter))
     merge_lora(undone, sign=-1.0)
     adapted = copy.deepcopy(undone)
-    put_on(adapted, adapter)
+    put_on(adapted, WantedAdapter(adapter))
     return _Result(undone, config, None, tokenizer, *check_merged(undone, adapted.eval(), merged))

@@ -1,17 +1,18 @@
 """Opening the model that a command works with; shared by the commands that use a trained one."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tinylm.commands.options import MachineOptions, option
+from tinylm.config import DataConfig
 from tinylm.console import Console
 from tinylm.errors import UsageError
 
 if TYPE_CHECKING:
-    from tinylm.adapters.adapter import Adapter
-    from tinylm.adapters.load import WantedAdapter
+    from tinylm.adapters.load import LoadedAdapter, WantedAdapter
     from tinylm.config import RunConfig
     from tinylm.model.stack import Transformer
     from tinylm.text.tokenizer import Tokenizer
@@ -56,14 +57,19 @@ def choose_where(console: Console, machine: MachineOptions) -> tuple[str, str]:
 class OpenModel:
     """`path` is the folder of what was trained last, model or adapter, and `config.data` the text of that training.
 
-    `adapters` are the layers of each, and how strongly it acts.
+    `adapters` are those on it, and `base_data` is the text that the model beneath them was trained on.
     """
 
     network: "Transformer"
     config: "RunConfig"
     tokenizer: "Tokenizer"
     path: Path
-    adapters: "list[tuple[dict[str, Adapter], float]]" = field(default_factory=list)
+    base_data: DataConfig | None
+    adapters: "Sequence[LoadedAdapter]" = ()
+
+    def data_of(self, adapter: int | None) -> DataConfig | None:
+        """The text of an adapter by its number, or of the base."""
+        return self.base_data if adapter is None else self.adapters[adapter].data
 
 
 def open_model(console: Console, model: Path | None, adapters: list[str] | None, device: str) -> OpenModel:
@@ -73,12 +79,12 @@ def open_model(console: Console, model: Path | None, adapters: list[str] | None,
 
     if adapters:
         wanted = [wanted_adapter(text) for text in adapters]
-        network, config, tokenizer, added = load_adapted(wanted, model, device)
-        strengths = [one.strength for one in wanted]
-        return OpenModel(network, config, tokenizer, wanted[0].path, list(zip(added, strengths, strict=True)))
+        network, config, tokenizer, loaded = load_adapted(wanted, model, device)
+        newest = replace(config, data=loaded[0].data)
+        return OpenModel(network, newest, tokenizer, wanted[0].path, config.data, loaded)
     path = model or newest_run(console)
     network, config, tokenizer, _ = load_model(path, device)
-    return OpenModel(network, config, tokenizer, path)
+    return OpenModel(network, config, tokenizer, path, config.data)
 
 
 def wanted_adapter(text: str) -> "WantedAdapter":

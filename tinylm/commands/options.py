@@ -19,6 +19,7 @@ from tinylm.config import (
     ACTIVATIONS,
     ARCHITECTURES,
     EXPERT_MODES,
+    INITIALISATIONS,
     NORM_PLACEMENTS,
     NORMS,
     OPTIMIZERS,
@@ -93,15 +94,23 @@ def refuse_with(invocation: typer.Context, reason: str, *groups: Any) -> None:
     What the environment or a file says of every run is not said of this one.
     """
     names = [
-        flag(field.name) for group in groups for field in dataclasses.fields(group) if _typed(invocation, field.name)
+        _spelling(field.name, getattr(group, field.name))
+        for group in groups
+        for field in dataclasses.fields(group)
+        if _typed(invocation, field.name)
     ]
     if names:
         raise UsageError(f"{reason} fixes {', '.join(names)}; leave that out, or leave out {reason}.")
 
 
-def typed(invocation: typer.Context, *groups: Any) -> frozenset[str]:
-    """The names of the groups' options that were typed with a value of their own."""
-    return frozenset(name for group in groups for name in given(group) if _typed(invocation, name))
+def typed(invocation: typer.Context, *groups: Any) -> dict[str, str]:
+    """The groups' options that were typed with a value of their own: their flags by their names."""
+    chosen = {name: value for group in groups for name, value in given(group).items()}
+    return {name: _spelling(name, value) for name, value in chosen.items() if _typed(invocation, name)}
+
+
+def _spelling(name: str, value: Any) -> str:
+    return flag(f"no_{name}" if value is False else name)
 
 
 def _typed(invocation: typer.Context, name: str) -> bool:
@@ -341,6 +350,10 @@ class ModelOptions:
     ] = None
     activation: Annotated[str | None, option("Feed-forward nonlinearity.", MODEL, one_of(ACTIVATIONS))] = None
     tie: Annotated[bool | None, option("Share the embedding with the output layer.", MODEL)] = None
+    scale_embedding: Annotated[bool | None, option("Scale embeddings by sqrt(width).", MODEL)] = None
+    initialisation: Annotated[
+        str | None, option("How weights are drawn at the start.", MODEL, one_of(INITIALISATIONS))
+    ] = None
     dropout: Annotated[float | None, option("Share of activations dropped in training.", MODEL, "X")] = None
 
     def choices(self) -> dict[str, Any]:

@@ -36,6 +36,8 @@ def read_text(
     from tinylm.text.corpus import STANDARD_INPUT, find_corpus
     from tinylm.text.prepare import CORPORA, read_corpus
 
+    if kind == "pairs" and text.text_key != TextOptions.text_key:
+        raise UsageError("--text-key is for documents; of a pair, JSONL has the texts under 'source' and 'target'.")
     if validation.val_data is not None and validation.val_fraction is not None:
         raise UsageError("--val-data and --val-fraction contradict each other; give one of them.")
     if validation.val_data == STANDARD_INPUT and STANDARD_INPUT in corpus:

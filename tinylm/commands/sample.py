@@ -58,16 +58,20 @@ def sample(
     if quantize == "int8":
         quantize_int8(opened.network)
     chosen_seed = secrets.randbits(32) if seed.seed is None else seed.seed
-    chosen = typed(invocation, prompt, choice, length) | (frozenset() if cache else {"no_cache"})
+    chosen = {**typed(invocation, prompt, choice, length), **({} if cache else {"cache": "--no-cache"})}
     begun = time.monotonic()
-    written = 0
+    written = first = 0
     for number, one in enumerate(prompts):
         for name in named:
-            layers, strength = opened.adapters[named.index(name)]
-            set_strength(layers, strength if name == one.adapter else 0.0)
+            put_on = opened.adapters[named.index(name)]
+            set_strength(put_on.layers, put_on.strength if name == one.adapter else 0.0)
+        data = opened.data_of(named.index(one.adapter) if one.adapter else None) if named else opened.config.data
         if number and not console.as_json and isinstance(opened.network, Decoder):
             console.result(BETWEEN_SAMPLES.strip("\n"))
-        written += _answer(console, opened, Request(one, prompt, choice, length, chosen_seed, cache, chosen))
+        written += _answer(
+            console, opened, Request(one, prompt, choice, length, chosen_seed, cache, first, data, chosen)
+        )
+        first += length.num_samples * (1 + one.text.count("\n"))
     seconds = time.monotonic() - begun
     console.note(f"{written} tokens in {seconds:.2f} s, {written / max(seconds, 1e-9):.0f} a second.")
 

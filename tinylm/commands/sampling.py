@@ -1,13 +1,13 @@
 """What tinylm sample is told: prompt, choice of tokens, and text; shared by what each kind of model does with it."""
 
 import sys
-from collections.abc import Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tinylm.checks import flag
 from tinylm.commands.options import option
+from tinylm.config import DataConfig
 from tinylm.console import Console
 from tinylm.errors import UsageError
 
@@ -134,7 +134,11 @@ def read_prompts(options: PromptOptions) -> list[Prompt]:
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt, and all that was said about how to answer it. `typed` has the options that were, by name."""
+    """A prompt, and all that was said about how to answer it.
+
+    Samples are numbered from `first` on; `data` is the text that the answering weights were trained on; `typed` has the
+    flags that were, by their options' names.
+    """
 
     prompt: Prompt
     reading: PromptOptions
@@ -142,11 +146,13 @@ class Request:
     length: LengthOptions
     seed: int
     cache: bool
-    typed: Set[str]
+    first: int
+    data: DataConfig | None
+    typed: Mapping[str, str]
 
     def refuse(self, *names: str, because: str) -> None:
         """Raises UsageError for options that were typed and that nothing would come of."""
-        found = [flag(name) for name in names if name in self.typed]
+        found = [self.typed[name] for name in names if name in self.typed]
         if found:
             raise UsageError(f"{because}: leave out {', '.join(found)}.")
 

@@ -239,7 +239,7 @@ def sampled_text(model: "Transformer", tokenizer: "Tokenizer", config: RunConfig
         return None
     was_training = model.training
     model.eval()
-    sampler = Sampler(Sampling(), 0, 1, model.embedding.weight.device, tokenizer.vocab_size)
+    sampler = Sampler(Sampling(), 0, 1, model.device, tokenizer.vocab_size)
     with torch.compiler.set_stance("force_eager"):
         ids = [row[0] for row in generate(model, [start_tokens(tokenizer, config.data, [])], sampler, tokens)]
     model.train(was_training)

@@ -31,9 +31,10 @@ def write_on(console: Console, network: "Decoder", opened: OpenModel, request: R
             raise UsageError(f"{message}; shorten it, or leave out --strict to keep its tail.")
         console.warn(f"{message}: it goes on from the tail.")
     console.note(f"Seed {seed}.")
-    start = start_tokens(tokenizer, opened.config.data, ids)
+    start = start_tokens(tokenizer, request.data, ids)
     sampling = request.choice.sampling(TEMPERATURE)
-    sampler = Sampler(sampling, seed, length.num_samples, network.embedding.weight.device, tokenizer.vocab_size)
+    device, rows = network.device, length.num_samples
+    sampler = Sampler(sampling, seed, rows, device, tokenizer.vocab_size, request.first)
     for row in range(length.num_samples):
         sampler.observe(row, ids)
     streams = [TextStream(tokenizer, length.stop or []) for _ in range(length.num_samples)]

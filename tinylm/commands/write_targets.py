@@ -24,9 +24,12 @@ def write_targets(console: Console, network: "EncoderDecoder", opened: OpenModel
 
     The best that a search finds, or with a temperature one drawn at random.
     """
+    if request.reading.prompt is None and request.reading.prompt_file is None:
+        raise UsageError("There is no source; give one with --prompt, or one a line with --prompt-file.")
     choice, length, seed, tokenizer = request.choice, request.length, request.seed, opened.tokenizer
     drawn = choice.temperature is not None and choice.temperature > 0
-    request.refuse("stream", "no_cache", because="A target is found with a cache, and printed once it is whole")
+    stream = ("stream",) if length.stream else ()
+    request.refuse(*stream, "cache", because="A target is found with a cache, and printed once it is whole")
     if drawn:
         request.refuse(
             "beams", "length_penalty", because="With a --temperature, targets are drawn and not searched for"
@@ -34,7 +37,7 @@ def write_targets(console: Console, network: "EncoderDecoder", opened: OpenModel
     else:
         request.refuse(*DRAWING, because="A search finds the same target every time, unless there is a --temperature")
     lines = [
-        known_part(console, line, tokenizer, request.reading.unknown, f"Source {number}").strip()
+        known_part(console, line.strip(), tokenizer, request.reading.unknown, f"Source {number}").strip()
         for number, line in enumerate(request.prompt.text.split("\n"), start=1)
     ]
     sources = [[int(i) for i in tokenizer.encode(line)] for line in lines]
@@ -47,7 +50,7 @@ def write_targets(console: Console, network: "EncoderDecoder", opened: OpenModel
     written = 0
     for line, found in zip(
         (line for line in lines for _ in range(length.num_samples)),
-        draw_targets(network, sources, tokenizer.end_of_text, choice, length.num_samples, most, seed)
+        draw_targets(network, sources, tokenizer.end_of_text, choice, length.num_samples, most, seed, request.first)
         if drawn
         else find_targets(network, sources, tokenizer.end_of_text, choice.beams or BEAMS, choice.length_penalty, most),
         strict=True,
@@ -107,16 +110,20 @@ def draw_targets(
     num_samples: int,
     most: int,
     seed: int,
+    first: int,
 ) -> "Iterator[Found]":
-    """Targets drawn token by token, `num_samples` of each source, without a score. Target i draws from (seed, i)."""
+    """Targets drawn token by token, `num_samples` of each source, without a score.
+
+    Target i, counted from `first`, draws from (seed, i).
+    """
     from tinylm.inference.generator import generate
     from tinylm.inference.sampler import Sampler
     from tinylm.inference.translate import Found, condition
 
-    device = network.embedding.weight.device
+    device = network.device
     for number, source in enumerate(sources):
-        first = number * num_samples
-        sampler = Sampler(choice.sampling(0.0), seed, num_samples, device, network.vocab_size, first)
+        row = first + number * num_samples
+        sampler = Sampler(choice.sampling(0.0), seed, num_samples, device, network.vocab_size, row)
         rows: list[list[int]] = [[] for _ in range(num_samples)]
         ended = [not source] * num_samples
         for tokens in generate(condition(network, [source], end, num_samples), [[end]] * num_samples, sampler, most):

@@ -19,7 +19,7 @@ class Guess(NamedTuple):
 def guess(model: Encoder, ids: Sequence[int], mask: int, candidates: int) -> list[Guess]:
     """A guess for every mask among the ids, each by itself, in order. No guess is the mask itself."""
     places = [place for place, token in enumerate(ids) if token == mask]
-    inputs = torch.tensor([list(ids)], device=model.embedding.weight.device)
+    inputs = torch.tensor([list(ids)], device=model.device)
     logits = model.logits(model(inputs).hidden[0, places]).float()  # (N, V)
     logits[:, mask] = -torch.inf
     best = logits.softmax(dim=-1).topk(min(candidates, logits.shape[-1] - 1))  # (N, K)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tinylm.inference.sampler import Sampler
 from tinylm.model.cache import Cache
@@ -18,7 +18,7 @@ class NextTokenModel(Protocol):
     def context(self) -> int: ...
 
     @property
-    def embedding(self) -> nn.Embedding: ...
+    def device(self) -> torch.device: ...
 
     def __call__(self, ids: Tensor, cache: Sequence[Cache] | None = None) -> Output: ...
 
@@ -103,4 +103,4 @@ def _left_padded(model: NextTokenModel, texts: list[list[int]], starts: list[int
 
 
 def _tensor(model: NextTokenModel, rows: list[list[int]]) -> Tensor:
-    return torch.tensor(rows, device=model.embedding.weight.device)
+    return torch.tensor(rows, device=model.device)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tinylm.model.block import Memory
 from tinylm.model.cache import Cache, CrossCache
@@ -33,8 +33,8 @@ class Conditioned:
         return self._model.context
 
     @property
-    def embedding(self) -> nn.Embedding:
-        return self._model.embedding
+    def device(self) -> torch.device:
+        return self._model.device
 
     def __call__(self, ids: Tensor, cache: Sequence[Cache] | None = None) -> Output:
         """(B, T) -> (B, T, D)"""
@@ -61,7 +61,7 @@ class Conditioned:
 @torch.inference_mode()
 def condition(model: EncoderDecoder, sources: Sequence[Sequence[int]], end: int, times: int = 1) -> Conditioned:
     """Read each source once, for so many rows that look at it."""
-    (hidden, mask), _ = model.encode(*padded_sources(sources, end, model.embedding.weight.device))
+    (hidden, mask), _ = model.encode(*padded_sources(sources, end, model.device))
     if mask is not None:
         mask = mask.repeat_interleave(times, dim=0)
     return Conditioned(model, Memory(hidden.repeat_interleave(times, dim=0), mask))
@@ -133,7 +133,7 @@ def beam_search(
     searches = [_Search(beams, end, length_penalty) for _ in sources]
     going = list(searches)
     conditioned = condition(model, sources, end, times=beams)
-    device = conditioned.embedding.weight.device
+    device = conditioned.device
     cache = conditioned.make_cache(len(sources) * beams, max_tokens)
     last = torch.full((len(sources) * beams, 1), end, device=device)  # a target begins with the end of text
     for _ in range(max_tokens):

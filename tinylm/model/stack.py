@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -92,6 +93,10 @@ class Transformer(Stack):
     @property
     def vocab_size(self) -> int:
         return self.embedding.num_embeddings
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
 
     def embed(self, ids: Tensor) -> Tensor:
         """(B, T) -> (B, T, D)"""

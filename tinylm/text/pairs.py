@@ -119,6 +119,11 @@ def padded(rows: Sequence[np.ndarray], padding: int) -> tuple[Tensor, Tensor]:
     return ids, lengths
 
 
+def count_fitting(tokens: np.ndarray, end_of_text: int, context: int) -> int:
+    """How many of the pairs in a stream of ids fit a context."""
+    return len(PairTokens(tokens, end_of_text).fitting(context))
+
+
 POOL = 50  # batches whose pairs are put in the order of their lengths
 
 

@@ -15,6 +15,7 @@ from tinylm.config import RunConfig
 from tinylm.device import autocast, choose_inference_dtype
 from tinylm.errors import UsageError
 from tinylm.evaluation import evaluate, rows_at_once
+from tinylm.model.block import PreNormBlock
 from tinylm.model.stack import Transformer
 from tinylm.objective import Objective
 from tinylm.tasks import Task
@@ -116,15 +117,18 @@ def train_session(
     ).run()
 
 
-def layer_gradient_norms(model: nn.Module) -> dict[str, float]:
-    """The norm of all gradients of each layer together, and of those of each part outside of layers, by name."""
+def layer_gradient_norms(model: nn.Module) -> dict[str, float | None]:
+    """The norm of all gradients of each layer together, and of those of each part outside of layers, by name.
+
+    `None` where it is no finite number, as in a step that fp16 leaves out.
+    """
     squares: dict[str, float] = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             layer = re.match(r"(?:encoder\.)?layers\.\d+", name)
             part = layer[0] if layer else name.rpartition(".")[0]
             squares[part] = squares.get(part, 0.0) + parameter.grad.detach().double().square().sum().item()
-    return {part: math.sqrt(square) for part, square in squares.items()}
+    return {part: math.sqrt(square) if math.isfinite(square) else None for part, square in squares.items()}
 
 
 def metrics_record(event: Logged | Evaluated) -> dict[str, Any]:
@@ -145,18 +149,19 @@ def metrics_record(event: Logged | Evaluated) -> dict[str, Any]:
 def _compile_layers(
     model: Transformer, batch: Batch, objective: Objective, dtype: str, report: Callable[[Event], None]
 ) -> bool:
-    """Compile each layer, and try it. Returns whether it works; if not, the model stays eager, with one notice."""
-    for layer in model.layers:
-        layer.compile()
-    device = model.embedding.weight.device
+    """Compile each layer, of either side, and try it. Returns whether it works; if not, one notice says why."""
+    blocks = [module for module in model.modules() if isinstance(module, PreNormBlock)]
+    for block in blocks:
+        block.compile()
+    device = model.device
     try:
         with torch.random.fork_rng(), autocast(device.type, dtype):
             objective(model, batch.to(device)).nats.backward()
         return True
     except Exception as error:  # a compiler fails in ways of its own
         torch._dynamo.reset()
-        for layer in model.layers:
-            layer._compiled_call_impl = None
+        for block in blocks:
+            block._compiled_call_impl = None
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         report(Notice(f"torch.compile failed ({reason[:120]}); going on without it."))
         return False

@@ -284,10 +284,10 @@ class Trainer:
         begun = time.monotonic()
         with self.average.in_place() if self.average is not None else contextlib.nullcontext():
             best = self._validate()
-        state.stale = 0 if best else state.stale + 1
-        state.evaluated = state.step
-        assert state.val_loss is not None
-        self.report(Evaluated(state.step, state.val_loss, best, self._seconds()))
+            state.stale = 0 if best else state.stale + 1
+            state.evaluated = state.step
+            assert state.val_loss is not None
+            self.report(Evaluated(state.step, state.val_loss, best, self._seconds()))
         state.evaluation_seconds = time.monotonic() - begun
         self._speed.pause(state.evaluation_seconds)
 

@@ -85,7 +85,7 @@ def test_text_that_looks_like_a_mask_is_text_to_train_on(here: Path) -> None:
             "An encoder fills all masks at once, each with its likeliest guess: leave out --stream.",
         ),
         (("-p", "a <mask>", "--beams", 3), "leave out --beams"),
-        (("-p", "a <mask>", "-t", 1, "--no-cache"), "leave out --temperature, --no-cache"),
+        (("-p", "a <mask>", "-t", 1, "--no-echo", "--no-cache"), "leave out --temperature, --no-echo, --no-cache"),
         (("-p", "a <mask>é"), "'é' (U+00E9)"),
         (("-p", "<mask>" * 17), "The prompt has 17 tokens, and the model sees 16"),
     ],
@@ -108,6 +108,26 @@ def test_a_source_gives_its_target_and_lines_give_lines_in_order(translator: Pat
     (here / "s.txt").write_text("abc\n\ncab\n")
     targets = done("sample", "-m", translator, "-f", "s.txt", "--echo").stdout
     assert targets == "abc\tc b a\n\t\ncab\tb a c\n"
+
+
+def test_sources_may_end_in_carriage_returns_and_stand_among_spaces(translator: Path) -> None:
+    assert done("sample", "-m", translator, "-f", "-", stdin="abc\r\n  bca \r\n").stdout == "c b a\na c b\n"
+
+
+def test_without_a_source_there_is_no_target(translator: Path) -> None:
+    refused(tinylm("sample", "-m", translator), 2, "There is no source; give one with --prompt")
+    assert done("sample", "-m", translator, "-p", "abc", "--no-stream").stdout == "c b a\n"
+
+
+@pytest.mark.parametrize("context, steps", [(32, 2), (4, 1)])
+def test_an_epoch_is_planned_in_the_steps_that_it_takes(context: int, steps: int, here: Path) -> None:
+    """Twelve pairs of which four fit a context of 4, in batches of ten."""
+    lines = [("ab", "ba")] * 4 + [("abcd", "dcba")] * 8
+    (here / "p.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in lines))
+    options = ("p.tsv", "--val-data", "p.tsv", *BOTH, "--context", context, "--epochs", 1, "--json")
+    (plan,) = records(done("train", *options, "--dry-run"))
+    last = records(done("train", *options, "--out", "run"))[-1]
+    assert plan["steps"] == last["step"] == steps
 
 
 def test_a_record_of_a_target_has_a_score(translator: Path) -> None:
@@ -261,6 +281,10 @@ def test_a_mixture_of_experts_logs_its_router_and_local_layers_are_chosen_by_num
     assert read_config(here / "run").model.local_layers == (1,)
     refused(tinylm("train", "t.txt", "--local-window", 4, "--local-layers", "a"), 2, "--local-layers is 'a'", "0,2,4")
     refused(tinylm("train", "t.txt", "--local-window", 4, "--local-layers", "99"), 2, "names layer 99")
+
+
+def test_pairs_have_no_key_to_choose(here: Path) -> None:
+    refused(tinylm("train", pairs_file(here / "p.tsv"), *BOTH, "--text-key", "body"), 2, "--text-key is for documents")
 
 
 def test_pairs_may_be_lines_of_jsonl(here: Path) -> None:

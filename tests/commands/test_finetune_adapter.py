@@ -5,6 +5,7 @@ import pytest
 
 from tests.shell import copied, done, records, refused, snapshot, tinylm
 from tinylm.checkpoint import read_config
+from tinylm.config import DataConfig
 
 SHORT = ("--steps", 40, "--batch-size", 4, "--lr", 0.01)
 
@@ -99,6 +100,34 @@ def test_adapters_of_different_bases_are_refused(second: Path, run: Path, adapte
     refused(tinylm("sample", "--adapter", adapter, "--adapter", "ad"), 1, "was made for another base", sentences=3)
 
 
+def test_equal_lines_of_prompts_are_answered_differently(run: Path, here: Path) -> None:
+    """As the samples of one prompt are, and from the same numbers."""
+    (here / "prompts.jsonl").write_text(json.dumps({"prompt": "no"}) + "\n" + json.dumps({"prompt": "no"}) + "\n")
+    options = ("-m", run, "-n", 30, "--seed", 3, "--json")
+    lines = [record["text"] for record in records(done("sample", "-f", "prompts.jsonl", *options))]
+    assert lines == [record["text"] for record in records(done("sample", "-p", "no", "--num-samples", 2, *options))]
+    assert len(set(lines)) == 2
+
+
+def test_an_empty_prompt_begins_as_the_text_of_its_own_adapter_does(
+    second: Path, run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "two.jsonl").write_text("".join(json.dumps({"text": second.read_text()}) + "\n" for _ in range(2)))
+    done("finetune-adapter", "two.jsonl", "-m", run, "-o", "many", *SHORT)
+    done("finetune-adapter", second, "-m", run, "-o", "one", *SHORT)
+    begun: list[int] = []
+
+    def start(tokenizer: object, data: DataConfig, prompt: object) -> list[int]:
+        begun.append(data.documents)
+        return [1]
+
+    monkeypatch.setattr("tinylm.inference.text.start_tokens", start)
+    lines = [json.dumps({"prompt": "", "adapter": name}) for name in ("many", "one")]
+    (here / "prompts.jsonl").write_text("\n".join([*lines, json.dumps({"prompt": ""})]))
+    done("sample", "-m", run, "-f", "prompts.jsonl", "-n", 1)
+    assert begun == [2, 1, 1]
+
+
 @pytest.mark.parametrize("strength", ["half", "nan", "inf", ""])
 def test_a_strength_that_is_no_number_is_refused(strength: str, adapter: Path) -> None:
     refused(tinylm("sample", "--adapter", f"{adapter}={strength}"), 2, f"{strength!r} is no number", "=0.5")
@@ -124,6 +153,7 @@ def test_lines_of_prompts_may_each_name_their_adapter(second: Path, run: Path, a
         alone = ("--adapter", name) if name else ()
         (expected,) = records(done("sample", "-m", run, *alone, "-p", text, *options))
         assert record["text"] == expected["text"]
+        assert record.get("adapter") == name
     assert len({record["text"] for record in found}) > 3
     printed = done("sample", "-m", run, "--prompt-file", "prompts.jsonl", "-n", 3).stdout
     assert printed.count("\n---\n") == len(prompts) - 1

@@ -206,6 +206,12 @@ def test_dry_run_writes_nothing(second: Path, run: Path, here: Path) -> None:
     assert snapshot(here) == before
 
 
+@pytest.mark.parametrize("option", [("--dropout", 0.1), ("--share-b",)])
+def test_what_an_embedding_cannot_have_is_refused(option: tuple[object, ...], second: Path, run: Path) -> None:
+    result = tinylm("finetune-lora", second, "-m", run, *SHORT, "--target", "embedding", *option)
+    refused(result, 2, "--dropout and --share-b are for linear layers")
+
+
 def test_the_default_rank_is_one_that_a_small_router_has(second: Path, shelf: Path, here: Path) -> None:
     done("train", shelf / "one.txt", "-o", "mix", "--steps", 1, "--experts", 3, *TINY)
     result = done("finetune-lora", second, "-m", "mix", "-o", "ad", *SHORT, "--target", "router", "--dry-run")

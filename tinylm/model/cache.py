@@ -53,7 +53,13 @@ class KVCache:
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def reorder(self, rows: Tensor) -> None:
-        self.keys, self.values = self.keys[rows], self.values[rows]
+        self.keys, self.values = self._rows(self.keys, rows), self._rows(self.values, rows)
+
+    def _rows(self, held: Tensor, rows: Tensor) -> Tensor:
+        """Slots that are not filled yet are not copied."""
+        chosen = held.new_empty(len(rows), *held.shape[1:])
+        chosen[:, :, : self.offset] = held[rows, :, : self.offset]
+        return chosen
 
 
 class RollingCache:

@@ -193,7 +193,7 @@ def write_table(results: Mapping[str, list[Trained]], corpus: Path, steps: int, 
             [
                 one.name,
                 spread(one.val_losses),
-                f"{one.tokens_per_second:,.0f}",
+                f"{one.tokens_per_second:,.0f}" if one.tokens_per_second else "-",
                 f"{one.parameters:,}",
                 str(one.cache_bytes),
                 *([evenness(one.shares)] if mixed else []),

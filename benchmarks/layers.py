@@ -26,11 +26,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="default: 5")
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 256], help="d, of a layer (default: 64 256)")
     parser.add_argument("--experts", type=int, nargs="+", default=[4, 16, 64], help="default: 4 16 64")
+    parser.add_argument("--tokens", type=int, default=2048, help="in a pass of the experts (default: 2048)")
     options = parser.parse_args(arguments)
     print(describe_machine(["torch"]))
     rows = [against_recurrence(d, n, options.rounds) for d in options.widths for n in (d // 4, d, 4 * d, 16 * d)]
     print("\n" + table(["width d", "length n", "n/d", "attention, tokens/s", "GRU", "attention / GRU"], rows))
-    print("\n" + table(["experts", "parameters", "fp32, tokens/s", "bf16"], experts(options.experts, options.rounds)))
+    print(f"\n{options.tokens} tokens a pass\n")
+    print(
+        table(
+            ["experts", "parameters", "fp32, tokens/s", "bf16"],
+            experts(options.experts, options.rounds, options.tokens),
+        )
+    )
 
 
 def against_recurrence(width: int, length: int, rounds: int) -> list[str]:
@@ -54,7 +61,7 @@ def _pass(layer: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], object]:
     return step
 
 
-def experts(numbers: Sequence[int], rounds: int, tokens: int = 2048) -> list[list[str]]:
+def experts(numbers: Sequence[int], rounds: int, tokens: int) -> list[list[str]]:
     """A model of four layers, two experts a token; in bf16 its weights are, too, as in tinylm sample."""
     models = {}
     for number in numbers:

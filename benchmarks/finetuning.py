@@ -30,6 +30,7 @@ from tinylm.errors import DivergedError
 from tinylm.inference.generator import generate
 from tinylm.inference.sampler import Sampler, Sampling
 from tinylm.model.decoder import Decoder
+from tinylm.model.stack import Transformer
 
 RANKS = (1, 2, 4, 8, 16, 32)
 LORA = "finetune-lora {second} -m {base}"
@@ -168,16 +169,13 @@ def stability_table(bench: Bench, base: Path) -> str:
 def decoding_table(base: Path, adapter: Path, tokens: int = 100, rounds: int = 5) -> str:
     """One stream: the base alone, with its adapter beside it, and with it folded in."""
 
-    def adapted() -> Decoder:
-        model = load_adapted([WantedAdapter(adapter)], base, "cpu")[0]
-        assert isinstance(model, Decoder)
-        return model
-
-    plain, beside, merged = load_model(base)[0], adapted(), adapted()
+    beside, merged = (load_adapted([WantedAdapter(adapter)], base, "cpu")[0] for _ in range(2))
     merge_lora(merged)
-    models = {"base": plain, "adapter beside it": beside, "adapter merged": merged}
+    models = {"base": load_model(base)[0], "adapter beside it": beside, "adapter merged": merged}
 
-    def decode(model: Decoder) -> Callable[[], object]:
+    def decode(model: Transformer) -> Callable[[], object]:
+        assert isinstance(model, Decoder)
+
         def run() -> None:
             sampler = Sampler(Sampling(0.0), 0, 1, torch.device("cpu"), model.vocab_size)
             for _, _ in zip(range(tokens), generate(model, [[0]], sampler, tokens), strict=True):
@@ -185,7 +183,7 @@ def decoding_table(base: Path, adapter: Path, tokens: int = 100, rounds: int = 5
 
         return run
 
-    times = take_turns({name: decode(model) for name, model in models.items()}, rounds)  # type: ignore[arg-type]
+    times = take_turns({name: decode(model) for name, model in models.items()}, rounds)
     rows = [[name, tokens_per_second(times, name, tokens), str(speedup(times, name, base="base"))] for name in models]
     return table(["decoding", "tokens/s", "times the base"], rows)
 

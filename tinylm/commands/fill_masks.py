@@ -29,7 +29,7 @@ def fill_masks(console: Console, network: "Encoder", opened: OpenModel, request:
     text, tokenizer = request.prompt.text, opened.tokenizer
     if MASK not in text:
         raise UsageError(f"The prompt has no {MASK} to fill; put one where a token is to be guessed.")
-    parts = [known_part(console, part, tokenizer, request.reading.unknown) for part in text.split(MASK)]
+    parts = [known_part(console, part, tokenizer, request.prompt_options.unknown) for part in text.split(MASK)]
     if tokenizer.kind != "char":  # a word's token begins with the blank before it
         parts = [part.removesuffix(" ") for part in parts[:-1]] + parts[-1:]
     ids = [int(i) for i in tokenizer.encode(parts[0])]

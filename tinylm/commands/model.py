@@ -67,9 +67,13 @@ class OpenModel:
     base_data: DataConfig | None
     adapters: "Sequence[LoadedAdapter]" = ()
 
-    def data_of(self, adapter: int | None) -> DataConfig | None:
-        """The text of an adapter by its number, or of the base."""
-        return self.base_data if adapter is None else self.adapters[adapter].data
+    def use_only(self, chosen: int | None) -> DataConfig | None:
+        """Let one adapter, by its number, or the base act alone; returns the text that it was trained on."""
+        from tinylm.adapters.load import set_strength
+
+        for number, adapter in enumerate(self.adapters):
+            set_strength(adapter.layers, adapter.strength if number == chosen else 0.0)
+        return self.base_data if chosen is None else self.adapters[chosen].data
 
 
 def open_model(console: Console, model: Path | None, adapters: list[str] | None, device: str) -> OpenModel:

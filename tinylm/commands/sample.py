@@ -47,7 +47,6 @@ def sample(
     if named and adapter:
         raise UsageError("--adapter is for all prompts, and some lines name their own; leave it out.")
 
-    from tinylm.adapters.load import set_strength
     from tinylm.device import DTYPES
     from tinylm.inference.quantize import quantize_int8
     from tinylm.model.decoder import Decoder
@@ -62,15 +61,13 @@ def sample(
     begun = time.monotonic()
     written = first = 0
     for number, one in enumerate(prompts):
-        for name in named:
-            put_on = opened.adapters[named.index(name)]
-            set_strength(put_on.layers, put_on.strength if name == one.adapter else 0.0)
-        data = opened.data_of(named.index(one.adapter) if one.adapter else None) if named else opened.config.data
+        data = opened.config.data
+        if named:
+            data = opened.use_only(None if one.adapter is None else named.index(one.adapter))
         if number and not console.as_json and isinstance(opened.network, Decoder):
             console.result(BETWEEN_SAMPLES.strip("\n"))
-        written += _answer(
-            console, opened, Request(one, prompt, choice, length, chosen_seed, cache, first, data, chosen)
-        )
+        request = Request(one, prompt, choice, length, chosen_seed, cache, first, data, chosen)
+        written += _answer(console, opened, request)
         first += length.num_samples * (1 + one.text.count("\n"))
     seconds = time.monotonic() - begun
     console.note(f"{written} tokens in {seconds:.2f} s, {written / max(seconds, 1e-9):.0f} a second.")

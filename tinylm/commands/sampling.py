@@ -141,7 +141,7 @@ class Request:
     """
 
     prompt: Prompt
-    reading: PromptOptions
+    prompt_options: PromptOptions
     choice: ChoiceOptions
     length: LengthOptions
     seed: int

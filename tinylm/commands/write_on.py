@@ -23,11 +23,11 @@ def write_on(console: Console, network: "Decoder", opened: OpenModel, request: R
     request.refuse("beams", "length_penalty", because="This model writes on from a prompt, and searches for no target")
     length, seed = request.length, request.seed
     tokenizer, echo = opened.tokenizer, length.echo is not False
-    text = known_part(console, request.prompt.text, tokenizer, request.reading.unknown)
+    text = known_part(console, request.prompt.text, tokenizer, request.prompt_options.unknown)
     ids = [int(i) for i in tokenizer.encode(text)] if text else []
     if len(ids) > network.context:
         message = f"The prompt has {len(ids)} tokens, and the model sees {network.context} at a time"
-        if request.reading.strict:
+        if request.prompt_options.strict:
             raise UsageError(f"{message}; shorten it, or leave out --strict to keep its tail.")
         console.warn(f"{message}: it goes on from the tail.")
     console.note(f"Seed {seed}.")

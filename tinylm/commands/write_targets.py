@@ -24,7 +24,7 @@ def write_targets(console: Console, network: "EncoderDecoder", opened: OpenModel
 
     The best that a search finds, or with a temperature one drawn at random.
     """
-    if request.reading.prompt is None and request.reading.prompt_file is None:
+    if request.prompt_options.prompt is None and request.prompt_options.prompt_file is None:
         raise UsageError("There is no source; give one with --prompt, or one a line with --prompt-file.")
     choice, length, seed, tokenizer = request.choice, request.length, request.seed, opened.tokenizer
     drawn = choice.temperature is not None and choice.temperature > 0
@@ -37,11 +37,11 @@ def write_targets(console: Console, network: "EncoderDecoder", opened: OpenModel
     else:
         request.refuse(*DRAWING, because="A search finds the same target every time, unless there is a --temperature")
     lines = [
-        known_part(console, line.strip(), tokenizer, request.reading.unknown, f"Source {number}").strip()
+        known_part(console, line.strip(), tokenizer, request.prompt_options.unknown, f"Source {number}").strip()
         for number, line in enumerate(request.prompt.text.split("\n"), start=1)
     ]
     sources = [[int(i) for i in tokenizer.encode(line)] for line in lines]
-    _check_lengths(console, sources, network.context, request.reading.strict)
+    _check_lengths(console, sources, network.context, request.prompt_options.strict)
     sources = [source[: network.context - 1] for source in sources]
     most = min(length.max_tokens, network.context)
     check_search(BEAMS if choice.beams is None else choice.beams, choice.length_penalty)

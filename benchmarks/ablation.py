@@ -118,17 +118,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"there is no group {unknown[0]!r}; there are: {', '.join(GROUPS)}")
     options.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, list[Trained]] = {}
+    trained: dict[str, Trained] = {}  # by their flags: many a group has the default among its variants
     for group in wanted:
-        results[group] = [
-            train_seeds(
-                name,
-                options.corpus,
-                options.out / folder_name(group, name),
-                f"--steps {options.steps} {options.options} {in_steps(flags, options.steps)}",
-                options.seeds,
-            )
-            for name, flags in GROUPS[group].items()
-        ]
+        results[group] = []
+        for name, flags in GROUPS[group].items():
+            if flags not in trained:
+                trained[flags] = train_seeds(
+                    name,
+                    options.corpus,
+                    options.out / folder_name(group, name),
+                    f"--steps {options.steps} {options.options} {in_steps(flags, options.steps)}",
+                    options.seeds,
+                )
+            results[group].append(replace(trained[flags], name=name))
         report = write_table(results, options.corpus, options.steps, options.options)
         (options.out / "ablation.md").write_text(report)
     draw(results, options.out / "ablation.png")

@@ -70,6 +70,7 @@ REFUSALS: list[Refusal] = [
     *each(small, "activation", ("tanh",), "swiglu, gelu, relu"),
     *each(small, "initialisation", ("zero",), "modern, gpt2, original"),
     *each(small, "dropout", (-0.1, 1.0, NAN), "at least 0 and below 1"),
+    *each(small, "attention_dropout", (-0.1, 1.0, NAN), "at least 0 and below 1"),
     *each(small, "rope_theta", (0.0, -1.0, INFINITE, NAN), "greater than 0"),
     (small, {"width": 18}, "--heads", ("--width 18", "multiple of 4", "1, 2, 3, 6, 9, 18 heads")),
     (small, {"kv_heads": 3}, "--kv-heads", ("--heads 4", "one of 1, 2, 4")),
@@ -294,6 +295,7 @@ def models(draw: st.DrawFn) -> c.ModelConfig:
         norm_placement=draw(st.sampled_from(c.NORM_PLACEMENTS)),
         activation=draw(st.sampled_from(c.ACTIVATIONS)),
         dropout=draw(below_one),
+        attention_dropout=draw(below_one),
         initialisation=draw(st.sampled_from(c.INITIALISATIONS)),
         **{n: draw(st.booleans()) for n in ("norm_gain", "norm_bias", "qk_norm", "bias", "tie", "scale_embedding")},
     )

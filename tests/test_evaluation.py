@@ -1,4 +1,4 @@
-"""Judge: the float64 decoder of reference.py, given for each token the window that the documentation promises."""
+"""Judge: the float64 models of reference*.py, given the window that the documentation promises."""
 
 import math
 from collections.abc import Iterator
@@ -9,13 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests import reference
+from tests import reference, reference_parts
 from tests.variants import randomised, small
-from tinylm.evaluation import Score, evaluate
+from tinylm.evaluation import Score, evaluate, evaluate_guesses
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.objective import next_token
 from tinylm.text.dataset import evaluation_batches
+from tinylm.text.masking import masked_evaluation_batches
 
 CONFIG = small(context=8, dropout=0.5)
 TOKENS = np.random.default_rng(0).integers(0, CONFIG.vocab_size, 30).astype(np.uint8)
@@ -56,6 +57,27 @@ def test_the_loss_is_the_same_at_any_batch_size(stride: int | None) -> None:
     assert max(losses) - min(losses) < 1e-5
     assert scored(model, 4, None).loss == scored(model, 4, CONFIG.context).loss
     assert scored(model, 4, None).loss != scored(model, 4, 3).loss
+
+
+def test_covered_tokens_are_scored_by_the_formula_and_counted_where_the_likeliest_is_right() -> None:
+    config = small(architecture="encoder", context=8, vocab_size=4)
+    model = randomised(build_model(config)).double()
+    weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+    batches = list(masked_evaluation_batches(np.tile([0, 1, 2], 30), 8, rows=3, mask=3, vocab_size=4))
+    told: list[int] = []
+    score, accuracy = evaluate_guesses(model.train(), iter(batches), progress=told.append)
+    nats, right = [], []
+    for batch in batches:
+        for ids, targets, mask in zip(batch.ids, batch.targets, batch.mask, strict=True):
+            logits = reference_parts.encoder_logits(weights, config, ids.tolist(), len(ids), table=np.float32)
+            for place in np.flatnonzero(mask):
+                nats.append(-reference_parts.log_softmax(logits[place])[targets[place]])
+                right.append(logits[place].argmax() == targets[place])
+    assert (score.tokens, sum(told)) == (len(nats), len(nats))
+    assert score.loss == pytest.approx(sum(nats) / len(nats), rel=1e-9)
+    assert accuracy == sum(right) / len(right)
+    assert 0 < accuracy < 1
+    assert model.training
 
 
 @pytest.mark.parametrize("training", [True, False])

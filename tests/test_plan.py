@@ -324,9 +324,22 @@ def test_a_faster_machine_is_never_expected_to_be_slower(flops: float, times: fl
     assert p.training_speed(machine(flops=flops), config) > p.training_speed(machine(flops=flops), small(layers=4))
 
 
-def test_dropout_and_width_take_memory() -> None:
+def test_attention_that_is_written_out_keeps_its_weights() -> None:
+    """A CPU writes it out in bf16 up to 128 keys."""
+    few, many = (small(context=context) for context in (128, 129))
+    assert p.activation_bytes(few, "bf16") > p.activation_bytes(many, "bf16")
+    assert p.activation_bytes(few, "fp32") == p.activation_bytes(many, "fp32")
+
+
+def test_attention_dropout_and_width_take_memory() -> None:
     plain = p.activation_bytes(small(), "fp32")
-    for larger in (small(dropout=0.1), small(width=32), small(layers=3), small(vocab_size=50), small(ffn_width=48)):
+    for larger in (
+        small(attention_dropout=0.1),
+        small(width=32),
+        small(layers=3),
+        small(vocab_size=50),
+        small(ffn_width=48),
+    ):
         assert p.activation_bytes(larger, "fp32") > plain
 
 

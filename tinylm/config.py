@@ -35,7 +35,8 @@ class ModelConfig:
     `layers` are the decoder's where there is an encoder, too, which has `encoder_layers`. The layers in `local_layers`,
     counted from 0, look back over `local_window` tokens. More than one of `experts` makes a mixture of each
     feed-forward layer; `expert_balance` is the weight of the loss that shares tokens out among them. Without
-    `attention_scale`, the products of queries and keys are not divided by the root of the head's width.
+    `attention_scale`, the products of queries and keys are not divided by the root of the head's width. `dropout` is of
+    the embedding and of what each sublayer adds, `attention_dropout` of the weights in attention.
     """
 
     vocab_size: int
@@ -57,6 +58,7 @@ class ModelConfig:
     tie: bool = True
     scale_embedding: bool = False
     dropout: float = 0.0
+    attention_dropout: float = 0.0
     initialisation: str = "modern"
     architecture: str = "decoder"
     encoder_layers: int | None = None
@@ -83,6 +85,7 @@ class ModelConfig:
         one_of("activation", self.activation, ACTIVATIONS)
         one_of("initialisation", self.initialisation, INITIALISATIONS)
         fraction("dropout", self.dropout)
+        fraction("attention_dropout", self.attention_dropout)
         above_zero("rope_theta", self.rope_theta)
         if self.width % self.heads:
             raise UsageError(

@@ -1,12 +1,15 @@
 """How well a model predicts a text: one sum of nats over tokens that are each scored once."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from tinylm.device import autocast
+from tinylm.model.encoder import Encoder
 from tinylm.model.stack import Transformer
 from tinylm.objective import Objective
 from tinylm.text.dataset import Batch
@@ -41,25 +44,6 @@ class Score:
 
 
 @torch.no_grad()
-def accuracy(model: Transformer, batches: Iterable[Batch], dtype: str = "fp32") -> float:
-    """The part of all scored targets that the model finds likeliest."""
-    device = next(model.parameters()).device
-    right = scored = 0
-    was_training = model.training
-    model.eval()
-    try:
-        for batch in (batch.to(device) for batch in batches):
-            assert batch.mask is not None
-            with autocast(device.type, dtype):
-                guessed = model.logits(model(batch.ids).hidden[batch.mask]).argmax(dim=-1)  # (N,)
-            right += int((guessed == batch.targets[batch.mask]).sum())
-            scored += batch.scored
-    finally:
-        model.train(was_training)
-    return right / scored
-
-
-@torch.no_grad()
 def evaluate(
     model: Transformer,
     objective: Objective,
@@ -68,17 +52,45 @@ def evaluate(
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Score:
     """Score every batch with dropout off. `progress` is told each batch's tokens, and may raise to stop."""
-    device = next(model.parameters()).device
     nats, tokens = 0.0, 0
-    was_training = model.training
-    model.eval()
-    try:
+    with _without_dropout(model):
         for batch in batches:
-            with autocast(device.type, dtype):
-                loss = objective(model, batch.to(device))
+            with autocast(model.device.type, dtype):
+                loss = objective(model, batch.to(model.device))
             nats += loss.nats.item()
             tokens += loss.scored
             progress(loss.scored)
+    return Score(nats, tokens)
+
+
+@torch.no_grad()
+def evaluate_guesses(
+    model: Encoder,
+    batches: Iterable[Batch],
+    dtype: str = "fp32",
+    progress: Callable[[int], None] = lambda tokens: None,
+) -> tuple[Score, float]:
+    """The score of covered tokens, and the part of them that the model finds likeliest."""
+    nats, tokens, right = 0.0, 0, 0
+    with _without_dropout(model):
+        for batch in (batch.to(model.device) for batch in batches):
+            assert batch.mask is not None
+            targets = batch.targets[batch.mask]  # (N,)
+            with autocast(model.device.type, dtype):
+                logits = model.logits(model(batch.ids).hidden[batch.mask])  # (N, V)
+            precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            nats += F.cross_entropy(precise, targets, reduction="sum").item()
+            right += int((logits.argmax(dim=-1) == targets).sum())
+            tokens += batch.scored
+            progress(batch.scored)
+    return Score(nats, tokens), right / tokens
+
+
+@contextmanager
+def _without_dropout(model: Transformer) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
     finally:
         model.train(was_training)
-    return Score(nats, tokens)

@@ -13,6 +13,7 @@ from tinylm.checks import flag
 from tinylm.config import Budget, DataConfig, ModelConfig, RuntimeConfig, TrainingConfig
 from tinylm.device import DTYPES, can_compile, choose_device, choose_training_dtype, describe_device, free_memory
 from tinylm.errors import UsageError
+from tinylm.model.attention import FEW_KEYS
 from tinylm.model.build import build_empty_model, count_parameters
 from tinylm.presets import PRESETS, SIZES, make_model_config
 
@@ -314,7 +315,8 @@ def activation_bytes(config: ModelConfig, dtype: str) -> int:
     """What the backward pass keeps of one token, generously: hidden vectors, the feed-forward's inside, and logits."""
     at_once = config.experts_per_token if config.experts > 1 else 1
     kept = config.layers * (20 * config.width + 6 * config.ffn_width * at_once)
-    if config.dropout > 0 or config.position == "relative":  # no fused attention: weights are kept whole
+    fused = config.attention_dropout == 0 and config.position != "relative"
+    if not fused or (dtype == "bf16" and config.context <= FEW_KEYS):  # weights are kept whole
         kept += 4 * config.layers * config.heads * config.context
     return 4 * kept + 12 * config.vocab_size
 

@@ -153,6 +153,8 @@ def test_an_ablation_trains_its_variants_and_tells_their_losses(
     tied = rows[2]
     assert 1 < float(tied[1]) < 5 and int(tied[4]) == 2 * 4 * 2 * 1 * 8  # two layers, one key/value head of eight
     assert len(drawn) == 1
+    runs = {folder.name for folder in (tmp_path / "out").iterdir() if folder.is_dir()}
+    assert runs == {"output-tied-0", "output-untied-0", "residuals-without-0"}  # the default is trained once
     with pytest.raises(SystemExit):
         ablation.main([str(tmp_path / "corpus.txt"), "--groups", "weather"])
 

@@ -1,13 +1,18 @@
 """An encoder and an encoder-decoder from the command line, from training to answers."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from tests.commands.conftest import know_speed
 from tests.shell import TINY, done, records, refused, snapshot, tinylm
 from tinylm.checkpoint import load_model, read_config
+from tinylm.commands.write_targets import find_targets
+from tinylm.device import DTYPES
 
 SOURCES = ["abc", "bca", "cab", "acb", "bac", "cba", "aab", "bbc", "cca", "abb"]
 REVERSED = [(source, " ".join(reversed(source))) for source in SOURCES]
@@ -174,6 +179,22 @@ def test_eval_says_how_near_the_targets_are(translator: Path, shelf: Path, here:
     assert other["exact_match"] == 0.0 and other["loss"] > 1
     (own,) = records(done("eval", "-m", translator, "--json"))
     assert own == record
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_targets_that_eval_compares_are_searched_for_in_the_format_asked_for(
+    dtype: str, translator: Path, shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    formats = set()
+
+    def watched(network: torch.nn.Module, *rest: Any) -> Iterator[Any]:
+        formats.update(parameter.dtype for parameter in network.parameters())
+        return find_targets(network, *rest)
+
+    monkeypatch.setattr("tinylm.commands.evaluate_pairs.find_targets", watched)
+    (record,) = records(done("eval", shelf / "pairs.tsv", "-m", translator, "--json", "--dtype", dtype))
+    assert formats == {DTYPES[dtype]}
+    assert record["exact_match"] == 1.0
 
 
 def test_bleu_is_that_of_the_library_on_the_lines(translator: Path, here: Path) -> None:

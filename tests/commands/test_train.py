@@ -467,7 +467,7 @@ def test_a_length_of_time_is_written_in_hours_minutes_and_seconds(time: str, sec
 
 def test_every_part_of_the_model_has_a_flag(corpus: Path, here: Path) -> None:
     flags = "--kv-heads 1 --ffn-width 20 --position learned --norm layernorm --norm-placement post --no-norm-gain"
-    flags += " --norm-bias --no-qk-norm --bias --activation relu --no-tie --dropout 0.25"
+    flags += " --norm-bias --no-qk-norm --bias --activation relu --no-tie --dropout 0.25 --attention-dropout 0.125"
     done("train", corpus, "--steps", 1, *TINY, *flags.split())
     model = read_config(here / "checkpoints/corpus").model
     assert (model.kv_heads, model.ffn_width, model.position, model.norm, model.norm_placement) == (
@@ -478,7 +478,7 @@ def test_every_part_of_the_model_has_a_flag(corpus: Path, here: Path) -> None:
         "post",
     )
     assert (model.norm_gain, model.norm_bias, model.qk_norm, model.bias, model.tie) == (False, True, False, True, False)
-    assert (model.activation, model.dropout) == ("relu", 0.25)
+    assert (model.activation, model.dropout, model.attention_dropout) == ("relu", 0.25, 0.125)
 
 
 MODEL_FLAGS = {

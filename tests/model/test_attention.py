@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from tests import reference
 from tests.variants import randomised
-from tinylm.model.attention import Attention, DotProduct
+from tinylm.model.attention import FEW_KEYS, Attention, DotProduct
 from tinylm.model.norm import LayerNorm, RMSNorm
 from tinylm.model.position import RotaryPosition, Rotation
 
@@ -122,3 +122,26 @@ def test_attention_dropout_is_unbiased_and_only_while_training() -> None:
     assert (spread > 0.01).any(dim=-1).all()  # each token's weights are dropped, the first token's single one too
     error = (many.mean(dim=0) - exact[0]).abs() / (spread / 4000**0.5 + 1e-12)
     assert error.max() < 5  # standard errors, over 112 numbers
+
+
+@pytest.mark.parametrize("keys", [FEW_KEYS, FEW_KEYS + 1], ids=["few-keys", "many-keys"])
+@pytest.mark.parametrize("masked", [True, False], ids=["masked", "causal"])
+def test_sixteen_bits_give_the_formula_and_its_gradient(keys: int, masked: bool) -> None:
+    """Two query heads share each key/value head. The formula is computed in float64, from the rounded inputs."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(2, heads, keys, 8, generator=generator).bfloat16().requires_grad_() for heads in (4, 2, 2)]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    visible = torch.ones(keys, keys, dtype=torch.bool).tril()
+    if masked:
+        visible = (torch.rand(2, 1, keys, keys, generator=generator) < 0.7) | torch.eye(keys, dtype=torch.bool)
+    weight = torch.randn(2, 4, keys, 8, generator=generator)
+    q, k, v = exact[0], exact[1].repeat_interleave(2, 1), exact[2].repeat_interleave(2, 1)
+    scores = torch.einsum("bhqw,bhkw->bhqk", q, k) / 8**0.5
+    expected = scores.masked_fill(~visible, -np.inf).softmax(-1) @ v
+    (expected * weight).sum().backward()
+    found = DotProduct()(*inputs, visible if masked else None, True)
+    (found.float() * weight).sum().backward()
+    torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.02)
+    for rounded, precise in zip(inputs, exact, strict=True):
+        scale = precise.grad.square().mean().sqrt().item()
+        torch.testing.assert_close(rounded.grad.double(), precise.grad, rtol=0.03, atol=0.05 * scale)

@@ -120,9 +120,10 @@ def test_layers_draw_weights_of_their_own() -> None:
 
 
 def test_dropout_reaches_the_embedding_every_residual_and_every_attention() -> None:
-    model = build_model(small(dropout=0.3, layers=2))
-    assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.3] * 5
-    assert [layer.attention.core.dropout.p for layer in model.layers] == [0.3] * 2
+    model = build_model(small(dropout=0.3, attention_dropout=0.2, layers=2))
+    dropped = {name: module.p for name, module in model.named_modules() if isinstance(module, nn.Dropout)}
+    attention = {f"layers.{i}.attention.core.dropout": 0.2 for i in range(2)}
+    assert dropped == {"dropout": 0.3, "layers.0.dropout": 0.3, "layers.1.dropout": 0.3, **attention}
 
 
 @every_variant

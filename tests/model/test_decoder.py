@@ -131,10 +131,11 @@ def test_embedding_dropout_scales_what_it_keeps_and_only_while_training() -> Non
     assert torch.equal(model.eval()(ids).hidden, torch.ones(1000, 10, 10))
 
 
+@pytest.mark.parametrize("name", ["dropout", "attention_dropout"])
 @every_variant
-def test_dropout_changes_nothing_once_training_is_over(config: ModelConfig) -> None:
+def test_dropout_changes_nothing_once_training_is_over(config: ModelConfig, name: str) -> None:
     torch.manual_seed(0)
-    dropping = randomised(build_model(ModelConfig(**{**vars(config), "dropout": 0.5})))
+    dropping = randomised(build_model(ModelConfig(**{**vars(config), name: 0.5})))
     ids = torch.tensor(IDS)
     assert torch.equal(logits_of(dropping, ids), logits_of(randomised(build_model(config)), ids))
     dropping.train()

@@ -25,7 +25,7 @@ from tinylm.objective import next_token
 from tinylm.tasks import make_task
 from tinylm.text.dataset import TokenFolder, encode_corpus, evaluation_batches
 from tinylm.text.tokenizer import train_char
-from tinylm.training.session import train_session
+from tinylm.training.session import layer_gradient_norms, train_session
 from tinylm.training.trainer import Event, Logged, Notice, Outcome, Stepped, StopTraining
 
 TOKENIZER = train_char("abcdef .").with_mask()
@@ -342,6 +342,28 @@ def test_only_the_adapter_is_trained_and_saved(tokens: TokenFolder, tmp_path: Pa
     assert len(save.weights) == 2 * 3
     assert all(".lora_A." in name or ".lora_B." in name for name in save.weights)
     assert any(tensor.any() for name, tensor in save.weights.items() if ".lora_B." in name)
+
+
+def test_the_gradient_norms_of_layers_are_null_where_they_are_no_numbers() -> None:
+    model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(3))})
+    for layer, gradient in zip(model["layers"].children(), (3.0, float("inf"), float("nan")), strict=True):
+        layer.weight.grad = torch.full((1, 1), gradient)
+        layer.bias.grad = torch.full((1,), 4.0)
+    assert layer_gradient_norms(model) == {"layers.0": 5.0, "layers.1": None, "layers.2": None}
+
+
+def test_the_layers_of_both_sides_of_an_encoder_decoder_are_compiled(
+    tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda layer: compiled.append(layer))
+    config = config_of(budget=Budget(steps=1))
+    assert config.runtime is not None
+    shape = dataclasses.replace(SHAPE, architecture="encoder-decoder", encoder_layers=2)
+    wanted = dataclasses.replace(config, model=shape, runtime=dataclasses.replace(config.runtime, compile=True))
+    Sitting(tmp_path / "run", tokens).begin(wanted)
+    assert [layer.cross_attention is not None for layer in compiled].count(True) == 1
+    assert len(compiled) == 2 + 1
 
 
 @pytest.mark.parametrize("fails", [True, False])

@@ -1,6 +1,5 @@
 """What tinylm eval does with an encoder: how well it guesses tokens under a mask that is always the same."""
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tinylm.commands.model import OpenModel
@@ -11,7 +10,6 @@ from tinylm.errors import UsageError
 
 if TYPE_CHECKING:
     from tinylm.model.encoder import Encoder
-    from tinylm.text.dataset import Batch
 
 
 def evaluate_masked(
@@ -23,8 +21,7 @@ def evaluate_masked(
     dtype: str,
     batch_size: int | None,
 ) -> dict[str, Any]:
-    from tinylm.evaluation import accuracy, evaluate, rows_at_once
-    from tinylm.objective import masked_token
+    from tinylm.evaluation import evaluate_guesses, rows_at_once
     from tinylm.text.masking import masked_evaluation_batches
 
     tokenizer, context = opened.tokenizer, opened.config.model.context
@@ -32,11 +29,8 @@ def evaluate_masked(
     if len(tokens) < 2:
         raise UsageError(f"The text has {len(tokens)} token, and 2 are needed: one to guess, and one to guess it from.")
 
-    def batches() -> "Iterator[Batch]":
-        rows = batch_size or rows_at_once(context)
-        return masked_evaluation_batches(tokens, context, rows, tokenizer.mask, tokenizer.vocab_size)
-
+    rows = batch_size or rows_at_once(context)
+    batches = masked_evaluation_batches(tokens, context, rows, tokenizer.mask, tokenizer.vocab_size)
     with console.counting("scoring", None, "masked tokens") as advance:
-        score = evaluate(network, masked_token, batches(), dtype, advance)
-    right = accuracy(network, batches(), dtype)
-    return {"loss": score.loss, "perplexity": score.perplexity, "accuracy": right, "tokens": score.tokens}
+        score, accuracy = evaluate_guesses(network, batches, dtype, advance)
+    return {"loss": score.loss, "perplexity": score.perplexity, "accuracy": accuracy, "tokens": score.tokens}

@@ -354,7 +354,12 @@ class ModelOptions:
     initialisation: Annotated[
         str | None, option("How weights are drawn at the start.", MODEL, one_of(INITIALISATIONS))
     ] = None
-    dropout: Annotated[float | None, option("Share of activations dropped in training.", MODEL, "X")] = None
+    dropout: Annotated[
+        float | None, option("Share dropped in training of the embedding and of each sublayer's output.", MODEL, "X")
+    ] = None
+    attention_dropout: Annotated[
+        float | None, option("Share of the attention weights dropped in training.", MODEL, "X")
+    ] = None
 
     def choices(self) -> dict[str, Any]:
         """What the user chose, as fields of a ModelConfig, and preset and size. Raises UsageError for a bad list."""

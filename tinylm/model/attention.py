@@ -15,11 +15,14 @@ from tinylm.model.cache import Cache, CrossCache
 from tinylm.model.dropout import Dropout
 from tinylm.model.position import Rotation, rotate
 
+FEW_KEYS = 128
+
 
 class DotProduct(nn.Module):
     """softmax(scale q k^T) v for every head, where scale is 1/sqrt(W) unless given.
 
-    Query head h reads key/value head h // (H / K).
+    Query head h reads key/value head h // (H / K). On a CPU it is written out where the fused kernel has no dropout, or
+    is slower.
     With `causal` and without a mask, a query sees the keys up to its own; queries and keys end together.
     """
 
@@ -31,7 +34,7 @@ class DotProduct(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         """(B, H, T, W) and two of (B, K, S, W) -> (B, H, T, W)"""
         dropping = self.dropout.p if self.training else 0.0
-        if dropping and q.device.type == "cpu":  # where no fused kernel drops, and torch's own dropout is slow
+        if q.device.type == "cpu" and (dropping or _is_short_gradient(q, k)):
             return self._explicit(q, k, v, mask, causal)
         return F.scaled_dot_product_attention(
             q,
@@ -79,6 +82,11 @@ class RelativeDotProduct(nn.Module):
         by_offset = weights.new_zeros(batch, heads, queries, 2 * self.clip + 1)  # (B, H, T, 2C+1)
         by_offset = by_offset.scatter_add(-1, offsets, weights)
         return weights @ v + _rows_times(by_offset, self.relative_values)  # (B, H, T, W)
+
+
+def _is_short_gradient(q: Tensor, k: Tensor) -> bool:
+    """Whether a CPU's fused kernel would lose: its backward pass is slow for few keys of 16 bits (decision 007)."""
+    return torch.is_grad_enabled() and q.dtype == torch.bfloat16 and k.shape[2] <= FEW_KEYS
 
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:

@@ -46,7 +46,7 @@ POSITIONS: dict[str, Callable[[ModelConfig], Position]] = {
 # What heads meet in, where it is not the scaled dot product.
 CORES: dict[str, Callable[[ModelConfig], RelativeDotProduct]] = {
     "relative": lambda config: RelativeDotProduct(
-        config.head_width, config.relative_clip, config.dropout, attention_scale(config)
+        config.head_width, config.relative_clip, config.attention_dropout, attention_scale(config)
     ),
 }
 
@@ -102,7 +102,7 @@ class _Parts:
         }
 
     def _dot_product(self) -> DotProduct:
-        return DotProduct(self.config.dropout, attention_scale(self.config))
+        return DotProduct(self.config.attention_dropout, attention_scale(self.config))
 
     def attention(self, causal: bool) -> Attention:
         make_core = CORES.get(self.config.position)

@@ -69,12 +69,12 @@ class _Mixture:
     def __init__(self, weights: Tensor, chosen: Tensor, n_experts: int, skip_idle: bool) -> None:
         order = chosen.flatten().argsort(stable=True)  # (N*K,)
         self._rows = order // chosen.shape[1]
-        self._weights = weights.flatten()[order].unsqueeze(1)  # (N*K, 1)
+        self._weights = weights.flatten().index_select(0, order).unsqueeze(1)  # (N*K, 1)
         self._counts: list[int] = torch.bincount(chosen.flatten(), minlength=n_experts).tolist()
         self._skip_idle = skip_idle
 
     def __call__(self, x: Tensor, function: Callable[[int, Tensor], Tensor]) -> Tensor:
-        parts = x[self._rows].split(self._counts)
+        parts = x.index_select(0, self._rows).split(self._counts)
         done = [function(e, part) for e, part in enumerate(parts) if len(part) or not self._skip_idle]
         y = torch.cat(done)
         return y.new_zeros(len(x), y.shape[1]).index_add(0, self._rows, y * self._weights.to(y.dtype))

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from tinylm.config import Budget, DataConfig, ModelConfig, RuntimeConfig
 from tinylm.errors import UsageError
 from tinylm.model.build import build_model
 from tinylm.presets import PRESETS, SIZES
+from tinylm.text.pairs import PairContexts
 
 GIB = 1 << 30
 
@@ -394,3 +396,51 @@ def test_any_text_budget_and_machine_make_a_plan(
     assert plan.seconds > 0
     assert plan.memory > 0
     assert plan.training.budget == (budget or Budget(time=600))
+
+
+# Pairs.
+
+
+def planned_pairs(train: list[int], val: list[int] = [10], **choices: Any) -> p.Plan:  # noqa: B006
+    """Pairs that need contexts of so many tokens."""
+    longest = max(train + val) - 1
+    found = dataclasses.replace(data(20 * len(train)), kind="pairs", train_pairs=len(train), longest=longest)
+    needed = PairContexts(np.array(train), np.array(val))
+    settings = {"model": {"architecture": "encoder-decoder"}, "training": {}, "budget": None, **choices}
+    return p.plan_training(machine(), found, 100, pair_contexts=needed, **settings)
+
+
+@given(st.lists(st.integers(2, 3000), min_size=1, max_size=999), st.lists(st.integers(2, 3000), min_size=1))
+@settings(deadline=None, max_examples=30)
+def test_fewer_than_a_thousand_pairs_all_fit_the_context(train: list[int], val: list[int]) -> None:
+    plan = planned_pairs(train, val)
+    assert max(train + val) <= plan.model.context <= max(128, max(train + val) + 31)
+    assert not any("left out" in notice for notice in plan.notices)
+
+
+@given(usual=st.integers(129, 400), outliers=st.integers(1, 4), thousands=st.integers(5, 20))
+@settings(deadline=None, max_examples=30)
+def test_a_few_long_pairs_are_left_out_with_a_word_and_cost_the_others_nothing(
+    usual: int, outliers: int, thousands: int
+) -> None:
+    pairs = [usual] * (1000 * thousands - outliers)
+    plan = planned_pairs(pairs + [5000] * outliers)
+    alone = planned_pairs(pairs)
+    assert usual <= plan.model.context < usual + 32
+    (notice,) = [notice for notice in plan.notices if "left out" in notice]
+    assert notice.startswith(f"{outliers} of {thousands},000 pairs to train on are left out: they do not fit")
+    assert notice.endswith("and the longest needs 5000.")
+    assert (plan.model, plan.training.micro_batch) == (alone.model, alone.training.micro_batch)
+
+
+def test_a_context_that_was_chosen_or_that_a_base_has_stays_and_the_pairs_beyond_it_are_no_part_of_an_epoch() -> None:
+    chosen = {"architecture": "encoder-decoder", "context": 16}
+    train, training = [16] * 40 + [17] * 60, {"batch_size": 10}
+    plan = planned_pairs(train, [17, 5, 5], model=chosen, training=training, budget=Budget(epochs=3))
+    assert (plan.model.context, plan.steps) == (16, 3 * 4)
+    assert [notice.split(":")[0] for notice in plan.notices] == [
+        "60 of 100 pairs to train on are left out",
+        "1 of 3 pairs to validate with are left out",
+    ]
+    base = small(architecture="encoder-decoder", encoder_layers=1, context=24)
+    assert planned_pairs([16, 30], base=base, model={}).model == base

@@ -3,10 +3,10 @@
 import functools
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from tinylm.checks import flag
@@ -16,6 +16,7 @@ from tinylm.errors import UsageError
 from tinylm.model.attention import FEW_KEYS
 from tinylm.model.build import build_empty_model, count_parameters
 from tinylm.presets import PRESETS, SIZES, make_model_config
+from tinylm.text.pairs import PairContexts
 
 DEFAULT_TIME = 600.0
 DEFAULT_PATIENCE = 10
@@ -29,6 +30,7 @@ LAYER_GPU_SECONDS = 5e-8
 LABEL_SMOOTHING = 0.1  # where targets are made from sources (Vaswani et al. 2017)
 PAIR_DROPOUT, FEW_PAIRS = 0.3, 1_000_000  # so few are seen many times
 LEAST_PAIR_CONTEXT = 128
+PAIRS_THAT_FIT = 0.999  # of all, into a context that nobody chose
 MEMORY_SHARE = 0.7  # of the free memory that a plan may use
 
 # How each preset is trained, after its source, fitted to short runs of small models.
@@ -119,12 +121,12 @@ def plan_training(
     compile: str = "auto",
     recipe: str | None = None,
     base: ModelConfig | None = None,
-    fitting_pairs: Callable[[int], int] | None = None,
+    pair_contexts: PairContexts | None = None,
 ) -> Plan:
     """Fill in everything that the user did not choose.
 
     `recipe` names the training defaults, by default the preset's. `base` is the shape of a model to train on from.
-    `fitting_pairs` says how many pairs fit a context; by default, all.
+    `pair_contexts` says which context each pair needs; by default, none needs more than `data.longest` tells.
 
     Raises UsageError for choices that contradict each other or the length of the corpus.
     """
@@ -133,7 +135,11 @@ def plan_training(
     seconds = budget.time or DEFAULT_TIME
     recipe = recipe or (base.initialisation if base else model.get("preset", "modern"))
     shape = base or _choose_shape(machine, data, vocab_size, model, seconds)
-    shape = _fit_context(shape, data, notices, chosen="context" in model, fixed=base is not None)
+    if data.train_pairs:
+        needed = pair_contexts or PairContexts(*(np.full(data.train_pairs, data.longest + 1),) * 2)
+        shape = _fit_pairs(shape, needed, notices, free="context" not in model and base is None)
+    else:
+        shape = _fit_context(shape, data, notices, chosen="context" in model, fixed=base is not None)
     for name in ("batch_size", "micro_batch"):
         if training.get(name, 1) < 1:
             raise UsageError(f"{flag(name)} is {training[name]}; it must be 1 or more.")
@@ -141,7 +147,7 @@ def plan_training(
     micro_batch = training.get("micro_batch", batch_size)
     parameters = parameters_by_part(shape)["total"]
 
-    longest = 2 * (data.longest + 1) if data.train_pairs else shape.context
+    longest = 2 * min(data.longest + 1, shape.context) if data.train_pairs else shape.context
     per_sequence = activation_bytes(shape, machine.runtime.dtype) * longest
     fixed = 16 * parameters
     free = free_memory(machine.runtime.device)
@@ -158,7 +164,7 @@ def plan_training(
     sequences, tokens_each = _sequences(data, shape)
     steps_per_epoch = sequences / batch_size
     if data.train_pairs:  # the last batch of an epoch may be a smaller one
-        fitting = fitting_pairs(shape.context) if fitting_pairs else data.train_pairs
+        fitting = int((needed.train <= shape.context).sum())
         steps_per_epoch = max(1, math.ceil(fitting / batch_size))
     step_seconds = batch_size * tokens_each / training_speed(machine, shape)
     steps = budget.total_steps(steps_per_epoch) or max(1, int(seconds / step_seconds))
@@ -236,19 +242,10 @@ def _choose_size(machine: Machine, data: DataConfig, vocab_size: int, preset: st
 
 
 def _fit_context(shape: ModelConfig, data: DataConfig, notices: list[str], chosen: bool, fixed: bool) -> ModelConfig:
-    """A context for which the text is enough; for pairs, one that holds them. `chosen` by the user, `fixed` by a base.
+    """A context for which the text is enough. `chosen` by the user, `fixed` by a base.
 
     Raises UsageError when a context that must stay is too long for the text.
     """
-    if data.train_pairs:
-        if not chosen and not fixed:
-            shape = replace(shape, context=max(LEAST_PAIR_CONTEXT, -(-(data.longest + 1) // 32) * 32))
-        elif shape.context <= data.longest:
-            notices.append(
-                f"Some pairs have up to {data.longest} tokens a side; those that do not fit the context of "
-                f"{shape.context} are left out."
-            )
-        return shape
     available = data.train_tokens - 1
     if shape.context <= available:
         return shape
@@ -260,6 +257,21 @@ def _fit_context(shape: ModelConfig, data: DataConfig, notices: list[str], chose
         )
     notices.append(f"The training text has only {data.train_tokens} tokens: the context shrinks to {available}.")
     return replace(shape, context=available)
+
+
+def _fit_pairs(shape: ModelConfig, needed: PairContexts, notices: list[str], free: bool) -> ModelConfig:
+    """A context, where it is free, that all but a few pairs fit: those alone would cost every batch its memory."""
+    if free:
+        usual = max(int(np.quantile(part, PAIRS_THAT_FIT, method="higher")) for part in needed)
+        shape = replace(shape, context=max(LEAST_PAIR_CONTEXT, -(-usual // 32) * 32))
+    for name, part in zip(("train on", "validate with"), needed, strict=True):
+        left_out = int((part > shape.context).sum())
+        if left_out:
+            notices.append(
+                f"{left_out:,} of {len(part):,} pairs to {name} are left out: they do not fit the context of "
+                f"{shape.context}, and the longest needs {part.max()}."
+            )
+    return shape
 
 
 def _sequences(data: DataConfig, shape: ModelConfig) -> tuple[float, float]:

@@ -76,9 +76,9 @@ class Translation:
         train = PairTokens(tokens.train, tokenizer.end_of_text)
         for part, pairs in (("training", train), ("validation", self._val)):
             if not len(pairs.fitting(model.context)):
-                shortest = int(pairs.lengths.max(axis=1).min()) + 1
                 raise UsageError(
-                    f"No pair for {part} fits the context of {model.context} tokens; the shortest needs {shortest}."
+                    f"No pair for {part} fits the context of {model.context} tokens; the shortest needs "
+                    f"{pairs.contexts.min()}."
                 )
         batches = PairBatches(train, model.context, training.batch_size, training.seed)
         self.batch = batches.batch

@@ -1,6 +1,5 @@
 """Training an adapter on a second text: what finetune-lora and finetune-adapter share."""
 
-import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypedDict
@@ -89,7 +88,7 @@ def finetune(
     from tinylm.adapters.load import add_adapter
     from tinylm.checkpoint import RunFolder, load_model
     from tinylm.plan import plan_training, probe_machine
-    from tinylm.text.pairs import count_fitting
+    from tinylm.text.pairs import PairContexts
     from tinylm.text.prepare import require_known
 
     console = learning.output.console()
@@ -120,7 +119,7 @@ def finetune(
             budget=budget,
             compile=learning.compiling.compile,
             base=base.model,
-            fitting_pairs=functools.partial(count_fitting, tokens.train, tokenizer.end_of_text),
+            pair_contexts=PairContexts.of(tokens, tokenizer.end_of_text) if kind == "pairs" else None,
         )
         config = new_run_config(
             model=plan.model,

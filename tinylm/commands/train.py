@@ -1,6 +1,5 @@
 """tinylm train: a text into a model."""
 
-import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -101,7 +100,7 @@ def train(
     from tinylm.checkpoint import RunFolder, load_model
     from tinylm.model.build import build_model
     from tinylm.plan import plan_training, probe_machine
-    from tinylm.text.pairs import count_fitting
+    from tinylm.text.pairs import PairContexts
     from tinylm.text.prepare import choose_tokenizer, require_known
 
     console = learning.output.console()
@@ -131,7 +130,7 @@ def train(
             budget=budget,
             compile=learning.compiling.compile,
             base=base.model if base else None,
-            fitting_pairs=functools.partial(count_fitting, tokens.train, tokens_of.end_of_text),
+            pair_contexts=PairContexts.of(tokens, tokens_of.end_of_text) if kind == "pairs" else None,
         )
         config = new_run_config(
             model=plan.model,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tinylm.errors import UsageError
 from tinylm.text.corpus import JSONL_SUFFIXES, Corpus, numbered_lines, parse_json_line, require_characters, shown
-from tinylm.text.dataset import Batch
+from tinylm.text.dataset import Batch, TokenFolder
 
 
 class Pair(NamedTuple):
@@ -82,6 +82,11 @@ class PairTokens:
         self._starts = starts.reshape(-1, 2)
         self.lengths = (ends - starts).reshape(-1, 2)
 
+    @property
+    def contexts(self) -> np.ndarray:
+        """The shortest context that each pair fits, (N,): its longer side, with the end of text."""
+        return (self.lengths + 1).max(axis=1)
+
     def __len__(self) -> int:
         return len(self.lengths)
 
@@ -97,7 +102,7 @@ class PairTokens:
 
     def fitting(self, context: int) -> np.ndarray:
         """The numbers of the pairs whose sides both fit a context, with the end of text."""
-        return np.flatnonzero((self.lengths + 1).max(axis=1) <= context)
+        return np.flatnonzero(self.contexts <= context)
 
     def batch(self, indices: Iterable[int]) -> Batch:
         """Some pairs side by side, with the end of text for padding."""
@@ -119,9 +124,15 @@ def padded(rows: Sequence[np.ndarray], padding: int) -> tuple[Tensor, Tensor]:
     return ids, lengths
 
 
-def count_fitting(tokens: np.ndarray, end_of_text: int, context: int) -> int:
-    """How many of the pairs in a stream of ids fit a context."""
-    return len(PairTokens(tokens, end_of_text).fitting(context))
+class PairContexts(NamedTuple):
+    """The shortest context that each pair fits, (N,) for those to train on, and for those to validate with."""
+
+    train: np.ndarray
+    val: np.ndarray
+
+    @classmethod
+    def of(cls, tokens: TokenFolder, end_of_text: int) -> "PairContexts":
+        return cls(*(PairTokens(part, end_of_text).contexts for part in (tokens.train, tokens.val)))
 
 
 POOL = 50  # batches whose pairs are put in the order of their lengths

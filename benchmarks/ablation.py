@@ -20,6 +20,7 @@ from measure import describe_machine, table
 from tinylm.checkpoint import read_config
 from tinylm.config import ModelConfig
 from tinylm.errors import DivergedError
+from tinylm.model.build import build_empty_model, count_parameters
 
 # The original stack trained with Adam. The rate falls in a line, which does not depend on the warmup.
 PUBLISHED = "--preset original --schedule linear"
@@ -92,7 +93,7 @@ class Trained:
     """One variant: `val_losses` has the full loss of its best weights for each seed, or `None` where it diverged.
 
     `curve` has (step, validation loss) of the first seed, and `shares` the part of a layer's tokens that each of
-    its experts had at the end, for every layer.
+    its experts had in the last steps, for every layer and seed.
     """
 
     name: str
@@ -147,9 +148,13 @@ def folder_name(group: str, name: str) -> str:
 
 
 def train_seeds(name: str, corpus: Path, out: Path, flags: str, seeds: int) -> Trained:
-    """A run for each seed: the losses of all, and speed, size and curve of the first."""
+    """A run for each seed: the losses and shares of all, and speed, size and curve of the first."""
     runs = [train(name, corpus, out.with_name(f"{out.name}-{seed}"), flags, seed) for seed in range(seeds)]
-    return replace(runs[0], val_losses=[loss for run in runs for loss in run.val_losses])
+    return replace(
+        runs[0],
+        val_losses=[loss for run in runs for loss in run.val_losses],
+        shares=[layer for run in runs for layer in run.shares],
+    )
 
 
 def train(name: str, corpus: Path, out: Path, flags: str, seed: int) -> Trained:
@@ -174,7 +179,7 @@ def train(name: str, corpus: Path, out: Path, flags: str, seed: int) -> Trained:
         name,
         [val_loss],
         speeds[len(speeds) // 2] if speeds else 0.0,
-        records[-1].get("parameters", 0) if records else 0,
+        count_parameters(build_empty_model(model))["total"],
         cache_bytes(model),
         [(record["step"], record["val_loss"]) for record in records if "val_loss" in record and "run" not in record],
         next((record["expert_shares"] for record in reversed(records) if "expert_shares" in record), []),

@@ -282,15 +282,26 @@ class _Stack:
             return kept + function(self.norm(x, f"{name}_norm"))
         return self.norm(kept + function(x), f"{name}_norm")
 
+    def adapted(self, y: Array, name: str) -> Array:
+        """What the sublayer `name` gives, through its bottleneck if it has one (Houlsby et al. 2019, figure 2)."""
+        if f"{name}.down.weight" not in self.weights:
+            return y
+        down, up = ([self.weights[f"{name}.{part}.{kind}"] for kind in ("weight", "bias")] for part in ("down", "up"))
+        return np.array([bottleneck(row, *down, *up, "gelu") for row in y])
+
     def layer(self, x: Array, n: int, visible: Visible, memory: Array | None) -> Array:
         """Self-attention, then cross-attention if there is a memory, then feed-forward."""
         name = f"{self.prefix}layers.{n}"
-        attention, cross_attention = f"{name}.attention", f"{name}.cross_attention"
-        x = self.sublayer(x, attention, lambda y: self.attention(y, y, attention, visible, True))
+        attention, crossing, feeding = (f"{name}.{part}" for part in ("attention", "cross_attention", "feedforward"))
+        x = self.sublayer(
+            x, attention, lambda y: self.adapted(self.attention(y, y, attention, visible, True), attention)
+        )
         if memory is not None:
             every = bidirectional(len(memory))
-            x = self.sublayer(x, cross_attention, lambda y: self.attention(y, memory, cross_attention, every, False))
-        return self.sublayer(x, f"{name}.feedforward", lambda y: self.feedforward(y, f"{name}.feedforward"))
+            x = self.sublayer(
+                x, crossing, lambda y: self.adapted(self.attention(y, memory, crossing, every, False), crossing)
+            )
+        return self.sublayer(x, feeding, lambda y: self.adapted(self.feedforward(y, feeding), feeding))
 
     def hidden(self, ids: list[int], visible: Callable[[int], Visible], memory: Array | None = None) -> Array:
         """The last layer's output (T, D), normalised once more where norms come first; `visible` is asked by layer."""

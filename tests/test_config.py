@@ -98,6 +98,7 @@ REFUSALS: list[Refusal] = [
     (made, {"width": 33}, "--position", ("--width 33", "even", "--position learned")),
     *each(made, "relative_clip", (16, 3), "--position relative", "leave it out"),
     (made, {"rope_theta": 1e4, "position": "learned"}, "--rope-theta", ("--position rope", "leave it out")),
+    (made, {"local_window": 64, "context": 64}, "--local-window", ("a --context above 64", "leave it out")),
     (made, {"experts_per_token": 2}, "--experts-per-token", ("--experts", "leave it out")),
     (made, {"expert_mode": "merge", "experts": 1}, "--expert-mode", ("--experts", "leave it out")),
     (made, {"expert_balance": 0.1}, "--expert-balance", ("--experts", "leave it out")),

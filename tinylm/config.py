@@ -246,9 +246,8 @@ class RuntimeConfig:
 class DataConfig:
     """Where the text came from and what it was found to be; what follows `train_characters` is for validation.
 
-    `kind` is text, or pairs of a source and a target, of which `longest` is the most tokens that a side has.
-
-    `fingerprint` is the SHA-256 of the documents; `token_folder` is absolute, or within the run folder.
+    `kind` is text, or pairs of a source and a target. `fingerprint` is the SHA-256 of the documents; `token_folder` is
+    absolute, or within the run folder.
     """
 
     kind: str = "text"
@@ -265,7 +264,6 @@ class DataConfig:
     train_tokens: int
     val_tokens: int
     train_pairs: int = 0
-    longest: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,7 +306,7 @@ FORMAT = 1
 class RunConfig:
     """All of `config.json`. `adapter` is given when the run holds an adapter instead of a model's own weights.
 
-    `merged` is the digest of the adapter that was merged into these weights.
+    `merged` has the digests of the adapters that were merged into these weights.
     """
 
     format: int = FORMAT
@@ -320,7 +318,7 @@ class RunConfig:
     training: TrainingConfig | None = None
     runtime: RuntimeConfig | None = None
     adapter: AdapterConfig | None = None
-    merged: str | None = None
+    merged: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

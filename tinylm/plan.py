@@ -30,7 +30,6 @@ LAYER_GPU_SECONDS = 5e-8
 LABEL_SMOOTHING = 0.1  # where targets are made from sources (Vaswani et al. 2017)
 PAIR_DROPOUT, FEW_PAIRS = 0.3, 1_000_000  # so few are seen many times
 LEAST_PAIR_CONTEXT = 128
-PAIRS_THAT_FIT = 0.999  # of all, into a context that nobody chose
 MEMORY_SHARE = 0.7  # of the free memory that a plan may use
 
 # How each preset is trained, after its source, fitted to short runs of small models.
@@ -126,7 +125,7 @@ def plan_training(
     """Fill in everything that the user did not choose.
 
     `recipe` names the training defaults, by default the preset's. `base` is the shape of a model to train on from.
-    `pair_contexts` says which context each pair needs; by default, none needs more than `data.longest` tells.
+    `pair_contexts` says which context each pair needs, where the text is pairs.
 
     Raises UsageError for choices that contradict each other or the length of the corpus.
     """
@@ -135,9 +134,8 @@ def plan_training(
     seconds = budget.time or DEFAULT_TIME
     recipe = recipe or (base.initialisation if base else model.get("preset", "modern"))
     shape = base or _choose_shape(machine, data, vocab_size, model, seconds)
-    if data.train_pairs:
-        needed = pair_contexts or PairContexts(*(np.full(data.train_pairs, data.longest + 1),) * 2)
-        shape = _fit_pairs(shape, needed, notices, free="context" not in model and base is None)
+    if pair_contexts is not None:
+        shape = _fit_pairs(shape, pair_contexts, notices, free="context" not in model and base is None)
     else:
         shape = _fit_context(shape, data, notices, chosen="context" in model, fixed=base is not None)
     for name in ("batch_size", "micro_batch"):
@@ -147,8 +145,8 @@ def plan_training(
     micro_batch = training.get("micro_batch", batch_size)
     parameters = parameters_by_part(shape)["total"]
 
-    longest = 2 * min(data.longest + 1, shape.context) if data.train_pairs else shape.context
-    per_sequence = activation_bytes(shape, machine.runtime.dtype) * longest
+    longest = shape.context if pair_contexts is None else 2 * min(int(pair_contexts.train.max()), shape.context)
+    per_sequence = activation_bytes(shape, machine.runtime) * longest
     fixed = 16 * parameters
     free = free_memory(machine.runtime.device)
     if free is not None:
@@ -163,8 +161,8 @@ def plan_training(
             )
     sequences, tokens_each = _sequences(data, shape)
     steps_per_epoch = sequences / batch_size
-    if data.train_pairs:  # the last batch of an epoch may be a smaller one
-        fitting = int((needed.train <= shape.context).sum())
+    if pair_contexts is not None:  # the last batch of an epoch may be a smaller one
+        fitting = int((pair_contexts.train <= shape.context).sum())
         steps_per_epoch = max(1, math.ceil(fitting / batch_size))
     step_seconds = batch_size * tokens_each / training_speed(machine, shape)
     steps = budget.total_steps(steps_per_epoch) or max(1, int(seconds / step_seconds))
@@ -222,23 +220,28 @@ def _choose_shape(
     def shape(size: str) -> ModelConfig:
         return make_model_config(vocab_size=vocab_size, preset=preset, size=size, **choices)
 
-    return shape(size) if size != "auto" else shape(_choose_size(machine, data, vocab_size, preset, seconds))
+    return shape(size) if size != "auto" else shape(_choose_size(machine, data, vocab_size, preset, choices, seconds))
 
 
 TOKENS_PER_PARAMETER = 1.0  # a size is worth its cost once a run sees so many tokens for each parameter
 PASSES_OVER_TEXT = 40  # beyond which a larger model would only learn the text by heart
 
 
-def _choose_size(machine: Machine, data: DataConfig, vocab_size: int, preset: str, seconds: float) -> str:
+def _choose_size(
+    machine: Machine, data: DataConfig, vocab_size: int, preset: str, choices: dict[str, Any], seconds: float
+) -> str:
     """The largest size that the time is enough for, and the text."""
-    chosen = next(iter(SIZES))
+    chosen = None
     for size in SIZES:
-        config = make_model_config(vocab_size=vocab_size, preset=preset, size=size)
+        try:
+            config = make_model_config(vocab_size=vocab_size, preset=preset, size=size, **choices)
+        except UsageError:  # the choices do not fit this size
+            continue
         parameters = matrix_parameters(config)
         tokens = min(seconds * training_speed(machine, config), PASSES_OVER_TEXT * data.train_tokens)
-        if tokens >= TOKENS_PER_PARAMETER * parameters:
+        if chosen is None or tokens >= TOKENS_PER_PARAMETER * parameters:
             chosen = size
-    return chosen
+    return chosen or next(iter(SIZES))
 
 
 def _fit_context(shape: ModelConfig, data: DataConfig, notices: list[str], chosen: bool, fixed: bool) -> ModelConfig:
@@ -260,10 +263,11 @@ def _fit_context(shape: ModelConfig, data: DataConfig, notices: list[str], chose
 
 
 def _fit_pairs(shape: ModelConfig, needed: PairContexts, notices: list[str], free: bool) -> ModelConfig:
-    """A context, where it is free, that all but a few pairs fit: those alone would cost every batch its memory."""
+    """A context, where it is free; not for the few pairs that are far longer than others, which cost all memory."""
     if free:
-        usual = max(int(np.quantile(part, PAIRS_THAT_FIT, method="higher")) for part in needed)
-        shape = replace(shape, context=max(LEAST_PAIR_CONTEXT, -(-usual // 32) * 32))
+        enough = 2 * int(np.quantile(needed.train, 0.99, method="higher"))
+        longest = max(int(part.max()) for part in needed)
+        shape = replace(shape, context=max(LEAST_PAIR_CONTEXT, -(-min(longest, enough) // 32) * 32))
     for name, part in zip(("train on", "validate with"), needed, strict=True):
         left_out = int((part > shape.context).sum())
         if left_out:
@@ -323,13 +327,16 @@ def training_speed(machine: Machine, config: ModelConfig) -> float:
     return 1 / (products + besides)
 
 
-def activation_bytes(config: ModelConfig, dtype: str) -> int:
+def activation_bytes(config: ModelConfig, runtime: RuntimeConfig) -> int:
     """What the backward pass keeps of one token, generously: hidden vectors, the feed-forward's inside, and logits."""
     at_once = config.experts_per_token if config.experts > 1 else 1
     kept = config.layers * (20 * config.width + 6 * config.ffn_width * at_once)
-    fused = config.attention_dropout == 0 and config.position != "relative"
-    if not fused or (dtype == "bf16" and config.context <= FEW_KEYS):  # weights are kept whole
-        kept += 4 * config.layers * config.heads * config.context
+    keys = 0  # whose weights are kept, where attention is written out
+    if config.attention_dropout > 0 or config.position == "relative":
+        keys = config.context
+    elif (runtime.device, runtime.dtype) == ("cpu", "bf16"):
+        keys = min(config.context, FEW_KEYS)
+    kept += 4 * config.layers * config.heads * keys
     return 4 * kept + 12 * config.vocab_size
 
 

@@ -88,6 +88,7 @@ def _refuse_idle(config: ModelConfig, choices: dict[str, Any]) -> None:
         "norm_gain": (config.norm == "none", "a --norm"),
         "norm_bias": (config.norm == "none", "a --norm"),
         "norm_placement": (config.norm == "none", "a --norm"),
+        "local_window": ((config.local_window or 0) >= config.context, f"a --context above {config.local_window}"),
         "qk_norm": (config.norm == "none" and config.qk_norm, "a --norm"),
     }
     for name, (is_idle, needed) in idle.items():

@@ -11,8 +11,8 @@ import torch
 from tests.commands.conftest import know_speed
 from tests.shell import TINY, done, records, refused, snapshot, tinylm
 from tinylm.checkpoint import load_model, read_config
-from tinylm.commands.write_targets import find_targets
 from tinylm.device import DTYPES
+from tinylm.inference.translate import find_targets
 
 SOURCES = ["abc", "bca", "cab", "acb", "bac", "cba", "aab", "bbc", "cca", "abb"]
 REVERSED = [(source, " ".join(reversed(source))) for source in SOURCES]
@@ -115,6 +115,11 @@ def test_a_source_gives_its_target_and_lines_give_lines_in_order(translator: Pat
     assert targets == "abc\tc b a\n\t\ncab\tb a c\n"
 
 
+def test_no_source_gives_no_target(translator: Path) -> None:
+    for text, targets in (("", ""), ("abc\n\n", "c b a\n\n")):
+        assert done("sample", "-m", translator, "-f", "-", stdin=text).stdout == targets
+
+
 def test_sources_may_end_in_carriage_returns_and_stand_among_spaces(translator: Path) -> None:
     assert done("sample", "-m", translator, "-f", "-", stdin="abc\r\n  bca \r\n").stdout == "c b a\na c b\n"
 
@@ -191,7 +196,7 @@ def test_the_targets_that_eval_compares_are_searched_for_in_the_format_asked_for
         formats.update(parameter.dtype for parameter in network.parameters())
         return find_targets(network, *rest)
 
-    monkeypatch.setattr("tinylm.commands.evaluate_pairs.find_targets", watched)
+    monkeypatch.setattr("tinylm.inference.translate.find_targets", watched)
     (record,) = records(done("eval", shelf / "pairs.tsv", "-m", translator, "--json", "--dtype", dtype))
     assert formats == {DTYPES[dtype]}
     assert record["exact_match"] == 1.0
@@ -250,7 +255,8 @@ def test_a_long_source_is_cut_with_a_word_or_refused(translator: Path) -> None:
 def test_options_of_targets_are_refused_for_text(run: Path, here: Path) -> None:
     refused(tinylm("sample", "-m", run, "--beams", 2), 2, "searches for no target: leave out --beams.")
     refused(tinylm("sample", "-m", run, "--length-penalty", 2), 2, "leave out --length-penalty.")
-    refused(tinylm("eval", "-m", run, "--beams", 2), 2, "are for encoder-decoder models")
+    refused(tinylm("eval", "-m", run, "--beams", 2), 2, "--beams is for encoder-decoder models; leave it out.")
+    refused(tinylm("eval", "-m", run, "--bleu-tokenize", "none"), 2, "--bleu-tokenize is for encoder-decoder models")
 
 
 def test_options_of_text_are_refused_for_targets(translator: Path) -> None:
@@ -314,4 +320,4 @@ def test_pairs_may_be_lines_of_jsonl(here: Path) -> None:
     done("train", "p.jsonl", "--out", "run", "--steps", 1, *BOTH)
     data = read_config(here / "run").data
     assert data is not None
-    assert (data.kind, data.train_pairs, data.longest) == ("pairs", 18, 5)
+    assert (data.kind, data.train_pairs) == ("pairs", 18)

@@ -89,6 +89,27 @@ def test_undoing_a_merge_recovers_the_base(adapter: Path, run: Path, here: Path)
     done("sample", "-m", "undone", "-n", 1)
 
 
+def test_of_two_adapters_that_were_merged_each_can_be_taken_out(adapter: Path, shelf: Path, here: Path) -> None:
+    """The later one was trained on what the first made of the base."""
+    done("merge-lora", adapter, "--out", "one")
+    done("finetune-lora", shelf / "one.txt", "-m", "one", "--out", "later", "--steps", 5, "--lr", "0.05", "--seed", 1)
+    done("merge-lora", "later", "--out", "both")
+    for name, taken_out in (("first", adapter), ("last", here / "later")):
+        done("merge-lora", taken_out, "--undo", "--model", "both", "--out", name)
+    done("merge-lora", adapter, "--undo", "--model", "last", "--out", "base")
+    weights = {name: load_model(here / name)[0].state_dict() for name in ("one", "both", "first", "last", "base")}
+    later, base = (
+        {name: weights[a][name] - weights[b][name] for name in weights["one"]}
+        for a, b in (("both", "one"), ("last", "base"))
+    )
+    for name, weight in weights["one"].items():
+        torch.testing.assert_close(weights["last"][name], weight, rtol=0, atol=1e-5)
+        torch.testing.assert_close(weights["first"][name] - weights["base"][name], later[name], rtol=0, atol=1e-5)
+    assert any(change.abs().max() > 0.001 for change in later.values())
+    assert any(change.abs().max() > 0.001 for change in base.values())
+    refused(tinylm("merge-lora", adapter, "--undo", "--model", "base", "--out", "x"), 2, "was not made by merging")
+
+
 def test_only_what_was_merged_can_be_undone(adapter: Path, run: Path, here: Path) -> None:
     undo = ("merge-lora", adapter, "--undo", "--out", "undone")
     refused(tinylm(*undo), 2, "--undo takes the adapter out of a merged model; name that with --model.")

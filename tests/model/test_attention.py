@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -145,3 +146,25 @@ def test_sixteen_bits_give_the_formula_and_its_gradient(keys: int, masked: bool)
     for rounded, precise in zip(inputs, exact, strict=True):
         scale = precise.grad.square().mean().sqrt().item()
         torch.testing.assert_close(rounded.grad.double(), precise.grad, rtol=0.03, atol=0.05 * scale)
+
+
+@pytest.mark.parametrize(
+    ("keys", "dtype", "gradient", "fused"),
+    [
+        (FEW_KEYS, torch.bfloat16, True, False),
+        (FEW_KEYS + 1, torch.bfloat16, True, True),
+        (FEW_KEYS, torch.bfloat16, False, True),
+        (FEW_KEYS, torch.float32, True, True),
+    ],
+)
+def test_few_keys_of_sixteen_bits_are_written_out_where_a_gradient_is_wanted(
+    keys: int, dtype: torch.dtype, gradient: bool, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, calls = F.scaled_dot_product_attention, []
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda *inputs, **how: (calls.append(1), kernel(*inputs, **how))[1]
+    )
+    q, k, v = (torch.randn(1, 2, keys, 8, dtype=dtype, requires_grad=True) for _ in range(3))
+    with torch.set_grad_enabled(gradient):
+        DotProduct()(q, k, v, None, True)
+    assert len(calls) == fused

@@ -31,6 +31,7 @@ VARIANTS = {
     "no positions": encoder(position="none", tie=False),
     "experts": encoder(experts=2, layers=1),
     "two of four experts": encoder(experts=4, layers=1),
+    "merged experts": encoder(experts=3, expert_mode="merge", layers=1),
 }
 every_variant = pytest.mark.parametrize("config", VARIANTS.values(), ids=[name.replace(" ", "-") for name in VARIANTS])
 

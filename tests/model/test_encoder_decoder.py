@@ -35,6 +35,7 @@ VARIANTS = {
     "local decoder layers": both(local_window=2, local_layers=(0,)),
     "experts": both(experts=2, experts_per_token=2, layers=1, encoder_layers=1),
     "two of four experts": both(experts=4, layers=1, encoder_layers=1),
+    "merged experts": both(experts=3, expert_mode="merge", layers=1, encoder_layers=1),
     "multi-query, one encoder layer": both(kv_heads=1, encoder_layers=1, qk_norm=False),
 }
 every_variant = pytest.mark.parametrize("config", VARIANTS.values(), ids=[name.replace(" ", "-") for name in VARIANTS])

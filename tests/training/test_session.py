@@ -30,7 +30,15 @@ from tinylm.training.trainer import Event, Logged, Notice, Outcome, Stepped, Sto
 
 TOKENIZER = train_char("abcdef .").with_mask()
 SHAPE = small(
-    vocab_size=TOKENIZER.vocab_size, context=8, layers=1, width=8, heads=2, kv_heads=1, ffn_width=8, dropout=0.2
+    vocab_size=TOKENIZER.vocab_size,
+    context=8,
+    layers=1,
+    width=8,
+    heads=2,
+    kv_heads=1,
+    ffn_width=8,
+    dropout=0.2,
+    attention_dropout=0.2,
 )
 
 

@@ -43,8 +43,14 @@ class Bottleneck(Adapter):
         return {f"{name}.{kind}": getattr(layer, kind) for name, layer in layers.items() for kind in ("weight", "bias")}
 
 
+def sublayers(model: Transformer) -> tuple[str, ...]:
+    """The kinds of sublayer that the model's layers have."""
+    there = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    return tuple(name for name in SUBLAYERS if name in there)
+
+
 def add_bottlenecks(model: Transformer, config: AdapterConfig, seed: int = 0) -> dict[str, Adapter]:
-    """Freeze the model and put a Bottleneck of `rank` features after every sublayer. The outputs do not change.
+    """Freeze the model and put a Bottleneck of `rank` features after every target. The outputs do not change.
 
     Returns the new layers by name.
     """
@@ -59,5 +65,5 @@ def add_bottlenecks(model: Transformer, config: AdapterConfig, seed: int = 0) ->
 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        replace_modules(model, lambda name, _: name.rpartition(".")[2] in SUBLAYERS, wrap)
+        replace_modules(model, lambda name, _: name.rpartition(".")[2] in config.targets, wrap)
     return made

@@ -5,16 +5,18 @@ from typing import Annotated, Any
 import typer
 
 from tinylm.commands.evaluate_masked import evaluate_masked
-from tinylm.commands.evaluate_pairs import TranslationOptions, evaluate_pairs
+from tinylm.commands.evaluate_pairs import BleuOptions, evaluate_pairs
 from tinylm.commands.evaluate_text import evaluate_text
 from tinylm.commands.model import AdapterPaths, ModelPath, choose_where, open_model
-from tinylm.commands.options import MachineOptions, OutputOptions, TextOptions, option, with_groups
+from tinylm.commands.options import MachineOptions, OutputOptions, TextOptions, option, typed, with_groups
+from tinylm.commands.sampling import SearchOptions
 from tinylm.console import Console
 from tinylm.errors import UsageError
 
 
 @with_groups
 def evaluate_model(
+    invocation: typer.Context,
     text: Annotated[
         list[str] | None,
         typer.Argument(help="Text (or pairs), or -; none is the run's own validation text.", show_default=False),
@@ -30,7 +32,8 @@ def evaluate_model(
         bool, option("Score the text with gzip, xz and an order-5 character model, too.", None, None, "--baselines")
     ] = False,
     *,
-    translation: TranslationOptions,
+    search: SearchOptions,
+    bleu: BleuOptions,
     reading: TextOptions,
     machine: MachineOptions,
     output: OutputOptions,
@@ -45,19 +48,20 @@ def evaluate_model(
         raise UsageError(f"--batch-size is {batch_size}; it must be 1 or more.")
     device, dtype = choose_where(console, machine)
     opened = open_model(console, model, adapter, device)
+    of_targets = typed(invocation, search, bleu)
+    if of_targets and not isinstance(opened.network, EncoderDecoder):
+        raise UsageError(f"{', '.join(of_targets.values())} is for encoder-decoder models; leave it out.")
     match opened.network:
         case Decoder():
-            translation.refuse()
             result = evaluate_text(console, opened, text, reading, dtype, stride, batch_size, baselines)
         case Encoder() as encoder:
-            translation.refuse()
             if stride is not None or baselines:
                 raise UsageError("--stride and --baselines are for models that read from left to right.")
             result = evaluate_masked(console, opened, encoder, text, reading, dtype, batch_size)
         case EncoderDecoder() as translator:
             if stride is not None or baselines:
                 raise UsageError("--stride and --baselines are for models of text; this one makes targets of sources.")
-            result = evaluate_pairs(console, opened, translator, text, reading, dtype, batch_size, translation)
+            result = evaluate_pairs(console, opened, translator, text, reading, dtype, batch_size, search, bleu)
         case _:
             raise UsageError(f"{opened.path} is of a kind that tinylm eval does not know.")
     _print(console, result)

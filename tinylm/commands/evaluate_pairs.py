@@ -7,32 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tinylm.commands.model import OpenModel
 from tinylm.commands.options import TextOptions, option
 from tinylm.commands.reading import tokens_to_score
-from tinylm.commands.write_targets import BEAMS, check_search, find_targets
+from tinylm.commands.sampling import TARGETS, SearchOptions
 from tinylm.console import Console
 from tinylm.errors import UsageError
 
 if TYPE_CHECKING:
     from tinylm.model.encoder_decoder import EncoderDecoder
 
-TRANSLATION = "Targets"
+NEEDED = "BLEU and chrF need sacrebleu: pip install 'tinylm[translate]'"
 BLEU_TOKENIZERS = ("13a", "none", "intl", "char", "zh")
 
 
 @dataclass(frozen=True)
-class TranslationOptions:
-    beams: Annotated[int | None, option("Hypotheses searched at a time (default: 5).", TRANSLATION, "N")] = None
-    length_penalty: Annotated[
-        float | None, option("Above 0, longer targets are preferred (default: 1).", TRANSLATION, "X")
-    ] = None
+class BleuOptions:
     bleu_tokenize: Annotated[
         str | None,
-        option("sacrebleu's tokenizer (default: 13a); none for text that is tokenised.", TRANSLATION, "NAME"),
+        option("sacrebleu's tokenizer (default: 13a); none for text that is tokenised.", TARGETS, "NAME"),
     ] = None
-
-    def refuse(self) -> None:
-        """Raises UsageError if any was given, for a model that has no targets."""
-        if any(value is not None for value in vars(self).values()):
-            raise UsageError("--beams, --length-penalty and --bleu-tokenize are for encoder-decoder models.")
 
 
 def evaluate_pairs(
@@ -43,21 +34,21 @@ def evaluate_pairs(
     reading: TextOptions,
     dtype: str,
     batch_size: int | None,
-    options: TranslationOptions,
+    searching: SearchOptions,
+    bleu: BleuOptions,
 ) -> dict[str, Any]:
     """Loss and perplexity of the targets, exact matches of those found, and BLEU and chrF where sacrebleu is there."""
     from tinylm.device import DTYPES
     from tinylm.evaluation import evaluate, rows_at_once
+    from tinylm.inference.translate import find_targets
     from tinylm.objective import sequence_to_sequence
     from tinylm.text.pairs import PairTokens, evaluation_pairs
 
-    if options.bleu_tokenize is not None and options.bleu_tokenize not in BLEU_TOKENIZERS:
-        raise UsageError(
-            f"--bleu-tokenize is {options.bleu_tokenize!r}; it must be one of: {', '.join(BLEU_TOKENIZERS)}."
-        )
-    beams = BEAMS if options.beams is None else options.beams
-    penalty = 1.0 if options.length_penalty is None else options.length_penalty
-    check_search(beams, penalty)
+    if bleu.bleu_tokenize is not None and bleu.bleu_tokenize not in BLEU_TOKENIZERS:
+        raise UsageError(f"--bleu-tokenize is {bleu.bleu_tokenize!r}; it must be one of: {', '.join(BLEU_TOKENIZERS)}.")
+    if bleu.bleu_tokenize is not None and importlib.util.find_spec("sacrebleu") is None:
+        raise UsageError(f"{NEEDED}; leave out --bleu-tokenize, or install it.")
+    search = searching.search()
     tokens = tokens_to_score(console, opened, pairs, reading, "pairs")
     found = PairTokens(tokens, opened.tokenizer.end_of_text)
     fitting = found.fitting(network.context)
@@ -79,7 +70,7 @@ def evaluate_pairs(
     written: list[str] = []
     network.to(DTYPES[dtype])
     with console.counting("writing", len(found), "targets") as advance:
-        for target in find_targets(network, sources, opened.tokenizer.end_of_text, beams, penalty, network.context):
+        for target in find_targets(network, sources, opened.tokenizer.end_of_text, search, network.context):
             written.append(decode(target.tokens))
             advance(1)
     result: dict[str, Any] = {
@@ -88,11 +79,11 @@ def evaluate_pairs(
         "exact_match": sum(a == b for a, b in zip(written, references, strict=True)) / len(found),
     }
     if importlib.util.find_spec("sacrebleu") is None:
-        console.note("BLEU and chrF need sacrebleu: pip install 'tinylm[translate]'.")
+        console.note(f"{NEEDED}.")
     else:
         import sacrebleu
 
-        tokenize = options.bleu_tokenize or "13a"
+        tokenize = bleu.bleu_tokenize or "13a"
         result["bleu"] = sacrebleu.corpus_bleu(written, [references], tokenize=tokenize, force=True).score
         result["chrf"] = sacrebleu.corpus_chrf(written, [references]).score
     return {**result, "tokens": score.tokens, "pairs": len(found)}

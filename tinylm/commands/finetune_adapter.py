@@ -25,12 +25,14 @@ class BottleneckOptions:
     ] = 0.0
 
     def config(self, model: "Transformer", base: Base) -> AdapterConfig:
-        from tinylm.adapters.bottleneck import SUBLAYERS
+        from tinylm.adapters.bottleneck import sublayers
 
         width = model.embedding.weight.shape[1]
         if not 1 <= self.bottleneck <= width:
             raise UsageError(f"--bottleneck is {self.bottleneck}; it must be from 1 to the model's width, {width}.")
-        return AdapterConfig(**base, kind="bottleneck", rank=self.bottleneck, dropout=self.dropout, targets=SUBLAYERS)
+        return AdapterConfig(
+            **base, kind="bottleneck", rank=self.bottleneck, dropout=self.dropout, targets=sublayers(model)
+        )
 
     def peft_config(self, adapter: AdapterConfig, architecture: str) -> None:
         return None

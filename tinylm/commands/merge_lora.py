@@ -45,10 +45,10 @@ def merge(
         saved = read_weights(adapter, adapter_config)
         if undo:
             result = _unmerged(adapter, settings, saved.digest, model)
-            merged = None
+            merged = tuple(digest for digest in result.config.merged if digest != saved.digest)
         else:
             result = _merged(adapter, settings, model)
-            merged = saved.digest
+            merged = (*result.config.merged, saved.digest)
         console.note(
             f"Checked: merged and unmerged logits differ by {result.difference:.1e}; the base's differ by "
             f"{result.change:.1e}."
@@ -97,7 +97,7 @@ def _unmerged(adapter: Path, settings: "AdapterConfig", digest: str, model: Path
     if model is None:
         raise UsageError("--undo takes the adapter out of a merged model; name that with --model.")
     merged, config, tokenizer, _ = load_model(model)
-    if config.merged != digest:
+    if digest not in config.merged:
         raise UsageError(f"{model} was not made by merging {adapter}; name the adapter that it was made with.")
     undone, _, _, _ = load_model(model)
     put_on(undone, WantedAdapter(adapter))

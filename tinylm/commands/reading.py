@@ -36,8 +36,7 @@ def read_text(
     from tinylm.text.corpus import STANDARD_INPUT, find_corpus
     from tinylm.text.prepare import CORPORA, read_corpus
 
-    if kind == "pairs" and text.text_key != TextOptions.text_key:
-        raise UsageError("--text-key is for documents; of a pair, JSONL has the texts under 'source' and 'target'.")
+    _check_text_key(text, kind)
     if validation.val_data is not None and validation.val_fraction is not None:
         raise UsageError("--val-data and --val-fraction contradict each other; give one of them.")
     if validation.val_data == STANDARD_INPUT and STANDARD_INPUT in corpus:
@@ -49,6 +48,11 @@ def read_text(
     fraction = VAL_FRACTION if validation.val_fraction is None else validation.val_fraction
     with console.counting("reading", found.size, "characters") as advance:
         return read_corpus(found, val_found, fraction, advance)
+
+
+def _check_text_key(text: TextOptions, kind: str) -> None:
+    if kind == "pairs" and text.text_key != TextOptions.text_key:
+        raise UsageError("--text-key is for documents; of a pair, JSONL has the texts under 'source' and 'target'.")
 
 
 def encode_text(
@@ -75,6 +79,7 @@ def tokens_to_score(
 
     Raises UsageError when there are none, or characters that the model never saw.
     """
+    _check_text_key(reading, kind)
     if not names:
         return _validation_tokens(console, opened, kind)
     from tinylm.text.corpus import find_corpus, scan

@@ -9,7 +9,7 @@ import typer
 from tinylm.commands.fill_masks import fill_masks
 from tinylm.commands.model import AdapterPaths, ModelPath, OpenModel, choose_where, open_model
 from tinylm.commands.options import MachineOptions, OutputOptions, SeedOptions, option, typed, with_groups
-from tinylm.commands.sampling import ChoiceOptions, LengthOptions, PromptOptions, Request, read_prompts
+from tinylm.commands.sampling import ChoiceOptions, LengthOptions, PromptOptions, Request, SearchOptions, read_prompts
 from tinylm.commands.write_on import BETWEEN_SAMPLES, write_on
 from tinylm.commands.write_targets import write_targets
 from tinylm.console import Console
@@ -30,6 +30,7 @@ def sample(
     *,
     prompt: PromptOptions,
     choice: ChoiceOptions,
+    search: SearchOptions,
     length: LengthOptions,
     seed: SeedOptions,
     machine: MachineOptions,
@@ -42,7 +43,8 @@ def sample(
     if quantize not in ("none", "int8"):
         raise UsageError(f"--quantize is {quantize!r}; it must be one of: none, int8.")
     prompts = read_prompts(prompt)
-    choice.sampling(0.0)  # says now what is out of range
+    choice.sampling(0.0)  # these say now what is out of range
+    search.search()
     named = list(dict.fromkeys(one.adapter for one in prompts if one.adapter is not None))
     if named and adapter:
         raise UsageError("--adapter is for all prompts, and some lines name their own; leave it out.")
@@ -57,7 +59,7 @@ def sample(
     if quantize == "int8":
         quantize_int8(opened.network)
     chosen_seed = secrets.randbits(32) if seed.seed is None else seed.seed
-    chosen = {**typed(invocation, prompt, choice, length), **({} if cache else {"cache": "--no-cache"})}
+    chosen = {**typed(invocation, prompt, choice, search, length), **({} if cache else {"cache": "--no-cache"})}
     begun = time.monotonic()
     written = first = 0
     for number, one in enumerate(prompts):
@@ -66,7 +68,7 @@ def sample(
             data = opened.use_only(None if one.adapter is None else named.index(one.adapter))
         if number and not console.as_json and isinstance(opened.network, Decoder):
             console.result(BETWEEN_SAMPLES.strip("\n"))
-        request = Request(one, prompt, choice, length, chosen_seed, cache, first, data, chosen)
+        request = Request(one, prompt, choice, search, length, chosen_seed, cache, first, data, chosen)
         written += _answer(console, opened, request)
         first += length.num_samples * (1 + one.text.count("\n"))
     seconds = time.monotonic() - begun

@@ -13,9 +13,10 @@ from tinylm.errors import UsageError
 
 if TYPE_CHECKING:
     from tinylm.inference.sampler import Sampling
+    from tinylm.inference.translate import Search
     from tinylm.text.tokenizer import Tokenizer
 
-PROMPT, CHOICE, TEXT = "Prompt", "Choice of tokens", "Text"
+PROMPT, CHOICE, TARGETS, TEXT = "Prompt", "Choice of tokens", "Targets", "Text"
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,6 @@ class ChoiceOptions:
     repeat_penalty: Annotated[
         float, option("Above 1, make tokens that were there already less likely.", CHOICE, "X", "--repeat-penalty")
     ] = 1.0
-    beams: Annotated[
-        int | None, option("Search for a target with N hypotheses at a time (default: 5).", CHOICE, "N")
-    ] = None
-    length_penalty: Annotated[float, option("Above 0, longer targets are preferred (default: 1).", CHOICE, "X")] = 1.0
 
     def sampling(self, temperature: float) -> "Sampling":
         """`temperature` is for when the user gave none."""
@@ -63,6 +60,19 @@ class ChoiceOptions:
 
         chosen = temperature if self.temperature is None else self.temperature
         return Sampling(chosen, self.top_k, self.top_p, self.min_p, self.repeat_penalty)
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How the best target of a source is searched for; shared by sample and eval."""
+
+    beams: Annotated[int, option("Hypotheses searched at a time (default: 5).", TARGETS, "N")] = 5
+    length_penalty: Annotated[float, option("Above 0, longer targets are preferred (default: 1).", TARGETS, "X")] = 1.0
+
+    def search(self) -> "Search":
+        from tinylm.inference.translate import Search
+
+        return Search(self.beams, self.length_penalty)
 
 
 @dataclass(frozen=True)
@@ -143,6 +153,7 @@ class Request:
     prompt: Prompt
     prompt_options: PromptOptions
     choice: ChoiceOptions
+    search: SearchOptions
     length: LengthOptions
     seed: int
     cache: bool

@@ -1,16 +1,22 @@
 """Targets from sources with an encoder-decoder: drawn token by token, or searched for with beams."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from tinylm.errors import UsageError
+from tinylm.inference.generator import generate
+from tinylm.inference.sampler import Sampler, Sampling
 from tinylm.model.block import Memory
 from tinylm.model.cache import Cache, CrossCache
 from tinylm.model.encoder_decoder import EncoderDecoder
 from tinylm.model.stack import Output
+
+SOURCES_AT_ONCE = 32
+LARGEST_PENALTY = 10
 
 
 def padded_sources(sources: Sequence[Sequence[int]], end: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -74,6 +80,22 @@ class Found:
     tokens: list[int]
     score: float
     ended: bool
+
+
+@dataclass(frozen=True)
+class Search:
+    """How to search for a target: with so many open hypotheses, and how much longer ones are preferred (0: not)."""
+
+    beams: int = 1
+    length_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.beams < 1:
+            raise UsageError(f"--beams is {self.beams}; it must be 1 or more.")
+        if not abs(self.length_penalty) <= LARGEST_PENALTY:
+            raise UsageError(
+                f"--length-penalty is {self.length_penalty}; it must be from -{LARGEST_PENALTY} to {LARGEST_PENALTY}."
+            )
 
 
 class _Search:
@@ -154,3 +176,52 @@ def beam_search(
         conditioned.reorder(torch.tensor(rows, device=device), cache, sources_too=some_are_done)
         last = torch.tensor([[token] for search in going for token in search.last], device=device)
     return [search.best() for search in searches]
+
+
+def find_targets(
+    model: EncoderDecoder,
+    sources: Sequence[Sequence[int]],
+    end: int,
+    search: Search,
+    max_tokens: int,
+) -> Iterator[Found]:
+    """The best target of each of any number of sources, in order. An empty source has an empty target."""
+    for first in range(0, len(sources), SOURCES_AT_ONCE):
+        part = sources[first : first + SOURCES_AT_ONCE]
+        full = [source for source in part if source]
+        found: Iterator[Found] = iter(())
+        if full:
+            found = iter(beam_search(model, full, end, **vars(search), max_tokens=max_tokens))
+        for source in part:
+            yield next(found) if source else Found([], 0.0, ended=True)
+
+
+def draw_targets(
+    model: EncoderDecoder,
+    sources: Sequence[Sequence[int]],
+    end: int,
+    sampling: Sampling,
+    num_samples: int,
+    seed: int,
+    first: int,
+    max_tokens: int,
+) -> Iterator[Found]:
+    """Targets drawn token by token, `num_samples` of each source, with nan for a score.
+
+    Target i, counted from `first`, draws from (seed, i).
+    """
+    for number, source in enumerate(sources):
+        numbered_from = first + number * num_samples
+        sampler = Sampler(sampling, seed, num_samples, model.device, model.vocab_size, numbered_from)
+        rows: list[list[int]] = [[] for _ in range(num_samples)]
+        ended = [not source] * num_samples
+        begun = [[end]] * num_samples
+        for tokens in generate(condition(model, [source], end, num_samples), begun, sampler, max_tokens):
+            for row, token in enumerate(tokens):
+                ended[row] = ended[row] or token == end
+                if not ended[row]:
+                    rows[row].append(token)
+            if all(ended):
+                break
+        for row_tokens, done in zip(rows, ended, strict=True):
+            yield Found(row_tokens, math.nan, done)

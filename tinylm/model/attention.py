@@ -32,7 +32,7 @@ class DotProduct(nn.Module):
         self.scale = scale
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """(B, H, T, W) and two of (B, K, S, W) -> (B, H, T, W)"""
+        """(B, H, T, W) and two of (B, K, S, W) -> (B, H, T, W). mask: as (B, 1, T, S), True where a query may see."""
         dropping = self.dropout.p if self.training else 0.0
         if q.device.type == "cpu" and (dropping or _is_short_gradient(q, k)):
             return self._explicit(q, k, v, mask, causal)
@@ -68,7 +68,7 @@ class RelativeDotProduct(nn.Module):
         self.relative_values = nn.Parameter(torch.empty(2 * clip + 1, head_width))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """(B, H, T, W) and two of (B, K, S, W) -> (B, H, T, W)"""
+        """(B, H, T, W) and two of (B, K, S, W) -> (B, H, T, W). mask: as (B, 1, T, S), True where a query may see."""
         batch, heads, queries, keys = *q.shape[:3], k.shape[2]
         k, v = (repeat_heads(x, heads) for x in (k, v))  # (B, H, S, W)
         query_slots = torch.arange(keys - queries, keys, device=q.device).unsqueeze(1)  # (T, 1)

@@ -12,7 +12,7 @@ from tinylm.model.routing import Routing
 
 
 class Memory(NamedTuple):
-    """What a decoder's layers see of the source: the encoder's output (B, S, D), and which of it is no padding."""
+    """What a decoder sees of the source: the encoder's output (B, S, D), and what of it is no padding (B, 1, 1, S)."""
 
     hidden: Tensor
     mask: Tensor | None

@@ -105,9 +105,9 @@ class CrossCache:
         """Each (B, K, S, W), or `None` before they are there."""
         return self._held
 
-    def fill(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def fill(self, keys: Tensor, values: Tensor) -> None:
+        """Each (B, K, S, W)."""
         self._held = keys, values
-        return self._held
 
     def reorder(self, rows: Tensor) -> None:
         if self._held is not None:

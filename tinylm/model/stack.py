@@ -46,7 +46,7 @@ class Stack(nn.Module):
         cross_cache: Sequence[CrossCache] | None = None,
         real: Tensor | None = None,
     ) -> Output:
-        """Embedded tokens (B, T, D) at positions (T,) or (B, T), with a mask a layer.
+        """Embedded tokens (B, T, D) at positions (T,) or (B, T), with a mask a layer, as (B, 1, T, S).
 
         real: (B, T), which of them are no padding, and count in what is told of routing.
         """

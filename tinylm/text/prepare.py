@@ -139,12 +139,9 @@ def encode_reading(
                 f"{reading.corpus.name} leaves {found} tokens for {part}, and {least} are needed; give more text, or "
                 "another --val-fraction."
             )
-    train_pairs = longest = 0
-    if isinstance(reading.corpus, PairCorpus):
-        sides = [PairTokens(part, tokenizer.end_of_text).lengths for part in (tokens.train, tokens.val)]
-        train_pairs, longest = len(sides[0]), max(int(lengths.max()) for lengths in sides)
+    pairs = isinstance(reading.corpus, PairCorpus)
     data = DataConfig(
-        kind="pairs" if isinstance(reading.corpus, PairCorpus) else "text",
+        kind="pairs" if pairs else "text",
         corpus=_absolute(reading.corpus),
         val_corpus=_absolute(reading.val_corpus) if reading.val_corpus else (),
         text_key=reading.corpus.text_key,
@@ -157,8 +154,7 @@ def encode_reading(
         documents=reading.found.documents,
         train_tokens=len(tokens.train),
         val_tokens=len(tokens.val),
-        train_pairs=train_pairs,
-        longest=longest,
+        train_pairs=len(PairTokens(tokens.train, tokenizer.end_of_text)) if pairs else 0,
     )
     return tokens, data
 

@@ -1,0 +1,172 @@
+"""Adapters in whole models of every architecture. Judge: the formulas in float64, one token at a time."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests import reference_parts
+from tests.variants import randomised, small
+from tinylm.adapters.adapter import adapter_layers
+from tinylm.adapters.bottleneck import add_bottlenecks, sublayers
+from tinylm.adapters.inject import plain_name
+from tinylm.adapters.lora import LoRAEmbedding, LoRALinear, add_lora, module_names
+from tinylm.config import AdapterConfig, ModelConfig
+from tinylm.model.build import build_model
+from tinylm.model.encoder_decoder import EncoderDecoder
+from tinylm.model.stack import Transformer
+
+RANK, ALPHA = 3, 5.0
+IDS = [[3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 2, 8]]
+SOURCES = torch.tensor([[9, 7, 9, 3], [5, 0, 0, 0]])
+LENGTHS = torch.tensor([4, 1])
+
+
+PutOn = Callable[..., None]
+
+
+def both(**choices: Any) -> ModelConfig:
+    return small(**{"architecture": "encoder-decoder", "encoder_layers": 1, "layers": 1, **choices})
+
+
+MODELS = {
+    "decoder": small(),
+    "original decoder": small("original", kv_heads=4),
+    "untied decoder": small("gpt2", tie=False),
+    "local, relative decoder": small(local_window=3, local_layers=(0,), position="relative", relative_clip=2),
+    "decoder of experts": small(experts=4),
+    "decoder of merged experts": small(experts=4, expert_mode="merge"),
+    "encoder": small(architecture="encoder"),
+    "encoder of merged experts": small(architecture="encoder", experts=3, expert_mode="merge"),
+    "encoder-decoder": both(),
+    "encoder-decoder of experts": both(experts=2),
+}
+
+
+def with_lora(model: Transformer, rank: int = RANK) -> None:
+    targets = module_names(["all"], model)
+    config = AdapterConfig(base="b", base_digest="d", rank=rank, alpha=ALPHA, dropout=0.0, targets=targets)
+    add_lora(model, config)
+
+
+def with_bottlenecks(model: Transformer, rank: int = RANK) -> None:
+    config = AdapterConfig(
+        kind="bottleneck", base="b", base_digest="d", rank=rank, dropout=0.0, targets=sublayers(model)
+    )
+    add_bottlenecks(model, config)
+
+
+every_kind = pytest.mark.parametrize("put_on", [with_lora, with_bottlenecks], ids=["lora", "bottleneck"])
+
+
+def every_model(*kinds: str) -> pytest.MarkDecorator:
+    chosen = {name: config for name, config in MODELS.items() if not kinds or config.architecture in kinds}
+    return pytest.mark.parametrize("config", chosen.values(), ids=[name.replace(" ", "-") for name in chosen])
+
+
+def adapted(config: ModelConfig, put_on: PutOn) -> Transformer:
+    """In float64, and with all of the adapter drawn, so that it changes something."""
+    model = randomised(build_model(config)).double()
+    put_on(model)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for layer in adapter_layers(model).values():
+            for parameter in layer.trained().values():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3)
+    return model
+
+
+def logits_of(model: Transformer, ids: list[list[int]], rows: slice = slice(None)) -> Tensor:
+    if isinstance(model, EncoderDecoder):
+        lengths = LENGTHS[rows]
+        return model.logits(model(torch.tensor(ids), SOURCES[rows, : int(lengths.max())], lengths).hidden)
+    return model.logits(model(torch.tensor(ids)).hidden)
+
+
+def plain_weights(model: Transformer) -> dict[str, np.ndarray]:
+    """A model's parameters by the names they have without adapters; a low-rank update is added to its matrix."""
+    weights = {plain_name(name): value.detach().numpy().copy() for name, value in model.named_parameters()}
+    for name, layer in adapter_layers(model).items():
+        if isinstance(layer, LoRALinear):
+            a, b = layer.lora_A.detach().numpy(), layer.lora_B.detach().numpy()
+            weights[f"{plain_name(name)}.weight"] += ALPHA / RANK * b @ a
+        elif isinstance(layer, LoRAEmbedding):
+            a, b = layer.lora_embedding_A.detach().numpy(), layer.lora_embedding_B.detach().numpy()
+            weights[f"{plain_name(name)}.weight"] += ALPHA / RANK * (b @ a).T
+    return weights
+
+
+@every_kind
+@every_model()
+def test_logits_are_the_formula(config: ModelConfig, put_on: PutOn) -> None:
+    model = adapted(config, put_on)
+    weights = plain_weights(model)
+    found = logits_of(model, IDS)
+    for row, ids in enumerate(IDS):
+        if config.architecture == "encoder-decoder":
+            source = SOURCES[row, : LENGTHS[row]].tolist()
+            expected = reference_parts.encoder_decoder_logits(weights, config, source, ids, table=np.float32)
+        elif config.architecture == "encoder":
+            expected = reference_parts.encoder_logits(weights, config, ids, len(ids), table=np.float32)
+        else:
+            expected = reference_parts.decoder_logits_with_parts(weights, config, ids, table=np.float32)
+        np.testing.assert_allclose(found[row].detach().numpy(), expected, rtol=0, atol=1e-9)
+    without = randomised(build_model(config)).double()
+    assert (logits_of(without, IDS) - found).abs().max() > 0.1
+
+
+@every_kind
+@every_model()
+def test_rows_together_equal_rows_alone(config: ModelConfig, put_on: PutOn) -> None:
+    model = adapted(config, put_on)
+    together = logits_of(model, IDS)
+    for row, ids in enumerate(IDS):
+        alone = logits_of(model, [ids], slice(row, row + 1))[0]
+        torch.testing.assert_close(together[row], alone, rtol=0, atol=1e-11)
+
+
+@every_kind
+@every_model("decoder", "encoder-decoder")
+@torch.no_grad()
+def test_decoding_with_a_cache_equals_reading_at_once(config: ModelConfig, put_on: PutOn) -> None:
+    model = adapted(config, put_on)
+    cache = model.make_cache(2, 6)
+    parts = []
+    if isinstance(model, EncoderDecoder):
+        memory, _ = model.encode(SOURCES, LENGTHS)
+        cross_cache = model.make_cross_cache()
+        for part in torch.tensor(IDS).split([3, 1, 1, 1], dim=1):
+            parts.append(model.logits(model.decode(part, memory, cache, cross_cache).hidden))
+    else:
+        for part in torch.tensor(IDS).split([3, 1, 1, 1], dim=1):
+            parts.append(model.logits(model(part, cache).hidden))
+    torch.testing.assert_close(torch.cat(parts, dim=1), logits_of(model, IDS), rtol=0, atol=1e-11)
+
+
+@every_kind
+@every_model()
+def test_one_batch_can_be_learned_by_heart_with_the_base_as_it_was(config: ModelConfig, put_on: PutOn) -> None:
+    torch.manual_seed(0)
+    model = randomised(build_model(config))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    put_on(model, 8)
+    model.train()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.Adam(trained, lr=0.02)
+    ids, targets = [row[:4] for row in IDS], torch.tensor([[1, 4, 2, 8], [0, 3, 3, 6]])
+    for _ in range(600):
+        losses = F.cross_entropy(logits_of(model, ids).flatten(0, 1), targets.flatten(), reduction="none")
+        if losses.max() < math.log(2):  # the frozen output layer allows little more
+            break
+        optimizer.zero_grad()
+        losses.mean().backward()
+        optimizer.step()
+    else:
+        pytest.fail(f"the worst loss is still {losses.max():.3f}")
+    after = {plain_name(name): value for name, value in model.state_dict().items()}
+    assert all(torch.equal(after[name], value) for name, value in before.items())

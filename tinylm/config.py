@@ -24,7 +24,7 @@ NORM_PLACEMENTS = ("pre", "post")
 ACTIVATIONS = ("swiglu", "gelu", "relu")
 INITIALISATIONS = ("modern", "gpt2", "original")
 SCHEDULES = ("trapezoid", "cosine", "linear", "inverse-sqrt", "constant")
-OPTIMIZERS = ("adamw", "adam")
+OPTIMIZERS = ("adamw", "adam", "muon")
 DTYPES = ("fp32", "bf16", "fp16")
 
 

@@ -199,6 +199,8 @@ CASES = {
     "adamw, stopped at 100 of 200 while evaluating": Case(LONG, 100),
     "adamw, killed at 130 of 200 after saving at 100": Case(LONG, 130, Killed),
     "adam, stopped between all rhythms": Case({"optimizer": "adam", "weight_decay": 0.1}, 31),
+    "muon": Case({"optimizer": "muon"}, 31, shape={"experts": 2}),
+    "muon, killed": Case({"optimizer": "muon"}, 40, Killed),
     "epochs": Case({"budget": Budget(epochs=1.5)}, 20),
     "inverse-sqrt, killed in the first steps": Case({"schedule": "inverse-sqrt"}, 5, Killed),
     "experts": Case({}, 31, shape={"experts": 4}),

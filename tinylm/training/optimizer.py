@@ -1,31 +1,84 @@
-"""The optimizers: Adam and AdamW, with weight decay on matrices only."""
+"""The optimizers: Adam and AdamW, with weight decay on matrices only, and Muon for the matrices in layers."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tinylm.config import TrainingConfig
+from tinylm.errors import UsageError
+from tinylm.model.block import PreNormBlock
 
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
+ADAMS: dict[str, type[torch.optim.Optimizer]] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """Muon (Jordan et al. 2024) for some matrices, and AdamW for groups of other parameters, at one learning rate.
+
+    Muon makes the singular values of an update about equal. Its updates are scaled to the size that AdamW's have
+    (Liu et al. 2025), so that a rate means the same for both.
+    """
+
+    def __init__(
+        self,
+        matrices: list[Tensor],
+        others: list[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+    ) -> None:
+        muon = torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+        adamw = torch.optim.AdamW(others, lr=lr, betas=betas, fused=True)
+        super().__init__([*muon.param_groups, *adamw.param_groups], {"lr": lr, "fused": True})
+        muon.param_groups, adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
+        muon.state = adamw.state = self.state
+        self._parts = (muon, adamw)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for part in self._parts:
+            part.step()
 
 
 def build_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019) or Adam (Kingma and Ba 2015, decay as part of the gradient).
+    """AdamW (Loshchilov and Hutter 2019), Adam (Kingma and Ba 2015, decay as part of the gradient), or Muon.
 
     Gains, biases and other vectors are never decayed. Only parameters that require a gradient are trained.
+    Raises UsageError for Muon where no matrix of a layer is trained.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+    betas = (config.beta1, config.beta2)
+    if config.optimizer != "muon":
+        groups = _decayed(trained, config.weight_decay)
+        return ADAMS[config.optimizer](groups, lr=config.lr, betas=betas, fused=True)  # type: ignore[call-arg]
+    matrices = layer_matrices(model)
+    if not matrices:
+        raise UsageError("--optimizer muon is for the matrices of layers, and none is trained here; use adamw.")
+    chosen = {id(matrix) for matrix in matrices}
+    others = _decayed((parameter for parameter in trained if id(parameter) not in chosen), config.weight_decay)
+    return MuonAdamW(matrices, others, config.lr, betas, config.weight_decay)
+
+
+def layer_matrices(model: nn.Module) -> list[Tensor]:
+    """The trained weights of all linear layers in blocks, but for routers: a router's rows are a choice, and no map."""
+    return [
+        module.weight
+        for block in model.modules()
+        if isinstance(block, PreNormBlock)
+        for name, module in block.named_modules()
+        if isinstance(module, nn.Linear) and not name.endswith("router") and module.weight.requires_grad
     ]
-    return OPTIMIZERS[config.optimizer](  # type: ignore[call-arg]
-        [group for group in groups if group["params"]],
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        fused=True,
-    )
+
+
+def _decayed(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Groups for an optimizer: what has rows is decayed, vectors are not."""
+    parameters = list(parameters)
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -1,15 +1,13 @@
 """A mixture of experts for a feed-forward layer: a router sends each token to a few of them (seed 002)."""
 
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from tinylm.model.feedforward import FeedForward, GatedFeedForward
+from tinylm.model.feedforward import FeedForward, Projection
 from tinylm.model.routing import Routing
-
-Expert = FeedForward | GatedFeedForward
 
 
 class RoutedExperts(nn.Module):
@@ -19,7 +17,7 @@ class RoutedExperts(nn.Module):
     The work grows with K, not with the number of experts. `balance` is the weight of the load-balancing loss.
     """
 
-    def __init__(self, width: int, experts: Sequence[Expert], per_token: int, balance: float) -> None:
+    def __init__(self, width: int, experts: Sequence[FeedForward], per_token: int, balance: float) -> None:
         super().__init__()
         self.router = nn.Linear(width, len(experts), bias=False)
         self.experts = nn.ModuleList(experts)
@@ -38,7 +36,15 @@ class RoutedExperts(nn.Module):
 
     def _combine(self, x: Tensor, mixture: "_Mixture") -> Tensor:
         """(N, D) -> (N, D)"""
-        return mixture(x, lambda expert, rows: self.experts[expert](rows)[0])
+        return mixture.gather(self._compose(mixture.spread(x), lambda name, rows: self._project(name, rows, mixture)))
+
+    def _project(self, name: str, rows: Tensor, mixture: "_Mixture") -> Tensor:
+        """(N*K, D) -> (N*K, F), with each row's own expert."""
+        return mixture.each([expert.get_submodule(name) for expert in self.experts], rows)
+
+    def _compose(self, x: Tensor, project: Projection) -> Tensor:
+        """The formula that all experts have."""
+        return typing.cast(FeedForward, self.experts[0]).compose(x, project)
 
 
 class MergedExperts(RoutedExperts):
@@ -49,15 +55,7 @@ class MergedExperts(RoutedExperts):
     """
 
     def _combine(self, x: Tensor, mixture: "_Mixture") -> Tensor:
-        def part(name: str) -> Callable[[int, Tensor], Tensor]:
-            return lambda expert, rows: getattr(self.experts[expert], name)(rows)
-
-        first = typing.cast(Expert, self.experts[0])
-        if isinstance(first, GatedFeedForward):
-            inner = first.activation(mixture(x, part("gate_proj"))) * mixture(x, part("up_proj"))  # (N, F)
-        else:
-            inner = first.activation(mixture(x, part("up_proj")))  # (N, F)
-        return mixture(inner, part("down_proj"))
+        return self._compose(x, lambda name, rows: mixture.gather(self._project(name, mixture.spread(rows), mixture)))
 
 
 class _Mixture:
@@ -71,10 +69,19 @@ class _Mixture:
         self._rows = order // chosen.shape[1]
         self._weights = weights.flatten().index_select(0, order).unsqueeze(1)  # (N*K, 1)
         self._counts: list[int] = torch.bincount(chosen.flatten(), minlength=n_experts).tolist()
+        self._count = len(chosen)
         self._skip_idle = skip_idle
 
-    def __call__(self, x: Tensor, function: Callable[[int, Tensor], Tensor]) -> Tensor:
-        parts = x.index_select(0, self._rows).split(self._counts)
-        done = [function(e, part) for e, part in enumerate(parts) if len(part) or not self._skip_idle]
-        y = torch.cat(done)
-        return y.new_zeros(len(x), y.shape[1]).index_add(0, self._rows, y * self._weights.to(y.dtype))
+    def spread(self, x: Tensor) -> Tensor:
+        """Each row once for each of its experts, in their order: (N, D) -> (N*K, D)."""
+        return x.index_select(0, self._rows)
+
+    def each(self, modules: Sequence[nn.Module], rows: Tensor) -> Tensor:
+        """Every expert's module on the rows that are for it: (N*K, D) -> (N*K, F)."""
+        parts = zip(modules, rows.split(self._counts), strict=True)
+        return torch.cat([module(part) for module, part in parts if len(part) or not self._skip_idle])
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The weighted sum of what the experts of each row made of it: (N*K, F) -> (N, F)."""
+        sums = rows.new_zeros(self._count, rows.shape[1])
+        return sums.index_add(0, self._rows, rows * self._weights.to(rows.dtype))

@@ -421,9 +421,10 @@ def beam_search(
 
     At each step every open hypothesis grows by every token, and of all that grew the `beams` with the largest
     sum log p count. Those of them that end are finished, for good. With `refill` the best `beams` that have not
-    ended stay open, until `beams` have finished; without, a finished hypothesis gives up its place. One
-    beam is greedy decoding either way. Where nothing has ended after `max_tokens`, the best open one is it.
-    `next_log_probabilities` takes the tokens so far, `start` first, and gives V numbers.
+    ended stay open, until `beams` have finished and no open one scores more than the best of them, at the length
+    that it has so far; without, a finished hypothesis gives up its place. One beam is greedy decoding either way.
+    Where nothing has ended after `max_tokens`, the best open one is it. `next_log_probabilities` takes the tokens
+    so far, `start` first, and gives V numbers.
     """
     opened: list[tuple[Prefix, float]] = [((start,), 0.0)]
     finished: list[tuple[Prefix, float]] = []
@@ -439,8 +440,15 @@ def beam_search(
         finished += [(tokens, total) for tokens, total in grown[:places] if tokens[-1] == end]
         kept = grown if refill else grown[:places]
         opened = [(tokens, total) for tokens, total in kept if tokens[-1] != end][:places]
-        if len(finished) >= beams or not opened:
+        if not opened:
             break
+        if len(finished) >= beams:
+            best, hope = (
+                max(penalised(total, len(tokens) - 1, length_penalty) for tokens, total in part)
+                for part in (finished, opened)
+            )
+            if not refill or best >= hope:
+                break
     scored = [
         (list(tokens[1:]), penalised(total, len(tokens) - 1, length_penalty)) for tokens, total in finished or opened
     ]

@@ -435,6 +435,13 @@ def test_a_few_long_pairs_are_left_out_with_a_word_and_cost_the_others_nothing(
     assert (plan.model, plan.training.micro_batch) == (alone.model, alone.training.micro_batch)
 
 
+def test_modern_models_of_pairs_are_trained_by_muon_and_adapters_and_older_ones_are_not() -> None:
+    assert planned_pairs([10]).training.optimizer == "muon"
+    assert planned_pairs([10], training={"optimizer": "adamw"}).training.optimizer == "adamw"
+    for others in ({"recipe": "adapter"}, {"model": {"architecture": "encoder-decoder", "preset": "original"}}):
+        assert planned_pairs([10], **others).training.optimizer != "muon"
+
+
 def test_a_context_that_was_chosen_or_that_a_base_has_stays_and_the_pairs_beyond_it_are_no_part_of_an_epoch() -> None:
     chosen = {"architecture": "encoder-decoder", "context": 16}
     train, training = [16] * 40 + [17] * 60, {"batch_size": 10}

@@ -32,7 +32,7 @@ PAIR_DROPOUT, FEW_PAIRS = 0.3, 1_000_000  # so few are seen many times
 LEAST_PAIR_CONTEXT = 128
 MEMORY_SHARE = 0.7  # of the free memory that a plan may use
 
-# How each preset is trained, after its source, fitted to short runs of small models.
+# How each preset is trained, after its source, fitted to short runs of small models. Muon: docs/decisions/008.
 RECIPES: dict[str, dict[str, Any]] = {
     "modern": {"schedule": "trapezoid", "beta2": 0.99, "warmup": 0.02, "min_lr": 0.0},
     "gpt2": {"schedule": "cosine", "beta2": 0.99, "warmup": 0.05},
@@ -44,13 +44,20 @@ RECIPES: dict[str, dict[str, Any]] = {
         "weight_decay": 0.0,
         "min_lr": 0.0,
     },
+    "modern pairs": {"schedule": "trapezoid", "optimizer": "muon", "beta2": 0.99, "warmup": 0.02, "min_lr": 0.0},
     "adapter": {"schedule": "linear", "beta2": 0.99, "warmup": 0.05, "min_lr": 0.0, "weight_decay": 0.0},
 }
 
 
 # Learning rates: at a width of 128, and the power of the width by which they fall. 0.001 at a width of 384 for gpt2, as
 # nanoGPT has it.
-LEARNING_RATES = {"modern": (3e-3, 0.5), "gpt2": (3e-3, 1.0), "original": (1e-3, 1.0), "adapter": (2e-3, 0.0)}
+LEARNING_RATES = {
+    "modern": (3e-3, 0.5),
+    "modern pairs": (3e-3, 0.5),
+    "gpt2": (3e-3, 1.0),
+    "original": (1e-3, 1.0),
+    "adapter": (2e-3, 0.0),
+}
 
 
 @dataclass(frozen=True)
@@ -133,6 +140,8 @@ def plan_training(
     budget, training = _with_budget(budget, training)
     seconds = budget.time or DEFAULT_TIME
     recipe = recipe or (base.initialisation if base else model.get("preset", "modern"))
+    if recipe == "modern" and pair_contexts is not None:
+        recipe = "modern pairs"
     shape = base or _choose_shape(machine, data, vocab_size, model, seconds)
     if pair_contexts is not None:
         shape = _fit_pairs(shape, pair_contexts, notices, free="context" not in model and base is None)

@@ -13,7 +13,9 @@ from tinylm.inference.generator import generate
 from tinylm.inference.sampler import Sampler, Sampling
 from tinylm.inference.translate import beam_search, condition
 from tinylm.model.build import build_model
+from tinylm.model.cache import Cache
 from tinylm.model.encoder_decoder import EncoderDecoder
+from tinylm.model.stack import Output
 
 V, END, MOST = 5, 0, 4
 SOURCES = [[3, 1, 4], [2], [1, 1, 2, 3, 4], [4, 4], [2, 3]]
@@ -95,3 +97,35 @@ def test_a_target_that_never_ends_is_the_best_of_those_that_are_open() -> None:
         model.output.bias.copy_(torch.tensor([-math.inf, 0.0, 1.0, 0.0, 0.0]))
     (found,) = beam_search(model, SOURCES[:1], END, beams=2, max_tokens=3)
     assert (found.tokens, found.ended) == ([2, 2, 2], False)
+
+
+class Sure:
+    """In the place of a conditioned model: tokens 1, 1, 1 and the end, each with a probability of 0.98."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def make_cache(self, batch: int, length: int) -> list[Cache]:
+        return []
+
+    def __call__(self, ids: torch.Tensor, cache: list[Cache]) -> Output:
+        return Output(torch.zeros(len(ids), 1, 1))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        probabilities = [0.012, 0.98, 0.008] if self.step < 4 else [0.98, 0.012, 0.008]
+        return torch.tensor(probabilities).log().expand(len(hidden), 3)
+
+    def reorder(self, rows: torch.Tensor, cache: list[Cache], sources_too: bool) -> None:
+        pass
+
+
+@pytest.mark.parametrize("beams", [1, 2, 3])
+def test_short_and_unlikely_targets_do_not_end_a_search(beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them have come to their ends before the likely one does."""
+    monkeypatch.setattr("tinylm.inference.translate.condition", lambda *inputs, times: Sure())
+    (found,) = beam_search(translator(0), [[1]], 0, beams=beams, max_tokens=9)
+    assert (found.tokens, found.ended) == ([1, 1, 1], True)
+    assert found.score == pytest.approx(4 * math.log(0.98) / ((5 + 4) / 6), rel=1e-5)

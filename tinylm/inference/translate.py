@@ -124,7 +124,12 @@ class _Search:
 
     @property
     def done(self) -> bool:
-        return len(self._ended) >= self._beams or max(self.totals) == -math.inf
+        likeliest = max(self.totals)
+        if likeliest == -math.inf:
+            return True
+        if len(self._ended) < self._beams:
+            return False
+        return max(found.score for found in self._ended) >= self._score(likeliest, len(self._open[0]))
 
     def best(self) -> Found:
         """Of those that came to an end, if any did."""
@@ -132,8 +137,10 @@ class _Search:
         return max(self._ended or going, key=lambda found: found.score)
 
     def _found(self, tokens: list[int], total: float, ended: bool) -> Found:
-        length = len(tokens) + ended
-        return Found(tokens, total / ((5 + length) / 6) ** self._length_penalty, ended)
+        return Found(tokens, self._score(total, len(tokens) + ended), ended)
+
+    def _score(self, total: float, length: int) -> float:
+        return total / ((5 + length) / 6) ** self._length_penalty
 
 
 @torch.inference_mode()
@@ -150,7 +157,8 @@ def beam_search(
     length counts the end.
 
     At each step every open hypothesis grows by every token. Those among the `beams` best that end are finished; the
-    best `beams` that have not ended stay open, until so many have finished. One beam is greedy decoding.
+    best `beams` that have not ended stay open, until so many have finished and the best of those scores no less than
+    the best open one does so far: unlikely short ones would else end a search. One beam is greedy decoding.
     """
     searches = [_Search(beams, end, length_penalty) for _ in sources]
     going = list(searches)

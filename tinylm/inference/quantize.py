@@ -42,10 +42,15 @@ class Int8Linear(nn.Module):
 
 
 def quantize_int8(model: nn.Module) -> None:
-    """Replace every linear layer. The embedding stays, and so does an output layer that shares it."""
+    """Replace every linear layer but routers, which are small, and where a small error makes another choice.
+
+    The embedding stays, and so does an output layer that shares it.
+    """
 
     def quantized(name: str, module: nn.Module) -> nn.Module:
         assert isinstance(module, nn.Linear)
         return Int8Linear(module)
 
-    replace_modules(model, lambda _, module: isinstance(module, nn.Linear), quantized)
+    replace_modules(
+        model, lambda name, module: isinstance(module, nn.Linear) and not name.endswith(".router"), quantized
+    )

@@ -10,8 +10,19 @@ from tinylm.model.routing import Routing
 Projection = Callable[[str, Tensor], Tensor]
 
 
-class FeedForward(nn.Module):
-    """activation(x W1 + b1) W2 + b2 (Vaswani et al. 2017): (..., D) -> (..., D), and no routing."""
+class _Formula(nn.Module):
+    """(..., D) -> (..., D), and no routing."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Routing | None]:
+        return self.compose(x, lambda name, y: self.get_submodule(name)(y)), None
+
+    def compose(self, x: Tensor, project: Projection) -> Tensor:
+        """The formula, with any way to apply the projections by their names."""
+        raise NotImplementedError
+
+
+class FeedForward(_Formula):
+    """activation(x W1 + b1) W2 + b2 (Vaswani et al. 2017)."""
 
     def __init__(self, width: int, ffn_width: int, bias: bool, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -19,23 +30,19 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(ffn_width, width, bias)
         self.activation = activation
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Routing | None]:
-        return self.compose(x, self._project), None
-
     def compose(self, x: Tensor, project: Projection) -> Tensor:
-        """The formula, with any way to apply the projections by their names."""
         return project("down_proj", self.activation(project("up_proj", x)))
 
-    def _project(self, name: str, x: Tensor) -> Tensor:
-        return self.get_submodule(name)(x)
 
-
-class GatedFeedForward(FeedForward):
-    """(activation(x Wg) * x W1) W2, each with an optional bias (Shazeer 2020): (..., D) -> (..., D), and no routing."""
+class GatedFeedForward(_Formula):
+    """(activation(x Wg) * x W1) W2, each with an optional bias (Shazeer 2020)."""
 
     def __init__(self, width: int, ffn_width: int, bias: bool, activation: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(width, ffn_width, bias, activation)
+        super().__init__()
         self.gate_proj = nn.Linear(width, ffn_width, bias)
+        self.up_proj = nn.Linear(width, ffn_width, bias)
+        self.down_proj = nn.Linear(ffn_width, width, bias)
+        self.activation = activation
 
     def compose(self, x: Tensor, project: Projection) -> Tensor:
         return project("down_proj", self.activation(project("gate_proj", x)) * project("up_proj", x))

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from tinylm.model.feedforward import FeedForward, Projection
+from tinylm.model.feedforward import FeedForward, GatedFeedForward, Projection
 from tinylm.model.routing import Routing
+
+Expert = FeedForward | GatedFeedForward
 
 
 class RoutedExperts(nn.Module):
@@ -17,7 +19,7 @@ class RoutedExperts(nn.Module):
     The work grows with K, not with the number of experts. `balance` is the weight of the load-balancing loss.
     """
 
-    def __init__(self, width: int, experts: Sequence[FeedForward], per_token: int, balance: float) -> None:
+    def __init__(self, width: int, experts: Sequence[Expert], per_token: int, balance: float) -> None:
         super().__init__()
         self.router = nn.Linear(width, len(experts), bias=False)
         self.experts = nn.ModuleList(experts)
@@ -44,7 +46,7 @@ class RoutedExperts(nn.Module):
 
     def _compose(self, x: Tensor, project: Projection) -> Tensor:
         """The formula that all experts have."""
-        return typing.cast(FeedForward, self.experts[0]).compose(x, project)
+        return typing.cast(Expert, self.experts[0]).compose(x, project)
 
 
 class MergedExperts(RoutedExperts):

@@ -1,6 +1,7 @@
 """What is planned is checked against the promises: it fits the text, the memory and the choices, and is valid."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -399,10 +400,21 @@ def test_any_text_budget_and_machine_make_a_plan(
     assert plan.training.budget == (budget or Budget(time=600))
 
 
+def test_the_size_is_chosen_with_the_parts_that_were_chosen() -> None:
+    """64 experts at a time cost what 64 feed-forward layers do, and 64 heads do not fit the smallest width."""
+    budget = Budget(time=100)
+    dense = planned(10**9, budget=budget).model
+    wide = planned(10**9, budget=budget, model={"experts": 64, "experts_per_token": 64}).model
+    assert (wide.layers * wide.width) < (dense.layers * dense.width)
+    assert planned(budget=Budget(time=1), model={"kv_heads": 8, "heads": 8, "position": "learned"}).model.width % 8 == 0
+    odd = {"heads": 64, "kv_heads": 64}  # of two features each at a width of 128, and none at one of 96
+    assert planned(budget=Budget(time=1), model=odd).model.width == 128
+
+
 # Pairs.
 
 
-def planned_pairs(train: list[int], val: list[int] = [10], **choices: Any) -> p.Plan:  # noqa: B006
+def planned_pairs(train: list[int], val: Sequence[int] = (10,), **choices: Any) -> p.Plan:
     """Pairs that need contexts of so many tokens."""
     found = dataclasses.replace(data(20 * len(train)), kind="pairs", train_pairs=len(train))
     needed = PairContexts(np.array(train), np.array(val))

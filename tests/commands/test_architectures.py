@@ -1,5 +1,6 @@
 """An encoder and an encoder-decoder from the command line, from training to answers."""
 
+import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -200,6 +201,16 @@ def test_the_targets_that_eval_compares_are_searched_for_in_the_format_asked_for
     (record,) = records(done("eval", shelf / "pairs.tsv", "-m", translator, "--json", "--dtype", dtype))
     assert formats == {DTYPES[dtype]}
     assert record["exact_match"] == 1.0
+
+
+def test_what_eval_cannot_do_with_pairs_is_said(translator: Path, shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_pairs = ("eval", shelf / "pairs.tsv", "-m", translator)
+    refused(tinylm(*of_pairs, "--text-key", "body"), 2, "--text-key is for documents")
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sacrebleu" else found(name))
+    refused(
+        tinylm(*of_pairs, "--bleu-tokenize", "none"), 2, "pip install 'tinylm[translate]'; leave out --bleu-tokenize"
+    )
 
 
 def test_bleu_is_that_of_the_library_on_the_lines(translator: Path, here: Path) -> None:

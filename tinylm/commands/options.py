@@ -288,7 +288,9 @@ class OptimizerOptions:
     beta1: Annotated[float | None, option("Adam's memory of the gradient.", OPTIMIZER, "X")] = None
     beta2: Annotated[float | None, option("Adam's memory of its square.", OPTIMIZER, "X")] = None
     grad_clip: Annotated[float | None, option("Largest gradient norm; 0 for no limit.", OPTIMIZER, "X")] = None
-    optimizer: Annotated[str | None, option("The optimizer.", OPTIMIZER, one_of(OPTIMIZERS))] = None
+    optimizer: Annotated[
+        str | None, option("The optimizer (default: the preset's, and muon for pairs).", OPTIMIZER, one_of(OPTIMIZERS))
+    ] = None
     average: Annotated[
         float | None,
         option(

@@ -1,5 +1,6 @@
 """The position-wise feed-forward layer (seeds 000, 002, 003, 004)."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 import torch.nn.functional as F
@@ -16,9 +17,9 @@ class _Formula(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Routing | None]:
         return self.compose(x, lambda name, y: self.get_submodule(name)(y)), None
 
+    @abstractmethod
     def compose(self, x: Tensor, project: Projection) -> Tensor:
         """The formula, with any way to apply the projections by their names."""
-        raise NotImplementedError
 
 
 class FeedForward(_Formula):

@@ -101,6 +101,15 @@ def test_help_names_every_option_with_its_meaning(name: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+def test_help_writes_every_name_out_in_80_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+    words = set(done(name, "--help").stdout.split())
+    for parameter in typer.main.get_command(app).commands[name].params:
+        if parameter.param_type_name == "option":
+            assert words >= {*parameter.opts, *parameter.secondary_opts}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_the_options_that_all_share(name: str) -> None:
     command = typer.main.get_command(app).commands[name]
     spellings = {spelling for parameter in command.params for spelling in parameter.opts}

@@ -176,12 +176,14 @@ def one_of(values: typing.Iterable[str]) -> str:
     return "|".join(values)
 
 
-OUTPUT, DATA, WHERE, BUDGET, MODEL, OPTIMIZER, RHYTHM, MACHINE = (
+OUTPUT, DATA, WHERE, BUDGET, MODEL, SWITCHES, EXPERTS, OPTIMIZER, RHYTHM, MACHINE = (
     "Output",
     "Data",
     "Where",
     "How long",
     "Model",
+    "Parts of the model, on or off",
+    "Experts",
     "Optimizer",
     "Rhythm",
     "Machine",
@@ -329,12 +331,12 @@ class ModelOptions:
     norm_placement: Annotated[
         str | None, option("Before each sublayer, or after its residual.", MODEL, one_of(NORM_PLACEMENTS))
     ] = None
-    norm_gain: Annotated[bool | None, option("Learned gain in normalisations.", MODEL)] = None
-    norm_bias: Annotated[bool | None, option("Learned bias in normalisations.", MODEL)] = None
-    residual: Annotated[bool | None, option("Residual connections around sublayers.", MODEL)] = None
-    attention_scale: Annotated[bool | None, option("Divide attention's products by sqrt(head width).", MODEL)] = None
-    qk_norm: Annotated[bool | None, option("Normalise queries and keys.", MODEL)] = None
-    bias: Annotated[bool | None, option("Biases in linear layers.", MODEL)] = None
+    norm_gain: Annotated[bool | None, option("Learned gain in normalisations.", SWITCHES)] = None
+    norm_bias: Annotated[bool | None, option("Learned bias in normalisations.", SWITCHES)] = None
+    residual: Annotated[bool | None, option("Residual connections around sublayers.", SWITCHES)] = None
+    attention_scale: Annotated[bool | None, option("Divide attention's products by sqrt(head width).", SWITCHES)] = None
+    qk_norm: Annotated[bool | None, option("Normalise queries and keys.", SWITCHES)] = None
+    bias: Annotated[bool | None, option("Biases in linear layers.", SWITCHES)] = None
     relative_clip: Annotated[
         int | None, option("Offsets up to which relative positions differ (default: 16).", MODEL, "K")
     ] = None
@@ -342,17 +344,21 @@ class ModelOptions:
     local_layers: Annotated[
         str | None, option("The layers with that window, from 0 (default: every second).", MODEL, "0,2,...")
     ] = None
-    experts: Annotated[int | None, option("Experts in each feed-forward layer; 1 is a dense model.", MODEL, "E")] = None
-    experts_per_token: Annotated[int | None, option("Experts that a token is sent to (default: 2).", MODEL, "K")] = None
+    experts: Annotated[int | None, option("Experts in each feed-forward layer; 1 is a dense model.", EXPERTS, "E")] = (
+        None
+    )
+    experts_per_token: Annotated[int | None, option("Experts that a token is sent to (default: 2).", EXPERTS, "K")] = (
+        None
+    )
     expert_mode: Annotated[
-        str | None, option("Mix the experts' outputs, or their matrices.", MODEL, one_of(EXPERT_MODES))
+        str | None, option("Mix the experts' outputs, or their matrices.", EXPERTS, one_of(EXPERT_MODES))
     ] = None
     expert_balance: Annotated[
-        float | None, option("Weight of the loss that shares tokens out among experts.", MODEL, "X")
+        float | None, option("Weight of the loss that shares tokens out among experts.", EXPERTS, "X")
     ] = None
     activation: Annotated[str | None, option("Feed-forward nonlinearity.", MODEL, one_of(ACTIVATIONS))] = None
-    tie: Annotated[bool | None, option("Share the embedding with the output layer.", MODEL)] = None
-    scale_embedding: Annotated[bool | None, option("Scale embeddings by sqrt(width).", MODEL)] = None
+    tie: Annotated[bool | None, option("Share the embedding with the output layer.", SWITCHES)] = None
+    scale_embedding: Annotated[bool | None, option("Scale embeddings by sqrt(width).", SWITCHES)] = None
     initialisation: Annotated[
         str | None, option("How weights are drawn at the start.", MODEL, one_of(INITIALISATIONS))
     ] = None

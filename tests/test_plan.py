@@ -335,6 +335,19 @@ def test_attention_that_is_written_out_keeps_its_weights() -> None:
     assert p.activation_bytes(small(context=4096), sixteen) == p.activation_bytes(small(context=128), sixteen)
 
 
+def test_of_two_stacks_each_passes_its_own_side_of_a_pair() -> None:
+    """Sources and targets are about as long, so that it is the layers of both together that count."""
+
+    def both(encoder_layers: int, layers: int) -> ModelConfig:
+        return small(architecture="encoder-decoder", encoder_layers=encoder_layers, layers=layers)
+
+    runtime = machine().runtime
+    assert p.activation_bytes(both(6, 2), runtime) == p.activation_bytes(both(4, 4), runtime)
+    assert p.activation_bytes(both(12, 2), runtime) > 1.5 * p.activation_bytes(both(2, 2), runtime)
+    speeds = [p.training_speed(machine(), both(layers, 2)) for layers in (2, 12)]
+    assert speeds[0] > 1.5 * speeds[1]
+
+
 def test_attention_dropout_and_width_take_memory() -> None:
     plain = p.activation_bytes(small(), machine().runtime)
     for larger in (

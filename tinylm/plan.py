@@ -332,21 +332,26 @@ def training_speed(machine: Machine, config: ModelConfig) -> float:
     """Expected tokens a second: matrix products near their full speed, and what each layer costs besides."""
     cpu = machine.runtime.device == "cpu"
     products = training_flops(config) / ((0.75 if cpu else 0.35) * machine.flops)
-    besides = config.layers * (LAYER_CORE_SECONDS / machine.runtime.threads if cpu else LAYER_GPU_SECONDS)
+    besides = _depth(config) * (LAYER_CORE_SECONDS / machine.runtime.threads if cpu else LAYER_GPU_SECONDS)
     return 1 / (products + besides)
+
+
+def _depth(config: ModelConfig) -> float:
+    """The layers that a token passes; the mean of both stacks, where one has the sources and the other the targets."""
+    return config.layers if config.encoder_layers is None else (config.encoder_layers + config.layers) / 2
 
 
 def activation_bytes(config: ModelConfig, runtime: RuntimeConfig) -> int:
     """What the backward pass keeps of one token, generously: hidden vectors, the feed-forward's inside, and logits."""
     at_once = config.experts_per_token if config.experts > 1 else 1
-    kept = config.layers * (20 * config.width + 6 * config.ffn_width * at_once)
+    kept = 20 * config.width + 6 * config.ffn_width * at_once
     keys = 0  # whose weights are kept, where attention is written out
     if config.attention_dropout > 0 or config.position == "relative":
         keys = config.context
     elif (runtime.device, runtime.dtype) == ("cpu", "bf16"):
         keys = min(config.context, FEW_KEYS)
-    kept += 4 * config.layers * config.heads * keys
-    return 4 * kept + 12 * config.vocab_size
+    kept += 4 * config.heads * keys
+    return round(4 * _depth(config) * kept) + 12 * config.vocab_size
 
 
 def _rhythm(

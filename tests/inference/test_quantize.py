@@ -4,7 +4,8 @@ import torch
 from torch import nn
 
 from tests.variants import every_variant, randomised, small
-from tinylm.config import ModelConfig
+from tinylm.adapters.lora import add_lora
+from tinylm.config import AdapterConfig, ModelConfig
 from tinylm.inference.quantize import Int8Linear, quantize_int8
 from tinylm.model.build import build_model
 
@@ -76,6 +77,14 @@ def test_a_quantized_model_predicts_nearly_the_same(config: ModelConfig) -> None
     with torch.inference_mode():
         exact, found = (m.logits(m(ids).hidden) for m in (model, rough))
     assert 0 < (found - exact).norm() / exact.norm() < 0.05
+
+
+def test_a_router_with_an_adapter_on_it_stays_exact() -> None:
+    model = build_model(small(experts=2))
+    add_lora(model, AdapterConfig(base="", base_digest="", rank=2, dropout=0.0, targets=("router",)))
+    quantize_int8(model)
+    exact = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    assert exact == {f"layers.{n}.feedforward.router.base" for n in range(2)}
 
 
 @pytest.mark.parametrize("tie", [True, False])

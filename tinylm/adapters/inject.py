@@ -19,4 +19,4 @@ def replace_modules(
 
 def plain_name(name: str) -> str:
     """A module's name as it was before other adapters were put around its parents."""
-    return name.replace(".base", "")
+    return ".".join(part for part in name.split(".") if part != "base")

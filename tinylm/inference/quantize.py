@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tinylm.adapters.inject import replace_modules
+from tinylm.adapters.inject import plain_name, replace_modules
 
 KERNEL_INPUTS = 16  # the CPU kernel reads so many at a time, past the end where they do not divide by it
 
@@ -52,5 +52,7 @@ def quantize_int8(model: nn.Module) -> None:
         return Int8Linear(module)
 
     replace_modules(
-        model, lambda name, module: isinstance(module, nn.Linear) and not name.endswith(".router"), quantized
+        model,
+        lambda name, module: isinstance(module, nn.Linear) and not plain_name(name).endswith(".router"),
+        quantized,
     )

@@ -306,7 +306,8 @@ FORMAT = 1
 class RunConfig:
     """All of `config.json`. `adapter` is given when the run holds an adapter instead of a model's own weights.
 
-    `merged` has the digests of the adapters that were merged into these weights.
+    `merged` has the digests of the adapters that were merged into these weights, and `unmerged_digest` is that of the
+    weights before the first of them, which these are again, up to rounding, once every adapter was taken out.
     """
 
     format: int = FORMAT
@@ -319,6 +320,7 @@ class RunConfig:
     runtime: RuntimeConfig | None = None
     adapter: AdapterConfig | None = None
     merged: tuple[str, ...] = ()
+    unmerged_digest: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -89,6 +89,27 @@ def test_undoing_a_merge_recovers_the_base(adapter: Path, run: Path, here: Path)
     done("sample", "-m", "undone", "-n", 1)
 
 
+def test_an_adapter_of_the_base_fits_what_was_merged_and_taken_out_again(
+    adapter: Path, run: Path, shelf: Path, here: Path
+) -> None:
+    """Tasks are switched by taking out one adapter and putting in another (seed 002)."""
+    options = ("--steps", 5, "--lr", "0.05", "--seed", 1)
+    done("finetune-lora", shelf / "one.txt", "-m", run, "--out", "other", *options)
+    done("merge-lora", adapter, "--out", "merged")
+    refused(tinylm("sample", "-m", "merged", "--adapter", "other"), 1, "was made for other weights")
+    done("merge-lora", adapter, "--undo", "--model", "merged", "--out", "undone")
+    done("merge-lora", "other", "--model", "undone", "--out", "switched")
+    done("merge-lora", "other", "--out", "straight")
+    switched, straight, base = (
+        load_model(path)[0].state_dict() for path in (here / "switched", here / "straight", run)
+    )
+    for name, weight in straight.items():
+        torch.testing.assert_close(switched[name], weight, rtol=0, atol=1e-5)
+    assert any((straight[name] - weight).abs().max() > 0.001 for name, weight in base.items())
+    done("merge-lora", "other", "--undo", "--model", "switched", "--out", "again")
+    done("sample", "-m", "again", "--adapter", adapter, "-n", 1)
+
+
 def test_of_two_adapters_that_were_merged_each_can_be_taken_out(adapter: Path, shelf: Path, here: Path) -> None:
     """The later one was trained on what the first made of the base."""
     done("merge-lora", adapter, "--out", "one")

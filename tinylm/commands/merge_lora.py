@@ -54,7 +54,13 @@ def merge(
             f"{result.change:.1e}."
         )
         base = result.config
-        config = new_run_config(model=base.model, tokenizer=base.tokenizer, data=result.data, merged=merged)
+        config = new_run_config(
+            model=base.model,
+            tokenizer=base.tokenizer,
+            data=result.data,
+            merged=merged,
+            unmerged_digest=base.unmerged_digest or settings.base_digest,
+        )
         run = RunFolder.create(out, config, result.tokenizer)
         run.save_best(dict(result.network.state_dict()), config, saved.step, None if undo else saved.val_loss)
         run.publish()

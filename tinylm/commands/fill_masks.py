@@ -37,7 +37,8 @@ def fill_masks(console: Console, network: "Encoder", opened: OpenModel, request:
         ids += [tokenizer.mask, *(int(i) for i in tokenizer.encode(part))]
     if len(ids) > network.context:
         raise UsageError(f"The prompt has {len(ids)} tokens, and the model sees {network.context}; shorten it.")
-    guesses = guess(network, ids, tokenizer.mask, request.choice.top_k or CANDIDATES)
+    candidates = request.choice.top_k or CANDIDATES
+    guesses = guess(network, ids, tokenizer.mask, candidates, never=[tokenizer.end_of_text])  # which is no text
     fillings = iter(guesses)
     filled = tokenizer.decode([next(fillings).tokens[0] if token == tokenizer.mask else token for token in ids])
     if not console.as_json:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from tinylm.device import autocast
 from tinylm.model.encoder import Encoder
 from tinylm.model.stack import Transformer
-from tinylm.objective import Objective
+from tinylm.objective import LanguageModel, Loss, Objective
 from tinylm.text.dataset import Batch
 
 EVALUATION_TOKENS = 8192  # in one forward pass
@@ -63,7 +63,6 @@ def evaluate(
     return Score(nats, tokens)
 
 
-@torch.no_grad()
 def evaluate_guesses(
     model: Encoder,
     batches: Iterable[Batch],
@@ -71,19 +70,19 @@ def evaluate_guesses(
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> tuple[Score, float]:
     """The score of covered tokens, and the part of them that the model finds likeliest."""
-    nats, tokens, right = 0.0, 0, 0
-    with _without_dropout(model):
-        for batch in (batch.to(model.device) for batch in batches):
-            assert batch.mask is not None
-            targets = batch.targets[batch.mask]  # (N,)
-            with autocast(model.device.type, dtype):
-                logits = model.logits(model(batch.ids).hidden[batch.mask])  # (N, V)
-            precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            nats += F.cross_entropy(precise, targets, reduction="sum").item()
-            right += int((logits.argmax(dim=-1) == targets).sum())
-            tokens += batch.scored
-            progress(batch.scored)
-    return Score(nats, tokens), right / tokens
+    right = 0
+
+    def guess(model: LanguageModel, batch: Batch) -> Loss:
+        nonlocal right
+        assert batch.mask is not None
+        output, targets = model(batch.ids), batch.targets[batch.mask]  # (N,)
+        logits = model.logits(output.hidden[batch.mask])  # (N, V)
+        right += int((logits.argmax(dim=-1) == targets).sum())
+        precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return Loss(F.cross_entropy(precise, targets, reduction="sum"), batch.scored, output.aux)
+
+    score = evaluate(model, guess, batches, dtype, progress)
+    return score, right / score.tokens
 
 
 @contextmanager

@@ -208,9 +208,7 @@ def test_what_eval_cannot_do_with_pairs_is_said(translator: Path, shelf: Path, m
     refused(tinylm(*of_pairs, "--text-key", "body"), 2, "--text-key is for documents")
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sacrebleu" else found(name))
-    refused(
-        tinylm(*of_pairs, "--bleu-tokenize", "none"), 2, "pip install 'tinylm[translate]'; leave out --bleu-tokenize"
-    )
+    refused(tinylm(*of_pairs, "--bleu-tokenize", "none"), 2, "pip install sacrebleu; leave out --bleu-tokenize")
 
 
 def test_bleu_is_that_of_the_library_on_the_lines(translator: Path, here: Path) -> None:
@@ -255,6 +253,12 @@ def test_a_malformed_line_is_named_and_nothing_is_left(line: str, here: Path) ->
 )
 def test_what_an_encoder_decoder_cannot_do_is_said(options: tuple[object, ...], words: str, translator: Path) -> None:
     refused(tinylm("sample", "-m", translator, "-p", "abc", *options), 2, words)
+
+
+def test_what_a_variable_says_of_every_run_is_not_said_of_a_search(translator: Path) -> None:
+    sources = ("-m", translator, "-p", "abc\nbca", "--echo")
+    variables = {"TINYLM_SAMPLE_NUM_SAMPLES": "2", "TINYLM_SAMPLE_CACHE": "0", "TINYLM_SAMPLE_TOP_K": "3"}
+    assert done("sample", *sources, env=variables).stdout == done("sample", *sources).stdout
 
 
 def test_a_long_source_is_cut_with_a_word_or_refused(translator: Path) -> None:

@@ -1,5 +1,6 @@
 """tinylm eval: how well a model predicts a text."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,17 @@ from tinylm.console import Console
 from tinylm.errors import UsageError
 
 
+@dataclass(frozen=True)
+class WindowOptions:
+    stride: Annotated[
+        int | None,
+        option("Tokens between two windows (default: the context); fewer give each token more context.", None, "N"),
+    ] = None
+    baselines: Annotated[
+        bool, option("Score the text with gzip, xz and an order-5 character model, too.", None, None, "--baselines")
+    ] = False
+
+
 @with_groups
 def evaluate_model(
     invocation: typer.Context,
@@ -23,15 +35,9 @@ def evaluate_model(
     ] = None,
     model: ModelPath = None,
     adapter: AdapterPaths = None,
-    stride: Annotated[
-        int | None,
-        option("Tokens between two windows (default: the context); fewer give each token more context.", None, "N"),
-    ] = None,
     batch_size: Annotated[int | None, option("Windows computed at once; changes nothing but speed.", None, "N")] = None,
-    baselines: Annotated[
-        bool, option("Score the text with gzip, xz and an order-5 character model, too.", None, None, "--baselines")
-    ] = False,
     *,
+    windows: WindowOptions,
     search: SearchOptions,
     bleu: BleuOptions,
     reading: TextOptions,
@@ -53,13 +59,14 @@ def evaluate_model(
         raise UsageError(f"{', '.join(of_targets.values())} is for encoder-decoder models; leave it out.")
     match opened.network:
         case Decoder():
+            stride, baselines = windows.stride, windows.baselines
             result = evaluate_text(console, opened, text, reading, dtype, stride, batch_size, baselines)
         case Encoder() as encoder:
-            if stride is not None or baselines:
+            if typed(invocation, windows):
                 raise UsageError("--stride and --baselines are for models that read from left to right.")
             result = evaluate_masked(console, opened, encoder, text, reading, dtype, batch_size)
         case EncoderDecoder() as translator:
-            if stride is not None or baselines:
+            if typed(invocation, windows):
                 raise UsageError("--stride and --baselines are for models of text; this one makes targets of sources.")
             result = evaluate_pairs(console, opened, translator, text, reading, dtype, batch_size, search, bleu)
         case _:

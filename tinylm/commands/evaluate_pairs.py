@@ -14,7 +14,7 @@ from tinylm.errors import UsageError
 if TYPE_CHECKING:
     from tinylm.model.encoder_decoder import EncoderDecoder
 
-NEEDED = "BLEU and chrF need sacrebleu: pip install 'tinylm[translate]'"
+NEEDED = "BLEU and chrF need sacrebleu: pip install sacrebleu"
 BLEU_TOKENIZERS = ("13a", "none", "intl", "char", "zh")
 
 

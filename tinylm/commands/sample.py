@@ -2,14 +2,21 @@
 
 import secrets
 import time
-from typing import Annotated
 
 import typer
 
 from tinylm.commands.fill_masks import fill_masks
 from tinylm.commands.model import AdapterPaths, ModelPath, OpenModel, choose_where, open_model
-from tinylm.commands.options import MachineOptions, OutputOptions, SeedOptions, option, typed, with_groups
-from tinylm.commands.sampling import ChoiceOptions, LengthOptions, PromptOptions, Request, SearchOptions, read_prompts
+from tinylm.commands.options import MachineOptions, OutputOptions, SeedOptions, typed, with_groups
+from tinylm.commands.sampling import (
+    ChoiceOptions,
+    LengthOptions,
+    PromptOptions,
+    Request,
+    SearchOptions,
+    SpeedOptions,
+    read_prompts,
+)
 from tinylm.commands.write_on import BETWEEN_SAMPLES, write_on
 from tinylm.commands.write_targets import write_targets
 from tinylm.console import Console
@@ -21,17 +28,12 @@ def sample(
     invocation: typer.Context,
     model: ModelPath = None,
     adapter: AdapterPaths = None,
-    quantize: Annotated[
-        str, option("Weights in eight bits: smaller, and faster on a CPU.", "Machine", "none|int8")
-    ] = "none",
-    cache: Annotated[
-        bool, option("Remember keys and values; --no-cache is for comparison.", "Machine", None, "--cache/--no-cache")
-    ] = True,
     *,
     prompt: PromptOptions,
     choice: ChoiceOptions,
     search: SearchOptions,
     length: LengthOptions,
+    speed: SpeedOptions,
     seed: SeedOptions,
     machine: MachineOptions,
     output: OutputOptions,
@@ -40,8 +42,8 @@ def sample(
     console = output.console()
     if length.max_tokens < 1 or length.num_samples < 1:
         raise UsageError("--max-tokens and --num-samples must be 1 or more.")
-    if quantize not in ("none", "int8"):
-        raise UsageError(f"--quantize is {quantize!r}; it must be one of: none, int8.")
+    if speed.quantize not in ("none", "int8"):
+        raise UsageError(f"--quantize is {speed.quantize!r}; it must be one of: none, int8.")
     prompts = read_prompts(prompt)
     choice.sampling(0.0)  # these say now what is out of range
     search.search()
@@ -56,10 +58,10 @@ def sample(
     device, dtype = choose_where(console, machine)
     opened = open_model(console, model, adapter or named, device)
     opened.network.to(DTYPES[dtype])
-    if quantize == "int8":
+    if speed.quantize == "int8":
         quantize_int8(opened.network)
     chosen_seed = secrets.randbits(32) if seed.seed is None else seed.seed
-    chosen = {**typed(invocation, prompt, choice, search, length), **({} if cache else {"cache": "--no-cache"})}
+    chosen = typed(invocation, prompt, choice, search, length, speed)
     begun = time.monotonic()
     written = first = 0
     for number, one in enumerate(prompts):
@@ -68,7 +70,7 @@ def sample(
             data = opened.use_only(None if one.adapter is None else named.index(one.adapter))
         if number and not console.as_json and isinstance(opened.network, Decoder):
             console.result(BETWEEN_SAMPLES.strip("\n"))
-        request = Request(one, prompt, choice, search, length, chosen_seed, cache, first, data, chosen)
+        request = Request(one, prompt, choice, search, length, chosen_seed, speed.cache, first, data, chosen)
         written += _answer(console, opened, request)
         first += length.num_samples * (1 + one.text.count("\n"))
     seconds = time.monotonic() - begun

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tinylm.commands.options import option
+from tinylm.commands.options import MACHINE, option
 from tinylm.config import DataConfig
 from tinylm.console import Console
 from tinylm.errors import UsageError
@@ -86,6 +86,16 @@ class LengthOptions:
     echo: Annotated[bool | None, option("Print the prompt before the text (default: yes, but for targets).", TEXT)] = (
         None
     )
+
+
+@dataclass(frozen=True)
+class SpeedOptions:
+    quantize: Annotated[str, option("Weights in eight bits: smaller, and faster on a CPU.", MACHINE, "none|int8")] = (
+        "none"
+    )
+    cache: Annotated[
+        bool, option("Remember keys and values; --no-cache is for comparison.", MACHINE, None, "--cache/--no-cache")
+    ] = True
 
 
 def read_prompt(options: PromptOptions) -> str:

@@ -50,8 +50,9 @@ def write_targets(console: Console, network: "EncoderDecoder", opened: OpenModel
         )
     else:
         targets = find_targets(network, sources, tokenizer.end_of_text, request.search.search(), max_tokens=most)
+    each = length.num_samples if drawn else 1
     written = 0
-    for line, found in zip((line for line in lines for _ in range(length.num_samples)), targets, strict=True):
+    for line, found in zip((line for line in lines for _ in range(each)), targets, strict=True):
         target = tokenizer.decode(found.tokens)
         stops = [place for stop in length.stop or [] if stop and (place := target.find(stop)) >= 0]
         target = target[: min(stops)] if stops else target

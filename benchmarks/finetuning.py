@@ -25,18 +25,18 @@ from memory import run_and_watch
 
 from tinylm.adapters.load import WantedAdapter, load_adapted
 from tinylm.adapters.lora import merge_lora
-from tinylm.checkpoint import RunFolder, load_model, summarise
+from tinylm.checkpoint import RunFolder, load_model, read_config, summarise
 from tinylm.errors import DivergedError
 from tinylm.inference.generator import generate
 from tinylm.inference.sampler import Sampler, Sampling
 from tinylm.model.decoder import Decoder
 from tinylm.model.stack import Transformer
+from tinylm.plan import default_learning_rate
 
 RANKS = (1, 2, 4, 8, 16, 32)
 LORA = "finetune-lora {second} -m {base}"
 DENSE = {
     "full": "train {second} --init-from {base}",
-    "full, at a tenth of the rate": "train {second} --init-from {base} --lr 0.0003",
     **{f"LoRA, rank {rank}": f"{LORA} --rank {rank}" for rank in RANKS},
     "LoRA, rank 8, one B": f"{LORA} --rank 8 --share-b",
     "LoRA, rank 8, all matrices": f"{LORA} --rank 8 --target all",
@@ -46,17 +46,19 @@ MIXED = {
     "full": "train {second} --init-from {base}",
     "LoRA on attention, rank 8": f"{LORA} --rank 8",
     "LoRA on every expert, rank 8": f"{LORA} --rank 8 --target experts",
+    "LoRA on every expert, rank 8, one B": f"{LORA} --rank 8 --target experts --share-b",
     "LoRA on the router, rank 4": f"{LORA} --rank 4 --target router",
     "LoRA on attention and router, rank 8": f"{LORA} --rank 8 --target attention,router",
 }
 TARGETS = ("attention", "mlp", "all")
-RATES = (0.002, 0.02)
+RATES = (0.002, 0.02, 0.2)
 SEEDS = (0, 1, 2)
+TIMES = (0.1, 1, 10)  # the default rate
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """`loss` is that on the end of the second text, `None` where training diverged; memory in bytes."""
+    """`loss` is that on the end of the second text, `None` where training diverged; memory in bytes, of the process."""
 
     parameters: int
     memory: int
@@ -146,12 +148,21 @@ def _tinylm(words: Sequence[str]) -> str:
 
 
 def methods_table(bench: Bench, name: str, base: Path, methods: Mapping[str, str]) -> str:
-    rows = [["untuned", "0", "", "", f"{bench.score('--model', str(base)):.4f}"]]
+    """Costs are those of a run at the default rate; the losses are of one at each rate."""
+    rows = [["untuned", "0", "", "", *[f"{bench.score('--model', str(base)):.4f}"] * len(TIMES)]]
+    width = read_config(base).model.width
     for method, command in methods.items():
         tuned = bench.tune(base, method, command)
+        rate = default_learning_rate("modern" if command.startswith("train") else "adapter", width)
+        losses = [
+            tuned.loss if times == 1 else bench.tune(base, f"{method} {times}", f"{command} --lr {rate * times:g}").loss
+            for times in TIMES
+        ]
         memory = f"{tuned.memory / 2**20:,.0f}"
-        rows.append([method, f"{tuned.parameters:,}", memory, f"{tuned.milliseconds:.0f}", spread([tuned.loss])])
-    return table([name, "trained parameters", "memory, MB", "ms a step", "loss on the second text"], rows)
+        costs = [f"{tuned.parameters:,}", memory, f"{tuned.milliseconds:.0f}"]
+        rows.append([method, *costs, *(spread([loss]) for loss in losses)])
+    header = [name, "trained parameters", "memory, MB", "ms a step", *(f"loss at {times:g} x rate" for times in TIMES)]
+    return table(header, rows)
 
 
 def stability_table(bench: Bench, base: Path) -> str:

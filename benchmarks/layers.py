@@ -1,9 +1,9 @@
-"""What a layer costs: self-attention against a recurrent layer by length (seed 004), and experts by their number (002).
+"""What a layer costs: self-attention against a recurrent layer by length (seed 004), positions, and experts (002).
 
     python benchmarks/layers.py
 
-Forward and backward of one layer on a CPU, and forward alone for the experts, whose cost should not grow with their
-number. Layers that are compared take turns.
+Forward and backward on a CPU, and forward alone for the experts, whose cost should not grow with their number. What is
+compared takes turns.
 """
 
 import argparse
@@ -19,18 +19,22 @@ from tinylm.model.build import build_model
 from tinylm.presets import make_model_config
 
 BATCH = 4
+SCHEMES = ("none", "learned", "sinusoidal", "rope", "relative")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="default: 5")
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 256], help="d, of a layer (default: 64 256)")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[64, 256, 1024], help="default: 64 256 1024")
     parser.add_argument("--experts", type=int, nargs="+", default=[4, 16, 64], help="default: 4 16 64")
     parser.add_argument("--tokens", type=int, default=2048, help="in a pass of the experts (default: 2048)")
     options = parser.parse_args(arguments)
     print(describe_machine(["torch"]))
     rows = [against_recurrence(d, n, options.rounds) for d in options.widths for n in (d // 4, d, 4 * d, 16 * d)]
     print("\n" + table(["width d", "length n", "n/d", "attention, tokens/s", "GRU", "attention / GRU"], rows))
+    rows = [of_positions(length, options.rounds) for length in options.lengths]
+    print("\n" + table(["context", "none, tokens/s", *(f"{name} / none" for name in SCHEMES[1:])], rows))
     print(f"\n{options.tokens} tokens a pass\n")
     print(
         table(
@@ -43,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def against_recurrence(width: int, length: int, rounds: int) -> list[str]:
     torch.manual_seed(0)
     identity = nn.Identity()
-    attention = Attention(width, 4, 4, False, DotProduct(), identity, identity)
+    attention = Attention(width, 4, 4, False, DotProduct(), identity, identity, causal=False)
     recurrent = nn.GRU(width, width, batch_first=True)
     x = torch.randn(BATCH, length, width)
     pair = {"attention": _pass(attention, x), "GRU": _pass(lambda x: recurrent(x)[0], x)}
@@ -59,6 +63,19 @@ def _pass(layer: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], object]:
         layer(x.clone().requires_grad_()).sum().backward()
 
     return step
+
+
+def of_positions(length: int, rounds: int) -> list[str]:
+    """A model of four layers of width 128 with each way to know a token's place, in passes of about 4,096 tokens."""
+    ids = torch.randint(65, (max(1, 4096 // length), length), generator=torch.Generator().manual_seed(0))
+    steps = {}
+    for name in SCHEMES:
+        config = make_model_config(vocab_size=65, preset="modern", size="micro", context=length, position=name)
+        model = build_model(config)
+        steps[name] = lambda model=model: model(ids).hidden.sum().backward()
+    times = take_turns(steps, rounds)
+    ratios = [str(speedup(times, name, base="none")) for name in SCHEMES[1:]]
+    return [str(length), tokens_per_second(times, "none", ids.numel()), *ratios]
 
 
 def experts(numbers: Sequence[int], rounds: int, tokens: int) -> list[list[str]]:

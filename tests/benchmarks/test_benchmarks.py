@@ -178,10 +178,13 @@ def test_the_start_of_training_is_looked_at_layer_by_layer(tmp_path: Path, capsy
     assert variances["64"] < variances["1"] <= 4 / 3  # of plus and minus one, in three draws
 
 
-def test_layers_are_timed_by_length_and_by_their_number_of_experts(capsys: pytest.CaptureFixture[str]) -> None:
-    importlib.import_module("layers").main(["--rounds", "1", "--widths", "8", "--experts", "2", "3"])
+def test_layers_are_timed_by_length_by_position_and_by_their_number_of_experts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sizes = ["--widths", "8", "--lengths", "8", "--experts", "2", "3"]
+    importlib.import_module("layers").main(["--rounds", "1", *sizes])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert len(rows) == (2 + 4) + (2 + 2)
+    assert len(rows) == (2 + 4) + (2 + 1) + (2 + 2)
 
 
 def test_models_are_scored_past_the_length_they_were_trained_on(
@@ -215,6 +218,7 @@ def test_ways_of_fine_tuning_are_compared(
     monkeypatch.setattr(finetuning, "TARGETS", ("attention",))
     monkeypatch.setattr(finetuning, "RATES", (1e-3,))
     monkeypatch.setattr(finetuning, "SEEDS", (0, 1))
+    monkeypatch.setattr(finetuning, "TIMES", (1, 10))
     for name, text in (("one.txt", story(6000)), ("two.txt", "no joy, no joy; no bed\n" * 200)):
         (tmp_path / name).write_text(text)
     tiny = "--layers 2 --heads 2 --width 16 --context 16 --batch-size 4"
@@ -234,6 +238,7 @@ def test_ways_of_fine_tuning_are_compared(
     assert int(router[1]) == 2 * 2 * (16 + 2)
     assert float(full[4]) < float(lora[4]) < float(rows[1][4])
     assert all(int(row[2]) > 50 for row in (full, lora, router))
+    assert all(float(row[5]) != float(row[4]) for row in (full, lora, router))
 
 
 def test_start_up_is_measured_beside_importing_torch(capsys: pytest.CaptureFixture[str]) -> None:

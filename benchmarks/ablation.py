@@ -65,9 +65,14 @@ GROUPS: dict[str, dict[str, str]] = {
         "all layers see 16": "--local-window 16 --local-layers 0,1,2,3",
     },
     "experts": {
-        "dense": "",
-        "4 experts, 2 at a time, half as wide": "--experts 4 --ffn-width 176",
-        "8 experts, 2 at a time, half as wide": "--experts 8 --ffn-width 176",
+        "dense": "--optimizer muon",  # as models with experts have it by themselves
+        "4 experts, 2 at a time, half as wide": "--optimizer muon --experts 4 --ffn-width 176",
+        "8 experts, 2 at a time, half as wide": "--optimizer muon --experts 8 --ffn-width 176",
+    },
+    "experts by AdamW": {
+        "dense": "--optimizer adamw",
+        "4 experts, 2 at a time, half as wide": "--optimizer adamw --experts 4 --ffn-width 176",
+        "8 experts, 2 at a time, half as wide": "--optimizer adamw --experts 8 --ffn-width 176",
     },
     "merging of experts": {
         "outputs mixed": "--experts 4 --ffn-width 176",

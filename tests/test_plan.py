@@ -16,6 +16,7 @@ from tinylm.errors import UsageError
 from tinylm.model.build import build_model
 from tinylm.presets import PRESETS, SIZES
 from tinylm.text.pairs import PairContexts
+from tinylm.training.schedule import learning_rate
 
 GIB = 1 << 30
 
@@ -269,6 +270,18 @@ def test_the_learning_rate_falls_with_the_width(preset: str, lr: float) -> None:
     assert planned(model={"preset": preset, "size": "small"}).training.lr == pytest.approx(lr, rel=0.03)
 
 
+@pytest.mark.parametrize("width", [64, 512])
+def test_the_original_is_trained_as_published(width: int) -> None:
+    """Vaswani et al. 2017, section 5.3: Adam with 0.9 and 0.98, and D^-0.5 min(s^-0.5, s w^-1.5) times a constant."""
+    steps, warmup = 1000, 100
+    budget = Budget(steps=steps)
+    training = planned(model={"preset": "original", "size": "micro", "width": width}, budget=budget).training
+    assert (training.optimizer, training.beta1, training.beta2, training.weight_decay) == ("adam", 0.9, 0.98, 0.0)
+    published = [width**-0.5 * min(s**-0.5, s * warmup**-1.5) for s in range(1, steps + 1)]
+    rates = [learning_rate(s / steps, training) for s in range(1, steps + 1)]
+    assert [rate / rates[-1] for rate in rates] == pytest.approx([rate / published[-1] for rate in published])
+
+
 def test_evaluations_are_a_dozen_or_as_often_as_asked_for_and_cost_little() -> None:
     training = planned(budget=Budget(steps=2000)).training
     assert training.eval_every == 2000 // 12
@@ -460,8 +473,12 @@ def test_a_few_long_pairs_are_left_out_with_a_word_and_cost_the_others_nothing(
     assert (plan.model, plan.training.micro_batch) == (alone.model, alone.training.micro_batch)
 
 
-def test_modern_models_of_pairs_are_trained_by_muon_and_adapters_and_older_ones_are_not() -> None:
+def test_modern_models_of_pairs_or_experts_are_trained_by_muon_and_adapters_and_older_ones_are_not() -> None:
     assert planned_pairs([10]).training.optimizer == "muon"
+    assert planned(model={"experts": 4}).training.optimizer == "muon"
+    assert planned(base=small(experts=4)).training.optimizer == "muon"
+    for dense in ({}, {"model": {"experts": 4, "preset": "gpt2"}}, {"base": small(experts=4), "recipe": "adapter"}):
+        assert planned(**dense).training.optimizer == "adamw"
     assert planned_pairs([10], training={"optimizer": "adamw"}).training.optimizer == "adamw"
     for others in ({"recipe": "adapter"}, {"model": {"architecture": "encoder-decoder", "preset": "original"}}):
         assert planned_pairs([10], **others).training.optimizer != "muon"

@@ -44,7 +44,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "weight_decay": 0.0,
         "min_lr": 0.0,
     },
-    "modern pairs": {"schedule": "trapezoid", "optimizer": "muon", "beta2": 0.99, "warmup": 0.02, "min_lr": 0.0},
+    "modern, by Muon": {"schedule": "trapezoid", "optimizer": "muon", "beta2": 0.99, "warmup": 0.02, "min_lr": 0.0},
     "adapter": {"schedule": "linear", "beta2": 0.99, "warmup": 0.05, "min_lr": 0.0, "weight_decay": 0.0},
 }
 
@@ -53,7 +53,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 # nanoGPT has it.
 LEARNING_RATES = {
     "modern": (3e-3, 0.5),
-    "modern pairs": (3e-3, 0.5),
+    "modern, by Muon": (3e-3, 0.5),
     "gpt2": (3e-3, 1.0),
     "original": (1e-3, 1.0),
     "adapter": (2e-3, 0.0),
@@ -140,9 +140,9 @@ def plan_training(
     budget, training = _with_budget(budget, training)
     seconds = budget.time or DEFAULT_TIME
     recipe = recipe or (base.initialisation if base else model.get("preset", "modern"))
-    if recipe == "modern" and pair_contexts is not None:
-        recipe = "modern pairs"
     shape = base or _choose_shape(machine, data, vocab_size, model, seconds)
+    if recipe == "modern" and (pair_contexts is not None or shape.experts > 1):
+        recipe = "modern, by Muon"
     if pair_contexts is not None:
         shape = _fit_pairs(shape, pair_contexts, notices, free="context" not in model and base is None)
     else:

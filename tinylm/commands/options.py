@@ -291,7 +291,8 @@ class OptimizerOptions:
     beta2: Annotated[float | None, option("Adam's memory of its square.", OPTIMIZER, "X")] = None
     grad_clip: Annotated[float | None, option("Largest gradient norm; 0 for no limit.", OPTIMIZER, "X")] = None
     optimizer: Annotated[
-        str | None, option("The optimizer (default: the preset's, and muon for pairs).", OPTIMIZER, one_of(OPTIMIZERS))
+        str | None,
+        option("The optimizer (default: the preset's, and muon for pairs and experts).", OPTIMIZER, one_of(OPTIMIZERS)),
     ] = None
     average: Annotated[
         float | None,

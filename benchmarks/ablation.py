@@ -36,6 +36,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "post-norm": f"{PUBLISHED} --layers 24",
         "pre-norm, no warmup": f"{PUBLISHED} --layers 24 --norm-placement pre --warmup-steps 0",
         "post-norm, no warmup": f"{PUBLISHED} --layers 24 --warmup-steps 0",
+        "post-norm, half of it warmup": f"{PUBLISHED} --layers 24 --warmup-steps {{steps/2}}",
+        "post-norm, at a tenth of the rate": f"{PUBLISHED} --layers 24 --lr 0.0001",
     },
     "norms": {
         "rmsnorm": "",

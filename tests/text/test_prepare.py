@@ -12,6 +12,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.text import prepare
 from tinylm.text.corpus import Corpus, find_corpus
 from tinylm.text.dataset import TokenFolder, cache_root
+from tinylm.text.pairs import PairCorpus
 from tinylm.text.prepare import Reading, choose_tokenizer, encode_reading, read_corpus, reopen_tokens
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, train_bpe, train_char
 
@@ -115,7 +116,9 @@ def test_a_longer_text_gets_a_larger_vocabulary(
     reading = reading_of(written(tmp_path / "c.txt", "abcde" * (characters // 5)))
     choose_tokenizer(reading, "bpe", None)
     choose_tokenizer(reading, "bpe", 300)
-    assert asked == [vocab_size, 300]
+    pairs = find_corpus([str(written(tmp_path / "p.tsv", "abcd\tefgh\n" * (characters // 8)))], kind=PairCorpus)
+    choose_tokenizer(read_corpus(pairs, None, 0.1), "auto", None)
+    assert asked == [vocab_size, 300, 2 * vocab_size]
 
 
 def test_a_given_tokenizer_is_used_and_must_know_the_text(corpus: Path, other: Path, tmp_path: Path) -> None:

@@ -91,24 +91,30 @@ def choose_tokenizer(reading: Reading, wanted: str, vocab_size: int | None) -> T
 
     Raises UsageError for contradictory options and for characters that a given tokenizer does not know.
     """
+    pairs = isinstance(reading.corpus, PairCorpus)
     if wanted == "auto":
         few = len(reading.alphabet) <= CHAR_ALPHABET and reading.found.characters <= CHAR_CHARACTERS
-        is_text = not isinstance(reading.corpus, PairCorpus)  # pairs are short, and learned as words
-        wanted = "char" if few and is_text and vocab_size is None else "bpe"
+        wanted = "char" if few and not pairs and vocab_size is None else "bpe"  # pairs are short, and learned as words
     if vocab_size is not None and wanted != "bpe":
         raise UsageError(f"--vocab-size is for --tokenizer bpe, and contradicts --tokenizer {wanted}; leave one out.")
     if wanted == "char":
         return train_char(reading.alphabet)
     if wanted == "bpe":
-        fitting = (v for most, v in VOCAB_SIZES if reading.found.characters <= most)
-        size = next(fitting, LARGEST_VOCAB_SIZE) if vocab_size is None else vocab_size
-        return train_bpe(sample_for_tokenizer(reading.train_stream(), reading.train_characters, BPE_SAMPLE), size)
+        sample = sample_for_tokenizer(reading.train_stream(), reading.train_characters, BPE_SAMPLE)
+        size = _default_vocab_size(reading.found.characters, pairs) if vocab_size is None else vocab_size
+        return train_bpe(sample, size)
     path = Path(wanted)
     if not path.is_file():
         raise UsageError(f"--tokenizer {wanted!r} is neither auto, char or bpe nor a tokenizer.json that exists.")
     tokenizer = Tokenizer.load(path)
     require_known(tokenizer, reading.alphabet, f"The tokenizer {path}")
     return tokenizer
+
+
+def _default_vocab_size(characters: int, pairs: bool) -> int:
+    """Sources and targets have words of their own: docs/decisions/009."""
+    size = next((size for most, size in VOCAB_SIZES if characters <= most), LARGEST_VOCAB_SIZE)
+    return 2 * size if pairs else size
 
 
 def require_known(

@@ -15,7 +15,7 @@ LEVELS = (
     {"cli"},
     {"commands"},
     {"plan", "training", "formats", "console"},
-    {"tasks", "evaluation", "inference", "adapters", "checkpoint", "weights", "place", "baselines"},
+    {"tasks", "evaluation", "inference", "adapters", "checkpoint", "weights", "place", "baselines", "cost"},
     {"objective", "model", "text", "device"},
     {"config", "presets", "checks", "records", "errors"},
 )

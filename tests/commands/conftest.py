@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-import tinylm.plan
+import tinylm.cost
 from tests.shell import TINY, done, story
 
 
 def know_speed(patch: pytest.MonkeyPatch) -> None:
     """A plan times a matrix product, which takes longer than everything else here."""
-    patch.setattr(tinylm.plan, "_matmul_flops", lambda device, dtype: 1e11)
+    patch.setattr(tinylm.cost, "_matmul_flops", lambda device, dtype: 1e11)
 
 
 @pytest.fixture(autouse=True)

@@ -87,7 +87,8 @@ def finetune(
     started = process_start()
     from tinylm.adapters.load import add_adapter
     from tinylm.checkpoint import RunFolder, load_model
-    from tinylm.plan import plan_training, probe_machine
+    from tinylm.cost import probe_machine
+    from tinylm.plan import plan_training
     from tinylm.text.pairs import PairContexts
     from tinylm.text.prepare import require_known
 

@@ -23,7 +23,7 @@ def info(
 ) -> None:
     """Show a run's configuration, parameters by part, tokenizer, corpus and curve, and what can be done with it."""
     from tinylm.checkpoint import RunFolder, read_config, read_tokenizer, summarise
-    from tinylm.plan import parameters_by_part
+    from tinylm.cost import parameters_by_part
 
     console = output.console()
     path = run or newest_run(console)

@@ -98,8 +98,9 @@ def train(
 
     started = process_start()
     from tinylm.checkpoint import RunFolder, load_model
+    from tinylm.cost import probe_machine
     from tinylm.model.build import build_model
-    from tinylm.plan import plan_training, probe_machine
+    from tinylm.plan import plan_training
     from tinylm.text.pairs import PairContexts
     from tinylm.text.prepare import choose_tokenizer, require_known
 

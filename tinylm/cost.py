@@ -1,0 +1,101 @@
+"""What a model costs, before it is built: parameters, operations, tokens a second on a machine, and memory."""
+
+import functools
+import time
+from dataclasses import dataclass
+
+import torch
+
+from tinylm.config import ModelConfig, RuntimeConfig
+from tinylm.device import DTYPES, choose_device, choose_training_dtype, describe_device
+from tinylm.model.attention import FEW_KEYS
+from tinylm.model.build import build_empty_model, count_parameters
+
+LAYER_CORE_SECONDS = 15e-6  # a token, on one core: measured on two of an AMD EPYC, for widths from 96 to 384
+LAYER_GPU_SECONDS = 5e-8
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What training runs on, and how fast it multiplies matrices in the chosen format, in FLOP/s."""
+
+    runtime: RuntimeConfig
+    reasons: str
+    flops: float
+
+
+def probe_machine(device: str, dtype: str) -> Machine:
+    """Choose device and number format, and time a matrix product: a fifth of a second."""
+    chosen_device = choose_device(device)
+    chosen_dtype = choose_training_dtype(dtype, chosen_device.value)
+    runtime = RuntimeConfig(
+        device=chosen_device.value, dtype=chosen_dtype.value, compile=False, threads=torch.get_num_threads()
+    )
+    reasons = (
+        f"{describe_device(chosen_device.value)}: {chosen_device.reason}; {chosen_dtype.value}: {chosen_dtype.reason}"
+    )
+    return Machine(runtime, reasons, _matmul_flops(chosen_device.value, chosen_dtype.value))
+
+
+def _matmul_flops(device: str, dtype: str, rows: int = 2048, width: int = 512, seconds: float = 0.15) -> float:
+    x = torch.ones(rows, width, device=device, dtype=DTYPES[dtype])
+    w = torch.ones(width, width, device=device, dtype=DTYPES[dtype])
+
+    def multiply(times: int) -> float:
+        begun = time.perf_counter()
+        for _ in range(times):
+            y = x @ w
+        y[0, 0].item()  # waits for the device
+        return time.perf_counter() - begun
+
+    multiply(2)
+    fastest = min(multiply(4) for _ in range(max(2, int(seconds / max(multiply(4), 1e-6) / 2))))
+    return 4 * 2 * rows * width * width / fastest
+
+
+def parameters_by_part(config: ModelConfig) -> dict[str, int]:
+    return count_parameters(build_empty_model(config))
+
+
+@functools.cache
+def matrix_parameters(config: ModelConfig) -> int:
+    """Parameters that multiply every token: all but the embedding, which is looked up, the vectors, and the experts
+    that a token is not sent to.
+    """
+    total = config.width * config.vocab_size
+    for name, parameter in build_empty_model(config).named_parameters():
+        if "layers." in name and parameter.dim() == 2:
+            among = ".experts." in name
+            total += parameter.numel() * config.experts_per_token // config.experts if among else parameter.numel()
+    return total
+
+
+def training_flops(config: ModelConfig) -> int:
+    """Forward and backward, a token: 6 a parameter, and the attention's own products (Kaplan et al. 2020)."""
+    return 6 * matrix_parameters(config) + 6 * config.layers * config.context * config.width
+
+
+def training_speed(machine: Machine, config: ModelConfig) -> float:
+    """Expected tokens a second: matrix products near their full speed, and what each layer costs besides."""
+    cpu = machine.runtime.device == "cpu"
+    products = training_flops(config) / ((0.75 if cpu else 0.35) * machine.flops)
+    besides = _depth(config) * (LAYER_CORE_SECONDS / machine.runtime.threads if cpu else LAYER_GPU_SECONDS)
+    return 1 / (products + besides)
+
+
+def _depth(config: ModelConfig) -> float:
+    """The layers that a token passes; the mean of both stacks, where one has the sources and the other the targets."""
+    return config.layers if config.encoder_layers is None else (config.encoder_layers + config.layers) / 2
+
+
+def activation_bytes(config: ModelConfig, runtime: RuntimeConfig) -> int:
+    """What the backward pass keeps of one token, generously: hidden vectors, the feed-forward's inside, and logits."""
+    at_once = config.experts_per_token if config.experts > 1 else 1
+    kept = 20 * config.width + 6 * config.ffn_width * at_once
+    keys = 0  # whose weights are kept, where attention is written out
+    if config.attention_dropout > 0 or config.position == "relative":
+        keys = config.context
+    elif (runtime.device, runtime.dtype) == ("cpu", "bf16"):
+        keys = min(config.context, FEW_KEYS)
+    kept += 4 * config.heads * keys
+    return round(4 * _depth(config) * kept) + 12 * config.vocab_size

@@ -8,8 +8,9 @@ import typer
 from tinylm.commands.evaluate_masked import evaluate_masked
 from tinylm.commands.evaluate_pairs import BleuOptions, evaluate_pairs
 from tinylm.commands.evaluate_text import evaluate_text
+from tinylm.commands.groups import typed, with_groups
 from tinylm.commands.model import AdapterPaths, ModelPath, choose_where, open_model
-from tinylm.commands.options import MachineOptions, OutputOptions, TextOptions, option, typed, with_groups
+from tinylm.commands.options import MachineOptions, OutputOptions, TextOptions, option
 from tinylm.commands.sampling import SearchOptions
 from tinylm.console import Console
 from tinylm.errors import UsageError

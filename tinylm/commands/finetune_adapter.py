@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from tinylm.commands.finetuning import ADAPTER, AdapterRunOptions, Base, Corpus, Resume, finetune
+from tinylm.commands.groups import with_groups
 from tinylm.commands.model import ModelPath
-from tinylm.commands.options import LearningOptions, option, with_groups
+from tinylm.commands.options import LearningOptions, option
 from tinylm.config import AdapterConfig
 from tinylm.errors import UsageError
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypedDict
 
 import typer
 
+from tinylm.commands.groups import refuse_with
 from tinylm.commands.model import newest_run
-from tinylm.commands.options import WHERE, LearningOptions, option, refuse_with
+from tinylm.commands.options import WHERE, LearningOptions, option
 from tinylm.commands.reading import encode_text, read_text
 from tinylm.commands.resume import resume_run
 from tinylm.commands.session import (

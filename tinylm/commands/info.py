@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from tinylm.commands.groups import with_groups
 from tinylm.commands.model import newest_run
-from tinylm.commands.options import OutputOptions, with_groups
+from tinylm.commands.options import OutputOptions
 from tinylm.commands.session import quoted
 from tinylm.config import RunConfig
 from tinylm.console import Console

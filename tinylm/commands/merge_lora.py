@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tinylm.commands.groups import with_groups
 from tinylm.commands.model import ModelPath
-from tinylm.commands.options import WHERE, OutputOptions, option, with_groups
+from tinylm.commands.options import WHERE, OutputOptions, option
 from tinylm.commands.session import new_run_at, new_run_config
 from tinylm.errors import UsageError
 

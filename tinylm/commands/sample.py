@@ -6,8 +6,9 @@ import time
 import typer
 
 from tinylm.commands.fill_masks import fill_masks
+from tinylm.commands.groups import typed, with_groups
 from tinylm.commands.model import AdapterPaths, ModelPath, OpenModel, choose_where, open_model
-from tinylm.commands.options import MachineOptions, OutputOptions, SeedOptions, typed, with_groups
+from tinylm.commands.options import MachineOptions, OutputOptions, SeedOptions
 from tinylm.commands.sampling import (
     ChoiceOptions,
     LengthOptions,

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinylm import __version__
-from tinylm.commands.options import BudgetOptions, given
+from tinylm.commands.groups import given
+from tinylm.commands.options import BudgetOptions
 from tinylm.config import Budget, RunConfig
 from tinylm.console import Console, duration
 from tinylm.errors import InterruptedRunError

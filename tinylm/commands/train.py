@@ -6,16 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tinylm.commands.groups import refuse_with, with_groups
 from tinylm.commands.model import CHECKPOINTS
-from tinylm.commands.options import (
-    DATA,
-    WHERE,
-    LearningOptions,
-    ModelOptions,
-    option,
-    refuse_with,
-    with_groups,
-)
+from tinylm.commands.options import DATA, WHERE, LearningOptions, ModelOptions, option
 from tinylm.commands.reading import encode_text, read_text
 from tinylm.commands.resume import resume_run
 from tinylm.commands.session import (

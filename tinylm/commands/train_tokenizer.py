@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tinylm.commands.options import WHERE, OutputOptions, TextOptions, ValidationOptions, option, with_groups
+from tinylm.commands.groups import with_groups
+from tinylm.commands.options import WHERE, OutputOptions, TextOptions, ValidationOptions, option
 from tinylm.commands.reading import read_text
 from tinylm.errors import TinyLMError, UsageError
 

@@ -14,7 +14,7 @@ LEVELS = (
     {"__main__"},
     {"cli"},
     {"commands"},
-    {"plan", "training", "formats", "console"},
+    {"plan", "training", "console"},
     {"tasks", "evaluation", "inference", "adapters", "checkpoint", "weights", "place", "baselines", "cost"},
     {"objective", "model", "text", "device"},
     {"config", "presets", "checks", "records", "errors"},

@@ -307,7 +307,7 @@ class RunConfig:
     """All of `config.json`. `adapter` is given when the run holds an adapter instead of a model's own weights.
 
     `merged` has the digests of the adapters that were merged into these weights, and `unmerged_digest` is that of the
-    weights before the first of them, which these are again, up to rounding, once every adapter was taken out.
+    weights before the first of them.
     """
 
     format: int = FORMAT
@@ -321,6 +321,11 @@ class RunConfig:
     adapter: AdapterConfig | None = None
     merged: tuple[str, ...] = ()
     unmerged_digest: str | None = None
+
+    @property
+    def recovered_digest(self) -> str | None:
+        """Of the weights that these are again, up to rounding, since all that was merged into those was taken out."""
+        return None if self.merged else self.unmerged_digest
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -60,7 +60,7 @@ def parameters_by_part(config: ModelConfig) -> dict[str, int]:
 @functools.cache
 def matrix_parameters(config: ModelConfig) -> int:
     """Parameters that multiply every token: all but the embedding, which is looked up, the vectors, and the experts
-    that a token is not sent to.
+    that a token is not sent to. Both stacks count for all tokens where there are two, which is more than is done.
     """
     total = config.width * config.vocab_size
     for name, parameter in build_empty_model(config).named_parameters():
@@ -70,9 +70,9 @@ def matrix_parameters(config: ModelConfig) -> int:
     return total
 
 
-def training_flops(config: ModelConfig) -> int:
+def training_flops(config: ModelConfig) -> float:
     """Forward and backward, a token: 6 a parameter, and the attention's own products (Kaplan et al. 2020)."""
-    return 6 * matrix_parameters(config) + 6 * config.layers * config.context * config.width
+    return 6 * matrix_parameters(config) + 6 * _depth(config) * config.context * config.width
 
 
 def training_speed(machine: Machine, config: ModelConfig) -> float:

@@ -1,6 +1,5 @@
 """Adapters in whole models of every architecture. Judge: the formulas in float64, one token at a time."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -153,6 +152,8 @@ def test_decoding_with_a_cache_equals_reading_at_once(config: ModelConfig, put_o
 def test_one_batch_can_be_learned_by_heart_with_the_base_as_it_was(config: ModelConfig, put_on: PutOn) -> None:
     torch.manual_seed(0)
     model = randomised(build_model(config))
+    with torch.no_grad():  # so that the frozen output layer allows to be sure of a token
+        (model.embedding if model.output is None else model.output).weight.mul_(5)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     put_on(model, 8)
     model.train()
@@ -161,7 +162,7 @@ def test_one_batch_can_be_learned_by_heart_with_the_base_as_it_was(config: Model
     ids, targets = [row[:4] for row in IDS], torch.tensor([[1, 4, 2, 8], [0, 3, 3, 6]])
     for _ in range(600):
         losses = F.cross_entropy(logits_of(model, ids).flatten(0, 1), targets.flatten(), reduction="none")
-        if losses.max() < math.log(2):  # the frozen output layer allows little more
+        if losses.max() < 0.05:
             break
         optimizer.zero_grad()
         losses.mean().backward()

@@ -261,6 +261,19 @@ def test_what_a_variable_says_of_every_run_is_not_said_of_a_search(translator: P
     assert done("sample", *sources, env=variables).stdout == done("sample", *sources).stdout
 
 
+def test_what_a_variable_says_of_every_evaluation_is_not_said_of_masks(encoder: Path) -> None:
+    variables = {"TINYLM_EVAL_STRIDE": "3", "TINYLM_EVAL_BASELINES": "1"}
+    assert done("eval", "-m", encoder, env=variables).stdout == done("eval", "-m", encoder).stdout
+    refused(tinylm("eval", "-m", encoder, "--stride", 3), 2, "--stride and --baselines are for models that read")
+
+
+def test_a_mask_is_never_filled_with_a_mask_or_the_end_of_text(encoder: Path) -> None:
+    _, config, tokenizer, _ = load_model(encoder)
+    (record,) = records(done("sample", "-m", encoder, "-p", "the <mask>ld", "--json", "--top-k", 1000))
+    texts = [candidate["text"] for candidate in record["masks"][0]]
+    assert sorted(texts) == sorted({tokenizer.decode([i]) for i in range(config.model.vocab_size)} - {""})
+
+
 def test_a_long_source_is_cut_with_a_word_or_refused(translator: Path) -> None:
     long = "abc" * 100
     assert "the rest is left out" in done("sample", "-m", translator, "-p", long).stderr

@@ -1,4 +1,5 @@
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from tests.shell import copied, done, records, refused, snapshot, tinylm
 from tinylm.adapters.load import WantedAdapter, load_adapted
 from tinylm.adapters.lora import LoRALinear
-from tinylm.checkpoint import load_model
+from tinylm.checkpoint import RunFolder, load_model, read_config
 
 
 def test_stdout_is_the_path_and_stderr_what_was_checked(adapter: Path) -> None:
@@ -108,6 +109,22 @@ def test_an_adapter_of_the_base_fits_what_was_merged_and_taken_out_again(
     assert any((straight[name] - weight).abs().max() > 0.001 for name, weight in base.items())
     done("merge-lora", "other", "--undo", "--model", "switched", "--out", "again")
     done("sample", "-m", "again", "--adapter", adapter, "-n", 1)
+    done("finetune-lora", shelf / "one.txt", "-m", "undone", "--out", "third", *options)
+    done("sample", "-m", "again", "--adapter", "third", "--adapter", adapter, "-n", 1)
+
+
+def test_a_merge_that_no_one_recorded_the_base_of_recovers_no_one_knows_what(
+    adapter: Path, shelf: Path, here: Path
+) -> None:
+    """As in a folder written before bases were recorded: the first adapter fits, the later one's base was the merge."""
+    done("merge-lora", adapter, "--out", "one")
+    config = read_config(here / "one")
+    RunFolder(here / "one").write_config(replace(config, unmerged_digest=None))
+    done("finetune-lora", shelf / "one.txt", "-m", "one", "--out", "later", "--steps", 5, "--lr", "0.05", "--seed", 1)
+    done("merge-lora", "later", "--out", "both")
+    done("merge-lora", adapter, "--undo", "--model", "both", "--out", "rest")
+    done("merge-lora", "later", "--undo", "--model", "rest", "--out", "base")
+    refused(tinylm("sample", "-m", "base", "--adapter", "later"), 1, "was made for other weights")
 
 
 def test_of_two_adapters_that_were_merged_each_can_be_taken_out(adapter: Path, shelf: Path, here: Path) -> None:

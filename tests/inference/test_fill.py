@@ -32,6 +32,7 @@ def test_a_guess_is_the_softmax_at_its_place_without_the_mask_itself() -> None:
 def test_no_more_candidates_are_given_than_there_are() -> None:
     found = guess(encoder(), IDS, MASK, candidates=1000)
     assert all(sorted(one.tokens) == list(range(MASK)) for one in found)
+    assert all(sum(one.probabilities) == pytest.approx(1) for one in found)
 
 
 def test_what_must_not_be_guessed_has_no_probability() -> None:
@@ -39,4 +40,3 @@ def test_what_must_not_be_guessed_has_no_probability() -> None:
     for one in found:
         assert sorted(one.tokens) == sorted(set(range(MASK)) - {2, 5})
         assert sum(one.probabilities) == pytest.approx(1)
-    assert all(sum(one.probabilities) == pytest.approx(1) for one in found)

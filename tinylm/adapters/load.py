@@ -53,7 +53,7 @@ def load_base(
     path: Path, adapter: AdapterConfig, model: Path | None, device: str
 ) -> tuple[Transformer, RunConfig, Tokenizer]:
     """The base of the adapter at `path`: from where it was, or from `model`, but only with the very same weights, or
-    those again after merging and taking out.
+    with those that undoing a merge recovered, which differ by rounding.
 
     Raises TinyLMError when the weights are other ones, and UsageError when there are none.
     """
@@ -61,8 +61,7 @@ def load_base(
     if model is None and not place.exists():
         raise UsageError(f"The base of {path} was at {place} and is gone; say where it is with --model.")
     base, config, tokenizer, weights = load_model(place, device)
-    recovered = None if config.merged else config.unmerged_digest
-    if adapter.base_digest not in (weights.digest, recovered):
+    if adapter.base_digest not in (weights.digest, config.recovered_digest):
         raise TinyLMError(
             f"{path} was made for other weights than those in {place}; an adapter fits only the base it was trained on."
         )

@@ -38,7 +38,7 @@ def fill_masks(console: Console, network: "Encoder", opened: OpenModel, request:
     if len(ids) > network.context:
         raise UsageError(f"The prompt has {len(ids)} tokens, and the model sees {network.context}; shorten it.")
     candidates = request.choice.top_k or CANDIDATES
-    guesses = guess(network, ids, tokenizer.mask, candidates, never=[tokenizer.end_of_text])  # which is no text
+    guesses = guess(network, ids, tokenizer.mask, candidates, never=[tokenizer.end_of_text])
     fillings = iter(guesses)
     filled = tokenizer.decode([next(fillings).tokens[0] if token == tokenizer.mask else token for token in ids])
     if not console.as_json:

@@ -105,7 +105,8 @@ def finetune(
         raise UsageError(f"{path} is the base model, which is never written to; choose another folder with --out.")
     with new_run_at(path, run.force) as preparation:
         network, base, tokenizer, weights = load_model(base_path)
-        adapter = own.config(network, Base(base=str(base_path.resolve()), base_digest=weights.digest))
+        digest = base.recovered_digest or weights.digest
+        adapter = own.config(network, Base(base=str(base_path.resolve()), base_digest=digest))
         add_adapter(network, adapter, learning.seed.seed or 0)
         kind = "pairs" if base.model.architecture == "encoder-decoder" else "text"
         reading = read_text(console, corpus, learning.text, learning.validation, preparation, kind)

@@ -60,7 +60,7 @@ def merge(
             tokenizer=base.tokenizer,
             data=result.data,
             merged=merged,
-            unmerged_digest=base.unmerged_digest or settings.base_digest,
+            unmerged_digest=base.unmerged_digest or (None if base.merged else settings.base_digest),
         )
         run = RunFolder.create(out, config, result.tokenizer)
         run.save_best(dict(result.network.state_dict()), config, saved.step, None if undo else saved.val_loss)

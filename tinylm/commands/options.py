@@ -201,7 +201,11 @@ class OptimizerOptions:
     grad_clip: Annotated[float | None, option("Largest gradient norm; 0 for no limit.", OPTIMIZER, "X")] = None
     optimizer: Annotated[
         str | None,
-        option("The optimizer (default: the preset's, and muon for pairs and experts).", OPTIMIZER, one_of(OPTIMIZERS)),
+        option(
+            "The optimizer (default: the preset's; muon for modern pairs or experts).",
+            OPTIMIZER,
+            one_of(OPTIMIZERS),
+        ),
     ] = None
     average: Annotated[
         float | None,

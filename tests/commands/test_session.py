@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tests.variants import randomised, small
-from tinylm.commands.session import new_run_config, process_start, sampled_text
+from tinylm.commands.new_run import new_run_config
+from tinylm.commands.session import process_start, sampled_text
 from tinylm.config import TokenizerConfig
 from tinylm.model.build import build_model
 from tinylm.text.tokenizer import train_char

@@ -8,18 +8,12 @@ import typer
 
 from tinylm.commands.groups import refuse_with
 from tinylm.commands.model import newest_run
+from tinylm.commands.new_run import chosen_budget, new_run_at, plan_run, show_plan
 from tinylm.commands.options import WHERE, LearningOptions, option
-from tinylm.commands.reading import encode_text, read_text
+from tinylm.commands.reading import read_text
 from tinylm.commands.resume import resume_run
-from tinylm.commands.session import (
-    chosen_budget,
-    new_run_at,
-    new_run_config,
-    process_start,
-    run_session,
-    show_plan,
-)
-from tinylm.config import AdapterConfig, TokenizerConfig
+from tinylm.commands.session import process_start, run_session
+from tinylm.config import AdapterConfig
 from tinylm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -89,8 +83,6 @@ def finetune(
     from tinylm.adapters.load import add_adapter
     from tinylm.checkpoint import RunFolder, load_model
     from tinylm.cost import probe_machine
-    from tinylm.plan import plan_training
-    from tinylm.text.pairs import PairContexts
     from tinylm.text.prepare import require_known
 
     console = learning.output.console()
@@ -111,25 +103,17 @@ def finetune(
         kind = "pairs" if base.model.architecture == "encoder-decoder" else "text"
         reading = read_text(console, corpus, learning.text, learning.validation, preparation, kind)
         require_known(tokenizer, reading.alphabet, f"The model {base_path}")
-        tokens, data = encode_text(console, reading, tokenizer, preparation)
-        plan = plan_training(
+        tokens, plan, config = plan_run(
+            console,
             machine,
-            data,
-            tokenizer.vocab_size,
-            recipe="adapter",
+            reading,
+            tokenizer,
+            preparation,
+            learning,
+            budget,
             model={},
-            training=learning.training(),
-            budget=budget,
-            compile=learning.compiling.compile,
             base=base.model,
-            pair_contexts=PairContexts.of(tokens, tokenizer.end_of_text) if kind == "pairs" else None,
-        )
-        config = new_run_config(
-            model=plan.model,
-            tokenizer=TokenizerConfig(kind=tokenizer.kind, sha256=tokenizer.sha256),
-            data=data,
-            training=plan.training,
-            runtime=plan.runtime,
+            recipe="adapter",
             adapter=adapter,
         )
         trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)

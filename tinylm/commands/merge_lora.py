@@ -9,8 +9,8 @@ import typer
 
 from tinylm.commands.groups import with_groups
 from tinylm.commands.model import ModelPath
+from tinylm.commands.new_run import new_run_at, new_run_config
 from tinylm.commands.options import WHERE, OutputOptions, option
-from tinylm.commands.session import new_run_at, new_run_config
 from tinylm.errors import UsageError
 
 if TYPE_CHECKING:

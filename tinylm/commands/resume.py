@@ -3,8 +3,9 @@
 import dataclasses
 from pathlib import Path
 
+from tinylm.commands.new_run import chosen_budget
 from tinylm.commands.options import LearningOptions
-from tinylm.commands.session import chosen_budget, process_start, run_session
+from tinylm.commands.session import process_start, run_session
 from tinylm.errors import UsageError
 
 

@@ -1,26 +1,19 @@
-"""A training session as the user sees it: the plan, progress, signals, and how it ended; shared by what trains."""
+"""A training session as the user sees it: progress, signals, and how it ended; shared by what trains."""
 
-import contextlib
-import datetime
 import functools
 import shlex
-import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinylm import __version__
-from tinylm.commands.groups import given
-from tinylm.commands.options import BudgetOptions
-from tinylm.config import Budget, RunConfig
-from tinylm.console import Console, duration
+from tinylm.config import RunConfig
+from tinylm.console import Console
 from tinylm.errors import InterruptedRunError
 
 if TYPE_CHECKING:
     from tinylm.checkpoint import LastSave, RunFolder
     from tinylm.model.stack import Transformer
-    from tinylm.plan import Plan
     from tinylm.text.dataset import TokenFolder
     from tinylm.text.tokenizer import Tokenizer
 
@@ -37,81 +30,6 @@ REASONS = {
 def process_start() -> float:
     """When this process began, on the clock of time.monotonic(): until now it has computed without a pause."""
     return time.monotonic() - time.process_time()
-
-
-def new_run_config(**parts: Any) -> RunConfig:
-    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return RunConfig(version=__version__, created=created, **parts)
-
-
-def chosen_budget(options: BudgetOptions) -> Budget | None:
-    """`None` when the user gave no budget. Raises UsageError for more than one."""
-    values = {name: value for name, value in given(options).items() if name != "patience"}
-    return Budget(**values) if values else None
-
-
-@contextlib.contextmanager
-def new_run_at(path: Path, force: bool) -> Iterator[Path]:
-    """The hidden folder in which a run is prepared. A run that ends before its first save leaves no trace.
-
-    Raises UsageError when there is something at the path that must not be overwritten, or being written.
-    """
-    from tinylm.place import check_free, only_user, preparation_folder
-
-    missing = [folder for folder in path.absolute().parents if not folder.exists()]
-    try:
-        with only_user(path):
-            check_free(path, force)
-            try:
-                yield preparation_folder(path)
-            finally:
-                shutil.rmtree(preparation_folder(path), ignore_errors=True)
-    finally:
-        for folder in missing:
-            with contextlib.suppress(OSError):  # which a folder that holds something raises
-                folder.rmdir()
-
-
-def show_plan(console: Console, plan: "Plan", config: RunConfig, trained: int, *, as_result: bool) -> None:
-    """The plan on stderr, before a run; as the result of a command, on stdout. `trained` parameters change."""
-    for notice in plan.notices:
-        console.warn(notice)
-    if as_result and console.as_json:
-        console.record(_plan_record(plan, config, trained))
-        return
-    for name, text in _plan_lines(plan, config, trained).items():
-        say = console.result if as_result else console.note
-        say(f"{name + ':':<10} {text}")
-
-
-def _plan_lines(plan: "Plan", config: RunConfig, trained: int) -> dict[str, str]:
-    model, training, data = plan.model, plan.training, config.data
-    assert data is not None
-    micro = f", {training.micro_batch} at a time" if training.micro_batch < training.batch_size else ""
-    about = "about " if training.budget.time is not None else ""
-    lines = {
-        "tokenizer": f"{config.tokenizer.kind}, {model.vocab_size:,} ids",
-        "text": f"{data.train_tokens:,} tokens to train on, {data.val_tokens:,} to validate with"
-        + (f"; {data.train_pairs:,} pairs" if data.train_pairs else ""),
-        "model": f"{plan.parameters:,} parameters: {model.layers} layers, {model.heads} heads, width {model.width}, "
-        f"context {model.context}" + (", compiled" if plan.runtime.compile else ""),
-        "batch": f"{training.batch_size} sequences a step{micro}",
-        "length": f"{about}{plan.steps:,} steps, {plan.passes:.1f} passes over the text",
-        "time": f"about {duration(plan.seconds)}",
-        "memory": f"about {plan.memory / 2**20:,.0f} MB",
-    }
-    if config.adapter is not None:
-        inside = {"lora": "rank {} on", "bottleneck": "{} features after"}[config.adapter.kind]
-        targets = ", ".join(config.adapter.targets)
-        lines["adapter"] = f"{inside.format(config.adapter.rank)} {targets}: {trained:,} parameters"
-    return lines
-
-
-def _plan_record(plan: "Plan", config: RunConfig, trained: int) -> dict[str, Any]:
-    values = config.to_json()
-    parts = {name: values[name] for name in ("model", "tokenizer", "data", "training", "runtime", "adapter")}
-    cost = {"steps": plan.steps, "seconds": round(plan.seconds, 1), "memory": plan.memory}
-    return {"parameters": trained, **cost, **parts}
 
 
 def run_session(

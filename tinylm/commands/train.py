@@ -8,18 +8,11 @@ import typer
 
 from tinylm.commands.groups import refuse_with, with_groups
 from tinylm.commands.model import CHECKPOINTS
+from tinylm.commands.new_run import chosen_budget, new_run_at, plan_run, show_plan
 from tinylm.commands.options import DATA, WHERE, LearningOptions, ModelOptions, option
-from tinylm.commands.reading import encode_text, read_text
+from tinylm.commands.reading import read_text
 from tinylm.commands.resume import resume_run
-from tinylm.commands.session import (
-    chosen_budget,
-    new_run_at,
-    new_run_config,
-    process_start,
-    run_session,
-    show_plan,
-)
-from tinylm.config import TokenizerConfig
+from tinylm.commands.session import process_start, run_session
 from tinylm.console import Console
 from tinylm.errors import UsageError
 
@@ -93,8 +86,6 @@ def train(
     from tinylm.checkpoint import RunFolder, load_model
     from tinylm.cost import probe_machine
     from tinylm.model.build import build_model
-    from tinylm.plan import plan_training
-    from tinylm.text.pairs import PairContexts
     from tinylm.text.prepare import choose_tokenizer, require_known
 
     console = learning.output.console()
@@ -114,24 +105,16 @@ def train(
         else:
             tokens_of = choose_tokenizer(reading, tokenizer.tokenizer or "auto", tokenizer.vocab_size)
             tokens_of = tokens_of.with_mask() if architecture == "encoder" else tokens_of
-        tokens, data = encode_text(console, reading, tokens_of, preparation)
-        plan = plan_training(
+        tokens, plan, config = plan_run(
+            console,
             machine,
-            data,
-            tokens_of.vocab_size,
+            reading,
+            tokens_of,
+            preparation,
+            learning,
+            budget,
             model={} if base else model.choices(),
-            training=learning.training(),
-            budget=budget,
-            compile=learning.compiling.compile,
             base=base.model if base else None,
-            pair_contexts=PairContexts.of(tokens, tokens_of.end_of_text) if kind == "pairs" else None,
-        )
-        config = new_run_config(
-            model=plan.model,
-            tokenizer=TokenizerConfig(kind=tokens_of.kind, sha256=tokens_of.sha256),
-            data=data,
-            training=plan.training,
-            runtime=plan.runtime,
         )
         show_plan(console, plan, config, plan.parameters, as_result=run.dry_run)
         if run.dry_run:

@@ -16,7 +16,7 @@ from pathlib import Path
 from measure import add_options, chosen_shape, describe_machine, speedup, table, take_turns
 
 from tinylm.checkpoint import RunFolder
-from tinylm.commands.session import new_run_config
+from tinylm.commands.new_run import new_run_config
 from tinylm.config import TokenizerConfig
 from tinylm.model.build import build_model
 from tinylm.text.tokenizer import train_char

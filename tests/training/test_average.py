@@ -9,19 +9,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tinylm.training.average import WeightAverage
-from tinylm.training.optimizer import MuonAdamW
 
 
 def walk(steps: int, share: float) -> tuple[list[Tensor], WeightAverage, nn.Linear]:
     """A model whose weights are drawn anew at every step."""
     rng = torch.Generator().manual_seed(steps)
     model = nn.Linear(3, 2, dtype=torch.float64)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
-    average = WeightAverage(optimizer, share)
+    average = WeightAverage(torch.optim.SGD(model.parameters()), share)
     seen = []
     for step in range(1, steps + 1):
-        model.weight.grad = torch.zeros_like(model.weight)
-        optimizer.step()
         model.weight.data = torch.randn(2, 3, generator=rng, dtype=torch.float64)
         average.update(step)
         seen.append(model.weight.detach().clone())
@@ -64,21 +60,6 @@ def test_afterwards_the_model_has_its_own_weights_again_even_after_an_error() ->
         assert not torch.equal(model.weight, seen[-1])
         raise ZeroDivisionError
     assert torch.equal(model.weight, seen[-1])
-
-
-def test_an_optimizer_that_was_not_stepped_yet_can_still_begin() -> None:
-    """As when the gradients of the first step overflowed in fp16."""
-    model = nn.Linear(3, 2)
-    optimizer = MuonAdamW([model.weight], [{"params": [model.bias]}], lr=0.1, betas=(0.9, 0.99), weight_decay=0.0)
-    average = WeightAverage(optimizer, 0.1)
-    average.update(1)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    average.update(2)
-    stepped = model.weight.detach().clone()
-    with average.in_place():
-        torch.testing.assert_close(model.weight.detach(), stepped)
 
 
 def test_before_the_first_step_the_average_is_the_model() -> None:

@@ -20,7 +20,7 @@ from tinylm.objective import Loss, next_token
 from tinylm.text.dataset import Batch
 from tinylm.training import trainer as t
 from tinylm.training.average import WeightAverage
-from tinylm.training.optimizer import build_optimizer
+from tinylm.training.optimizer import MuonAdamW, build_optimizer, layer_matrices
 from tinylm.training.schedule import learning_rate
 from tinylm.training.state import TrainerState
 from tinylm.training.trainer import Evaluated, Event, Logged, Notice, Outcome, Stepped, StopTraining, Trainer
@@ -695,6 +695,19 @@ def test_a_step_that_overflows_fp16_is_left_out_and_halves_the_scale() -> None:
     norms = [event.grad_norm for event in bench.reported(Logged)]
     assert norms[2:] == [None, None]
     assert all(math.isfinite(norm) for norm in norms[:2])
+
+
+def test_an_average_can_begin_with_steps_that_are_left_out() -> None:
+    def muon(model: Decoder) -> torch.optim.Optimizer:
+        matrices = layer_matrices(model)
+        others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
+        return MuonAdamW(matrices, [{"params": others}], lr=1e-3, betas=(0.9, 0.99), weight_decay=0.0)
+
+    bench = half(objective=overflows(range(2)), optimizer=muon, average=0.1, budget=Budget(steps=4), eval_every=1)
+    bench.run()
+    first, _, third, _, last = bench.best_values
+    assert_same(third, first)
+    assert not torch.equal(last["norm.weight"], first["norm.weight"])
 
 
 def test_fp16_that_overflows_step_after_step_has_diverged() -> None:

@@ -22,15 +22,12 @@ class WeightAverage:
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Take in the weights after step number `step`, from 1."""
-        # A parameter that was never stepped is its own average, and its empty memory is the sign of that for torch.
-        stepped = [parameter for parameter in self._parameters if self._optimizer.state.get(parameter)]
-        memory = [self._optimizer.state[parameter] for parameter in stepped]
-        for parameter, held in zip(stepped, memory, strict=True):
+        memory = [self._optimizer.state[parameter] for parameter in self._parameters]
+        for parameter, held in zip(self._parameters, memory, strict=True):
             if "average" not in held:
                 held["average"] = parameter.detach().clone()
         weight = (self._emphasis + 1) / (step + self._emphasis)
-        if stepped:
-            torch._foreach_lerp_([held["average"] for held in memory], stepped, weight)
+        torch._foreach_lerp_([held["average"] for held in memory], self._parameters, weight)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
@@ -43,6 +40,6 @@ class WeightAverage:
 
     def _swap(self) -> None:
         for parameter in self._parameters:
-            held = self._optimizer.state.get(parameter, {})
+            held = self._optimizer.state[parameter]
             if "average" in held:
                 held["average"], parameter.data = parameter.data, held["average"]

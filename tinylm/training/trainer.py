@@ -208,7 +208,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
 
         state.step += 1
-        if self.average is not None:
+        if self.average is not None and math.isfinite(norm):  # it lies where an optimizer looks whether it has begun
             self.average.update(state.step)
         state.nats += nats
         state.scored += batch.scored

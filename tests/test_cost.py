@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.machines import machine
 from tests.variants import small
-from tinylm.config import ModelConfig, RuntimeConfig
+from tinylm.config import ModelConfig
 from tinylm.cost import (
-    Machine,
     activation_bytes,
     matrix_parameters,
     probe_machine,
@@ -15,10 +15,6 @@ from tinylm.cost import (
 )
 from tinylm.model.build import build_model
 from tinylm.presets import PRESETS, make_model_config
-
-
-def machine(device: str = "cpu", flops: float = 1e11, dtype: str = "fp32") -> Machine:
-    return Machine(RuntimeConfig(device=device, dtype=dtype, compile=False, threads=1), "because", flops)
 
 
 def test_the_matrices_counted_are_those_of_the_model() -> None:

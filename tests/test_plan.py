@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.machines import machine
 from tests.variants import small
 from tinylm import plan as p
-from tinylm.config import Budget, DataConfig, ModelConfig, RuntimeConfig
+from tinylm.config import Budget, DataConfig, ModelConfig
 from tinylm.cost import Machine
 from tinylm.errors import UsageError
 from tinylm.model.build import build_model
@@ -20,10 +21,6 @@ from tinylm.text.pairs import PairContexts
 from tinylm.training.schedule import learning_rate
 
 GIB = 1 << 30
-
-
-def machine(device: str = "cpu", flops: float = 1e11, dtype: str = "fp32") -> Machine:
-    return Machine(RuntimeConfig(device=device, dtype=dtype, compile=False, threads=1), "because", flops)
 
 
 def data(train_tokens: int) -> DataConfig:

@@ -32,6 +32,7 @@ def with_groups(command: Command) -> Command:
             values[name] = _take(kind, values)
         command(**values)
 
+    # typer asks inspect for the options, which reads this before the code; the type of a function does not list it.
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run

@@ -125,10 +125,13 @@ def test_attention_dropout_is_unbiased_and_only_while_training() -> None:
     assert error.max() < 5  # standard errors, over 112 numbers
 
 
-@pytest.mark.parametrize("keys", [FEW_KEYS, FEW_KEYS + 1], ids=["few-keys", "many-keys"])
+@pytest.mark.parametrize("keys", [FEW_KEYS // 4, FEW_KEYS, FEW_KEYS + 1], ids=["fewer-keys", "few-keys", "many-keys"])
 @pytest.mark.parametrize("masked", [True, False], ids=["masked", "causal"])
 def test_sixteen_bits_give_the_formula_and_its_gradient(keys: int, masked: bool) -> None:
-    """Two query heads share each key/value head. The formula is computed in float64, from the rounded inputs."""
+    """Two query heads share each key/value head. The formula is computed in float64, from the rounded inputs.
+
+    Rounding to 8 bits is an error of up to 0.4 per cent; a gradient's is judged over all its entries.
+    """
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(2, heads, keys, 8, generator=generator).bfloat16().requires_grad_() for heads in (4, 2, 2)]
     exact = [x.detach().double().requires_grad_() for x in inputs]
@@ -144,8 +147,7 @@ def test_sixteen_bits_give_the_formula_and_its_gradient(keys: int, masked: bool)
     (found.float() * weight).sum().backward()
     torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.02)
     for rounded, precise in zip(inputs, exact, strict=True):
-        scale = precise.grad.square().mean().sqrt().item()
-        torch.testing.assert_close(rounded.grad.double(), precise.grad, rtol=0.03, atol=0.05 * scale)
+        assert (rounded.grad.double() - precise.grad).norm() < 0.01 * precise.grad.norm()
 
 
 @pytest.mark.parametrize(

@@ -60,3 +60,38 @@ def test_rmsnorm_takes_half_precision_with_a_gain_in_full() -> None:
     y = RMSNorm(4)(x)
     assert y.dtype == torch.bfloat16
     torch.testing.assert_close(y.float(), x.float() / 5, rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("gain", [True, False], ids=["gain", "no-gain"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize("rows", [3, 3000])  # a gain's gradient is a sum over all of them
+def test_the_gradient_of_rmsnorm_is_that_of_its_formula(gain, dtype, rows) -> None:
+    """Differentiated by torch in float64; the entries of a row are not centred, which LayerNorm's gradient assumes."""
+    generator = torch.Generator().manual_seed(0)
+    norm = RMSNorm(6, gain, eps=0.1)
+    x = (torch.randn(rows, 2, 6, generator=generator) + 0.5).to(dtype).requires_grad_()
+    weight = torch.rand(6, generator=generator) + 0.5
+    upstream = (torch.randn(rows, 2, 6, generator=generator) + 0.5).to(dtype)
+    if norm.weight is not None:
+        norm.weight.data = weight.to(torch.promote_types(dtype, torch.float32))
+    exact_x, exact_weight = x.detach().double().requires_grad_(), weight.double().requires_grad_()
+    exact = exact_x / (exact_x.square().mean(dim=-1, keepdim=True) + 0.1).sqrt() * (exact_weight if gain else 1.0)
+    exact.backward(upstream.double())
+    y = norm(x)
+    y.backward(upstream)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2}[dtype]
+    torch.testing.assert_close(y.double(), exact, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(x.grad.double(), exact_x.grad, rtol=tolerance, atol=tolerance)
+    if norm.weight is not None:
+        torch.testing.assert_close(
+            norm.weight.grad.double(), exact_weight.grad, rtol=min(tolerance, 1e-4), atol=tolerance
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_rmsnorm_is_the_same_with_and_without_a_gradient_to_come(dtype) -> None:
+    norm = RMSNorm(6)
+    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
+    with torch.no_grad():
+        expected = norm(x)
+    torch.testing.assert_close(norm(x), expected)

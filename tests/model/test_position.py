@@ -108,8 +108,8 @@ def test_rope_gives_each_row_its_own_angles() -> None:
 def test_angles_stay_exact_far_from_the_start(p: int) -> None:
     """An angle taken in float32 would be off by thousandths here."""
     cosines, sines = rotary(2, 10_000.0, context=100_000).rotation(torch.tensor([p]))
-    assert float(cosines[0, 0]) == pytest.approx(math.cos(p), abs=1e-7)
-    assert float(sines[0, 0]) == pytest.approx(math.sin(p), abs=1e-7)
+    assert cosines[0].tolist() == pytest.approx([math.cos(p), math.cos(p)], abs=1e-7)
+    assert sines[0].tolist() == pytest.approx([-math.sin(p), math.sin(p)], abs=1e-7)
     table = SinusoidalPosition(100_000, 2).add(torch.zeros(1, 1, 2), torch.tensor([p]))
     assert table.flatten().tolist() == pytest.approx([math.sin(p), math.cos(p)], abs=1e-7)
 

@@ -15,7 +15,7 @@ from tinylm.model.cache import Cache, CrossCache
 from tinylm.model.dropout import Dropout
 from tinylm.model.position import Rotation, rotate
 
-FEW_KEYS = 128
+FEW_KEYS = 512
 
 
 class DotProduct(nn.Module):
@@ -48,9 +48,19 @@ class DotProduct(nn.Module):
         )
 
     def _explicit(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        k, v = (repeat_heads(x, q.shape[1]) for x in (k, v))  # (B, H, S, W)
-        scale = q.shape[3] ** -0.5 if self.scale is None else self.scale
-        return self.dropout(attention_weights((q * scale) @ k.transpose(-1, -2), mask, causal)) @ v  # (B, H, T, W)
+        """Queries of heads that read the same keys are rows of one product."""
+        batch, kv_heads, keys, width = k.shape
+        queries, heads_each = q.shape[2], q.shape[1] // kv_heads
+        rows = q.reshape(batch * kv_heads, heads_each * queries, width)  # (B*K, H/K*T, W)
+        k, v = (x.reshape(batch * kv_heads, keys, width) for x in (k, v))  # (B*K, S, W)
+        if mask is None:
+            mask = _causal(queries, keys, q.device) if causal else torch.ones(1, 1, dtype=torch.bool, device=q.device)
+        mask = mask.expand(1 if mask.dim() == 2 else batch, 1, queries, keys)
+        hidden = q.new_zeros(mask.shape).masked_fill_(~mask, -math.inf)  # (1 or B, 1, T, S)
+        hidden = hidden.repeat(1, kv_heads if len(mask) > 1 else 1, heads_each, 1).flatten(0, 1)  # (..., H/K*T, S)
+        scale = width**-0.5 if self.scale is None else self.scale
+        scores = torch.baddbmm(hidden, rows, k.transpose(1, 2), alpha=scale)  # (B*K, H/K*T, S)
+        return (self.dropout(scores.softmax(dim=-1)) @ v).view(batch, -1, queries, width)  # (B, H, T, W)
 
 
 class RelativeDotProduct(nn.Module):
@@ -98,10 +108,15 @@ def attention_weights(scores: Tensor, mask: Tensor | None, causal: bool) -> Tens
     """The softmax over what each query may see: (B, H, T, S) -> (B, H, T, S). Queries and keys end together."""
     queries, keys = scores.shape[-2:]
     if mask is None and causal:
-        mask = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).tril(keys - queries)  # (T, S)
+        mask = _causal(queries, keys, scores.device)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
     return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
+
+
+def _causal(queries: int, keys: int, device: torch.device) -> Tensor:
+    """(T, S), True where a query may see; queries and keys end together."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
 def _rows_times(x: Tensor, matrix: Tensor) -> Tensor:
@@ -135,13 +150,14 @@ class _Heads(nn.Module):
         self.core = core
 
     def _queries(self, x: Tensor) -> Tensor:
-        return self.q_norm(self._split(self.q_proj(x)))  # (B, H, T, W)
+        return self.q_norm(self._split(self.q_proj(x))).transpose(1, 2)  # (B, H, T, W)
 
     def _keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.k_norm(self._split(self.k_proj(x))), self._split(self.v_proj(x))  # (B, K, S, W) each
+        keys, values = self.k_norm(self._split(self.k_proj(x))), self._split(self.v_proj(x))  # (B, S, K, W) each
+        return keys.transpose(1, 2), values.transpose(1, 2)  # (B, K, S, W) each
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (B, H, T, W)
+        return x.unflatten(-1, (-1, self.head_width))  # (B, T, H, W)
 
     def _join(self, y: Tensor) -> Tensor:
         return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, T, D)

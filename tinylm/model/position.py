@@ -20,7 +20,7 @@ class Position(nn.Module):
         return x
 
     def rotation(self, positions: Tensor) -> Rotation | None:
-        """The cosines and sines to turn queries and keys by, each (T, W) or (B, 1, T, W)."""
+        """The cosines and sines to turn queries and keys by, each (T, W) or (B, 1, T, W): see `rotate`."""
         return None
 
 
@@ -64,7 +64,8 @@ class RotaryPosition(Position):
         super().__init__()
         angles = _angles(context, head_width, theta).repeat(1, 2)  # (context, W)
         self.register_buffer("cosines", angles.cos().float(), persistent=False)
-        self.register_buffer("sines", angles.sin().float(), persistent=False)
+        signs = torch.tensor([-1.0, 1.0], device="cpu").repeat_interleave(head_width // 2)
+        self.register_buffer("sines", (angles.sin() * signs).float(), persistent=False)
 
     def rotation(self, positions: Tensor) -> Rotation:
         cosines, sines = self.cosines[positions], self.sines[positions]
@@ -74,10 +75,12 @@ class RotaryPosition(Position):
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn each head's vector by its position's angles: (B, H, T, W) -> (B, H, T, W)."""
+    """Turn each head's vector by its position's angles: (B, H, T, W) -> (B, H, T, W).
+
+    x_i cos - x_(i + W/2) sin in the first half, and x_i cos + x_(i - W/2) sin in the second: the sines have the signs.
+    """
     cosines, sines = (table.to(x.dtype) for table in rotation)
-    first, second = x.chunk(2, dim=-1)
-    return x * cosines + torch.cat((-second, first), dim=-1) * sines
+    return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, dims=-1), sines)
 
 
 def _angles(context: int, width: int, theta: float) -> Tensor:

@@ -9,16 +9,13 @@ from torch import Tensor, nn
 from tinylm.config import TrainingConfig
 from tinylm.errors import UsageError
 from tinylm.model.block import PreNormBlock
+from tinylm.training.muon import Muon
 
 ADAMS: dict[str, type[torch.optim.Optimizer]] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon (Jordan et al. 2024) for some matrices, and AdamW for groups of other parameters, at one learning rate.
-
-    Muon makes the singular values of an update about equal. Its updates are scaled to the size that AdamW's have
-    (Liu et al. 2025), so that a rate means the same for both.
-    """
+    """Muon for some matrices, and AdamW for groups of other parameters, at one learning rate."""
 
     def __init__(
         self,
@@ -28,7 +25,7 @@ class MuonAdamW(torch.optim.Optimizer):
         betas: tuple[float, float],
         weight_decay: float,
     ) -> None:
-        muon = torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+        muon = Muon(matrices, lr, weight_decay)
         adamw = torch.optim.AdamW(others, lr=lr, betas=betas, fused=True)
         super().__init__([*muon.param_groups, *adamw.param_groups], {"lr": lr, "fused": True})
         muon.param_groups, adamw.param_groups = self.param_groups[:1], self.param_groups[1:]

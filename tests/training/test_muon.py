@@ -1,0 +1,42 @@
+"""Judge: torch.optim.Muon, which takes one matrix after another, and the singular values themselves."""
+
+import pytest
+import torch
+
+from tinylm.training.muon import Muon, orthogonalised
+
+SHAPES = [(8, 8), (4, 8), (8, 4), (16, 8), (8, 8), (4, 8), (1, 5)]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_matrices_of_mixed_shapes_move_as_torchs_muon_moves_each(decay: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    ours = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+    theirs = [torch.nn.Parameter(matrix.detach().clone()) for matrix in ours]
+    optimizers = (
+        Muon(ours, lr=0.02, weight_decay=decay),
+        torch.optim.Muon(theirs, lr=0.02, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
+    )
+    for step in range(4):
+        for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            if index != step:  # now one, now another has no gradient
+                one.grad = torch.randn(one.shape, generator=generator)
+                other.grad = one.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)  # of updates of 0.02, in products of 8 bits
+
+
+@pytest.mark.parametrize("shape", [(12, 12), (6, 20), (20, 6)])
+def test_an_orthogonalised_matrix_keeps_its_singular_vectors_and_evens_out_its_values(shape: tuple[int, int]) -> None:
+    """Its alignment with u v^T, taken from torch's decomposition in float64, is the mean of the values it has."""
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    (found,) = orthogonalised([matrix])
+    u, values, v = torch.linalg.svd(matrix.double(), full_matrices=False)
+    across = u.T @ found.double() @ v.T
+    assert ((across - across.diag().diag()).abs() < 0.05).all()
+    kept = across.diag()[values > 0.05 * values.max()]
+    assert ((kept > 0.6) & (kept < 1.25)).all()
+    assert found.shape == matrix.shape

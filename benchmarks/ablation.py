@@ -24,6 +24,7 @@ from tinylm.model.build import build_empty_model, count_parameters
 
 # The original stack trained with Adam. The rate falls in a line, which does not depend on the warmup.
 PUBLISHED = "--preset original --schedule linear"
+OPTIONS = "--size micro --batch-size 16 --optimizer adamw --schedule trapezoid --lr 0.003 --weight-decay 0.1"
 GROUPS: dict[str, dict[str, str]] = {
     "placement in 6 layers": {
         "pre-norm": f"{PUBLISHED} --layers 6 --norm-placement pre",
@@ -67,7 +68,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "all layers see 16": "--local-window 16 --local-layers 0,1,2,3",
     },
     "experts": {
-        "dense": "--optimizer muon",  # as models with experts have it by themselves
+        "dense": "--optimizer muon",
         "4 experts, 2 at a time, half as wide": "--optimizer muon --experts 4 --ffn-width 176",
         "8 experts, 2 at a time, half as wide": "--optimizer muon --experts 8 --ffn-width 176",
     },
@@ -119,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=1000, help="default: 1000")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each variant (default: 1)")
     parser.add_argument("--out", type=Path, default=Path("ablation"), help="a folder for runs, table and picture")
-    parser.add_argument("--options", default="--size micro --batch-size 16", help="of tinylm train, for every variant")
+    parser.add_argument("--options", default=OPTIONS, help=f"of tinylm train, for every variant (default: {OPTIONS})")
     options = parser.parse_args(arguments)
     wanted = [name.strip() for name in options.groups.split(",")]
     if unknown := [name for name in wanted if name not in GROUPS]:

@@ -19,16 +19,17 @@ DEFAULT_PATIENCE = 10
 EVALUATIONS = 12  # in a run
 EVALUATION_SHARE = 0.05  # of the time that training takes
 COMPILE_FROM = 600.0  # seconds of training that earn back what compiling a layer costs
-STEPS = 2500  # that a run should have, where its length allows
-TOKENS_PER_STEP = {"cpu": (1024, 4096), "gpu": (8192, 65_536)}
+STEPS = 1500  # that a run should have, where its length allows
+TOKENS_PER_STEP = {"cpu": (1024, 2048), "gpu": (8192, 65_536)}
+DECAY_PER_PASS, MOST_DECAY = 0.1, 1.0  # what is seen often would be learned by heart: docs/decisions/012
 LABEL_SMOOTHING = 0.1  # where targets are made from sources (Vaswani et al. 2017)
 PAIR_DROPOUT, FEW_PAIRS = 0.3, 1_000_000  # so few are seen many times
 LEAST_PAIR_CONTEXT = 128
 MEMORY_SHARE = 0.7  # of the free memory that a plan may use
 
-# How each preset is trained, after its source, fitted to short runs of small models. Muon: docs/decisions/008.
+# How each preset is trained, after its source, fitted to short runs of small models: docs/decisions/008, 012.
 RECIPES: dict[str, dict[str, Any]] = {
-    "modern": {"schedule": "trapezoid", "beta2": 0.99, "warmup": 0.02, "min_lr": 0.0},
+    "modern": {"schedule": "linear", "optimizer": "muon", "beta2": 0.99, "warmup": 0.02, "min_lr": 0.0},
     "gpt2": {"schedule": "cosine", "beta2": 0.99, "warmup": 0.05},
     "original": {
         "schedule": "inverse-sqrt",
@@ -38,7 +39,6 @@ RECIPES: dict[str, dict[str, Any]] = {
         "weight_decay": 0.0,
         "min_lr": 0.0,
     },
-    "modern, by Muon": {"schedule": "trapezoid", "optimizer": "muon", "beta2": 0.99, "warmup": 0.02, "min_lr": 0.0},
     "adapter": {"schedule": "linear", "beta2": 0.99, "warmup": 0.05, "min_lr": 0.0, "weight_decay": 0.0},
 }
 
@@ -46,8 +46,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 # Learning rates: at a width of 128, and the power of the width by which they fall. 0.001 at a width of 384 for gpt2, as
 # nanoGPT has it.
 LEARNING_RATES = {
-    "modern": (3e-3, 0.5),
-    "modern, by Muon": (3e-3, 0.5),
+    "modern": (6e-3, 0.5),
     "gpt2": (3e-3, 1.0),
     "original": (1e-3, 1.0),
     "adapter": (2e-3, 0.0),
@@ -97,8 +96,6 @@ def plan_training(
     seconds = budget.time or DEFAULT_TIME
     recipe = recipe or (base.initialisation if base else model.get("preset", "modern"))
     shape = base or _choose_shape(machine, data, vocab_size, model, seconds)
-    if recipe == "modern" and (pair_contexts is not None or shape.experts > 1):
-        recipe = "modern, by Muon"
     if pair_contexts is not None:
         shape = _fit_pairs(shape, pair_contexts, notices, free="context" not in model and base is None)
     else:
@@ -131,8 +128,10 @@ def plan_training(
         steps_per_epoch = max(1, math.ceil(fitting / batch_size))
     step_seconds = batch_size * tokens_each / training_speed(machine, shape)
     steps = budget.total_steps(steps_per_epoch) or max(1, int(seconds / step_seconds))
+    passes = steps / steps_per_epoch
     settings = {
         **RECIPES[recipe],
+        **({"weight_decay": _choose_decay(passes)} if recipe == "modern" else {}),
         "label_smoothing": LABEL_SMOOTHING if data.train_pairs else 0.0,
         "lr": default_learning_rate(recipe, shape.width),
         **_rhythm(steps, step_seconds, shape, machine, training.get("eval_every"), training.get("save_every")),
@@ -157,7 +156,7 @@ def plan_training(
         parameters=parameters,
         seconds=expected,
         steps=steps,
-        passes=steps / steps_per_epoch,
+        passes=passes,
         memory=fixed + micro_batch * per_sequence,
         notices=tuple(notices),
     )
@@ -188,7 +187,7 @@ def _choose_shape(
     return shape(size) if size != "auto" else shape(_choose_size(machine, data, vocab_size, preset, choices, seconds))
 
 
-TOKENS_PER_PARAMETER = 1.0  # a size is worth its cost once a run sees so many tokens for each parameter
+TOKENS_PER_PARAMETER = 2.0  # a size is worth its cost once a run sees so many tokens for each parameter
 PASSES_OVER_TEXT = 40  # beyond which a larger model would only learn the text by heart
 
 
@@ -264,6 +263,10 @@ def _choose_batch_size(machine: Machine, data: DataConfig, shape: ModelConfig, b
     elif budget.epochs is not None:
         tokens = int(budget.epochs * data.train_tokens / STEPS)
     return max(1, int(min(max(tokens, fewest), most) / _sequences(data, shape)[1]))
+
+
+def _choose_decay(passes: float) -> float:
+    return float(f"{min(max(DECAY_PER_PASS * passes, 0.1), MOST_DECAY):.2g}")
 
 
 def _rhythm(

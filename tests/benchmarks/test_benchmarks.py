@@ -1,4 +1,5 @@
 import importlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -253,3 +254,25 @@ def test_memory_is_measured_of_a_corpus_made_for_it(capsys: pytest.CaptureFixtur
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert [row[1].strip() for row in rows[2:]] == ["char", "bpe"]
     assert all(50 < int(row[3].replace(",", "")) < 2000 for row in rows[2:])
+
+
+def test_what_is_learned_in_a_time_is_scored_for_each_text_preset_and_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one.txt", "two.txt"):
+        (tmp_path / name).write_text(story(6000))
+    arguments = ["--times", "1s", "2s", "--presets", "modern", "gpt2", "--seeds", "2", "--options", "--size nano"]
+    importlib.import_module("learning").main([str(tmp_path / "one.txt"), str(tmp_path / "two.txt"), *arguments])
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith(("| one", "| two"))
+    ]
+    assert [row[:3] for row in rows] == [
+        [text, preset, time]
+        for text in ("one.txt", "two.txt")
+        for preset in ("modern", "gpt2")
+        for time in ("1s", "2s")
+    ]
+    for *_, nats, bits in rows:  # a byte a token
+        assert float(bits.split()[0]) == pytest.approx(float(nats.split()[0]) / math.log(2), abs=2e-4)

@@ -1,0 +1,152 @@
+"""What `tinylm train TEXT --time T` learns with no other option, in so much time of the whole command.
+
+    python benchmarks/learning.py tinyshakespeare.txt --times 15s 80s 3m 6m --seeds 3
+    python benchmarks/learning.py a.txt b.txt --times 80s --presets modern gpt2
+
+Each text is split as the command does, and each model scored in full on the validation part, in windows of its own
+context that do not overlap. Bits a byte can be compared between tokenizers. With --peer, transformers' GPT-2 is trained
+by nanoGPT's recipe for a CPU for the longest of the times, on the same characters, and scored the same.
+Run it on a machine that does nothing else: what is measured is what can be learned in the time.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from ablation import spread
+from measure import describe_machine, table
+
+from tinylm.checkpoint import read_config, summarise
+from tinylm.commands.options import parse_duration
+from tinylm.text.dataset import TokenFolder, Windows, evaluation_batches
+
+
+@dataclass(frozen=True)
+class Learned:
+    """`seconds` is what the whole command took; losses in nats a token and bits a byte, of all validation text."""
+
+    seconds: float
+    parameters: int
+    passes: float
+    loss: float
+    bits: float
+
+
+def learn(text: Path, words: Sequence[str], seed: int, run: Path) -> Learned:
+    """Train and score by the command, as a user would."""
+    begun = time.monotonic()
+    _tinylm(["train", str(text), *words, "--seed", str(seed), "--out", str(run), "--quiet", "--force"])
+    seconds = time.monotonic() - begun
+    score = json.loads(_tinylm(["eval", "--model", str(run), "--quiet", "--json"]))
+    config, summary = read_config(run), summarise(run)
+    assert config.training is not None and config.data is not None
+    trained = summary["step"] * config.training.batch_size * config.model.context
+    passes = trained / config.data.train_tokens
+    return Learned(seconds, summary["parameters"], passes, score["loss"], score["bits_per_byte"])
+
+
+def learn_with_peer(run: Path, seconds: float, seed: int) -> float:
+    """The loss of transformers' GPT-2 after so much training on the characters of a run, by nanoGPT's recipe for a CPU.
+
+    4 layers of width 128, context 64, batches of 12, AdamW at 1e-3 falling as a cosine to a tenth, no dropout, fp32.
+    The time begins with the first step.
+    """
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(seed)
+    config = read_config(run)
+    assert config.data is not None
+    folder = Path(config.data.token_folder)
+    tokens = TokenFolder.open(folder if folder.is_absolute() else run / folder)
+    shape = {"n_positions": 64, "n_embd": 128, "n_layer": 4, "n_head": 4}
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=config.model.vocab_size, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **shape)
+    )
+    model.loss_type = "ForCausalLM"
+    decayed = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
+    vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99))
+    windows = Windows(tokens.train, 64, 12, seed)
+    begun, step = time.monotonic(), 0
+    while (progress := (time.monotonic() - begun) / seconds) < 1:
+        batch = windows.batch(step)
+        for group in optimizer.param_groups:
+            group["lr"] = min((step + 1) / 100, 1) * (1e-4 + 9e-4 * 0.5 * (1 + math.cos(math.pi * progress)))
+        model(batch.ids, labels=batch.targets, shift_labels=batch.targets, use_cache=False).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        step += 1
+    model.eval()
+    nats, scored = 0.0, 0
+    with torch.no_grad():
+        for batch in evaluation_batches(tokens.val, 64, 256):
+            loss = model(batch.ids, labels=batch.targets, shift_labels=batch.targets, use_cache=False).loss
+            nats += loss.item() * batch.scored
+            scored += batch.scored
+    return nats / scored
+
+
+def _tinylm(words: Sequence[str]) -> str:
+    done = subprocess.run([sys.executable, "-m", "tinylm", *words], stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout
+
+
+def row(text: Path, preset: str, length: str, learned: Sequence[Learned]) -> list[str]:
+    def middle(name: str) -> float:
+        return statistics.median(getattr(one, name) for one in learned)
+
+    return [
+        text.name,
+        preset,
+        length,
+        f"{middle('seconds'):.1f}",
+        f"{middle('parameters') / 1e6:.2f}",
+        f"{middle('passes'):.2g}",
+        spread([one.loss for one in learned]),
+        spread([one.bits for one in learned]),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("texts", type=Path, nargs="+")
+    parser.add_argument("--times", nargs="+", default=["80s"], help="of the whole command (default: 80s)")
+    parser.add_argument("--presets", nargs="+", default=["modern"], help="default: modern")
+    parser.add_argument("--seeds", type=int, default=3, help="default: 3")
+    parser.add_argument("--options", default="", help="more options of tinylm train, for all")
+    parser.add_argument("--peer", action="store_true", help="also transformers' GPT-2, by nanoGPT's recipe for a CPU")
+    options = parser.parse_args(arguments)
+    rows = []
+    with tempfile.TemporaryDirectory() as home:
+        run = Path(home) / "run"
+        for text in options.texts:
+            for preset in options.presets:
+                for length in options.times:
+                    words = ["--preset", preset, "--time", length, *options.options.split()]
+                    learned = [learn(text, words, seed, run) for seed in range(options.seeds)]
+                    rows.append(row(text, preset, length, learned))
+                    print(f"{text.name}, {preset}, {length}: {rows[-1][-2]}", file=sys.stderr)
+            if options.peer:
+                longest = max(options.times, key=parse_duration)
+                known = learn(text, ["--tokenizer", "char", "--steps", "1", "--size", "nano"], 0, run)
+                losses = [learn_with_peer(run, parse_duration(longest), seed) for seed in range(options.seeds)]
+                bits = [loss * known.bits / known.loss for loss in losses]
+                rows.append([text.name, "transformers", longest, "", "0.80", "", spread(losses), spread(bits)])
+    print(f"{describe_machine(['torch', 'transformers'] if options.peer else ['torch'])}\n")
+    names = ["text", "preset", "time", "seconds", "million parameters", "passes", "nats a token", "bits a byte"]
+    print(table(names, rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -427,6 +427,14 @@ def test_weights_of_a_modern_model_decay_more_where_the_text_is_seen_more_often(
     assert planned(budget=Budget(epochs=passes), training={"weight_decay": 0.3}).training.weight_decay == 0.3
 
 
+@pytest.mark.parametrize(("passes", "dropout"), [(1, 0.0), (19, 0.0), (21, 0.3), (500, 0.3)])
+def test_a_modern_model_of_a_text_that_is_seen_very_often_drops_out(passes: float, dropout: float) -> None:
+    assert planned(budget=Budget(epochs=passes)).model.dropout == dropout
+    assert planned(budget=Budget(epochs=passes), model={"preset": "gpt2"}).model.dropout == 0
+    assert planned(budget=Budget(epochs=passes), model={"dropout": 0.1}).model.dropout == 0.1
+    assert planned(budget=Budget(epochs=passes), base=small()).model.dropout == 0
+
+
 def test_a_context_that_was_chosen_or_that_a_base_has_stays_and_the_pairs_beyond_it_are_no_part_of_an_epoch() -> None:
     chosen = {"architecture": "encoder-decoder", "context": 16}
     train, training = [16] * 40 + [17] * 60, {"batch_size": 10}

@@ -21,9 +21,11 @@ EVALUATION_SHARE = 0.05  # of the time that training takes
 COMPILE_FROM = 600.0  # seconds of training that earn back what compiling a layer costs
 STEPS = 1500  # that a run should have, where its length allows
 TOKENS_PER_STEP = {"cpu": (1024, 2048), "gpu": (8192, 65_536)}
-DECAY_PER_PASS, MOST_DECAY = 0.1, 1.0  # what is seen often would be learned by heart: docs/decisions/012
+# What is seen often would be learned by heart: docs/decisions/012.
+DECAY_PER_PASS, MOST_DECAY = 0.1, 1.0
+MANY_PASSES, DROPOUT = 20, 0.3
 LABEL_SMOOTHING = 0.1  # where targets are made from sources (Vaswani et al. 2017)
-PAIR_DROPOUT, FEW_PAIRS = 0.3, 1_000_000  # so few are seen many times
+FEW_PAIRS = 1_000_000  # are seen many times
 LEAST_PAIR_CONTEXT = 128
 MEMORY_SHARE = 0.7  # of the free memory that a plan may use
 
@@ -129,6 +131,8 @@ def plan_training(
     step_seconds = batch_size * tokens_each / training_speed(machine, shape)
     steps = budget.total_steps(steps_per_epoch) or max(1, int(seconds / step_seconds))
     passes = steps / steps_per_epoch
+    if passes > MANY_PASSES and recipe == "modern" and base is None and "dropout" not in model:
+        shape = replace(shape, dropout=DROPOUT)
     settings = {
         **RECIPES[recipe],
         **({"weight_decay": _choose_decay(passes)} if recipe == "modern" else {}),
@@ -174,7 +178,7 @@ def _choose_shape(
 ) -> ModelConfig:
     choices = {name: value for name, value in model.items() if name not in ("preset", "size")}
     if data.train_pairs and data.train_pairs < FEW_PAIRS:
-        choices.setdefault("dropout", PAIR_DROPOUT)
+        choices.setdefault("dropout", DROPOUT)
     preset, size = model.get("preset", "modern"), model.get("size", "auto")
     if size not in ("auto", *SIZES):
         raise UsageError(f"--size is {size!r}; it must be one of: auto, {', '.join(SIZES)}.")

@@ -98,18 +98,18 @@ def test_a_peer_that_differs_in_one_part_is_found_out(part: str) -> None:
 
 def test_both_take_the_same_gradient_step() -> None:
     """The embedding's gradient, as the optimizer gets it: the same targets were scored, and clipped alike."""
-    peer, training = script("peer"), script("training")
+    peer, throughput = script("peer"), script("throughput")
     config = small("gpt2", kv_heads=4)
     model, twin = peer.build_pair(config)
-    batch = training.random_batch(config, rows=2)
+    batch = throughput.random_batch(config, rows=2)
     gradients: list[torch.Tensor] = []
 
     def keep(optimizer: torch.optim.Optimizer, *_: object) -> None:
         gradients.append(optimizer.param_groups[0]["params"][0].grad.clone())
 
     hook = register_optimizer_step_pre_hook(keep)
-    training.tinylm_step(model, batch, "fp32")()
-    training.peer_step(twin, batch, "fp32", fused=True)()
+    throughput.tinylm_step(model, batch, "fp32")()
+    throughput.peer_step(twin, batch, "fp32", fused=True)()
     hook.remove()
     ours, theirs = gradients
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
@@ -125,15 +125,27 @@ def test_both_decode_the_same_tokens() -> None:
 
 
 def test_the_training_benchmark_prints_a_row_for_each_setting_and_model(capsys: pytest.CaptureFixture[str]) -> None:
-    script("training").main([*SHAPE, "--batch-size", "2"])
+    script("throughput").main([*SHAPE, "--batch-size", "2"])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 4 * 3
 
 
-def test_the_decoding_benchmark_prints_a_row_for_each_way(capsys: pytest.CaptureFixture[str]) -> None:
-    script("decoding").main([*SHAPE, "--tokens", "20", "--streams", "3"])
+def test_the_decoding_benchmark_prints_a_row_for_each_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "corpus.txt").write_text(story(5000))
+    done("train", tmp_path / "corpus.txt", "-o", tmp_path / "run", "--size", "nano", "--steps", 1)
+    capsys.readouterr()
+    script("decoding").main([*SHAPE, "--tokens", "20", "--streams", "3", "--run", str(tmp_path / "run")])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert len(rows) == (2 + 6) + (2 + 3)
+    assert len(rows) == (2 + 6) + (2 + 3) + (2 + 4)
+
+
+def test_encoders_are_timed_once_they_give_the_same_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "corpus.txt").write_text(story(5000))
+    importlib.import_module("encoding").main(
+        [str(tmp_path / "corpus.txt"), "--megabytes", "0.1", "--vocab-size", "300", "--rounds", "1"]
+    )
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + 2 * 3
 
 
 def test_an_ablation_trains_its_variants_and_tells_their_losses(

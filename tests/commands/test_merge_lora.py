@@ -95,7 +95,7 @@ def test_an_adapter_of_the_base_fits_what_was_merged_and_taken_out_again(
 ) -> None:
     """Tasks are switched by taking out one adapter and putting in another (seed 002)."""
     options = ("--steps", 5, "--lr", "0.05", "--seed", 1)
-    done("finetune-lora", shelf / "one.txt", "-m", run, "--out", "other", *options)
+    done("finetune-lora", shelf / "two.txt", "-m", run, "--out", "other", *options)
     done("merge-lora", adapter, "--out", "merged")
     refused(tinylm("sample", "-m", "merged", "--adapter", "other"), 1, "was made for other weights")
     done("merge-lora", adapter, "--undo", "--model", "merged", "--out", "undone")
@@ -109,7 +109,7 @@ def test_an_adapter_of_the_base_fits_what_was_merged_and_taken_out_again(
     assert any((straight[name] - weight).abs().max() > 0.001 for name, weight in base.items())
     done("merge-lora", "other", "--undo", "--model", "switched", "--out", "again")
     done("sample", "-m", "again", "--adapter", adapter, "-n", 1)
-    done("finetune-lora", shelf / "one.txt", "-m", "undone", "--out", "third", *options)
+    done("finetune-lora", shelf / "two.txt", "-m", "undone", "--out", "third", *options)
     done("sample", "-m", "again", "--adapter", "third", "--adapter", adapter, "-n", 1)
 
 

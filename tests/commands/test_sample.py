@@ -1,11 +1,12 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.shell import copied, done, misused, records, refused, snapshot, tinylm
-from tinylm.checkpoint import load_model
+from tinylm.checkpoint import RunFolder, load_model, read_config
 from tinylm.commands.write_on import BETWEEN_SAMPLES
 
 PROMPT = "the old man"
@@ -85,6 +86,25 @@ def test_streamed_text_equals_text_printed_at_once(kind: str, seed: int, request
     streamed, whole = (done("sample", *options, how).stdout for how in ("--stream", "--no-stream"))
     assert streamed == whole
     assert "\ufffd" in whole or kind == "run"
+
+
+@pytest.mark.parametrize("choice", [("-t", 0), ("-t", 1.0, "--repeat-penalty", 1.2), ("--quantize", "int8")], ids=str)
+def test_a_draft_changes_no_text(choice: tuple[object, ...], run: Path) -> None:
+    """300 tokens are enough for a draft by itself, and go far past the context."""
+    texts = [
+        written("-m", run, "-n", 300, *choice, *draft) for draft in ((), ("--draft", "ngram"), ("--draft", "none"))
+    ]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_without_the_training_text_there_is_a_draft_only_where_it_was_not_asked_for(run: Path, here: Path) -> None:
+    alone = copied(run, here / "alone")
+    config = read_config(alone)
+    assert config.data is not None
+    data = replace(config.data, token_folder=str(here / "gone"), corpus=("-",))
+    RunFolder(alone).write_config(replace(config, data=data))
+    assert written("-m", alone, "-n", 300) == written("-m", run, "-n", 300)
+    refused(tinylm("sample", "-m", alone, "--draft", "ngram"), 2, "--draft ngram is not possible", "is missing")
 
 
 def test_text_is_printed_while_it_is_written(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,6 +294,12 @@ def test_no_model_at_all_says_how_to_get_one() -> None:
         ("--repeat-penalty inf", "--repeat-penalty is inf"),
         ("--unknown drop", "--unknown is 'drop'; it must be one of: error, skip"),
         ("--quantize int4", "--quantize is 'int4'; it must be one of: none, int8"),
+        ("--draft good", "--draft is 'good'; it must be one of: auto, ngram, none"),
+        (
+            "--draft ngram --num-samples 2",
+            "--draft ngram is not possible: it is for one sample at a time; leave it out",
+        ),
+        ("--draft ngram --no-cache", "it needs the cache"),
         ("--prompt a --prompt-file b", "--prompt and --prompt-file contradict each other"),
         ("--device tpu", "--device is 'tpu'"),
         ("--dtype int8", "--dtype is 'int8'"),

@@ -45,6 +45,8 @@ def sample(
         raise UsageError("--max-tokens and --num-samples must be 1 or more.")
     if speed.quantize not in ("none", "int8"):
         raise UsageError(f"--quantize is {speed.quantize!r}; it must be one of: none, int8.")
+    if speed.draft not in ("auto", "ngram", "none"):
+        raise UsageError(f"--draft is {speed.draft!r}; it must be one of: auto, ngram, none.")
     prompts = read_prompts(prompt)
     choice.sampling(0.0)  # these say now what is out of range
     search.search()
@@ -71,7 +73,9 @@ def sample(
             data = opened.use_only(None if one.adapter is None else named.index(one.adapter))
         if number and not console.as_json and isinstance(opened.network, Decoder):
             console.result(BETWEEN_SAMPLES.strip("\n"))
-        request = Request(one, prompt, choice, search, length, chosen_seed, speed.cache, first, data, chosen)
+        request = Request(
+            one, prompt, choice, search, length, chosen_seed, speed.cache, speed.draft, first, data, chosen
+        )
         written += _answer(console, opened, request)
         first += length.num_samples * (1 + one.text.count("\n"))
     seconds = time.monotonic() - begun

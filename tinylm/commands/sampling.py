@@ -93,6 +93,15 @@ class SpeedOptions:
     quantize: Annotated[str, option("Weights in eight bits: smaller, and faster on a CPU.", MACHINE, "none|int8")] = (
         "none"
     )
+    draft: Annotated[
+        str,
+        option(
+            "Guess tokens ahead by what the training text goes on with; the model checks several at once, and what it "
+            "writes stays as it is (default: auto, where it pays).",
+            MACHINE,
+            "auto|ngram|none",
+        ),
+    ] = "auto"
     cache: Annotated[
         bool, option("Remember keys and values; --no-cache is for comparison.", MACHINE, None, "--cache/--no-cache")
     ] = True
@@ -167,6 +176,7 @@ class Request:
     length: LengthOptions
     seed: int
     cache: bool
+    draft: str
     first: int
     data: DataConfig | None
     typed: Mapping[str, str]

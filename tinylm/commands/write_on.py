@@ -5,18 +5,21 @@ from typing import TYPE_CHECKING
 from tinylm.commands.model import OpenModel
 from tinylm.commands.sampling import Request, known_part
 from tinylm.console import Console
-from tinylm.errors import UsageError
+from tinylm.errors import TinyLMError, UsageError
 
 if TYPE_CHECKING:
+    from tinylm.inference.generator import Draft
     from tinylm.model.decoder import Decoder
 
 TEMPERATURE = 0.8
+MOST_GUESSES = 6
+DRAFT_FROM = 256  # tokens, which earn back what reading the training text costs
 BETWEEN_SAMPLES = "\n---\n"
 
 
 def write_on(console: Console, network: "Decoder", opened: OpenModel, request: Request) -> int:
     """Print what a decoder writes on from a prompt; returns how many tokens that is."""
-    from tinylm.inference.generator import generate
+    from tinylm.inference.generator import generate, generate_from_draft
     from tinylm.inference.sampler import Sampler
     from tinylm.inference.text import TextStream, start_tokens
 
@@ -42,7 +45,13 @@ def write_on(console: Console, network: "Decoder", opened: OpenModel, request: R
     streaming = length.stream is not False and length.num_samples == 1 and not console.as_json
     if streaming and echo:
         console.result(text, end="")
-    for tokens in generate(network, [start] * length.num_samples, sampler, length.max_tokens, request.cache):
+    draft = _draft(network, opened, request)
+    steps = (
+        generate(network, [start] * length.num_samples, sampler, length.max_tokens, request.cache)
+        if draft is None
+        else generate_from_draft(network, start, sampler, length.max_tokens, draft, MOST_GUESSES)
+    )
+    for tokens in steps:
         for row, (stream, token) in enumerate(zip(streams, tokens, strict=True)):
             if not stream.finished:
                 piece = stream.push(token)
@@ -70,3 +79,31 @@ def write_on(console: Console, network: "Decoder", opened: OpenModel, request: R
     elif not streaming:
         console.result(BETWEEN_SAMPLES.join((text if echo else "") + written for written in texts))
     return sum(stream.tokens for stream in streams)
+
+
+def _draft(network: "Decoder", opened: OpenModel, request: Request) -> "Draft | None":
+    """What guesses ahead, where it pays; raises UsageError where it was asked for and cannot be had."""
+    from tinylm.inference.draft import NGramDraft
+    from tinylm.text.prepare import reopen_tokens
+
+    at_hand = request.data is not None and (opened.path / request.data.token_folder).exists()
+    pays = request.length.max_tokens >= DRAFT_FROM and at_hand
+    if request.draft == "none" or (request.draft == "auto" and not pays):
+        return None
+    obstacle = None
+    if request.length.num_samples > 1:
+        obstacle = "it is for one sample at a time"
+    elif not request.cache:
+        obstacle = "it needs the cache"
+    elif any(window is not None for window in network.windows):
+        obstacle = "layers with --local-window cannot take a wrong guess back"
+    elif request.data is None:
+        obstacle = "the model has no training text of its own"
+    else:
+        try:
+            return NGramDraft(reopen_tokens(opened.path, request.data, opened.tokenizer).train)
+        except TinyLMError as error:
+            obstacle = str(error)
+    if request.draft == "ngram":
+        raise UsageError(f"--draft ngram is not possible: {obstacle}; leave it out.")
+    return None

@@ -50,11 +50,47 @@ def generate(
     texts = [list(prompt) for prompt in prompts]
     window = _Window(model, texts) if use_cache else None
     for _ in range(max_tokens):
-        logits = window.next_logits() if window else _recompute(model, texts)
+        logits = window.next_logits()[:, -1] if window else _recompute(model, texts)
         chosen: list[int] = sampler(logits).tolist()
         for text, token in zip(texts, chosen, strict=True):
             text.append(token)
         yield chosen
+
+
+class Draft(Protocol):
+    """Guesses what a text goes on with."""
+
+    def guess(self, text: Sequence[int], most: int) -> list[int]: ...
+
+
+@torch.inference_mode()
+def generate_from_draft(
+    model: NextTokenModel, prompt: Sequence[int], sampler: Sampler, max_tokens: int, draft: Draft, most: int
+) -> Iterator[list[int]]:
+    """What `generate` yields for one prompt, where one look at the weights checks at most so many guessed tokens.
+
+    Each token is drawn as ever, from the model's distribution after the tokens before it; while it is the one that was
+    guessed, the next distribution is there already. So a draft changes how fast tokens come and not which, but for
+    rounding. (Drawing first makes a guess be accepted with the probability that Leviathan et al. 2023 give it.)
+
+    Raises ValueError for a model whose layers forget, which cannot take a wrong guess back.
+    """
+    text = list(prompt)
+    window = _Window(model, [text])
+    left = max_tokens
+    while left:
+        guessed = draft.guess(text, min(most, left - 1, window.room()))
+        logits = window.next_logits(guessed)  # (1, G+1, V)
+        right = 0
+        for place, guess in enumerate([*guessed, None]):
+            chosen: list[int] = sampler(logits[:, place]).tolist()
+            text.extend(chosen)
+            left -= 1
+            yield chosen
+            if chosen[0] != guess:
+                break
+            right += 1
+        window.forget(len(guessed) - right)
 
 
 class _Window:
@@ -69,8 +105,18 @@ class _Window:
         self._starts: list[int] = []
         self._cache: list[Cache] = []
 
-    def next_logits(self) -> Tensor:
-        """(B, V) for the token after each text."""
+    def room(self) -> int:
+        """How many more tokens a first text may have until its window moves on."""
+        length, context = len(self._texts[0]), self._model.context
+        return window_start(length, context) + context - length
+
+    def forget(self, tokens: int) -> None:
+        """Take back so many of the last tokens."""
+        for cache in self._cache:
+            cache.rewind(tokens)
+
+    def next_logits(self, guessed: Sequence[int] = ()) -> Tensor:
+        """(B, G+1, V) for the token after each text, and after each guess of what follows the only one."""
         starts = [window_start(len(text), self._model.context) for text in self._texts]
         if starts != self._starts:
             self._starts = starts
@@ -78,18 +124,20 @@ class _Window:
             self._cache = self._model.make_cache(len(self._texts), self._model.context, padding)
         else:
             ids = _tensor(self._model, [[text[-1]] for text in self._texts])
-        return _last_logits(self._model, ids, self._cache)
+        if guessed:
+            ids = torch.cat((ids, _tensor(self._model, [list(guessed)])), dim=1)  # (1, T+G)
+        return _last_logits(self._model, ids, self._cache, len(guessed) + 1)
 
 
 def _recompute(model: NextTokenModel, texts: list[list[int]]) -> Tensor:
     """The same logits with nothing remembered between tokens."""
     ids, padding = _left_padded(model, texts, [window_start(len(text), model.context) for text in texts])
     cache = None if padding is None else model.make_cache(len(texts), ids.shape[1], padding)
-    return _last_logits(model, ids, cache)
+    return _last_logits(model, ids, cache, 1)[:, -1]
 
 
-def _last_logits(model: NextTokenModel, ids: Tensor, cache: list[Cache] | None) -> Tensor:
-    hidden = model(ids, cache).hidden[:, -1]  # (B, D)
+def _last_logits(model: NextTokenModel, ids: Tensor, cache: list[Cache] | None, last: int) -> Tensor:
+    hidden = model(ids, cache).hidden[:, -last:]  # (B, L, D)
     return model.logits(hidden)
 
 

@@ -23,6 +23,10 @@ class Cache(Protocol):
         """Let row b go on from what row rows[b] held; there may be fewer rows than before."""
         ...
 
+    def rewind(self, tokens: int) -> None:
+        """Forget so many of the last tokens. Raises ValueError where older ones were forgotten for them."""
+        ...
+
 
 class KVCache:
     """Room for `length` slots of one layer, of which each token sees all that came before."""
@@ -54,6 +58,9 @@ class KVCache:
 
     def reorder(self, rows: Tensor) -> None:
         self.keys, self.values = self._rows(self.keys, rows), self._rows(self.values, rows)
+
+    def rewind(self, tokens: int) -> None:
+        self.offset -= tokens
 
     def _rows(self, held: Tensor, rows: Tensor) -> Tensor:
         """Slots that are not filled yet are not copied."""
@@ -92,6 +99,10 @@ class RollingCache:
 
     def reorder(self, rows: Tensor) -> None:
         self.keys, self.values = self.keys[rows], self.values[rows]
+
+    def rewind(self, tokens: int) -> None:
+        if tokens:
+            raise ValueError("a cache of a window has given up what was before its tokens")
 
 
 class CrossCache:

@@ -202,7 +202,7 @@ class OptimizerOptions:
     optimizer: Annotated[
         str | None,
         option(
-            "The optimizer (default: the preset's; muon for modern pairs or experts).",
+            "The optimizer (default: the preset's).",
             OPTIMIZER,
             one_of(OPTIMIZERS),
         ),

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 from ablation import spread
-from measure import describe_machine, speedup, table, take_turns, tokens_per_second
+from measure import describe_machine, run_tinylm, speedup, table, take_turns, tokens_per_second
 from memory import run_and_watch
 
 from tinylm.adapters.load import WantedAdapter, load_adapted
@@ -113,7 +113,7 @@ class Bench:
     def train(self, name: str, command: str) -> Path:
         run = self.home / name
         words = [*command.split(), "--tokenizer", "bpe", "--vocab-size", "1024", "--out", str(run)]
-        _tinylm([*words, "--compile", "off", "--quiet", "--force"])
+        run_tinylm([*words, "--compile", "off", "--quiet", "--force"])
         return run
 
     def folder(self, base: Path, method: str) -> Path:
@@ -139,12 +139,7 @@ class Bench:
 
     def score(self, *which: str) -> float:
         """The loss on what no run learned of the second text."""
-        return json.loads(_tinylm(["eval", str(self.held_out), *which, "--quiet", "--json"]))["loss"]
-
-
-def _tinylm(words: Sequence[str]) -> str:
-    done = subprocess.run([sys.executable, "-m", "tinylm", *words], stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout
+        return json.loads(run_tinylm(["eval", str(self.held_out), *which, "--quiet", "--json"]))["loss"]
 
 
 def methods_table(bench: Bench, name: str, base: Path, methods: Mapping[str, str]) -> str:

@@ -13,7 +13,6 @@ import argparse
 import json
 import math
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import torch
 from ablation import spread
-from measure import describe_machine, table
+from measure import describe_machine, run_tinylm, table
 
 from tinylm.checkpoint import read_config, summarise
 from tinylm.commands.options import parse_duration
@@ -44,9 +43,9 @@ class Learned:
 def learn(text: Path, words: Sequence[str], seed: int, run: Path) -> Learned:
     """Train and score by the command, as a user would."""
     begun = time.monotonic()
-    _tinylm(["train", str(text), *words, "--seed", str(seed), "--out", str(run), "--quiet", "--force"])
+    run_tinylm(["train", str(text), *words, "--seed", str(seed), "--out", str(run), "--quiet", "--force"])
     seconds = time.monotonic() - begun
-    score = json.loads(_tinylm(["eval", "--model", str(run), "--quiet", "--json"]))
+    score = json.loads(run_tinylm(["eval", "--model", str(run), "--quiet", "--json"]))
     config, summary = read_config(run), summarise(run)
     assert config.training is not None and config.data is not None
     trained = summary["step"] * config.training.batch_size * config.model.context
@@ -95,11 +94,6 @@ def learn_with_peer(run: Path, seconds: float, seed: int) -> float:
             nats += loss.item() * batch.scored
             scored += batch.scored
     return nats / scored
-
-
-def _tinylm(words: Sequence[str]) -> str:
-    done = subprocess.run([sys.executable, "-m", "tinylm", *words], stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout
 
 
 def row(text: Path, preset: str, length: str, learned: Sequence[Learned]) -> list[str]:

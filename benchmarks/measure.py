@@ -9,6 +9,8 @@ import datetime
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,6 +75,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
 
     return "\n".join([line(header), line(["-" * width for width in widths]), *map(line, rows)])
+
+
+def run_tinylm(words: Sequence[str]) -> str:
+    """What the command prints on stdout."""
+    done = subprocess.run([sys.executable, "-m", "tinylm", *words], stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout
 
 
 def describe_machine(packages: Sequence[str] = ("torch", "transformers")) -> str:

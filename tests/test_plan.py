@@ -148,7 +148,7 @@ def test_training_on_from_a_model_keeps_its_shape() -> None:
 
 
 @pytest.mark.parametrize(("device", "fewest", "most"), [("cpu", 1024, 2048), ("cuda", 8192, 65_536)])
-def test_a_batch_leaves_thousands_of_steps_within_what_suits_the_device(device: str, fewest: int, most: int) -> None:
+def test_a_batch_leaves_1500_steps_within_what_suits_the_device(device: str, fewest: int, most: int) -> None:
     def tokens(budget: Budget) -> int:
         plan = planned(model={"size": "micro", "context": 128}, on=machine(device), budget=budget)
         return plan.training.batch_size * plan.model.context

@@ -148,6 +148,9 @@ def test_sixteen_bits_give_the_formula_and_its_gradient(keys: int, masked: bool)
     torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.02)
     for rounded, precise in zip(inputs, exact, strict=True):
         assert (rounded.grad.double() - precise.grad).norm() < 0.01 * precise.grad.norm()
+        if keys <= 128:  # of more entries, one is further off, in torch's own kernel too
+            scale = precise.grad.square().mean().sqrt().item()
+            torch.testing.assert_close(rounded.grad.double(), precise.grad, rtol=0.03, atol=0.05 * scale)
 
 
 @pytest.mark.parametrize(

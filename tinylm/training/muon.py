@@ -22,6 +22,7 @@ class Muon(torch.optim.Optimizer):
     def __init__(self, matrices: Iterable[Tensor], lr: float, weight_decay: float) -> None:
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
 
+    # torch's steps may be given a closure that computes the loss again; this one is not.
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:

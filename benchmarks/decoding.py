@@ -23,10 +23,11 @@ from transformers import GPT2LMHeadModel
 
 from tinylm.checkpoint import load_model
 from tinylm.commands.write_on import MOST_GUESSES
+from tinylm.inference.arrange import arrange
 from tinylm.inference.draft import NGramDraft
 from tinylm.inference.generator import generate, generate_from_draft
-from tinylm.inference.quantize import quantize_int8
 from tinylm.inference.sampler import Sampler, Sampling
+from tinylm.inference.threads import threads_for
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.text.prepare import reopen_tokens
@@ -42,8 +43,16 @@ def tinylm_tokens(model: Decoder, tokens: int, streams: int = 1, use_cache: bool
     """What `tinylm sample --temperature 0` generates: a list of tokens for each stream."""
     weight = model.embedding.weight
     sampler = Sampler(Sampling(temperature=0.0), 0, streams, weight.device, len(weight))
-    steps = generate(model, [PROMPT] * streams, sampler, tokens, use_cache)
-    return [list(stream) for stream in zip(*steps, strict=True)]
+    with threads_for(model, streams):
+        steps = generate(model, [PROMPT] * streams, sampler, tokens, use_cache)
+        return [list(stream) for stream in zip(*steps, strict=True)]
+
+
+def arranged(model: Decoder, int8: bool = False) -> Decoder:
+    """A copy as `tinylm sample` makes it ready."""
+    model = copy.deepcopy(model)
+    arrange(model, int8)
+    return model
 
 
 def peer_tokens(peer: GPT2LMHeadModel, tokens: int, streams: int = 1) -> list[list[int]]:
@@ -65,9 +74,9 @@ def contestants(arguments: argparse.Namespace) -> dict[str, Callable[[], list[li
     config, tokens = chosen_shape(arguments, "gpt2"), arguments.tokens
     model, peer = build_pair(config)
     fused_peer = build_peer(config, model, FUSED_GELU)
-    quantized = copy.deepcopy(model)
-    quantize_int8(quantized)
-    modern = build_model(chosen_shape(arguments, "modern")).eval()
+    quantized = arranged(model, int8=True)
+    model = arranged(model)
+    modern = arranged(build_model(chosen_shape(arguments, "modern")).eval())
     return {
         PEER: lambda: peer_tokens(peer, tokens),
         f"{PEER}, fused GELU": lambda: peer_tokens(fused_peer, tokens),
@@ -81,6 +90,7 @@ def contestants(arguments: argparse.Namespace) -> dict[str, Callable[[], list[li
 def many_streams(arguments: argparse.Namespace) -> dict[str, Callable[[], list[list[int]]]]:
     """One stream of tinylm, and many at once."""
     model, peer = build_pair(chosen_shape(arguments, "gpt2"))
+    model = arranged(model)
     tokens, streams = arguments.tokens, arguments.streams
     return {
         CACHED: lambda: tinylm_tokens(model, tokens),
@@ -95,15 +105,15 @@ def drafted(path: Path, tokens: int) -> dict[str, Callable[[], object]]:
     assert isinstance(model, Decoder) and config.data is not None
     text = reopen_tokens(path, config.data, tokenizer)
     prompt, draft = text.val[:200].tolist(), NGramDraft(text.train)
-    quantized = copy.deepcopy(model)
-    quantize_int8(quantized)
+    quantized, model = arranged(model, int8=True), arranged(model)
     seeds = {name: itertools.count() for name in ("fp32", "fp32, draft", "int8", "int8, draft")}
 
     def write(name: str, model: Decoder, drafting: bool) -> list[list[int]]:
         sampler = Sampler(Sampling(), next(seeds[name]), 1, model.device, tokenizer.vocab_size)
-        if drafting:
-            return list(generate_from_draft(model, prompt, sampler, tokens, draft, MOST_GUESSES))
-        return list(generate(model, [prompt], sampler, tokens))
+        with threads_for(model, 1):
+            if drafting:
+                return list(generate_from_draft(model, prompt, sampler, tokens, draft, MOST_GUESSES))
+            return list(generate(model, [prompt], sampler, tokens))
 
     return {
         "fp32": lambda: write("fp32", model, False),

@@ -22,10 +22,10 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
 def test_a_row_is_stored_as_whole_numbers_up_to_127_and_one_scale(inputs: int, outputs: int) -> None:
     layer = linear(inputs, outputs)
     quantized = Int8Linear(layer)
-    assert quantized.weight.dtype == torch.int8
+    assert quantized.weight.dtype == torch.int8 and quantized.scale.dtype == torch.bfloat16
     for row, weights in enumerate(layer.weight.detach().double().numpy()):
-        scale = np.abs(weights).max() / 127
-        assert quantized.scale[row].item() == pytest.approx(scale, rel=1e-6)
+        scale = quantized.scale[row].item()
+        assert scale == pytest.approx(np.abs(weights).max() / 127, rel=2**-8)
         stored = quantized.weight[row, :inputs].numpy()
         assert np.abs(stored).max() == 127
         np.testing.assert_array_less(np.abs(weights - stored * scale), scale * 0.5001)

@@ -55,14 +55,13 @@ def sample(
         raise UsageError("--adapter is for all prompts, and some lines name their own; leave it out.")
 
     from tinylm.device import DTYPES
-    from tinylm.inference.quantize import quantize_int8
+    from tinylm.inference.arrange import arrange
     from tinylm.model.decoder import Decoder
 
     device, dtype = choose_where(console, machine)
     opened = open_model(console, model, adapter or named, device)
     opened.network.to(DTYPES[dtype])
-    if speed.quantize == "int8":
-        quantize_int8(opened.network)
+    arrange(opened.network, int8=speed.quantize == "int8")
     chosen_seed = secrets.randbits(32) if seed.seed is None else seed.seed
     chosen = typed(invocation, prompt, choice, search, length, speed)
     begun = time.monotonic()

@@ -22,6 +22,7 @@ def write_on(console: Console, network: "Decoder", opened: OpenModel, request: R
     from tinylm.inference.generator import generate, generate_from_draft
     from tinylm.inference.sampler import Sampler
     from tinylm.inference.text import TextStream, start_tokens
+    from tinylm.inference.threads import threads_for
 
     request.refuse("beams", "length_penalty", because="This model writes on from a prompt, and searches for no target")
     length, seed = request.length, request.seed
@@ -38,28 +39,29 @@ def write_on(console: Console, network: "Decoder", opened: OpenModel, request: R
     sampling = request.choice.sampling(TEMPERATURE)
     device, rows = network.device, length.num_samples
     sampler = Sampler(sampling, seed, rows, device, tokenizer.vocab_size, request.first)
-    for row in range(length.num_samples):
+    for row in range(rows):
         sampler.observe(row, ids)
-    streams = [TextStream(tokenizer, length.stop or []) for _ in range(length.num_samples)]
-    texts = [""] * length.num_samples
-    streaming = length.stream is not False and length.num_samples == 1 and not console.as_json
+    streams = [TextStream(tokenizer, length.stop or []) for _ in range(rows)]
+    texts = [""] * rows
+    streaming = length.stream is not False and rows == 1 and not console.as_json
     if streaming and echo:
         console.result(text, end="")
     draft = _draft(network, opened, request)
     steps = (
-        generate(network, [start] * length.num_samples, sampler, length.max_tokens, request.cache)
+        generate(network, [start] * rows, sampler, length.max_tokens, request.cache)
         if draft is None
         else generate_from_draft(network, start, sampler, length.max_tokens, draft, MOST_GUESSES)
     )
-    for tokens in steps:
-        for row, (stream, token) in enumerate(zip(streams, tokens, strict=True)):
-            if not stream.finished:
-                piece = stream.push(token)
-                texts[row] += piece
-                if streaming and piece:
-                    console.result(piece, end="")
-        if all(stream.finished for stream in streams):
-            break
+    with threads_for(network, rows):
+        for tokens in steps:
+            for row, (stream, token) in enumerate(zip(streams, tokens, strict=True)):
+                if not stream.finished:
+                    piece = stream.push(token)
+                    texts[row] += piece
+                    if streaming and piece:
+                        console.result(piece, end="")
+            if all(stream.finished for stream in streams):
+                break
     for row, stream in enumerate(streams):
         rest = stream.finish()
         texts[row] += rest

@@ -10,22 +10,22 @@ KERNEL_INPUTS = 16  # the CPU kernel reads so many at a time, past the end where
 
 
 class Int8Linear(nn.Module):
-    """x W^T + b with W ~ scale * round(W / scale), where scale is a row's largest magnitude over 127."""
+    """x W^T + b with W ~ scale * round(W / scale), where scale is a row's largest magnitude over 127, in bf16.
+
+    The CPU kernel takes bf16 alone. Of a scale that was rounded before anything was divided by it, that costs nothing.
+    """
 
     weight: Tensor
     scale: Tensor
-    ones: Tensor
     bias: Tensor | None
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        weight = linear.weight.detach().float()  # a scale in bf16 would be coarser than the weights
-        scale = (weight.abs().amax(dim=1) / 127).clamp(min=1e-12)
+        weight = linear.weight.detach().float()
+        scale = (weight.abs().amax(dim=1) / 127).clamp(min=1e-12).bfloat16()
         self.padding = -linear.in_features % KERNEL_INPUTS
         self.register_buffer("weight", F.pad((weight / scale.unsqueeze(1)).round().to(torch.int8), (0, self.padding)))
         self.register_buffer("scale", scale)
-        # The kernel is fast for bf16 alone, which is too coarse for the scales: those are applied after it.
-        self.register_buffer("ones", torch.ones_like(scale, dtype=torch.bfloat16))
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -34,11 +34,11 @@ class Int8Linear(nn.Module):
             x = F.pad(x, (0, self.padding))
         if x.device.type == "cpu":
             rows = x.reshape(-1, x.shape[-1]).bfloat16()  # (N, in)
-            product = torch.ops.aten._weight_int8pack_mm(rows, self.weight, self.ones)  # (N, out)
-            y = (product * self.scale).to(x.dtype).view(*x.shape[:-1], -1)  # (..., out)
+            product = torch.ops.aten._weight_int8pack_mm(rows, self.weight, self.scale)  # (N, out)
+            y = product.view(*x.shape[:-1], -1)  # (..., out)
         else:
-            y = (F.linear(x, self.weight.to(x.dtype)) * self.scale).to(x.dtype)
-        return y if self.bias is None else y + self.bias
+            y = F.linear(x, self.weight.to(x.dtype)) * self.scale
+        return (y if self.bias is None else self.bias + y).to(x.dtype)
 
 
 def quantize_int8(model: nn.Module) -> None:

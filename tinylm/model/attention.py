@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tinylm.model.cache import Cache, CrossCache
 from tinylm.model.dropout import Dropout
+from tinylm.model.linear import Linear
 from tinylm.model.position import Rotation, rotate
 
 FEW_KEYS = 512
@@ -141,10 +142,10 @@ class _Heads(nn.Module):
     ) -> None:
         super().__init__()
         self.head_width = width // n_heads
-        self.q_proj = nn.Linear(width, n_heads * self.head_width, bias)
-        self.k_proj = nn.Linear(width, n_kv_heads * self.head_width, bias)
-        self.v_proj = nn.Linear(width, n_kv_heads * self.head_width, bias)
-        self.o_proj = nn.Linear(n_heads * self.head_width, width, bias)
+        self.q_proj = Linear(width, n_heads * self.head_width, bias)
+        self.k_proj = Linear(width, n_kv_heads * self.head_width, bias)
+        self.v_proj = Linear(width, n_kv_heads * self.head_width, bias)
+        self.o_proj = Linear(n_heads * self.head_width, width, bias)
         self.q_norm = q_norm
         self.k_norm = k_norm
         self.core = core

@@ -16,6 +16,7 @@ from tinylm.model.decoder import Decoder
 from tinylm.model.encoder import Encoder
 from tinylm.model.encoder_decoder import EncoderDecoder
 from tinylm.model.feedforward import FeedForward, GatedFeedForward, gelu
+from tinylm.model.linear import Linear
 from tinylm.model.moe import MergedExperts, RoutedExperts
 from tinylm.model.norm import LayerNorm, RMSNorm
 from tinylm.model.position import LearnedPosition, Position, RotaryPosition, SinusoidalPosition
@@ -137,7 +138,7 @@ class _Parts:
         config = self.config
         return {
             "embedding": nn.Embedding(config.vocab_size, config.width),
-            "output": None if config.tie else nn.Linear(config.width, config.vocab_size, bias=False),
+            "output": None if config.tie else Linear(config.width, config.vocab_size, bias=False),
             "context": config.context,
             "embedding_scale": math.sqrt(config.width) if config.scale_embedding else 1.0,
             "dropout": config.dropout,

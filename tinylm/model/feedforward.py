@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tinylm.model.linear import Linear
 from tinylm.model.routing import Routing
 
 Projection = Callable[[str, Tensor], Tensor]
@@ -27,8 +28,8 @@ class FeedForward(_Formula):
 
     def __init__(self, width: int, ffn_width: int, bias: bool, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.up_proj = nn.Linear(width, ffn_width, bias)
-        self.down_proj = nn.Linear(ffn_width, width, bias)
+        self.up_proj = Linear(width, ffn_width, bias)
+        self.down_proj = Linear(ffn_width, width, bias)
         self.activation = activation
 
     def compose(self, x: Tensor, project: Projection) -> Tensor:
@@ -40,9 +41,9 @@ class GatedFeedForward(_Formula):
 
     def __init__(self, width: int, ffn_width: int, bias: bool, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(width, ffn_width, bias)
-        self.up_proj = nn.Linear(width, ffn_width, bias)
-        self.down_proj = nn.Linear(ffn_width, width, bias)
+        self.gate_proj = Linear(width, ffn_width, bias)
+        self.up_proj = Linear(width, ffn_width, bias)
+        self.down_proj = Linear(ffn_width, width, bias)
         self.activation = activation
 
     def compose(self, x: Tensor, project: Projection) -> Tensor:

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tinylm.model.block import Memory
 from tinylm.model.cache import Cache, CrossCache
 from tinylm.model.dropout import Dropout
+from tinylm.model.linear import linear
 from tinylm.model.position import Position
 from tinylm.model.routing import RoutingSummary, summarise, together
 
@@ -110,5 +110,5 @@ class Transformer(Stack):
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V)"""
         if self.output is None:
-            return F.linear(hidden, self.embedding.weight)
+            return linear(hidden, self.embedding.weight)
         return self.output(hidden)

@@ -1,0 +1,143 @@
+import pytest
+import torch
+from torch import nn
+
+from tests.variants import every_variant, randomised, small
+from tinylm.adapters.lora import add_lora
+from tinylm.config import AdapterConfig, ModelConfig
+from tinylm.inference import arrange as module
+from tinylm.inference.arrange import JoinedAttention, JoinedGatedFeedForward, PackedLinear, arrange
+from tinylm.inference.generator import generate
+from tinylm.inference.quantize import Int8Linear
+from tinylm.inference.sampler import Sampler, Sampling
+from tinylm.inference.threads import threads_for
+from tinylm.model.attention import CrossAttention
+from tinylm.model.build import build_model
+from tinylm.model.linear import HAS_ONEDNN
+from tinylm.model.stack import Transformer
+
+needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="this torch has no oneDNN")
+
+
+@pytest.fixture
+def small_counts_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FEWEST_WEIGHTS", 1)
+
+
+def kinds(model: nn.Module, kind: type[nn.Module]) -> set[str]:
+    return {name for name, found in model.named_modules() if type(found) is kind}
+
+
+@every_variant
+@pytest.mark.usefixtures("small_counts_as_large")
+def test_an_arranged_model_predicts_the_same_with_a_cache_and_without(config: ModelConfig) -> None:
+    """Every matrix packed, against the model as it was in float64."""
+    model = randomised(build_model(config))
+    exact = randomised(build_model(config)).double()
+    arrange(model)
+    ids = torch.randint(config.vocab_size, (2, 20), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = exact.logits(exact(ids).hidden).float()
+        room = {"rtol": 1e-3, "atol": 1e-3 * float(expected.abs().max())}
+        torch.testing.assert_close(model.logits(model(ids).hidden), expected, **room)
+        cache = model.make_cache(2, 20)
+        parts = [model.logits(model(part, cache).hidden) for part in ids.split([7, 1, 1, 11], dim=1)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), expected, **room)
+
+
+@needs_onednn
+@pytest.mark.parametrize("outputs, inputs", [(1, 1), (7, 5), (64, 48), (48, 64), (300, 33)])
+@pytest.mark.parametrize("rows", [1, 2, 5, 32, 100])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_layer_is_the_formula_for_any_number_of_rows(outputs: int, inputs: int, rows: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(inputs, outputs, bias), torch.randn(2, rows, inputs)
+    expected = x.double() @ layer.weight.detach().double().T
+    if bias:
+        expected = expected + layer.bias.detach().double()
+    with torch.inference_mode():
+        found = PackedLinear(layer)(x)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_of_the_same_input_become_one_and_small_ones_stay_unpacked() -> None:
+    model = build_model(small())
+    arrange(model)
+    assert kinds(model, JoinedAttention) == {"layers.0.attention", "layers.1.attention"}
+    assert kinds(model, JoinedGatedFeedForward) == {"layers.0.feedforward", "layers.1.feedforward"}
+    assert not kinds(model, PackedLinear) and model.output is None
+
+
+@needs_onednn
+@pytest.mark.usefixtures("small_counts_as_large")
+def test_an_output_layer_that_shares_the_embedding_is_packed_and_the_embedding_stays() -> None:
+    model = build_model(small())
+    arrange(model)
+    assert type(model.output) is PackedLinear
+    assert model.embedding.weight.shape == (13, 16) and not model.embedding.weight.is_mkldnn
+
+
+@pytest.mark.usefixtures("small_counts_as_large")
+def test_a_large_output_layer_is_quantized_though_the_embedding_is_not() -> None:
+    model = randomised(build_model(small()))
+    exact = randomised(build_model(small()))
+    arrange(model, int8=True)
+    assert type(model.output) is Int8Linear and model.embedding.weight.dtype == torch.float32
+    hidden = torch.randn(3, 16)
+    found, expected = (m.logits(hidden) for m in (model, exact))
+    assert 0 < (found - expected).norm() / expected.norm() < 0.02
+
+
+def test_layers_with_adapters_stay_on_their_own() -> None:
+    config = AdapterConfig(base="", base_digest="", rank=2, dropout=0.0, targets=("q_proj", "up_proj"))
+    model, exact = (randomised(build_model(small())) for _ in range(2))
+    for adapted in (model, exact):
+        add_lora(adapted, config)
+        randomised(adapted, 3).eval()
+    arrange(model)
+    assert not kinds(model, JoinedAttention) and not kinds(model, JoinedGatedFeedForward)
+    ids = torch.arange(10).unsqueeze(0)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(ids).hidden, exact(ids).hidden, rtol=1e-4, atol=1e-4)
+
+
+def test_experts_take_turns_and_stay_on_their_own() -> None:
+    model = build_model(small(experts=4))
+    arrange(model)
+    assert not kinds(model, JoinedGatedFeedForward)
+    assert kinds(model, JoinedAttention) == {"layers.0.attention", "layers.1.attention"}
+
+
+def test_attention_to_a_source_stays_as_it_is() -> None:
+    model = build_model(small("original", kv_heads=4, architecture="encoder-decoder", encoder_layers=2))
+    arrange(model)
+    assert kinds(model, CrossAttention) == {"layers.0.cross_attention", "layers.1.cross_attention"}
+    assert len(kinds(model, JoinedAttention)) == 4
+
+
+def test_an_arranged_model_writes_what_it_wrote_before() -> None:
+    """From prompts of unequal length, on past the context."""
+
+    def written(model: Transformer) -> list[list[int]]:
+        sampler = Sampler(Sampling(), 1, 2, model.device, 13)
+        return list(generate(model, [[1], [2, 3, 4]], sampler, 60))  # type: ignore[arg-type]
+
+    before, after = (randomised(build_model(small())) for _ in range(2))
+    arrange(after)
+    assert written(after) == written(before)
+
+
+@pytest.mark.parametrize(
+    "width, rows, threads",
+    [(64, 1, 1), (64, 4096, 2), (2048, 1, 2)],
+    ids=["little work", "many rows", "large matrices"],
+)
+def test_one_thread_writes_where_waking_more_would_cost_more(width: int, rows: int, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with threads_for(nn.Sequential(nn.Linear(width, width), nn.Linear(width, width)), rows):
+            assert torch.get_num_threads() == threads
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -8,6 +8,7 @@ that users get by default. What comes before the first token is part of the time
 A second table is about many streams at once: reading the weights is most of the work, and one reading serves all.
 With --run, a third is about a model that was trained, with its training text at hand: what a draft gains, for text that
 is drawn at a temperature of 0.8 from a prompt of 200 tokens of the validation text. Each round has a seed of its own.
+Last comes what eight bits change in the loss of that model.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from transformers import GPT2LMHeadModel
 
 from tinylm.checkpoint import load_model
 from tinylm.commands.write_on import MOST_GUESSES
+from tinylm.evaluation import evaluate, rows_at_once
 from tinylm.inference.arrange import arrange
 from tinylm.inference.draft import NGramDraft
 from tinylm.inference.generator import generate, generate_from_draft
@@ -30,6 +32,8 @@ from tinylm.inference.sampler import Sampler, Sampling
 from tinylm.inference.threads import threads_for
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
+from tinylm.objective import next_token
+from tinylm.text.dataset import evaluation_batches
 from tinylm.text.prepare import reopen_tokens
 
 PROMPT = [0]
@@ -123,6 +127,22 @@ def drafted(path: Path, tokens: int) -> dict[str, Callable[[], object]]:
     }
 
 
+def int8_loss(path: Path) -> str:
+    """What eight bits cost in nats a token of the run's validation text, every token scored."""
+    model, config, tokenizer, _ = load_model(path, "cpu")
+    assert isinstance(model, Decoder) and config.data is not None
+    text = reopen_tokens(path, config.data, tokenizer)
+
+    def loss(model: Decoder) -> float:
+        batches = evaluation_batches(text.val, model.context, rows_at_once(model.context))
+        return evaluate(model, next_token, batches).loss
+
+    exact, rounded = loss(model), loss(arranged(model, int8=True))
+    return (
+        f"int8 changes the loss of the validation text from {exact:.4f} to {rounded:.4f}: {rounded / exact - 1:+.2%}."
+    )
+
+
 def speed_table(times: Times, tokens: dict[str, int], base: str) -> str:
     """Tokens a second, and their ratio to `base`, where each wrote its own number of tokens."""
     paces: Times = {name: [s / tokens[name] for s in seconds] for name, seconds in times.items()}
@@ -159,6 +179,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         times = take_turns(drafted(arguments.run, arguments.tokens), arguments.rounds, arguments.warmup)
         print(f"\n{arguments.run}, at a temperature of 0.8\n")
         print(speed_table(times, dict.fromkeys(times, arguments.tokens), "fp32"))
+        print(f"\n{int8_loss(arguments.run)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Training on the CPU, tokens a second: tinylm's presets gpt2 and modern against transformers' GPT-2.
+"""Training on the CPU, tokens a second: tinylm's presets gpt2 and modern against transformers' GPT-2, and nanoGPT.
 
 A step is forward, backward, clipping and AdamW on one batch, the same for all. tinylm's is its Trainer's, the peer's
 is the usual loop. tinylm gpt2 and the peer begin with the same weights and are first shown to give the same logits.
@@ -6,18 +6,22 @@ No dropout anywhere (transformers' default of 0.1 would only slow it down), no c
 
 The settings go from what users get without asking to what they can switch on, so that one sees what is due to what:
 number format, optimizer, the peer's GELU, and with --compile compiled layers (tinylm's default in a run of ten minutes
-or more; compiling happens in the warm-up and is not counted, so --warmup must be 1 or more). Within a setting the three
-take turns; ratios are to transformers.
+or more; compiling happens in the warm-up and is not counted, so --warmup must be 1 or more). Within a setting they take
+turns. nanoGPT, which is no package, takes part where --nanogpt names the model.py of a copy of it, with weights of its
+own; its settings are the peer's.
 """
 
 import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import torch
 from measure import add_options, chosen_shape, describe_machine, speedup, table, take_turns, tokens_per_second
 from peer import FUSED_GELU, PLAIN_GELU, TOLERANCE, build_pair, build_peer
+from torch import Tensor, nn
 from transformers import GPT2LMHeadModel
 
 from tinylm.config import Budget, ModelConfig, TrainingConfig
@@ -31,6 +35,7 @@ from tinylm.training.state import TrainerState
 from tinylm.training.trainer import Trainer
 
 PEER = "transformers GPT-2"
+NANOGPT = "nanoGPT"
 
 
 @dataclass(frozen=True)
@@ -99,15 +104,19 @@ def tinylm_step(model: Decoder, batch: Batch, dtype: str) -> Callable[[], object
     return step
 
 
-def peer_step(peer: GPT2LMHeadModel, batch: Batch, dtype: str, fused: bool) -> Callable[[], object]:
-    """The same step with transformers, scoring the same targets."""
+def peer_loss(peer: GPT2LMHeadModel, batch: Batch) -> Callable[[], Tensor]:
+    return lambda: peer(batch.ids, labels=batch.targets, shift_labels=batch.targets, use_cache=False).loss
+
+
+def peer_step(peer: nn.Module, loss: Callable[[], Tensor], dtype: str, fused: bool) -> Callable[[], object]:
+    """The same step with a peer, scoring the same targets."""
     peer.train()
     optimizer = torch.optim.AdamW(peer.parameters(), fused=True if fused else None)
 
     def step() -> None:
         with autocast("cpu", dtype):
-            output = peer(batch.ids, labels=batch.targets, shift_labels=batch.targets, use_cache=False)
-        output.loss.backward()
+            nats = loss()
+        nats.backward()
         torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -116,20 +125,35 @@ def peer_step(peer: GPT2LMHeadModel, batch: Batch, dtype: str, fused: bool) -> C
 
 
 def contestants(
-    setting: Setting, gpt2: ModelConfig, modern: ModelConfig, batch: Batch
+    setting: Setting, gpt2: ModelConfig, modern: ModelConfig, batch: Batch, nanogpt: Path | None
 ) -> dict[str, Callable[[], object]]:
     """Models of their own for each setting, so that none begins with what another has learned or compiled."""
     model, _ = build_pair(gpt2)
     peer = build_peer(gpt2, model, setting.peer_gelu)
     modern_model = build_model(modern)
+    nano = None if nanogpt is None else build_nanogpt(nanogpt, gpt2)
     if setting.compiled:
-        for layer in (*model.layers, *modern_model.layers, *peer.transformer.h):
+        for layer in (*model.layers, *modern_model.layers, *peer.transformer.h, *(nano.transformer.h if nano else ())):
             layer.compile()
-    return {
-        PEER: peer_step(peer, batch, setting.peer_dtype, setting.peer_fused_adamw),
+    options = setting.peer_dtype, setting.peer_fused_adamw
+    steps = {
+        PEER: peer_step(peer, peer_loss(peer, batch), *options),
         "tinylm gpt2": tinylm_step(model, batch, setting.dtype),
         "tinylm modern": tinylm_step(modern_model, batch, setting.dtype),
     }
+    if nano is not None:
+        steps[NANOGPT] = peer_step(nano, lambda: nano(batch.ids, batch.targets)[1], *options)
+    return steps
+
+
+def build_nanogpt(path: Path, config: ModelConfig) -> nn.Module:
+    """The GPT of nanoGPT's model.py, without dropout and with biases, as it has them by default."""
+    spec = spec_from_file_location("nanogpt", path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    shape = {"n_layer": config.layers, "n_head": config.heads, "n_embd": config.width, "dropout": 0.0}
+    return module.GPT(module.GPTConfig(block_size=config.context, vocab_size=config.vocab_size, **shape))
 
 
 def random_batch(config: ModelConfig, rows: int) -> Batch:
@@ -142,13 +166,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_options(parser, context=256)
     parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="default: 16")
     parser.add_argument("--compile", action="store_true", help="also with compiled layers")
+    parser.add_argument("--nanogpt", type=Path, metavar="FILE", help="the model.py of a copy of nanoGPT")
     arguments = parser.parse_args(argv)
     gpt2, modern = chosen_shape(arguments, "gpt2"), chosen_shape(arguments, "modern")
     batch = random_batch(gpt2, arguments.batch_size)
 
     rows = []
     for setting in settings(arguments.compile):
-        times = take_turns(contestants(setting, gpt2, modern, batch), arguments.rounds, arguments.warmup)
+        functions = contestants(setting, gpt2, modern, batch, arguments.nanogpt)
+        times = take_turns(functions, arguments.rounds, arguments.warmup)
         for name, seconds in times.items():
             rows.append(
                 [
@@ -157,13 +183,14 @@ def main(argv: Sequence[str] | None = None) -> None:
                     f"{1000 * statistics.median(seconds):,.0f}",
                     tokens_per_second(times, name, batch.ids.numel()),
                     "1" if name == PEER else str(speedup(times, name, PEER)),
+                    str(speedup(times, name, NANOGPT)) if NANOGPT in times and name != NANOGPT else "",
                 ]
             )
     print(f"{describe_machine()}\n")
     print(f"{arguments.layers}x{arguments.width}, {arguments.heads} heads, context {arguments.context}, ", end="")
     print(f"batch {arguments.batch_size}, vocabulary {arguments.vocab_size}; {arguments.rounds} rounds.")
     print(f"tinylm gpt2 and transformers gave the same logits within {TOLERANCE:g}.\n")
-    print(table(["setting", "model", "ms a step", "tokens/s", "times transformers"], rows))
+    print(table(["setting", "model", "ms a step", "tokens/s", "times transformers", "times nanoGPT"], rows))
 
 
 if __name__ == "__main__":

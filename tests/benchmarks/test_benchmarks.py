@@ -102,16 +102,18 @@ def test_both_take_the_same_gradient_step() -> None:
     config = small("gpt2", kv_heads=4)
     model, twin = peer.build_pair(config)
     batch = throughput.random_batch(config, rows=2)
-    gradients: list[torch.Tensor] = []
+    embeddings = model.embedding.weight, twin.transformer.wte.weight
+    gradients: dict[int, torch.Tensor] = {}
 
     def keep(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        gradients.append(optimizer.param_groups[0]["params"][0].grad.clone())
+        for group in optimizer.param_groups:
+            gradients.update({id(p): p.grad.clone() for p in group["params"]})
 
     hook = register_optimizer_step_pre_hook(keep)
     throughput.tinylm_step(model, batch, "fp32")()
-    throughput.peer_step(twin, batch, "fp32", fused=True)()
+    throughput.peer_step(twin, throughput.peer_loss(twin, batch), "fp32", fused=True)()
     hook.remove()
-    ours, theirs = gradients
+    ours, theirs = (gradients[id(embedding)] for embedding in embeddings)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
@@ -128,6 +130,51 @@ def test_the_training_benchmark_prints_a_row_for_each_setting_and_model(capsys: 
     script("throughput").main([*SHAPE, "--batch-size", "2"])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 4 * 3
+
+
+NANOGPT = """
+import torch
+from dataclasses import dataclass
+from torch.nn import functional as F
+
+@dataclass
+class GPTConfig:
+    block_size: int
+    vocab_size: int
+    n_layer: int
+    n_head: int
+    n_embd: int
+    dropout: float
+
+class GPT(torch.nn.Linear):
+    def __init__(self, config):
+        super().__init__(config.n_embd, config.vocab_size)
+        self.embed = torch.nn.Embedding(config.vocab_size, config.n_embd)
+
+    def forward(self, ids, targets):
+        logits = super().forward(self.embed(ids))
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+"""
+
+
+def test_a_copy_of_nanogpt_takes_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stand-in with nanoGPT's names, so that no copy is needed."""
+    (tmp_path / "model.py").write_text(NANOGPT)
+    script("throughput").main([*SHAPE, "--batch-size", "2", "--nanogpt", str(tmp_path / "model.py")])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + 4 * 4 and sum("| nanoGPT " in row for row in rows) == 4
+
+
+def test_what_long_contexts_cost_is_printed_for_each_length(capsys: pytest.CaptureFixture[str]) -> None:
+    """The cache of the longer context is larger by its bytes."""
+    contexts = importlib.import_module("contexts")
+    contexts.main([*SHAPE, "--contexts", "32", "64", "--cached", "2", "14"])
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert [row[1].strip() for row in rows] == ["context", "-" * 7, "32", "64", "tokens cached", "-" * 13, "2", "14"]
+    config = measure.make_model_config(preset="modern", size="small", vocab_size=65, layers=1, heads=2, width=16)
+    weights = sum(4 * p.numel() for p in contexts.build_model(config).parameters())
+    token = 2 * 4 * config.kv_heads * config.head_width
+    assert float(rows[-1][4]) == pytest.approx((weights + 14 * token) / (weights + 2 * token), abs=0.01)
 
 
 def test_the_decoding_benchmark_prints_a_row_for_each_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,107 @@
+"""What long contexts cost: the memory of training, and the time of a token that is written.
+
+    python benchmarks/contexts.py --rounds 5
+
+The first table is of `tinylm train`, one window a step, in a process for each length: the most anonymous memory, and
+how much each token more adds to that of the length before. The second is of one model whose cache holds few tokens or
+many: each token reads the weights and the cache, and its time should grow no faster than their bytes do. Linux only.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from measure import add_options, chosen_shape, describe_machine, speedup, table, take_turns
+from memory import run_and_watch
+
+from tinylm.config import ModelConfig
+from tinylm.inference.arrange import arrange
+from tinylm.inference.threads import threads_for
+from tinylm.model.build import build_model
+from tinylm.model.cache import KVCache
+from tinylm.model.decoder import Decoder
+
+CONTEXTS = (1024, 2048, 4096, 8192, 16_384)
+CACHED = (100, 1000, 8000)
+TOKENS = 10  # written in a round
+SHAPE = ("--layers", "4", "--heads", "4", "--width", "128")
+SHORT = ("--batch-size", "1", "--steps", "2", "--compile", "off", "--quiet", "--val-fraction", "0.3")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, context=8192)
+    parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS, metavar="N", help="to train with")
+    parser.add_argument(
+        "--cached", type=int, nargs="+", default=CACHED, metavar="N", help="tokens before the one written"
+    )
+    options = parser.parse_args(arguments)
+    if max(options.cached) + TOKENS > options.context:
+        parser.error(f"--cached and the {TOKENS} tokens that are written must fit --context")
+    print(f"{describe_machine(['torch'])}\n")
+    print(f"{training_memory(options.contexts)}\n")
+    print(token_times(chosen_shape(options, "modern"), options.cached, options.rounds, options.warmup))
+
+
+def training_memory(contexts: Sequence[int]) -> str:
+    used = {}
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Path(folder) / "corpus.txt"
+        corpus.write_text("".join(random.Random(0).choices("abcdefgh \n", k=4 * max(contexts))))
+        for context in contexts:
+            out = str(Path(folder) / str(context))
+            command = ["train", str(corpus), "--out", out, "--context", str(context), *SHAPE, *SHORT]
+            _, used[context] = run_and_watch([sys.executable, "-m", "tinylm", *command], Path(folder))
+    rows, before = [], None
+    for context, most in used.items():
+        more = "" if before is None else f"{(most - used[before]) / (context - before) / 1e3:.1f}"
+        rows.append([f"{context:,}", f"{most / 1e6:,.0f}", more])
+        before = context
+    return table(["context", "MB", "KB for each token more"], rows)
+
+
+def token_times(config: ModelConfig, cached: Sequence[int], rounds: int, warmup: int) -> str:
+    model = build_model(config).eval()
+    weights = sum(4 * p.numel() for p in model.parameters())
+    arrange(model)
+    names = {f"{tokens:,}": tokens for tokens in cached}
+    with threads_for(model, 1):
+        times = take_turns({name: write_after(model, tokens) for name, tokens in names.items()}, rounds, warmup)
+    first = next(iter(names))
+
+    def size(tokens: int) -> int:
+        return weights + 8 * config.layers * config.kv_heads * config.head_width * tokens
+
+    rows = []
+    for name, tokens in names.items():
+        longer, larger = 1 / speedup(times, name, first).median, size(tokens) / size(cached[0])
+        milliseconds = sorted(times[name])[len(times[name]) // 2] / TOKENS * 1e3
+        rows.append([name, f"{milliseconds:.2f}", f"{longer:.2f}", f"{larger:.2f}", f"{longer / larger:.2f}"])
+    return table(["tokens cached", "ms a token", "times longer", "times the bytes", "their ratio"], rows)
+
+
+def write_after(model: Decoder, tokens: int) -> Callable[[], None]:
+    """A function that writes the tokens after so many, again and again the same."""
+    cache = model.make_cache(1, tokens + TOKENS)
+    for layer in cache:
+        assert isinstance(layer, KVCache)
+        layer.keys.normal_()
+        layer.values.normal_()
+    ids = torch.zeros(1, 1, dtype=torch.long)
+
+    @torch.inference_mode()
+    def write() -> None:
+        for layer in cache:
+            layer.offset = tokens
+        for _ in range(TOKENS):
+            model.logits(model(ids, cache).hidden)
+
+    return write
+
+
+if __name__ == "__main__":
+    main()

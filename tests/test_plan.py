@@ -305,11 +305,20 @@ def test_evaluations_are_a_dozen_or_as_often_as_asked_for_and_cost_little() -> N
         ("auto", "cuda", 1e6, True),
         ("auto", "cuda", 60, False),
         ("auto", "mps", 1e6, False),
+        ("auto", "cpu", 1e6, False),  # in fp32, where oneDNN is faster
     ],
 )
 def test_compiling_is_worth_it_in_long_runs(wanted: str, device: str, seconds: float, compiled: bool) -> None:
     plan = planned(budget=Budget(time=seconds), compile=wanted, on=machine(device), model={"size": "nano"})
     assert plan.runtime == dataclasses.replace(machine(device).runtime, compile=compiled)
+
+
+def test_a_cpu_compiles_long_runs_in_bf16_without_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinylm.plan.can_compile", lambda device: True)
+    for dropout, compiled in ((0.0, True), (0.1, False)):
+        model = {"size": "nano", "dropout": dropout}
+        plan = planned(budget=Budget(time=1e6), on=machine(dtype="bf16"), model=model)
+        assert plan.runtime.compile == compiled
 
 
 def test_compile_is_one_of_three_words() -> None:

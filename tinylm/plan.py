@@ -11,6 +11,7 @@ from tinylm.config import Budget, DataConfig, ModelConfig, RuntimeConfig, Traini
 from tinylm.cost import Machine, activation_bytes, matrix_parameters, parameters_by_part, training_speed
 from tinylm.device import can_compile, free_memory
 from tinylm.errors import UsageError
+from tinylm.model.linear import HAS_ONEDNN
 from tinylm.presets import PRESETS, SIZES, make_model_config
 from tinylm.text.pairs import PairContexts
 
@@ -156,7 +157,7 @@ def plan_training(
     return Plan(
         model=shape,
         training=TrainingConfig(**settings),
-        runtime=replace(machine.runtime, compile=_choose_compile(compile, machine.runtime.device, expected, shape)),
+        runtime=replace(machine.runtime, compile=_choose_compile(compile, machine.runtime, expected, shape)),
         parameters=parameters,
         seconds=expected,
         steps=steps,
@@ -294,11 +295,14 @@ def _rhythm(
     }
 
 
-def _choose_compile(wanted: str, device: str, seconds: float, shape: ModelConfig) -> bool:
-    """Where sizes change with every batch, as pairs' and experts' do, it would be compiled again and again."""
+def _choose_compile(wanted: str, runtime: RuntimeConfig, seconds: float, shape: ModelConfig) -> bool:
+    """Where sizes change with every batch, as pairs' and experts' do, it would be compiled again and again. On a CPU,
+    compiled products in fp32 are not oneDNN's, and compiled dropout is slow: there a step would take longer.
+    """
     if wanted not in ("auto", "on", "off"):
         raise UsageError(f"--compile is {wanted!r}; it must be one of: auto, on, off.")
     if wanted == "on":
         return True
     steady = shape.architecture != "encoder-decoder" and shape.experts == 1
-    return wanted == "auto" and steady and can_compile(device) and seconds >= COMPILE_FROM
+    slower = runtime.device == "cpu" and (shape.dropout > 0 or (runtime.dtype == "fp32" and HAS_ONEDNN))
+    return wanted == "auto" and steady and not slower and can_compile(runtime.device) and seconds >= COMPILE_FROM

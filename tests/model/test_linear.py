@@ -109,6 +109,15 @@ def test_few_rows_and_a_torch_without_onednn_are_torchs_own(
     assert products == []
 
 
+def test_a_compiled_layer_takes_the_same_gradient_step() -> None:
+    layer, x = make(8, 6), torch.randn(MANY, 8, requires_grad=True)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    found = torch.autograd.grad(compiled(x).square().sum(), (x, layer.weight))
+    expected = torch.autograd.grad(layer(x).square().sum(), (x, layer.weight))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
 def test_an_input_that_does_not_lie_in_one_piece_is_read_right() -> None:
     layer, wide = make(8, 6), torch.randn(8, 2 * MANY)
     x = wide.t()[::2]

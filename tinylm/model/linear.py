@@ -41,6 +41,7 @@ def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
         and x.dtype == weight.dtype == torch.float32
         and x.numel() >= FEWEST_ROWS * x.shape[-1]
         and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()  # which knows oneDNN's products without gradients alone
     )
 
 

@@ -22,17 +22,13 @@ import torch
 from measure import add_options, chosen_shape, describe_machine, speedup, table, take_turns, tokens_per_second
 from peer import FUSED_GELU, PLAIN_GELU, TOLERANCE, build_pair, build_peer
 from torch import Tensor, nn
+from training_step import random_batch, tinylm_step
 from transformers import GPT2LMHeadModel
 
-from tinylm.config import Budget, ModelConfig, TrainingConfig
+from tinylm.config import ModelConfig
 from tinylm.device import autocast, choose_training_dtype
 from tinylm.model.build import build_model
-from tinylm.model.decoder import Decoder
-from tinylm.objective import next_token
 from tinylm.text.dataset import Batch
-from tinylm.training.optimizer import build_optimizer
-from tinylm.training.state import TrainerState
-from tinylm.training.trainer import Trainer
 
 PEER = "transformers GPT-2"
 NANOGPT = "nanoGPT"
@@ -61,47 +57,6 @@ def settings(compiled: bool) -> list[Setting]:
     if compiled:
         rows.append(Setting("the same, layers compiled", "bf16", "bf16", True, FUSED_GELU, compiled=True))
     return rows
-
-
-class NoStore:
-    """The trainer's Store, that keeps nothing."""
-
-    def save_best(self, model: Decoder, step: int, val_loss: float) -> None: ...
-
-    def save_last(self, model: Decoder, optimizer: torch.optim.Optimizer, state: TrainerState) -> None: ...
-
-
-def tinylm_step(model: Decoder, batch: Batch, dtype: str) -> Callable[[], object]:
-    """One step of tinylm's own trainer, from beginning to end."""
-    config = TrainingConfig(
-        budget=Budget(steps=1),
-        batch_size=len(batch),
-        micro_batch=len(batch),
-        lr=1e-3,
-        min_lr=1e-3,
-        warmup=0.0,
-        schedule="constant",
-    )
-    optimizer = build_optimizer(model, config)
-
-    def step() -> None:
-        Trainer(
-            model,
-            next_token,
-            lambda number: batch,
-            lambda: 0.0,
-            optimizer,
-            config,
-            dtype=dtype,
-            total_steps=1,
-            state=TrainerState(micro_batch=len(batch)),
-            store=NoStore(),
-            report=lambda event: None,
-            check_stop=lambda: None,
-            started=0.0,
-        ).run()
-
-    return step
 
 
 def peer_loss(peer: GPT2LMHeadModel, batch: Batch) -> Callable[[], Tensor]:
@@ -154,11 +109,6 @@ def build_nanogpt(path: Path, config: ModelConfig) -> nn.Module:
     spec.loader.exec_module(module)
     shape = {"n_layer": config.layers, "n_head": config.heads, "n_embd": config.width, "dropout": 0.0}
     return module.GPT(module.GPTConfig(block_size=config.context, vocab_size=config.vocab_size, **shape))
-
-
-def random_batch(config: ModelConfig, rows: int) -> Batch:
-    tokens = torch.randint(config.vocab_size, (rows, config.context + 1), generator=torch.Generator().manual_seed(0))
-    return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
 
 def main(argv: Sequence[str] | None = None) -> None:

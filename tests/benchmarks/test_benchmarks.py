@@ -177,6 +177,26 @@ def test_what_long_contexts_cost_is_printed_for_each_length(capsys: pytest.Captu
     assert float(rows[-1][4]) == pytest.approx((weights + 14 * token) / (weights + 2 * token), abs=0.01)
 
 
+def test_what_a_gpu_would_be_used_for_is_printed_on_any_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "corpus.txt").write_text(story(5000))
+    gpu = importlib.import_module("gpu")
+    gpu.main(["--small", "--rounds", "1", "--device", "cpu", "--text", str(tmp_path / "corpus.txt"), "--time", "2s"])
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    works = [row[1].split(",")[0].strip() for row in rows]
+    assert [work for work in works if "-" not in work] == ["work", "training", "decoding one stream", "2s"]
+    assert 0 < float(rows[2][3].strip(" %")) < 100
+
+
+def test_a_training_step_of_gpt2_has_the_operations_of_its_formula() -> None:
+    """6 N for each token, N = 12 L D^2 + V D, and 6 L D T for causal attention (Kaplan et al. 2020)."""
+    gpu = importlib.import_module("gpu")
+    config = gpu.sizes(small=False).training
+    parameters = 12 * 12 * 768**2 + 50_304 * 768
+    assert gpu.training_flops(config) == pytest.approx(6 * parameters + 6 * 12 * 768 * 1024, rel=1e-3)
+
+
 def test_the_decoding_benchmark_prints_a_row_for_each_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "corpus.txt").write_text(story(5000))
     done("train", tmp_path / "corpus.txt", "-o", tmp_path / "run", "--size", "nano", "--steps", 1)

@@ -1,0 +1,133 @@
+"""How much of a GPU tinylm uses: training and decoding as parts of what the device can do, and learning in 30 seconds.
+
+    python benchmarks/gpu.py --text tinyshakespeare.txt
+
+What the device can do is measured first: products of large bf16 matrices, and copying memory. Training is a step of
+124 M parameters at a context of 1,024, with and without compiled layers; its operations are counted after Kaplan et al.
+2020, with half of the attention's, which is causal. Decoding is one stream of 1.3 billion parameters in bf16, each of
+which a token reads once. With --text, the last table is of `tinylm train TEXT --time 30s` and nothing else.
+
+It runs on whatever device there is; --small makes it short, for a machine without a GPU.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from learning import learn
+from measure import describe_machine, table
+from training_step import random_batch, tinylm_step
+
+from tinylm.config import ModelConfig
+from tinylm.cost import training_flops
+from tinylm.device import DTYPES, choose_device, choose_training_dtype, describe_device
+from tinylm.inference.arrange import arrange
+from tinylm.inference.generator import generate
+from tinylm.inference.sampler import Sampler, Sampling
+from tinylm.model.build import build_model
+from tinylm.presets import make_model_config
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """`square` matrices are multiplied, so many `bytes` are copied, `rows` of a context are a step."""
+
+    square: int
+    bytes: int
+    training: ModelConfig
+    rows: int
+    decoding: ModelConfig
+    tokens: int
+
+
+def sizes(small: bool) -> Sizes:
+    def shape(layers: int, width: int, context: int) -> ModelConfig:
+        heads, vocabulary = max(1, width // 64), 128 if small else 50_304
+        choices = {"layers": layers, "width": width, "heads": heads, "context": context, "vocab_size": vocabulary}
+        return make_model_config(preset="gpt2", size="small", **choices)
+
+    if small:
+        return Sizes(256, 2**24, shape(1, 64, 32), 2, shape(1, 64, 32), 8)
+    return Sizes(8192, 2**32, shape(12, 768, 1024), 16, shape(24, 2048, 1024), 256)
+
+
+def seconds_of(work: Callable[[], object], device: str, rounds: int) -> float:
+    """The median of so many calls, each until the device is done; two before do not count."""
+
+    def timed() -> float:
+        begun = time.perf_counter()
+        work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begun
+
+    return statistics.median([timed() for _ in range(2 + rounds)][2:])
+
+
+def device_rates(device: str, dtype: str, chosen: Sizes, rounds: int) -> tuple[float, float]:
+    """FLOP/s of a product of square matrices, and bytes read and written a second by a copy."""
+    a, b = (torch.randn(chosen.square, chosen.square, device=device, dtype=DTYPES[dtype]) for _ in range(2))
+    flops = 2 * chosen.square**3 / seconds_of(lambda: a @ b, device, rounds)
+    source = torch.zeros(chosen.bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return flops, 2 * chosen.bytes / seconds_of(lambda: target.copy_(source), device, rounds)
+
+
+def training_row(device: str, dtype: str, chosen: Sizes, compiled: bool, flops: float, rounds: int) -> list[str]:
+    model = build_model(chosen.training).to(device)
+    if compiled:
+        for layer in model.layers:
+            layer.compile()
+    batch = random_batch(chosen.training, chosen.rows).to(torch.device(device))
+    speed = batch.ids.numel() / seconds_of(tinylm_step(model, batch, dtype), device, rounds)
+    used = speed * training_flops(chosen.training)
+    return [f"training, {dtype}{', compiled' if compiled else ''}", f"{speed:,.0f}", f"{used / flops:.1%}", "50 %"]
+
+
+def decoding_row(device: str, dtype: str, chosen: Sizes, bandwidth: float, rounds: int) -> list[str]:
+    model = build_model(chosen.decoding).eval().to(device, DTYPES[dtype])
+    # Position vectors are looked up; the embedding's matrix is read whole, as the output layer.
+    read = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if "position" not in name)
+    arrange(model)
+
+    def write() -> None:
+        sampler = Sampler(Sampling(temperature=0.0), 0, 1, model.device, chosen.decoding.vocab_size)
+        for _ in generate(model, [[0]], sampler, chosen.tokens):
+            pass
+
+    speed = chosen.tokens / seconds_of(write, device, rounds)
+    return [f"decoding one stream, {dtype}", f"{speed:,.1f}", f"{speed * read / bandwidth:.1%}", "70 %"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, help="to learn in 30 seconds")
+    parser.add_argument("--time", default="30s", help="for that (default: 30s)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
+    parser.add_argument("--device", default="auto", help="default: auto")
+    parser.add_argument("--small", action="store_true", help="tiny shapes, and nothing compiled")
+    options = parser.parse_args(arguments)
+    device = choose_device(options.device).value
+    dtype = choose_training_dtype("auto", device).value
+    chosen = sizes(options.small)
+    flops, bandwidth = device_rates(device, dtype, chosen, options.rounds)
+    print(f"{describe_machine(['torch'])}; {describe_device(device)}")
+    print(f"{flops / 1e12:.3g} TFLOP/s in {dtype}, {bandwidth / 1e9:,.0f} GB/s\n")
+    ways = (False,) if options.small else (False, True)
+    rows = [training_row(device, dtype, chosen, compiled, flops, options.rounds) for compiled in ways]
+    rows.append(decoding_row(device, dtype, chosen, bandwidth, options.rounds))
+    print(table(["work", "tokens/s", "of what the device can do", "goal"], rows))
+    if options.text is not None:
+        with tempfile.TemporaryDirectory() as home:
+            learned = learn(options.text, ["--time", options.time, "--device", device], 0, Path(home) / "run")
+        row = [options.time, f"{learned.seconds:.1f}", f"{learned.loss:.4f}", "1.4697"]
+        print(f"\n{table(['--time', 'seconds of the whole command', 'nats a token', 'goal'], [row])}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""A step of tinylm's own trainer on one batch, for benchmarks to time."""
+
+from collections.abc import Callable
+
+import torch
+
+from tinylm.config import Budget, ModelConfig, TrainingConfig
+from tinylm.model.decoder import Decoder
+from tinylm.objective import next_token
+from tinylm.text.dataset import Batch
+from tinylm.training.optimizer import build_optimizer
+from tinylm.training.state import TrainerState
+from tinylm.training.trainer import Trainer
+
+
+class NoStore:
+    """The trainer's Store, that keeps nothing."""
+
+    def save_best(self, model: Decoder, step: int, val_loss: float) -> None: ...
+
+    def save_last(self, model: Decoder, optimizer: torch.optim.Optimizer, state: TrainerState) -> None: ...
+
+
+def tinylm_step(model: Decoder, batch: Batch, dtype: str) -> Callable[[], object]:
+    """One step of tinylm's own trainer, from beginning to end."""
+    config = TrainingConfig(
+        budget=Budget(steps=1),
+        batch_size=len(batch),
+        micro_batch=len(batch),
+        lr=1e-3,
+        min_lr=1e-3,
+        warmup=0.0,
+        schedule="constant",
+    )
+    optimizer = build_optimizer(model, config)
+
+    def step() -> None:
+        Trainer(
+            model,
+            next_token,
+            lambda number: batch,
+            lambda: 0.0,
+            optimizer,
+            config,
+            dtype=dtype,
+            total_steps=1,
+            state=TrainerState(micro_batch=len(batch)),
+            store=NoStore(),
+            report=lambda event: None,
+            check_stop=lambda: None,
+            started=0.0,
+        ).run()
+
+    return step
+
+
+def random_batch(config: ModelConfig, rows: int) -> Batch:
+    tokens = torch.randint(config.vocab_size, (rows, config.context + 1), generator=torch.Generator().manual_seed(0))
+    return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())

@@ -23,8 +23,9 @@ from tinylm.text.corpus import code_points
 END_OF_TEXT = "<|endoftext|>"
 MASK = "<mask>"
 
-# What tokenizers' ByteLevel splits at (Radford et al. 2019), for tiktoken; both know the same Unicode classes.
-BYTE_LEVEL_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# What tokenizers' ByteLevel splits at (Radford et al. 2019), for tiktoken; both know the same Unicode classes. The same
+# pieces as '|\s+(?!\S)|\s+' at its end gives, and quicker, since a run that ends is never read again.
+BYTE_LEVEL_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
 MEASURED_AT_ONCE = 1 << 20  # ids, which need eight bytes each while they are counted
 

@@ -9,6 +9,7 @@ many: each token reads the weights and the cache, and its time should grow no fa
 
 import argparse
 import random
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -20,10 +21,9 @@ from memory import run_and_watch
 
 from tinylm.config import ModelConfig
 from tinylm.inference.arrange import arrange
-from tinylm.inference.threads import threads_for
+from tinylm.inference.threads import WakingDecoder
 from tinylm.model.build import build_model
 from tinylm.model.cache import KVCache
-from tinylm.model.decoder import Decoder
 
 CONTEXTS = (1024, 2048, 4096, 8192, 16_384)
 CACHED = (100, 1000, 8000)
@@ -69,8 +69,8 @@ def token_times(config: ModelConfig, cached: Sequence[int], rounds: int, warmup:
     weights = sum(4 * p.numel() for p in model.parameters())
     arrange(model)
     names = {f"{tokens:,}": tokens for tokens in cached}
-    with threads_for(model, 1):
-        times = take_turns({name: write_after(model, tokens) for name, tokens in names.items()}, rounds, warmup)
+    functions = {name: write_after(WakingDecoder(model), tokens) for name, tokens in names.items()}
+    times = take_turns(functions, rounds, warmup)
     first = next(iter(names))
 
     def size(tokens: int) -> int:
@@ -79,12 +79,12 @@ def token_times(config: ModelConfig, cached: Sequence[int], rounds: int, warmup:
     rows = []
     for name, tokens in names.items():
         longer, larger = 1 / speedup(times, name, first).median, size(tokens) / size(cached[0])
-        milliseconds = sorted(times[name])[len(times[name]) // 2] / TOKENS * 1e3
+        milliseconds = statistics.median(times[name]) / TOKENS * 1e3
         rows.append([name, f"{milliseconds:.2f}", f"{longer:.2f}", f"{larger:.2f}", f"{longer / larger:.2f}"])
     return table(["tokens cached", "ms a token", "times longer", "times the bytes", "their ratio"], rows)
 
 
-def write_after(model: Decoder, tokens: int) -> Callable[[], None]:
+def write_after(model: WakingDecoder, tokens: int) -> Callable[[], None]:
     """A function that writes the tokens after so many, again and again the same."""
     cache = model.make_cache(1, tokens + TOKENS)
     for layer in cache:

@@ -29,7 +29,7 @@ from tinylm.inference.arrange import arrange
 from tinylm.inference.draft import NGramDraft
 from tinylm.inference.generator import generate, generate_from_draft
 from tinylm.inference.sampler import Sampler, Sampling
-from tinylm.inference.threads import threads_for
+from tinylm.inference.threads import WakingDecoder
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.objective import next_token
@@ -47,9 +47,8 @@ def tinylm_tokens(model: Decoder, tokens: int, streams: int = 1, use_cache: bool
     """What `tinylm sample --temperature 0` generates: a list of tokens for each stream."""
     weight = model.embedding.weight
     sampler = Sampler(Sampling(temperature=0.0), 0, streams, weight.device, len(weight))
-    with threads_for(model, streams):
-        steps = generate(model, [PROMPT] * streams, sampler, tokens, use_cache)
-        return [list(stream) for stream in zip(*steps, strict=True)]
+    steps = generate(WakingDecoder(model), [PROMPT] * streams, sampler, tokens, use_cache)
+    return [list(stream) for stream in zip(*steps, strict=True)]
 
 
 def arranged(model: Decoder, int8: bool = False) -> Decoder:
@@ -114,10 +113,10 @@ def drafted(path: Path, tokens: int) -> dict[str, Callable[[], object]]:
 
     def write(name: str, model: Decoder, drafting: bool) -> list[list[int]]:
         sampler = Sampler(Sampling(), next(seeds[name]), 1, model.device, tokenizer.vocab_size)
-        with threads_for(model, 1):
-            if drafting:
-                return list(generate_from_draft(model, prompt, sampler, tokens, draft, MOST_GUESSES))
-            return list(generate(model, [prompt], sampler, tokens))
+        writer = WakingDecoder(model)
+        if drafting:
+            return list(generate_from_draft(writer, prompt, sampler, tokens, draft, MOST_GUESSES))
+        return list(generate(writer, [prompt], sampler, tokens))
 
     return {
         "fp32": lambda: write("fp32", model, False),

@@ -29,6 +29,7 @@ from tinylm.device import DTYPES, choose_device, choose_training_dtype, describe
 from tinylm.inference.arrange import arrange
 from tinylm.inference.generator import generate
 from tinylm.inference.sampler import Sampler, Sampling
+from tinylm.inference.threads import WakingDecoder
 from tinylm.model.build import build_model
 from tinylm.presets import make_model_config
 
@@ -62,8 +63,8 @@ def seconds_of(work: Callable[[], object], device: str, rounds: int) -> float:
     def timed() -> float:
         begun = time.perf_counter()
         work()
-        if device == "cuda":
-            torch.cuda.synchronize()
+        if device != "cpu":
+            getattr(torch, device).synchronize()
         return time.perf_counter() - begun
 
     return statistics.median([timed() for _ in range(2 + rounds)][2:])
@@ -97,7 +98,7 @@ def decoding_row(device: str, dtype: str, chosen: Sizes, bandwidth: float, round
 
     def write() -> None:
         sampler = Sampler(Sampling(temperature=0.0), 0, 1, model.device, chosen.decoding.vocab_size)
-        for _ in generate(model, [[0]], sampler, chosen.tokens):
+        for _ in generate(WakingDecoder(model), [[0]], sampler, chosen.tokens):
             pass
 
     speed = chosen.tokens / seconds_of(write, device, rounds)

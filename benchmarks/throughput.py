@@ -5,10 +5,10 @@ is the usual loop. tinylm gpt2 and the peer begin with the same weights and are 
 No dropout anywhere (transformers' default of 0.1 would only slow it down), no cache in the peer.
 
 The settings go from what users get without asking to what they can switch on, so that one sees what is due to what:
-number format, optimizer, the peer's GELU, and with --compile compiled layers (tinylm's default in a run of ten minutes
-or more; compiling happens in the warm-up and is not counted, so --warmup must be 1 or more). Within a setting they take
-turns. nanoGPT, which is no package, takes part where --nanogpt names the model.py of a copy of it, with weights of its
-own; its settings are the peer's.
+number format, optimizer, the peer's GELU, and with --compile compiled layers (tinylm's default in ten minutes or more
+of bf16 without dropout; compiling happens in the warm-up and is not counted, so --warmup must be 1 or more). Within a
+setting they take turns; the last two columns are ratios of speeds, round by round. nanoGPT, which is no package, takes
+part where --nanogpt names the model.py of a copy of it, with weights of its own and the peer's settings.
 """
 
 import argparse

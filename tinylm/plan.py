@@ -22,9 +22,11 @@ EVALUATION_SHARE = 0.05  # of the time that training takes
 COMPILE_FROM = 600.0  # seconds of training that earn back what compiling a layer costs
 STEPS = 1500  # that a run should have, where its length allows
 TOKENS_PER_STEP = {"cpu": (1024, 2048), "gpu": (8192, 65_536)}
+MUON_TOKENS_PER_WIDTH = 8  # in the largest step: Muon's products have the operations of some five
 # What is seen often would be learned by heart: docs/decisions/012.
 DECAY_PER_PASS, MOST_DECAY = 0.1, 1.0
-MANY_PASSES, DROPOUT = 20, 0.3
+MANY_PASSES, DROPOUT_PER_PASS = 20, 1 / 600  # and for each parameter that there is to a token of the text
+DROPOUT = 0.3  # at most, and for pairs
 LABEL_SMOOTHING = 0.1  # where targets are made from sources (Vaswani et al. 2017)
 FEW_PAIRS = 1_000_000  # are seen many times
 LEAST_PAIR_CONTEXT = 128
@@ -106,7 +108,8 @@ def plan_training(
     for name in ("batch_size", "micro_batch"):
         if training.get(name, 1) < 1:
             raise UsageError(f"{flag(name)} is {training[name]}; it must be 1 or more.")
-    batch_size = training.get("batch_size", _choose_batch_size(machine, data, shape, budget))
+    optimizer = training.get("optimizer", RECIPES[recipe].get("optimizer"))
+    batch_size = training.get("batch_size", _choose_batch_size(machine, data, shape, budget, optimizer))
     micro_batch = training.get("micro_batch", batch_size)
     parameters = parameters_by_part(shape)["total"]
 
@@ -133,7 +136,7 @@ def plan_training(
     steps = budget.total_steps(steps_per_epoch) or max(1, int(seconds / step_seconds))
     passes = steps / steps_per_epoch
     if passes > MANY_PASSES and recipe == "modern" and base is None and "dropout" not in model:
-        shape = replace(shape, dropout=DROPOUT)
+        shape = replace(shape, dropout=_choose_dropout(passes, parameters / data.train_tokens))
     settings = {
         **RECIPES[recipe],
         **({"weight_decay": _choose_decay(passes)} if recipe == "modern" else {}),
@@ -259,15 +262,23 @@ def default_learning_rate(recipe: str, width: int) -> float:
     return float(f"{lr * (128 / width) ** power:.2g}")
 
 
-def _choose_batch_size(machine: Machine, data: DataConfig, shape: ModelConfig, budget: Budget) -> int:
+def _choose_batch_size(
+    machine: Machine, data: DataConfig, shape: ModelConfig, budget: Budget, optimizer: str | None
+) -> int:
     """Sequences a step: as many as leave a few thousand steps, within what a device does well."""
     fewest, most = TOKENS_PER_STEP["cpu" if machine.runtime.device == "cpu" else "gpu"]
+    if optimizer == "muon":
+        most = max(most, MUON_TOKENS_PER_WIDTH * shape.width)
     tokens = most
     if budget.time is not None:
         tokens = int(budget.time * training_speed(machine, shape) / STEPS)
     elif budget.epochs is not None:
         tokens = int(budget.epochs * data.train_tokens / STEPS)
     return max(1, int(min(max(tokens, fewest), most) / _sequences(data, shape)[1]))
+
+
+def _choose_dropout(passes: float, parameters_per_token: float) -> float:
+    return float(f"{min(DROPOUT_PER_PASS * passes * parameters_per_token, DROPOUT):.2g}")
 
 
 def _choose_decay(passes: float) -> float:
@@ -304,5 +315,6 @@ def _choose_compile(wanted: str, runtime: RuntimeConfig, seconds: float, shape: 
     if wanted == "on":
         return True
     steady = shape.architecture != "encoder-decoder" and shape.experts == 1
-    slower = runtime.device == "cpu" and (shape.dropout > 0 or (runtime.dtype == "fp32" and HAS_ONEDNN))
+    drops_out = shape.dropout > 0 or shape.attention_dropout > 0
+    slower = runtime.device == "cpu" and (drops_out or (runtime.dtype == "fp32" and HAS_ONEDNN))
     return wanted == "auto" and steady and not slower and can_compile(runtime.device) and seconds >= COMPILE_FROM

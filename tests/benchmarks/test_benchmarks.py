@@ -1,5 +1,6 @@
 import importlib
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -120,7 +121,7 @@ def test_both_take_the_same_gradient_step() -> None:
 def test_both_decode_the_same_tokens() -> None:
     peer, decoding = script("peer"), script("decoding")
     model, twin = peer.build_pair(small("gpt2", kv_heads=4))
-    written = decoding.tinylm_tokens(model, 20, streams=3)
+    written = decoding.tinylm_tokens(decoding.arranged(model), 20, streams=3)
     assert written == decoding.peer_tokens(twin, 20, streams=3)
     assert written == decoding.tinylm_tokens(model, 20, streams=3, use_cache=False)
     assert [len(stream) for stream in written] == [20, 20, 20]
@@ -202,8 +203,10 @@ def test_the_decoding_benchmark_prints_a_row_for_each_way(tmp_path: Path, capsys
     done("train", tmp_path / "corpus.txt", "-o", tmp_path / "run", "--size", "nano", "--steps", 1)
     capsys.readouterr()
     script("decoding").main([*SHAPE, "--tokens", "20", "--streams", "3", "--run", str(tmp_path / "run")])
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert len(rows) == (2 + 6) + (2 + 3) + (2 + 4)
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if line.startswith("|")]) == (2 + 6) + (2 + 3) + (2 + 4)
+    loss, percent = re.fullmatch(r"int8 changes .* from ([\d.]+) to .*: ([-+][\d.]+)%\.", lines[-1]).groups()
+    assert float(loss) == pytest.approx(math.log(30), rel=0.3) and abs(float(percent)) < 0.5
 
 
 def test_encoders_are_timed_once_they_give_the_same_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

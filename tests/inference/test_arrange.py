@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from tests.variants import every_variant, randomised, small
+from tinylm.adapters.load import set_strength
 from tinylm.adapters.lora import add_lora
 from tinylm.config import AdapterConfig, ModelConfig
 from tinylm.inference import arrange as module
@@ -10,7 +11,6 @@ from tinylm.inference.arrange import JoinedAttention, JoinedGatedFeedForward, Pa
 from tinylm.inference.generator import generate
 from tinylm.inference.quantize import Int8Linear
 from tinylm.inference.sampler import Sampler, Sampling
-from tinylm.inference.threads import threads_for
 from tinylm.model.attention import CrossAttention
 from tinylm.model.build import build_model
 from tinylm.model.linear import HAS_ONEDNN
@@ -60,6 +60,22 @@ def test_a_packed_layer_is_the_formula_for_any_number_of_rows(outputs: int, inpu
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@needs_onednn
+@pytest.mark.parametrize("before, then", [(2, 2), (2, 1), (1, 2)])
+def test_a_packed_layer_is_the_formula_with_any_number_of_threads(before: int, then: int) -> None:
+    layer, x = nn.Linear(300, 500), torch.randn(7, 300)
+    expected = x.double() @ layer.weight.detach().double().T + layer.bias.detach().double()
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before)
+        packed = PackedLinear(layer)
+        torch.set_num_threads(then)
+        with torch.inference_mode():
+            torch.testing.assert_close(packed(x).double(), expected, rtol=1e-5, atol=1e-5)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_layers_of_the_same_input_become_one_and_small_ones_stay_unpacked() -> None:
     model = build_model(small())
     arrange(model)
@@ -88,24 +104,57 @@ def test_a_large_output_layer_is_quantized_though_the_embedding_is_not() -> None
     assert 0 < (found - expected).norm() / expected.norm() < 0.02
 
 
-def test_layers_with_adapters_stay_on_their_own() -> None:
-    config = AdapterConfig(base="", base_digest="", rank=2, dropout=0.0, targets=("q_proj", "up_proj"))
+@pytest.mark.usefixtures("small_counts_as_large")
+def test_layers_with_adapters_stay_on_their_own_and_can_be_switched_off() -> None:
+    """Adapters on a part of what would be joined, on what would be packed, and on the tied embedding."""
+    targets = ("q_proj", "up_proj", "o_proj", "embedding")
+    config = AdapterConfig(base="", base_digest="", rank=2, dropout=0.0, targets=targets)
     model, exact = (randomised(build_model(small())) for _ in range(2))
+    layers = [add_lora(adapted, config) for adapted in (model, exact)]
     for adapted in (model, exact):
-        add_lora(adapted, config)
-        randomised(adapted, 3).eval()
-    arrange(model)
+        randomised(adapted, 3)
+    exact.double()
+    arrange(model.eval())
     assert not kinds(model, JoinedAttention) and not kinds(model, JoinedGatedFeedForward)
+    assert model.output is None
     ids = torch.arange(10).unsqueeze(0)
-    with torch.inference_mode():
-        torch.testing.assert_close(model(ids).hidden, exact(ids).hidden, rtol=1e-4, atol=1e-4)
+    for strength in (1.0, 0.0, 0.5):
+        for group in layers:
+            set_strength(group, strength)
+        with torch.inference_mode():
+            found, expected = model.logits(model(ids).hidden), exact.logits(exact(ids).hidden).float()
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
-def test_experts_take_turns_and_stay_on_their_own() -> None:
+def test_experts_which_are_called_by_their_layers_names_stay_on_their_own() -> None:
     model = build_model(small(experts=4))
     arrange(model)
     assert not kinds(model, JoinedGatedFeedForward)
     assert kinds(model, JoinedAttention) == {"layers.0.attention", "layers.1.attention"}
+
+
+@pytest.mark.usefixtures("small_counts_as_large")
+@pytest.mark.parametrize("preset", ["modern", "original"])
+def test_an_arranged_encoder_sees_all_but_padding_as_before(preset: str) -> None:
+    config = small(preset, kv_heads=4, architecture="encoder")
+    model, exact = randomised(build_model(config)), randomised(build_model(config)).double()
+    arrange(model)
+    ids, lengths = torch.arange(24).view(2, 12) % 13, torch.tensor([12, 7])
+    with torch.inference_mode():
+        found, expected = (m.logits(m(ids, lengths).hidden)[1, :7] for m in (model, exact))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.usefixtures("small_counts_as_large")
+@pytest.mark.parametrize("preset", ["modern", "original"])
+def test_an_arranged_encoder_decoder_predicts_the_same(preset: str) -> None:
+    config = small(preset, kv_heads=4, architecture="encoder-decoder", encoder_layers=2)
+    model, exact = randomised(build_model(config)), randomised(build_model(config)).double()
+    arrange(model)
+    ids, source, lengths = torch.arange(10).view(2, 5), torch.arange(24).view(2, 12) % 13, torch.tensor([12, 7])
+    with torch.inference_mode():
+        found, expected = (m.logits(m(ids, source, lengths).hidden) for m in (model, exact))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_attention_to_a_source_stays_as_it_is() -> None:
@@ -125,19 +174,3 @@ def test_an_arranged_model_writes_what_it_wrote_before() -> None:
     before, after = (randomised(build_model(small())) for _ in range(2))
     arrange(after)
     assert written(after) == written(before)
-
-
-@pytest.mark.parametrize(
-    "width, rows, threads",
-    [(64, 1, 1), (64, 4096, 2), (2048, 1, 2)],
-    ids=["little work", "many rows", "large matrices"],
-)
-def test_one_thread_writes_where_waking_more_would_cost_more(width: int, rows: int, threads: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with threads_for(nn.Sequential(nn.Linear(width, width), nn.Linear(width, width)), rows):
-            assert torch.get_num_threads() == threads
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)

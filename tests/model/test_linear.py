@@ -38,15 +38,19 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     outputs=st.integers(1, 70),
     bias=st.booleans(),
     leading=st.booleans(),
+    strided=st.booleans(),
 )
 def test_outputs_and_gradients_are_the_formulas_in_float64(
-    rows: int, inputs: int, outputs: int, bias: bool, leading: bool
+    rows: int, inputs: int, outputs: int, bias: bool, leading: bool, strided: bool
 ) -> None:
-    """y = x W^T + b, dx = g W, dW = g^T x, db = sum g."""
+    """y = x W^T + b, dx = g W, dW = g^T x, db = sum g; `strided`: rows that do not lie together, and a g of one row."""
     layer = make(inputs, outputs, bias)
-    x = torch.randn(*((1, rows) if leading else (rows,)), inputs, requires_grad=True)
+    x = torch.randn(*((1, rows) if leading else (rows,)), inputs)
+    if strided:
+        x = torch.stack((x, torch.randn_like(x)), dim=-1)[..., 0]
+    x.requires_grad_()
     y = layer(x)
-    g = torch.randn_like(y)
+    g = torch.randn(outputs).expand_as(y) if strided else torch.randn_like(y)
     y.backward(g)
     rows64, w64, g64 = (t.detach().double().reshape(-1, t.shape[-1]).numpy() for t in (x, layer.weight, g))
     expected = rows64 @ w64.T + (0 if layer.bias is None else layer.bias.detach().double().numpy())

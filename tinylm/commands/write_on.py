@@ -22,7 +22,7 @@ def write_on(console: Console, network: "Decoder", opened: OpenModel, request: R
     from tinylm.inference.generator import generate, generate_from_draft
     from tinylm.inference.sampler import Sampler
     from tinylm.inference.text import TextStream, start_tokens
-    from tinylm.inference.threads import threads_for
+    from tinylm.inference.threads import WakingDecoder
 
     request.refuse("beams", "length_penalty", because="This model writes on from a prompt, and searches for no target")
     length, seed = request.length, request.seed
@@ -46,22 +46,21 @@ def write_on(console: Console, network: "Decoder", opened: OpenModel, request: R
     streaming = length.stream is not False and rows == 1 and not console.as_json
     if streaming and echo:
         console.result(text, end="")
-    draft = _draft(network, opened, request)
+    draft, writer = _draft(network, opened, request), WakingDecoder(network)
     steps = (
-        generate(network, [start] * rows, sampler, length.max_tokens, request.cache)
+        generate(writer, [start] * rows, sampler, length.max_tokens, request.cache)
         if draft is None
-        else generate_from_draft(network, start, sampler, length.max_tokens, draft, MOST_GUESSES)
+        else generate_from_draft(writer, start, sampler, length.max_tokens, draft, MOST_GUESSES)
     )
-    with threads_for(network, rows):
-        for tokens in steps:
-            for row, (stream, token) in enumerate(zip(streams, tokens, strict=True)):
-                if not stream.finished:
-                    piece = stream.push(token)
-                    texts[row] += piece
-                    if streaming and piece:
-                        console.result(piece, end="")
-            if all(stream.finished for stream in streams):
-                break
+    for tokens in steps:
+        for row, (stream, token) in enumerate(zip(streams, tokens, strict=True)):
+            if not stream.finished:
+                piece = stream.push(token)
+                texts[row] += piece
+                if streaming and piece:
+                    console.result(piece, end="")
+        if all(stream.finished for stream in streams):
+            break
     for row, stream in enumerate(streams):
         rest = stream.finish()
         texts[row] += rest

@@ -11,7 +11,6 @@ from tinylm.model.attention import Attention
 from tinylm.model.cache import Cache
 from tinylm.model.feedforward import GatedFeedForward
 from tinylm.model.linear import HAS_ONEDNN, Linear, onednn_product
-from tinylm.model.moe import RoutedExperts
 from tinylm.model.norm import LayerNorm, RMSNorm
 from tinylm.model.position import Rotation, rotate
 from tinylm.model.routing import Routing
@@ -24,7 +23,8 @@ ROWS = 32  # that oneDNN arranges a matrix for: it is as fast for fewer then
 def arrange(model: Transformer, int8: bool = False) -> None:
     """Change a model in its place; with `int8`, quantize it, too (`quantize_int8`).
 
-    It can write and predict afterwards, and no longer be trained or saved.
+    It can write and predict afterwards, and no longer be trained or saved. Of a large embedding that is the output
+    layer, too, there are two copies then: one to look up, and one to multiply by.
     """
     _join(model)
     embedding = model.embedding
@@ -114,8 +114,7 @@ class JoinedGatedFeedForward(nn.Module):
 
 
 def _join(model: nn.Module) -> None:
-    """Join the layers of one input, but those that carry adapters, and those of experts, which take turns."""
-    experts = {id(part) for module in model.modules() if isinstance(module, RoutedExperts) for part in module.modules()}
+    """Join the layers of one input, but those that carry adapters, and those of experts, which are torch's own."""
 
     def plain(*modules: nn.Module) -> bool:
         return all(type(module) is Linear for module in modules)
@@ -124,9 +123,7 @@ def _join(model: nn.Module) -> None:
         return isinstance(module, Attention) and plain(module.q_proj, module.k_proj, module.v_proj)
 
     def is_gated(_: str, module: nn.Module) -> bool:
-        if not isinstance(module, GatedFeedForward) or id(module) in experts:
-            return False
-        return plain(module.gate_proj, module.up_proj)
+        return isinstance(module, GatedFeedForward) and plain(module.gate_proj, module.up_proj)
 
     replace_modules(model, is_attention, lambda _, module: JoinedAttention(module))  # type: ignore[arg-type]
     replace_modules(model, is_gated, lambda _, module: JoinedGatedFeedForward(module))  # type: ignore[arg-type]
@@ -154,8 +151,8 @@ def _joined_norm(q_norm: nn.Module, k_norm: nn.Module, heads: int, kv_heads: int
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> Linear:
-    outputs, inputs = weight.shape
-    linear = Linear(inputs, outputs, bias is not None, device="meta")
+    linear = Linear(1, 1, bias is not None)  # small, since what is built is drawn at random
+    linear.out_features, linear.in_features = weight.shape
     linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
     if bias is not None:
         linear.bias = nn.Parameter(bias.detach(), requires_grad=False)

@@ -12,7 +12,8 @@ KERNEL_INPUTS = 16  # the CPU kernel reads so many at a time, past the end where
 class Int8Linear(nn.Module):
     """x W^T + b with W ~ scale * round(W / scale), where scale is a row's largest magnitude over 127, in bf16.
 
-    The CPU kernel takes bf16 alone. Of a scale that was rounded before anything was divided by it, that costs nothing.
+    The CPU kernel is fast for bf16 alone, and takes the scales in the format of its inputs. Rounded before the weights
+    are divided by them, they cost nothing.
     """
 
     weight: Tensor
@@ -44,7 +45,7 @@ class Int8Linear(nn.Module):
 def quantize_int8(model: nn.Module) -> None:
     """Replace every linear layer but routers, which are small, and where a small error makes another choice.
 
-    The embedding stays, and so does an output layer that shares it.
+    The embedding stays, and so does an output layer that shares it, unless it was made a layer of its own before.
     """
 
     def quantized(name: str, module: nn.Module) -> nn.Module:

@@ -1,29 +1,63 @@
-"""How many of a CPU's threads write a token: waking one costs as much as a small product (decision 013)."""
+"""How many of a CPU's threads compute a token: waking one costs as much as a small product (decision 013)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tinylm.inference.arrange import PackedLinear
 from tinylm.inference.quantize import Int8Linear
+from tinylm.model.cache import Cache
+from tinylm.model.decoder import Decoder
+from tinylm.model.stack import Output
 
 WAKING = 13e-6  # seconds, in each product that is shared out
-READING = 40e9  # bytes of weights that one thread reads a second
+READING = 40e9  # bytes of weights and of the cache that one thread reads a second
 COMPUTING = 100e9  # operations of one thread a second
 
 
-@contextmanager
-def threads_for(model: nn.Module, rows: int) -> Iterator[None]:
-    """Use one thread meanwhile, where more would not gain what they cost in writing a token to each of so many rows."""
-    threads = torch.get_num_threads()
-    weights = [m.weight for m in model.modules() if isinstance(m, nn.Linear | PackedLinear | Int8Linear)]
-    reading = sum(weight.numel() * weight.element_size() for weight in weights) / READING
-    computing = sum(2 * weight.numel() * rows for weight in weights) / COMPUTING
-    gained = max(reading, computing) * (1 - 1 / threads)
-    torch.set_num_threads(threads if gained > WAKING * len(weights) else 1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+class WakingDecoder:
+    """A decoder on a CPU that wakes other threads where they gain more than that costs: for many rows, or much to read.
+
+    The generator takes it in the decoder's place.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        weights = [m.weight for m in decoder.modules() if isinstance(m, nn.Linear | PackedLinear | Int8Linear)]
+        self._products = len(weights)
+        self._bytes = sum(weight.numel() * weight.element_size() for weight in weights)
+        self._operations = sum(2 * weight.numel() for weight in weights)
+        size = decoder.embedding.weight.element_size()
+        self._bytes_of_token = 2 * size * len(decoder.windows) * decoder.n_kv_heads * decoder.head_width
+        self._threads = torch.get_num_threads()
+
+    @property
+    def context(self) -> int:
+        return self._decoder.context
+
+    @property
+    def device(self) -> torch.device:
+        return self._decoder.device
+
+    def __call__(self, ids: Tensor, cache: Sequence[Cache] | None = None) -> Output:
+        with self._awake(ids.numel(), len(ids) * cache[0].offset if cache else 0):
+            return self._decoder(ids, cache)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        with self._awake(hidden.shape[:-1].numel(), 0):
+            return self._decoder.logits(hidden)
+
+    def make_cache(self, batch: int, length: int, starts: Tensor | None = None) -> list[Cache]:
+        return self._decoder.make_cache(batch, length, starts)
+
+    @contextmanager
+    def _awake(self, rows: int, cached: int) -> Iterator[None]:
+        reading = (self._bytes + cached * self._bytes_of_token) / READING
+        gained = max(reading, self._operations * rows / COMPUTING) * (1 - 1 / self._threads)
+        torch.set_num_threads(self._threads if gained > WAKING * self._products else 1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(self._threads)

@@ -117,12 +117,13 @@ class _Parts:
         config = self.config
         kind, activation = FEEDFORWARDS[config.activation]
 
-        def dense() -> FeedForward | GatedFeedForward:
-            return kind(config.width, config.ffn_width, config.bias, activation)
+        def dense(linear: type[nn.Linear]) -> FeedForward | GatedFeedForward:
+            return kind(config.width, config.ffn_width, config.bias, activation, linear)
 
         if config.experts == 1:
-            return dense()
-        experts = [dense() for _ in range(config.experts)]
+            return dense(Linear)
+        # oneDNN prepares itself for each number of rows, and an expert has another at every step.
+        experts = [dense(nn.Linear) for _ in range(config.experts)]
         return EXPERTS[config.expert_mode](config.width, experts, config.experts_per_token, config.expert_balance)
 
     def layer(self, causal: bool, cross: bool = False) -> PreNormBlock:

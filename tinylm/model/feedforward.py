@@ -26,10 +26,17 @@ class _Formula(nn.Module):
 class FeedForward(_Formula):
     """activation(x W1 + b1) W2 + b2 (Vaswani et al. 2017)."""
 
-    def __init__(self, width: int, ffn_width: int, bias: bool, activation: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        width: int,
+        ffn_width: int,
+        bias: bool,
+        activation: Callable[[Tensor], Tensor],
+        linear: type[nn.Linear] = Linear,
+    ) -> None:
         super().__init__()
-        self.up_proj = Linear(width, ffn_width, bias)
-        self.down_proj = Linear(ffn_width, width, bias)
+        self.up_proj = linear(width, ffn_width, bias)
+        self.down_proj = linear(ffn_width, width, bias)
         self.activation = activation
 
     def compose(self, x: Tensor, project: Projection) -> Tensor:
@@ -39,11 +46,18 @@ class FeedForward(_Formula):
 class GatedFeedForward(_Formula):
     """(activation(x Wg) * x W1) W2, each with an optional bias (Shazeer 2020)."""
 
-    def __init__(self, width: int, ffn_width: int, bias: bool, activation: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        width: int,
+        ffn_width: int,
+        bias: bool,
+        activation: Callable[[Tensor], Tensor],
+        linear: type[nn.Linear] = Linear,
+    ) -> None:
         super().__init__()
-        self.gate_proj = Linear(width, ffn_width, bias)
-        self.up_proj = Linear(width, ffn_width, bias)
-        self.down_proj = Linear(ffn_width, width, bias)
+        self.gate_proj = linear(width, ffn_width, bias)
+        self.up_proj = linear(width, ffn_width, bias)
+        self.down_proj = linear(ffn_width, width, bias)
         self.activation = activation
 
     def compose(self, x: Tensor, project: Projection) -> Tensor:

@@ -5,11 +5,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-FEWEST_ROWS = (
-    32  # for fewer, arranging a matrix as oneDNN wants it costs more than it gains; `PackedLinear` keeps it so
+# For fewer, arranging a matrix as oneDNN wants it costs more than it gains; `PackedLinear` keeps it so.
+FEWEST_ROWS = 32
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and all(
+    hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
 )
-HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 class Linear(nn.Linear):
@@ -55,6 +57,7 @@ class _OneDNNLinear(torch.autograd.Function):
         return onednn_product(x, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         rows = g.flatten(0, -2)  # (N, out)

@@ -23,8 +23,8 @@ from tinylm.text.corpus import code_points
 END_OF_TEXT = "<|endoftext|>"
 MASK = "<mask>"
 
-# What tokenizers' ByteLevel splits at (Radford et al. 2019), for tiktoken; both know the same Unicode classes. The same
-# pieces as '|\s+(?!\S)|\s+' at its end gives, and quicker, since a run that ends is never read again.
+# What tokenizers' ByteLevel splits at (Radford et al. 2019), for tiktoken; both know the same Unicode classes. Nothing
+# that follows a run could need a letter of it back, so the runs are possessive, which is quicker.
 BYTE_LEVEL_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
 MEASURED_AT_ONCE = 1 << 20  # ids, which need eight bytes each while they are counted

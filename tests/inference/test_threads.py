@@ -1,0 +1,67 @@
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.variants import randomised, small
+from tinylm.inference.arrange import arrange
+from tinylm.inference.generator import generate
+from tinylm.inference.sampler import Sampler, Sampling
+from tinylm.inference.threads import COMPUTING, READING, WAKING, WakingDecoder
+from tinylm.model.build import build_model
+from tinylm.model.decoder import Decoder
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+class Watched(WakingDecoder):
+    """Remembers how many threads its decoder had."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__(decoder)
+        self.threads: list[int] = []
+        decoder.register_forward_pre_hook(lambda *_: self.threads.append(torch.get_num_threads()))
+
+
+def test_rows_and_a_long_past_wake_more_threads_and_a_token_of_a_small_model_does_not() -> None:
+    """By the rule: half of what reading or computing takes, against one waking for each product."""
+    decoder = build_model(small(context=1024)).eval()
+    products = 2 * 7  # of two layers; the output layer is the embedding
+    weights = sum(p.numel() for name, p in decoder.named_parameters() if "proj" in name)
+    enough_rows = round(2 * WAKING * products * COMPUTING / (2 * weights))
+    enough_cached = round((2 * WAKING * products * READING - 4 * weights) / (2 * 4 * 2 * 2 * 4))
+    watched = Watched(decoder)
+    for rows, threads in ((1, 1), (enough_rows - 1, 1), (enough_rows + 1, 2)):
+        watched(torch.zeros(rows, 1, dtype=torch.long))
+        assert watched.threads.pop() == threads
+    batch, cache = torch.zeros(256, 1, dtype=torch.long), watched.make_cache(256, 1024)
+    for offset, threads in ((enough_cached // 256 - 1, 1), (enough_cached // 256 + 1, 2)):
+        for layer in cache:
+            layer.offset = offset
+        watched(batch, cache)
+        assert watched.threads.pop() == threads
+    assert torch.get_num_threads() == 2
+
+
+def test_threads_are_as_before_when_a_model_fails() -> None:
+    watched = WakingDecoder(build_model(small()))
+    with pytest.raises(IndexError):
+        watched(torch.tensor([[99]]))
+    assert torch.get_num_threads() == 2
+
+
+def test_it_writes_what_the_decoder_writes() -> None:
+    decoder = randomised(build_model(small()))
+    arrange(decoder)
+
+    def written(model: Decoder | WakingDecoder) -> list[list[int]]:
+        sampler = Sampler(Sampling(), 1, 2, decoder.device, 13)
+        return list(generate(model, [[1], [2, 3, 4]], sampler, 40))
+
+    assert written(WakingDecoder(decoder)) == written(decoder)

@@ -33,7 +33,7 @@ from tinylm.inference.threads import WakingDecoder
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.objective import next_token
-from tinylm.text.dataset import evaluation_batches
+from tinylm.text.dataset import TokenFolder, evaluation_batches
 from tinylm.text.prepare import reopen_tokens
 
 PROMPT = [0]
@@ -102,17 +102,22 @@ def many_streams(arguments: argparse.Namespace) -> dict[str, Callable[[], list[l
     }
 
 
-def drafted(path: Path, tokens: int) -> dict[str, Callable[[], object]]:
-    """The model of a run, in fp32 and int8, with a draft and without."""
+def open_run(path: Path) -> tuple[Decoder, TokenFolder]:
+    """Its model, and the text that it was trained on."""
     model, config, tokenizer, _ = load_model(path, "cpu")
     assert isinstance(model, Decoder) and config.data is not None
-    text = reopen_tokens(path, config.data, tokenizer)
+    return model, reopen_tokens(path, config.data, tokenizer)
+
+
+def drafted(path: Path, tokens: int) -> dict[str, Callable[[], object]]:
+    """The model of a run, in fp32 and int8, with a draft and without."""
+    model, text = open_run(path)
     prompt, draft = text.val[:200].tolist(), NGramDraft(text.train)
     quantized, model = arranged(model, int8=True), arranged(model)
     seeds = {name: itertools.count() for name in ("fp32", "fp32, draft", "int8", "int8, draft")}
 
     def write(name: str, model: Decoder, drafting: bool) -> list[list[int]]:
-        sampler = Sampler(Sampling(), next(seeds[name]), 1, model.device, tokenizer.vocab_size)
+        sampler = Sampler(Sampling(), next(seeds[name]), 1, model.device, model.vocab_size)
         writer = WakingDecoder(model)
         if drafting:
             return list(generate_from_draft(writer, prompt, sampler, tokens, draft, MOST_GUESSES))
@@ -128,9 +133,7 @@ def drafted(path: Path, tokens: int) -> dict[str, Callable[[], object]]:
 
 def int8_loss(path: Path) -> str:
     """What eight bits cost in nats a token of the run's validation text, every token scored."""
-    model, config, tokenizer, _ = load_model(path, "cpu")
-    assert isinstance(model, Decoder) and config.data is not None
-    text = reopen_tokens(path, config.data, tokenizer)
+    model, text = open_run(path)
 
     def loss(model: Decoder) -> float:
         batches = evaluation_batches(text.val, model.context, rows_at_once(model.context))

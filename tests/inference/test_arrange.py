@@ -13,6 +13,7 @@ from tinylm.inference.quantize import Int8Linear
 from tinylm.inference.sampler import Sampler, Sampling
 from tinylm.model.attention import CrossAttention
 from tinylm.model.build import build_model
+from tinylm.model.decoder import Decoder
 from tinylm.model.linear import HAS_ONEDNN
 from tinylm.model.stack import Transformer
 
@@ -168,8 +169,9 @@ def test_an_arranged_model_writes_what_it_wrote_before() -> None:
     """From prompts of unequal length, on past the context."""
 
     def written(model: Transformer) -> list[list[int]]:
+        assert isinstance(model, Decoder)
         sampler = Sampler(Sampling(), 1, 2, model.device, 13)
-        return list(generate(model, [[1], [2, 3, 4]], sampler, 60))  # type: ignore[arg-type]
+        return list(generate(model, [[1], [2, 3, 4]], sampler, 60))
 
     before, after = (randomised(build_model(small())) for _ in range(2))
     arrange(after)

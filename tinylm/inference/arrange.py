@@ -125,8 +125,16 @@ def _join(model: nn.Module) -> None:
     def is_gated(_: str, module: nn.Module) -> bool:
         return isinstance(module, GatedFeedForward) and plain(module.gate_proj, module.up_proj)
 
-    replace_modules(model, is_attention, lambda _, module: JoinedAttention(module))  # type: ignore[arg-type]
-    replace_modules(model, is_gated, lambda _, module: JoinedGatedFeedForward(module))  # type: ignore[arg-type]
+    def join_attention(_: str, module: nn.Module) -> nn.Module:
+        assert isinstance(module, Attention)
+        return JoinedAttention(module)
+
+    def join_gated(_: str, module: nn.Module) -> nn.Module:
+        assert isinstance(module, GatedFeedForward)
+        return JoinedGatedFeedForward(module)
+
+    replace_modules(model, is_attention, join_attention)
+    replace_modules(model, is_gated, join_gated)
 
 
 def _joined(*linears: nn.Linear) -> Linear:

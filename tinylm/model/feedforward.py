@@ -13,7 +13,24 @@ Projection = Callable[[str, Tensor], Tensor]
 
 
 class _Formula(nn.Module):
-    """(..., D) -> (..., D), and no routing."""
+    """(..., D) -> (..., D), and no routing. `entries` name the projections of the input."""
+
+    entries: tuple[str, ...]
+    up_proj: nn.Linear
+
+    def __init__(
+        self,
+        width: int,
+        ffn_width: int,
+        bias: bool,
+        activation: Callable[[Tensor], Tensor],
+        linear: type[nn.Linear] = Linear,
+    ) -> None:
+        super().__init__()
+        for name in self.entries:
+            setattr(self, name, linear(width, ffn_width, bias))
+        self.down_proj = linear(ffn_width, width, bias)
+        self.activation = activation
 
     def forward(self, x: Tensor) -> tuple[Tensor, Routing | None]:
         return self.compose(x, lambda name, y: self.get_submodule(name)(y)), None
@@ -26,18 +43,7 @@ class _Formula(nn.Module):
 class FeedForward(_Formula):
     """activation(x W1 + b1) W2 + b2 (Vaswani et al. 2017)."""
 
-    def __init__(
-        self,
-        width: int,
-        ffn_width: int,
-        bias: bool,
-        activation: Callable[[Tensor], Tensor],
-        linear: type[nn.Linear] = Linear,
-    ) -> None:
-        super().__init__()
-        self.up_proj = linear(width, ffn_width, bias)
-        self.down_proj = linear(ffn_width, width, bias)
-        self.activation = activation
+    entries = ("up_proj",)
 
     def compose(self, x: Tensor, project: Projection) -> Tensor:
         return project("down_proj", self.activation(project("up_proj", x)))
@@ -46,19 +52,8 @@ class FeedForward(_Formula):
 class GatedFeedForward(_Formula):
     """(activation(x Wg) * x W1) W2, each with an optional bias (Shazeer 2020)."""
 
-    def __init__(
-        self,
-        width: int,
-        ffn_width: int,
-        bias: bool,
-        activation: Callable[[Tensor], Tensor],
-        linear: type[nn.Linear] = Linear,
-    ) -> None:
-        super().__init__()
-        self.gate_proj = linear(width, ffn_width, bias)
-        self.up_proj = linear(width, ffn_width, bias)
-        self.down_proj = linear(ffn_width, width, bias)
-        self.activation = activation
+    entries = ("gate_proj", "up_proj")
+    gate_proj: nn.Linear
 
     def compose(self, x: Tensor, project: Projection) -> Tensor:
         return project("down_proj", self.activation(project("gate_proj", x)) * project("up_proj", x))

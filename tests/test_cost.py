@@ -1,21 +1,29 @@
 """What is estimated is checked against the models themselves, and against what must grow with what."""
 
+from typing import Any
+
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.machines import machine
 from tests.variants import small
-from tinylm.config import ModelConfig
+from tinylm.config import Budget, ModelConfig, TrainingConfig
 from tinylm.cost import (
     activation_bytes,
     matrix_parameters,
+    muon_flops,
     probe_machine,
     training_flops,
     training_speed,
+    training_step_seconds,
 )
 from tinylm.model.attention import FEW_KEYS
 from tinylm.model.build import build_model
 from tinylm.presets import PRESETS, make_model_config
+from tinylm.training.optimizer import build_optimizer
 
 
 def test_the_matrices_counted_are_those_of_the_model() -> None:
@@ -29,6 +37,30 @@ def test_the_matrices_counted_are_those_of_the_model() -> None:
 def test_training_costs_six_flops_a_parameter_and_six_a_key_of_every_layer() -> None:
     config = small(context=10, layers=3)
     assert training_flops(config) == 6 * matrix_parameters(config) + 6 * 3 * 10 * 16
+
+
+@pytest.mark.parametrize(
+    "shape", [{}, {"experts": 3}, {"position": "relative"}, {"architecture": "encoder-decoder", "encoder_layers": 1}]
+)
+def test_muon_costs_what_torch_counts_of_its_step(shape: dict[str, Any]) -> None:
+    config = small(layers=2, width=32, ffn_width=48, heads=4, **shape)
+    model = build_model(config)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    training = TrainingConfig(
+        budget=Budget(steps=1), batch_size=1, micro_batch=1, lr=0.1, min_lr=0.0, warmup=0.0, optimizer="muon"
+    )
+    optimizer = build_optimizer(model, training)
+    with FlopCounterMode(display=False) as counter:
+        optimizer.step()
+    assert muon_flops(config) == counter.get_total_flops()
+
+
+def test_a_step_takes_the_time_of_its_tokens_and_of_the_optimizer() -> None:
+    config, on = make_model_config(vocab_size=77, preset="modern", size="small"), machine(flops=1e12)
+    plain, by_muon = (training_step_seconds(on, config, 4096, optimizer) for optimizer in ("adamw", "muon"))
+    assert plain == 4096 / training_speed(on, config)
+    assert by_muon - plain == pytest.approx(muon_flops(config) / 1e12 / 0.75)
 
 
 @given(st.floats(1e8, 1e15), st.floats(1.1, 10))

@@ -160,11 +160,13 @@ def test_a_batch_leaves_1500_steps_within_what_suits_the_device(device: str, few
     for preset, tokens_of_wide in (("modern", 8192), ("gpt2", 2048)):  # for Muon's sake, eight times the width
         plan = planned(model={**wide, "preset": preset}, on=machine(device), budget=Budget(steps=10))
         assert plan.training.batch_size * 128 == max(most, tokens_of_wide)
-    model = {"size": "micro", "context": 64}
-    speed = training_speed(machine(device), planned(model=model).model)
-    between = planned(model=model, on=machine(device), budget=Budget(time=1500 * (fewest + most) / 2 / speed))
-    assert between.training.batch_size * 64 == pytest.approx((fewest + most) / 2, abs=64)
-    assert between.steps == pytest.approx(1500, rel=0.05)
+    for preset in ("modern", "gpt2"):
+        model = {"size": "micro", "context": 64, "preset": preset}
+        speed = training_speed(machine(device), planned(model=model).model)
+        budget = Budget(time=1500 * (fewest + most) / 2 / speed)
+        between = planned(model=model, on=machine(device), budget=budget)
+        assert between.training.batch_size * 64 == pytest.approx((fewest + most) / 2, abs=64)
+        assert preset == "modern" or between.steps == pytest.approx(1500, rel=0.05)  # Muon's products take time, too
 
 
 @pytest.mark.parametrize("batch_size", [1, 1000, 4096])
@@ -317,22 +319,19 @@ def test_compiling_is_worth_it_in_long_runs(wanted: str, device: str, seconds: f
 
 
 @pytest.mark.parametrize(
-    ("dtype", "onednn", "dropout", "compiled"),
+    ("dtype", "onednn", "compiled"),
     [
-        ("bf16", True, {}, True),
-        ("bf16", True, {"dropout": 0.1}, False),
-        ("bf16", True, {"attention_dropout": 0.1}, False),
-        ("fp32", True, {}, False),
-        ("fp32", False, {}, True),
+        ("bf16", True, True),
+        ("fp32", True, False),
+        ("fp32", False, True),
     ],
 )
 def test_a_cpu_compiles_where_that_makes_a_step_faster(
-    dtype: str, onednn: bool, dropout: dict[str, float], compiled: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: str, onednn: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tinylm.plan.can_compile", lambda device: True)
     monkeypatch.setattr("tinylm.plan.HAS_ONEDNN", onednn)
-    model = {"size": "nano", "dropout": 0.0, **dropout}
-    plan = planned(budget=Budget(time=1e6), on=machine(dtype=dtype), model=model)
+    plan = planned(budget=Budget(time=1e6), on=machine(dtype=dtype), model={"size": "nano"})
     assert plan.runtime.compile == compiled
 
 
@@ -444,16 +443,30 @@ def test_modern_models_are_trained_by_muon_and_adapters_and_older_ones_are_not()
         assert planned_pairs([10], **others).training.optimizer != "muon"
 
 
-@pytest.mark.parametrize(("passes", "decay"), [(0.5, 0.1), (1, 0.1), (4, 0.4), (10, 1.0), (50, 1.0)])
-def test_weights_of_a_modern_model_decay_more_where_the_text_is_seen_more_often(passes: float, decay: float) -> None:
-    assert planned(budget=Budget(epochs=passes)).training.weight_decay == pytest.approx(decay, rel=0.05)
-    assert planned(budget=Budget(epochs=passes), model={"preset": "gpt2"}).training.weight_decay == 0.1
-    assert planned(budget=Budget(epochs=passes), training={"weight_decay": 0.3}).training.weight_decay == 0.3
+@pytest.mark.parametrize(
+    ("size", "passes", "decay"),
+    [
+        ("micro", 0.5, 0.1),
+        ("micro", 1, 0.12),
+        ("micro", 5, 0.6),
+        ("micro", 50, 1.1),
+        ("small", 10, 1.2),
+        ("small", 50, 2.0),
+        ("medium", 50, 3.0),
+    ],
+)
+def test_weights_of_a_modern_model_decay_more_where_the_text_is_seen_more_often_and_small_for_the_model(
+    size: str, passes: float, decay: float
+) -> None:
+    budget = Budget(epochs=passes)
+    assert planned(budget=budget, model={"size": size}).training.weight_decay == pytest.approx(decay, rel=0.05)
+    assert planned(budget=budget, model={"size": size, "preset": "gpt2"}).training.weight_decay == 0.1
+    assert planned(budget=budget, model={"size": size}, training={"weight_decay": 0.3}).training.weight_decay == 0.3
 
 
 @pytest.mark.parametrize(
     ("size", "passes", "dropout"),
-    [("micro", 1, 0), ("micro", 19, 0), ("micro", 100, 0.13), ("small", 24, 0.3), ("micro", 500, 0.3)],
+    [("micro", 1, 0), ("micro", 70, 0), ("micro", 100, 0.05), ("small", 20, 0.13), ("micro", 500, 0.2)],
 )
 def test_a_modern_model_drops_out_the_more_the_larger_it_is_and_the_more_often_it_sees_a_text(
     size: str, passes: float, dropout: float

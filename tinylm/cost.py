@@ -77,12 +77,33 @@ def training_flops(config: ModelConfig) -> float:
     return 6 * matrix_parameters(config) + 6 * _depth(config) * config.context * config.width
 
 
+@functools.cache
+def muon_flops(config: ModelConfig) -> int:
+    """A step of Muon: five rounds for each matrix R x C of a layer, R <= C, of products with RRC, RRR and RRC parts."""
+    total = 0
+    for name, parameter in build_empty_model(config).named_parameters():
+        if "layers." in name and name.endswith(".weight") and parameter.dim() == 2 and ".router." not in name:
+            rows, columns = sorted(parameter.shape)
+            total += 5 * 2 * (2 * rows * rows * columns + rows**3)
+    return total
+
+
 def training_speed(machine: Machine, config: ModelConfig) -> float:
-    """Expected tokens a second: matrix products near their full speed, and what each layer costs besides."""
+    """Expected tokens a second, forward and backward: matrix products, and what each layer costs besides."""
     cpu = machine.runtime.device == "cpu"
-    products = training_flops(config) / ((0.75 if cpu else 0.35) * machine.flops)
     besides = _depth(config) * (LAYER_CORE_SECONDS / machine.runtime.threads if cpu else LAYER_GPU_SECONDS)
-    return 1 / (products + besides)
+    return 1 / (training_flops(config) / _product_speed(machine) + besides)
+
+
+def training_step_seconds(machine: Machine, config: ModelConfig, tokens: float, optimizer: str | None) -> float:
+    """Expected seconds of a step of so many tokens, the optimizer's products included."""
+    seconds = tokens / training_speed(machine, config)
+    return seconds + muon_flops(config) / _product_speed(machine) if optimizer == "muon" else seconds
+
+
+def _product_speed(machine: Machine) -> float:
+    """FLOP/s of a model's own matrix products, near the full speed."""
+    return (0.75 if machine.runtime.device == "cpu" else 0.35) * machine.flops
 
 
 def _depth(config: ModelConfig) -> float:

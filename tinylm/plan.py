@@ -8,7 +8,14 @@ import numpy as np
 
 from tinylm.checks import flag
 from tinylm.config import Budget, DataConfig, ModelConfig, RuntimeConfig, TrainingConfig
-from tinylm.cost import Machine, activation_bytes, matrix_parameters, parameters_by_part, training_speed
+from tinylm.cost import (
+    Machine,
+    activation_bytes,
+    matrix_parameters,
+    parameters_by_part,
+    training_speed,
+    training_step_seconds,
+)
 from tinylm.device import can_compile, free_memory
 from tinylm.errors import UsageError
 from tinylm.model.linear import HAS_ONEDNN
@@ -23,10 +30,11 @@ COMPILE_FROM = 600.0  # seconds of training that earn back what compiling a laye
 STEPS = 1500  # that a run should have, where its length allows
 TOKENS_PER_STEP = {"cpu": (1024, 2048), "gpu": (8192, 65_536)}
 MUON_TOKENS_PER_WIDTH = 8  # in the largest step: Muon's products have the operations of some five
-# What is seen often would be learned by heart: docs/decisions/012.
-DECAY_PER_PASS, MOST_DECAY = 0.1, 1.0
-MANY_PASSES, DROPOUT_PER_PASS = 20, 1 / 600  # and for each parameter that there is to a token of the text
-DROPOUT = 0.3  # at most, and for pairs
+# What is seen often is learned by heart, the sooner the larger the model is for its text: docs/decisions/012, 014.
+DECAY_PER_PASS, LEAST_DECAY, MOST_DECAY = 0.12, 0.1, 3.0
+DROPOUT_PER_PASS = 1 / 1500  # and for each parameter that there is to a token of the text
+LEAST_DROPOUT, MOST_DROPOUT = 0.04, 0.2  # less is not worth its time
+PAIR_DROPOUT = 0.3
 LABEL_SMOOTHING = 0.1  # where targets are made from sources (Vaswani et al. 2017)
 FEW_PAIRS = 1_000_000  # are seen many times
 LEAST_PAIR_CONTEXT = 128
@@ -132,14 +140,15 @@ def plan_training(
     if pair_contexts is not None:  # the last batch of an epoch may be a smaller one
         fitting = int((pair_contexts.train <= shape.context).sum())
         steps_per_epoch = max(1, math.ceil(fitting / batch_size))
-    step_seconds = batch_size * tokens_each / training_speed(machine, shape)
+    step_seconds = training_step_seconds(machine, shape, batch_size * tokens_each, optimizer)
     steps = budget.total_steps(steps_per_epoch) or max(1, int(seconds / step_seconds))
     passes = steps / steps_per_epoch
-    if passes > MANY_PASSES and recipe == "modern" and base is None and "dropout" not in model:
-        shape = replace(shape, dropout=_choose_dropout(passes, parameters / data.train_tokens))
+    parameters_per_token = parameters / data.train_tokens
+    if recipe == "modern" and base is None and "dropout" not in model and not data.train_pairs:
+        shape = replace(shape, dropout=_choose_dropout(passes, parameters_per_token))
     settings = {
         **RECIPES[recipe],
-        **({"weight_decay": _choose_decay(passes)} if recipe == "modern" else {}),
+        **({"weight_decay": _choose_decay(passes, parameters_per_token)} if recipe == "modern" else {}),
         "label_smoothing": LABEL_SMOOTHING if data.train_pairs else 0.0,
         "lr": default_learning_rate(recipe, shape.width),
         **_rhythm(steps, step_seconds, shape, machine, training.get("eval_every"), training.get("save_every")),
@@ -182,7 +191,7 @@ def _choose_shape(
 ) -> ModelConfig:
     choices = {name: value for name, value in model.items() if name not in ("preset", "size")}
     if data.train_pairs and data.train_pairs < FEW_PAIRS:
-        choices.setdefault("dropout", DROPOUT)
+        choices.setdefault("dropout", PAIR_DROPOUT)
     preset, size = model.get("preset", "modern"), model.get("size", "auto")
     if size not in ("auto", *SIZES):
         raise UsageError(f"--size is {size!r}; it must be one of: auto, {', '.join(SIZES)}.")
@@ -278,11 +287,13 @@ def _choose_batch_size(
 
 
 def _choose_dropout(passes: float, parameters_per_token: float) -> float:
-    return float(f"{min(DROPOUT_PER_PASS * passes * parameters_per_token, DROPOUT):.2g}")
+    dropout = min(DROPOUT_PER_PASS * passes * parameters_per_token, MOST_DROPOUT)
+    return float(f"{dropout:.2g}") if dropout >= LEAST_DROPOUT else 0.0
 
 
-def _choose_decay(passes: float) -> float:
-    return float(f"{min(max(DECAY_PER_PASS * passes, 0.1), MOST_DECAY):.2g}")
+def _choose_decay(passes: float, parameters_per_token: float) -> float:
+    most = min(1 + parameters_per_token / 10, MOST_DECAY)
+    return float(f"{min(max(DECAY_PER_PASS * passes, LEAST_DECAY), most):.2g}")
 
 
 def _rhythm(
@@ -308,13 +319,12 @@ def _rhythm(
 
 def _choose_compile(wanted: str, runtime: RuntimeConfig, seconds: float, shape: ModelConfig) -> bool:
     """Where sizes change with every batch, as pairs' and experts' do, it would be compiled again and again. On a CPU,
-    compiled products in fp32 are not oneDNN's, and compiled dropout is slow: there a step would take longer.
+    compiled products in fp32 are not oneDNN's, and slower.
     """
     if wanted not in ("auto", "on", "off"):
         raise UsageError(f"--compile is {wanted!r}; it must be one of: auto, on, off.")
     if wanted == "on":
         return True
     steady = shape.architecture != "encoder-decoder" and shape.experts == 1
-    drops_out = shape.dropout > 0 or shape.attention_dropout > 0
-    slower = runtime.device == "cpu" and (drops_out or (runtime.dtype == "fp32" and HAS_ONEDNN))
+    slower = (runtime.device, runtime.dtype) == ("cpu", "fp32") and HAS_ONEDNN
     return wanted == "auto" and steady and not slower and can_compile(runtime.device) and seconds >= COMPILE_FROM

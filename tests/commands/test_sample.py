@@ -90,9 +90,9 @@ def test_streamed_text_equals_text_printed_at_once(kind: str, seed: int, request
 
 @pytest.mark.parametrize("choice", [("-t", 0), ("-t", 1.0, "--repeat-penalty", 1.2), ("--quantize", "int8")], ids=str)
 def test_a_draft_changes_no_text(choice: tuple[object, ...], run: Path) -> None:
-    """300 tokens are enough for a draft by itself, and go far past the context."""
+    """600 tokens are enough for a draft by itself, and go far past the context."""
     texts = [
-        written("-m", run, "-n", 300, *choice, *draft) for draft in ((), ("--draft", "ngram"), ("--draft", "none"))
+        written("-m", run, "-n", 600, *choice, *draft) for draft in ((), ("--draft", "ngram"), ("--draft", "none"))
     ]
     assert texts[0] == texts[1] == texts[2]
 
@@ -103,7 +103,7 @@ def test_without_the_training_text_there_is_a_draft_only_where_it_was_not_asked_
     assert config.data is not None
     data = replace(config.data, token_folder=str(here / "gone"), corpus=("-",))
     RunFolder(alone).write_config(replace(config, data=data))
-    assert written("-m", alone, "-n", 300) == written("-m", run, "-n", 300)
+    assert written("-m", alone, "-n", 600) == written("-m", run, "-n", 600)
     refused(tinylm("sample", "-m", alone, "--draft", "ngram"), 2, "--draft ngram is not possible", "is missing")
 
 

@@ -28,6 +28,20 @@ def test_neighbours_and_calls_are_dropped_apart() -> None:
     assert torch.corrcoef(torch.stack((one, other)))[0, 1].abs() < 0.01
 
 
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # by what torch's compiler imports
+def test_a_compiler_neither_merges_draws_nor_repeats_one_for_the_gradient() -> None:
+    torch.manual_seed(0)
+    drop = Dropout(0.5)
+    compiled = torch.compile(lambda x: (drop(x), drop(x)), backend="aot_eager_decomp_partition")
+    x = torch.ones(400, 1000, requires_grad=True)
+    one, other = compiled(x)
+    zeros = torch.stack((one.detach() == 0, other.detach() == 0)).flatten(1).double()
+    assert torch.corrcoef(zeros)[0, 1].abs() < 0.01
+    (one + 3 * other).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, (one + 3 * other).detach())
+
+
 def test_the_seed_decides_and_nothing_is_dropped_outside_of_training() -> None:
     drop, x = Dropout(0.3), torch.ones(1000)
     torch.manual_seed(1)

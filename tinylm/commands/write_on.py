@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 TEMPERATURE = 0.8
 MOST_GUESSES = 6
-DRAFT_FROM = 256  # tokens, which earn back what reading the training text costs
+DRAFT_FROM = 512  # tokens, which earn back what reading the training text costs
 BETWEEN_SAMPLES = "\n---\n"
 
 

@@ -15,10 +15,19 @@ class Dropout(nn.Dropout):
         """(...) -> (...)"""
         if not self.training or self.p == 0.0:
             return input
-        if input.device.type != "cpu" or torch.compiler.is_compiling():
+        if input.device.type != "cpu":
             return F.dropout(input, self.p)
         count = input.numel()
-        bits = torch.empty(-(-count // 4), dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
+        bits = torch.empty(-(-count // 4), dtype=torch.int64)
+        _draw(bits)
         numbers = bits.view(torch.int16)[:count].view(input.shape)  # evenly from -2^15 to 2^15 - 1
         kept = numbers >= round(self.p * 2**16) - 2**15
         return input * (kept.to(input.dtype) * (1 / (1 - self.p)))
+
+
+@torch.library.custom_op("tinylm::draw_bits", mutates_args=("bits",), tags=torch.Tag.nondeterministic_seeded)
+def _draw(bits: Tensor) -> None:
+    """Fill with random bits: an operation of its own, since a compiler would draw them in its way, more slowly. It
+    changes its input, since two that only return something would become one.
+    """
+    bits.random_(torch.iinfo(torch.int64).min, None)

@@ -13,7 +13,7 @@ from tests.machines import machine
 from tests.variants import small
 from tinylm import plan as p
 from tinylm.config import Budget, DataConfig, ModelConfig
-from tinylm.cost import Machine, training_speed
+from tinylm.cost import Machine, training_step_seconds
 from tinylm.errors import UsageError
 from tinylm.model.build import build_model
 from tinylm.presets import PRESETS, SIZES
@@ -160,13 +160,13 @@ def test_a_batch_leaves_1500_steps_within_what_suits_the_device(device: str, few
     for preset, tokens_of_wide in (("modern", 8192), ("gpt2", 2048)):  # for Muon's sake, eight times the width
         plan = planned(model={**wide, "preset": preset}, on=machine(device), budget=Budget(steps=10))
         assert plan.training.batch_size * 128 == max(most, tokens_of_wide)
-    for preset in ("modern", "gpt2"):
+    for preset, optimizer in (("modern", "muon"), ("gpt2", "adamw")):
         model = {"size": "micro", "context": 64, "preset": preset}
-        speed = training_speed(machine(device), planned(model=model).model)
-        budget = Budget(time=1500 * (fewest + most) / 2 / speed)
-        between = planned(model=model, on=machine(device), budget=budget)
+        shape = planned(model=model).model
+        step = training_step_seconds(machine(device), shape, (fewest + most) / 2, optimizer)
+        between = planned(model=model, on=machine(device), budget=Budget(time=1500 * step))
         assert between.training.batch_size * 64 == pytest.approx((fewest + most) / 2, abs=64)
-        assert preset == "modern" or between.steps == pytest.approx(1500, rel=0.05)  # Muon's products take time, too
+        assert between.steps == pytest.approx(1500, rel=0.05)
 
 
 @pytest.mark.parametrize("batch_size", [1, 1000, 4096])

@@ -280,7 +280,8 @@ def _choose_batch_size(
         most = max(most, MUON_TOKENS_PER_WIDTH * shape.width)
     tokens = most
     if budget.time is not None:
-        tokens = int(budget.time * training_speed(machine, shape) / STEPS)
+        optimizing = training_step_seconds(machine, shape, 0, optimizer)
+        tokens = int((budget.time / STEPS - optimizing) * training_speed(machine, shape))
     elif budget.epochs is not None:
         tokens = int(budget.epochs * data.train_tokens / STEPS)
     return max(1, int(min(max(tokens, fewest), most) / _sequences(data, shape)[1]))

@@ -29,7 +29,7 @@ from tinylm.inference.arrange import arrange
 from tinylm.inference.draft import NGramDraft
 from tinylm.inference.generator import generate, generate_from_draft
 from tinylm.inference.sampler import Sampler, Sampling
-from tinylm.inference.threads import WakingDecoder
+from tinylm.inference.threads import WakingDecoder, waking_seconds
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.objective import next_token
@@ -47,7 +47,7 @@ def tinylm_tokens(model: Decoder, tokens: int, streams: int = 1, use_cache: bool
     """What `tinylm sample --temperature 0` generates: a list of tokens for each stream."""
     weight = model.embedding.weight
     sampler = Sampler(Sampling(temperature=0.0), 0, streams, weight.device, len(weight))
-    steps = generate(WakingDecoder(model), [PROMPT] * streams, sampler, tokens, use_cache)
+    steps = generate(WakingDecoder(model, waking_seconds()), [PROMPT] * streams, sampler, tokens, use_cache)
     return [list(stream) for stream in zip(*steps, strict=True)]
 
 
@@ -118,7 +118,7 @@ def drafted(path: Path, tokens: int) -> dict[str, Callable[[], object]]:
 
     def write(name: str, model: Decoder, drafting: bool) -> list[list[int]]:
         sampler = Sampler(Sampling(), next(seeds[name]), 1, model.device, model.vocab_size)
-        writer = WakingDecoder(model)
+        writer = WakingDecoder(model, waking_seconds())
         if drafting:
             return list(generate_from_draft(writer, prompt, sampler, tokens, draft, MOST_GUESSES))
         return list(generate(writer, [prompt], sampler, tokens))

@@ -26,7 +26,8 @@ from training_step import random_batch, tinylm_step
 from transformers import GPT2LMHeadModel
 
 from tinylm.config import ModelConfig
-from tinylm.device import autocast, choose_training_dtype
+from tinylm.cost import probe_machine
+from tinylm.device import autocast
 from tinylm.model.build import build_model
 from tinylm.text.dataset import Batch
 
@@ -47,7 +48,7 @@ class Setting:
 
 
 def settings(compiled: bool) -> list[Setting]:
-    auto = choose_training_dtype("auto", "cpu").value
+    auto = probe_machine("cpu", "auto").runtime.dtype
     rows = [
         Setting(f"defaults (tinylm: {auto}, fused AdamW; transformers: fp32, AdamW)", auto, "fp32", False),
         Setting("both fp32, fused AdamW", "fp32", "fp32", True),

@@ -110,3 +110,21 @@ def test_the_machine_is_probed_in_a_moment() -> None:
     assert probed.reasons.startswith("cpu (")
     assert "asked for; fp32: asked for" in probed.reasons
     assert 1e7 < probed.flops < 1e16
+
+
+@pytest.mark.parametrize("bf16, dtype", [(5e10, "fp32"), (5e11, "bf16")])
+def test_the_format_is_the_one_that_the_probe_finds_faster(
+    bf16: float, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds = {"fp32": 1e11, "bf16": bf16}
+    timed: list[str] = []
+
+    def time(device: str, dtype: str) -> float:
+        timed.append(dtype)
+        return speeds[dtype]
+
+    monkeypatch.setattr("tinylm.cost._matmul_flops", time)
+    monkeypatch.setattr("tinylm.device.computes_bf16", lambda device: True)
+    probed = probe_machine("cpu", "auto")
+    assert (probed.runtime.dtype, probed.flops) == (dtype, speeds[dtype])
+    assert sorted(timed) == ["bf16", "fp32"]

@@ -10,6 +10,11 @@ from tinylm import device as d
 from tinylm.errors import UsageError
 
 
+def training_dtype(wanted: str, device: str, bf16: float = 3.0) -> d.Choice:
+    """`bf16`: how many times as fast as those of fp32 its products are."""
+    return d.choose_training_dtype(wanted, device, {"fp32": 1e11, "bf16": bf16 * 1e11}.__getitem__)
+
+
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Pretend to be a machine with these devices."""
@@ -66,7 +71,7 @@ def test_cuda_trains_in_bf16_from_ampere_on(
     machine: Callable[..., None], capability: tuple[int, int], bf16: bool
 ) -> None:
     machine("cuda", capability=capability)
-    for choose in (d.choose_training_dtype, d.choose_inference_dtype):
+    for choose in (training_dtype, d.choose_inference_dtype):
         assert choose("auto", "cuda").value == ("bf16" if bf16 else "fp32")
 
 
@@ -85,25 +90,35 @@ def test_a_cpu_trains_in_bf16_only_where_it_multiplies_in_it(
     monkeypatch.setattr(platform, "machine", lambda: processor)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    assert d.choose_training_dtype("auto", "cpu").value == ("bf16" if bf16 else "fp32")
+    assert training_dtype("auto", "cpu").value == ("bf16" if bf16 else "fp32")
     assert d.choose_inference_dtype("auto", "cpu").value == "fp32"
 
 
+@pytest.mark.parametrize("bf16, dtype", [(0.5, "fp32"), (1.1, "fp32"), (1.3, "bf16"), (8, "bf16")])
+def test_a_cpu_trains_in_bf16_only_where_that_is_faster(
+    bf16: float, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(d, "computes_bf16", lambda device: True)
+    assert training_dtype("auto", "cpu", bf16).value == dtype
+    assert training_dtype("auto", "cuda", bf16).value == "bf16"
+    assert training_dtype("bf16", "cpu", bf16) == d.Choice("bf16", "asked for")
+
+
 def test_mps_computes_in_fp32_unless_told_otherwise() -> None:
-    assert d.choose_training_dtype("auto", "mps").value == d.choose_inference_dtype("auto", "mps").value == "fp32"
-    assert d.choose_training_dtype("fp16", "mps") == d.Choice("fp16", "asked for")
+    assert training_dtype("auto", "mps").value == d.choose_inference_dtype("auto", "mps").value == "fp32"
+    assert training_dtype("fp16", "mps") == d.Choice("fp16", "asked for")
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_a_format_that_was_asked_for_is_used(dtype: str) -> None:
-    for choose in (d.choose_training_dtype, d.choose_inference_dtype):
+    for choose in (training_dtype, d.choose_inference_dtype):
         assert choose(dtype, "cuda") == d.Choice(dtype, "asked for")
 
 
 def test_formats_that_cannot_be_are_refused() -> None:
     with pytest.raises(UsageError, match="--dtype fp16 needs a GPU; on a CPU use bf16 or fp32"):
-        d.choose_training_dtype("fp16", "cpu")
-    for choose in (d.choose_training_dtype, d.choose_inference_dtype):
+        training_dtype("fp16", "cpu")
+    for choose in (training_dtype, d.choose_inference_dtype):
         with pytest.raises(UsageError, match="--dtype is 'int8'; it must be one of: auto, fp32, bf16, fp16"):
             choose("int8", "cpu")
 

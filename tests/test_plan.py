@@ -330,7 +330,7 @@ def test_a_cpu_compiles_where_that_makes_a_step_faster(
     dtype: str, onednn: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tinylm.plan.can_compile", lambda device: True)
-    monkeypatch.setattr("tinylm.plan.HAS_ONEDNN", onednn)
+    monkeypatch.setattr("tinylm.plan.USES_ONEDNN", onednn)
     plan = planned(budget=Budget(time=1e6), on=machine(dtype=dtype), model={"size": "nano"})
     assert plan.runtime.compile == compiled
 

@@ -11,8 +11,10 @@ def main() -> None:
     # While Python imports, a Ctrl-C would end in a traceback from wherever it was; nothing is lost by ending at once.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _open_closed_streams()
-    # Read when torch loads. Threads that spin while they wait make a step many times slower beside a busy neighbour.
-    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    if "GOMP_SPINCOUNT" not in os.environ:
+        from tinylm.spinning import choose_spin_count
+
+        os.environ["GOMP_SPINCOUNT"] = str(choose_spin_count())
     from tinylm.cli import app
 
     signal.signal(signal.SIGINT, interrupt)

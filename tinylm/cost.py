@@ -26,16 +26,17 @@ class Machine:
 
 
 def probe_machine(device: str, dtype: str) -> Machine:
-    """Choose device and number format, and time a matrix product: a fifth of a second."""
+    """Choose device and number format, and time matrix products: half a second at most."""
     chosen_device = choose_device(device)
-    chosen_dtype = choose_training_dtype(dtype, chosen_device.value)
+    product_speed = functools.cache(functools.partial(_matmul_flops, chosen_device.value))
+    chosen_dtype = choose_training_dtype(dtype, chosen_device.value, product_speed)
     runtime = RuntimeConfig(
         device=chosen_device.value, dtype=chosen_dtype.value, compile=False, threads=torch.get_num_threads()
     )
     reasons = (
         f"{describe_device(chosen_device.value)}: {chosen_device.reason}; {chosen_dtype.value}: {chosen_dtype.reason}"
     )
-    return Machine(runtime, reasons, _matmul_flops(chosen_device.value, chosen_dtype.value))
+    return Machine(runtime, reasons, product_speed(chosen_dtype.value))
 
 
 def _matmul_flops(device: str, dtype: str, rows: int = 2048, width: int = 512, seconds: float = 0.15) -> float:

@@ -18,7 +18,7 @@ from tinylm.cost import (
 )
 from tinylm.device import can_compile, free_memory
 from tinylm.errors import UsageError
-from tinylm.model.linear import HAS_ONEDNN
+from tinylm.model.linear import USES_ONEDNN
 from tinylm.presets import PRESETS, SIZES, make_model_config
 from tinylm.text.pairs import PairContexts
 
@@ -327,5 +327,5 @@ def _choose_compile(wanted: str, runtime: RuntimeConfig, seconds: float, shape: 
     if wanted == "on":
         return True
     steady = shape.architecture != "encoder-decoder" and shape.experts == 1
-    slower = (runtime.device, runtime.dtype) == ("cpu", "fp32") and HAS_ONEDNN
+    slower = (runtime.device, runtime.dtype) == ("cpu", "fp32") and USES_ONEDNN
     return wanted == "auto" and steady and not slower and can_compile(runtime.device) and seconds >= COMPILE_FROM

@@ -14,10 +14,16 @@ from tinylm.inference.sampler import Sampler, Sampling
 from tinylm.model.attention import CrossAttention
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
-from tinylm.model.linear import HAS_ONEDNN
+from tinylm.model.linear import HAS_ONEDNN, Linear
 from tinylm.model.stack import Transformer
 
 needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="this torch has no oneDNN")
+
+
+@pytest.fixture(autouse=True)
+def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that has its products from another library."""
+    monkeypatch.setattr(module, "USES_ONEDNN", HAS_ONEDNN)
 
 
 @pytest.fixture
@@ -92,6 +98,14 @@ def test_an_output_layer_that_shares_the_embedding_is_packed_and_the_embedding_s
     arrange(model)
     assert type(model.output) is PackedLinear
     assert model.embedding.weight.shape == (13, 16) and not model.embedding.weight.is_mkldnn
+
+
+@pytest.mark.usefixtures("small_counts_as_large")
+def test_nothing_is_packed_for_a_processor_with_a_faster_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "USES_ONEDNN", False)
+    model = build_model(small())
+    arrange(model)
+    assert not kinds(model, PackedLinear) and type(model.output) is Linear
 
 
 @pytest.mark.usefixtures("small_counts_as_large")

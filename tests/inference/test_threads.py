@@ -4,12 +4,15 @@ import pytest
 import torch
 
 from tests.variants import randomised, small
+from tinylm.inference import threads as module
 from tinylm.inference.arrange import arrange
 from tinylm.inference.generator import generate
 from tinylm.inference.sampler import Sampler, Sampling
-from tinylm.inference.threads import COMPUTING, READING, WAKING, WakingDecoder
+from tinylm.inference.threads import COMPUTING, READING, WakingDecoder, waking_seconds
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
+
+WAKING = 13e-6
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +27,7 @@ class Watched(WakingDecoder):
     """Remembers how many threads its decoder had."""
 
     def __init__(self, decoder: Decoder) -> None:
-        super().__init__(decoder)
+        super().__init__(decoder, WAKING)
         self.threads: list[int] = []
         decoder.register_forward_pre_hook(lambda *_: self.threads.append(torch.get_num_threads()))
 
@@ -50,7 +53,7 @@ def test_rows_and_a_long_past_wake_more_threads_and_a_token_of_a_small_model_doe
 
 
 def test_threads_are_as_before_when_a_model_fails() -> None:
-    watched = WakingDecoder(build_model(small()))
+    watched = WakingDecoder(build_model(small()), WAKING)
     with pytest.raises(IndexError):
         watched(torch.tensor([[99]]))
     assert torch.get_num_threads() == 2
@@ -64,4 +67,23 @@ def test_it_writes_what_the_decoder_writes() -> None:
         sampler = Sampler(Sampling(), 1, 2, decoder.device, 13)
         return list(generate(model, [[1], [2, 3, 4]], sampler, 40))
 
-    assert written(WakingDecoder(decoder)) == written(decoder)
+    assert written(WakingDecoder(decoder, WAKING)) == written(decoder)
+
+
+def test_waking_costs_what_two_threads_take_beyond_half_of_what_one_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a clock by which a sum takes 10 us alone, and 8 us together."""
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 10e-6 if torch.get_num_threads() == 1 else 8e-6
+        return now
+
+    monkeypatch.setattr(module.time, "perf_counter", clock)
+    assert waking_seconds() == pytest.approx(3e-6)
+    assert torch.get_num_threads() == 2
+
+
+def test_waking_costs_nothing_where_there_is_none_to_wake() -> None:
+    torch.set_num_threads(1)
+    assert 0 <= waking_seconds() < 1e-3

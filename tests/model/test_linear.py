@@ -13,6 +13,12 @@ MANY = FEWEST_ROWS
 needs_onednn = pytest.mark.skipif(not module.HAS_ONEDNN, reason="this torch has no oneDNN")
 
 
+@pytest.fixture(autouse=True)
+def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that has its products from another library."""
+    monkeypatch.setattr(module, "USES_ONEDNN", module.HAS_ONEDNN)
+
+
 def make(inputs: int, outputs: int, bias: bool = True) -> Linear:
     torch.manual_seed(1)
     return Linear(inputs, outputs, bias)
@@ -103,14 +109,35 @@ def test_autocast_decides_as_for_any_linear_layer(products: list[tuple[int, ...]
     assert products == []
 
 
-def test_few_rows_and_a_torch_without_onednn_are_torchs_own(
+def test_few_rows_and_a_processor_with_a_faster_library_are_torchs_own(
     products: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = make(8, 6)
     layer(torch.randn(MANY - 1, 8))
-    monkeypatch.setattr(module, "HAS_ONEDNN", False)
+    monkeypatch.setattr(module, "USES_ONEDNN", False)
     layer(torch.randn(MANY, 8))
     assert products == []
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "mkl", "suits"),
+    [
+        ({"cpu_name": "Intel Xeon"}, True, True),
+        ({"cpu_name": "Intel Xeon"}, False, False),
+        ({"cpu_name": "AMD EPYC"}, True, False),
+        ({}, True, False),
+        (None, True, False),
+    ],
+)
+def test_mkl_is_left_to_processors_of_intels(
+    capabilities: dict[str, str] | None, mkl: bool, suits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`None`: a torch that cannot tell."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    if capabilities is None:
+        monkeypatch.delattr(torch.cpu, "get_capabilities")
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+    assert module._suits_mkl() == suits
 
 
 def test_a_compiled_layer_takes_the_same_gradient_step() -> None:

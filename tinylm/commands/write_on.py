@@ -22,7 +22,7 @@ def write_on(console: Console, network: "Decoder", opened: OpenModel, request: R
     from tinylm.inference.generator import generate, generate_from_draft
     from tinylm.inference.sampler import Sampler
     from tinylm.inference.text import TextStream, start_tokens
-    from tinylm.inference.threads import WakingDecoder
+    from tinylm.inference.threads import WakingDecoder, waking_seconds
 
     request.refuse("beams", "length_penalty", because="This model writes on from a prompt, and searches for no target")
     length, seed = request.length, request.seed
@@ -46,7 +46,7 @@ def write_on(console: Console, network: "Decoder", opened: OpenModel, request: R
     streaming = length.stream is not False and rows == 1 and not console.as_json
     if streaming and echo:
         console.result(text, end="")
-    draft, writer = _draft(network, opened, request), WakingDecoder(network)
+    draft, writer = _draft(network, opened, request), WakingDecoder(network, waking_seconds())
     steps = (
         generate(writer, [start] * rows, sampler, length.max_tokens, request.cache)
         if draft is None

@@ -10,7 +10,7 @@ from tinylm.inference.quantize import quantize_int8
 from tinylm.model.attention import Attention
 from tinylm.model.cache import Cache
 from tinylm.model.feedforward import GatedFeedForward
-from tinylm.model.linear import HAS_ONEDNN, Linear, onednn_product
+from tinylm.model.linear import USES_ONEDNN, Linear, onednn_product
 from tinylm.model.norm import LayerNorm, RMSNorm
 from tinylm.model.position import Rotation, rotate
 from tinylm.model.routing import Routing
@@ -32,7 +32,7 @@ def arrange(model: Transformer, int8: bool = False) -> None:
         model.output = _linear(embedding.weight, None)
     if int8:
         quantize_int8(model)
-    elif HAS_ONEDNN and model.device.type == "cpu":
+    elif USES_ONEDNN and model.device.type == "cpu":
         replace_modules(model, lambda _, module: _is_large(module), lambda _, module: PackedLinear(module))
 
 

@@ -1,5 +1,6 @@
-"""How many of a CPU's threads compute a token: waking one costs as much as a small product (decision 013)."""
+"""How many of a CPU's threads compute a token: waking one costs as much as a small product (decisions 013, 015)."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,19 +13,39 @@ from tinylm.model.cache import Cache
 from tinylm.model.decoder import Decoder
 from tinylm.model.stack import Output
 
-WAKING = 13e-6  # seconds, in each product that is shared out
 READING = 40e9  # bytes of weights and of the cache that one thread reads a second
 COMPUTING = 100e9  # operations of one thread a second
+SHARED_ELEMENTS = 32_768  # of a sum, for each thread: torch shares out no less
+
+
+@torch.inference_mode()
+def waking_seconds(rounds: int = 31) -> float:
+    """What it costs to share out a product among all threads: a hundredth of a second to measure, at most."""
+    threads = torch.get_num_threads()
+    x = torch.ones(2 * SHARED_ELEMENTS, device="cpu")
+
+    def median(threads: int) -> float:
+        torch.set_num_threads(threads)
+        times = []
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            x.add_(1)
+            times.append(time.perf_counter() - begun)
+        return sorted(times)[rounds // 2]
+
+    alone, together = median(1), median(threads)
+    return max(0.0, together - alone / threads)
 
 
 class WakingDecoder:
     """A decoder on a CPU that wakes other threads where they gain more than that costs: for many rows, or much to read.
 
-    The generator takes it in the decoder's place.
+    `waking` is that cost in seconds, in each product that is shared out. The generator takes it in the decoder's place.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, waking: float) -> None:
         self._decoder = decoder
+        self._waking = waking
         weights = [m.weight for m in decoder.modules() if isinstance(m, nn.Linear | PackedLinear | Int8Linear)]
         self._products = len(weights)
         self._bytes = sum(weight.numel() * weight.element_size() for weight in weights)
@@ -56,7 +77,7 @@ class WakingDecoder:
     def _awake(self, rows: int, cached: int) -> Iterator[None]:
         reading = (self._bytes + cached * self._bytes_of_token) / READING
         gained = max(reading, self._operations * rows / COMPUTING) * (1 - 1 / self._threads)
-        torch.set_num_threads(self._threads if gained > WAKING * self._products else 1)
+        torch.set_num_threads(self._threads if gained > self._waking * self._products else 1)
         try:
             yield
         finally:

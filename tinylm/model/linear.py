@@ -1,5 +1,8 @@
-"""x W^T + b, in fp32 on a CPU by oneDNN, which torch has in it and uses for 16 bits alone (decision 013)."""
+"""x W^T + b, in fp32 on a CPU by oneDNN, which torch has in it and uses for 16 bits alone (decision 013). Intel's
+processors have it from MKL, as everywhere in torch, which is made for them (decision 015).
+"""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,6 +15,15 @@ FEWEST_ROWS = 32
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and all(
     hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
 )
+
+
+def _suits_mkl() -> bool:
+    """Whether this is a processor of Intel's, as newer versions of torch can tell."""
+    capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return torch.backends.mkl.is_available() and "Intel" in capabilities.get("cpu_name", "")
+
+
+USES_ONEDNN = HAS_ONEDNN and not _suits_mkl()
 
 
 class Linear(nn.Linear):
@@ -38,7 +50,7 @@ def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
-        HAS_ONEDNN
+        USES_ONEDNN
         and x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and x.numel() >= FEWEST_ROWS * x.shape[-1]

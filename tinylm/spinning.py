@@ -1,0 +1,53 @@
+"""How long torch's threads look for work before they sleep, which is settled when torch is loaded (decision 004)."""
+
+import os
+import threading
+import time
+
+ASLEEP = 0  # beside a busy neighbour, threads that spin make a step many times slower
+SPINS = 10_000  # a fraction of a millisecond
+SLOW_WAKING = 20e-6  # seconds, from which spinning gains more on a quiet machine than it loses on a busy one
+
+
+def choose_spin_count() -> int:
+    """For GOMP_SPINCOUNT: virtual machines may take ten times as long as others to wake a core (decision 015)."""
+    try:
+        cores = sorted(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux, whose builds of torch have other threads
+        return ASLEEP
+    if len(cores) == 1:
+        return ASLEEP
+    try:
+        waking = _waking_seconds(cores[0], cores[-1])
+    except OSError:  # a sandbox may forbid to choose a core
+        return ASLEEP
+    return SPINS if waking > SLOW_WAKING else ASLEEP
+
+
+def _waking_seconds(core: int, other: int, rounds: int = 21) -> float:
+    """The median time for a thread on one core to wake one that sleeps on another, half of there and back."""
+    before = os.sched_getaffinity(0)
+    (asked, asking), (answered, answering) = os.pipe(), os.pipe()
+
+    def answer() -> None:
+        while os.read(asked, 1):
+            os.write(answering, b"!")
+
+    def ask() -> float:
+        begun = time.perf_counter()
+        os.write(asking, b"?")
+        os.read(answered, 1)
+        return (time.perf_counter() - begun) / 2
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        os.sched_setaffinity(thread.native_id or 0, {other})
+        os.sched_setaffinity(0, {core})
+        return sorted(ask() for _ in range(rounds))[rounds // 2]
+    finally:
+        os.close(asking)  # ends the other thread
+        thread.join()
+        for end in (asked, answered, answering):
+            os.close(end)
+        os.sched_setaffinity(0, before)

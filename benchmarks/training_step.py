@@ -32,7 +32,7 @@ def tinylm_step(model: Decoder, batch: Batch, dtype: str) -> Callable[[], object
         warmup=0.0,
         schedule="constant",
     )
-    optimizer = build_optimizer(model, config)
+    optimizer = build_optimizer(model, config, dtype)
 
     def step() -> None:
         Trainer(

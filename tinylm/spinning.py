@@ -6,7 +6,7 @@ import time
 
 ASLEEP = 0  # beside a busy neighbour, threads that spin make a step many times slower
 SPINS = 10_000  # a fraction of a millisecond
-SLOW_WAKING = 20e-6  # seconds, from which spinning gains more on a quiet machine than it loses on a busy one
+SLOW_WAKING = 15e-6  # seconds, from which spinning gains more on a quiet machine than it loses on a busy one
 
 
 def choose_spin_count() -> int:

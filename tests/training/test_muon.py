@@ -33,7 +33,7 @@ def test_matrices_of_mixed_shapes_move_as_torchs_muon_moves_each(decay: float) -
 def test_an_orthogonalised_matrix_keeps_its_singular_vectors_and_evens_out_its_values(shape: tuple[int, int]) -> None:
     """Its alignment with u v^T, taken from torch's decomposition in float64, is the mean of the values it has."""
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    (found,) = orthogonalised([matrix])
+    (found,) = orthogonalised([matrix], torch.bfloat16)
     u, values, v = torch.linalg.svd(matrix.double(), full_matrices=False)
     across = u.T @ found.double() @ v.T
     assert ((across - across.diag().diag()).abs() < 0.05).all()

@@ -96,13 +96,14 @@ def orthogonalised(matrix: np.ndarray) -> np.ndarray:
     return x.T if matrix.shape[0] > matrix.shape[1] else x
 
 
-def test_muon_is_the_formula_for_the_matrices_of_layers_and_adamw_for_all_else() -> None:
+@pytest.mark.parametrize("dtype, room", [("fp32", 1e-4), ("bf16", 0.05), ("fp16", 1e-4)])
+def test_muon_is_the_formula_for_the_matrices_of_layers_and_adamw_for_all_else(dtype: str, room: float) -> None:
     """Nesterov momentum of 0.95, decay, and updates of the size 0.2 sqrt(max(rows, columns)) (Liu et al. 2025).
 
-    torch orthogonalises in bf16, which is good to a few hundredths.
+    In bf16 products are good to a few hundredths.
     """
     model, twin = (build_model(small(experts=2), seed=1).double() for _ in range(2))
-    muon, adamw = (build_optimizer(m, config(optimizer=o)) for m, o in ((model, "muon"), (twin, "adamw")))
+    muon, adamw = (build_optimizer(m, config(optimizer=o), dtype) for m, o in ((model, "muon"), (twin, "adamw")))
     matrices = {id(matrix) for matrix in layer_matrices(model)}
     names = {name for name, parameter in model.named_parameters() if id(parameter) in matrices}
     momentum = {name: np.zeros(parameter.shape) for name, parameter in model.named_parameters()}
@@ -125,7 +126,7 @@ def test_muon_is_the_formula_for_the_matrices_of_layers_and_adamw_for_all_else()
                 continue
             update = 0.2 * math.sqrt(max(parameter.shape)) * orthogonalised(before[f"{name} update"])
             found = ((1 - lr * 0.3) * before[name] - parameter.detach().numpy()) / lr
-            assert np.linalg.norm(found - update) < 0.05 * np.linalg.norm(update), name
+            assert np.linalg.norm(found - update) < room * np.linalg.norm(update), name
 
 
 def test_muon_takes_the_linear_layers_of_blocks_and_neither_routers_nor_tables() -> None:

@@ -701,7 +701,9 @@ def test_an_average_can_begin_with_steps_that_are_left_out() -> None:
     def muon(model: Decoder) -> torch.optim.Optimizer:
         matrices = layer_matrices(model)
         others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
-        return MuonAdamW(matrices, [{"params": others}], lr=1e-3, betas=(0.9, 0.99), weight_decay=0.0)
+        return MuonAdamW(
+            matrices, [{"params": others}], lr=1e-3, betas=(0.9, 0.99), weight_decay=0.0, precision=torch.float32
+        )
 
     bench = half(objective=overflows(range(2)), optimizer=muon, average=0.1, budget=Budget(steps=4), eval_every=1)
     bench.run()

@@ -17,10 +17,14 @@ class Muon(torch.optim.Optimizer):
 
     The factor gives an update the size that AdamW's have, so that a rate means the same for both (Liu et al. 2025).
     torch.optim.Muon computes the same a matrix at a time; here those of one shape are one product (decision 011).
+    `precision` is that of the products, in which bf16 is enough, and torch's.
     """
 
-    def __init__(self, matrices: Iterable[Tensor], lr: float, weight_decay: float) -> None:
+    def __init__(
+        self, matrices: Iterable[Tensor], lr: float, weight_decay: float, precision: torch.dtype = torch.bfloat16
+    ) -> None:
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
+        self._precision = precision
 
     # torch's steps may be given a closure that computes the loss again; this one is not.
     @torch.no_grad()
@@ -37,18 +41,18 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
             directions = torch._foreach_lerp(gradients, momenta, MOMENTUM)
             torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
-            for matrix, update in zip(matrices, orthogonalised(directions), strict=True):
+            for matrix, update in zip(matrices, orthogonalised(directions, self._precision), strict=True):
                 matrix.add_(update, alpha=-group["lr"] * 0.2 * max(matrix.shape) ** 0.5)
 
 
-def orthogonalised(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """Each (R, C) with its singular vectors, and all singular values near 1 (between 0.7 and 1.2), in bf16."""
+def orthogonalised(matrices: Sequence[Tensor], precision: torch.dtype) -> list[Tensor]:
+    """Each (R, C) with its singular vectors, and all singular values near 1 (between 0.7 and 1.2)."""
     wide = {index: matrix if len(matrix) <= matrix.shape[1] else matrix.T for index, matrix in enumerate(matrices)}
     of_shape: dict[torch.Size, list[int]] = defaultdict(list)
     for index, matrix in wide.items():
         of_shape[matrix.shape].append(index)
     for indices in of_shape.values():
-        together = _newton_schulz(torch.stack([wide[index].bfloat16() for index in indices]))  # (N, R, C)
+        together = _newton_schulz(torch.stack([wide[index].to(precision) for index in indices]))  # (N, R, C)
         wide.update(zip(indices, together.unbind(), strict=True))
     return [wide[index].T if len(matrix) > matrix.shape[1] else wide[index] for index, matrix in enumerate(matrices)]
 

@@ -24,8 +24,9 @@ class MuonAdamW(torch.optim.Optimizer):
         lr: float,
         betas: tuple[float, float],
         weight_decay: float,
+        precision: torch.dtype,
     ) -> None:
-        muon = Muon(matrices, lr, weight_decay)
+        muon = Muon(matrices, lr, weight_decay, precision)
         adamw = torch.optim.AdamW(others, lr=lr, betas=betas, fused=True)
         super().__init__([*muon.param_groups, *adamw.param_groups], {"lr": lr, "fused": True})
         muon.param_groups, adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
@@ -38,9 +39,10 @@ class MuonAdamW(torch.optim.Optimizer):
             part.step()
 
 
-def build_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, config: TrainingConfig, dtype: str = "fp32") -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter 2019), Adam (Kingma and Ba 2015, decay as part of the gradient), or Muon.
 
+    Where the model computes in bf16, so do Muon's products; fp16 has too small a range for gradients.
     Gains, biases and other vectors are never decayed. Only parameters that require a gradient are trained.
     Raises UsageError for Muon where no matrix of a layer is trained.
     """
@@ -54,7 +56,8 @@ def build_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Opt
         raise UsageError("--optimizer muon is for the matrices of layers, and none is trained here; use adamw.")
     chosen = {id(matrix) for matrix in matrices}
     others = _decayed((parameter for parameter in trained if id(parameter) not in chosen), config.weight_decay)
-    return MuonAdamW(matrices, others, config.lr, betas, config.weight_decay)
+    precision = torch.bfloat16 if dtype == "bf16" else torch.float32
+    return MuonAdamW(matrices, others, config.lr, betas, config.weight_decay, precision)
 
 
 def layer_matrices(model: nn.Module) -> list[Tensor]:

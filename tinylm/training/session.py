@@ -68,7 +68,7 @@ def train_session(
     torch.manual_seed(training.seed)
     device = torch.device(runtime.device)
     model.to(device)
-    optimizer = build_optimizer(model, training)
+    optimizer = build_optimizer(model, training, runtime.dtype)
     trial = next(task.batch(0).split(training.micro_batch))
     if runtime.compile and not _compile_layers(model, trial, task.objective, runtime.dtype, report):
         config = replace(config, runtime=replace(runtime, compile=False))

@@ -10,7 +10,9 @@ from tinylm.objective import next_token
 from tinylm.text.dataset import Batch
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState
-from tinylm.training.trainer import Trainer
+from tinylm.training.trainer import StopTraining, Trainer
+
+NEVER = 10**9  # steps
 
 
 class NoStore:
@@ -22,9 +24,12 @@ class NoStore:
 
 
 def tinylm_step(model: Decoder, batch: Batch, dtype: str) -> Callable[[], object]:
-    """One step of tinylm's own trainer, from beginning to end."""
+    """One step of tinylm's own trainer, without what a run does in the beginning, at the end and now and then."""
     config = TrainingConfig(
-        budget=Budget(steps=1),
+        budget=Budget(steps=NEVER),
+        eval_every=NEVER,
+        save_every=NEVER,
+        log_every=NEVER,
         batch_size=len(batch),
         micro_batch=len(batch),
         lr=1e-3,
@@ -35,6 +40,12 @@ def tinylm_step(model: Decoder, batch: Batch, dtype: str) -> Callable[[], object
     optimizer = build_optimizer(model, config, dtype)
 
     def step() -> None:
+        checks = iter([False, True])
+
+        def stop_after_one() -> None:
+            if next(checks):
+                raise StopTraining
+
         Trainer(
             model,
             next_token,
@@ -43,11 +54,11 @@ def tinylm_step(model: Decoder, batch: Batch, dtype: str) -> Callable[[], object
             optimizer,
             config,
             dtype=dtype,
-            total_steps=1,
-            state=TrainerState(micro_batch=len(batch)),
+            total_steps=NEVER,
+            state=TrainerState(step=1, micro_batch=len(batch)),
             store=NoStore(),
             report=lambda event: None,
-            check_stop=lambda: None,
+            check_stop=stop_after_one,
             started=0.0,
         ).run()
 

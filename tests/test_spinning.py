@@ -37,6 +37,15 @@ def test_threads_spin_where_waking_takes_long(times: float, spins: int, monkeypa
 
 
 @pytest.mark.usefixtures("cores")
+def test_they_sleep_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert choose_spin_count() == ASLEEP
+
+
+@pytest.mark.usefixtures("cores")
 def test_they_sleep_where_a_sandbox_forbids_to_choose_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int, cores: set[int]) -> None:
         raise PermissionError

@@ -19,7 +19,7 @@ def choose_spin_count() -> int:
         return ASLEEP
     try:
         waking = _waking_seconds(cores[0], cores[-1])
-    except OSError:  # a sandbox may forbid to choose a core
+    except (OSError, RuntimeError):  # a sandbox may forbid to choose a core, or to have another thread
         return ASLEEP
     return SPINS if waking > SLOW_WAKING else ASLEEP
 

@@ -11,6 +11,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.shell import done, records, story
 from tests.variants import small
+from tinylm.model.build import build_model
+from tinylm.training.trainer import Trainer
 
 measure = importlib.import_module("measure")
 
@@ -116,6 +118,24 @@ def test_both_take_the_same_gradient_step() -> None:
     hook.remove()
     ours, theirs = (gradients[id(embedding)] for embedding in embeddings)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_a_step_that_is_timed_is_one_step_and_neither_evaluates_nor_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = importlib.import_module("training_step")
+
+    def never(trainer: Trainer) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(Trainer, "_evaluate", never)
+    monkeypatch.setattr(Trainer, "_save", never)
+    taken: list[object] = []
+    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: taken.append(optimizer))
+    config = small("gpt2")
+    step = steps.tinylm_step(build_model(config), steps.random_batch(config, rows=2), "fp32")
+    for count in (1, 2):
+        step()
+        assert len(taken) == count
+    hook.remove()
 
 
 def test_both_decode_the_same_tokens() -> None:

@@ -20,9 +20,9 @@ SHARED_ELEMENTS = 32_768  # of a sum, for each thread: torch shares out no less
 
 @torch.inference_mode()
 def waking_seconds(rounds: int = 31) -> float:
-    """What it costs to share out a product among all threads: a hundredth of a second to measure, at most."""
+    """What it costs to share out a product among all threads. A few milliseconds tell."""
     threads = torch.get_num_threads()
-    x = torch.ones(2 * SHARED_ELEMENTS, device="cpu")
+    x = torch.ones(threads * SHARED_ELEMENTS, device="cpu")
 
     def median(threads: int) -> float:
         torch.set_num_threads(threads)

@@ -1,5 +1,5 @@
-"""x W^T + b, in fp32 on a CPU by oneDNN, which torch has in it and uses for 16 bits alone (decision 013). Intel's
-processors have it from MKL, as everywhere in torch, which is made for them (decision 015).
+"""x W^T + b, in fp32 on a CPU by oneDNN, which torch has in it and uses for 16 bits alone (decision 013). On
+Intel's processors it is MKL's, as elsewhere in torch, which is made for them (decision 015).
 """
 
 from collections.abc import Mapping

@@ -13,7 +13,8 @@ from tinylm.text.tokenizer import Tokenizer, describe_characters, train_bpe, tra
 
 CHAR_ALPHABET = 256  # more characters than this, or a longer text, and auto chooses BPE
 CHAR_CHARACTERS = 20_000_000
-VOCAB_SIZES = ((1_000_000, 1024), (10_000_000, 4096), (100_000_000, 8192))  # for texts up to so many characters
+# For texts up to so many characters: docs/decisions/016.
+VOCAB_SIZES = ((3_000_000, 1024), (10_000_000, 4096), (100_000_000, 8192))
 LARGEST_VOCAB_SIZE = 16_384
 BPE_SAMPLE = 1 << 23  # characters; a million distinct words in them take a gigabyte to learn from
 

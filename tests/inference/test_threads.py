@@ -70,8 +70,12 @@ def test_it_writes_what_the_decoder_writes() -> None:
     assert written(WakingDecoder(decoder, WAKING)) == written(decoder)
 
 
-def test_waking_costs_what_two_threads_take_beyond_half_of_what_one_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("threads, waking", [(2, 3e-6), (1, 0.0)])
+def test_waking_costs_what_all_threads_take_beyond_their_share_of_what_one_takes(
+    threads: int, waking: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Against a clock by which a sum takes 10 us alone, and 8 us together."""
+    torch.set_num_threads(threads)
     now = 0.0
 
     def clock() -> float:
@@ -80,10 +84,5 @@ def test_waking_costs_what_two_threads_take_beyond_half_of_what_one_takes(monkey
         return now
 
     monkeypatch.setattr(module.time, "perf_counter", clock)
-    assert waking_seconds() == pytest.approx(3e-6)
-    assert torch.get_num_threads() == 2
-
-
-def test_waking_costs_nothing_where_there_is_none_to_wake() -> None:
-    torch.set_num_threads(1)
-    assert 0 <= waking_seconds() < 1e-3
+    assert waking_seconds() == pytest.approx(waking, abs=1e-12)
+    assert torch.get_num_threads() == threads

@@ -14,7 +14,7 @@ def test_matrices_of_mixed_shapes_move_as_torchs_muon_moves_each(decay: float) -
     ours = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
     theirs = [torch.nn.Parameter(matrix.detach().clone()) for matrix in ours]
     optimizers = (
-        Muon(ours, lr=0.02, weight_decay=decay),
+        Muon(ours, lr=0.02, weight_decay=decay, precision=torch.bfloat16),
         torch.optim.Muon(theirs, lr=0.02, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
     )
     for step in range(4):

@@ -17,12 +17,10 @@ class Muon(torch.optim.Optimizer):
 
     The factor gives an update the size that AdamW's have, so that a rate means the same for both (Liu et al. 2025).
     torch.optim.Muon computes the same a matrix at a time; here those of one shape are one product (decision 011).
-    `precision` is that of the products, in which bf16 is enough, and torch's.
+    `precision` is the products' format; torch's is bf16, which is enough.
     """
 
-    def __init__(
-        self, matrices: Iterable[Tensor], lr: float, weight_decay: float, precision: torch.dtype = torch.bfloat16
-    ) -> None:
+    def __init__(self, matrices: Iterable[Tensor], lr: float, weight_decay: float, precision: torch.dtype) -> None:
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
         self._precision = precision
 

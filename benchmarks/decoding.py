@@ -14,7 +14,9 @@ Last comes what eight bits change in the loss of that model.
 import argparse
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -24,8 +26,10 @@ from transformers import GPT2LMHeadModel
 
 from tinylm.checkpoint import load_model
 from tinylm.commands.write_on import MOST_GUESSES
+from tinylm.device import can_compile
 from tinylm.evaluation import evaluate, rows_at_once
 from tinylm.inference.arrange import arrange
+from tinylm.inference.compiled import CompiledDecoder, compile_decoder, load_compiled
 from tinylm.inference.draft import NGramDraft
 from tinylm.inference.generator import generate, generate_from_draft
 from tinylm.inference.sampler import Sampler, Sampling
@@ -43,18 +47,21 @@ CACHED = "tinylm gpt2"
 UNCACHED = "tinylm gpt2, no cache"
 
 
-def tinylm_tokens(model: Decoder, tokens: int, streams: int = 1, use_cache: bool = True) -> list[list[int]]:
-    """What `tinylm sample --temperature 0` generates: a list of tokens for each stream."""
+def tinylm_tokens(
+    model: Decoder, tokens: int, streams: int = 1, use_cache: bool = True, writer: CompiledDecoder | None = None
+) -> list[list[int]]:
+    """What `tinylm sample --temperature 0` generates, by compiled code if given: a list of tokens for each stream."""
     weight = model.embedding.weight
     sampler = Sampler(Sampling(temperature=0.0), 0, streams, weight.device, len(weight))
-    steps = generate(WakingDecoder(model, waking_seconds()), [PROMPT] * streams, sampler, tokens, use_cache)
+    waking = WakingDecoder(model, waking_seconds(), writer)
+    steps = generate(waking, [PROMPT] * streams, sampler, tokens, use_cache)
     return [list(stream) for stream in zip(*steps, strict=True)]
 
 
-def arranged(model: Decoder, int8: bool = False) -> Decoder:
+def arranged(model: Decoder, int8: bool = False, packed: bool = True) -> Decoder:
     """A copy as `tinylm sample` makes it ready."""
     model = copy.deepcopy(model)
-    arrange(model, int8)
+    arrange(model, int8, packed)
     return model
 
 
@@ -77,9 +84,10 @@ def contestants(arguments: argparse.Namespace) -> dict[str, Callable[[], list[li
     config, tokens = chosen_shape(arguments, "gpt2"), arguments.tokens
     model, peer = build_pair(config)
     fused_peer = build_peer(config, model, FUSED_GELU)
+    modern = build_model(chosen_shape(arguments, "modern")).eval()
+    compiled = compiled_contestants({"gpt2": model, "modern": modern}, tokens) if can_compile("cpu") else {}
     quantized = arranged(model, int8=True)
-    model = arranged(model)
-    modern = arranged(build_model(chosen_shape(arguments, "modern")).eval())
+    model, modern = arranged(model), arranged(modern)
     return {
         PEER: lambda: peer_tokens(peer, tokens),
         f"{PEER}, fused GELU": lambda: peer_tokens(fused_peer, tokens),
@@ -87,7 +95,25 @@ def contestants(arguments: argparse.Namespace) -> dict[str, Callable[[], list[li
         "tinylm gpt2, int8": lambda: tinylm_tokens(quantized, tokens),
         UNCACHED: lambda: tinylm_tokens(model, tokens, use_cache=False),
         "tinylm modern": lambda: tinylm_tokens(modern, tokens),
+        **compiled,
     }
+
+
+def compiled_contestants(models: Mapping[str, Decoder], tokens: int) -> dict[str, Callable[[], list[list[int]]]]:
+    """As `tinylm sample --compile on`, whose compiling is done before, and timed apart."""
+    found: dict[str, Callable[[], list[list[int]]]] = {}
+    for (name, original), int8 in itertools.product(models.items(), (False, True)):
+        model = arranged(original, int8, packed=False)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "code.pt2"
+            begun = time.perf_counter()
+            compile_decoder(model, file)
+            seconds = time.perf_counter() - begun
+            writer = load_compiled(model, file)
+        kind = f"tinylm {name}{', int8' * int8}, compiled"
+        print(f"{kind}: in {seconds:.0f} s")
+        found[kind] = lambda model=model, writer=writer: tinylm_tokens(model, tokens, writer=writer)  # type: ignore[misc]
+    return found
 
 
 def many_streams(arguments: argparse.Namespace) -> dict[str, Callable[[], list[list[int]]]]:

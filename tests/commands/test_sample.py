@@ -8,6 +8,10 @@ import torch
 from tests.shell import copied, done, misused, records, refused, snapshot, tinylm
 from tinylm.checkpoint import RunFolder, load_model, read_config
 from tinylm.commands.write_on import BETWEEN_SAMPLES
+from tinylm.device import can_compile
+from tinylm.errors import TinyLMError
+from tinylm.inference.compiled import load_compiled
+from tinylm.text.dataset import cache_root
 
 PROMPT = "the old man"
 
@@ -105,6 +109,91 @@ def test_without_the_training_text_there_is_a_draft_only_where_it_was_not_asked_
     RunFolder(alone).write_config(replace(config, data=data))
     assert written("-m", alone, "-n", 600) == written("-m", run, "-n", 600)
     refused(tinylm("sample", "-m", alone, "--draft", "ngram"), 2, "--draft ngram is not possible", "is missing")
+
+
+@pytest.mark.skipif(not can_compile("cpu"), reason="there is no C++ compiler")
+def test_compiled_code_changes_no_text_and_is_kept_for_next_time(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = written("-m", run, "-n", 200, "--compile", "off")
+    first = done("sample", "-m", run, "-n", 200, "--seed", 1, "--compile", "on")
+    assert first.stdout == expected and "Compiling, once for models of this shape" in first.stderr
+    (kept,) = (cache_root() / "compiled").iterdir()
+    monkeypatch.setattr("tinylm.inference.compiled.compile_decoder", None)
+    used: list[Path] = []
+    monkeypatch.setattr(
+        "tinylm.inference.compiled.load_compiled",
+        lambda decoder, file: used.append(file) or load_compiled(decoder, file),  # type: ignore[func-returns-value]
+    )
+    again = done("sample", "-m", run, "-n", 200, "--seed", 1)
+    assert again.stdout == expected and "ompil" not in again.stderr
+    assert used == [kept]
+    written("-m", run, "-n", 127)
+    written("-m", run, "-n", 200, "--num-samples", 2)
+    assert used == [kept]
+
+
+def compiling_by(outcome: Exception | None, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """In place of a compiler, one that notes what it was to write."""
+    asked: list[Path] = []
+
+    def compile_decoder(decoder: object, file: Path) -> None:
+        asked.append(file)
+        if outcome is not None:
+            raise outcome
+
+    monkeypatch.setattr("tinylm.inference.compiled.compile_decoder", compile_decoder)
+    monkeypatch.setattr("tinylm.inference.compiled.load_compiled", lambda decoder, file: None)
+    monkeypatch.setattr("tinylm.device.can_compile", lambda device: True)
+    monkeypatch.setattr("tinylm.commands.compiling.COMPILE_FROM", 300)
+    return asked
+
+
+@pytest.mark.parametrize(
+    "flags, compiles",
+    [
+        ("-n 299", False),
+        ("-n 300", True),
+        ("-n 300 --compile off", False),
+        ("-n 300 --num-samples 2", False),
+        ("-n 300 --no-cache", False),
+        ("-n 5 --compile on", True),
+    ],
+)
+def test_many_tokens_of_one_sample_are_worth_compiling(
+    flags: str, compiles: bool, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = compiling_by(None, monkeypatch)
+    done("sample", "-m", run, *flags.split())
+    assert bool(asked) == compiles
+
+
+def test_prompts_of_a_file_are_counted_together_where_compiling_is_weighed(
+    run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = compiling_by(None, monkeypatch)
+    for prompts, times in ((2, 0), (3, 1)):
+        (here / "prompts.jsonl").write_text('{"prompt": "the"}\n' * prompts)
+        done("sample", "-m", run, "-f", here / "prompts.jsonl", "-n", 100)
+        assert len(asked) == times
+
+
+def test_a_compiler_that_fails_is_an_error_where_it_was_asked_for_and_a_warning_elsewhere(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = written("-m", run, "-n", 300)
+    compiling_by(TinyLMError("It failed."), monkeypatch)
+    text = done("sample", "-m", run, "-n", 300, "--seed", 1)
+    assert text.stdout == expected and "Warning: It failed. Going on without." in text.stderr
+    refused(tinylm("sample", "-m", run, "--compile", "on"), 1, "It failed.")
+
+
+def test_compiling_without_a_compiler_is_refused_where_it_was_asked_for(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = compiling_by(None, monkeypatch)
+    monkeypatch.setattr("tinylm.device.can_compile", lambda device: False)
+    done("sample", "-m", run, "-n", 300)
+    refused(tinylm("sample", "-m", run, "--compile", "on"), 2, "there is no C++ compiler here; leave it out")
+    assert not asked
 
 
 def test_text_is_printed_while_it_is_written(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,6 +389,9 @@ def test_no_model_at_all_says_how_to_get_one() -> None:
             "--draft ngram is not possible: it is for one sample at a time; leave it out",
         ),
         ("--draft ngram --no-cache", "it needs the cache"),
+        ("--compile yes", "--compile is 'yes'; it must be one of: auto, on, off"),
+        ("--compile on --num-samples 2", "--compile on is not possible: it is for one sample at a time; leave it out"),
+        ("--compile on --no-cache", "it needs the cache"),
         ("--prompt a --prompt-file b", "--prompt and --prompt-file contradict each other"),
         ("--device tpu", "--device is 'tpu'"),
         ("--dtype int8", "--dtype is 'int8'"),

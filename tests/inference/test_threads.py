@@ -41,13 +41,13 @@ def test_rows_and_a_long_past_wake_more_threads_and_a_token_of_a_small_model_doe
     enough_cached = round((2 * WAKING * products * READING - 4 * weights) / (2 * 4 * 2 * 2 * 4))
     watched = Watched(decoder)
     for rows, threads in ((1, 1), (enough_rows - 1, 1), (enough_rows + 1, 2)):
-        watched(torch.zeros(rows, 1, dtype=torch.long))
+        watched.last_logits(torch.zeros(rows, 1, dtype=torch.long), None, 1)
         assert watched.threads.pop() == threads
     batch, cache = torch.zeros(256, 1, dtype=torch.long), watched.make_cache(256, 1024)
     for offset, threads in ((enough_cached // 256 - 1, 1), (enough_cached // 256 + 1, 2)):
         for layer in cache:
             layer.offset = offset
-        watched(batch, cache)
+        watched.last_logits(batch, cache, 1)
         assert watched.threads.pop() == threads
     assert torch.get_num_threads() == 2
 
@@ -55,7 +55,7 @@ def test_rows_and_a_long_past_wake_more_threads_and_a_token_of_a_small_model_doe
 def test_threads_are_as_before_when_a_model_fails() -> None:
     watched = WakingDecoder(build_model(small()), WAKING)
     with pytest.raises(IndexError):
-        watched(torch.tensor([[99]]))
+        watched.last_logits(torch.tensor([[99]]), None, 1)
     assert torch.get_num_threads() == 2
 
 

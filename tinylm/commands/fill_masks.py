@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 CANDIDATES = 5
 IDLE = (
     *("temperature", "top_p", "min_p", "repeat_penalty", "beams", "length_penalty"),
-    *("max_tokens", "num_samples", "stop", "stream", "echo", "cache", "draft"),
+    *("max_tokens", "num_samples", "stop", "stream", "echo", "cache", "draft", "compile"),
 )
 
 

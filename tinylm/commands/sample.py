@@ -2,9 +2,11 @@
 
 import secrets
 import time
+from typing import TYPE_CHECKING
 
 import typer
 
+from tinylm.commands.compiling import choose_code, compiled_decoder
 from tinylm.commands.fill_masks import fill_masks
 from tinylm.commands.groups import typed, with_groups
 from tinylm.commands.model import AdapterPaths, ModelPath, OpenModel, choose_where, open_model
@@ -22,6 +24,9 @@ from tinylm.commands.write_on import BETWEEN_SAMPLES, write_on
 from tinylm.commands.write_targets import write_targets
 from tinylm.console import Console
 from tinylm.errors import UsageError
+
+if TYPE_CHECKING:
+    from tinylm.inference.compiled import CompiledDecoder
 
 
 @with_groups
@@ -61,7 +66,13 @@ def sample(
     device, dtype = choose_where(console, machine)
     opened = open_model(console, model, adapter or named, device)
     opened.network.to(DTYPES[dtype])
-    arrange(opened.network, int8=speed.quantize == "int8")
+    int8, samples, tokens = speed.quantize == "int8", length.num_samples, length.max_tokens * len(prompts)
+    code = choose_code(opened, speed.compile, int8=int8, tokens=tokens, samples=samples, cache=speed.cache)
+    arrange(opened.network, int8, packed=code is None)
+    compiled = None
+    if code is not None:
+        assert isinstance(opened.network, Decoder)
+        compiled = compiled_decoder(console, opened.network, code, speed.compile)
     chosen_seed = secrets.randbits(32) if seed.seed is None else seed.seed
     chosen = typed(invocation, prompt, choice, search, length, speed)
     begun = time.monotonic()
@@ -75,13 +86,13 @@ def sample(
         request = Request(
             one, prompt, choice, search, length, chosen_seed, speed.cache, speed.draft, first, data, chosen
         )
-        written += _answer(console, opened, request)
+        written += _answer(console, opened, request, compiled)
         first += length.num_samples * (1 + one.text.count("\n"))
     seconds = time.monotonic() - begun
     console.note(f"{written} tokens in {seconds:.2f} s, {written / max(seconds, 1e-9):.0f} a second.")
 
 
-def _answer(console: Console, opened: OpenModel, request: Request) -> int:
+def _answer(console: Console, opened: OpenModel, request: Request, compiled: "CompiledDecoder | None") -> int:
     """Do with a prompt what the model is for; returns how many tokens were written."""
     from tinylm.model.decoder import Decoder
     from tinylm.model.encoder import Encoder
@@ -89,7 +100,7 @@ def _answer(console: Console, opened: OpenModel, request: Request) -> int:
 
     match opened.network:
         case Decoder() as decoder:
-            return write_on(console, decoder, opened, request)
+            return write_on(console, decoder, opened, request, compiled)
         case Encoder() as encoder:
             return fill_masks(console, encoder, opened, request)
         case EncoderDecoder() as translator:

@@ -102,6 +102,15 @@ class SpeedOptions:
             "auto|ngram|none",
         ),
     ] = "auto"
+    compile: Annotated[
+        str,
+        option(
+            "Compile the writing of one sample on a CPU, in half a minute; the code is kept (default: auto, where it "
+            "pays, or was done before).",
+            MACHINE,
+            "auto|on|off",
+        ),
+    ] = "auto"
     cache: Annotated[
         bool, option("Remember keys and values; --no-cache is for comparison.", MACHINE, None, "--cache/--no-cache")
     ] = True

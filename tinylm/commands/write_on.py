@@ -8,6 +8,7 @@ from tinylm.console import Console
 from tinylm.errors import TinyLMError, UsageError
 
 if TYPE_CHECKING:
+    from tinylm.inference.compiled import CompiledDecoder
     from tinylm.inference.generator import Draft
     from tinylm.model.decoder import Decoder
 
@@ -17,8 +18,10 @@ DRAFT_FROM = 512  # tokens, which earn back what reading the training text costs
 BETWEEN_SAMPLES = "\n---\n"
 
 
-def write_on(console: Console, network: "Decoder", opened: OpenModel, request: Request) -> int:
-    """Print what a decoder writes on from a prompt; returns how many tokens that is."""
+def write_on(
+    console: Console, network: "Decoder", opened: OpenModel, request: Request, compiled: "CompiledDecoder | None"
+) -> int:
+    """Print what a decoder, or its compiled form, writes on from a prompt; returns how many tokens that is."""
     from tinylm.inference.generator import generate, generate_from_draft
     from tinylm.inference.sampler import Sampler
     from tinylm.inference.text import TextStream, start_tokens
@@ -46,7 +49,8 @@ def write_on(console: Console, network: "Decoder", opened: OpenModel, request: R
     streaming = length.stream is not False and rows == 1 and not console.as_json
     if streaming and echo:
         console.result(text, end="")
-    draft, writer = _draft(network, opened, request), WakingDecoder(network, waking_seconds())
+    draft = None if compiled and request.draft == "auto" else _draft(network, opened, request)
+    writer = WakingDecoder(network, waking_seconds(), compiled)
     steps = (
         generate(writer, [start] * rows, sampler, length.max_tokens, request.cache)
         if draft is None

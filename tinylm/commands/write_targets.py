@@ -27,7 +27,8 @@ def write_targets(console: Console, network: "EncoderDecoder", opened: OpenModel
     choice, length, seed, tokenizer = request.choice, request.length, request.seed, opened.tokenizer
     drawn = choice.temperature is not None and choice.temperature > 0
     stream = ("stream",) if length.stream else ()
-    request.refuse(*stream, "cache", "draft", because="A target is found with a cache, and printed once it is whole")
+    useless = (*stream, "cache", "draft", "compile")
+    request.refuse(*useless, because="A target is found with a cache, and printed once it is whole")
     if drawn:
         request.refuse(
             "beams", "length_penalty", because="With a --temperature, targets are drawn and not searched for"

@@ -20,8 +20,9 @@ FEWEST_WEIGHTS = 2**18  # of a matrix, for which a call of oneDNN is worth its o
 ROWS = 32  # that oneDNN arranges a matrix for: it is as fast for fewer then
 
 
-def arrange(model: Transformer, int8: bool = False) -> None:
-    """Change a model in its place; with `int8`, quantize it, too (`quantize_int8`).
+def arrange(model: Transformer, int8: bool = False, packed: bool = True) -> None:
+    """Change a model in its place; with `int8`, quantize it, too (`quantize_int8`). What is to be compiled must not be
+    `packed`: a compiler has a layout of its own.
 
     It can write and predict afterwards, and no longer be trained or saved. Of a large embedding that is the output
     layer, too, there are two copies then: one to look up, and one to multiply by.
@@ -32,7 +33,7 @@ def arrange(model: Transformer, int8: bool = False) -> None:
         model.output = _linear(embedding.weight, None)
     if int8:
         quantize_int8(model)
-    elif USES_ONEDNN and model.device.type == "cpu":
+    elif packed and USES_ONEDNN and model.device.type == "cpu":
         replace_modules(model, lambda _, module: _is_large(module), lambda _, module: PackedLinear(module))
 
 
@@ -87,9 +88,14 @@ class JoinedAttention(nn.Module):
 class JoinedNorm(nn.Module):
     """A norm for heads that have gains and biases of their own."""
 
+    gains: Tensor | None
+    biases: Tensor | None
+
     def __init__(self, bare: nn.Module, gains: Tensor | None, biases: Tensor | None) -> None:
         super().__init__()
-        self.bare, self.gains, self.biases = bare, gains, biases
+        self.bare = bare
+        self.register_buffer("gains", gains)
+        self.register_buffer("biases", biases)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H+K, T, W) -> (B, H+K, T, W)"""

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from tinylm.inference.sampler import Sampler
 from tinylm.model.cache import Cache
-from tinylm.model.stack import Output
 
 
 class NextTokenModel(Protocol):
@@ -20,11 +19,11 @@ class NextTokenModel(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def __call__(self, ids: Tensor, cache: Sequence[Cache] | None = None) -> Output: ...
-
-    def logits(self, hidden: Tensor) -> Tensor: ...
-
     def make_cache(self, batch: int, length: int, starts: Tensor | None = None) -> list[Cache]: ...
+
+    def last_logits(self, ids: Tensor, cache: Sequence[Cache] | None, count: int) -> Tensor:
+        """(B, T) -> (B, count, V), for what follows each of the last tokens. With a cache, ids come after its own."""
+        ...
 
 
 def window_start(length: int, context: int) -> int:
@@ -126,19 +125,14 @@ class _Window:
             ids = _tensor(self._model, [[text[-1]] for text in self._texts])
         if guessed:
             ids = torch.cat((ids, _tensor(self._model, [list(guessed)])), dim=1)  # (1, T+G)
-        return _last_logits(self._model, ids, self._cache, len(guessed) + 1)
+        return self._model.last_logits(ids, self._cache, len(guessed) + 1)
 
 
 def _recompute(model: NextTokenModel, texts: list[list[int]]) -> Tensor:
     """The same logits with nothing remembered between tokens."""
     ids, padding = _left_padded(model, texts, [window_start(len(text), model.context) for text in texts])
     cache = None if padding is None else model.make_cache(len(texts), ids.shape[1], padding)
-    return _last_logits(model, ids, cache, 1)[:, -1]
-
-
-def _last_logits(model: NextTokenModel, ids: Tensor, cache: list[Cache] | None, last: int) -> Tensor:
-    hidden = model(ids, cache).hidden[:, -last:]  # (B, L, D)
-    return model.logits(hidden)
+    return model.last_logits(ids, cache, 1)[:, -1]
 
 
 def _left_padded(model: NextTokenModel, texts: list[list[int]], starts: list[int]) -> tuple[Tensor, Tensor | None]:

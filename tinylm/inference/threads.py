@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from tinylm.inference.arrange import PackedLinear
+from tinylm.inference.generator import NextTokenModel
 from tinylm.inference.quantize import Int8Linear
 from tinylm.model.cache import Cache
 from tinylm.model.decoder import Decoder
-from tinylm.model.stack import Output
 
 READING = 40e9  # bytes of weights and of the cache that one thread reads a second
 COMPUTING = 100e9  # operations of one thread a second
@@ -40,11 +40,12 @@ def waking_seconds(rounds: int = 31) -> float:
 class WakingDecoder:
     """A decoder on a CPU that wakes other threads where they gain more than that costs: for many rows, or much to read.
 
-    `waking` is that cost in seconds, in each product that is shared out. The generator takes it in the decoder's place.
+    `waking` is that cost in seconds, in each product that is shared out; `writer` is what computes for the decoder, if
+    not itself. The generator takes it in the decoder's place.
     """
 
-    def __init__(self, decoder: Decoder, waking: float) -> None:
-        self._decoder = decoder
+    def __init__(self, decoder: Decoder, waking: float, writer: NextTokenModel | None = None) -> None:
+        self._writer = writer or decoder
         self._waking = waking
         weights = [m.weight for m in decoder.modules() if isinstance(m, nn.Linear | PackedLinear | Int8Linear)]
         self._products = len(weights)
@@ -56,22 +57,19 @@ class WakingDecoder:
 
     @property
     def context(self) -> int:
-        return self._decoder.context
+        return self._writer.context
 
     @property
     def device(self) -> torch.device:
-        return self._decoder.device
-
-    def __call__(self, ids: Tensor, cache: Sequence[Cache] | None = None) -> Output:
-        with self._awake(ids.numel(), len(ids) * cache[0].offset if cache else 0):
-            return self._decoder(ids, cache)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        with self._awake(hidden.shape[:-1].numel(), 0):
-            return self._decoder.logits(hidden)
+        return self._writer.device
 
     def make_cache(self, batch: int, length: int, starts: Tensor | None = None) -> list[Cache]:
-        return self._decoder.make_cache(batch, length, starts)
+        return self._writer.make_cache(batch, length, starts)
+
+    def last_logits(self, ids: Tensor, cache: Sequence[Cache] | None, count: int) -> Tensor:
+        """(B, T) -> (B, count, V)"""
+        with self._awake(ids.numel(), len(ids) * cache[0].offset if cache else 0):
+            return self._writer.last_logits(ids, cache, count)
 
     @contextmanager
     def _awake(self, rows: int, cached: int) -> Iterator[None]:

@@ -13,7 +13,6 @@ from tinylm.inference.sampler import Sampler, Sampling
 from tinylm.model.block import Memory
 from tinylm.model.cache import Cache, CrossCache
 from tinylm.model.encoder_decoder import EncoderDecoder
-from tinylm.model.stack import Output
 
 SOURCES_AT_ONCE = 32
 LARGEST_PENALTY = 10
@@ -42,12 +41,10 @@ class Conditioned:
     def device(self) -> torch.device:
         return self._model.device
 
-    def __call__(self, ids: Tensor, cache: Sequence[Cache] | None = None) -> Output:
-        """(B, T) -> (B, T, D)"""
-        return self._model.decode(ids, self._memory, cache, self._cross_cache if cache else None)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._model.logits(hidden)
+    def last_logits(self, ids: Tensor, cache: Sequence[Cache] | None, count: int) -> Tensor:
+        """(B, T) -> (B, count, V)"""
+        output = self._model.decode(ids, self._memory, cache, self._cross_cache if cache else None)
+        return self._model.logits(output.hidden[:, -count:])
 
     def reorder(self, rows: Tensor, cache: Sequence[Cache], sources_too: bool) -> None:
         """Let row b go on from row rows[b]; where a row stays with its source, what is known of sources may stay."""
@@ -167,7 +164,7 @@ def beam_search(
     cache = conditioned.make_cache(len(sources) * beams, max_tokens)
     last = torch.full((len(sources) * beams, 1), end, device=device)  # a target begins with the end of text
     for _ in range(max_tokens):
-        logits = conditioned.logits(conditioned(last, cache).hidden[:, -1]).float()  # (B*K, V)
+        logits = conditioned.last_logits(last, cache, 1)[:, -1].float()  # (B*K, V)
         totals = torch.tensor([search.totals for search in going], device=device).unsqueeze(2)  # (B, K, 1)
         grown = totals + logits.log_softmax(dim=-1).unflatten(0, (len(going), beams))  # (B, K, V)
         vocab_size = grown.shape[2]

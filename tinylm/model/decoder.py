@@ -51,3 +51,7 @@ class Decoder(Autoregressive):
     def forward(self, ids: Tensor, cache: Sequence[Cache] | None = None) -> Output:
         """(B, T) -> (B, T, D). With a cache, ids are the tokens that follow those it holds."""
         return self.through_layers(self.embed(ids), *self.sight(ids, cache), cache)
+
+    def last_logits(self, ids: Tensor, cache: Sequence[Cache] | None, count: int) -> Tensor:
+        """(B, T) -> (B, count, V), for what follows each of the last tokens."""
+        return self.logits(self(ids, cache).hidden[:, -count:])

@@ -1,0 +1,73 @@
+"""Whether a decoder writes by compiled code, and where that comes from."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tinylm.commands.model import OpenModel
+from tinylm.console import Console
+from tinylm.errors import TinyLMError, UsageError
+
+if TYPE_CHECKING:
+    from tinylm.inference.compiled import CompiledDecoder
+    from tinylm.model.decoder import Decoder
+
+COMPILE_FROM = 50_000  # tokens of one text after another, which earn back the time that compiling takes
+LOAD_FROM = 128  # tokens, which earn back the time that loading takes
+
+
+def choose_code(opened: OpenModel, wanted: str, *, int8: bool, tokens: int, samples: int, cache: bool) -> Path | None:
+    """The file of the code to write so many tokens by, there or not yet; `None` for none.
+
+    Raises UsageError where compiling is wanted and not possible.
+    """
+    from tinylm.device import can_compile
+    from tinylm.inference.compiled import code_file, obstacle
+    from tinylm.model.decoder import Decoder
+    from tinylm.text.dataset import cache_root
+
+    if wanted not in ("auto", "on", "off"):
+        raise UsageError(f"--compile is {wanted!r}; it must be one of: auto, on, off.")
+    if wanted == "off" or (wanted == "auto" and tokens < LOAD_FROM):
+        return None
+    network, found = opened.network, None
+    if not isinstance(network, Decoder):
+        found = "it is for models that write on from a prompt"
+    elif samples > 1:
+        found = "it is for one sample at a time"
+    elif not cache:
+        found = "it needs the cache"
+    elif opened.adapters:
+        found = "an adapter is on the model; make one model of both with tinylm merge-lora"
+    else:
+        found = obstacle(network)
+    if found is None:
+        assert isinstance(network, Decoder)
+        file = code_file(cache_root() / "compiled", opened.config.model, network, int8)
+        if file.exists() or (can_compile("cpu") and (wanted == "on" or tokens >= COMPILE_FROM)):
+            return file
+        found = "there is no C++ compiler here"
+    if wanted == "on":
+        raise UsageError(f"--compile on is not possible: {found}; leave it out.")
+    return None
+
+
+def compiled_decoder(console: Console, network: "Decoder", file: Path, wanted: str) -> "CompiledDecoder | None":
+    """An arranged decoder by its code, which is compiled if it is not there.
+
+    Where that fails it is said, and raised as a TinyLMError if compiling is wanted.
+    """
+    from tinylm.inference.compiled import compile_decoder, load_compiled
+
+    try:
+        if not file.exists():
+            console.note("Compiling, once for models of this shape...")
+            begun = time.monotonic()
+            compile_decoder(network, file)
+            console.note(f"Compiled in {time.monotonic() - begun:.0f} s; kept in {file.parent}.")
+        return load_compiled(network, file)
+    except TinyLMError as error:
+        if wanted == "on":
+            raise
+        console.warn(f"{error} Going on without.")
+        return None

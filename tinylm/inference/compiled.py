@@ -1,0 +1,230 @@
+"""A decoder's step, a token of one text, compiled ahead of time by torch's AOTInductor and kept on disk (decision 017).
+
+What is kept is code alone: it takes its weights from the model, and serves every model of the same shape.
+"""
+
+import copy
+import hashlib
+import json
+import os
+import platform
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tinylm import __version__
+from tinylm.adapters.inject import replace_modules
+from tinylm.config import ModelConfig
+from tinylm.errors import TinyLMError
+from tinylm.inference.quantize import Int8Linear
+from tinylm.model.attention import DotProduct
+from tinylm.model.cache import Cache, KVCache
+from tinylm.model.decoder import Decoder
+from tinylm.model.linear import Linear
+
+LAYOUT = 1  # of the compiled step; raise it when what is compiled changes
+EXAMPLE_SLOTS = 5  # of the step that is traced
+
+
+class CompiledDecoder:
+    """A decoder that has one text's tokens from compiled code, but for a prompt and a window's first and last slot.
+
+    The generator takes it in the decoder's place. `run` maps ids (1, 1), slots (S,), and each layer's keys and values
+    (1, K, L, W), to logits (1, 1, V), in a list, and puts the token's keys and values into slot S - 1.
+    """
+
+    def __init__(self, decoder: Decoder, run: Callable[[list[Tensor]], list[Tensor]]) -> None:
+        self._decoder = decoder
+        self._run = run
+        self._slots = torch.empty(decoder.context)  # only its shape is read
+
+    @property
+    def context(self) -> int:
+        return self._decoder.context
+
+    @property
+    def device(self) -> torch.device:
+        return self._decoder.device
+
+    def make_cache(self, batch: int, length: int, starts: Tensor | None = None) -> list[Cache]:
+        return self._decoder.make_cache(batch, length, starts)
+
+    def last_logits(self, ids: Tensor, cache: Sequence[Cache] | None, count: int) -> Tensor:
+        """(B, T) -> (B, count, V)"""
+        layers = [layer for layer in cache or () if isinstance(layer, KVCache)]
+        if ids.numel() != 1 or not layers or not 0 < layers[0].offset < self.context - 1:
+            return self._decoder.last_logits(ids, cache, count)
+        for layer in layers:
+            layer.offset += 1
+        slots = self._slots[: layers[0].offset]
+        return self._run([ids, slots, *(layer.keys for layer in layers), *(layer.values for layer in layers)])[0]
+
+
+def obstacle(decoder: Decoder) -> str | None:
+    """Why a decoder's step cannot be compiled, if it cannot."""
+    if decoder.device.type != "cpu":
+        return f"it is for a CPU, and the model is on {decoder.device.type}"
+    if any(window is not None for window in decoder.windows):
+        return "layers with --local-window forget, and compiled code does not"
+    return None
+
+
+def code_file(folder: Path, config: ModelConfig, decoder: Decoder, int8: bool) -> Path:
+    """Where the code for models of this shape lies, on a processor like this, with so many threads."""
+    processor = getattr(torch.cpu, "get_capabilities", torch.backends.cpu.get_cpu_capability)()
+    machine = [platform.system(), platform.machine(), processor, torch.get_num_threads()]
+    dtype = str(decoder.embedding.weight.dtype)
+    identity = [LAYOUT, __version__, torch.__version__, machine, asdict(config), dtype, int8]
+    digest = hashlib.sha256(json.dumps(identity, default=dict).encode()).hexdigest()
+    return folder / f"{digest[:32]}.pt2"
+
+
+def compile_decoder(decoder: Decoder, file: Path) -> None:
+    """Compile an arranged decoder's step, in some tens of seconds; `file` appears when it is complete.
+
+    Raises TinyLMError where that fails.
+    """
+    import torch._inductor
+
+    step = _Step(decoder)
+    unfinished = file.with_name(f"{file.stem}.{os.getpid()}.tmp.pt2")
+    slots = torch.export.Dim("slots", min=2, max=decoder.context - 1)  # the views of a full cache are others
+    keys, values = _tensors(decoder.make_cache(1, decoder.context))
+    example = (torch.zeros(1, 1, dtype=torch.long), torch.empty(EXAMPLE_SLOTS), keys, values)
+    same = [None] * len(keys)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"Cannot keep compiled code in {file.parent}: {error.strerror}. Set TINYLM_CACHE to another folder."
+        raise TinyLMError(message) from error
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's about itself
+            program = torch.export.export(step, example, dynamic_shapes=(None, {0: slots}, same, same))
+            torch._inductor.aoti_compile_and_package(
+                program,
+                package_path=str(unfinished),
+                inductor_configs={"aot_inductor.package_constants_in_so": False},
+            )
+        unfinished.replace(file)
+    except Exception as error:  # a compiler fails in ways of its own
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        message = f"torch cannot compile this model ({reason[0][:120]}); go on without, by --compile off."
+        raise TinyLMError(message) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def load_compiled(decoder: Decoder, file: Path) -> CompiledDecoder:
+    """A decoder by the code that was compiled for its shape. Raises TinyLMError where that is not to be had."""
+    try:
+        # What torch._inductor.aoti_load_package returns holds one of these, and takes two seconds to import.
+        package = torch._C._aoti.AOTIModelPackageLoader(str(file), "model", False, 1, -1)
+        weights = _weights(_Step(decoder))
+        package.load_constants({name: weights[name] for name in package.get_constant_fqns()}, False, True, True)
+    except (RuntimeError, KeyError, AttributeError, TypeError) as error:
+        raise TinyLMError(f"{file} cannot be loaded ({error}); remove it, and it will be compiled anew.") from error
+    return CompiledDecoder(decoder, package.run)
+
+
+class _Step(nn.Module):
+    """What is compiled: the decoder, for one row, with the same weights."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        held = [*decoder.parameters(), *decoder.buffers()]
+        self.decoder = copy.deepcopy(decoder, {id(tensor): tensor for tensor in held})
+        if self.decoder.output is None:
+            self.decoder.output = Linear(1, 1, bias=False)
+            self.decoder.output.weight = self.decoder.embedding.weight
+        replace_modules(self.decoder, _is_product, lambda _, module: _RowProduct(module))
+        replace_modules(self.decoder, _is_core, lambda _, module: _RowAttention(module))
+
+    def forward(self, ids: Tensor, slots: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+        """(1, 1), (S,), and each layer's (1, K, L, W) -> (1, 1, V)"""
+        cache = [_Slots(*layer, slots.shape[0]) for layer in zip(keys, values, strict=True)]
+        return self.decoder.logits(self.decoder(ids, cache).hidden)
+
+
+class _Slots:
+    """A layer's cache of which `filled` slots are used, the last of them by the token that is computed."""
+
+    starts = None
+
+    def __init__(self, keys: Tensor, values: Tensor, filled: int) -> None:
+        self._keys, self._values = keys[:, :, :filled], values[:, :, :filled]  # (1, K, S, W) each
+        self.offset = filled - 1
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        self._keys[:, :, -1:] = keys
+        self._values[:, :, -1:] = values
+        return self._keys, self._values
+
+    def reorder(self, rows: Tensor) -> None:
+        raise NotImplementedError
+
+    def rewind(self, tokens: int) -> None:
+        raise NotImplementedError
+
+
+class _RowProduct(nn.Module):
+    """x W^T + b for one row, as a sum: a compiler puts what is around it into the same loop, and reads W as it lies."""
+
+    weight: Tensor
+    scale: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, linear: nn.Module) -> None:
+        super().__init__()
+        for name in ("weight", "scale", "bias"):
+            held = getattr(linear, name, None)
+            self.register_buffer(name, None if held is None else held.detach())
+        self.padding = linear.padding if isinstance(linear, Int8Linear) else 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(1, 1, in) -> (1, 1, out)"""
+        x = F.pad(x, (0, self.padding)) if self.padding else x
+        x = x.as_strided(x.shape, x.stride())  # is computed once then, and not for every output again
+        y = (x.unsqueeze(-2) * self.weight.to(x.dtype)).sum(dim=-1)  # (1, 1, out)
+        y = y if self.scale is None else y * self.scale.to(x.dtype)
+        return y if self.bias is None else y + self.bias
+
+
+class _RowAttention(nn.Module):
+    """`DotProduct` for one query."""
+
+    def __init__(self, core: nn.Module) -> None:
+        super().__init__()
+        assert isinstance(core, DotProduct)
+        self.scale = core.scale
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """(1, H, 1, W) and two of (1, K, S, W) -> (1, H, 1, W)"""
+        scale = q.shape[-1] ** -0.5 if self.scale is None else self.scale
+        q = q.unflatten(1, (k.shape[1], -1))  # (1, K, H/K, 1, W)
+        weights = ((q * k.unsqueeze(2)).sum(dim=-1) * scale).softmax(dim=-1)  # (1, K, H/K, S)
+        return (weights.unsqueeze(-1) * v.unsqueeze(2)).sum(dim=-2, keepdim=True).flatten(1, 2)  # (1, H, 1, W)
+
+
+def _is_product(_: str, module: nn.Module) -> bool:
+    return type(module) in (nn.Linear, Linear, Int8Linear)
+
+
+def _is_core(_: str, module: nn.Module) -> bool:
+    return type(module) is DotProduct
+
+
+def _tensors(cache: Sequence[Cache]) -> tuple[list[Tensor], list[Tensor]]:
+    layers = [layer for layer in cache if isinstance(layer, KVCache)]
+    return [layer.keys for layer in layers], [layer.values for layer in layers]
+
+
+def _weights(step: nn.Module) -> Mapping[str, Tensor]:
+    named: list[tuple[str, Any]] = [*step.named_parameters(remove_duplicate=False), *step.named_buffers()]
+    return {name: tensor.detach() for name, tensor in named}

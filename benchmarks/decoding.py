@@ -33,7 +33,7 @@ from tinylm.inference.compiled import CompiledDecoder, compile_decoder, load_com
 from tinylm.inference.draft import NGramDraft
 from tinylm.inference.generator import generate, generate_from_draft
 from tinylm.inference.sampler import Sampler, Sampling
-from tinylm.inference.threads import WakingDecoder, waking_seconds
+from tinylm.inference.threads import WakingDecoder, probe_threads
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.objective import next_token
@@ -53,7 +53,7 @@ def tinylm_tokens(
     """What `tinylm sample --temperature 0` generates, by compiled code if given: a list of tokens for each stream."""
     weight = model.embedding.weight
     sampler = Sampler(Sampling(temperature=0.0), 0, streams, weight.device, len(weight))
-    waking = WakingDecoder(model, waking_seconds(), writer)
+    waking = WakingDecoder(model, probe_threads(), writer)
     steps = generate(waking, [PROMPT] * streams, sampler, tokens, use_cache)
     return [list(stream) for stream in zip(*steps, strict=True)]
 
@@ -144,7 +144,7 @@ def drafted(path: Path, tokens: int) -> dict[str, Callable[[], object]]:
 
     def write(name: str, model: Decoder, drafting: bool) -> list[list[int]]:
         sampler = Sampler(Sampling(), next(seeds[name]), 1, model.device, model.vocab_size)
-        writer = WakingDecoder(model, waking_seconds())
+        writer = WakingDecoder(model, probe_threads())
         if drafting:
             return list(generate_from_draft(writer, prompt, sampler, tokens, draft, MOST_GUESSES))
         return list(generate(writer, [prompt], sampler, tokens))

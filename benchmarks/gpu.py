@@ -29,7 +29,7 @@ from tinylm.device import DTYPES, choose_device, describe_device
 from tinylm.inference.arrange import arrange
 from tinylm.inference.generator import generate
 from tinylm.inference.sampler import Sampler, Sampling
-from tinylm.inference.threads import WakingDecoder, waking_seconds
+from tinylm.inference.threads import WakingDecoder, probe_threads
 from tinylm.model.build import build_model
 from tinylm.presets import make_model_config
 
@@ -98,7 +98,7 @@ def decoding_row(device: str, dtype: str, chosen: Sizes, bandwidth: float, round
 
     def write() -> None:
         sampler = Sampler(Sampling(temperature=0.0), 0, 1, model.device, chosen.decoding.vocab_size)
-        for _ in generate(WakingDecoder(model, waking_seconds()), [[0]], sampler, chosen.tokens):
+        for _ in generate(WakingDecoder(model, probe_threads()), [[0]], sampler, chosen.tokens):
             pass
 
     speed = chosen.tokens / seconds_of(write, device, rounds)

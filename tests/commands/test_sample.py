@@ -155,6 +155,8 @@ def compiling_by(outcome: Exception | None, monkeypatch: pytest.MonkeyPatch) -> 
         ("-n 300 --compile off", False),
         ("-n 300 --num-samples 2", False),
         ("-n 300 --no-cache", False),
+        ("-n 299 --quantize int8", False),
+        ("-n 300 --quantize int8", True),
         ("-n 5 --compile on", True),
     ],
 )
@@ -182,7 +184,7 @@ def test_a_compiler_that_fails_is_an_error_where_it_was_asked_for_and_a_warning_
     expected = written("-m", run, "-n", 300)
     compiling_by(TinyLMError("It failed."), monkeypatch)
     text = done("sample", "-m", run, "-n", 300, "--seed", 1)
-    assert text.stdout == expected and "Warning: It failed. Going on without." in text.stderr
+    assert text.stdout == expected and "Warning: It failed.\n" in text.stderr
     refused(tinylm("sample", "-m", run, "--compile", "on"), 1, "It failed.")
 
 

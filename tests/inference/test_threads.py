@@ -8,11 +8,12 @@ from tinylm.inference import threads as module
 from tinylm.inference.arrange import arrange
 from tinylm.inference.generator import generate
 from tinylm.inference.sampler import Sampler, Sampling
-from tinylm.inference.threads import COMPUTING, READING, WakingDecoder, waking_seconds
+from tinylm.inference.threads import COMPUTING, ThreadPace, WakingDecoder, probe_threads
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 
-WAKING = 13e-6
+WAKING, READING = 13e-6, 40e9
+PACE = ThreadPace(WAKING, READING)
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,7 @@ class Watched(WakingDecoder):
     """Remembers how many threads its decoder had."""
 
     def __init__(self, decoder: Decoder) -> None:
-        super().__init__(decoder, WAKING)
+        super().__init__(decoder, PACE)
         self.threads: list[int] = []
         decoder.register_forward_pre_hook(lambda *_: self.threads.append(torch.get_num_threads()))
 
@@ -53,7 +54,7 @@ def test_rows_and_a_long_past_wake_more_threads_and_a_token_of_a_small_model_doe
 
 
 def test_threads_are_as_before_when_a_model_fails() -> None:
-    watched = WakingDecoder(build_model(small()), WAKING)
+    watched = WakingDecoder(build_model(small()), PACE)
     with pytest.raises(IndexError):
         watched.last_logits(torch.tensor([[99]]), None, 1)
     assert torch.get_num_threads() == 2
@@ -67,14 +68,14 @@ def test_it_writes_what_the_decoder_writes() -> None:
         sampler = Sampler(Sampling(), 1, 2, decoder.device, 13)
         return list(generate(model, [[1], [2, 3, 4]], sampler, 40))
 
-    assert written(WakingDecoder(decoder, WAKING)) == written(decoder)
+    assert written(WakingDecoder(decoder, PACE)) == written(decoder)
 
 
 @pytest.mark.parametrize("threads, waking", [(2, 3e-6), (1, 0.0)])
 def test_waking_costs_what_all_threads_take_beyond_their_share_of_what_one_takes(
     threads: int, waking: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against a clock by which a sum takes 10 us alone, and 8 us together."""
+    """Against a clock by which all work takes 10 us alone, and 8 us together."""
     torch.set_num_threads(threads)
     now = 0.0
 
@@ -84,5 +85,7 @@ def test_waking_costs_what_all_threads_take_beyond_their_share_of_what_one_takes
         return now
 
     monkeypatch.setattr(module.time, "perf_counter", clock)
-    assert waking_seconds() == pytest.approx(waking, abs=1e-12)
+    pace = probe_threads()
+    assert pace.waking == pytest.approx(waking, abs=1e-12)
+    assert pace.reading == pytest.approx(1024 * 1024 * 4 / 10e-6)
     assert torch.get_num_threads() == threads

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tinylm.inference.compiled import CompiledDecoder
     from tinylm.model.decoder import Decoder
 
-COMPILE_FROM = 50_000  # tokens of one text after another, which earn back the time that compiling takes
+COMPILE_FROM = 100_000  # tokens of one text after another, which earn back the time that compiling takes
 LOAD_FROM = 128  # tokens, which earn back the time that loading takes
 
 
@@ -22,45 +22,48 @@ def choose_code(opened: OpenModel, wanted: str, *, int8: bool, tokens: int, samp
     Raises UsageError where compiling is wanted and not possible.
     """
     from tinylm.device import can_compile
-    from tinylm.inference.compiled import code_file, obstacle
+    from tinylm.inference.compiled import code_file, is_ours, obstacle
     from tinylm.model.decoder import Decoder
     from tinylm.text.dataset import cache_root
 
-    if wanted not in ("auto", "on", "off"):
-        raise UsageError(f"--compile is {wanted!r}; it must be one of: auto, on, off.")
-    if wanted == "off" or (wanted == "auto" and tokens < LOAD_FROM):
+    # Eight bits are computed with another rounding, so that their text must not depend on what is in the cache.
+    least = COMPILE_FROM if int8 else LOAD_FROM
+    if wanted == "off" or (wanted == "auto" and tokens < least):
         return None
-    network, found = opened.network, None
+    network = opened.network
     if not isinstance(network, Decoder):
-        found = "it is for models that write on from a prompt"
+        why_not: str | None = "it is for models that write on from a prompt"
     elif samples > 1:
-        found = "it is for one sample at a time"
+        why_not = "it is for one sample at a time"
     elif not cache:
-        found = "it needs the cache"
+        why_not = "it needs the cache"
     elif opened.adapters:
-        found = "an adapter is on the model; make one model of both with tinylm merge-lora"
+        why_not = "an adapter is on the model; make one model of both with tinylm merge-lora"
     else:
-        found = obstacle(network)
-    if found is None:
-        assert isinstance(network, Decoder)
-        file = code_file(cache_root() / "compiled", opened.config.model, network, int8)
-        if file.exists() or (can_compile("cpu") and (wanted == "on" or tokens >= COMPILE_FROM)):
-            return file
-        found = "there is no C++ compiler here"
+        why_not = obstacle(network)
+    if why_not is None:
+        try:
+            file = code_file(cache_root() / "compiled", opened.config.model, int8)
+        except RuntimeError:
+            why_not = "there is no folder for a cache; set TINYLM_CACHE to one"
+        else:
+            if is_ours(file) or (can_compile("cpu") and (wanted == "on" or tokens >= COMPILE_FROM)):
+                return file
+            why_not = "there is no C++ compiler here"
     if wanted == "on":
-        raise UsageError(f"--compile on is not possible: {found}; leave it out.")
+        raise UsageError(f"--compile on is not possible: {why_not}; leave it out.")
     return None
 
 
 def compiled_decoder(console: Console, network: "Decoder", file: Path, wanted: str) -> "CompiledDecoder | None":
-    """An arranged decoder by its code, which is compiled if it is not there.
+    """A decoder that was arranged for it, by its code, which is compiled if it is not there.
 
     Where that fails it is said, and raised as a TinyLMError if compiling is wanted.
     """
-    from tinylm.inference.compiled import compile_decoder, load_compiled
+    from tinylm.inference.compiled import compile_decoder, is_ours, load_compiled
 
     try:
-        if not file.exists():
+        if not is_ours(file):
             console.note("Compiling, once for models of this shape...")
             begun = time.monotonic()
             compile_decoder(network, file)
@@ -69,5 +72,5 @@ def compiled_decoder(console: Console, network: "Decoder", file: Path, wanted: s
     except TinyLMError as error:
         if wanted == "on":
             raise
-        console.warn(f"{error} Going on without.")
+        console.warn(str(error))
         return None

@@ -52,6 +52,8 @@ def sample(
         raise UsageError(f"--quantize is {speed.quantize!r}; it must be one of: none, int8.")
     if speed.draft not in ("auto", "ngram", "none"):
         raise UsageError(f"--draft is {speed.draft!r}; it must be one of: auto, ngram, none.")
+    if speed.compile not in ("auto", "on", "off"):
+        raise UsageError(f"--compile is {speed.compile!r}; it must be one of: auto, on, off.")
     prompts = read_prompts(prompt)
     choice.sampling(0.0)  # these say now what is out of range
     search.search()
@@ -73,6 +75,8 @@ def sample(
     if code is not None:
         assert isinstance(opened.network, Decoder)
         compiled = compiled_decoder(console, opened.network, code, speed.compile)
+        if compiled is None:
+            arrange(opened.network, int8)
     chosen_seed = secrets.randbits(32) if seed.seed is None else seed.seed
     chosen = typed(invocation, prompt, choice, search, length, speed)
     begun = time.monotonic()

@@ -8,11 +8,11 @@ import hashlib
 import json
 import os
 import platform
+import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +27,15 @@ from tinylm.model.attention import DotProduct
 from tinylm.model.cache import Cache, KVCache
 from tinylm.model.decoder import Decoder
 from tinylm.model.linear import Linear
+from tinylm.model.moe import RoutedExperts
 
 LAYOUT = 1  # of the compiled step; raise it when what is compiled changes
 EXAMPLE_SLOTS = 5  # of the step that is traced
+OPTIONS = {
+    "aot_inductor.package_constants_in_so": False,
+    "always_keep_tensor_constants": True,  # short ones would else be written into the code
+    "cpp.dynamic_threads": True,  # as many as torch has at the time
+}
 
 
 class CompiledDecoder:
@@ -57,32 +63,48 @@ class CompiledDecoder:
 
     def last_logits(self, ids: Tensor, cache: Sequence[Cache] | None, count: int) -> Tensor:
         """(B, T) -> (B, count, V)"""
-        layers = [layer for layer in cache or () if isinstance(layer, KVCache)]
-        if ids.numel() != 1 or not layers or not 0 < layers[0].offset < self.context - 1:
+        if ids.numel() != 1 or not cache or not 0 < cache[0].offset < self.context - 1:
             return self._decoder.last_logits(ids, cache, count)
-        for layer in layers:
+        keys, values = _tensors(cache)
+        slots = self._slots[: cache[0].offset + 1]
+        (logits,) = self._run([ids, slots, *keys, *values])
+        for layer in cache:
             layer.offset += 1
-        slots = self._slots[: layers[0].offset]
-        return self._run([ids, slots, *(layer.keys for layer in layers), *(layer.values for layer in layers)])[0]
+        return logits
 
 
 def obstacle(decoder: Decoder) -> str | None:
     """Why a decoder's step cannot be compiled, if it cannot."""
     if decoder.device.type != "cpu":
         return f"it is for a CPU, and the model is on {decoder.device.type}"
+    if decoder.embedding.weight.dtype != torch.float32:
+        return "it is for fp32 and --quantize int8"
     if any(window is not None for window in decoder.windows):
         return "layers with --local-window forget, and compiled code does not"
+    if any(isinstance(module, RoutedExperts) for module in decoder.modules()):
+        return "its experts are chosen anew for every token"
+    if decoder.context <= EXAMPLE_SLOTS + 1:
+        return f"a context of {decoder.context} is too short"
+    if not _processor():
+        return "this version of torch does not say which processor this is"
     return None
 
 
-def code_file(folder: Path, config: ModelConfig, decoder: Decoder, int8: bool) -> Path:
-    """Where the code for models of this shape lies, on a processor like this, with so many threads."""
-    processor = getattr(torch.cpu, "get_capabilities", torch.backends.cpu.get_cpu_capability)()
-    machine = [platform.system(), platform.machine(), processor, torch.get_num_threads()]
-    dtype = str(decoder.embedding.weight.dtype)
-    identity = [LAYOUT, __version__, torch.__version__, machine, asdict(config), dtype, int8]
-    digest = hashlib.sha256(json.dumps(identity, default=dict).encode()).hexdigest()
-    return folder / f"{digest[:32]}.pt2"
+def code_file(folder: Path, config: ModelConfig, int8: bool) -> Path:
+    """Where the code for models of this shape lies, on a processor like this."""
+    shape = asdict(replace(config, dropout=0.0, attention_dropout=0.0, initialisation="modern"))
+    identity = [LAYOUT, __version__, torch.__version__, platform.platform(), dict(_processor()), shape, int8]
+    return folder / f"{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]}.pt2"
+
+
+def is_ours(file: Path) -> bool:
+    """Whether the file is there and was written by this user: another's code is not run."""
+    try:
+        return file.stat().st_uid == os.getuid()
+    except AttributeError:  # Windows, whose folders of users are their own
+        return True
+    except OSError:
+        return False
 
 
 def compile_decoder(decoder: Decoder, file: Path) -> None:
@@ -90,46 +112,50 @@ def compile_decoder(decoder: Decoder, file: Path) -> None:
 
     Raises TinyLMError where that fails.
     """
-    import torch._inductor
-
-    step = _Step(decoder)
-    unfinished = file.with_name(f"{file.stem}.{os.getpid()}.tmp.pt2")
-    slots = torch.export.Dim("slots", min=2, max=decoder.context - 1)  # the views of a full cache are others
-    keys, values = _tensors(decoder.make_cache(1, decoder.context))
-    example = (torch.zeros(1, 1, dtype=torch.long), torch.empty(EXAMPLE_SLOTS), keys, values)
-    same = [None] * len(keys)
+    unfinished = file.with_name(f"{file.stem}.{secrets.token_hex(4)}.tmp.pt2")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         message = f"Cannot keep compiled code in {file.parent}: {error.strerror}. Set TINYLM_CACHE to another folder."
         raise TinyLMError(message) from error
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's about itself
-            program = torch.export.export(step, example, dynamic_shapes=(None, {0: slots}, same, same))
+            import torch._inductor
+
             torch._inductor.aoti_compile_and_package(
-                program,
-                package_path=str(unfinished),
-                inductor_configs={"aot_inductor.package_constants_in_so": False},
+                trace(decoder), package_path=str(unfinished), inductor_configs=OPTIONS
             )
         unfinished.replace(file)
     except Exception as error:  # a compiler fails in ways of its own
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        message = f"torch cannot compile this model ({reason[0][:120]}); go on without, by --compile off."
-        raise TinyLMError(message) from error
+        raise TinyLMError(f"Compiling failed ({_reason(error)}); --compile off does without.") from error
     finally:
         unfinished.unlink(missing_ok=True)
 
 
+def trace(decoder: Decoder) -> torch.export.ExportedProgram:
+    """A decoder's step as a graph, for any number of slots but those that are the decoder's own."""
+    keys, values = _tensors(decoder.make_cache(1, decoder.context))
+    example = (torch.zeros(1, 1, dtype=torch.long), torch.empty(EXAMPLE_SLOTS), keys, values)
+    slots = torch.export.Dim("slots", min=2, max=decoder.context - 1)
+    whole = [None] * len(keys)
+    with torch.no_grad():
+        return torch.export.export(_Step(decoder), example, dynamic_shapes=(None, {0: slots}, whole, whole))
+
+
 def load_compiled(decoder: Decoder, file: Path) -> CompiledDecoder:
-    """A decoder by the code that was compiled for its shape. Raises TinyLMError where that is not to be had."""
+    """A decoder by code that was compiled for its shape. Raises TinyLMError for a damaged file, which it removes."""
     try:
         # What torch._inductor.aoti_load_package returns holds one of these, and takes two seconds to import.
         package = torch._C._aoti.AOTIModelPackageLoader(str(file), "model", False, 1, -1)
-        weights = _weights(_Step(decoder))
+        step = _Step(decoder)
+        named = (*step.named_parameters(remove_duplicate=False), *step.named_buffers(remove_duplicate=False))
+        weights = {name: tensor.detach() for name, tensor in named}
         package.load_constants({name: weights[name] for name in package.get_constant_fqns()}, False, True, True)
     except (RuntimeError, KeyError, AttributeError, TypeError) as error:
-        raise TinyLMError(f"{file} cannot be loaded ({error}); remove it, and it will be compiled anew.") from error
+        file.unlink(missing_ok=True)
+        message = f"{file} could not be loaded ({_reason(error)}), and was removed; --compile on compiles anew."
+        raise TinyLMError(message) from error
     return CompiledDecoder(decoder, package.run)
 
 
@@ -221,10 +247,21 @@ def _is_core(_: str, module: nn.Module) -> bool:
 
 
 def _tensors(cache: Sequence[Cache]) -> tuple[list[Tensor], list[Tensor]]:
-    layers = [layer for layer in cache if isinstance(layer, KVCache)]
-    return [layer.keys for layer in layers], [layer.values for layer in layers]
+    """Each layer's keys and values, with the room that is not filled yet."""
+    keys, values = [], []
+    for layer in cache:
+        assert isinstance(layer, KVCache)
+        keys.append(layer.keys)
+        values.append(layer.values)
+    return keys, values
 
 
-def _weights(step: nn.Module) -> Mapping[str, Tensor]:
-    named: list[tuple[str, Any]] = [*step.named_parameters(remove_duplicate=False), *step.named_buffers()]
-    return {name: tensor.detach() for name, tensor in named}
+def _processor() -> Mapping[str, object]:
+    """What it can do, as newer versions of torch can tell: code is compiled for just that."""
+    capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return capabilities
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:120] if lines else type(error).__name__

@@ -1,10 +1,12 @@
-"""How many of a CPU's threads compute a token: waking one costs as much as a small product (decisions 013, 015)."""
+"""How many of a CPU's threads compute a token: waking one costs as much as a small product (decisions 013 to 017)."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tinylm.inference.arrange import PackedLinear
@@ -13,40 +15,50 @@ from tinylm.inference.quantize import Int8Linear
 from tinylm.model.cache import Cache
 from tinylm.model.decoder import Decoder
 
-READING = 40e9  # bytes of weights and of the cache that one thread reads a second
 COMPUTING = 100e9  # operations of one thread a second
 SHARED_ELEMENTS = 32_768  # of a sum, for each thread: torch shares out no less
+WIDTH = 1024  # of a matrix too large for a core's own cache
+
+
+class ThreadPace(NamedTuple):
+    """`waking`: seconds that it costs to share out a product among all threads. `reading`: bytes of weights that a
+    product of one row reads a second, on one thread.
+    """
+
+    waking: float
+    reading: float
 
 
 @torch.inference_mode()
-def waking_seconds(rounds: int = 31) -> float:
-    """What it costs to share out a product among all threads. A few milliseconds tell."""
+def probe_threads(rounds: int = 31) -> ThreadPace:
+    """Some milliseconds tell."""
     threads = torch.get_num_threads()
     x = torch.ones(threads * SHARED_ELEMENTS, device="cpu")
+    row, matrix = torch.ones(1, WIDTH, device="cpu"), torch.ones(WIDTH, WIDTH, device="cpu")
 
-    def median(threads: int) -> float:
+    def median(threads: int, work: Callable[[], object]) -> float:
         torch.set_num_threads(threads)
         times = []
         for _ in range(rounds):
             begun = time.perf_counter()
-            x.add_(1)
+            work()
             times.append(time.perf_counter() - begun)
         return sorted(times)[rounds // 2]
 
-    alone, together = median(1), median(threads)
-    return max(0.0, together - alone / threads)
+    reading = matrix.nbytes / median(1, lambda: F.linear(row, matrix))
+    alone, together = (median(threads, lambda: x.add_(1)) for threads in (1, threads))
+    return ThreadPace(max(0.0, together - alone / threads), reading)
 
 
 class WakingDecoder:
     """A decoder on a CPU that wakes other threads where they gain more than that costs: for many rows, or much to read.
 
-    `waking` is that cost in seconds, in each product that is shared out; `writer` is what computes for the decoder, if
-    not itself. The generator takes it in the decoder's place.
+    `writer` is what computes for the decoder, if not itself. The generator takes it in the decoder's place.
     """
 
-    def __init__(self, decoder: Decoder, waking: float, writer: NextTokenModel | None = None) -> None:
+    def __init__(self, decoder: Decoder, pace: ThreadPace, writer: NextTokenModel | None = None) -> None:
         self._writer = writer or decoder
-        self._waking = waking
+        self._pace = pace
         weights = [m.weight for m in decoder.modules() if isinstance(m, nn.Linear | PackedLinear | Int8Linear)]
         self._products = len(weights)
         self._bytes = sum(weight.numel() * weight.element_size() for weight in weights)
@@ -73,9 +85,12 @@ class WakingDecoder:
 
     @contextmanager
     def _awake(self, rows: int, cached: int) -> Iterator[None]:
-        reading = (self._bytes + cached * self._bytes_of_token) / READING
+        reading = (self._bytes + cached * self._bytes_of_token) / self._pace.reading
         gained = max(reading, self._operations * rows / COMPUTING) * (1 - 1 / self._threads)
-        torch.set_num_threads(self._threads if gained > self._waking * self._products else 1)
+        if gained > self._pace.waking * self._products:
+            yield
+            return
+        torch.set_num_threads(1)
         try:
             yield
         finally:

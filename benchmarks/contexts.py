@@ -98,7 +98,7 @@ def write_after(model: WakingDecoder, tokens: int) -> Callable[[], None]:
         for layer in cache:
             layer.offset = tokens
         for _ in range(TOKENS):
-            model.logits(model(ids, cache).hidden)
+            model.last_logits(ids, cache, 1)
 
     return write
 

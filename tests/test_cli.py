@@ -422,7 +422,8 @@ def test_a_closed_terminal_saves_the_work(here: Path) -> None:
         command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(), preexec_fn=take_terminal
     ) as child:
         os.close(theirs)
-        while not (here / "run/last").exists():
+        metrics = here / "run/metrics.jsonl"
+        while not (metrics.exists() and '"grad_norm"' in metrics.read_text()):  # a step was made
             if select.select([ours], [], [], 0.05)[0]:
                 os.read(ours, 4096)
         os.close(ours)

@@ -31,6 +31,7 @@ from tinylm.model.moe import RoutedExperts
 
 LAYOUT = 1  # of the compiled step; raise it when what is compiled changes
 EXAMPLE_SLOTS = 5  # of the step that is traced
+SUMS, VECTOR = 4, 16  # side by side, of so many numbers: a sum waits for its last addition
 OPTIONS = {
     "aot_inductor.package_constants_in_so": False,
     "always_keep_tensor_constants": True,  # short ones would else be written into the code
@@ -212,12 +213,14 @@ class _RowProduct(nn.Module):
             held = getattr(linear, name, None)
             self.register_buffer(name, None if held is None else held.detach())
         self.padding = linear.padding if isinstance(linear, Int8Linear) else 0
+        self.sums = SUMS if self.weight.shape[1] % (SUMS * VECTOR) == 0 else 1
 
     def forward(self, x: Tensor) -> Tensor:
         """(1, 1, in) -> (1, 1, out)"""
         x = F.pad(x, (0, self.padding)) if self.padding else x
         x = x.as_strided(x.shape, x.stride())  # is computed once then, and not for every output again
-        y = (x.unsqueeze(-2) * self.weight.to(x.dtype)).sum(dim=-1)  # (1, 1, out)
+        products = x.unsqueeze(-2) * self.weight.to(x.dtype)  # (1, 1, out, in)
+        y = products.unflatten(-1, (self.sums, -1)).sum(dim=-2).sum(dim=-1)  # (1, 1, out)
         y = y if self.scale is None else y * self.scale.to(x.dtype)
         return y if self.bias is None else y + self.bias
 

@@ -218,8 +218,7 @@ class _RowProduct(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(1, 1, in) -> (1, 1, out)"""
         x = F.pad(x, (0, self.padding)) if self.padding else x
-        x = x.as_strided(x.shape, x.stride())  # is computed once then, and not for every output again
-        products = x.unsqueeze(-2) * self.weight.to(x.dtype)  # (1, 1, out, in)
+        products = _once(x).unsqueeze(-2) * self.weight.to(x.dtype)  # (1, 1, out, in)
         y = products.unflatten(-1, (self.sums, -1)).sum(dim=-2).sum(dim=-1)  # (1, 1, out)
         y = y if self.scale is None else y * self.scale.to(x.dtype)
         return y if self.bias is None else y + self.bias
@@ -236,9 +235,14 @@ class _RowAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         """(1, H, 1, W) and two of (1, K, S, W) -> (1, H, 1, W)"""
         scale = q.shape[-1] ** -0.5 if self.scale is None else self.scale
-        q = q.unflatten(1, (k.shape[1], -1))  # (1, K, H/K, 1, W)
-        weights = ((q * k.unsqueeze(2)).sum(dim=-1) * scale).softmax(dim=-1)  # (1, K, H/K, S)
-        return (weights.unsqueeze(-1) * v.unsqueeze(2)).sum(dim=-2, keepdim=True).flatten(1, 2)  # (1, H, 1, W)
+        q = _once(q * scale).unflatten(1, (k.shape[1], -1))  # (1, K, H/K, 1, W)
+        weights = (q * k.unsqueeze(2)).sum(dim=-1).softmax(dim=-1)  # (1, K, H/K, S)
+        return (_once(weights).unsqueeze(-1) * v.unsqueeze(2)).sum(dim=-2, keepdim=True).flatten(1, 2)  # (1, H, 1, W)
+
+
+def _once(x: Tensor) -> Tensor:
+    """x, which a compiler then computes once, and not again wherever it is used."""
+    return x.as_strided(x.shape, x.stride())
 
 
 def _is_product(_: str, module: nn.Module) -> bool:

@@ -13,6 +13,7 @@ Last comes what eight bits change in the loss of that model.
 
 import argparse
 import copy
+import functools
 import itertools
 import tempfile
 import time
@@ -112,7 +113,7 @@ def compiled_contestants(models: Mapping[str, Decoder], tokens: int) -> dict[str
             writer = load_compiled(model, file)
         kind = f"tinylm {name}{', int8' * int8}, compiled"
         print(f"{kind}: in {seconds:.0f} s")
-        found[kind] = lambda model=model, writer=writer: tinylm_tokens(model, tokens, writer=writer)  # type: ignore[misc]
+        found[kind] = functools.partial(tinylm_tokens, model, tokens, writer=writer)
     return found
 
 

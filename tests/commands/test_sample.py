@@ -6,11 +6,17 @@ import pytest
 import torch
 
 from tests.shell import copied, done, misused, records, refused, snapshot, tinylm
+from tests.variants import small
 from tinylm.checkpoint import RunFolder, load_model, read_config
+from tinylm.commands.compiling import choose_code
+from tinylm.commands.model import open_model
 from tinylm.commands.write_on import BETWEEN_SAMPLES
+from tinylm.console import Console
 from tinylm.device import can_compile
-from tinylm.errors import TinyLMError
-from tinylm.inference.compiled import load_compiled
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.inference.compiled import CompiledDecoder, load_compiled
+from tinylm.model.build import build_model
+from tinylm.model.decoder import Decoder
 from tinylm.text.dataset import cache_root
 
 PROMPT = "the old man"
@@ -119,10 +125,12 @@ def test_compiled_code_changes_no_text_and_is_kept_for_next_time(run: Path, monk
     (kept,) = (cache_root() / "compiled").iterdir()
     monkeypatch.setattr("tinylm.inference.compiled.compile_decoder", None)
     used: list[Path] = []
-    monkeypatch.setattr(
-        "tinylm.inference.compiled.load_compiled",
-        lambda decoder, file: used.append(file) or load_compiled(decoder, file),  # type: ignore[func-returns-value]
-    )
+
+    def load(decoder: Decoder, file: Path) -> CompiledDecoder:
+        used.append(file)
+        return load_compiled(decoder, file)
+
+    monkeypatch.setattr("tinylm.inference.compiled.load_compiled", load)
     again = done("sample", "-m", run, "-n", 200, "--seed", 1)
     assert again.stdout == expected and "ompil" not in again.stderr
     assert used == [kept]
@@ -196,6 +204,27 @@ def test_compiling_without_a_compiler_is_refused_where_it_was_asked_for(
     done("sample", "-m", run, "-n", 300)
     refused(tinylm("sample", "-m", run, "--compile", "on"), 2, "there is no C++ compiler here; leave it out")
     assert not asked
+
+
+def test_what_is_not_compiled_is_refused_where_that_was_asked_for(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_model(Console(quiet=True), run, None, "cpu")
+    given = {"int8": False, "tokens": 10**6, "samples": 1, "cache": True}
+    others = {
+        "merge-lora": replace(opened, adapters=(object(),)),
+        "write on from a prompt": replace(opened, network=build_model(small(architecture="encoder"))),
+    }
+    for reason, other in others.items():
+        assert choose_code(other, "auto", **given) is None
+        with pytest.raises(UsageError, match=f"--compile on is not possible: .*{reason}.*; leave it out"):
+            choose_code(other, "on", **given)
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("tinylm.text.dataset.cache_root", homeless)
+    assert choose_code(opened, "auto", **given) is None
+    with pytest.raises(UsageError, match="there is no folder for a cache; set TINYLM_CACHE to one"):
+        choose_code(opened, "on", **given)
 
 
 def test_text_is_printed_while_it_is_written(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,17 @@ def test_an_output_layer_that_shares_the_embedding_is_packed_and_the_embedding_s
     assert model.embedding.weight.shape == (13, 16) and not model.embedding.weight.is_mkldnn
 
 
+@needs_onednn
+@pytest.mark.usefixtures("small_counts_as_large")
+def test_a_model_that_was_to_be_compiled_can_be_packed_after_all() -> None:
+    model, packed = build_model(small()), build_model(small())
+    arrange(model, packed=False)
+    assert not kinds(model, PackedLinear)
+    arrange(model)
+    arrange(packed)
+    assert kinds(model, PackedLinear) == kinds(packed, PackedLinear) != set()
+
+
 @pytest.mark.usefixtures("small_counts_as_large")
 def test_nothing_is_packed_for_a_processor_with_a_faster_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "USES_ONEDNN", False)

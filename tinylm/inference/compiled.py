@@ -180,7 +180,9 @@ class _Step(nn.Module):
 
 
 class _Slots:
-    """A layer's cache of which `filled` slots are used, the last of them by the token that is computed."""
+    """A layer's cache of which `filled` slots are used, the last of them by the token that is computed. A step neither
+    reorders rows nor takes tokens back.
+    """
 
     starts = None
 

@@ -366,6 +366,23 @@ main()
 """
 
 
+ENDING = """
+import atexit, gc, sys
+from tinylm.__main__ import main
+
+atexit.register(lambda: print(gc.get_freeze_count()))  # comes after what main registers
+sys.argv = ["tinylm", "--version"]
+main()
+"""
+
+
+def test_a_process_does_not_look_through_its_imports_for_garbage_once_more_when_it_ends() -> None:
+    result = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, env=environment())
+    version, frozen = result.stdout.splitlines()
+    assert version == f"tinylm {tinylm.__version__}"
+    assert int(frozen) > 1000, "so many objects are set aside"
+
+
 @posix
 def test_ctrl_c_while_python_still_imports_leaves_no_traceback() -> None:
     command = [sys.executable, "-c", INTERRUPTED_IMPORT]

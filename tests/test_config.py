@@ -92,7 +92,7 @@ REFUSALS: list[Refusal] = [
     (small, {"encoder_layers": 2}, "--encoder-layers", ("--architecture encoder-decoder", "--architecture is decoder")),
     (small, {"architecture": "encoder-decoder"}, "--architecture", ("needs --encoder-layers",)),
     (made, {"preset": "huge"}, "--preset", ("modern, gpt2, original",)),
-    (made, {"size": "huge"}, "--size", ("nano, micro, mini, small, medium, base",)),
+    (made, {"size": "huge"}, "--size", ("nano, micro, tiny, mini, small, medium, base",)),
     *each(made, "width heads kv_heads layers context ffn_width", (0, -2), "from 1 to 1048576"),
     (made, {"heads": 5}, "--heads", ("--width 96", "1, 2, 3, 4, 6")),
     (made, {"width": 33}, "--position", ("--width 33", "even", "--position learned")),

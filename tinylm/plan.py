@@ -27,7 +27,7 @@ DEFAULT_PATIENCE = 10
 EVALUATIONS = 12  # in a run
 EVALUATION_SHARE = 0.05  # of the time that training takes
 COMPILE_FROM = 600.0  # seconds of training that earn back what compiling a layer costs
-STEPS = 1500  # that a run should have, where its length allows
+STEPS = 800  # that a run should have, where its length allows: docs/decisions/018
 TOKENS_PER_STEP = {"cpu": (1024, 2048), "gpu": (8192, 65_536)}
 MUON_TOKENS_PER_WIDTH = 8  # in the largest step: Muon's products have the operations of some five
 # What is seen often is learned by heart, the sooner the larger the model is for its text: docs/decisions/012, 014.

@@ -37,6 +37,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 SIZES: dict[str, dict[str, int]] = {
     "nano": {"layers": 3, "heads": 3, "width": 96, "context": 64},
     "micro": {"layers": 4, "heads": 4, "width": 128, "context": 128},
+    "tiny": {"layers": 4, "heads": 4, "width": 192, "context": 256},
     "mini": {"layers": 4, "heads": 4, "width": 256, "context": 256},
     "small": {"layers": 6, "heads": 6, "width": 384, "context": 512},
     "medium": {"layers": 8, "heads": 8, "width": 512, "context": 512},

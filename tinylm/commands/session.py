@@ -147,19 +147,18 @@ def sampled_text(model: "Transformer", tokenizer: "Tokenizer", config: RunConfig
 
     `None` for a model that does not write by itself.
     """
-    import torch
-
     from tinylm.inference.generator import generate
     from tinylm.inference.sampler import Sampler, Sampling
     from tinylm.inference.text import start_tokens
     from tinylm.model.decoder import Decoder
+    from tinylm.training.eager import eagerly
 
     if not isinstance(model, Decoder):
         return None
     was_training = model.training
     model.eval()
     sampler = Sampler(Sampling(), 0, 1, model.device, tokenizer.vocab_size)
-    with torch.compiler.set_stance("force_eager"):
+    with eagerly():
         ids = [row[0] for row in generate(model, [start_tokens(tokenizer, config.data, [])], sampler, tokens)]
     model.train(was_training)
     return tokenizer.decode(ids)

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from tinylm.training.eager import Optimizer
+
 MOMENTUM = 0.95
 # Of the polynomial a x + b x^3 + c x^5, which takes every singular value from 0 to 1 close to 1 in five rounds.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(Optimizer):
     """w <- (1 - lr decay) w - lr 0.2 sqrt(max(rows, columns)) orthogonal(u), with Nesterov's momentum u of gradients.
 
     The factor gives an update the size that AdamW's have, so that a rate means the same for both (Liu et al. 2025).

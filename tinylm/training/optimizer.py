@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from tinylm.config import TrainingConfig
 from tinylm.errors import UsageError
 from tinylm.model.block import PreNormBlock
+from tinylm.training.eager import Adam, AdamW, Optimizer
 from tinylm.training.muon import Muon
 
-ADAMS: dict[str, type[torch.optim.Optimizer]] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
+ADAMS: dict[str, type[Adam | AdamW]] = {"adamw": AdamW, "adam": Adam}
 
 
-class MuonAdamW(torch.optim.Optimizer):
+class MuonAdamW(Optimizer):
     """Muon for some matrices, and AdamW for groups of other parameters, at one learning rate."""
 
     def __init__(
@@ -27,7 +28,7 @@ class MuonAdamW(torch.optim.Optimizer):
         precision: torch.dtype,
     ) -> None:
         muon = Muon(matrices, lr, weight_decay, precision)
-        adamw = torch.optim.AdamW(others, lr=lr, betas=betas, fused=True)
+        adamw = AdamW(others, lr=lr, betas=betas, fused=True)
         super().__init__([*muon.param_groups, *adamw.param_groups], {"lr": lr, "fused": True})
         muon.param_groups, adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
         muon.state = adamw.state = self.state
@@ -50,7 +51,7 @@ def build_optimizer(model: nn.Module, config: TrainingConfig, dtype: str = "fp32
     betas = (config.beta1, config.beta2)
     if config.optimizer != "muon":
         groups = _decayed(trained, config.weight_decay)
-        return ADAMS[config.optimizer](groups, lr=config.lr, betas=betas, fused=True)  # type: ignore[call-arg]
+        return ADAMS[config.optimizer](groups, lr=config.lr, betas=betas, fused=True)
     matrices = layer_matrices(model)
     if not matrices:
         raise UsageError("--optimizer muon is for the matrices of layers, and none is trained here; use adamw.")

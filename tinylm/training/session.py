@@ -21,6 +21,7 @@ from tinylm.objective import Objective
 from tinylm.tasks import Task
 from tinylm.text.dataset import Batch
 from tinylm.training.average import WeightAverage
+from tinylm.training.eager import eagerly
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState, optimizer_tensors, restore_optimizer
 from tinylm.training.trainer import Evaluated, Event, Logged, Notice, Outcome, Trainer
@@ -90,7 +91,7 @@ def train_session(
         rows = min(rows_at_once(model.context), 4 * state.micro_batch)
         batches = task.validation(rows, training.eval_tokens)
         dtype = choose_inference_dtype("auto", device.type).value
-        with torch.compiler.set_stance("force_eager"):
+        with eagerly():
             return evaluate(model, task.score, batches, dtype, lambda scored: check_stop()).loss
 
     def record(event: Event) -> None:

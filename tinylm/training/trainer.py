@@ -16,6 +16,7 @@ from tinylm.model.stack import Transformer
 from tinylm.objective import Objective
 from tinylm.text.dataset import Batch
 from tinylm.training.average import WeightAverage
+from tinylm.training.eager import eagerly
 from tinylm.training.optimizer import set_learning_rate
 from tinylm.training.schedule import learning_rate
 from tinylm.training.state import TrainerState, capture_rng, restore_rng
@@ -330,7 +331,7 @@ class Trainer:
             return True
         rng = capture_rng()
         part = next(self.batches(self.state.step).split(self.state.micro_batch))
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"), autocast(self.device.type, self.dtype):
+        with torch.no_grad(), eagerly(), autocast(self.device.type, self.dtype):
             nats = self.objective(self.model, part.to(self.device)).nats.item()
         restore_rng(rng)
         return math.isfinite(nats)

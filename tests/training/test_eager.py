@@ -1,0 +1,50 @@
+"""Judge: Python's own list of what was imported, and torch's optimizers for what they do to weights."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.shell import TINY, story
+from tinylm.training import eager
+
+TRAINING = """
+import sys
+from tinylm.__main__ import main
+
+sys.argv = ["tinylm", "train", "corpus.txt", "--out", "run", "--quiet", *sys.argv[1:]]
+try:
+    main()
+finally:
+    print("torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw", "adam"])
+def test_training_does_not_import_torchs_compiler_where_nothing_is_compiled(optimizer: str, tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text(story(3000))
+    words = [*map(str, TINY), "--steps", "4", "--eval-every", "2", "--save-every", "3", "--optimizer", optimizer]
+    command = [sys.executable, "-c", TRAINING, *words]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (0, "run\nFalse\n"), result.stderr
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_the_optimizers_are_torchs(name: str) -> None:
+    def trained(module: object) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        weights = [torch.randn(3, 4, requires_grad=True), torch.randn(5, requires_grad=True)]
+        groups = [{"params": weights[:1], "weight_decay": 0.3}, {"params": weights[1:]}]
+        optimizer = getattr(module, name)(groups, lr=0.1, betas=(0.8, 0.95), fused=True)
+        for _ in range(3):
+            sum((weight**4).sum() for weight in weights).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert all(weight.grad is None for weight in weights)
+        return weights
+
+    for ours, torchs in zip(trained(eager), trained(torch.optim), strict=True):
+        assert torch.equal(ours, torchs)
+        assert ours.is_leaf and ours.requires_grad, "a step is not part of a gradient"

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import random
 import re
 import shutil
@@ -16,8 +17,14 @@ from tinylm.cli import app
 
 Result = typer.testing.Result
 
+ROOT = Path(__file__).parent.parent
 TINY = ("--layers", "1", "--heads", "2", "--width", "16", "--context", "16", "--batch-size", "4")
 WORDS = "the old man said it was a cold morning by the sea, and he went home to his bed in a quick boat; I saw no joy."
+
+
+def environment() -> dict[str, str]:
+    """Of a process that is to find tinylm wherever it runs, and to leave other tests a core."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 def story(characters: int, seed: int = 0) -> str:

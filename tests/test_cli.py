@@ -13,7 +13,7 @@ import pytest
 import typer.main
 
 import tinylm
-from tests.shell import TINY, done, misused, refused, same_tensors, story
+from tests.shell import TINY, done, environment, misused, refused, same_tensors, story
 from tests.shell import tinylm as shell
 from tinylm.__main__ import main
 from tinylm.checkpoint import load_model
@@ -21,7 +21,6 @@ from tinylm.cli import app
 from tinylm.errors import DivergedError, InterruptedRunError, TinyLMError, UsageError
 
 HEAVY = {"torch", "numpy", "tokenizers", "safetensors", "tiktoken"}
-ROOT = Path(tinylm.__file__).parent.parent
 COMMANDS = (
     "train",
     "sample",
@@ -55,10 +54,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def process(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "tinylm", *map(str, arguments)]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 # Starting and helping

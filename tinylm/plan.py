@@ -27,7 +27,8 @@ DEFAULT_PATIENCE = 10
 EVALUATIONS = 12  # in a run
 EVALUATION_SHARE = 0.05  # of the time that training takes
 COMPILE_FROM = 600.0  # seconds of training that earn back what compiling a layer costs
-STEPS = 800  # that a run should have, where its length allows: docs/decisions/018
+STEPS = 1500  # that a run should have, where its length allows
+MUON_STEPS = 800  # where that is a time, since a step of Muon's costs more and may be larger: docs/decisions/018
 TOKENS_PER_STEP = {"cpu": (1024, 2048), "gpu": (8192, 65_536)}
 MUON_TOKENS_PER_WIDTH = 8  # in the largest step: Muon's products have the operations of some five
 # What is seen often is learned by heart, the sooner the larger the model is for its text: docs/decisions/012, 014.
@@ -108,7 +109,8 @@ def plan_training(
     budget, training = _with_budget(budget, training)
     seconds = budget.time or DEFAULT_TIME
     recipe = recipe or (base.initialisation if base else model.get("preset", "modern"))
-    shape = base or _choose_shape(machine, data, vocab_size, model, seconds)
+    optimizer = training.get("optimizer", RECIPES.get(recipe, {}).get("optimizer"))
+    shape = base or _choose_shape(machine, data, vocab_size, model, seconds, optimizer)
     if pair_contexts is not None:
         shape = _fit_pairs(shape, pair_contexts, notices, free="context" not in model and base is None)
     else:
@@ -116,7 +118,6 @@ def plan_training(
     for name in ("batch_size", "micro_batch"):
         if training.get(name, 1) < 1:
             raise UsageError(f"{flag(name)} is {training[name]}; it must be 1 or more.")
-    optimizer = training.get("optimizer", RECIPES[recipe].get("optimizer"))
     batch_size = training.get("batch_size", _choose_batch_size(machine, data, shape, budget, optimizer))
     micro_batch = training.get("micro_batch", batch_size)
     parameters = parameters_by_part(shape)["total"]
@@ -187,7 +188,12 @@ def _with_budget(budget: Budget | None, training: dict[str, Any]) -> tuple[Budge
 
 
 def _choose_shape(
-    machine: Machine, data: DataConfig, vocab_size: int, model: dict[str, Any], seconds: float
+    machine: Machine,
+    data: DataConfig,
+    vocab_size: int,
+    model: dict[str, Any],
+    seconds: float,
+    optimizer: str | None,
 ) -> ModelConfig:
     choices = {name: value for name, value in model.items() if name not in ("preset", "size")}
     if data.train_pairs and data.train_pairs < FEW_PAIRS:
@@ -201,15 +207,23 @@ def _choose_shape(
     def shape(size: str) -> ModelConfig:
         return make_model_config(vocab_size=vocab_size, preset=preset, size=size, **choices)
 
-    return shape(size) if size != "auto" else shape(_choose_size(machine, data, vocab_size, preset, choices, seconds))
+    if size == "auto":
+        size = _choose_size(machine, data, vocab_size, preset, choices, seconds, optimizer)
+    return shape(size)
 
 
-TOKENS_PER_PARAMETER = 2.0  # a size is worth its cost once a run sees so many tokens for each parameter
+TOKENS_PER_PARAMETER = 1.8  # a size is worth its cost once a run sees so many tokens for each parameter
 PASSES_OVER_TEXT = 40  # beyond which a larger model would only learn the text by heart
 
 
 def _choose_size(
-    machine: Machine, data: DataConfig, vocab_size: int, preset: str, choices: dict[str, Any], seconds: float
+    machine: Machine,
+    data: DataConfig,
+    vocab_size: int,
+    preset: str,
+    choices: dict[str, Any],
+    seconds: float,
+    optimizer: str | None,
 ) -> str:
     """The largest size that the time is enough for, and the text."""
     chosen = None
@@ -218,9 +232,10 @@ def _choose_size(
             config = make_model_config(vocab_size=vocab_size, preset=preset, size=size, **choices)
         except UsageError:  # the choices do not fit this size
             continue
-        parameters = matrix_parameters(config)
-        tokens = min(seconds * training_speed(machine, config), PASSES_OVER_TEXT * data.train_tokens)
-        if chosen is None or tokens >= TOKENS_PER_PARAMETER * parameters:
+        most = _most_tokens(machine, config.width, optimizer)
+        steps = seconds / training_step_seconds(machine, config, most, optimizer)
+        tokens = min(steps * most, PASSES_OVER_TEXT * data.train_tokens)
+        if chosen is None or tokens >= TOKENS_PER_PARAMETER * matrix_parameters(config):
             chosen = size
     return chosen or next(iter(SIZES))
 
@@ -274,17 +289,26 @@ def default_learning_rate(recipe: str, width: int) -> float:
 def _choose_batch_size(
     machine: Machine, data: DataConfig, shape: ModelConfig, budget: Budget, optimizer: str | None
 ) -> int:
-    """Sequences a step: as many as leave a few thousand steps, within what a device does well."""
-    fewest, most = TOKENS_PER_STEP["cpu" if machine.runtime.device == "cpu" else "gpu"]
-    if optimizer == "muon":
-        most = max(most, MUON_TOKENS_PER_WIDTH * shape.width)
-    tokens = most
+    """Sequences a step: as many as leave some hundreds of steps, within what a device does well."""
+    fewest, _ = _tokens_per_step(machine)
+    tokens = most = _most_tokens(machine, shape.width, optimizer)
     if budget.time is not None:
         optimizing = training_step_seconds(machine, shape, 0, optimizer)
-        tokens = int((budget.time / STEPS - optimizing) * training_speed(machine, shape))
+        steps = MUON_STEPS if optimizer == "muon" else STEPS
+        tokens = int((budget.time / steps - optimizing) * training_speed(machine, shape))
     elif budget.epochs is not None:
         tokens = int(budget.epochs * data.train_tokens / STEPS)
     return max(1, int(min(max(tokens, fewest), most) / _sequences(data, shape)[1]))
+
+
+def _tokens_per_step(machine: Machine) -> tuple[int, int]:
+    """The fewest and the most that suit a device."""
+    return TOKENS_PER_STEP["cpu" if machine.runtime.device == "cpu" else "gpu"]
+
+
+def _most_tokens(machine: Machine, width: int, optimizer: str | None) -> int:
+    _, most = _tokens_per_step(machine)
+    return max(most, MUON_TOKENS_PER_WIDTH * width) if optimizer == "muon" else most
 
 
 def _choose_dropout(passes: float, parameters_per_token: float) -> float:

@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.shell import TINY, story
+from tests.shell import TINY, environment, story
 from tinylm.training import eager
+
+
+class Double(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
 
 TRAINING = """
 import sys
@@ -23,12 +29,44 @@ finally:
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw", "adam"])
-def test_training_does_not_import_torchs_compiler_where_nothing_is_compiled(optimizer: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_training_does_not_import_torchs_compiler_where_nothing_is_compiled(
+    optimizer: str, dropout: float, tmp_path: Path
+) -> None:
     (tmp_path / "corpus.txt").write_text(story(3000))
-    words = [*map(str, TINY), "--steps", "4", "--eval-every", "2", "--save-every", "3", "--optimizer", optimizer]
+    words = [
+        *map(str, TINY),
+        "--steps",
+        "4",
+        "--eval-every",
+        "2",
+        "--save-every",
+        "3",
+        "--optimizer",
+        optimizer,
+        "--dropout",
+        str(dropout),
+    ]
     command = [sys.executable, "-c", TRAINING, *words]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment())
     assert (result.returncode, result.stdout) == (0, "run\nFalse\n"), result.stderr
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # by what torch's compiler imports
+def test_what_is_compiled_runs_as_it_was_written_where_that_is_wanted() -> None:
+    compiled: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        compiled.append(graph)
+        return graph.forward
+
+    layer = Double()
+    layer.compile(backend=backend)
+    with eager.eagerly():
+        layer(torch.ones(1, 2))
+    assert not compiled
+    layer(torch.ones(1, 2))
+    assert compiled
 
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW"])

@@ -19,15 +19,20 @@ class Dropout(nn.Dropout):
             return F.dropout(input, self.p)
         count = input.numel()
         bits = torch.empty(-(-count // 4), dtype=torch.int64)
-        _draw(bits)
+        (_compiled_draw if torch.compiler.is_compiling() else _draw)(bits)
         numbers = bits.view(torch.int16)[:count].view(input.shape)  # evenly from -2^15 to 2^15 - 1
         kept = numbers >= round(self.p * 2**16) - 2**15
         return input * (kept.to(input.dtype) * (1 / (1 - self.p)))
 
 
-@torch.library.custom_op("tinylm::draw_bits", mutates_args=("bits",), tags=torch.Tag.nondeterministic_seeded)
 def _draw(bits: Tensor) -> None:
-    """Fill with random bits: an operation of its own, since a compiler would draw them in its way, more slowly. It
-    changes its input, since two that only return something would become one.
-    """
+    """Fill with random bits."""
     bits.random_(torch.iinfo(torch.int64).min, None)
+
+
+@torch.library.custom_op("tinylm::draw_bits", mutates_args=("bits",), tags=torch.Tag.nondeterministic_seeded)
+def _compiled_draw(bits: Tensor) -> None:
+    """The same as an operation of its own, since a compiler would draw them in its way, more slowly. It changes its
+    input, since two that only return something would become one.
+    """
+    _draw(bits)

@@ -8,8 +8,9 @@ import torch
 
 
 class Optimizer(torch.optim.Optimizer):
-    """torch's, whose methods import the compiler to tell it to leave them alone. Nothing here shows it an optimizer."""
+    """torch's, without what it has around its methods, which imports the compiler to tell it to leave them alone."""
 
+    # Off come torch._disable_dynamo here, and below what counts gradients where a step is itself differentiated.
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 

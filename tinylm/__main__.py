@@ -13,8 +13,8 @@ def main() -> None:
     # While Python imports, a Ctrl-C would end in a traceback from wherever it was; nothing is lost by ending at once.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _open_closed_streams()
-    # torch's import makes hundreds of thousands of objects that all stay. Looking through them for garbage meanwhile,
-    # and once more at the end of the process, takes up to a second (decision 018).
+    # torch's import makes more than a hundred thousand objects that all stay. Looking through them for garbage
+    # meanwhile, and once more at the end of the process, takes up to a second (decision 018).
     gc.set_threshold(10_000)
     atexit.register(gc.freeze)
     if "GOMP_SPINCOUNT" not in os.environ:

@@ -4,8 +4,8 @@
 
 The text is repeated until it has --megabytes, and is in memory; both give the same ids, which is checked first. The
 library encodes the text as one string, and as a batch of pieces of 64 KB on all cores, whose ids may differ at the ends
-of pieces. On one core tinylm encodes pieces of a million characters one after another, which tells for BPE what
-tiktoken does by itself. They take turns; ratios are to the faster way of the library.
+of pieces. A BPE remembers the words that it has met, and does more of a text that repeats itself. On one core tinylm encodes pieces of a million characters one after another. They take turns; ratios are to
+the faster way of the library.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     by_pairs = train_bpe([once], options.vocab_size)
     found = rows(text, "characters", by_characters, options.rounds)
     found += rows(text, f"BPE, {by_pairs.vocab_size:,} ids", by_pairs, options.rounds)
-    print(f"{describe_machine(['tokenizers', 'tiktoken', 'numpy'])}; {os.cpu_count()} workers\n")
+    print(f"{describe_machine(['tokenizers', 'gigatoken', 'numpy'])}; {os.cpu_count()} workers\n")
     print(table(["tokens", "encoder", "MB/s", "times tokenizers"], found))
 
 

@@ -20,7 +20,7 @@ from tinylm.checkpoint import load_model
 from tinylm.cli import app
 from tinylm.errors import DivergedError, InterruptedRunError, TinyLMError, UsageError
 
-HEAVY = {"torch", "numpy", "tokenizers", "safetensors", "tiktoken"}
+HEAVY = {"torch", "numpy", "tokenizers", "safetensors", "gigatoken"}
 COMMANDS = (
     "train",
     "sample",

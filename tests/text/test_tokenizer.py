@@ -1,18 +1,21 @@
 """Judge: the tokenizers library reading the file that tinylm wrote, and a plain trainer of merges."""
 
+import json
 import random
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
+import gigatoken
 import pytest
 import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text import tokenizer as t
@@ -107,6 +110,30 @@ def test_text_that_looks_like_a_special_token_stays_text(tokenizer: Tokenizer) -
 def test_a_million_blanks_in_a_row_are_encoded() -> None:
     text = "a" + " " * 1_000_000 + "b"
     assert BPE.decode(BPE.encode(text)) == text
+
+
+def test_the_words_of_a_long_text_are_forgotten_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = train_bpe([SAMPLE], 400)
+    made: list[str] = []
+    make = gigatoken.Tokenizer.from_json
+
+    def count_and_make(file: str) -> gigatoken.Tokenizer:
+        made.append(file)
+        return make(file)
+
+    monkeypatch.setattr(t, "FORGET_AFTER", 100)
+    monkeypatch.setattr(gigatoken.Tokenizer, "from_json", count_and_make)
+    for text in ("cat " * 20, "dog " * 20, "hat " * 20, "cat"):
+        assert tokenizer.encode(text).tolist() == library_ids(BPE_LIBRARY, text)
+    assert len(made) == 2
+
+
+def test_threads_share_a_tokenizer() -> None:
+    tokenizer = train_bpe([SAMPLE], 400)
+    texts = [SAMPLE * (index % 7) for index in range(200)]
+    with ThreadPoolExecutor(4) as pool:
+        encoded = list(pool.map(tokenizer.encode, texts))
+    assert [ids.tolist() for ids in encoded] == [library_ids(BPE_LIBRARY, text) for text in texts]
 
 
 # Encoding in chunks.
@@ -308,6 +335,34 @@ def with_special_tokens() -> tokenizers.Tokenizer:
     return library
 
 
+def with_a_beginning_and_an_end() -> tokenizers.Tokenizer:
+    library = with_special_tokens()
+    library.post_processor = processors.TemplateProcessing(
+        single="<s> $A <pad>", special_tokens=[(name, library.token_to_id(name)) for name in ("<s>", "<pad>")]
+    )
+    return library
+
+
+def with_a_token_that_no_merge_makes() -> tokenizers.Tokenizer:
+    """Which the library never gives, though it is a word of the text."""
+    layout = json.loads(byte_level().to_str())
+    layout["model"]["vocab"]["Ġsat"] = len(layout["model"]["vocab"])
+    return tokenizers.Tokenizer.from_str(json.dumps(layout))
+
+
+def with_merges_in_any_order() -> tokenizers.Tokenizer:
+    layout = json.loads(byte_level().to_str())
+    random.Random(0).shuffle(layout["model"]["merges"])
+    return tokenizers.Tokenizer.from_str(json.dumps(layout))
+
+
+def without_a_byte() -> tokenizers.Tokenizer:
+    layout = json.loads(byte_level().to_str())
+    del layout["model"]["vocab"]["Ā"]
+    layout["model"]["vocab"] = {token: i for i, token in enumerate(layout["model"]["vocab"])}
+    return tokenizers.Tokenizer.from_str(json.dumps(layout))
+
+
 def with_an_ordinary_token() -> tokenizers.Tokenizer:
     library = byte_level()
     library.add_tokens([AddedToken("e cat's h", normalized=False)])
@@ -396,9 +451,13 @@ Make = Callable[[], tokenizers.Tokenizer]
 FOREIGN: dict[Make, str] = {
     byte_level: "bpe",
     with_special_tokens: "bpe",
+    with_a_beginning_and_an_end: "bpe",
+    with_a_token_that_no_merge_makes: "bpe",
+    with_merges_in_any_order: "bpe",
+    without_a_byte: "other",
     with_an_ordinary_token: "other",
     with_another_alphabet: "other",
-    with_ids_out_of_order: "other",
+    with_ids_out_of_order: "bpe",
     with_a_suffix: "other",
     normalised: "other",
     truncating: "other",

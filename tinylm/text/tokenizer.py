@@ -1,19 +1,19 @@
 """Text to token ids and back: a character or a byte-level BPE tokenizer, in the `tokenizers` library's file format.
 
-Corpora encode through faster paths than the library's own (a numpy table, tiktoken) with the same ids.
+Text is encoded by faster ways than the library's own (a numpy table, gigatoken), with the same ids.
 """
 
-import contextlib
 import functools
 import hashlib
 import json
+import threading
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import gigatoken
 import numpy as np
-import tiktoken
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
@@ -23,10 +23,7 @@ from tinylm.text.corpus import code_points
 END_OF_TEXT = "<|endoftext|>"
 MASK = "<mask>"
 
-# What tokenizers' ByteLevel splits at (Radford et al. 2019), for tiktoken; both know the same Unicode classes. Nothing
-# that follows a run could need a letter of it back, so the runs are possessive, which is quicker.
-BYTE_LEVEL_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-
+FORGET_AFTER = 1 << 26  # characters; no two words alike, they are remembered in 0.3 GB
 MEASURED_AT_ONCE = 1 << 20  # ids, which need eight bytes each while they are counted
 
 SMALLEST_BPE_VOCABULARY = 257  # every byte, and the end of text
@@ -53,8 +50,8 @@ class Tokenizer:
         self.sha256 = hashlib.sha256(self.to_str().encode()).hexdigest()
         layout = json.loads(self.to_str())
         self._table = _character_table(layout)
-        self._ranked = None if self._table is not None else _byte_level_encoding(layout)
-        self.kind = "char" if self._table is not None else "bpe" if self._ranked is not None else "other"
+        self._byte_pairs = _BytePairs(layout) if self._table is None and _is_byte_level(layout) else None
+        self.kind = "char" if self._table is not None else "bpe" if self._byte_pairs is not None else "other"
         pre_tokenizer = layout["pre_tokenizer"] or {"use_regex": False}
         self._splits_at_spaces = bool(pre_tokenizer.get("use_regex", True)) and _all_special(layout)
 
@@ -110,9 +107,8 @@ class Tokenizer:
             if not known.all() or (ids < 0).any():
                 raise UsageError(f"Unknown characters: {describe_characters(self.unknown(text))}.")
             return ids.astype(np.uint32)
-        if self._ranked is not None:
-            with contextlib.suppress(ValueError):  # hundreds of thousands of blanks in a row are too much for it
-                return self._ranked.encode_to_numpy(text, disallowed_special=())
+        if self._byte_pairs is not None:
+            return self._byte_pairs.encode(text)
         return np.array(self._library.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -135,10 +131,8 @@ class Tokenizer:
     @functools.cached_property
     def _lengths(self) -> tuple[np.ndarray, np.ndarray]:
         """The characters and the bytes of each id: two of (V,). A character is counted where it begins."""
-        texts = [b""] * self.vocab_size
-        if self._ranked is not None:
-            for text in self._ranked.token_byte_values():
-                texts[self._ranked.encode_single_token(text)] = text
+        if self._byte_pairs is not None:
+            texts = self._byte_pairs.texts(self.vocab_size)
         else:
             texts = [self.decode([token]).encode() for token in range(self.vocab_size)]
         characters = [sum(byte & 0xC0 != 0x80 for byte in text) for text in texts]
@@ -150,7 +144,7 @@ class Tokenizer:
         A foreign tokenizer is asked for each; white space it may leave out by design.
         """
         characters = "".join(dict.fromkeys(text))
-        if self._ranked is not None:
+        if self._byte_pairs is not None:
             return ""
         if self._table is None:
             return "".join(c for c in characters if not c.isspace() and not len(self.encode(c)))
@@ -164,7 +158,7 @@ class Tokenizer:
         if not self._splits_at_spaces:
             return 0
         for end in range(len(text) - 1, 0, -1):
-            if self._ranked is not None:
+            if self._byte_pairs is not None:
                 splits = _always_splits(text[end - 1], text[end])
             else:  # of a foreign pre-tokenizer only this much is sure
                 splits = text[end] == " " and not text[end - 1].isspace()
@@ -258,37 +252,54 @@ def _character_table(layout: dict[str, Any]) -> np.ndarray | None:
     return table
 
 
-def _byte_level_encoding(layout: dict[str, Any]) -> tiktoken.Encoding | None:
-    """The same tokenizer for tiktoken, or `None` if it is of another make.
-
-    tiktoken merges whatever pair makes the token of lowest id, the library whatever pair stands first in its list. The
-    two agree where ids follow the order of the list, as a trainer makes them.
-    """
+def _is_byte_level(layout: dict[str, Any]) -> bool:
+    """Whether it is a BPE of bytes, in words as GPT-2 has them, and nothing besides."""
     model, pre_tokenizer = layout["model"], layout["pre_tokenizer"] or {}
     if model["type"] != "BPE" or layout["normalizer"] or model.get("ignore_merges") or model.get("byte_fallback"):
-        return None
+        return False
     if pre_tokenizer.get("type") != "ByteLevel" or pre_tokenizer.get("add_prefix_space"):
-        return None
+        return False
     if not pre_tokenizer.get("use_regex", True) or not _all_special(layout):
-        return None
+        return False
     if any(model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix")):
-        return None
-    vocabulary: dict[str, int] = model["vocab"]
-    merged = [vocabulary["".join(pair if isinstance(pair, list) else pair.split(" "))] for pair in model["merges"]]
-    if merged != sorted(set(merged)):
-        return None
+        return False
     special = {token["content"] for token in layout["added_tokens"]}
-    byte_of = dict(_byte_alphabet())
-    if not byte_of.keys() >= {character for token in vocabulary if token not in special for character in token}:
-        return None
-    ranks = {
-        bytes(byte_of[character] for character in token): i for token, i in vocabulary.items() if token not in special
-    }
-    if any(bytes([b]) not in ranks or (merged and ranks[bytes([b])] > merged[0]) for b in range(256)):
-        return None
-    if len(ranks) != 256 + len(merged):
-        return None
-    return tiktoken.Encoding("tinylm", pat_str=BYTE_LEVEL_PATTERN, mergeable_ranks=ranks, special_tokens={})
+    written = {character for token in model["vocab"] if token not in special for character in token}
+    alphabet = {character for character, _ in _byte_alphabet()}
+    return written <= alphabet <= model["vocab"].keys()
+
+
+class _BytePairs:
+    """A byte-level BPE as gigatoken does it, with the ids of the tokenizers library (decision 002).
+
+    It remembers every word that it has seen, so it is made anew after `FORGET_AFTER` characters; and it serves one
+    thread at a time.
+    """
+
+    def __init__(self, layout: dict[str, Any]) -> None:
+        special = {token["content"] for token in layout["added_tokens"]}
+        self._vocabulary = {token: i for token, i in layout["model"]["vocab"].items() if token not in special}
+        # Text that looks like a special token stays text, and none is added to it.
+        self._file = json.dumps({**layout, "added_tokens": [], "post_processor": None})
+        self._encoder: gigatoken.Tokenizer | None = None
+        self._seen = 0
+        self._one_thread = threading.Lock()
+
+    def encode(self, text: str) -> np.ndarray:
+        """(number of tokens,) of uint32"""
+        with self._one_thread:
+            if self._encoder is None or self._seen > FORGET_AFTER:
+                self._encoder, self._seen = gigatoken.Tokenizer.from_json(self._file), 0
+            self._seen += len(text)
+            return self._encoder.encode(text)
+
+    def texts(self, vocab_size: int) -> list[bytes]:
+        """The bytes of each id, none for what stands for no text."""
+        byte_of = dict(_byte_alphabet())
+        texts = [b""] * vocab_size
+        for token, i in self._vocabulary.items():
+            texts[i] = bytes(byte_of[character] for character in token)
+        return texts
 
 
 def _all_special(layout: dict[str, Any]) -> bool:

@@ -115,6 +115,18 @@ def test_a_million_characters_get_the_size_whose_figures_are_on_record(seconds: 
     assert {name: getattr(shape, name) for name in SIZES[size]} == SIZES[size]
 
 
+@pytest.mark.parametrize("steps, tied", [(1, False), (1500, False), (1501, True), (20_000, True)])
+def test_a_modern_decoder_has_an_output_layer_of_its_own_in_a_short_run(steps: int, tied: bool) -> None:
+    budget = Budget(steps=steps)
+    assert planned(budget=budget).model.tie == tied
+    assert planned(budget=budget, model={"tie": not tied}).model.tie != tied
+
+
+@pytest.mark.parametrize("model", [{"preset": "gpt2"}, {"preset": "original"}, {"architecture": "encoder"}])
+def test_the_output_layer_of_other_models_is_the_embedding_however_short_the_run(model: dict[str, Any]) -> None:
+    assert planned(budget=Budget(steps=1), model=model).model.tie
+
+
 @pytest.mark.parametrize("size", sorted(SIZES))
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_size_and_preset_are_as_asked_for(size: str, preset: str) -> None:

@@ -36,6 +36,7 @@ DECAY_PER_PASS, LEAST_DECAY, MOST_DECAY = 0.12, 0.1, 3.0
 DROPOUT_PER_PASS = 1 / 1500  # and for each parameter that there is to a token of the text
 LEAST_DROPOUT, MOST_DROPOUT = 0.04, 0.2  # less is not worth its time
 PAIR_DROPOUT = 0.3
+UNTIED_STEPS = 1500  # up to which a modern decoder learns faster with an output layer of its own: docs/decisions/019
 LABEL_SMOOTHING = 0.1  # where targets are made from sources (Vaswani et al. 2017)
 FEW_PAIRS = 1_000_000  # are seen many times
 LEAST_PAIR_CONTEXT = 128
@@ -120,6 +121,17 @@ def plan_training(
             raise UsageError(f"{flag(name)} is {training[name]}; it must be 1 or more.")
     batch_size = training.get("batch_size", _choose_batch_size(machine, data, shape, budget, optimizer))
     micro_batch = training.get("micro_batch", batch_size)
+    sequences, tokens_each = _sequences(data, shape)
+    steps_per_epoch = sequences / batch_size
+    if pair_contexts is not None:  # the last batch of an epoch may be a smaller one
+        fitting = int((pair_contexts.train <= shape.context).sum())
+        steps_per_epoch = max(1, math.ceil(fitting / batch_size))
+    step_seconds = training_step_seconds(machine, shape, batch_size * tokens_each, optimizer)
+    steps = budget.total_steps(steps_per_epoch) or max(1, int(seconds / step_seconds))
+    passes = steps / steps_per_epoch
+    modern = recipe == "modern" and base is None
+    if modern and shape.architecture == "decoder" and "tie" not in model:
+        shape = replace(shape, tie=steps > UNTIED_STEPS)
     parameters = parameters_by_part(shape)["total"]
 
     longest = shape.context if pair_contexts is None else 2 * min(int(pair_contexts.train.max()), shape.context)
@@ -136,16 +148,8 @@ def plan_training(
                 if room >= 1
                 else f"The {free / 2**30:.1f} GB of free memory may not be enough; a smaller --size or --context would."
             )
-    sequences, tokens_each = _sequences(data, shape)
-    steps_per_epoch = sequences / batch_size
-    if pair_contexts is not None:  # the last batch of an epoch may be a smaller one
-        fitting = int((pair_contexts.train <= shape.context).sum())
-        steps_per_epoch = max(1, math.ceil(fitting / batch_size))
-    step_seconds = training_step_seconds(machine, shape, batch_size * tokens_each, optimizer)
-    steps = budget.total_steps(steps_per_epoch) or max(1, int(seconds / step_seconds))
-    passes = steps / steps_per_epoch
     parameters_per_token = parameters / data.train_tokens
-    if recipe == "modern" and base is None and "dropout" not in model and not data.train_pairs:
+    if modern and "dropout" not in model and not data.train_pairs:
         shape = replace(shape, dropout=_choose_dropout(passes, parameters_per_token))
     settings = {
         **RECIPES[recipe],

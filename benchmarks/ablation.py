@@ -24,7 +24,7 @@ from tinylm.model.build import build_empty_model, count_parameters
 
 # The original stack trained with Adam. The rate falls in a line, which does not depend on the warmup.
 PUBLISHED = "--preset original --schedule linear"
-OPTIONS = "--size micro --batch-size 16 --optimizer adamw --schedule trapezoid --lr 0.003 --weight-decay 0.1"
+OPTIONS = "--size micro --batch-size 16 --optimizer adamw --schedule trapezoid --lr 0.003 --weight-decay 0.1 --tie"
 GROUPS: dict[str, dict[str, str]] = {
     "placement in 6 layers": {
         "pre-norm": f"{PUBLISHED} --layers 6 --norm-placement pre",

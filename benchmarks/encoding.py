@@ -4,8 +4,9 @@
 
 The text is repeated until it has --megabytes, and is in memory; both give the same ids, which is checked first. The
 library encodes the text as one string, and as a batch of pieces of 64 KB on all cores, whose ids may differ at the ends
-of pieces. A BPE remembers the words that it has met, and does more of a text that repeats itself. On one core tinylm encodes pieces of a million characters one after another. They take turns; ratios are to
-the faster way of the library.
+of pieces. tinylm's BPE remembers the words that it has met, and so does more of a text that repeats itself. On one core
+tinylm encodes pieces of a million characters one after another. They take turns; ratios are to the faster way of the
+library.
 """
 
 import argparse

@@ -391,7 +391,7 @@ def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int
     """The run then goes on to the very weights of one that was left alone."""
     options = ("--dtype", "fp32", "--dropout", "0.1", "--log-every", 1)
     # What a plan makes of the length, which is not the same for both.
-    options = ("--schedule", "constant", "--warmup-steps", 0, "--weight-decay", 0, *options)
+    options = ("--schedule", "constant", "--warmup-steps", 0, "--weight-decay", 0, "--tie", *options)
     options = ("--eval-every", 100, "--save-every", 100, *options, *TINY)
     command = process("train", "corpus.txt", "--out", "my run", "--steps", 100_000, "--json", *options)
     with subprocess.Popen(

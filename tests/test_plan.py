@@ -115,11 +115,29 @@ def test_a_million_characters_get_the_size_whose_figures_are_on_record(seconds: 
     assert {name: getattr(shape, name) for name in SIZES[size]} == SIZES[size]
 
 
-@pytest.mark.parametrize("steps, tied", [(1, False), (1500, False), (1501, True), (20_000, True)])
-def test_a_modern_decoder_has_an_output_layer_of_its_own_in_a_short_run(steps: int, tied: bool) -> None:
-    budget = Budget(steps=steps)
-    assert planned(budget=budget).model.tie == tied
-    assert planned(budget=budget, model={"tie": not tied}).model.tie != tied
+@pytest.mark.parametrize(
+    ("budget", "vocab_size", "tied"),
+    [
+        (Budget(steps=1), 66, False),
+        (Budget(steps=2441), 4096, False),  # of 1,024 tokens: 2,499,584
+        (Budget(steps=2442), 66, True),
+        (Budget(steps=1), 4097, True),
+        (Budget(epochs=2.4), 66, False),
+        (Budget(epochs=2.6), 66, True),
+        (Budget(time=10.0), 66, False),
+        (Budget(time=3600.0), 66, True),
+    ],
+)
+def test_a_modern_decoder_has_an_output_layer_of_its_own_in_a_short_run(
+    budget: Budget, vocab_size: int, tied: bool
+) -> None:
+    def tie(**model: Any) -> bool:
+        training = {"batch_size": 8}
+        shape = {"size": "micro", **model}
+        return planned(budget=budget, vocab_size=vocab_size, model=shape, training=training).model.tie
+
+    assert tie() == tied
+    assert tie(tie=not tied) != tied
 
 
 @pytest.mark.parametrize("model", [{"preset": "gpt2"}, {"preset": "original"}, {"architecture": "encoder"}])

@@ -36,7 +36,9 @@ DECAY_PER_PASS, LEAST_DECAY, MOST_DECAY = 0.12, 0.1, 3.0
 DROPOUT_PER_PASS = 1 / 1500  # and for each parameter that there is to a token of the text
 LEAST_DROPOUT, MOST_DROPOUT = 0.04, 0.2  # less is not worth its time
 PAIR_DROPOUT = 0.3
-UNTIED_STEPS = 1500  # up to which a modern decoder learns faster with an output layer of its own: docs/decisions/019
+# Up to so many tokens of training, and so many ids, a modern decoder learns faster with an output layer of its own:
+# docs/decisions/019.
+UNTIED_TOKENS, UNTIED_VOCABULARY = 2_500_000, 4096
 LABEL_SMOOTHING = 0.1  # where targets are made from sources (Vaswani et al. 2017)
 FEW_PAIRS = 1_000_000  # are seen many times
 LEAST_PAIR_CONTEXT = 128
@@ -129,9 +131,10 @@ def plan_training(
     step_seconds = training_step_seconds(machine, shape, batch_size * tokens_each, optimizer)
     steps = budget.total_steps(steps_per_epoch) or max(1, int(seconds / step_seconds))
     passes = steps / steps_per_epoch
-    modern = recipe == "modern" and base is None
-    if modern and shape.architecture == "decoder" and "tie" not in model:
-        shape = replace(shape, tie=steps > UNTIED_STEPS)
+    new_modern = recipe == "modern" and base is None
+    if new_modern and shape.architecture == "decoder" and "tie" not in model:
+        tokens = steps * batch_size * tokens_each
+        shape = replace(shape, tie=tokens > UNTIED_TOKENS or vocab_size > UNTIED_VOCABULARY)
     parameters = parameters_by_part(shape)["total"]
 
     longest = shape.context if pair_contexts is None else 2 * min(int(pair_contexts.train.max()), shape.context)
@@ -149,7 +152,7 @@ def plan_training(
                 else f"The {free / 2**30:.1f} GB of free memory may not be enough; a smaller --size or --context would."
             )
     parameters_per_token = parameters / data.train_tokens
-    if modern and "dropout" not in model and not data.train_pairs:
+    if new_modern and "dropout" not in model and not data.train_pairs:
         shape = replace(shape, dropout=_choose_dropout(passes, parameters_per_token))
     settings = {
         **RECIPES[recipe],

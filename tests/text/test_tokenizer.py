@@ -3,6 +3,8 @@
 import json
 import random
 import re
+import threading
+import time
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -11,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import gigatoken
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import example, given, settings
@@ -128,12 +131,21 @@ def test_the_words_of_a_long_text_are_forgotten_now_and_then(monkeypatch: pytest
     assert len(made) == 2
 
 
-def test_threads_share_a_tokenizer() -> None:
+def test_threads_use_gigatoken_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = threading.Lock()
+
+    class OneAtATime:
+        def encode(self, text: str) -> np.ndarray:
+            assert inside.acquire(blocking=False), "two threads at once"
+            time.sleep(0.01)
+            inside.release()
+            return np.array([len(text)], dtype=np.uint32)
+
+    monkeypatch.setattr(gigatoken.Tokenizer, "from_json", lambda file: OneAtATime())
     tokenizer = train_bpe([SAMPLE], 400)
-    texts = [SAMPLE * (index % 7) for index in range(200)]
     with ThreadPoolExecutor(4) as pool:
-        encoded = list(pool.map(tokenizer.encode, texts))
-    assert [ids.tolist() for ids in encoded] == [library_ids(BPE_LIBRARY, text) for text in texts]
+        encoded = list(pool.map(tokenizer.encode, ["a", "bc", "def", "g"]))
+    assert [ids.tolist() for ids in encoded] == [[1], [2], [3], [1]]
 
 
 # Encoding in chunks.
@@ -335,6 +347,23 @@ def with_special_tokens() -> tokenizers.Tokenizer:
     return library
 
 
+def with_special_tokens_like_text() -> tokenizers.Tokenizer:
+    """One is written as a byte is, one as a merge is, but for the alphabet of bytes."""
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=360, special_tokens=["\n", "漢"], initial_alphabet=alphabet)
+    library.train_from_iterator([SAMPLE], trainer)
+    return library
+
+
+def with_a_special_byte() -> tokenizers.Tokenizer:
+    library = byte_level()
+    library.add_special_tokens(["a"])
+    return library
+
+
 def with_a_beginning_and_an_end() -> tokenizers.Tokenizer:
     library = with_special_tokens()
     library.post_processor = processors.TemplateProcessing(
@@ -451,6 +480,8 @@ Make = Callable[[], tokenizers.Tokenizer]
 FOREIGN: dict[Make, str] = {
     byte_level: "bpe",
     with_special_tokens: "bpe",
+    with_special_tokens_like_text: "bpe",
+    with_a_special_byte: "other",
     with_a_beginning_and_an_end: "bpe",
     with_a_token_that_no_merge_makes: "bpe",
     with_merges_in_any_order: "bpe",

@@ -125,7 +125,7 @@ def _plan_lines(plan: "Plan", config: RunConfig, trained: int) -> dict[str, str]
         "text": f"{data.train_tokens:,} tokens to train on, {data.val_tokens:,} to validate with"
         + (f"; {data.train_pairs:,} pairs" if data.train_pairs else ""),
         "model": f"{plan.parameters:,} parameters: {model.layers} layers, {model.heads} heads, width {model.width}, "
-        f"context {model.context}" + (", compiled" if plan.runtime.compile else ""),
+        f"context {model.context}" + ("" if model.tie else ", untied") + (", compiled" if plan.runtime.compile else ""),
         "batch": f"{training.batch_size} sequences a step{micro}",
         "length": f"{about}{plan.steps:,} steps, {plan.passes:.1f} passes over the text",
         "time": f"about {duration(plan.seconds)}",

@@ -271,7 +271,9 @@ class ModelOptions:
         float | None, option("Weight of the loss that shares tokens out among experts.", EXPERTS, "X")
     ] = None
     activation: Annotated[str | None, option("Feed-forward nonlinearity.", MODEL, one_of(ACTIVATIONS))] = None
-    tie: Annotated[bool | None, option("Share the embedding with the output layer.", SWITCHES)] = None
+    tie: Annotated[
+        bool | None, option("Share the embedding with the output layer (default: except in short runs).", SWITCHES)
+    ] = None
     scale_embedding: Annotated[bool | None, option("Scale embeddings by sqrt(width).", SWITCHES)] = None
     initialisation: Annotated[
         str | None, option("How weights are drawn at the start.", MODEL, one_of(INITIALISATIONS))

@@ -132,7 +132,9 @@ def smallest_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
 
 
 def _encode(stream: Stream, tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, int]]:
-    """Ids and number of characters, piece by piece, in order; pieces are encoded on all cores, a few ahead."""
+    """Ids and number of characters, piece by piece, in order; pieces are encoded a few ahead, by as many threads as the
+    tokenizer can use.
+    """
     workers = os.cpu_count() or 1
     end_of_text = np.array([tokenizer.end_of_text], dtype=np.uint32)
 

@@ -23,7 +23,7 @@ from tinylm.text.corpus import code_points
 END_OF_TEXT = "<|endoftext|>"
 MASK = "<mask>"
 
-FORGET_AFTER = 1 << 26  # characters; no two words alike, they are remembered in 0.3 GB
+FORGET_AFTER = 1 << 24  # characters
 MEASURED_AT_ONCE = 1 << 20  # ids, which need eight bytes each while they are counted
 
 SMALLEST_BPE_VOCABULARY = 257  # every byte, and the end of text
@@ -263,10 +263,17 @@ def _is_byte_level(layout: dict[str, Any]) -> bool:
         return False
     if any(model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix")):
         return False
-    special = {token["content"] for token in layout["added_tokens"]}
-    written = {character for token in model["vocab"] if token not in special for character in token}
+    vocabulary = _without_special(layout)
+    made = {"".join(pair if isinstance(pair, list) else pair.split(" ")) for pair in model["merges"]}
     alphabet = {character for character, _ in _byte_alphabet()}
-    return written <= alphabet <= model["vocab"].keys()
+    written = {character for token in vocabulary for character in token}
+    return written <= alphabet and made | alphabet <= vocabulary.keys()
+
+
+def _without_special(layout: dict[str, Any]) -> dict[str, int]:
+    """The tokens of a BPE's vocabulary that are no added ones, and their ids."""
+    added = {token["content"] for token in layout["added_tokens"]}
+    return {token: i for token, i in layout["model"]["vocab"].items() if token not in added}
 
 
 class _BytePairs:
@@ -277,10 +284,10 @@ class _BytePairs:
     """
 
     def __init__(self, layout: dict[str, Any]) -> None:
-        special = {token["content"] for token in layout["added_tokens"]}
-        self._vocabulary = {token: i for token, i in layout["model"]["vocab"].items() if token not in special}
+        self._vocabulary = _without_special(layout)
         # Text that looks like a special token stays text, and none is added to it.
-        self._file = json.dumps({**layout, "added_tokens": [], "post_processor": None})
+        model = {**layout["model"], "vocab": self._vocabulary}
+        self._file = json.dumps({**layout, "model": model, "added_tokens": [], "post_processor": None})
         self._encoder: gigatoken.Tokenizer | None = None
         self._seen = 0
         self._one_thread = threading.Lock()

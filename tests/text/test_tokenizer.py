@@ -348,7 +348,7 @@ def with_special_tokens() -> tokenizers.Tokenizer:
 
 
 def with_special_tokens_like_text() -> tokenizers.Tokenizer:
-    """One is written as a byte is, one as a merge is, but for the alphabet of bytes."""
+    """In UTF-8 they are what a byte's token stands for, and a merge's."""
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
@@ -364,6 +364,13 @@ def with_a_special_byte() -> tokenizers.Tokenizer:
     return library
 
 
+def with_a_special_merge() -> tokenizers.Tokenizer:
+    library = byte_level()
+    first, second = json.loads(library.to_str())["model"]["merges"][0]
+    library.add_special_tokens([first + second])
+    return library
+
+
 def with_a_beginning_and_an_end() -> tokenizers.Tokenizer:
     library = with_special_tokens()
     library.post_processor = processors.TemplateProcessing(
@@ -375,7 +382,8 @@ def with_a_beginning_and_an_end() -> tokenizers.Tokenizer:
 def with_a_token_that_no_merge_makes() -> tokenizers.Tokenizer:
     """Which the library never gives, though it is a word of the text."""
     layout = json.loads(byte_level().to_str())
-    layout["model"]["vocab"]["Ġsat"] = len(layout["model"]["vocab"])
+    assert " indented" in SAMPLE and "Ġindented" not in layout["model"]["vocab"]
+    layout["model"]["vocab"]["Ġindented"] = len(layout["model"]["vocab"])
     return tokenizers.Tokenizer.from_str(json.dumps(layout))
 
 
@@ -482,6 +490,7 @@ FOREIGN: dict[Make, str] = {
     with_special_tokens: "bpe",
     with_special_tokens_like_text: "bpe",
     with_a_special_byte: "other",
+    with_a_special_merge: "other",
     with_a_beginning_and_an_end: "bpe",
     with_a_token_that_no_merge_makes: "bpe",
     with_merges_in_any_order: "bpe",

@@ -272,7 +272,8 @@ class ModelOptions:
     ] = None
     activation: Annotated[str | None, option("Feed-forward nonlinearity.", MODEL, one_of(ACTIVATIONS))] = None
     tie: Annotated[
-        bool | None, option("Share the embedding with the output layer (default: except in short runs).", SWITCHES)
+        bool | None,
+        option("Share the embedding with the output layer (default: yes, but not in short runs of modern).", SWITCHES),
     ] = None
     scale_embedding: Annotated[bool | None, option("Scale embeddings by sqrt(width).", SWITCHES)] = None
     initialisation: Annotated[

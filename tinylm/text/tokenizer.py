@@ -285,9 +285,9 @@ class _BytePairs:
 
     def __init__(self, layout: dict[str, Any]) -> None:
         self._vocabulary = _without_special(layout)
-        # Text that looks like a special token stays text, and none is added to it.
+        # Text that looks like a special token stays text.
         model = {**layout["model"], "vocab": self._vocabulary}
-        self._file = json.dumps({**layout, "model": model, "added_tokens": [], "post_processor": None})
+        self._file = json.dumps({**layout, "model": model, "added_tokens": []})
         self._encoder: gigatoken.Tokenizer | None = None
         self._seen = 0
         self._one_thread = threading.Lock()

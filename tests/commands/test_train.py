@@ -66,6 +66,8 @@ def test_dry_run_prints_the_plan_and_writes_nothing(corpus: Path, here: Path) ->
     before = snapshot(here)
     result = done("train", corpus, "--steps", 2, *TINY, "--dry-run")
     assert "model:" in result.stdout and "memory:" in result.stdout
+    assert re.search(r"^model: .*, untied$", result.stdout, re.MULTILINE), "of two steps"
+    assert "untied" not in done("train", corpus, "--steps", 2, *TINY, "--tie", "--dry-run").stdout
     assert snapshot(here) == before
     assert done("train", corpus, "--steps", 2, *TINY, "--dry-run", "--quiet").stdout == result.stdout
     (plan,) = records(done("train", corpus, "--steps", 2, *TINY, "--dry-run", "--json"))

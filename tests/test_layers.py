@@ -17,6 +17,7 @@ LEVELS = (
     {"plan", "training", "console"},
     {"tasks", "evaluation", "inference", "adapters", "checkpoint", "weights", "place", "baselines", "cost"},
     {"objective", "model", "text", "device"},
+    {"cache", "files"},
     {"config", "presets", "checks", "records", "errors", "spinning"},
 )
 MODULES = {".".join(path.relative_to(HOME.parent).with_suffix("").parts): path for path in sorted(HOME.rglob("*.py"))}

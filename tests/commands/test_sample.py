@@ -7,6 +7,7 @@ import torch
 
 from tests.shell import copied, done, misused, records, refused, snapshot, tinylm
 from tests.variants import small
+from tinylm.cache import cache_root
 from tinylm.checkpoint import RunFolder, load_model, read_config
 from tinylm.commands.compiling import choose_code
 from tinylm.commands.model import open_model
@@ -17,7 +18,6 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.inference.compiled import CompiledDecoder, load_compiled
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
-from tinylm.text.dataset import cache_root
 
 PROMPT = "the old man"
 
@@ -218,12 +218,12 @@ def test_what_is_not_compiled_is_refused_where_that_was_asked_for(run: Path, mon
         with pytest.raises(UsageError, match=f"--compile on is not possible: .*{reason}.*; leave it out"):
             choose_code(other, "on", **given)
 
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
+    def homeless(name: str) -> Path:
+        raise TinyLMError("There is no home folder for a cache; set TINYLM_CACHE to a folder.")
 
-    monkeypatch.setattr("tinylm.text.dataset.cache_root", homeless)
+    monkeypatch.setattr("tinylm.cache.private_folder", homeless)
     assert choose_code(opened, "auto", **given) is None
-    with pytest.raises(UsageError, match="there is no folder for a cache; set TINYLM_CACHE to one"):
+    with pytest.raises(UsageError, match="There is no home folder for a cache; set TINYLM_CACHE to a folder"):
         choose_code(opened, "on", **given)
 
 

@@ -2,6 +2,7 @@ import dataclasses
 import inspect
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 

@@ -192,18 +192,6 @@ def test_the_key_changes_with_all_that_the_tokens_depend_on() -> None:
     assert keys[0] == d.token_key(["f"], 100, Tokenizer(CHARACTERS._library))
 
 
-def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINYLM_CACHE", "/own")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert d.cache_root() == Path("/own")
-    monkeypatch.delenv("TINYLM_CACHE")
-    assert d.cache_root() == Path("/xdg/tinylm")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.delenv("LOCALAPPDATA", raising=False)
-    monkeypatch.setenv("HOME", "/home/me")
-    assert d.cache_root() == Path("/home/me/.cache/tinylm")
-
-
 # What a BPE trainer learns from.
 
 

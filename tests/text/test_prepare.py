@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tinylm.cache import cache_root
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text import prepare
 from tinylm.text.corpus import Corpus, find_corpus
-from tinylm.text.dataset import TokenFolder, cache_root
+from tinylm.text.dataset import TokenFolder
 from tinylm.text.pairs import PairCorpus
 from tinylm.text.prepare import Reading, choose_tokenizer, encode_reading, read_corpus, reopen_tokens
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, train_bpe, train_char
@@ -153,7 +154,7 @@ def test_both_parts_are_encoded_into_the_cache_and_described(corpus: Path, other
     ids = [*tokens.train.tolist(), *tokens.val.tolist()]
     whole = (TEXT, "Zebras!\n")
     assert ids == [*tokenizer.encode(whole[0]).tolist(), tokenizer.end_of_text, *tokenizer.encode(whole[1]).tolist()]
-    assert tokens.path.parent == cache_root()
+    assert tokens.path.parent == cache_root() / "tokens"
     assert data.token_folder == str(tokens.path)
     assert (data.characters, data.bytes, data.documents) == (len(TEXT) + 8, len(TEXT) + 8, 2)
     assert (data.train_tokens, data.val_tokens) == (len(tokens.train), len(tokens.val))

@@ -21,10 +21,10 @@ def choose_code(opened: OpenModel, wanted: str, *, int8: bool, tokens: int, samp
 
     Raises UsageError where compiling is wanted and not possible.
     """
+    from tinylm.cache import private_folder
     from tinylm.device import can_compile
     from tinylm.inference.compiled import code_file, is_ours, obstacle
     from tinylm.model.decoder import Decoder
-    from tinylm.text.dataset import cache_root
 
     # Eight bits are computed with another rounding, so that their text must not depend on what is in the cache.
     least = COMPILE_FROM if int8 else LOAD_FROM
@@ -43,9 +43,9 @@ def choose_code(opened: OpenModel, wanted: str, *, int8: bool, tokens: int, samp
         why_not = obstacle(network)
     if why_not is None:
         try:
-            file = code_file(cache_root() / "compiled", opened.config.model, int8)
-        except RuntimeError:
-            why_not = "there is no folder for a cache; set TINYLM_CACHE to one"
+            file = code_file(private_folder("compiled"), opened.config.model, int8)
+        except TinyLMError as error:
+            why_not = str(error)
         else:
             if is_ours(file) or (can_compile("cpu") and (wanted == "on" or tokens >= COMPILE_FROM)):
                 return file

@@ -59,14 +59,6 @@ def _hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def cache_root() -> Path:
-    """Where encoded corpora are kept: $TINYLM_CACHE, or tinylm/ in the user's cache folder."""
-    if own := os.environ.get("TINYLM_CACHE"):
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    return (Path(base) if base else Path.home() / ".cache") / "tinylm"
-
-
 def token_key(fingerprints: list[str], train_characters: int, tokenizer: Tokenizer) -> str:
     """The name of an encoding in the cache: equal for equal text, cut and tokenizer."""
     identity = json.dumps([LAYOUT, fingerprints, train_characters, tokenizer.sha256])

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath  # the latter reads the paths of every system
 
+from tinylm.cache import private_folder
 from tinylm.config import DataConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.corpus import STANDARD_INPUT, Corpus, Scan, Stream, cut, find_corpus, scan
-from tinylm.text.dataset import TokenFolder, cache_root, encode_corpus, sample_for_tokenizer, token_key
+from tinylm.text.dataset import TokenFolder, encode_corpus, sample_for_tokenizer, token_key
 from tinylm.text.pairs import PairCorpus, PairTokens
 from tinylm.text.tokenizer import Tokenizer, describe_characters, train_bpe, train_char
 
@@ -138,7 +139,7 @@ def encode_reading(
     Raises UsageError when either part is too short to train on or to validate with.
     """
     fingerprints = [reading.found.fingerprint] + ([reading.val_found.fingerprint] if reading.val_found else [])
-    home = folder or cache_root() / token_key(fingerprints, reading.train_characters, tokenizer)
+    home = folder or private_folder("tokens") / token_key(fingerprints, reading.train_characters, tokenizer)
     tokens = encode_corpus(home, reading.train_stream, reading.val_stream, tokenizer, progress)
     for part, least, found in (("training", 3, len(tokens.train)), ("validation", 2, len(tokens.val))):
         if found < least:

@@ -24,9 +24,10 @@ import torch
 from ablation import spread
 from measure import describe_machine, run_tinylm, table
 
-from tinylm.checkpoint import read_config, summarise
+from tinylm.checkpoint import read_config, read_tokenizer, summarise
 from tinylm.commands.options import parse_duration
-from tinylm.text.dataset import TokenFolder, Windows, evaluation_batches
+from tinylm.text.dataset import Windows, evaluation_batches
+from tinylm.text.prepare import reopen_tokens
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,7 @@ def learn_with_peer(run: Path, seconds: float, seed: int) -> float:
     torch.manual_seed(seed)
     config = read_config(run)
     assert config.data is not None
-    folder = Path(config.data.token_folder)
-    tokens = TokenFolder.open(folder if folder.is_absolute() else run / folder)
+    tokens = reopen_tokens(run, config.data, read_tokenizer(run, config))
     shape = {"n_positions": 64, "n_embd": 128, "n_layer": 4, "n_head": 4}
     model = GPT2LMHeadModel(
         GPT2Config(vocab_size=config.model.vocab_size, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **shape)

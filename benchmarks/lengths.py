@@ -18,7 +18,7 @@ from measure import table
 
 from tinylm.checkpoint import read_config, read_tokenizer, read_weights, restore_model
 from tinylm.text.dataset import windows_at
-from tinylm.text.prepare import reopen_tokens
+from tinylm.text.prepare import reopen_part
 
 QUARTERS = 4
 ROWS = 256
@@ -35,12 +35,12 @@ def by_place(run: Path) -> list[str]:
     config, context = read_config(run), read_config(run).model.context
     assert config.data is not None
     tokenizer = read_tokenizer(run, config)
-    tokens = reopen_tokens(run, config.data, tokenizer).val
+    tokens = reopen_part(run, config.data, tokenizer, "val")
     length = 2 * context
     if config.model.position == "learned":
         length = context
     longer = replace(config, model=replace(config.model, context=length))
-    model = restore_model(longer, read_weights(run, config).tensors).eval()
+    model = restore_model(longer, read_weights(run, config).tensors, run).eval()
     starts = np.linspace(0, len(tokens) - 2 * context - 1, ROWS).astype(int)
     batch = windows_at(tokens, starts, length)
     with torch.inference_mode():

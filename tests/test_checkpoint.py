@@ -38,7 +38,6 @@ CONFIG = RunConfig(
         corpus=("c.txt",),
         train_characters=9,
         fingerprint="f",
-        token_folder="t",
         characters=10,
         bytes=10,
         documents=1,
@@ -96,7 +95,7 @@ def last_generation(path: Path) -> int:
     last = RunFolder(path).load_last(config)
     generation = last.state["step"]
     assert last.state == state_of(generation)
-    assert raw(dict(restore_model(config, last.weights).state_dict())) == raw(weights_of(generation))
+    assert raw(dict(restore_model(config, last.weights, Path()).state_dict())) == raw(weights_of(generation))
     assert raw(last.optimizer) == raw(optimizer_of(generation))
     return int(generation)
 
@@ -354,10 +353,18 @@ def test_a_path_that_is_no_run_is_bad_usage(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_asks_for_an_upgrade(run: Path) -> None:
-    values = {**CONFIG.to_json(), "format": 2, "something": "new"}
+    values = {**CONFIG.to_json(), "format": 3, "something": "new"}
     with (
         replaced(run / "config.json", json.dumps(values).encode()),
-        pytest.raises(TinyLMError, match=r"newer tinylm \(format 2, this one reads 1\); upgrade tinylm"),
+        pytest.raises(TinyLMError, match=r"newer tinylm \(format 3, this one reads 2\); upgrade tinylm"),
+    ):
+        read_config(run)
+
+
+def test_an_older_format_asks_for_training_again(run: Path) -> None:
+    with (
+        replaced(run / "config.json", json.dumps({"format": 1}).encode()),
+        pytest.raises(TinyLMError, match=r"older tinylm \(format 1, this one reads 2\); train the model again"),
     ):
         read_config(run)
 

@@ -55,7 +55,7 @@ def train(path: Path, resume: bool) -> None:
     run = RunFolder(path) if resume else RunFolder.create(path, CONFIG, TOKENIZER)
     save = run.load_last(CONFIG) if resume else None
     assert CONFIG.training is not None
-    model = restore_model(CONFIG, save.weights) if save else build_model(CONFIG.model)
+    model = restore_model(CONFIG, save.weights, Path()) if save else build_model(CONFIG.model)
     train_session(
         run,
         CONFIG,

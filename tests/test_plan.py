@@ -28,7 +28,6 @@ def data(train_tokens: int) -> DataConfig:
         corpus=("c.txt",),
         train_characters=train_tokens,
         fingerprint="f",
-        token_folder="t",
         characters=train_tokens,
         bytes=train_tokens,
         documents=1,

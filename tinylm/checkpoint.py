@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import math
-import shutil
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tinylm.config import RunConfig
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.files import check_folder, hash_file, open_append, parse_json, read_bytes, read_json, remove_tree
 from tinylm.model.build import build_empty_model
 from tinylm.model.stack import Transformer
 from tinylm.place import (
@@ -33,15 +34,17 @@ from tinylm.place import (
     recover_run,
     refuse_strangers,
     remove_run,
+    remove_unfinished,
     resume_command,
 )
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.weights import (
     Weights,
     flush_folder,
-    hash_file,
+    read_header,
     read_tensors,
     read_weights_file,
+    require_tensors,
     write_tensors,
     write_text,
     write_weights,
@@ -76,6 +79,7 @@ class RunFolder:
         run._home = preparation_folder(path)
         with run._saving():
             run._home.mkdir(parents=True, exist_ok=True)
+            check_folder(run._home)
             write_text(run._home / "tokenizer.json", tokenizer.to_str())
             run.write_config(config)
             if adapter_config is not None:
@@ -101,8 +105,8 @@ class RunFolder:
         new, old, last = (self._home / name for name in ("last.new", "last.old", "last"))
         with self._saving():
             recover_last(self._home)
-            shutil.rmtree(new, ignore_errors=True)
-            shutil.rmtree(old, ignore_errors=True)
+            remove_tree(new)
+            remove_tree(old)
             try:
                 new.mkdir()
                 write_weights(new / weights_file(config), tensors, config, state["step"], state["val_loss"])
@@ -113,13 +117,13 @@ class RunFolder:
                 write_text(new / "manifest.json", json.dumps(manifest))
                 flush_folder(new)
             except BaseException:
-                shutil.rmtree(new, ignore_errors=True)
+                remove_tree(new)
                 raise
             if last.exists():
                 last.rename(old)
             new.rename(last)
             flush_folder(self._home)
-            shutil.rmtree(old, ignore_errors=True)
+            remove_tree(old)
             self.publish()
 
     def publish(self) -> None:
@@ -134,7 +138,8 @@ class RunFolder:
         flush_folder(self.path.parent)
         self._home = self.path
         if replaced.exists():
-            remove_run(replaced)
+            with contextlib.suppress(OSError):  # the new run is in place; the next --force deletes what is left
+                remove_run(replaced)
 
     def load_last(self, config: RunConfig) -> LastSave:
         """Raises TinyLMError when there is nothing to resume from, or it is damaged."""
@@ -144,23 +149,27 @@ class RunFolder:
                 f"{self.path} has no last/ folder to resume from; start it again with tinylm train --force."
             )
         try:
-            manifest = json.loads((last / "manifest.json").read_text())
+            check_folder(last)
+            manifest = read_json(last / "manifest.json")
             for name in (weights_file(config), "optimizer.safetensors", "state.json"):
                 if hash_file(last / name) != manifest[name]:
                     raise ValueError(f"{name} has changed since it was saved")
-            state = json.loads((last / "state.json").read_text())
+            state = read_json(last / "state.json")
+            if not isinstance(state, dict) or type(state["step"]) is not int:
+                raise ValueError("state.json names no step")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TinyLMError(
                 f"{last} is damaged ({error}), so the run cannot be resumed; its best weights still sample, and "
                 f"tinylm train --init-from {self.path} goes on from those."
             ) from error
+        remove_unfinished(self.path)
         weights = read_weights_file(last / weights_file(config), config)
         optimizer, _ = read_tensors(last / "optimizer.safetensors")
         return LastSave(weights.tensors, optimizer, state)
 
     def append_metrics(self, record: dict[str, Any]) -> None:
-        with self._saving(), (self._home / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        with self._saving(), open_append(self._home / "metrics.jsonl") as file:
+            file.write(json.dumps(record).encode() + b"\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The logged records; a line that a kill cut short, or that is damaged, is left out."""
@@ -177,6 +186,10 @@ class RunFolder:
         try:
             yield
         except (OSError, safetensors.SafetensorError) as error:
+            if self._home == self.path and not self.path.exists():
+                raise TinyLMError(
+                    f"{self.path} was deleted or moved during training, with all that was saved in it; train again."
+                ) from error
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             next_step = "free some space, or choose another --out"
             if self._home == self.path:  # there is a save to go on from
@@ -191,13 +204,26 @@ class RunFolder:
         return self._home / "tokens"
 
 
+METRICS_BYTES = 1 << 28
+
+
 def _read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    if path.exists():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError):
-                record = json.loads(line)
-                if isinstance(record, dict) and isinstance(record.get("step"), int):
-                    yield record
+    """The records whose numbers are numbers. Raises TinyLMError for what is no file of metrics at all."""
+    try:
+        text = read_bytes(path, METRICS_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise TinyLMError(f"{path} is damaged ({error}); delete it, which loses the run's curve alone.") from error
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            record = parse_json(line)
+            if isinstance(record, dict) and type(record.get("step")) is int and _is_loss(record.get("val_loss")):
+                yield record
+
+
+def _is_loss(value: object) -> bool:
+    return value is None or (isinstance(value, (int, float)) and math.isfinite(value))
 
 
 def weights_file(config: RunConfig) -> str:
@@ -215,7 +241,7 @@ def read_config(path: Path) -> RunConfig:
             "opening one can run its author's code."
         )
     try:
-        values = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        values = read_json(path / "config.json")
         recorded = values.pop("digest", None) if isinstance(values, dict) else None
         config = RunConfig.from_json(values)
         if recorded != _config_digest(values):
@@ -226,7 +252,8 @@ def read_config(path: Path) -> RunConfig:
             f"{path} is not a run folder: it has no config.json; tinylm runs lists what there is."
         ) from None
     except (OSError, ValueError) as error:
-        raise TinyLMError(f"{path / 'config.json'} is damaged ({error}).") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise TinyLMError(f"{path / 'config.json'} is damaged ({reason}). Copy the run again.") from error
     except TinyLMError as error:
         raise TinyLMError(f"Cannot use {path / 'config.json'}: {error}.") from error
 
@@ -266,12 +293,13 @@ def load_model(path: Path, device: str = "cpu") -> tuple[Transformer, RunConfig,
         )
     tokenizer = read_tokenizer(path, config)
     weights = read_weights(path, config)
-    return restore_model(config, weights.tensors).to(device).eval(), config, tokenizer, weights
+    return restore_model(config, weights.tensors, path).to(device).eval(), config, tokenizer, weights
 
 
-def restore_model(config: RunConfig, tensors: dict[str, Tensor]) -> Transformer:
-    """A model with these weights, without first drawing random ones."""
+def restore_model(config: RunConfig, tensors: dict[str, Tensor], where: Path) -> Transformer:
+    """A model with these weights, without first drawing random ones. Raises TinyLMError when they do not fit it."""
     model = build_empty_model(config.model)
+    require_tensors(tensors, model.state_dict(), where)
     model.load_state_dict(tensors, assign=True)
     return model
 
@@ -280,23 +308,23 @@ def summarise(path: Path) -> dict[str, Any]:
     """What a list of runs shows, without reading the weights. Raises as `read_config` does, and for damaged files."""
     config = read_config(path)
     file = path / weights_file(config)
+    header = read_header(file)
+    step = header.step
     try:
-        with safetensors.safe_open(file, framework="pt") as tensors:
-            metadata = tensors.metadata() or {}
-            names = tensors.keys()  # the file itself cannot be iterated over
-            shapes = {name: tuple(tensors.get_slice(name).get_shape()) for name in names}
-        best_step, val_loss = int(metadata["step"]), json.loads(metadata["val_loss"])
-        state = path / "last" / "state.json"
-        step = json.loads(state.read_text())["step"] if state.exists() else best_step
+        if os.path.lexists(path / "last"):
+            check_folder(path / "last")
+            step = read_json(path / "last" / "state.json")["step"]
+            if type(step) is not int:
+                raise ValueError("its step is no number")
         saved = file.stat().st_mtime
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-        raise TinyLMError(f"{file} is damaged ({error}). Copy the run again.") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TinyLMError(f"{path / 'last'} is damaged ({error}). Copy the run again.") from error
     return {
         "kind": "model" if config.adapter is None else "adapter",
-        "parameters": _count(shapes, shared_b=config.adapter is not None and config.adapter.share_b),
+        "parameters": _count(header.shapes, shared_b=config.adapter is not None and config.adapter.share_b),
         "step": step,
-        "best_step": best_step,
-        "val_loss": val_loss,
+        "best_step": header.step,
+        "val_loss": header.val_loss,
         "saved": saved,
     }
 

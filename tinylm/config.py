@@ -246,8 +246,10 @@ class RuntimeConfig:
 class DataConfig:
     """Where the text came from and what it was found to be; what follows `train_characters` is for validation.
 
-    `kind` is text, or pairs of a source and a target. `fingerprint` is the SHA-256 of the documents; `token_folder` is
-    absolute, or within the run folder.
+    `kind` is text, or pairs of a source and a target. `fingerprint` is the SHA-256 of the documents, `val_fingerprint`
+    that of a validation corpus of its own. The encoded text is in the user's cache under a key that follows from the
+    fingerprints, or, where `tokens_in_run` says so, in the run directory. `corpus` and `val_corpus` are for the reader:
+    no command opens them.
     """
 
     kind: str = "text"
@@ -257,7 +259,8 @@ class DataConfig:
     encoding: str = "utf-8"
     train_characters: int
     fingerprint: str
-    token_folder: str
+    val_fingerprint: str | None = None
+    tokens_in_run: bool = False
     characters: int
     bytes: int
     documents: int
@@ -299,7 +302,7 @@ class AdapterConfig:
         require(len(self.targets) > 0, "--target names no module.")
 
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,6 +340,10 @@ class RunConfig:
         if isinstance(found, int) and found > FORMAT:
             raise TinyLMError(
                 f"it was written by a newer tinylm (format {found}, this one reads {FORMAT}); upgrade tinylm"
+            )
+        if isinstance(found, int) and found < FORMAT:
+            raise TinyLMError(
+                f"it was written by an older tinylm (format {found}, this one reads {FORMAT}); train the model again"
             )
         if found != FORMAT:
             raise TinyLMError("it is not a tinylm run configuration (it names no format)")

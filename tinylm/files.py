@@ -77,13 +77,18 @@ def _open(path: Path, flags: int) -> int:
     return descriptor
 
 
-def read_text(path: Path, limit: int = MAX_JSON_BYTES) -> str:
-    """The UTF-8 text of a regular file of at most `limit` bytes."""
+def read_bytes(path: Path, limit: int) -> bytes:
+    """The content of a regular file of at most `limit` bytes."""
     with open_regular(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise ValueError(f"it is larger than {limit >> 20} MB")
-    return data.decode("utf-8")
+    return data
+
+
+def read_text(path: Path, limit: int = MAX_JSON_BYTES) -> str:
+    """The UTF-8 text of a regular file of at most `limit` bytes."""
+    return read_bytes(path, limit).decode("utf-8")
 
 
 def read_json(path: Path, limit: int = MAX_JSON_BYTES) -> Any:

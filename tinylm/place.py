@@ -1,15 +1,18 @@
 """The place of a run on disk: what may be written there and by whom, and what a kill left in between."""
 
 import contextlib
+import os
 import shlex
-import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
 
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.files import is_link, is_unfinished, remove_tree
 
+CHECKPOINTS = Path("checkpoints")  # where runs are written by default
 MODEL_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
 PEFT_FILE = "adapter_config.json"  # of a LoRA
@@ -31,10 +34,10 @@ def check_free(path: Path, force: bool) -> None:
     `force` gives up a run that is there, but never a folder of anything else.
     """
     recover_run(path)
-    if path.is_symlink():
+    if is_link(path):
         raise UsageError(f"{path} is a link; name the folder itself, {path.resolve()}, with --out.")
     for version in ("new", "old"):
-        shutil.rmtree(hidden(path, version), ignore_errors=True)
+        remove_tree(hidden(path, version))
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not path.is_dir():
@@ -45,11 +48,29 @@ def check_free(path: Path, force: bool) -> None:
             f"{path} already holds a run. Go on with it: {resume_command(path)}. Replace it: "
             "add --force. Keep both: choose another folder with --out."
         )
+    _require_removable(path)
+
+
+def _require_removable(path: Path) -> None:
+    """Raises UsageError when a run cannot be replaced: before the training, not after it.
+
+    Permissions alone do not tell, since a file system may be read-only and a folder immutable, so it is tried.
+    """
+    for folder in (path, *(path / name for name in RUN_FOLDERS)):
+        if folder.is_dir() and not is_link(folder):
+            try:
+                Path(tempfile.mkdtemp(prefix=".config.json.", suffix=".tmp", dir=folder)).rmdir()
+            except OSError as error:
+                raise UsageError(
+                    f"{path} cannot be replaced, since {folder} cannot be written: {error.strerror}; choose another "
+                    "folder with --out."
+                ) from error
 
 
 def refuse_strangers(path: Path) -> None:
-    own = (*RUN_FILES, *RUN_FOLDERS, *(f"{name}.tmp" for name in RUN_FILES))
-    strangers = [entry.name for entry in path.iterdir() if entry.name not in own]
+    own = (*RUN_FILES, *RUN_FOLDERS)
+    entries = [entry.name for entry in path.iterdir()]
+    strangers = [name for name in entries if name not in own and not is_unfinished(name, RUN_FILES)]
     if strangers or not (path / "config.json").exists():
         raise UsageError(f"{path} holds other things than a run ({', '.join(strangers[:3])}); choose another --out.")
 
@@ -57,11 +78,18 @@ def refuse_strangers(path: Path) -> None:
 def remove_run(path: Path) -> None:
     """Delete a run's own files, and the folder if nothing else is in it. It is known for a run until the end."""
     for name in RUN_FOLDERS:
-        shutil.rmtree(path / name, ignore_errors=True)
+        remove_tree(path / name)
+    remove_unfinished(path)
     for name in reversed(RUN_FILES):
-        (path / f"{name}.tmp").unlink(missing_ok=True)
         (path / name).unlink(missing_ok=True)
     path.rmdir()
+
+
+def remove_unfinished(path: Path) -> None:
+    """Delete the files that a kill left half-written in a run directory."""
+    for entry in path.iterdir():
+        if is_unfinished(entry.name, RUN_FILES):
+            remove_tree(entry)
 
 
 def resume_command(path: Path) -> str:
@@ -77,7 +105,7 @@ def only_user(path: Path) -> Iterator[None]:
     """Keep other processes from writing the run at `path`.
 
     Raises UsageError when one does already, and for a path without a name; TinyLMError when nothing can be written
-    there. The lock is the system's: it ends with the process, however that ends.
+    there. The lock is the system's: it ends with the process, however that ends. A link in its place is not followed.
     """
     if path.name in ("", ".."):
         raise UsageError(f"{path} is no name for a new folder; choose one with --out.")
@@ -92,7 +120,10 @@ def only_user(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        Path(lock.lock_file).unlink(missing_ok=True)
+        if os.name == "nt":  # which deletes no open file
+            lock.release()
+        with contextlib.suppress(OSError):
+            Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
 
 

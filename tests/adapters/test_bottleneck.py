@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -62,7 +64,7 @@ def test_it_is_trained_saved_and_loaded_by_name(config: ModelConfig) -> None:
     one, other = adapted(config), adapted(config, seed=1)
     tensors = adapter_tensors(adapter_layers(one))
     assert not torch.allclose(logits(one), logits(other))
-    load_adapter_tensors(adapter_layers(other), tensors)
+    load_adapter_tensors(adapter_layers(other), tensors, Path("adapter"))
     assert torch.equal(logits(one), logits(other))
     set_strength(adapter_layers(other), 0.0)
     assert torch.equal(logits(other), logits(exact(config)))

@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -249,7 +250,7 @@ def test_every_matrix_can_be_adapted_and_merged_and_taken_out_again(config: Mode
         torch.testing.assert_close(model.get_submodule(name).weight, expected, rtol=0, atol=1e-12)
 
     layers = add_lora(model, everything)
-    load_adapter_tensors(layers, adapter_tensors(adapter_layers(adapted(config, everything))))
+    load_adapter_tensors(layers, adapter_tensors(adapter_layers(adapted(config, everything))), Path("adapter"))
     merge_lora(model, sign=-1.0)
     torch.testing.assert_close(logits(model), original, rtol=0, atol=1e-10)
 
@@ -299,8 +300,8 @@ def test_adapters_on_one_base_add_up_by_their_strengths() -> None:
     one, two = (adapter_tensors(adapter_layers(adapted(small(), seed=seed))) for seed in (1, 2))
     both = exact(small())
     first, second = add_lora(both, settings()), add_lora(both, settings())
-    load_adapter_tensors(first, one)
-    load_adapter_tensors(second, two)
+    load_adapter_tensors(first, one, Path("adapter"))
+    load_adapter_tensors(second, two, Path("adapter"))
     for strengths, seeds in (((1, 0), (1,)), ((0, 1), (2,)), ((0, 0), ())):
         set_strength(first, strengths[0])
         set_strength(second, strengths[1])
@@ -325,7 +326,7 @@ def test_tensors_carry_pefts_names_and_come_back() -> None:
     assert "base_model.model.layers.1.attention.q_proj.lora_A.weight" in tensors
     assert len(tensors) == 2 * 2 * len(EVERYWHERE)
     assert not torch.equal(logits(model), logits(other))
-    load_adapter_tensors(adapter_layers(other), tensors)
+    load_adapter_tensors(adapter_layers(other), tensors, Path("adapter"))
     assert torch.equal(logits(model), logits(other))
 
 
@@ -343,8 +344,8 @@ def test_tensors_of_another_adapter_are_refused_and_change_nothing(how: str) -> 
         tensors[name] = torch.zeros(9, 9)
     else:
         tensors = {}
-    with pytest.raises(TinyLMError, match="do not fit the layers of this base"):
-        load_adapter_tensors(adapter_layers(model), tensors)
+    with pytest.raises(TinyLMError, match=r"adapter does not fit its config\.json: "):
+        load_adapter_tensors(adapter_layers(model), tensors, Path("adapter"))
     assert torch.equal(logits(model), before)
 
 

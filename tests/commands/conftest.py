@@ -38,6 +38,12 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def shelf_cache(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache in which the texts of the runs below are encoded."""
+    monkeypatch.setenv("TINYLM_CACHE", str(shelf / "cache"))
+
+
 def trained(shelf: Path, name: str, *arguments: object) -> Path:
     """With a token cache that lasts as long as the run."""
     with pytest.MonkeyPatch.context() as patch:

@@ -120,6 +120,7 @@ def test_a_text_named_like_an_option_comes_after_two_dashes(run: Path, here: Pat
     assert records(done("eval", "-m", run, "--json", "--", "--quiet")) == [expected]
 
 
+@pytest.mark.usefixtures("shelf_cache")
 def test_without_a_text_it_is_the_runs_own_validation_text(run: Path) -> None:
     result = done("eval", "-m", run, "--json")
     assert f"On the validation text of {run}." in result.stderr
@@ -135,6 +136,7 @@ def test_a_run_on_standard_input_has_a_validation_text_of_its_own(here: Path) ->
     assert evaluated()["tokens"] == int(len(story(1000)) * 0.1) - 1
 
 
+@pytest.mark.usefixtures("shelf_cache")
 def test_baselines_are_compressors_and_a_character_model_of_the_training_text(
     run: Path, text: Path, shelf: Path
 ) -> None:
@@ -202,6 +204,7 @@ def test_an_adapter_predicts_its_text_better_than_the_base(run: Path, adapter: P
     assert adapted["tokens"] == base["tokens"]
 
 
+@pytest.mark.usefixtures("shelf_cache")
 def test_an_adapter_without_a_text_is_scored_on_the_text_that_it_was_validated_on(run: Path, adapter: Path) -> None:
     data = read_config(adapter).data
     assert data is not None
@@ -217,8 +220,8 @@ def test_evaluating_writes_no_file(run: Path, text: Path, here: Path) -> None:
 
 def test_a_validation_text_that_is_gone_says_so(run: Path, here: Path) -> None:
     path = copied(run, here / "moved")
-    edit_config(path, data={"token_folder": "/nowhere", "corpus": ["gone.txt"]})
-    refused(tinylm("eval", "-m", path), 2, "'gone.txt'")
+    edit_config(path, data={"corpus": ["gone.txt"]})
+    refused(tinylm("eval", "-m", path), 1, "is not here any more; name the text", "gone.txt")
     text = here / "t.txt"
     text.write_text(story(300))
     result = done("eval", "-m", path, text, "--baselines", "--json")

@@ -30,22 +30,25 @@ def test_a_bottleneck_adapter_learns_its_text_and_leaves_the_base_alone(second: 
         "adapter_model.safetensors",
         "last",
     }
-    base, adapted = (records(done("eval", second, *how, "--json"))[0] for how in (("-m", run), ("--adapter", "ad")))
+    base, adapted = (
+        records(done("eval", second, *how, "--json"))[0] for how in (("-m", run), ("--adapter", "ad", "-m", run))
+    )
     assert adapted["loss"] < base["loss"]
 
 
 def test_it_begins_at_no_change(second: Path, run: Path, here: Path) -> None:
     done("finetune-adapter", second, "-m", run, "-o", "ad", "--steps", 1, "--lr", 1e-30, "--batch-size", 4)
     options = ("-n", 30, "-t", 0)
-    assert done("sample", "--adapter", "ad", *options).stdout == done("sample", "-m", run, *options).stdout
+    assert done("sample", "--adapter", "ad", "-m", run, *options).stdout == done("sample", "-m", run, *options).stdout
 
 
+@pytest.mark.usefixtures("shelf_cache")
 def test_it_can_be_resumed_by_its_own_command(second: Path, run: Path, here: Path) -> None:
     done("finetune-adapter", second, "-m", run, "--steps", 2, "-o", "ad", "--batch-size", 4)
     (record,) = records(done("info", "ad", "--json"))
     assert record["commands"]["resume"] == "tinylm finetune-adapter --resume ad"
     assert "merge" not in record["commands"]
-    done("finetune-adapter", "--resume", "ad", "--steps", 4)
+    done("finetune-adapter", "--resume", "ad", "--model", run, "--steps", 4)
     again = tinylm("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT)
     refused(again, 2, "finetune-adapter --resume ad", sentences=4)
 

@@ -51,10 +51,11 @@ def test_the_default_folder_from_within_the_base(
     assert done("finetune-lora", second, "-m", ".", *SHORT).stdout == f"{here}/base-lora\n"
 
 
+@pytest.mark.usefixtures("shelf_cache")
 def test_json_counts_the_parameters_that_are_trained(second: Path, run: Path, here: Path) -> None:
     last = records(done("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, "--rank", 3, "--json"))[-1]
     assert last["parameters"] == sum(tensor.numel() for tensor in peft_tensors(here / "ad").values())
-    again = records(done("finetune-lora", "--resume", "ad", "--steps", 3, "--json"))[-1]
+    again = records(done("finetune-lora", "--resume", "ad", "-m", run, "--steps", 3, "--json"))[-1]
     assert again["parameters"] == last["parameters"]
 
 
@@ -152,18 +153,24 @@ def test_the_adapter_records_its_base_by_path_and_digest(adapter: Path, run: Pat
     assert (settings.base, settings.base_digest) == (str(run.resolve()), load_model(run)[3].digest)
 
 
-def test_a_moved_base_is_given_by_model(second: Path, run: Path, here: Path) -> None:
+def test_a_base_that_was_renamed_is_found_and_one_that_was_moved_is_given_by_model(
+    second: Path, run: Path, here: Path
+) -> None:
     copied(run, here / "base")
     finetuned(second, here / "base", "ad")
     expected = done("sample", "--adapter", "ad", "-n", 20, "--seed", 1).stdout
-    (here / "base").rename(here / "moved")
+    (here / "base").rename(here / "renamed")
+    assert done("sample", "--adapter", "ad", "-n", 20, "--seed", 1).stdout == expected
+    (here / "elsewhere").mkdir()
+    moved = (here / "renamed").rename(here / "elsewhere" / "base")
     gone = (("sample", "--adapter", "ad"), ("eval", "--adapter", "ad", second), ("finetune-lora", "--resume", "ad"))
     for command in gone:
-        refused(tinylm(*command), 2, f"The base of ad was at {here}/base and is gone", "--model")
-    assert done("sample", "--adapter", "ad", "-m", "moved", "-n", 20, "--seed", 1).stdout == expected
-    done("finetune-lora", "--resume", "ad", "--model", "moved", "--steps", 3)
+        refused(tinylm(*command), 2, "is neither beside it nor under checkpoints/", f"{here}/base", "--model")
+    assert done("sample", "--adapter", "ad", "-m", moved, "-n", 20, "--seed", 1).stdout == expected
+    done("finetune-lora", "--resume", "ad", "--model", moved, "--steps", 3)
 
 
+@pytest.mark.usefixtures("shelf_cache")
 def test_an_adapter_for_another_base_is_refused(adapter: Path, run: Path, second: Path, here: Path) -> None:
     """Another base of the very same shape."""
     other = copied(run, here / "other")
@@ -178,11 +185,12 @@ def test_an_adapter_for_another_base_is_refused(adapter: Path, run: Path, second
     assert snapshot(here) == before
 
 
+@pytest.mark.usefixtures("shelf_cache")
 def test_an_adapter_goes_on_to_the_very_weights_it_would_have_had(second: Path, run: Path, here: Path) -> None:
     options = ("--schedule", "constant", "--eval-every", 2, "--save-every", 2, "--dropout", 0.2, "--target", "mlp")
     for name, steps in (("whole", 6), ("parts", 4)):
         done("finetune-lora", second, "-m", run, "-o", name, "--steps", steps, "--batch-size", 4, *options)
-    result = done("finetune-lora", "--resume", "parts", "--steps", 6)
+    result = done("finetune-lora", "--resume", "parts", "-m", run, "--steps", 6)
     assert result.stdout == "parts\n" and "at step 4" in result.stderr
     for name in ("adapter_model", "optimizer"):
         assert same_tensors(here / f"whole/last/{name}.safetensors", here / f"parts/last/{name}.safetensors")
@@ -195,8 +203,8 @@ def test_resuming_refuses_what_is_fixed(option: str, value: object, adapter: Pat
     refused(tinylm("finetune-lora", "--resume", adapter, option, value), 2, f"--resume fixes {option}")
 
 
-def test_resuming_refuses_a_text(adapter: Path, second: Path) -> None:
-    refused(tinylm("finetune-lora", second, "--resume", adapter), 2, "own corpus")
+def test_resuming_refuses_another_text(adapter: Path, run: Path) -> None:
+    refused(tinylm("finetune-lora", run / "tokenizer.json", "-m", run, "--resume", adapter), 2, "is not the text that")
 
 
 def test_dry_run_writes_nothing(second: Path, run: Path, here: Path) -> None:
@@ -240,7 +248,7 @@ def test_a_second_adapter_at_the_same_place_is_refused(adapter: Path, second: Pa
 def test_standard_input_is_kept_in_the_adapter(run: Path, second: Path, here: Path) -> None:
     assert done("finetune-lora", "-", "-m", run, "-o", "ad", *SHORT, stdin=second.read_text()).stdout == "ad\n"
     assert (here / "ad/tokens").is_dir()
-    done("finetune-lora", "--resume", "ad", "--steps", 3)
+    done("finetune-lora", "--resume", "ad", "--model", run, "--steps", 3)
 
 
 def test_characters_that_the_base_never_saw_are_listed(run: Path, here: Path) -> None:

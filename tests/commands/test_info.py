@@ -33,6 +33,7 @@ def test_text_shows_configuration_parameters_tokenizer_corpus_curve_and_commands
         assert line in stdout.splitlines()
 
 
+@pytest.mark.usefixtures("shelf_cache")
 def test_the_commands_it_names_work(run: Path, adapter: Path, here: Path, shelf: Path) -> None:
     (here / "text.txt").write_text("the sea")
     (here / "other.txt").write_text((shelf / "two.txt").read_text())
@@ -91,7 +92,7 @@ def test_damage_is_named(run: Path, here: Path) -> None:
     (path / "model.safetensors").write_bytes(b"\0" * 50)
     refused(tinylm("info", path), 1, str(path / "model.safetensors"), "damaged")
     (path / "config.json").write_text('{"format": 99}')
-    refused(tinylm("info", path), 1, "written by a newer tinylm (format 99, this one reads 1)", "upgrade tinylm")
+    refused(tinylm("info", path), 1, "written by a newer tinylm (format 99, this one reads 2)", "upgrade tinylm")
 
 
 def test_a_path_that_is_no_run_is_named(here: Path) -> None:

@@ -65,7 +65,7 @@ def test_an_adapter_that_changes_nothing_is_not_merged(run: Path, shelf: Path, h
     options = ("--steps", 1, "--lr", "1e-30", "--batch-size", 4)
     done("finetune-lora", shelf / "two.txt", "-m", run, "-o", "idle", *options)
     before = snapshot(here)
-    refused(tinylm("merge-lora", "idle", "--out", "merged"), 1, "changes nothing", "train it for longer")
+    refused(tinylm("merge-lora", "idle", "-m", run, "--out", "merged"), 1, "changes nothing", "train it for longer")
     assert snapshot(here) == before
 
 

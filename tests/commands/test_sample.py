@@ -99,6 +99,7 @@ def test_streamed_text_equals_text_printed_at_once(kind: str, seed: int, request
 
 
 @pytest.mark.parametrize("choice", [("-t", 0), ("-t", 1.0, "--repeat-penalty", 1.2), ("--quantize", "int8")], ids=str)
+@pytest.mark.usefixtures("shelf_cache")
 def test_a_draft_changes_no_text(choice: tuple[object, ...], run: Path) -> None:
     """600 tokens are enough for a draft by itself, and go far past the context."""
     texts = [
@@ -111,10 +112,12 @@ def test_without_the_training_text_there_is_a_draft_only_where_it_was_not_asked_
     alone = copied(run, here / "alone")
     config = read_config(alone)
     assert config.data is not None
-    data = replace(config.data, token_folder=str(here / "gone"), corpus=("-",))
+    data = replace(config.data, fingerprint="0" * 64)
     RunFolder(alone).write_config(replace(config, data=data))
     assert written("-m", alone, "-n", 600) == written("-m", run, "-n", 600)
-    refused(tinylm("sample", "-m", alone, "--draft", "ngram"), 2, "--draft ngram is not possible", "is missing")
+    refused(
+        tinylm("sample", "-m", alone, "--draft", "ngram"), 2, "--draft ngram is not possible", "is not here any more"
+    )
 
 
 @pytest.mark.skipif(not can_compile("cpu"), reason="there is no C++ compiler")

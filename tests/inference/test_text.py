@@ -14,7 +14,6 @@ DATA = DataConfig(
     corpus=("x",),
     train_characters=9,
     fingerprint="",
-    token_folder="",
     characters=10,
     bytes=10,
     documents=1,

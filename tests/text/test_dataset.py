@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -22,10 +23,15 @@ from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 TRAIN: list[str | None] = ["the cat", " sat", None, "on the mat"]
 VAL: list[str | None] = ["a do", None, "ran"]
 CHARACTERS = train_char("abcdeghmnorst ")
+KEY = "0123456789abcdef"
 
 
 def encoded(folder: Path, tokenizer: Tokenizer = CHARACTERS) -> TokenFolder:
-    return encode_corpus(folder, lambda: iter(TRAIN), lambda: iter(VAL), tokenizer, lambda size: None)
+    return encode_corpus(folder, KEY, lambda: iter(TRAIN), lambda: iter(VAL), tokenizer, lambda size: None)
+
+
+def reopened(folder: Path) -> TokenFolder:
+    return TokenFolder.open(folder, KEY, CHARACTERS.vocab_size)
 
 
 def ids_of(tokenizer: Tokenizer, *documents: str) -> list[int]:
@@ -39,7 +45,7 @@ def ids_of(tokenizer: Tokenizer, *documents: str) -> list[int]:
 
 @pytest.mark.parametrize("tokenizer", [CHARACTERS, train_bpe(["the cat sat on the mat"], 265)], ids=["char", "bpe"])
 def test_the_two_parts_are_their_documents_joined_by_the_end_of_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    for tokens in (encoded(tmp_path / "t", tokenizer), TokenFolder.open(tmp_path / "t")):
+    for tokens in (encoded(tmp_path / "t", tokenizer), TokenFolder.open(tmp_path / "t", KEY, tokenizer.vocab_size)):
         assert tokens.train.tolist() == ids_of(tokenizer, "the cat sat", "on the mat")
         assert tokens.val.tolist() == ids_of(tokenizer, "a do", "ran")
         assert not tokens.train.flags.writeable
@@ -63,7 +69,9 @@ def test_ids_are_kept_in_the_fewest_bytes_that_hold_the_largest(vocab_size: int,
 def test_the_largest_of_256_ids_survives_its_byte(tmp_path: Path) -> None:
     alphabet = "".join(map(chr, range(0x4E00, 0x4E00 + 255)))
     tokenizer = train_char(alphabet)
-    tokens = encode_corpus(tmp_path / "t", lambda: iter([alphabet]), lambda: iter([]), tokenizer, lambda size: None)
+    tokens = encode_corpus(
+        tmp_path / "t", KEY, lambda: iter([alphabet]), lambda: iter([]), tokenizer, lambda size: None
+    )
     assert tokens.train.dtype == np.uint8
     assert tokens.train.tolist() == list(range(1, 256))
     assert tokens.val.tolist() == []
@@ -71,7 +79,7 @@ def test_the_largest_of_256_ids_survives_its_byte(tmp_path: Path) -> None:
 
 def test_encoding_tells_how_many_characters_it_has_done(tmp_path: Path) -> None:
     told: list[int] = []
-    encode_corpus(tmp_path / "t", lambda: iter(TRAIN), lambda: iter(VAL), CHARACTERS, told.append)
+    encode_corpus(tmp_path / "t", KEY, lambda: iter(TRAIN), lambda: iter(VAL), CHARACTERS, told.append)
     assert sum(told) == len("the cat saton the mat" + "a doran")
 
 
@@ -82,7 +90,7 @@ def test_more_pieces_than_are_encoded_ahead_stay_in_order() -> None:
 
 def test_a_character_without_an_id_stops_the_encoding_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"'x' \(U\+0078\)"):
-        encode_corpus(tmp_path / "t", lambda: iter(["axe"]), lambda: iter(VAL), CHARACTERS, lambda size: None)
+        encode_corpus(tmp_path / "t", KEY, lambda: iter(["axe"]), lambda: iter(VAL), CHARACTERS, lambda size: None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -95,25 +103,58 @@ def never() -> Iterator[str | None]:
 
 def test_token_files_are_used_again_without_encoding(tmp_path: Path) -> None:
     first = encoded(tmp_path / "t")
-    again = encode_corpus(tmp_path / "t", never, never, CHARACTERS, lambda size: None)
+    again = encode_corpus(tmp_path / "t", KEY, never, never, CHARACTERS, lambda size: None)
     assert again.train.tolist() == first.train.tolist()
     assert again.val.tolist() == first.val.tolist()
 
 
-def test_two_runs_that_encode_the_same_text_at_once_both_have_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The one that is done later finds the folder there."""
+def test_two_runs_that_encode_the_same_text_at_once_both_have_it(tmp_path: Path) -> None:
+    """The one that is done later finds the folder there; two containers may have the same process id."""
 
     def slow() -> Iterator[str | None]:
         yield "the cat sat"
-        with monkeypatch.context() as other:
-            other.setattr(os, "getpid", lambda: -1)
-            encoded(tmp_path / "t")
+        encoded(tmp_path / "t")
+        yield None
+        yield "on the mat"
 
-    late = encode_corpus(tmp_path / "t", slow, lambda: iter(VAL), CHARACTERS, lambda size: None)
+    late = encode_corpus(tmp_path / "t", KEY, slow, lambda: iter(VAL), CHARACTERS, lambda size: None)
     assert late.train.tolist() == ids_of(CHARACTERS, "the cat sat", "on the mat")
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+def test_what_killed_processes_left_is_deleted_and_what_is_being_written_stays(tmp_path: Path) -> None:
+    for name, age in (("old", 2 * d.STALE_SECONDS), ("being-written", 2 * d.STALE_SECONDS), ("young", 60.0)):
+        folder = tmp_path / f".{name}{d.UNFINISHED}"
+        folder.mkdir()
+        (folder / "train.bin").write_bytes(b"123")
+        then = time.time() - age
+        os.utime(folder / "train.bin", None if name == "being-written" else (then, then))
+        os.utime(folder, (then, then))
+    encoded(tmp_path / "t")
+    assert {path.name.split(".")[-2] for path in tmp_path.iterdir() if path.name != "t"} == {"being-written", "young"}
+
+
+def test_a_link_in_the_place_of_a_cache_entry_is_replaced_and_its_target_stays(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "file").write_text("kept")
+    (tmp_path / "t").symlink_to(tmp_path / "target")
+    assert encoded(tmp_path / "t").train.tolist() == ids_of(CHARACTERS, "the cat sat", "on the mat")
+    assert not (tmp_path / "t").is_symlink()
+    assert [path.name for path in (tmp_path / "target").iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_tokens_are_the_same_mapped_and_read(mapped: bool, tmp_path: Path) -> None:
+    first = encoded(tmp_path / "t")
+    again = TokenFolder.open(tmp_path / "t", KEY, CHARACTERS.vocab_size, mapped=mapped)
+    assert isinstance(again.train, np.memmap) == mapped
+    assert (again.train.tolist(), again.val.tolist()) == (first.train.tolist(), first.val.tolist())
+
+
+def test_the_encoding_of_another_text_is_refused(tmp_path: Path) -> None:
+    encoded(tmp_path / "t")
+    with pytest.raises(TinyLMError, match="it is the encoding of another text"):
+        TokenFolder.open(tmp_path / "t", KEY[::-1], CHARACTERS.vocab_size)
 
 
 FILES = ("train.bin", "val.bin", "tokens.json")
@@ -130,11 +171,11 @@ def test_a_damaged_cache_is_refused_and_rebuilt(name: str, damage: str, tmp_path
         file.unlink()
     else:
         file.write_bytes({"truncated": content[:-1], "emptied": b"", "longer": content + b"\1"}[damage])
-    with pytest.raises(TinyLMError, match="is damaged; delete that folder"):
-        TokenFolder.open(tmp_path / "t")
+    with pytest.raises(TinyLMError, match=r"is damaged \(.*\); delete that folder"):
+        reopened(tmp_path / "t")
     again = encoded(tmp_path / "t")
     assert (again.train.tolist(), again.val.tolist()) == expected
-    assert TokenFolder.open(tmp_path / "t").val.tolist() == expected[1]
+    assert reopened(tmp_path / "t").val.tolist() == expected[1]
 
 
 def test_no_flipped_bit_of_the_cache_changes_a_token(tmp_path: Path) -> None:
@@ -151,7 +192,7 @@ def test_no_flipped_bit_of_the_cache_changes_a_token(tmp_path: Path) -> None:
             flipped[bit // 8] ^= 1 << bit % 8
             file.write_bytes(flipped)
             try:
-                tokens = TokenFolder.open(tmp_path / "t")
+                tokens = reopened(tmp_path / "t")
             except TinyLMError:
                 continue
             assert name == "tokens.json", bit
@@ -164,7 +205,7 @@ def test_a_record_of_another_shape_is_damage(content: str, tmp_path: Path) -> No
     encoded(tmp_path / "t")
     (tmp_path / "t" / "tokens.json").write_text(content)
     with pytest.raises(TinyLMError, match="is damaged"):
-        TokenFolder.open(tmp_path / "t")
+        reopened(tmp_path / "t")
 
 
 def test_a_full_disk_is_an_error_that_names_the_cache_and_leaves_nothing(
@@ -182,14 +223,14 @@ def test_a_full_disk_is_an_error_that_names_the_cache_and_leaves_nothing(
 def test_the_key_changes_with_all_that_the_tokens_depend_on() -> None:
     other = train_char("abc")
     keys = [
-        d.token_key(["f"], 100, CHARACTERS),
-        d.token_key(["g"], 100, CHARACTERS),
-        d.token_key(["f", "g"], 100, CHARACTERS),
-        d.token_key(["f"], 101, CHARACTERS),
-        d.token_key(["f"], 100, other),
+        d.token_key("f", None, 100, CHARACTERS),
+        d.token_key("g", None, 100, CHARACTERS),
+        d.token_key("f", "g", 100, CHARACTERS),
+        d.token_key("f", None, 101, CHARACTERS),
+        d.token_key("f", None, 100, other),
     ]
     assert len(set(keys)) == len(keys)
-    assert keys[0] == d.token_key(["f"], 100, Tokenizer(CHARACTERS._library))
+    assert keys[0] == d.token_key("f", None, 100, Tokenizer(CHARACTERS._library))
 
 
 # What a BPE trainer learns from.

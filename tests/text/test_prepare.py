@@ -2,7 +2,6 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +11,16 @@ from tinylm.cache import cache_root
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text import prepare
 from tinylm.text.corpus import Corpus, find_corpus
-from tinylm.text.dataset import TokenFolder
 from tinylm.text.pairs import PairCorpus
-from tinylm.text.prepare import Reading, choose_tokenizer, encode_reading, read_corpus, reopen_tokens
+from tinylm.text.prepare import (
+    Reading,
+    choose_tokenizer,
+    encode_again,
+    encode_reading,
+    has_tokens,
+    read_corpus,
+    reopen_tokens,
+)
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, train_bpe, train_char
 
 TEXT = "The cat sat on the mat, and the dog did not.\n" * 4
@@ -155,7 +161,7 @@ def test_both_parts_are_encoded_into_the_cache_and_described(corpus: Path, other
     whole = (TEXT, "Zebras!\n")
     assert ids == [*tokenizer.encode(whole[0]).tolist(), tokenizer.end_of_text, *tokenizer.encode(whole[1]).tolist()]
     assert tokens.path.parent == cache_root() / "tokens"
-    assert data.token_folder == str(tokens.path)
+    assert not data.tokens_in_run
     assert (data.characters, data.bytes, data.documents) == (len(TEXT) + 8, len(TEXT) + 8, 2)
     assert (data.train_tokens, data.val_tokens) == (len(tokens.train), len(tokens.val))
     assert data.train_characters == reading.train_characters
@@ -176,7 +182,7 @@ def test_the_same_text_is_encoded_once_and_another_cut_again(corpus: Path) -> No
 def test_a_run_can_keep_its_own_tokens(corpus: Path, tmp_path: Path) -> None:
     reading = reading_of(corpus)
     tokens, data = encode_reading(reading, choose_tokenizer(reading, "char", None), tmp_path / "run" / "tokens")
-    assert (tokens.path, data.token_folder) == (tmp_path / "run" / "tokens", "tokens")
+    assert (tokens.path, data.tokens_in_run) == (tmp_path / "run" / "tokens", True)
     assert not cache_root().exists()
 
 
@@ -217,43 +223,62 @@ def lose_the_cache() -> None:
     shutil.rmtree(cache_root())
 
 
-@pytest.mark.parametrize("lose", [lambda: None, lose_the_cache], ids=["kept", "lost"])
 @pytest.mark.parametrize("with_val", [True, False])
-def test_tokens_are_opened_again_or_encoded_again(
-    lose: Callable[[], None], with_val: bool, corpus: Path, other: Path, tmp_path: Path
+def test_the_tokens_of_a_run_are_opened_again(with_val: bool, corpus: Path, other: Path, tmp_path: Path) -> None:
+    reading = reading_of(corpus, val=other if with_val else None)
+    tokenizer = choose_tokenizer(reading, "char", None)
+    tokens, data = encode_reading(reading, tokenizer)
+    assert has_tokens(tmp_path / "run", data, tokenizer)
+    again = reopen_tokens(tmp_path / "run", data, tokenizer)
+    assert (again.train.tolist(), again.val.tolist()) == (tokens.train.tolist(), tokens.val.tolist())
+
+
+@pytest.mark.parametrize("with_val", [True, False])
+def test_lost_tokens_are_encoded_again_from_a_text_that_the_user_names(
+    with_val: bool, corpus: Path, other: Path, tmp_path: Path
 ) -> None:
+    """The recorded paths are shown and not opened: a run from a stranger may name any file of this machine."""
     reading = reading_of(corpus, val=other if with_val else None)
     tokenizer = choose_tokenizer(reading, "char", None)
     tokens, data = encode_reading(reading, tokenizer)
     expected = (tokens.train.tolist(), tokens.val.tolist())
-    lose()
-    again = reopen_tokens(tmp_path / "run", data, tokenizer)
-    assert (again.train.tolist(), again.val.tolist()) == expected
-
-
-def test_a_text_that_was_named_from_another_folder_is_found_again(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(corpus.parent)
-    reading = reading_of(Path(corpus.name))
-    tokenizer = choose_tokenizer(reading, "char", None)
-    tokens, data = encode_reading(reading, tokenizer)
-    expected = tokens.train.tolist()
     lose_the_cache()
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert reopen_tokens(tmp_path / "run", data, tokenizer).train.tolist() == expected
+    assert not has_tokens(tmp_path / "run", data, tokenizer)
+    with pytest.raises(TinyLMError, match=r"is not here any more; name the text .* had it as: .*corpus\.txt"):
+        reopen_tokens(tmp_path / "run", data, tokenizer)
+    again = encode_again(tmp_path / "run", data, tokenizer, reading.corpus, reading.val_corpus)
+    assert (again.train.tolist(), again.val.tolist()) == expected
+    assert reopen_tokens(tmp_path / "run", data, tokenizer).train.tolist() == expected[0]
 
 
 @pytest.mark.parametrize("changed", ["corpus.txt", "other.txt"])
-def test_text_that_has_changed_is_refused_by_name(changed: str, corpus: Path, other: Path, tmp_path: Path) -> None:
+def test_another_text_than_the_run_was_trained_on_is_refused_by_name(
+    changed: str, corpus: Path, other: Path, tmp_path: Path
+) -> None:
     reading = reading_of(corpus, val=other)
     tokenizer = choose_tokenizer(reading, "char", None)
     _, data = encode_reading(reading, tokenizer)
-    lose_the_cache()
     file = tmp_path / changed
     file.write_text(file.read_text()[::-1])
-    with pytest.raises(TinyLMError, match=rf"{changed} has changed since .*run began.*--init-from"):
+    with pytest.raises(UsageError, match=rf"{changed} is not the text that .*run was trained on, or has changed"):
+        encode_again(tmp_path / "run", data, tokenizer, reading.corpus, reading.val_corpus)
+
+
+def test_a_validation_text_must_be_named_again_as_well(corpus: Path, other: Path, tmp_path: Path) -> None:
+    reading = reading_of(corpus, val=other)
+    tokenizer = choose_tokenizer(reading, "char", None)
+    _, data = encode_reading(reading, tokenizer)
+    with pytest.raises(UsageError, match="The validation text is not the text"):
+        encode_again(tmp_path / "run", data, tokenizer, reading.corpus, None)
+
+
+def test_tokens_of_another_text_than_the_recorded_one_are_refused(corpus: Path, other: Path, tmp_path: Path) -> None:
+    tokenizer = choose_tokenizer(reading_of(corpus, val=other), "char", None)
+    _, data = encode_reading(reading_of(corpus), tokenizer, tmp_path / "run" / "tokens")
+    encode_reading(reading_of(corpus, fraction=0.5), tokenizer, tmp_path / "other" / "tokens")
+    shutil.rmtree(tmp_path / "run" / "tokens")
+    shutil.copytree(tmp_path / "other" / "tokens", tmp_path / "run" / "tokens")
+    with pytest.raises(TinyLMError, match="it is the encoding of another text"):
         reopen_tokens(tmp_path / "run", data, tokenizer)
 
 
@@ -273,10 +298,11 @@ def test_damaged_tokens_of_a_run_are_never_trained_on(corpus: Path, tmp_path: Pa
 def test_text_that_came_from_standard_input_is_opened_in_the_run_or_missed(corpus: Path, tmp_path: Path) -> None:
     piped = replace(reading_of(corpus), corpus=Corpus(("-",), (corpus,)))
     tokenizer = train_char("".join(sorted(set(TEXT))))
-    _, data = encode_reading(piped, tokenizer, tmp_path / "run" / "tokens")
+    tokens, data = encode_reading(piped, tokenizer, tmp_path / "run" / "tokens")
+    expected = tokens.train.tolist()
     moved = tmp_path / "moved"
     (tmp_path / "run").rename(moved)
-    assert reopen_tokens(moved, data, tokenizer).train.tolist() == TokenFolder.open(moved / "tokens").train.tolist()
+    assert reopen_tokens(moved, data, tokenizer).train.tolist() == expected
     shutil.rmtree(moved / "tokens")
-    with pytest.raises(TinyLMError, match="is missing, and the text came from standard input"):
+    with pytest.raises(TinyLMError, match="had it as: standard input"):
         reopen_tokens(moved, data, tokenizer)

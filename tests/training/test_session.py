@@ -54,7 +54,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenFolder:
 
     train, val = documents(300), documents(40)
     folder = tmp_path_factory.mktemp("session") / "tokens"
-    return encode_corpus(folder, lambda: iter(train), lambda: iter(val), TOKENIZER, lambda size: None)
+    return encode_corpus(folder, "key", lambda: iter(train), lambda: iter(val), TOKENIZER, lambda size: None)
 
 
 def config_of(adapter: AdapterConfig | None = None, **choices: Any) -> RunConfig:
@@ -117,10 +117,10 @@ class Sitting:
         config = dataclasses.replace(config, training=dataclasses.replace(config.training, **changes))
         save = RunFolder(self.path).load_last(config)
         if config.adapter is None:
-            model = restore_model(config, save.weights)
+            model = restore_model(config, save.weights, self.path)
         else:
             model = self._model(config)
-            load_adapter_tensors(adapter_layers(model), save.weights)
+            load_adapter_tensors(adapter_layers(model), save.weights, self.path)
         self.step = save.state["step"]
         return self._train(RunFolder(self.path), config, model, resume_from=save)
 

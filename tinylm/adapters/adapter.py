@@ -1,11 +1,12 @@
 """What all adapters have in common: a trained part around a frozen module, by name, on disk and in memory."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from tinylm.errors import TinyLMError
+from tinylm.weights import require_tensors
 
 PEFT_PREFIX = "base_model.model."
 
@@ -36,15 +37,14 @@ def adapter_tensors(layers: Mapping[str, Adapter]) -> dict[str, Tensor]:
     }
 
 
-def load_adapter_tensors(layers: Mapping[str, Adapter], tensors: dict[str, Tensor]) -> None:
+def load_adapter_tensors(layers: Mapping[str, Adapter], tensors: dict[str, Tensor], where: Path) -> None:
     """The inverse of `adapter_tensors`. Raises TinyLMError when the tensors are not the layers' own."""
     own = {
         f"{PEFT_PREFIX}{name}.{part}": parameter
         for name, layer in layers.items()
         for part, parameter in layer.trained().items()
     }
-    if own.keys() != tensors.keys() or any(own[key].shape != tensors[key].shape for key in own):
-        raise TinyLMError("The adapter's weights do not fit the layers of this base; it was made for another one.")
+    require_tensors(tensors, own, where)
     with torch.no_grad():
         for key, parameter in own.items():
             parameter.copy_(tensors[key])

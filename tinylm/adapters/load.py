@@ -1,8 +1,9 @@
 """Put saved adapters back on the base they were made for."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 from tinylm.adapters.adapter import Adapter, load_adapter_tensors
 from tinylm.adapters.bottleneck import add_bottlenecks
@@ -11,7 +12,11 @@ from tinylm.checkpoint import load_model, read_config, read_weights
 from tinylm.config import AdapterConfig, DataConfig, RunConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.model.stack import Transformer
+from tinylm.place import CHECKPOINTS, MODEL_FILE
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.weights import read_header
+
+SEARCHED_RUNS = 1000  # in a folder
 
 ADAPTERS: dict[str, Callable[[Transformer, AdapterConfig, int], dict[str, Adapter]]] = {
     "lora": add_lora,
@@ -52,14 +57,20 @@ def read_adapter_config(path: Path) -> tuple[RunConfig, AdapterConfig]:
 def load_base(
     path: Path, adapter: AdapterConfig, model: Path | None, device: str
 ) -> tuple[Transformer, RunConfig, Tokenizer]:
-    """The base of the adapter at `path`: from where it was, or from `model`, but only with the very same weights, or
-    with those that undoing a merge recovered, which differ by rounding.
+    """The base of the adapter at `path`: `model`, or a run beside the adapter or under checkpoints/ with the recorded
+    digest. The recorded path is not followed: whoever made the adapter chose it.
 
-    Raises TinyLMError when the weights are other ones, and UsageError when there are none.
+    The base has the very weights that the adapter was trained on, or, after all merges were undone, weights that equal
+    them up to rounding.
+
+    Raises TinyLMError when the weights of `model` are other ones, and UsageError when no base is found.
     """
-    place = model or Path(adapter.base)
-    if model is None and not place.exists():
-        raise UsageError(f"The base of {path} was at {place} and is gone; say where it is with --model.")
+    place = model or find_base(path, adapter)
+    if place is None:
+        raise UsageError(
+            f"The base of {path} is neither beside it nor under {CHECKPOINTS}/ (it was trained on "
+            f"{adapter.base[:200]}); name it with --model."
+        )
     base, config, tokenizer, weights = load_model(place, device)
     if adapter.base_digest not in (weights.digest, config.recovered_digest):
         raise TinyLMError(
@@ -68,12 +79,28 @@ def load_base(
     return base, config, tokenizer
 
 
+def find_base(path: Path, adapter: AdapterConfig) -> Path | None:
+    """The run beside the adapter or under checkpoints/ that has the base's digest; the recorded name is tried first."""
+    name = PureWindowsPath(adapter.base).name  # reads the paths of every system
+    for folder in dict.fromkeys((path.absolute().parent, CHECKPOINTS.absolute())):
+        runs = sorted(file.parent for file in folder.glob("[!.]*/config.json"))
+        for run in sorted(runs, key=lambda run: run.name != name)[:SEARCHED_RUNS]:
+            with contextlib.suppress(TinyLMError, OSError):  # a damaged run is not the base
+                config = read_config(run)
+                if config.adapter is None and adapter.base_digest in (
+                    config.recovered_digest,
+                    read_header(run / MODEL_FILE).digest,
+                ):
+                    return run
+    return None
+
+
 def put_on(model: Transformer, wanted: WantedAdapter) -> LoadedAdapter:
     """Put a saved adapter on its base, whose other adapters stay."""
     config, adapter = read_adapter_config(wanted.path)
     weights = read_weights(wanted.path, config)
     layers = add_adapter(model, adapter)
-    load_adapter_tensors(layers, weights.tensors)
+    load_adapter_tensors(layers, weights.tensors, wanted.path)
     set_strength(layers, wanted.strength)
     return LoadedAdapter(layers, wanted.strength, config.data)
 

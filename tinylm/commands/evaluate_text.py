@@ -57,7 +57,7 @@ def evaluate_text(
 def _baselines(console: Console, opened: OpenModel, tokens: "np.ndarray") -> dict[str, float]:
     """Bits a byte of the text under compressors and a character model fitted on the run's training text."""
     from tinylm.baselines import compression_bits_per_byte, ngram_bits_per_byte
-    from tinylm.text.prepare import reopen_tokens
+    from tinylm.text.prepare import reopen_part
 
     def beginning(ids: "np.ndarray") -> str:
         """A token is a byte or more, but for those that stand for no text."""
@@ -72,7 +72,7 @@ def _baselines(console: Console, opened: OpenModel, tokens: "np.ndarray") -> dic
         console.warn(f"{opened.path} has no training text of its own, so the character model is left out.")
         return scores
     try:
-        training = reopen_tokens(opened.path, opened.config.data, opened.tokenizer).train
+        training = reopen_part(opened.path, opened.config.data, opened.tokenizer, "train")
     except TinyLMError as error:
         console.warn(f"The character model is left out: {error}")
         return scores

@@ -71,10 +71,8 @@ def finetune(
 ) -> None:
     """Train an adapter, or go on with one."""
     if resume is not None:
-        if corpus:
-            raise UsageError("--resume goes on with the adapter's own corpus; leave the text out, or begin a new one.")
-        refuse_with(invocation, "--resume", run, own, *learning.fixed_by_resuming)
-        resume_run(resume, learning, command, model)
+        refuse_with(invocation, "--resume", run, own, *learning.fixed_by_resuming(bool(corpus)))
+        resume_run(resume, corpus, learning, command, model)
         return
     if not corpus:
         raise UsageError(f"Name a text to learn from, as in {command} other.txt; - is standard input.")

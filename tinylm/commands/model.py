@@ -10,14 +10,13 @@ from tinylm.commands.options import MachineOptions, option
 from tinylm.config import DataConfig
 from tinylm.console import Console
 from tinylm.errors import UsageError
+from tinylm.place import CHECKPOINTS
 
 if TYPE_CHECKING:
     from tinylm.adapters.load import LoadedAdapter, WantedAdapter
     from tinylm.config import RunConfig
     from tinylm.model.stack import Transformer
     from tinylm.text.tokenizer import Tokenizer
-
-CHECKPOINTS = Path("checkpoints")
 
 ModelPath = Annotated[
     Path | None, option("A run folder (default: the newest model under checkpoints/).", None, "RUN", "--model", "-m")

@@ -318,10 +318,10 @@ class LearningOptions:
     compiling: CompileOptions
     output: OutputOptions
 
-    @property
-    def fixed_by_resuming(self) -> tuple[Any, ...]:
-        """All but budget and rhythm."""
-        return self.text, self.validation, self.seed, self.optimizer, self.machine, self.compiling
+    def fixed_by_resuming(self, with_text: bool) -> tuple[Any, ...]:
+        """All but budget and intervals; a text that is named again may come with its validation text."""
+        validation = () if with_text else (self.validation,)
+        return self.text, *validation, self.seed, self.optimizer, self.machine, self.compiling
 
     def changeable(self) -> dict[str, Any]:
         """What the user chose of a TrainingConfig that a resumed run may change, without the budget."""

@@ -72,6 +72,31 @@ def encode_text(
     return encoded
 
 
+def encode_corpus_again(
+    console: Console,
+    run: Path,
+    data: DataConfig,
+    tokenizer: "Tokenizer",
+    corpus: Sequence[str],
+    val_data: str | None,
+) -> "TokenFolder":
+    """Encode the text of a run again, which the user names since it is not in the cache any more; it is read as the run
+    recorded. Raises UsageError when it is another text.
+    """
+    from tinylm.text.corpus import STANDARD_INPUT, find_corpus
+    from tinylm.text.prepare import CORPORA, encode_again
+
+    if STANDARD_INPUT in (*corpus, val_data):
+        raise UsageError("With --resume, the text is read from files; put standard input into a file.")
+    found, val_found = (
+        find_corpus(names, data.text_key, data.encoding, kind=CORPORA[data.kind]) if names else None
+        for names in (corpus, [val_data] if val_data else [])
+    )
+    assert found is not None
+    with console.counting("reading", found.size, "characters") as advance:
+        return encode_again(run, data, tokenizer, found, val_found, advance)
+
+
 def tokens_to_score(
     console: Console, opened: OpenModel, names: Sequence[str] | None, reading: TextOptions, kind: str = "text"
 ) -> "np.ndarray":
@@ -97,9 +122,9 @@ def tokens_to_score(
 
 
 def _validation_tokens(console: Console, opened: OpenModel, kind: str) -> "np.ndarray":
-    from tinylm.text.prepare import reopen_tokens
+    from tinylm.text.prepare import reopen_part
 
     if opened.config.data is None:
         raise UsageError(f"{opened.path} has no validation {kind} of its own; name a file to evaluate on.")
     console.note(f"On the validation {kind} of {opened.path}.")
-    return reopen_tokens(opened.path, opened.config.data, opened.tokenizer).val
+    return reopen_part(opened.path, opened.config.data, opened.tokenizer, "val")

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from tinylm.commands.groups import with_groups
-from tinylm.commands.model import CHECKPOINTS
 from tinylm.commands.options import OutputOptions
 from tinylm.console import duration, shorten
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.place import CHECKPOINTS
 
 
 @with_groups

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tinylm.commands.groups import refuse_with, with_groups
-from tinylm.commands.model import CHECKPOINTS
 from tinylm.commands.new_run import chosen_budget, new_run_at, plan_run, show_plan
 from tinylm.commands.options import DATA, WHERE, LearningOptions, ModelOptions, option
 from tinylm.commands.reading import read_text
@@ -15,6 +14,7 @@ from tinylm.commands.resume import resume_run
 from tinylm.commands.session import process_start, run_session
 from tinylm.console import Console
 from tinylm.errors import UsageError
+from tinylm.place import CHECKPOINTS
 
 if TYPE_CHECKING:
     from tinylm.config import RunConfig
@@ -56,7 +56,7 @@ def train(
     ] = None,
     resume: Annotated[
         Path | None,
-        option("Go on with this run, its corpus and settings; only budget and rhythm may change.", WHERE, "RUN"),
+        option("Continue this run with its text and settings; only budget and intervals may change.", WHERE, "RUN"),
     ] = None,
     *,
     run: RunOptions,
@@ -70,10 +70,8 @@ def train(
     validation loss stops improving or ten minutes are up.
     """
     if resume is not None:
-        if corpus:
-            raise UsageError("--resume goes on with the run's own corpus; leave the text out, or begin a new run.")
-        refuse_with(invocation, "--resume", run, tokenizer, model, *learning.fixed_by_resuming)
-        resume_run(resume, learning, COMMAND)
+        refuse_with(invocation, "--resume", run, tokenizer, model, *learning.fixed_by_resuming(bool(corpus)))
+        resume_run(resume, corpus, learning, COMMAND)
         return
     if not corpus:
         raise UsageError("Name a text to train on, as in tinylm train corpus.txt; - is standard input.")

@@ -89,9 +89,9 @@ def write_on(
 def _draft(network: "Decoder", opened: OpenModel, request: Request) -> "Draft | None":
     """What guesses ahead, where it pays; raises UsageError where it was asked for and cannot be had."""
     from tinylm.inference.draft import NGramDraft
-    from tinylm.text.prepare import reopen_tokens
+    from tinylm.text.prepare import has_tokens, reopen_part
 
-    at_hand = request.data is not None and (opened.path / request.data.token_folder).exists()
+    at_hand = request.data is not None and has_tokens(opened.path, request.data, opened.tokenizer)
     pays = request.length.max_tokens >= DRAFT_FROM and at_hand
     if request.draft == "none" or (request.draft == "auto" and not pays):
         return None
@@ -106,7 +106,8 @@ def _draft(network: "Decoder", opened: OpenModel, request: Request) -> "Draft | 
         obstacle = "the model has no training text of its own"
     else:
         try:
-            return NGramDraft(reopen_tokens(opened.path, request.data, opened.tokenizer).train)
+            # A damaged text makes worse guesses, which the model corrects, so that its hash need not be computed again.
+            return NGramDraft(reopen_part(opened.path, request.data, opened.tokenizer, "train", trust_times=True))
         except TinyLMError as error:
             obstacle = str(error)
     if request.draft == "ngram":

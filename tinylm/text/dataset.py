@@ -7,7 +7,8 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
+import tempfile
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,74 +21,110 @@ import torch
 from torch import Tensor
 
 from tinylm.errors import TinyLMError
+from tinylm.files import check_folder, open_regular, read_json, remove_tree
 from tinylm.text.corpus import Stream, rechunk
 from tinylm.text.tokenizer import Tokenizer
 
-LAYOUT = 1  # of the cache folder; part of its key
+LAYOUT = 2  # of a token folder; part of its key
 LONGEST_PIECE = 1 << 24  # characters without a place to split
+CHECKED_AT_ONCE = 1 << 24  # ids compared with the vocabulary at a time
+STALE_SECONDS = 86_400.0  # without a write, after which a folder that was not completed belongs to a dead process
 
 
 @dataclass(frozen=True)
 class TokenFolder:
-    """Encoded text on disk: `train` and `val` are read-only arrays of ids, without a shared token."""
+    """Encoded text on disk: `train` and `val` are read-only arrays of ids, (N,) of the smallest unsigned type."""
 
     path: Path
     train: np.ndarray
     val: np.ndarray
 
     @classmethod
-    def open(cls, path: Path) -> "TokenFolder":
-        """Raises TinyLMError when the folder is incomplete or not what was written."""
-        try:
-            record = json.loads((path / "tokens.json").read_text())
-            arrays = [_open_tokens(path / f"{part}.bin", record[part]) for part in ("train", "val")]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise TinyLMError(f"The encoded text in {path} is damaged; delete that folder and train again.") from error
-        return cls(path, *arrays)
+    def open(cls, path: Path, key: str, vocab_size: int, *, mapped: bool = True) -> "TokenFolder":
+        """Both parts, as `open_part` opens each."""
+        train, val = (open_part(path, part, key, vocab_size, mapped=mapped) for part in ("train", "val"))
+        return cls(path, train, val)
 
 
-def _open_tokens(path: Path, record: dict[str, Any]) -> np.ndarray:
-    empty = path.stat().st_size == 0  # which cannot be mapped
-    tokens = np.zeros(0, record["dtype"]) if empty else np.memmap(path, dtype=record["dtype"], mode="r")
-    if len(tokens) != record["tokens"] or _hash_file(path) != record["sha256"]:
-        raise ValueError("size or content differs from the record")
-    return tokens
+def open_part(
+    path: Path, part: str, key: str, vocab_size: int, *, mapped: bool = True, trust_times: bool = False
+) -> np.ndarray:
+    """The ids of one part, `train` or `val`, of the token folder at `path`: (N,), read-only.
+
+    Checks the type of the ids, their number, their SHA-256 and that each is below `vocab_size`, since a folder may come
+    from anywhere. With `trust_times`, the hash is not computed where size and time of change are the recorded ones.
+    `mapped` maps the file into memory instead of reading it.
+
+    Raises TinyLMError when the folder is incomplete, damaged, or holds another text than the one `key` stands for.
+    """
+    try:
+        check_folder(path)
+        record = read_json(path / "tokens.json")
+        if record["key"] != key:
+            raise ValueError("it is the encoding of another text")
+        return _open_ids(path / f"{part}.bin", record[part], vocab_size, mapped, trust_times)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise TinyLMError(f"The encoded text in {path} is damaged ({reason}); delete that folder.") from error
 
 
-def _hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _open_ids(path: Path, record: dict[str, Any], vocab_size: int, mapped: bool, trust_times: bool) -> np.ndarray:
+    dtype = np.dtype(smallest_dtype(vocab_size))
+    if record["dtype"] != dtype.name:  # no other type is ever given to numpy, which has one for pointers
+        raise ValueError(f"the ids of {path.name} must be {dtype.name}")
+    with open_regular(path) as file:
+        status = os.fstat(file.fileno())
+        if type(record["tokens"]) is not int or status.st_size != record["tokens"] * dtype.itemsize:
+            raise ValueError(f"the size of {path.name} differs from the record")
+        unchanged = trust_times and status.st_mtime_ns == record["changed"]
+        if not unchanged and hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
+            raise ValueError(f"the content of {path.name} differs from the record")
+        file.seek(0)
+        if status.st_size and mapped:
+            ids: np.ndarray = np.memmap(file, dtype=dtype, mode="r")
+        else:  # an empty file cannot be mapped
+            ids = np.frombuffer(file.read(), dtype=dtype)
+    if np.iinfo(dtype).max >= vocab_size:
+        for start in range(0, len(ids), CHECKED_AT_ONCE):
+            if ids[start : start + CHECKED_AT_ONCE].max() >= vocab_size:
+                raise ValueError(f"{path.name} has an id that is not in the vocabulary")
+    return ids
 
 
-def token_key(fingerprints: list[str], train_characters: int, tokenizer: Tokenizer) -> str:
+def token_key(fingerprint: str, val_fingerprint: str | None, train_characters: int, tokenizer: Tokenizer) -> str:
     """The name of an encoding in the cache: equal for equal text, cut and tokenizer."""
-    identity = json.dumps([LAYOUT, fingerprints, train_characters, tokenizer.sha256])
+    identity = json.dumps([LAYOUT, fingerprint, val_fingerprint, train_characters, tokenizer.sha256])
     return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
 
 def encode_corpus(
     folder: Path,
+    key: str,
     train: Callable[[], Stream],
     val: Callable[[], Stream],
     tokenizer: Tokenizer,
     progress: Callable[[int], None],
+    *,
+    mapped: bool = True,
 ) -> TokenFolder:
     """Write the token files of both parts into `folder`, which appears when it is complete; reuse it if it is there.
 
-    `progress` is told how many characters each step encoded.
+    `progress` receives the number of characters that each step encoded.
     """
-    if folder.exists():
+    if os.path.lexists(folder):
         with contextlib.suppress(TinyLMError):
-            return TokenFolder.open(folder)
-        shutil.rmtree(folder)
-    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
+            return TokenFolder.open(folder, key, tokenizer.vocab_size, mapped=mapped)
+        remove_tree(folder)
+    unfinished = None
     try:
-        unfinished.mkdir(parents=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        remove_stale(folder.parent)
+        unfinished = Path(tempfile.mkdtemp(prefix=".", suffix=UNFINISHED, dir=folder.parent))
         record = {
             part: _write_tokens(unfinished / f"{part}.bin", stream(), tokenizer, progress)
             for part, stream in (("train", train), ("val", val))
         }
-        (unfinished / "tokens.json").write_text(json.dumps(record))
+        (unfinished / "tokens.json").write_text(json.dumps({"key": key, **record}))
         try:
             unfinished.replace(folder)
         except OSError:
@@ -99,8 +136,21 @@ def encode_corpus(
             "TINYLM_CACHE to another folder."
         ) from error
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return TokenFolder.open(folder)
+        if unfinished is not None:
+            remove_tree(unfinished)
+    return TokenFolder.open(folder, key, tokenizer.vocab_size, mapped=mapped)
+
+
+UNFINISHED = ".tokens"  # ends the name of a folder that is being written
+
+
+def remove_stale(folder: Path) -> None:
+    """Delete the folders that killed processes left unfinished; one that is being written changes all the time."""
+    for path in folder.glob(f".*{UNFINISHED}"):
+        with contextlib.suppress(OSError):  # another process may be deleting it
+            changed = max(entry.lstat().st_mtime for entry in (path, *path.iterdir()))
+            if time.time() - changed > STALE_SECONDS:
+                remove_tree(path)
 
 
 def _write_tokens(path: Path, stream: Stream, tokenizer: Tokenizer, progress: Callable[[int], None]) -> dict[str, Any]:
@@ -116,7 +166,8 @@ def _write_tokens(path: Path, stream: Stream, tokenizer: Tokenizer, progress: Ca
             progress(characters)
         file.flush()
         os.fsync(file.fileno())
-    return {"dtype": np.dtype(dtype).name, "tokens": count, "sha256": digest.hexdigest()}
+        changed = os.fstat(file.fileno()).st_mtime_ns
+    return {"dtype": np.dtype(dtype).name, "tokens": count, "sha256": digest.hexdigest(), "changed": changed}
 
 
 def smallest_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:

@@ -1,14 +1,17 @@
 """The way from a user's corpus to encoded tokens: read it once to know it, choose a tokenizer, encode both parts."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PureWindowsPath  # the latter reads the paths of every system
+from pathlib import Path
+
+import numpy as np
 
 from tinylm.cache import private_folder
 from tinylm.config import DataConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.text.corpus import STANDARD_INPUT, Corpus, Scan, Stream, cut, find_corpus, scan
-from tinylm.text.dataset import TokenFolder, encode_corpus, sample_for_tokenizer, token_key
+from tinylm.text.corpus import STANDARD_INPUT, Corpus, Scan, Stream, cut, scan
+from tinylm.text.dataset import TokenFolder, encode_corpus, open_part, sample_for_tokenizer, token_key
 from tinylm.text.pairs import PairCorpus, PairTokens
 from tinylm.text.tokenizer import Tokenizer, describe_characters, train_bpe, train_char
 
@@ -134,13 +137,16 @@ def require_known(
 def encode_reading(
     reading: Reading, tokenizer: Tokenizer, folder: Path | None = None, progress: Progress = lambda size: None
 ) -> tuple[TokenFolder, DataConfig]:
-    """Encode both parts into `folder`, by default one in the cache; `progress` is told the characters encoded.
+    """Encode both parts into `folder`, by default one in the cache; `progress` receives the characters encoded.
 
     Raises UsageError when either part is too short to train on or to validate with.
     """
-    fingerprints = [reading.found.fingerprint] + ([reading.val_found.fingerprint] if reading.val_found else [])
-    home = folder or private_folder("tokens") / token_key(fingerprints, reading.train_characters, tokenizer)
-    tokens = encode_corpus(home, reading.train_stream, reading.val_stream, tokenizer, progress)
+    val_fingerprint = reading.val_found.fingerprint if reading.val_found else None
+    key = token_key(reading.found.fingerprint, val_fingerprint, reading.train_characters, tokenizer)
+    home = folder or private_folder("tokens") / key
+    # Windows renames no folder with a mapped file in it, and a run is prepared under another name.
+    mapped = folder is None or os.name != "nt"
+    tokens = encode_corpus(home, key, reading.train_stream, reading.val_stream, tokenizer, progress, mapped=mapped)
     for part, least, found in (("training", 3, len(tokens.train)), ("validation", 2, len(tokens.val))):
         if found < least:
             raise UsageError(
@@ -156,7 +162,8 @@ def encode_reading(
         encoding=reading.corpus.encoding,
         train_characters=reading.train_characters,
         fingerprint=reading.found.fingerprint,
-        token_folder="tokens" if folder else str(home),
+        val_fingerprint=val_fingerprint,
+        tokens_in_run=folder is not None,
         characters=reading.found.characters,
         bytes=reading.found.bytes,
         documents=reading.found.documents,
@@ -172,29 +179,73 @@ def _absolute(corpus: Corpus) -> tuple[str, ...]:
     return tuple(path if path == STANDARD_INPUT else str(Path(path).absolute()) for path in corpus.paths)
 
 
-def reopen_tokens(
-    run: Path, data: DataConfig, tokenizer: Tokenizer, progress: Progress = lambda size: None
-) -> TokenFolder:
-    """The tokens that a run was trained on: from where they were kept, or encoded again from an unchanged corpus.
+def reopen_tokens(run: Path, data: DataConfig, tokenizer: Tokenizer) -> TokenFolder:
+    """The tokens that the run was trained on, from the run directory or from the cache.
 
-    Raises TinyLMError when neither is to be had.
+    The paths recorded in a run are not opened: whoever made the run chose them.
+
+    Raises TinyLMError when the tokens are not there or damaged.
     """
-    folder = run / data.token_folder  # an absolute path stays what it is
-    if folder.exists():
-        return TokenFolder.open(folder)
-    if STANDARD_INPUT in (*data.corpus, *data.val_corpus):
-        raise TinyLMError(f"{folder} is missing, and the text came from standard input; train again from the text.")
-    kind = CORPORA[data.kind]
-    corpus = find_corpus(data.corpus, data.text_key, data.encoding, kind=kind)
-    val_corpus = find_corpus(data.val_corpus, data.text_key, data.encoding, kind=kind) if data.val_corpus else None
+    train, val = (reopen_part(run, data, tokenizer, part) for part in ("train", "val"))
+    return TokenFolder(_token_place(run, data, tokenizer)[0], train, val)
+
+
+def reopen_part(
+    run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *, trust_times: bool = False
+) -> np.ndarray:
+    """One part, `train` or `val`, of the tokens that the run was trained on; `trust_times` as for `open_part`.
+
+    Raises TinyLMError when it is not there or damaged.
+    """
+    folder, key = _token_place(run, data, tokenizer)
+    if not os.path.lexists(folder):
+        text = ", ".join(("standard input" if path == STANDARD_INPUT else path) for path in data.corpus)
+        raise TinyLMError(
+            f"The encoded text of {run} is not here any more; name the text that it was trained on again (its author "
+            f"had it as: {text[:200]})."
+        )
+    ids = open_part(folder, part, key, tokenizer.vocab_size, trust_times=trust_times)
+    if len(ids) != (data.train_tokens if part == "train" else data.val_tokens):
+        raise TinyLMError(f"The encoded text in {folder} is not that of {run}; delete that folder.")
+    return ids
+
+
+def has_tokens(run: Path, data: DataConfig, tokenizer: Tokenizer) -> bool:
+    """Whether the run's tokens are at hand, without opening them."""
+    try:
+        return _token_place(run, data, tokenizer)[0].is_dir()
+    except TinyLMError:  # there is no cache
+        return False
+
+
+def _token_place(run: Path, data: DataConfig, tokenizer: Tokenizer) -> tuple[Path, str]:
+    """The token folder of a run, and the key that it must carry."""
+    key = token_key(data.fingerprint, data.val_fingerprint, data.train_characters, tokenizer)
+    return (run / "tokens" if data.tokens_in_run else private_folder("tokens") / key), key
+
+
+def encode_again(
+    run: Path,
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    corpus: Corpus,
+    val_corpus: Corpus | None,
+    progress: Progress = lambda size: None,
+) -> TokenFolder:
+    """Encode the text of a run again, after its tokens were lost from the cache; the user named the text.
+
+    Raises UsageError when it is not the text that the run was trained on.
+    """
     found = _scan(corpus, progress)
     val_found = _scan(val_corpus, progress) if val_corpus else None
-    fingerprints = [found.fingerprint] + ([val_found.fingerprint] if val_found else [])
-    if PureWindowsPath(data.token_folder).name != token_key(fingerprints, data.train_characters, tokenizer):
-        changed = corpus if found.fingerprint != data.fingerprint or val_corpus is None else val_corpus
-        raise TinyLMError(
-            f"{changed.name} has changed since {run} began; restore the text, or begin from its weights with "
-            f"tinylm train --init-from {run}."
-        )
+    for name, scan_found, recorded in (
+        (corpus.name, found, data.fingerprint),
+        (val_corpus.name if val_corpus else "The validation text", val_found, data.val_fingerprint),
+    ):
+        if (scan_found.fingerprint if scan_found else None) != recorded:
+            raise UsageError(
+                f"{name} is not the text that {run} was trained on, or has changed since; restore it, or begin from "
+                "the run's weights as a new run."
+            )
     reading = Reading(corpus, found, val_corpus, val_found, data.train_characters)
     return encode_reading(reading, tokenizer, progress=progress)[0]

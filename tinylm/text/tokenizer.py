@@ -18,6 +18,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.files import read_text
 from tinylm.text.corpus import code_points
 
 END_OF_TEXT = "<|endoftext|>"
@@ -59,7 +60,7 @@ class Tokenizer:
     def load(cls, path: Path) -> "Tokenizer":
         """Raises TinyLMError when the file is not a tokenizer."""
         try:
-            return cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
+            return cls(tokenizers.Tokenizer.from_str(read_text(path)))
         except OSError as error:
             raise TinyLMError(f"Cannot read the tokenizer {path}: {error.strerror}.") from error
         except TinyLMError as error:

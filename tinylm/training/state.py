@@ -1,6 +1,7 @@
 """All that a trainer must remember to go on as if it had never stopped."""
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,9 +50,43 @@ class TrainerState:
         try:
             values = dict(values)
             restore_rng(values.pop("rng"))
-            return cls(**values)
-        except (TypeError, KeyError, ValueError, RuntimeError) as error:
+            state = cls(**values)
+            state._require_numbers()
+            return state
+        except (TypeError, KeyError, ValueError, RuntimeError, AttributeError) as error:
             raise TinyLMError(f"The saved training state is damaged ({error}).") from error
+
+    def _require_numbers(self) -> None:
+        """Raises ValueError for a value that no training could have saved: a state may come from anywhere."""
+        for name in ("step", "micro_batch", "best_step", "stale", "scored", "sequences", "skipped"):
+            _require(name, getattr(self, name), int, 0)
+        _require("evaluated", self.evaluated, int, -1)
+        for name in ("seconds", "setup_seconds", "stepping_seconds", "evaluation_seconds", "save_seconds", "nats"):
+            _require(name, getattr(self, name), float, 0.0)
+        for name in ("best_loss", "val_loss"):
+            if getattr(self, name) is not None:
+                _require(name, getattr(self, name), float, -LARGEST)
+        for name, value in (*self.told.items(), *self.scaler.items()):
+            for number in _flat(value):
+                _require(name[:40], number, float, -LARGEST)
+
+
+LARGEST = 1 << 53
+
+
+def _require(name: str, value: Any, kind: type, least: float) -> None:
+    number = type(value) is int or (kind is float and type(value) is float)
+    if not number or not least <= value <= LARGEST:
+        raise ValueError(f"{name} is {str(value)[:40]}")
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """The entries of a list of lists, or a value that is no list."""
+    if isinstance(value, list):
+        for entry in value:
+            yield from _flat(entry)
+    else:
+        yield value
 
 
 def capture_rng() -> dict[str, str]:
@@ -85,14 +120,35 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
     }
 
 
+ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
+MUON_STATE = {"momentum_buffer"}
+AVERAGE = {"average"}
+
+
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """The inverse of `optimizer_tensors`. Raises TinyLMError when a tensor fits no parameter."""
+    """The inverse of `optimizer_tensors`. Raises TinyLMError when the tensors are not those of this optimizer."""
+    expected = {
+        parameter: ADAM_STATE if "betas" in group else MUON_STATE
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():
         name, _, quantity = key.rpartition("/")
         parameter = parameters.get(name)
-        if parameter is None or (value.dim() and value.shape != parameter.shape):
-            raise TinyLMError(f"The saved optimizer does not fit the model: {key}.")
+        if parameter is None or quantity not in expected.get(parameter, set()) | AVERAGE:
+            raise TinyLMError(f"The saved optimizer does not fit the model: it has {key[:200]}.")
+        shape = () if quantity == "step" else tuple(parameter.shape)
+        if tuple(value.shape) != shape or value.dtype != torch.float32:
+            raise TinyLMError(
+                f"The saved optimizer does not fit the model: {key[:200]} is {value.dtype} {tuple(value.shape)}."
+            )
         # Step counters are numbers; they stay where the optimizer keeps them.
         device = parameter.device if value.dim() or optimizer.defaults.get("fused") else value.device
         optimizer.state[parameter][quantity] = value.to(device)
+    for parameter, quantities in expected.items():
+        found = optimizer.state[parameter].keys() - AVERAGE if parameter in optimizer.state else set()
+        if found and found != quantities:
+            raise TinyLMError(
+                f"The saved optimizer does not fit the model: it lacks {min(quantities - found)} of a parameter."
+            )

@@ -343,10 +343,17 @@ def _scaled(value: Any, factor: float) -> Any:
 
 
 def _sum(one: Any, other: Any) -> Any:
-    """Of two numbers, or of two lists entry by entry; `None` is nothing yet."""
+    """Of two numbers, or of two lists entry by entry; `None` is nothing yet.
+
+    Raises TinyLMError when they are not alike, as a saved sum of another model would be.
+    """
     if one is None:
         return other
-    return [_sum(a, b) for a, b in zip(one, other, strict=True)] if isinstance(other, list) else one + other
+    if not isinstance(one, list) and not isinstance(other, list):
+        return one + other
+    if not isinstance(one, list) or not isinstance(other, list) or len(one) != len(other):
+        raise TinyLMError("The saved training state does not fit the model: its routing metrics have another shape.")
+    return [_sum(a, b) for a, b in zip(one, other, strict=True)]
 
 
 class _Speed:

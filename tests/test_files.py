@@ -1,0 +1,163 @@
+"""Files that somebody else may have prepared."""
+
+import hashlib
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from tinylm import files
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_text('{"a": 1}')
+    return path
+
+
+def make_odd(kind: str, path: Path, target: Path) -> None:
+    if kind == "link":
+        path.symlink_to(target)
+    elif kind == "broken link":
+        path.symlink_to(target / "nowhere")
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+
+
+ODD = ("link", "broken link", "fifo", "folder", "device")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("opener", [files.open_regular, files.open_append, files.read_text, files.hash_file])
+def test_what_is_not_a_regular_file_is_neither_opened_nor_waited_for(
+    kind: str, opener: object, file: Path, tmp_path: Path
+) -> None:
+    make_odd(kind, tmp_path / "odd", file)
+    with pytest.raises(OSError):
+        opener(tmp_path / "odd")  # type: ignore[operator]
+    assert file.read_text() == '{"a": 1}'
+
+
+@pytest.mark.parametrize("exchanged", ["link", "fifo"])
+def test_a_file_that_is_exchanged_after_it_was_checked_is_not_opened(
+    exchanged: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "check_regular", lambda path: None)
+    make_odd(exchanged, tmp_path / "odd", file)
+    with pytest.raises(OSError):
+        files.open_regular(tmp_path / "odd")
+
+
+def test_a_regular_file_is_read_hashed_and_appended_to(file: Path) -> None:
+    assert files.read_json(file) == {"a": 1}
+    assert files.hash_file(file) == hashlib.sha256(b'{"a": 1}').hexdigest()
+    with files.open_append(file) as opened:
+        opened.write(b"more")
+    assert file.read_text() == '{"a": 1}more'
+    with files.open_append(file.with_name("new")) as opened:
+        opened.write(b"first")
+    assert file.with_name("new").read_text() == "first"
+
+
+def test_a_file_over_the_limit_is_not_read(file: Path) -> None:
+    assert files.read_text(file, 8) == '{"a": 1}'
+    with pytest.raises(ValueError, match="it is larger than 0 MB"):
+        files.read_text(file, 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a":' * 100_000, "nested too deeply"),
+        ("NaN", "NaN is not a JSON number"),
+        ("[-Infinity]", "-Infinity is not a JSON number"),
+        ("9" * 5000, "integer string conversion"),
+        ("", "Expecting value"),
+    ],
+)
+def test_what_is_not_json_is_a_value_error(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        files.parse_json(text)
+
+
+def test_a_replaced_file_is_whole_and_has_the_rights_of_its_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with files.replacing(tmp_path / "file") as unfinished:
+        assert unfinished.parent == tmp_path
+        unfinished.write_text("new")
+        assert not (tmp_path / "file").exists()
+    assert (tmp_path / "file").read_text() == "new"
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o644
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_link_is_replaced_and_not_followed(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(file)
+    with files.replacing(tmp_path / "link") as unfinished:
+        unfinished.write_text("new")
+    assert file.read_text() == '{"a": 1}'
+    assert not (tmp_path / "link").is_symlink()
+
+
+def test_a_replacement_that_fails_changes_nothing(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), files.replacing(file) as unfinished:
+        unfinished.write_text("half")
+        raise KeyboardInterrupt
+    assert file.read_text() == '{"a": 1}'
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_name_of_a_replacement_cannot_be_predicted_and_is_known_for_what_it_is(tmp_path: Path) -> None:
+    names = set()
+    for _ in range(5):
+        with files.replacing(tmp_path / "config.json") as unfinished:
+            names.add(unfinished.name)
+    assert len(names) == 5
+    assert all(files.is_unfinished(name, ("config.json",)) for name in names)
+    assert not any(files.is_unfinished(name, ("model.safetensors",)) for name in names)
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_link_is_deleted_and_what_it_points_to_stays(kind: str, file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "inside").write_text("kept")
+    make_odd(kind, tmp_path / "odd", folder)
+    files.remove_tree(tmp_path / "odd")
+    assert not os.path.lexists(tmp_path / "odd")
+    assert (folder / "inside").read_text() == "kept"
+
+
+def test_a_folder_is_deleted_with_its_links_and_not_with_their_targets(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder" / "deep").mkdir(parents=True)
+    (tmp_path / "folder" / "deep" / "link").symlink_to(file)
+    files.remove_tree(tmp_path / "folder")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+    files.remove_tree(tmp_path / "folder")
+
+
+def test_a_folder_is_told_from_a_link_to_one(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    files.check_folder(tmp_path / "folder")
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    for path in (tmp_path / "link", tmp_path / "nowhere"):
+        with pytest.raises(OSError):
+            files.check_folder(path)
+
+
+def test_a_fifo_with_a_writer_is_refused_as_well(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    writer = threading.Thread(target=lambda: os.close(os.open(tmp_path / "fifo", os.O_RDWR)), daemon=True)
+    writer.start()
+    with pytest.raises(OSError, match="not a regular file"):
+        files.open_regular(tmp_path / "fifo")
+    writer.join(timeout=20)

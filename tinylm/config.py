@@ -247,7 +247,7 @@ class DataConfig:
     """Where the text came from and what it was found to be; what follows `train_characters` is for validation.
 
     `kind` is text, or pairs of a source and a target. `fingerprint` is the SHA-256 of the documents; `token_folder` is
-    absolute, or within the run folder.
+    absolute, or within the run folder. `format` and `unknown` are how the corpus was read, as --format and --unknown.
     """
 
     kind: str = "text"
@@ -255,6 +255,8 @@ class DataConfig:
     val_corpus: tuple[str, ...] = ()
     text_key: str = "text"
     encoding: str = "utf-8"
+    format: str = "auto"
+    unknown: str = "error"
     train_characters: int
     fingerprint: str
     token_folder: str

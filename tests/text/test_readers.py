@@ -1,6 +1,7 @@
 """Judge: Python's codecs, its JSON parser on the whole text, and its own splitting at line feeds."""
 
 import gzip
+import itertools
 import json
 from pathlib import Path
 
@@ -27,7 +28,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 def cut_up(text: str, places: list[int]) -> list[str]:
     """The text in pieces, cut at some places."""
     ends = sorted({place % (len(text) + 1) for place in places} | {0, len(text)})
-    return [text[start:end] for start, end in zip(ends, ends[1:], strict=False)] or [""]
+    return [text[start:end] for start, end in itertools.pairwise(ends)] or [""]
 
 
 @pytest.fixture(scope="module")

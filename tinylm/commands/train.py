@@ -135,15 +135,12 @@ def _check_unknown(
     invocation: typer.Context, run: RunOptions, tokenizer: TokenizerOptions, learning: LearningOptions
 ) -> None:
     """Raises UsageError where --unknown means nothing: a tokenizer that is trained on the text knows all of it."""
-    if not learning.unknown.skip:
+    if not learning.unknown.skip or not typed(invocation, learning.unknown):
         return
     if run.extend_vocab:
         raise UsageError("--extend-vocab and --unknown skip contradict each other; give one of them.")
-    trained = run.init_from is None and tokenizer.tokenizer in (None, "auto", "char", "bpe")
-    if trained and typed(invocation, learning.unknown):
-        raise UsageError(
-            "--unknown is for a vocabulary that is there, by --init-from or --tokenizer PATH; leave it out."
-        )
+    if run.init_from is None and tokenizer.tokenizer in (None, "auto", "char", "bpe"):
+        raise UsageError("--unknown is for a given vocabulary, by --init-from or --tokenizer PATH; leave it out.")
 
 
 def _extend(

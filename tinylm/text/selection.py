@@ -83,12 +83,17 @@ def describe_left_out(left_out: Iterable[LeftOut]) -> str:
     for one in left_out:
         by_reason.setdefault(one.reason, []).append(one)
     parts = []
-    for reason, some in sorted(by_reason.items(), key=lambda item: -len(item[1])):
+    for reason, some in sorted(by_reason.items(), key=_weight):
         names = [str(one.path.relative_to(one.folder)) for one in some[:_NAMES_SHOWN]]
         names += ["..."] * (len(some) > _NAMES_SHOWN)
         size = sum(one.size for one in some)
         parts.append(f"{len(some)} {reason} ({f'{megabytes(size)}: ' if size else ''}{', '.join(names)})")
     return ", ".join(parts)
+
+
+def _weight(reason: tuple[str, list[LeftOut]]) -> tuple[int, int]:
+    """What most bytes are left out for stands first, then what most files are."""
+    return -sum(one.size for one in reason[1]), -len(reason[1])
 
 
 def megabytes(size: int) -> str:

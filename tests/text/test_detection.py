@@ -45,6 +45,23 @@ def test_text_in_another_encoding_than_utf_8_is_recognised(text: str, encoding: 
     assert other_encoding(text.encode(encoding)[:HEAD_BYTES], "utf-8") == suggested
 
 
+@pytest.mark.parametrize("text", [ENGLISH, GERMAN, RUSSIAN, JAPANESE, CHINESE])
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "ascii", "gb18030", "shift_jis", "utf-16", "utf-32-be"])
+def test_utf_8_is_recognised_where_another_encoding_was_named(text: str, encoding: str) -> None:
+    """A folder of both would otherwise be read as mojibake, without an error."""
+    assert other_encoding(text.encode()[:HEAD_BYTES], encoding) == "utf-8"
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "ascii", "gb18030", "shift_jis"])
+def test_plain_ascii_is_text_in_every_encoding_that_extends_it(encoding: str) -> None:
+    assert other_encoding(b"plain words\n" * 99, encoding) is None
+
+
+@pytest.mark.parametrize(("text", "encoding"), [("联通", "gbk"), ("Ã©", "latin-1")])
+def test_a_word_that_happens_to_be_valid_utf_8_is_read_as_it_was_named(text: str, encoding: str) -> None:
+    assert other_encoding(text.encode(encoding), encoding) is None
+
+
 @pytest.mark.parametrize(
     ("mark", "encoding"),
     [

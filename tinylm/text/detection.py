@@ -34,6 +34,7 @@ _CONTROLS = frozenset(map(chr, (*range(8), *range(14, 27), *range(28, 32), 127))
 _MOST_CONTROLS = 0.1  # share of the characters
 _MOST_CONTROLS_UNDECODED = 0.02  # share of the bytes; a tenth of random bytes are controls
 _FEWEST_BYTES_OF_UTF16 = 8  # in fewer, zeros at every second place are chance
+_FEWEST_CHARACTERS_OF_UTF8 = 8  # beyond ASCII; fewer may be valid by chance in a text of GBK, for one
 _JSON_OBJECT = re.compile(r'\s*(?:\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
 
 
@@ -77,6 +78,8 @@ def other_encoding(head: bytes, encoding: str) -> str | None:
     for mark, name in _BYTE_ORDER_MARKS:
         if head.startswith(mark):
             return None if family.startswith(name) or not _decodes(head, name) else name
+    if not family.startswith("utf-8") and _is_evidently_utf8(head, encoding):
+        return "utf-8"
     for name, high in (("utf-16-le", head[1::2]), ("utf-16-be", head[::2])):
         wide = len(head) >= _FEWEST_BYTES_OF_UTF16 and high.count(0) > 0.4 * len(high)
         if wide and not family.startswith(("utf-16", "utf-32")) and _decodes(head, name) and _is_latin(head, name):
@@ -91,6 +94,16 @@ def other_encoding(head: bytes, encoding: str) -> str | None:
 def _decodes(head: bytes, encoding: str) -> bool:
     """Whether it is clean text in a UTF-16 or UTF-32 encoding."""
     return is_text(head[: len(head) // 4 * 4], encoding)
+
+
+def _is_evidently_utf8(head: bytes, encoding: str) -> bool:
+    """Whether it is valid UTF-8 and would be read as something else in `encoding`: chance hardly ever makes it so."""
+    if not is_text(head, "utf-8"):
+        return False
+    if codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
+        return len(head) >= _FEWEST_BYTES_OF_UTF16
+    beyond_ascii = sum(character > "\x7f" for character in decode_head(head, "utf-8") or "")
+    return beyond_ascii >= _FEWEST_CHARACTERS_OF_UTF8 or (beyond_ascii > 0 and decode_head(head, encoding) is None)
 
 
 def _is_latin(head: bytes, encoding: str) -> bool:

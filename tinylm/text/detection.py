@@ -31,8 +31,7 @@ _BYTE_ORDER_MARKS = (  # the longer ones first: that of UTF-32 begins with that 
 )
 # C0 controls that no text has; form feeds, backspaces and the escapes of terminals do occur.
 _CONTROLS = frozenset(map(chr, (*range(8), *range(14, 27), *range(28, 32), 127)))
-_MOST_CONTROLS = 0.1  # share of the characters
-_MOST_CONTROLS_UNDECODED = 0.02  # share of the bytes; a tenth of random bytes are controls
+_MOST_CONTROLS = 0.03  # share of the characters, or bytes; a tenth of random bytes are controls
 _FEWEST_BYTES_OF_UTF16 = 8  # in fewer, zeros at every second place are chance
 _FEWEST_CHARACTERS_OF_UTF8 = 8  # beyond ASCII; fewer may be valid by chance in a text of GBK, for one
 _JSON_OBJECT = re.compile(r'\s*(?:\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
@@ -66,7 +65,7 @@ def is_undecodable_text(head: bytes, encoding: str) -> bool:
     if decode_head(head, encoding) is not None or signature(head) or 0 in head:
         return False
     controls = sum(head.count(character.encode()) for character in _CONTROLS)
-    return controls <= _MOST_CONTROLS_UNDECODED * len(head)
+    return controls <= _MOST_CONTROLS * len(head)
 
 
 def other_encoding(head: bytes, encoding: str) -> str | None:

@@ -249,7 +249,7 @@ class DataConfig:
     `kind` is text, or pairs of a source and a target. `fingerprint` is the SHA-256 of the documents, `val_fingerprint`
     that of a validation corpus of its own. The encoded text is in the user's cache under a key that follows from the
     fingerprints, or, where `tokens_in_run` says so, in the run directory. `corpus` and `val_corpus` are for the reader:
-    no command opens them.
+    no command opens them. `format` and `unknown` are how they were read, as --format and --unknown.
     """
 
     kind: str = "text"
@@ -257,6 +257,8 @@ class DataConfig:
     val_corpus: tuple[str, ...] = ()
     text_key: str = "text"
     encoding: str = "utf-8"
+    format: str = "auto"
+    unknown: str = "error"
     train_characters: int
     fingerprint: str
     val_fingerprint: str | None = None

@@ -26,10 +26,10 @@ TEXTS: dict[str, tuple[bytes | None, str]] = {
     "byte order mark": (b"\xef\xbb\xbf", "text.txt has no text in it; give a file that has some."),
     "one character": (b"x", "text.txt leaves 0 tokens for training, and 3 are needed; give more text"),
     "four characters": (b"abcd", "text.txt leaves 1 tokens for validation, and 2 are needed; give more text"),
-    "invalid UTF-8": (b"the sea \xff\xfe", "text.txt is not valid utf-8 at byte 8; mend that byte, or name the file's"),
+    "invalid UTF-8": (b"the sea \xff\xfe", "text.txt is not valid UTF-8 (byte 0xFF at offset 8), and looks"),
     "cut UTF-8": (
         "the sea é".encode()[:-1],
-        "text.txt is not valid utf-8 at byte 8; mend that byte, or name the file's",
+        "text.txt is not valid UTF-8 (byte 0xC3 at offset 8). If it is text in another",
     ),
 }
 
@@ -55,7 +55,7 @@ def test_a_bad_text_on_standard_input_leaves_nothing(content: bytes, part: str, 
 def test_the_offset_of_an_invalid_byte_is_counted_in_the_whole_file(here: Path) -> None:
     """Across the pieces that a file is read in."""
     (here / "text.txt").write_bytes(b"e\xcc\x81" * 400_000 + b"\xff")
-    refused(tinylm("train", "text.txt", *LEARN), 2, "text.txt is not valid utf-8 at byte 1200000;")
+    refused(tinylm("train", "text.txt", *LEARN), 2, "text.txt is not valid UTF-8 (byte 0xFF at offset 1200000).")
 
 
 def test_a_folder_without_text_is_named(here: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_folder_without_text_is_named(here: Path) -> None:
     (here / "folder/picture.png").write_bytes(b"\x89PNG\0\0\0")
     (here / "folder/empty.txt").touch()
     before = snapshot(here)
-    refused(tinylm("train", "folder", *LEARN), 2, "The folder folder has no text files in it; name one that has")
+    refused(tinylm("train", "folder", *LEARN), 2, "The folder folder has no text files in it (left out: 1")
     assert snapshot(here) == before
 
 

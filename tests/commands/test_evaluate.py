@@ -171,7 +171,9 @@ def test_two_tokens_are_enough(run: Path, here: Path) -> None:
     assert evaluated("-m", run, "t.txt")["tokens"] == 1
 
 
-@pytest.mark.parametrize("content, message", [(b"", "has no text in it"), (b"the \xff", "not valid utf-8 at byte 4")])
+@pytest.mark.parametrize(
+    "content, message", [(b"", "has no text in it"), (b"the \xff", "not valid UTF-8 (byte 0xFF at offset 4)")]
+)
 def test_texts_that_cannot_be_read_are_named(content: bytes, message: str, run: Path, here: Path) -> None:
     (here / "t.txt").write_bytes(content)
     refused(tinylm("eval", "-m", run, "t.txt"), 2, f"t.txt {'is ' if content else ''}{message}")

@@ -42,8 +42,9 @@ def test_text_comes_from_standard_input_folders_and_jsonl(corpus: Path, here: Pa
     (here / "folder").mkdir()
     (here / "folder/a.txt").write_text(text)
     (here / "a.jsonl").write_text(json.dumps({"body": text}) + "\n")
-    for name, source in (("0", corpus), ("1", "-"), ("2", "folder"), ("3", "a.jsonl")):
-        done("train-tokenizer", source, "--out", name, "--text-key", "body", stdin=text)
+    for name, source in (("0", corpus), ("1", "-"), ("2", "folder")):
+        done("train-tokenizer", source, "--out", name, stdin=text)
+    done("train-tokenizer", "a.jsonl", "--out", "3", "--text-key", "body")
     assert len({(here / name).read_bytes() for name in "0123"}) == 1
 
 

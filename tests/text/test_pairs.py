@@ -70,7 +70,7 @@ def test_a_malformed_line_is_named_with_what_was_expected(line: str, found: str,
 )
 def test_a_malformed_line_of_jsonl_is_named_too(line: str, tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"p\.jsonl, line 1: expected an object with texts under 'source' and 'target'"
+        UsageError, match=r"p\.jsonl, (line|element) 1: expected an object with texts under 'source' and 'target'"
     ):
         list(written(tmp_path / "p.jsonl", line).pairs())
 

@@ -20,6 +20,7 @@ from tinylm.text.prepare import (
     has_tokens,
     read_corpus,
     reopen_tokens,
+    require_known,
 )
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, train_bpe, train_char
 
@@ -128,11 +129,11 @@ def test_a_longer_text_gets_a_larger_vocabulary(
     assert asked == [vocab_size, 300, 2 * vocab_size]
 
 
-def test_a_given_tokenizer_is_used_and_must_know_the_text(corpus: Path, other: Path, tmp_path: Path) -> None:
+def test_a_given_tokenizer_is_used_and_lists_what_it_lacks(corpus: Path, other: Path, tmp_path: Path) -> None:
     file = written(tmp_path / "mine.json", train_char("".join(sorted(set(TEXT)))).to_str())
     assert choose_tokenizer(reading_of(corpus), str(file), None).sha256 == Tokenizer.load(file).sha256
     with pytest.raises(UsageError) as caught:
-        choose_tokenizer(reading_of(corpus, val=other), str(file), None)
+        require_known(Tokenizer.load(file), reading_of(corpus, val=other).alphabet, f"The tokenizer {file}")
     assert "mine.json does not know 4 of the text's characters: '!' (U+0021), 'Z' (U+005A), 'b'" in str(caught.value)
 
 

@@ -10,7 +10,8 @@ from tinylm.commands.evaluate_pairs import BleuOptions, evaluate_pairs
 from tinylm.commands.evaluate_text import evaluate_text
 from tinylm.commands.groups import typed, with_groups
 from tinylm.commands.model import AdapterPaths, ModelPath, choose_where, open_model
-from tinylm.commands.options import MachineOptions, OutputOptions, TextOptions, option
+from tinylm.commands.options import MachineOptions, OutputOptions, TextOptions, UnknownOptions, option
+from tinylm.commands.reading import TextToScore
 from tinylm.commands.sampling import SearchOptions
 from tinylm.console import Console
 from tinylm.errors import UsageError
@@ -42,6 +43,7 @@ def evaluate_model(
     search: SearchOptions,
     bleu: BleuOptions,
     reading: TextOptions,
+    unknown: UnknownOptions,
     machine: MachineOptions,
     output: OutputOptions,
 ) -> None:
@@ -54,6 +56,7 @@ def evaluate_model(
     if batch_size is not None and batch_size < 1:
         raise UsageError(f"--batch-size is {batch_size}; it must be 1 or more.")
     device, dtype = choose_where(console, machine)
+    to_score = TextToScore(invocation, text, reading, unknown)
     opened = open_model(console, model, adapter, device)
     of_targets = typed(invocation, search, bleu)
     if of_targets and not isinstance(opened.network, EncoderDecoder):
@@ -61,15 +64,15 @@ def evaluate_model(
     match opened.network:
         case Decoder():
             stride, baselines = windows.stride, windows.baselines
-            result = evaluate_text(console, opened, text, reading, dtype, stride, batch_size, baselines)
+            result = evaluate_text(console, opened, to_score, dtype, stride, batch_size, baselines)
         case Encoder() as encoder:
             if typed(invocation, windows):
                 raise UsageError("--stride and --baselines are for models that read from left to right.")
-            result = evaluate_masked(console, opened, encoder, text, reading, dtype, batch_size)
+            result = evaluate_masked(console, opened, encoder, to_score, dtype, batch_size)
         case EncoderDecoder() as translator:
             if typed(invocation, windows):
                 raise UsageError("--stride and --baselines are for models of text; this one makes targets of sources.")
-            result = evaluate_pairs(console, opened, translator, text, reading, dtype, batch_size, search, bleu)
+            result = evaluate_pairs(console, opened, translator, to_score, dtype, batch_size, search, bleu)
         case _:
             raise UsageError(f"{opened.path} is of a kind that tinylm eval does not know.")
     _print(console, result)

@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from tinylm.commands.model import OpenModel
-from tinylm.commands.options import TextOptions
-from tinylm.commands.reading import tokens_to_score
+from tinylm.commands.reading import TextToScore, tokens_to_score
 from tinylm.console import Console
 from tinylm.errors import UsageError
 
@@ -16,8 +15,7 @@ def evaluate_masked(
     console: Console,
     opened: OpenModel,
     network: "Encoder",
-    text: list[str] | None,
-    reading: TextOptions,
+    text: TextToScore,
     dtype: str,
     batch_size: int | None,
 ) -> dict[str, Any]:
@@ -25,7 +23,7 @@ def evaluate_masked(
     from tinylm.text.masking import masked_evaluation_batches
 
     tokenizer, context = opened.tokenizer, opened.config.model.context
-    tokens = tokens_to_score(console, opened, text, reading)
+    tokens = tokens_to_score(console, opened, text)
     if len(tokens) < 2:
         raise UsageError(f"The text has {len(tokens)} token, and 2 are needed: one to guess, and one to guess it from.")
 

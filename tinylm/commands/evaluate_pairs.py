@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tinylm.commands.model import OpenModel
-from tinylm.commands.options import TextOptions, option
-from tinylm.commands.reading import tokens_to_score
+from tinylm.commands.options import option
+from tinylm.commands.reading import TextToScore, tokens_to_score
 from tinylm.commands.sampling import TARGETS, SearchOptions
 from tinylm.console import Console
 from tinylm.errors import UsageError
@@ -30,8 +30,7 @@ def evaluate_pairs(
     console: Console,
     opened: OpenModel,
     network: "EncoderDecoder",
-    pairs: list[str] | None,
-    reading: TextOptions,
+    pairs: TextToScore,
     dtype: str,
     batch_size: int | None,
     searching: SearchOptions,
@@ -49,7 +48,7 @@ def evaluate_pairs(
     if bleu.bleu_tokenize is not None and importlib.util.find_spec("sacrebleu") is None:
         raise UsageError(f"{NEEDED}; leave out --bleu-tokenize, or install it.")
     search = searching.search()
-    tokens = tokens_to_score(console, opened, pairs, reading, "pairs")
+    tokens = tokens_to_score(console, opened, pairs, "pairs")
     found = PairTokens(tokens, opened.tokenizer.end_of_text)
     fitting = found.fitting(network.context)
     if len(fitting) < len(found):

@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from tinylm.commands.model import OpenModel
-from tinylm.commands.options import TextOptions
-from tinylm.commands.reading import tokens_to_score
+from tinylm.commands.reading import TextToScore, tokens_to_score
 from tinylm.console import Console
 from tinylm.errors import TinyLMError, UsageError
 
@@ -17,8 +16,7 @@ BASELINE_BYTES = 5_000_000
 def evaluate_text(
     console: Console,
     opened: OpenModel,
-    text: list[str] | None,
-    reading: TextOptions,
+    text: TextToScore,
     dtype: str,
     stride: int | None,
     batch_size: int | None,
@@ -31,7 +29,7 @@ def evaluate_text(
     context = opened.config.model.context
     if stride is not None and not 1 <= stride <= context:
         raise UsageError(f"--stride is {stride}; it must be from 1 to the model's context, {context}.")
-    tokens = tokens_to_score(console, opened, text, reading)
+    tokens = tokens_to_score(console, opened, text)
     if len(tokens) < 2:
         raise UsageError(
             f"The text has {len(tokens)} token, and 2 are needed: the first has nothing before it to be scored by."

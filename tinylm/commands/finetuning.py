@@ -10,7 +10,7 @@ from tinylm.commands.groups import refuse_with
 from tinylm.commands.model import newest_run
 from tinylm.commands.new_run import chosen_budget, new_run_at, plan_run, show_plan
 from tinylm.commands.options import WHERE, LearningOptions, option
-from tinylm.commands.reading import read_text
+from tinylm.commands.reading import how_to_extend, known_text, read_text
 from tinylm.commands.resume import resume_run
 from tinylm.commands.session import process_start, run_session
 from tinylm.config import AdapterConfig
@@ -81,7 +81,6 @@ def finetune(
     from tinylm.adapters.load import add_adapter
     from tinylm.checkpoint import RunFolder, load_model
     from tinylm.cost import probe_machine
-    from tinylm.text.prepare import require_known
 
     console = learning.output.console()
     budget = chosen_budget(learning.budget)
@@ -99,8 +98,9 @@ def finetune(
         adapter = own.config(network, Base(base=str(base_path.resolve()), base_digest=digest))
         add_adapter(network, adapter, learning.seed.seed or 0)
         kind = "pairs" if base.model.architecture == "encoder-decoder" else "text"
-        reading = read_text(console, corpus, learning.text, learning.validation, preparation, kind)
-        require_known(tokenizer, reading.alphabet, f"The model {base_path}")
+        reading = read_text(invocation, console, corpus, learning.text, learning.validation, preparation, kind)
+        who, otherwise = f"The model {base_path}", how_to_extend(tokenizer, base_path)
+        reading = known_text(console, reading, tokenizer, learning.unknown, who, otherwise)
         tokens, plan, config = plan_run(
             console,
             machine,

@@ -139,10 +139,33 @@ class CompileOptions:
 
 @dataclass(frozen=True)
 class TextOptions:
-    text_key: Annotated[str, option("The field of a JSONL line that holds its text (default: text).", DATA, "KEY")] = (
-        "text"
-    )
+    format: Annotated[
+        str,
+        option(
+            "What the texts hold; auto goes by their names, and lines has a document on each (default: auto).",
+            DATA,
+            one_of(["auto", "text", "jsonl", "lines", "pairs"]),
+        ),
+    ] = "auto"
+    text_key: Annotated[
+        str | None, option("The field of a JSONL line that holds its text (default: text).", DATA, "KEY")
+    ] = None
     encoding: Annotated[str, option("The files' encoding (default: utf-8).", DATA, "NAME")] = "utf-8"
+
+
+@dataclass(frozen=True)
+class UnknownOptions:
+    unknown: Annotated[
+        str, option("What to do with characters that the model never saw (default: error).", DATA, "error|skip")
+    ] = "error"
+
+    def __post_init__(self) -> None:
+        if self.unknown not in ("error", "skip"):
+            raise UsageError(f"--unknown is {self.unknown!r}; it must be one of: error, skip.")
+
+    @property
+    def skip(self) -> bool:
+        return self.unknown == "skip"
 
 
 @dataclass(frozen=True)
@@ -310,6 +333,7 @@ class LearningOptions:
 
     budget: BudgetOptions
     text: TextOptions
+    unknown: UnknownOptions
     validation: ValidationOptions
     seed: SeedOptions
     optimizer: OptimizerOptions
@@ -321,7 +345,7 @@ class LearningOptions:
     def fixed_by_resuming(self, with_text: bool) -> tuple[Any, ...]:
         """All but budget and intervals; a text that is named again may come with its validation text."""
         validation = () if with_text else (self.validation,)
-        return self.text, *validation, self.seed, self.optimizer, self.machine, self.compiling
+        return self.text, self.unknown, *validation, self.seed, self.optimizer, self.machine, self.compiling
 
     def changeable(self) -> dict[str, Any]:
         """What the user chose of a TrainingConfig that a resumed run may change, without the budget."""

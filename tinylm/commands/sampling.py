@@ -150,7 +150,7 @@ class Prompt:
 
 def read_prompts(options: PromptOptions) -> list[Prompt]:
     """The prompt; or of a file of JSONL, one for each line, which has a `prompt` and may have an `adapter`."""
-    from tinylm.text.corpus import JSONL_SUFFIXES, parse_json_line, require_characters
+    from tinylm.text.readers import JSONL_SUFFIXES, parse_json_line, require_characters
 
     text = read_prompt(options)
     if options.prompt_file is None or options.prompt_file.suffix.lower() not in JSONL_SUFFIXES:

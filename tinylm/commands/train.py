@@ -1,15 +1,16 @@
 """tinylm train: a text into a model."""
 
+import glob
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tinylm.commands.groups import refuse_with, with_groups
+from tinylm.commands.groups import refuse_with, typed, with_groups
 from tinylm.commands.new_run import chosen_budget, new_run_at, plan_run, show_plan
 from tinylm.commands.options import DATA, WHERE, LearningOptions, ModelOptions, option
-from tinylm.commands.reading import read_text
+from tinylm.commands.reading import known_text, read_text
 from tinylm.commands.resume import resume_run
 from tinylm.commands.session import process_start, run_session
 from tinylm.console import Console
@@ -52,7 +53,9 @@ def train(
     invocation: typer.Context,
     corpus: Annotated[
         list[str] | None,
-        typer.Argument(help="Text files, folders, JSONL, or - for standard input.", show_default=False),
+        typer.Argument(
+            help="Text files, folders, patterns, JSONL, compressed or not, or - for standard input.", show_default=False
+        ),
     ] = None,
     resume: Annotated[
         Path | None,
@@ -79,12 +82,13 @@ def train(
         refuse_with(invocation, "--init-from", tokenizer, model)
     elif run.extend_vocab:
         raise UsageError("--extend-vocab is for a model that has a vocabulary; name it with --init-from.")
+    _check_unknown(invocation, run, tokenizer, learning)
 
     started = process_start()
     from tinylm.checkpoint import RunFolder, load_model
     from tinylm.cost import probe_machine
     from tinylm.model.build import build_model
-    from tinylm.text.prepare import choose_tokenizer, require_known
+    from tinylm.text.prepare import choose_tokenizer
 
     console = learning.output.console()
     budget = chosen_budget(learning.budget)
@@ -95,14 +99,17 @@ def train(
         start, base, tokens_of, _ = load_model(run.init_from) if run.init_from else (None, None, None, None)
         architecture = base.model.architecture if base else model.architecture or "decoder"
         kind = "pairs" if architecture == "encoder-decoder" else "text"
-        reading = read_text(console, corpus, learning.text, learning.validation, preparation, kind)
+        reading = read_text(invocation, console, corpus, learning.text, learning.validation, preparation, kind)
         if start is not None and base is not None and tokens_of is not None and run.extend_vocab:
             tokens_of, base = _extend(console, start, base, tokens_of, reading.alphabet)
         if tokens_of is not None:
-            require_known(tokens_of, reading.alphabet, f"The tokenizer of {run.init_from}", "let it --extend-vocab")
+            extend = "let the model learn them with --extend-vocab" if tokens_of.kind == "char" else None
+            who = f"The tokenizer of {run.init_from}"
         else:
             tokens_of = choose_tokenizer(reading, tokenizer.tokenizer or "auto", tokenizer.vocab_size)
             tokens_of = tokens_of.with_mask() if architecture == "encoder" else tokens_of
+            extend, who = None, f"The tokenizer {tokenizer.tokenizer}"
+        reading = known_text(console, reading, tokens_of, learning.unknown, who, extend)
         tokens, plan, config = plan_run(
             console,
             machine,
@@ -120,6 +127,18 @@ def train(
         folder = RunFolder.create(path, config, tokens_of)
         network = start.train() if start else build_model(plan.model, plan.training.seed)
         run_session(console, folder, config, network, tokens, tokens_of, command=COMMAND, started=started)
+
+
+def _check_unknown(
+    invocation: typer.Context, run: RunOptions, tokenizer: TokenizerOptions, learning: LearningOptions
+) -> None:
+    """Raises UsageError where --unknown means nothing: a tokenizer that is trained on the text knows all of it."""
+    if not learning.unknown.skip or not typed(invocation, learning.unknown):
+        return
+    if run.extend_vocab:
+        raise UsageError("--extend-vocab and --unknown skip contradict each other; give one of them.")
+    if run.init_from is None and tokenizer.tokenizer in (None, "auto", "char", "bpe"):
+        raise UsageError("--unknown is for a given vocabulary, by --init-from or --tokenizer PATH; leave it out.")
 
 
 def _extend(
@@ -144,5 +163,12 @@ def _extend(
 
 
 def run_name(corpus: str) -> str:
-    """The corpus's name without its suffix; stdin for standard input."""
-    return "stdin" if corpus == "-" else Path(corpus).resolve().stem or "run"
+    """The corpus's name without its suffixes; stdin for standard input, the folder's name for a pattern in it."""
+    from tinylm.text.compression import content_stem
+
+    if corpus == "-":
+        return "stdin"
+    path = Path(corpus)
+    while glob.has_magic(path.name) and not path.exists():
+        path = path.parent
+    return content_stem(path.resolve().name) or "run"

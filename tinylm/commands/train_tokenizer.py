@@ -15,7 +15,11 @@ from tinylm.errors import TinyLMError, UsageError
 
 @with_groups
 def train_tokenizer(
-    corpus: Annotated[list[str], typer.Argument(help="Text files, folders, JSONL, or -.", show_default=False)],
+    invocation: typer.Context,
+    corpus: Annotated[
+        list[str],
+        typer.Argument(help="Text files (or pairs), folders, patterns, JSONL, or -.", show_default=False),
+    ],
     out: Annotated[Path, option("Where to write it (default: tokenizer.json).", WHERE, "FILE", "--out", "-o")] = Path(
         "tokenizer.json"
     ),
@@ -27,6 +31,7 @@ def train_tokenizer(
     output: OutputOptions,
 ) -> None:
     """Train a tokenizer on a text: all of its characters, or the merges of nine tenths of it."""
+    from tinylm.text.compression import content_suffix
     from tinylm.text.prepare import choose_tokenizer
 
     console = output.console()
@@ -35,7 +40,10 @@ def train_tokenizer(
     if out.exists() and not force:
         raise UsageError(f"{out} is already there; replace it with --force, or choose another --out.")
     with tempfile.TemporaryDirectory() as folder:
-        reading = read_text(console, corpus, text, ValidationOptions(), Path(folder))
+        content = "pairs" if text.format == "pairs" else "text"
+        reading = read_text(invocation, console, corpus, text, ValidationOptions(), Path(folder), content)
+        if text.format == "auto" and any(content_suffix(file) == ".tsv" for file in reading.corpus.files):
+            console.warn("TSV is read as plain text here, its tabs included; --format pairs reads sources and targets.")
         tokenizer = choose_tokenizer(reading, kind, vocab_size)
     unfinished = out.with_name(f".{out.name}.new")
     try:

@@ -1,61 +1,86 @@
-"""From files, folders and JSONL to one stream of text.
+"""From files, folders and standard input to one stream of text.
 
 A stream is pieces of text, so that a file larger than memory can be read, with `None` between two documents. A file is
-one document, a line of JSONL is one. Documents without text are left out.
+one document; of JSONL, of a JSON array and of the format `lines`, each element or line is one. Documents without text
+are left out.
 """
 
-import codecs
 import hashlib
-import itertools
-import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.text.compression import PIECE_BYTES, SPOOL_FILE, Advance, ignore, shown
+from tinylm.text.readers import FORMATS, is_json_file, json_records, numbered_lines, read_text, text_of_record
+from tinylm.text.selection import LeftOut, Rules, check_named, expand_patterns, text_files_below
 
-PIECE_BYTES = 1 << 20
 STANDARD_INPUT = "-"
-SPOOL_FILE = "standard input"
-JSONL_SUFFIXES = (".jsonl", ".ndjson")
 
 Stream = Iterator[str | None]
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text files in a fixed order. `paths` are what the user named; `text_key` is the field of a JSONL line to read."""
+    """Text files in a fixed order. `paths` are what the user named; `text_key` is the field of a JSONL line to read.
+
+    `left_out` is what the folders among the paths hold besides. `known_part(text)` is what is read of a piece of text;
+    without it, everything is.
+    """
 
     paths: tuple[str, ...]
     files: tuple[Path, ...]
     text_key: str = "text"
     encoding: str = "utf-8"
+    format: str = "auto"
+    left_out: tuple[LeftOut, ...] = ()
+    known_part: Callable[[str], str] | None = None
 
-    def stream(self) -> Stream:
-        """All the text, in order.
+    finds_json: ClassVar[bool] = False  # whether JSON is found by the content, whatever the file's name
 
-        Raises UsageError for a byte that is not valid in the encoding and for a malformed line of JSONL.
+    def stream(self, advance: Advance = ignore) -> Stream:
+        """All the text, in order. `advance` is called with the bytes read from the disk.
+
+        Raises UsageError for a byte that is not valid in the encoding, for damaged compressed data and for a malformed
+        line of JSONL.
         """
         begun = False
-        for document in self._documents():
+        for document in self._documents(advance):
             separated = False
             for piece in document:
+                if self.known_part is not None:
+                    piece = self.known_part(piece)
+                if not piece:
+                    continue
                 if begun and not separated:
                     yield None
                 begun = separated = True
                 yield piece
 
-    def _documents(self) -> Iterator[Iterable[str]]:
+    def _documents(self, advance: Advance) -> Iterator[Iterable[str]]:
         for file in self.files:
-            if file.suffix.lower() in JSONL_SUFFIXES:
-                yield from ([text] for text in _read_jsonl(file, self.text_key, self.encoding) if text)
+            pieces = read_text(file, self.encoding, advance)
+            if self.is_json(file):
+                for place, record in json_records(pieces, shown(file)):
+                    yield [text_of_record(record, place, self.text_key)]
+            elif self.format == "lines":
+                yield from ([line.removesuffix("\r")] for _, line in numbered_lines(pieces, shown(file)))
             else:
-                yield _read_text(file, self.encoding)
+                yield pieces
+
+    def is_json(self, file: Path) -> bool:
+        """Whether the file is read as JSONL or as an array of JSON."""
+        return self.format == "jsonl" or (self.format == "auto" and is_json_file(file))
+
+    @property
+    def has_json(self) -> bool:
+        """Whether there is a file for `text_key` to have a meaning in."""
+        return any(map(self.is_json, self.files))
 
     def whole(self, characters: int) -> int:
         """How many characters, of so many, may be cut off the front: text may be cut anywhere."""
@@ -78,37 +103,42 @@ def find_corpus(
     encoding: str = "utf-8",
     spool: Path | None = None,
     kind: "type[Corpus]" = Corpus,
+    format: str = "auto",
 ) -> Corpus:
     """The text files among and below the paths. Standard input (-) is first copied into the folder `spool`.
 
-    In a folder, hidden files and files that are not text (a zero byte, or invalid in the encoding, near their
-    beginning) are passed over. Raises UsageError for a missing path, a folder without text and an encoding that Python
-    does not know.
+    A path may be a pattern such as texts/*.txt. Of a folder, what is hidden, empty or binary is left out and recorded.
+    Raises UsageError for a missing path, a folder without text, a file that is binary or text in another encoding, JSON
+    that would be read as plain text, and for an encoding or a format that does not exist.
     """
     try:
         "".encode(encoding)
     except (LookupError, ValueError):
         raise UsageError(f"--encoding {encoding!r} is not known; try utf-8, utf-16, latin-1 or cp1252.") from None
+    if format not in FORMATS:
+        raise UsageError(f"--format is {format!r}; it must be one of: {', '.join(FORMATS)}.")
     paths = tuple(paths)
     if paths.count(STANDARD_INPUT) > 1:
         raise UsageError("Standard input (-) is named twice, and can be read once; leave one out.")
+    rules = Rules(encoding, format, evident_json=not kind.finds_json)
     files: list[Path] = []
-    for name in paths:
+    left_out: list[LeftOut] = []
+    for name in expand_patterns(paths):
         path = Path(name)
         if name == STANDARD_INPUT and spool is not None:
-            files.append(_spool_standard_input(spool))
-        elif path.is_dir():
-            found = [file for file in _files_below(path) if _looks_like_text(file, encoding)]
-            if not found:
-                raise UsageError(f"The folder {path} has no text files in it; name one that has, or a file.")
+            path = _spool_standard_input(spool)
+        if path.is_dir():
+            found, others = text_files_below(path, rules)
             files += found
+            left_out += others
         elif path.is_file():
+            check_named(path, rules)
             files.append(path)
         elif path.exists():
             raise UsageError(f"{name} is a pipe or a device, which cannot be read twice; send it to - instead.")
         else:
             raise UsageError(f"There is no file or folder {name!r}; check the path, or use - for standard input.")
-    return kind(paths, tuple(files), text_key, encoding)
+    return kind(paths, tuple(files), text_key, encoding, format, tuple(left_out))
 
 
 def _spool_standard_input(folder: Path) -> Path:
@@ -121,118 +151,6 @@ def _spool_standard_input(folder: Path) -> Path:
     except OSError as error:
         raise TinyLMError(f"Cannot keep standard input in {folder}: {error.strerror}; free some space.") from error
     return file
-
-
-def _files_below(folder: Path) -> list[Path]:
-    return sorted(
-        file
-        for file in folder.rglob("*")
-        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-    )
-
-
-def _looks_like_text(file: Path, encoding: str) -> bool:
-    try:
-        with file.open("rb") as stream:
-            head = stream.read(8192)
-    except OSError as error:
-        raise UsageError(f"Cannot read {file}: {error.strerror}.") from error
-    if not head or (b"\0" in head and not codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))):
-        return False
-    try:
-        codecs.getincrementaldecoder(encoding)().decode(head)
-    except UnicodeError:
-        return False
-    return True
-
-
-def _read_text(file: Path, encoding: str) -> Iterator[str]:
-    """Pieces of a file's text. Line ends are kept as they are; a byte-order mark is dropped."""
-    decoder = codecs.getincrementaldecoder(encoding)()
-    offset = 0
-    begun = False
-    try:
-        with file.open("rb") as stream:
-            while data := stream.read(PIECE_BYTES):
-                pending = len(decoder.getstate()[0])
-                text = _decode(decoder, data, False, file, offset - pending, encoding)
-                offset += len(data)
-                if not begun and text:
-                    text, begun = text.removeprefix("\ufeff"), True
-                if text:
-                    yield text
-            pending = len(decoder.getstate()[0])
-            _decode(decoder, b"", True, file, offset - pending, encoding)
-    except OSError as error:
-        raise UsageError(f"Cannot read {file}: {error.strerror}.") from error
-
-
-def _decode(
-    decoder: codecs.IncrementalDecoder, data: bytes, final: bool, file: Path, offset: int, encoding: str
-) -> str:
-    try:
-        return decoder.decode(data, final)
-    except UnicodeError as error:  # utf-16 without a byte-order mark is not even a UnicodeDecodeError
-        raise _invalid_bytes(file, offset + getattr(error, "start", 0), encoding) from None
-
-
-def _invalid_bytes(file: Path, offset: int, encoding: str) -> UsageError:
-    return UsageError(
-        f"{shown(file)} is not valid {encoding} at byte {offset}; mend that byte, or name the file's encoding with "
-        "--encoding."
-    )
-
-
-def shown(file: Path) -> str:
-    return file.name if file.name == SPOOL_FILE else str(file)
-
-
-def _read_jsonl(file: Path, text_key: str, encoding: str) -> Iterator[str]:
-    for number, line in numbered_lines(file, encoding):
-        yield _text_of_line(line, f"{shown(file)}, line {number}", text_key)
-
-
-def numbered_lines(file: Path, encoding: str) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank. A line ends at a line feed, in whatever encoding, and nowhere else."""
-    number, held = 0, ""
-    for piece in itertools.chain(_read_text(file, encoding), ["\n"]):
-        *lines, held = (held + piece).split("\n")
-        for line in lines:
-            number += 1
-            if line.strip():
-                yield number, line
-
-
-def parse_json_line(line: str, place: str) -> Any:
-    """Raises UsageError, naming the place, for what is not JSON."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, and nesting as deep
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else error
-        raise UsageError(f"{place}: not JSON ({reason}); each line must be one JSON object.") from None
-
-
-def _text_of_line(line: str, place: str, text_key: str) -> str:
-    record = parse_json_line(line, place)
-    if not isinstance(record, dict) or text_key not in record:
-        keys = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-        raise UsageError(f"{place}: no text under {text_key!r} (found: {keys}); name the field with --text-key.")
-    text = record[text_key]
-    if not isinstance(text, str):
-        raise UsageError(
-            f"{place}: under {text_key!r} is {json.dumps(text)[:40]}, which is not a text; mend it, or name another "
-            "field with --text-key."
-        )
-    return require_characters(text, place)
-
-
-def require_characters(text: str, place: str) -> str:
-    """The text; raises UsageError when it has half a surrogate pair, which JSON can spell, in it."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(f"{place}: half a surrogate pair at character {error.start} of the text; mend it.") from None
-    return text
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,22 @@
 As a stream, a pair is two documents, one after the other, so that everything that reads text reads pairs.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tinylm.errors import UsageError
-from tinylm.text.corpus import JSONL_SUFFIXES, Corpus, numbered_lines, parse_json_line, require_characters, shown
+from tinylm.text.compression import Advance, ignore, shown
+from tinylm.text.corpus import Corpus
 from tinylm.text.dataset import Batch, TokenFolder
+from tinylm.text.detection import is_json
+from tinylm.text.readers import json_records, numbered_lines, read_text, require_characters
 
 
 class Pair(NamedTuple):
@@ -25,15 +30,33 @@ class Pair(NamedTuple):
 class PairCorpus(Corpus):
     """Files of pairs, in a fixed order."""
 
-    def pairs(self) -> Iterator[Pair]:
-        """Raises UsageError for a malformed line, saying which and what was expected."""
-        for file in self.files:
-            parse = _from_json if file.suffix.lower() in JSONL_SUFFIXES else _from_tsv
-            for number, line in numbered_lines(file, self.encoding):
-                yield parse(line, f"{shown(file)}, line {number}")
+    finds_json: ClassVar[bool] = True
 
-    def _documents(self) -> Iterator[Iterable[str]]:
-        for pair in self.pairs():
+    def pairs(self, advance: Advance = ignore) -> Iterator[Pair]:
+        """Raises UsageError for a malformed line, saying which and what was expected.
+
+        A pair of which `known_part` leaves one side empty is left out.
+        """
+        for file in self.files:
+            for pair in self._pairs_of(file, advance):
+                if self.known_part is not None:
+                    pair = Pair(*(self.known_part(side).strip() for side in pair))
+                if all(pair):
+                    yield pair
+
+    def _pairs_of(self, file: Path, advance: Advance) -> Iterator[Pair]:
+        pieces = read_text(file, self.encoding, advance)
+        first = next(pieces, "")
+        pieces = itertools.chain([first], pieces)
+        if self.is_json(file) or is_json(first):
+            for place, record in json_records(pieces, shown(file)):
+                yield _from_record(record, place)
+        else:
+            for number, line in numbered_lines(pieces, shown(file)):
+                yield _from_tsv(line, f"{shown(file)}, line {number}")
+
+    def _documents(self, advance: Advance) -> Iterator[Iterable[str]]:
+        for pair in self.pairs(advance):
             yield [pair.source]
             yield [pair.target]
 
@@ -55,8 +78,7 @@ def _from_tsv(line: str, place: str) -> Pair:
     return Pair(*parts)
 
 
-def _from_json(line: str, place: str) -> Pair:
-    record = parse_json_line(line, place)
+def _from_record(record: Any, place: str) -> Pair:
     sides = [record.get(name) if isinstance(record, dict) else None for name in ("source", "target")]
     if not all(isinstance(side, str) and side.strip() for side in sides):
         raise UsageError(f"{place}: expected an object with texts under 'source' and 'target'; mend the line.")

@@ -1,8 +1,9 @@
 """The way from a user's corpus to encoded tokens: read it once to know it, choose a tokenizer, encode both parts."""
 
+import glob
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from tinylm.cache import private_folder
 from tinylm.config import DataConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.text.corpus import STANDARD_INPUT, Corpus, Scan, Stream, cut, scan
+from tinylm.text.corpus import STANDARD_INPUT, Corpus, Scan, Stream, cut, find_corpus, scan
 from tinylm.text.dataset import TokenFolder, encode_corpus, open_part, sample_for_tokenizer, token_key
 from tinylm.text.pairs import PairCorpus, PairTokens
 from tinylm.text.tokenizer import Tokenizer, describe_characters, train_bpe, train_char
@@ -29,13 +30,22 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Reading:
-    """A corpus that has been read through once. Validation is its end, or a corpus of its own."""
+    """A corpus that has been read through once. Validation is its end, or a corpus of its own.
+
+    `val_fraction` is how much of the corpus was asked for as validation text.
+    """
 
     corpus: Corpus
     found: Scan
     val_corpus: Corpus | None
     val_found: Scan | None
     train_characters: int
+    val_fraction: float = 0.0
+
+    @property
+    def characters(self) -> int:
+        """Of training and validation text."""
+        return self.found.characters + (self.val_found.characters if self.val_found else 0)
 
     @property
     def alphabet(self) -> str:
@@ -67,7 +77,7 @@ def _exactly(characters: int, stream: Stream) -> Stream:
 def read_corpus(
     corpus: Corpus, val_corpus: Corpus | None, val_fraction: float, progress: Progress = lambda size: None
 ) -> Reading:
-    """Read all the text and cut it, by characters. `progress` is told the characters of each piece.
+    """Read all the text and cut it, by characters. `progress` is called with the bytes read from the disk.
 
     Raises UsageError for text that is empty or cannot be decoded, and for a fraction outside of (0, 1).
     """
@@ -76,16 +86,13 @@ def read_corpus(
     found = _scan(corpus, progress)
     val_found = _scan(val_corpus, progress) if val_corpus is not None else None
     held_out = 0 if val_found else max(1, int(found.characters * val_fraction))
-    return Reading(corpus, found, val_corpus, val_found, corpus.whole(found.characters - held_out))
+    return Reading(corpus, found, val_corpus, val_found, corpus.whole(found.characters - held_out), val_fraction)
 
 
 def _scan(corpus: Corpus, progress: Progress) -> Scan:
-    def told(stream: Stream) -> Stream:
-        for piece in stream:
-            progress(len(piece or ""))
-            yield piece
-
-    found = scan(told(corpus.stream()))
+    found = scan(corpus.stream(progress))
+    if not found.characters and corpus.known_part is not None:
+        raise UsageError(f"The model knows none of the characters of {corpus.name}; give another text.")
     if not found.characters:
         raise UsageError(f"{corpus.name} has no text in it; give a file that has some.")
     return found
@@ -94,7 +101,7 @@ def _scan(corpus: Corpus, progress: Progress) -> Scan:
 def choose_tokenizer(reading: Reading, wanted: str, vocab_size: int | None) -> Tokenizer:
     """`wanted` is auto, char, bpe, or the path of a tokenizer.json.
 
-    Raises UsageError for contradictory options and for characters that a given tokenizer does not know.
+    Raises UsageError for contradictory options. That a given tokenizer knows the text is for `require_known` to see.
     """
     pairs = isinstance(reading.corpus, PairCorpus)
     if wanted == "auto":
@@ -111,9 +118,7 @@ def choose_tokenizer(reading: Reading, wanted: str, vocab_size: int | None) -> T
     path = Path(wanted)
     if not path.is_file():
         raise UsageError(f"--tokenizer {wanted!r} is neither auto, char or bpe nor a tokenizer.json that exists.")
-    tokenizer = Tokenizer.load(path)
-    require_known(tokenizer, reading.alphabet, f"The tokenizer {path}")
-    return tokenizer
+    return Tokenizer.load(path)
 
 
 def _default_vocab_size(characters: int, pairs: bool) -> int:
@@ -122,16 +127,34 @@ def _default_vocab_size(characters: int, pairs: bool) -> int:
     return 2 * size if pairs else size
 
 
-def require_known(
-    tokenizer: Tokenizer, alphabet: str, who: str, otherwise: str = "train a model on it instead"
-) -> None:
+def require_known(tokenizer: Tokenizer, alphabet: str, who: str, otherwise: str | None = None) -> None:
     """Raises UsageError, listing them, when some of a text's characters have no id; `otherwise` is what can be done."""
     unknown = tokenizer.unknown(alphabet)
     if unknown:
         raise UsageError(
             f"{who} does not know {len(unknown)} of the text's characters: {describe_characters(unknown)}. "
-            f"Take them out of the text, or {otherwise}."
+            f"Leave such characters out with --unknown skip{f', or {otherwise}' if otherwise else ''}."
         )
+
+
+def without_unknown(corpus: Corpus, tokenizer: Tokenizer) -> Corpus:
+    """The corpus without the characters that have no id. Of pairs, one that loses all of a side is left out."""
+
+    def known_part(text: str) -> str:
+        unknown = tokenizer.unknown(text)
+        return text.translate(dict.fromkeys(map(ord, unknown))) if unknown else text
+
+    return replace(corpus, known_part=known_part)
+
+
+def skip_unknown(reading: Reading, tokenizer: Tokenizer, progress: Progress = lambda size: None) -> Reading:
+    """The same texts without the characters that have no id, read once more; `progress` as for `read_corpus`.
+
+    Raises UsageError when nothing is left.
+    """
+    corpus = without_unknown(reading.corpus, tokenizer)
+    val_corpus = without_unknown(reading.val_corpus, tokenizer) if reading.val_corpus else None
+    return read_corpus(corpus, val_corpus, reading.val_fraction, progress)
 
 
 def encode_reading(
@@ -160,6 +183,8 @@ def encode_reading(
         val_corpus=_absolute(reading.val_corpus) if reading.val_corpus else (),
         text_key=reading.corpus.text_key,
         encoding=reading.corpus.encoding,
+        format=reading.corpus.format,
+        unknown="error" if reading.corpus.known_part is None else "skip",
         train_characters=reading.train_characters,
         fingerprint=reading.found.fingerprint,
         val_fingerprint=val_fingerprint,
@@ -176,7 +201,20 @@ def encode_reading(
 
 def _absolute(corpus: Corpus) -> tuple[str, ...]:
     """What the user named, so that it is found from any folder."""
-    return tuple(path if path == STANDARD_INPUT else str(Path(path).absolute()) for path in corpus.paths)
+    return tuple(path if path == STANDARD_INPUT else _absolute_path(path) for path in corpus.paths)
+
+
+def _absolute_path(path: str) -> str:
+    """Of a pattern, only what the user wrote is one: a folder above may have brackets in its name."""
+    if glob.has_magic(path) and not os.path.lexists(path):
+        return str(Path(glob.escape(str(Path.cwd())), path))
+    return str(Path(path).absolute())
+
+
+def recorded_corpus(paths: tuple[str, ...], data: DataConfig, tokenizer: Tokenizer) -> Corpus:
+    """The corpus at some paths, to be read as the run's own was."""
+    corpus = find_corpus(paths, data.text_key, data.encoding, kind=CORPORA[data.kind], format=data.format)
+    return without_unknown(corpus, tokenizer) if data.unknown == "skip" else corpus
 
 
 def reopen_tokens(run: Path, data: DataConfig, tokenizer: Tokenizer) -> TokenFolder:

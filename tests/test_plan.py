@@ -329,11 +329,12 @@ def test_the_learning_rate_falls_with_the_width(preset: str, lr: float) -> None:
 
 @pytest.mark.parametrize("width", [64, 512])
 def test_the_original_is_trained_as_published(width: int) -> None:
-    """Vaswani et al. 2017, section 5.3: Adam with 0.9 and 0.98, and D^-0.5 min(s^-0.5, s w^-1.5) times a constant."""
+    """Vaswani et al. 2017, section 5.3: Adam with 0.9, 0.98 and 1e-9; D^-0.5 min(s^-0.5, s w^-1.5), scaled."""
     steps, warmup = 1000, 100
     budget = Budget(steps=steps)
     training = planned(model={"preset": "original", "size": "micro", "width": width}, budget=budget).training
     assert (training.optimizer, training.beta1, training.beta2, training.weight_decay) == ("adam", 0.9, 0.98, 0.0)
+    assert training.epsilon == 1e-9
     published = [width**-0.5 * min(s**-0.5, s * warmup**-1.5) for s in range(1, steps + 1)]
     rates = [learning_rate(s / steps, training) for s in range(1, steps + 1)]
     assert [rate / rates[-1] for rate in rates] == pytest.approx([rate / published[-1] for rate in published])

@@ -52,6 +52,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "schedule": "inverse-sqrt",
         "optimizer": "adam",
         "beta2": 0.98,
+        "epsilon": 1e-9,
         "warmup": 0.1,
         "weight_decay": 0.0,
         "min_lr": 0.0,

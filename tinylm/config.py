@@ -303,6 +303,11 @@ class AdapterConfig:
         fraction("dropout", self.dropout)
         require(len(self.targets) > 0, "--target names no module.")
 
+    @property
+    def scale(self) -> float:
+        """What a lora multiplies its product B A by."""
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
+
 
 FORMAT = 1
 

@@ -351,7 +351,7 @@ def test_the_learning_rates_of_adapters_are_compared_by_kind_and_chosen_on_text_
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "one.txt").write_text(story(6000))
-    (tmp_path / "two.txt").write_text("no joy, no joy; no bed\n" * 200)
+    (tmp_path / "two.txt").write_text("no joy, no joy; no bed\n" * 180 + "no bed, no joy\n" * 20)
     tiny = ["--layers", "1", "--heads", "2", "--width", "16", "--context", "16", "--batch-size", "4", "--steps", "2"]
     done("train", tmp_path / "one.txt", "-o", tmp_path / "base", "--tokenizer", "bpe", "--vocab-size", "300", *tiny)
     capsys.readouterr()

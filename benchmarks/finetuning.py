@@ -51,9 +51,9 @@ MIXED = {
     "LoRA on attention and router, rank 8": f"{LORA} --rank 8 --target attention,router",
 }
 TARGETS = ("attention", "mlp", "all")
-RATES = (0.002, 0.02, 0.2)
+RATES = (0.001, 0.01, 0.1)
 SEEDS = (0, 1, 2)
-TIMES = (0.1, 1, 10)  # the default rate
+TIMES = (0.3, 1, 3)  # the default rate
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,8 @@ def methods_table(bench: Bench, name: str, base: Path, methods: Mapping[str, str
     width = read_config(base).model.width
     for method, command in methods.items():
         tuned = bench.tune(base, method, command)
-        rate = default_learning_rate("modern" if command.startswith("train") else "adapter", width)
+        adapter = read_config(bench.folder(base, method)).adapter
+        rate = default_learning_rate("modern" if adapter is None else adapter.kind, width, adapter)
         losses = [
             tuned.loss if times == 1 else bench.tune(base, f"{method} {times}", f"{command} --lr {rate * times:g}").loss
             for times in TIMES

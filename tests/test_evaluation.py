@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from tests import reference, reference_parts
 from tests.variants import randomised, small
+from tinylm.errors import TinyLMError
 from tinylm.evaluation import Score, evaluate, evaluate_guesses
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
-from tinylm.objective import next_token
-from tinylm.text.dataset import evaluation_batches
+from tinylm.objective import LanguageModel, Loss, next_token
+from tinylm.text.dataset import Batch, evaluation_batches
 from tinylm.text.masking import masked_evaluation_batches
 
 CONFIG = small(context=8, dropout=0.5)
@@ -48,6 +49,46 @@ def test_the_loss_is_the_formula_at_every_stride(stride: int) -> None:
     score = scored(model.double(), 3, stride)
     assert score.tokens == len(TOKENS) - 1
     assert score.loss == pytest.approx(expected_loss(model, stride), rel=1e-12)
+
+
+class SmallMemory:
+    """An objective that is out of memory for more than `most` rows."""
+
+    def __init__(self, most: int, error: type[BaseException] = torch.OutOfMemoryError) -> None:
+        self.most, self.error = most, error
+        self.rows: list[int] = []
+
+    def __call__(self, model: LanguageModel, batch: Batch) -> Loss:
+        self.rows.append(len(batch))
+        if len(batch) > self.most:
+            raise self.error("CUDA out of memory.")
+        return next_token(model, batch)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+def test_out_of_memory_the_same_tokens_are_scored_in_fewer_rows(error: type[BaseException]) -> None:
+    model, narrow = decoder(), SmallMemory(2, error)
+    numbers = np.random.default_rng(0).integers(0, CONFIG.vocab_size, 100).astype(np.uint8)
+    progress: list[int] = []
+    found = evaluate(model, narrow, evaluation_batches(numbers, CONFIG.context, 6, 3), progress=progress.append)
+    expected = evaluate(model, next_token, evaluation_batches(numbers, CONFIG.context, 6, 3))
+    assert found.tokens == expected.tokens == sum(progress) == 99
+    assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+    assert narrow.rows[:4] == [6, 3, 2, 1]
+    assert max(narrow.rows[3:]) == 2  # what did not fit is not tried again
+
+
+def test_one_row_that_does_not_fit_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(TinyLMError, match="Out of memory while scoring one sequence; choose a smaller --context"):
+        evaluate(decoder(), SmallMemory(0), evaluation_batches(TOKENS, CONFIG.context, 3))
+
+
+def test_other_errors_in_scoring_are_not_taken_for_memory() -> None:
+    def broken(model: LanguageModel, batch: Batch) -> Loss:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        evaluate(decoder(), broken, evaluation_batches(TOKENS, CONFIG.context, 3))
 
 
 @pytest.mark.parametrize("stride", [None, 3])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.machines import machine
 from tests.variants import small
 from tinylm import plan as p
-from tinylm.config import Budget, DataConfig, ModelConfig, RuntimeConfig
+from tinylm.config import AdapterConfig, Budget, DataConfig, ModelConfig, RuntimeConfig
 from tinylm.cost import Machine, training_step_seconds
 from tinylm.errors import UsageError
 from tinylm.model.build import build_model
@@ -53,6 +53,12 @@ def planned(
     return p.plan_training(
         on or machine(), data(tokens), vocab_size, model=model or {}, training=training or {}, budget=budget, **choices
     )
+
+
+def adapter(**choices: Any) -> AdapterConfig:
+    """As finetune-lora makes it, with the default rank."""
+    values: dict[str, Any] = {"base": "", "base_digest": "", "rank": 8, "alpha": 16.0, "dropout": 0.0}
+    return AdapterConfig(**{**values, "targets": ("q_proj",), **choices})
 
 
 # The budget.
@@ -305,7 +311,7 @@ def test_the_learning_rate_ends_at_a_tenth_unless_the_recipe_or_the_user_says_wh
     assert planned(model={"preset": "gpt2"}, training={"lr": 0.5}).training.min_lr == pytest.approx(0.05)
     assert planned(model={"preset": "gpt2"}, training={"min_lr": 0.0}).training.min_lr == 0
     assert planned(model={"preset": "modern"}).training.min_lr == 0
-    assert planned(recipe="adapter", base=small(vocab_size=100)).training.weight_decay == 0
+    assert planned(adapter=adapter(), base=small(vocab_size=100)).training.weight_decay == 0
 
 
 @pytest.mark.parametrize(("warmup_steps", "warmup"), [(0, 0.0), (5, 0.05), (100, 1.0), (None, 0.02)])
@@ -326,13 +332,37 @@ def test_the_learning_rate_falls_with_the_width(preset: str, lr: float) -> None:
     assert planned(model={"preset": preset, "size": "small"}).training.lr == pytest.approx(lr, rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("choices", "lr"),
+    [
+        ({}, 0.01),
+        ({"rank": 32, "alpha": 64.0}, 0.005),
+        ({"rank": 2, "alpha": 4.0}, 0.02),
+        ({"alpha": 64.0}, 0.005),
+        ({"rank": 16, "rank_stabilised": True}, 0.005),
+        ({"rank": 1, "alpha": 1e-9}, 0.02),
+        ({"kind": "bottleneck", "rank": 64}, 0.02),
+    ],
+)
+def test_an_adapter_is_trained_at_the_rate_that_was_measured_for_its_rank_and_scale(
+    choices: dict[str, Any], lr: float
+) -> None:
+    """As docs/decisions/022 has it, at a width of 128, and never at more than twice what was measured there."""
+    base = small(vocab_size=100, width=128, heads=4)
+    assert planned(base=base, adapter=adapter(**choices)).training.lr == pytest.approx(lr)
+    wide = planned(base=dataclasses.replace(base, width=512), adapter=adapter(**choices)).training.lr
+    narrow = planned(base=dataclasses.replace(base, width=8), adapter=adapter(**choices)).training.lr
+    assert wide <= lr <= narrow <= 0.04
+
+
 @pytest.mark.parametrize("width", [64, 512])
 def test_the_original_is_trained_as_published(width: int) -> None:
-    """Vaswani et al. 2017, section 5.3: Adam with 0.9 and 0.98, and D^-0.5 min(s^-0.5, s w^-1.5) times a constant."""
+    """Vaswani et al. 2017, section 5.3: Adam with 0.9, 0.98 and 1e-9; D^-0.5 min(s^-0.5, s w^-1.5), scaled."""
     steps, warmup = 1000, 100
     budget = Budget(steps=steps)
     training = planned(model={"preset": "original", "size": "micro", "width": width}, budget=budget).training
     assert (training.optimizer, training.beta1, training.beta2, training.weight_decay) == ("adam", 0.9, 0.98, 0.0)
+    assert training.epsilon == 1e-9
     published = [width**-0.5 * min(s**-0.5, s * warmup**-1.5) for s in range(1, steps + 1)]
     rates = [learning_rate(s / steps, training) for s in range(1, steps + 1)]
     assert [rate / rates[-1] for rate in rates] == pytest.approx([rate / published[-1] for rate in published])
@@ -485,10 +515,10 @@ def test_modern_models_are_trained_by_muon_and_adapters_and_older_ones_are_not()
     assert planned_pairs([10]).training.optimizer == "muon"
     for modern in ({}, {"model": {"experts": 4}}, {"base": small()}):
         assert planned(**modern).training.optimizer == "muon"
-    for other in ({"model": {"preset": "gpt2"}}, {"base": small(), "recipe": "adapter"}):
+    for other in ({"model": {"preset": "gpt2"}}, {"base": small(), "adapter": adapter()}):
         assert planned(**other).training.optimizer == "adamw"
     assert planned_pairs([10], training={"optimizer": "adamw"}).training.optimizer == "adamw"
-    for others in ({"recipe": "adapter"}, {"model": {"architecture": "encoder-decoder", "preset": "original"}}):
+    for others in ({"adapter": adapter()}, {"model": {"architecture": "encoder-decoder", "preset": "original"}}):
         assert planned_pairs([10], **others).training.optimizer != "muon"
 
 

@@ -182,7 +182,10 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """One run of the trainer. `warmup` is a fraction of the budget; `*_every` count steps, `patience` evaluations."""
+    """One run of the trainer. `warmup` is a fraction of the budget; `*_every` count steps, `patience` evaluations.
+
+    `epsilon` is what Adam adds to the root of its second moment.
+    """
 
     budget: Budget
     batch_size: int
@@ -195,6 +198,7 @@ class TrainingConfig:
     weight_decay: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95
+    epsilon: float = 1e-8
     grad_clip: float = 1.0
     patience: int | None = None
     label_smoothing: float = 0.0
@@ -210,6 +214,7 @@ class TrainingConfig:
         for name in ("batch_size", "micro_batch", "eval_every", "save_every", "log_every", "patience", "eval_tokens"):
             at_least(name, getattr(self, name), 1)
         above_zero("lr", self.lr)
+        above_zero("epsilon", self.epsilon)
         for name in ("min_lr", "weight_decay", "grad_clip", "seed"):
             at_least(name, getattr(self, name), 0)
         require(self.seed < 1 << 63, f"--seed is {self.seed}; it must be below 2^63.")
@@ -303,6 +308,11 @@ class AdapterConfig:
         fraction("dropout", self.dropout)
         require(len(self.targets) > 0, "--target names no module.")
 
+    @property
+    def scale(self) -> float:
+        """What a lora multiplies its product B A by."""
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
+
 
 FORMAT = 2
 
@@ -312,7 +322,8 @@ class RunConfig:
     """All of `config.json`. `adapter` is given when the run holds an adapter instead of a model's own weights.
 
     `merged` has the digests of the adapters that were merged into these weights, and `unmerged_digest` is that of the
-    weights before the first of them.
+    weights before the first of them. `merged_steps` has the step of those weights and of each merged adapter; it is
+    empty in folders written before it was recorded.
     """
 
     format: int = FORMAT
@@ -326,6 +337,7 @@ class RunConfig:
     adapter: AdapterConfig | None = None
     merged: tuple[str, ...] = ()
     unmerged_digest: str | None = None
+    merged_steps: tuple[int, ...] = ()
 
     @property
     def recovered_digest(self) -> str | None:

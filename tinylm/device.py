@@ -106,6 +106,12 @@ def describe_device(device: str) -> str:
     return device
 
 
+def empty_cache(device: torch.device) -> None:
+    """Give back the memory that torch keeps for later tensors; on a CPU it keeps none."""
+    if device.type != "cpu":
+        torch.get_device_module(device).empty_cache()
+
+
 def free_memory(device: str) -> int | None:
     """Bytes that could still be taken without swapping; `None` where the system does not say."""
     if device == "cuda":

@@ -1,6 +1,7 @@
 """How well a model predicts a text: one sum of nats over tokens that are each scored once."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,7 +9,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from tinylm.device import autocast
+from tinylm.device import autocast, empty_cache
+from tinylm.errors import TinyLMError, is_out_of_memory
 from tinylm.model.encoder import Encoder
 from tinylm.model.stack import Transformer
 from tinylm.objective import LanguageModel, Loss, Objective
@@ -43,6 +45,41 @@ class Score:
         return self.nats / math.log(2) / units
 
 
+def losses(model: Transformer, objective: Objective, batches: Iterable[Batch], dtype: str = "fp32") -> Iterator[Loss]:
+    """The loss of every batch, or of its parts: out of memory, a batch and those after it are split into fewer rows.
+
+    For use without gradients. Raises TinyLMError when a single row does not fit.
+    """
+    rows: int | None = None  # per forward pass; None is a whole batch
+    for batch in batches:
+        parts = deque(batch.split(rows or len(batch)))
+        while parts:
+            loss = _loss_or_none(model, objective, parts[0], dtype)
+            if loss is not None:
+                parts.popleft()
+                yield loss
+                continue
+            # Only here are the tensors of the failed pass free: the error held them.
+            empty_cache(model.device)
+            rows = -(-len(parts[0]) // 2)
+            parts = deque(smaller for part in parts for smaller in part.split(rows))
+
+
+def _loss_or_none(model: Transformer, objective: Objective, batch: Batch, dtype: str) -> Loss | None:
+    """`None` out of memory. Raises TinyLMError where the batch is a single row."""
+    try:
+        with autocast(model.device.type, dtype):
+            return objective(model, batch.to(model.device))
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        if len(batch) == 1:
+            raise TinyLMError(
+                "Out of memory while scoring one sequence; choose a smaller --context, or free memory."
+            ) from None
+        return None
+
+
 @torch.no_grad()
 def evaluate(
     model: Transformer,
@@ -51,12 +88,13 @@ def evaluate(
     dtype: str = "fp32",
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Score:
-    """Score every batch with dropout off. `progress` is told each batch's tokens, and may raise to stop."""
+    """Score every batch with dropout off. `progress` is told each batch's tokens, and may raise to stop.
+
+    Out of memory, batches are scored in parts of fewer rows; the score is the same up to rounding.
+    """
     nats, tokens = 0.0, 0
     with _without_dropout(model):
-        for batch in batches:
-            with autocast(model.device.type, dtype):
-                loss = objective(model, batch.to(model.device))
+        for loss in losses(model, objective, batches, dtype):
             nats += loss.nats.item()
             tokens += loss.scored
             progress(loss.scored)
@@ -77,9 +115,10 @@ def evaluate_guesses(
         assert batch.mask is not None
         output, targets = model(batch.ids), batch.targets[batch.mask]  # (N,)
         logits = model.logits(output.hidden[batch.mask])  # (N, V)
-        right += int((logits.argmax(dim=-1) == targets).sum())
         precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return Loss(F.cross_entropy(precise, targets, reduction="sum"), batch.scored, output.aux)
+        nats = F.cross_entropy(precise, targets, reduction="sum")
+        right += int((logits.argmax(dim=-1) == targets).sum())  # last: a batch may be scored again out of memory
+        return Loss(nats, batch.scored, output.aux)
 
     score = evaluate(model, guess, batches, dtype, progress)
     return score, right / score.tokens

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tinylm.checks import flag
-from tinylm.config import Budget, DataConfig, ModelConfig, RuntimeConfig, TrainingConfig
+from tinylm.config import AdapterConfig, Budget, DataConfig, ModelConfig, RuntimeConfig, TrainingConfig
 from tinylm.cost import (
     Machine,
     activation_bytes,
@@ -44,7 +44,15 @@ FEW_PAIRS = 1_000_000  # are seen many times
 LEAST_PAIR_CONTEXT = 128
 MEMORY_SHARE = 0.7  # of the free memory that a plan may use
 
-# How each preset is trained, after its source, fitted to short runs of small models: docs/decisions/008, 012.
+ADAPTER_RECIPE: dict[str, Any] = {
+    "schedule": "linear",
+    "beta2": 0.99,
+    "warmup": 0.05,
+    "min_lr": 0.0,
+    "weight_decay": 0.0,
+}
+# How each preset and kind of adapter is trained, after its source, fitted to short runs of small models:
+# docs/decisions/008, 012, 022.
 RECIPES: dict[str, dict[str, Any]] = {
     "modern": {"schedule": "linear", "optimizer": "muon", "beta2": 0.99, "warmup": 0.02, "min_lr": 0.0},
     "gpt2": {"schedule": "cosine", "beta2": 0.99, "warmup": 0.05},
@@ -52,22 +60,27 @@ RECIPES: dict[str, dict[str, Any]] = {
         "schedule": "inverse-sqrt",
         "optimizer": "adam",
         "beta2": 0.98,
+        "epsilon": 1e-9,
         "warmup": 0.1,
         "weight_decay": 0.0,
         "min_lr": 0.0,
     },
-    "adapter": {"schedule": "linear", "beta2": 0.99, "warmup": 0.05, "min_lr": 0.0, "weight_decay": 0.0},
+    "lora": ADAPTER_RECIPE,
+    "bottleneck": ADAPTER_RECIPE,
 }
 
 
 # Learning rates: at a width of 128, and the power of the width by which they fall. 0.001 at a width of 384 for gpt2, as
-# nanoGPT has it.
+# nanoGPT has it. A LoRA's is that of `LORA_ALPHA`: docs/decisions/022.
 LEARNING_RATES = {
     "modern": (6e-3, 0.5),
     "gpt2": (3e-3, 1.0),
     "original": (1e-3, 1.0),
-    "adapter": (2e-3, 0.0),
+    "lora": (1e-2, 0.5),
+    "bottleneck": (2e-2, 0.5),
 }
+LORA_ALPHA = 16.0  # of the default rank of 8
+MOST_ADAPTER_LR = 2.0  # times the row's own: what is narrower, or scaled by less, was not measured
 
 
 @dataclass(frozen=True)
@@ -97,21 +110,22 @@ def plan_training(
     training: dict[str, Any],
     budget: Budget | None,
     compile: str = "auto",
-    recipe: str | None = None,
     base: ModelConfig | None = None,
+    adapter: AdapterConfig | None = None,
     pair_contexts: PairContexts | None = None,
 ) -> Plan:
     """Fill in everything that the user did not choose.
 
-    `recipe` names the training defaults, by default the preset's. `base` is the shape of a model to train on from.
-    `pair_contexts` says which context each pair needs, where the text is pairs.
+    `base` is the shape of a model to train on from, or to put `adapter` on. `pair_contexts` says which context each
+    pair needs, where the text is pairs.
 
     Raises UsageError for choices that contradict each other or the length of the corpus.
     """
     notices: list[str] = []
     budget, training = _with_budget(budget, training)
     seconds = budget.time or DEFAULT_TIME
-    recipe = recipe or (base.initialisation if base else model.get("preset", "modern"))
+    preset: str = base.initialisation if base else model.get("preset", "modern")
+    recipe = preset if adapter is None else adapter.kind
     optimizer = training.get("optimizer", RECIPES.get(recipe, {}).get("optimizer"))
     shape = base or _choose_shape(machine, data, vocab_size, model, seconds, optimizer)
     if pair_contexts is not None:
@@ -158,7 +172,7 @@ def plan_training(
         **RECIPES[recipe],
         **({"weight_decay": _choose_decay(passes, parameters_per_token)} if recipe == "modern" else {}),
         "label_smoothing": LABEL_SMOOTHING if data.train_pairs else 0.0,
-        "lr": default_learning_rate(recipe, shape.width),
+        "lr": default_learning_rate(recipe, shape.width, adapter),
         **_rhythm(steps, step_seconds, shape, machine, training.get("eval_every"), training.get("save_every")),
         **{name: value for name, value in training.items() if name != "warmup_steps"},
         "batch_size": batch_size,
@@ -288,9 +302,15 @@ def _sequences(data: DataConfig, shape: ModelConfig) -> tuple[float, float]:
     return data.train_tokens / shape.context, shape.context
 
 
-def default_learning_rate(recipe: str, width: int) -> float:
-    lr, power = LEARNING_RATES[recipe]
-    return float(f"{lr * (128 / width) ** power:.2g}")
+def default_learning_rate(recipe: str, width: int, adapter: AdapterConfig | None = None) -> float:
+    """By the recipe and the model's width, and for a LoRA by the root of its rank times its scale, which is alpha."""
+    base, power = LEARNING_RATES[recipe]
+    lr = base * (128 / width) ** power
+    if adapter is not None:
+        if adapter.kind == "lora":
+            lr *= math.sqrt(LORA_ALPHA / (adapter.rank * adapter.scale))
+        lr = min(lr, MOST_ADAPTER_LR * base)
+    return float(f"{lr:.2g}")
 
 
 def _choose_batch_size(

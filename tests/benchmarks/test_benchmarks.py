@@ -1,4 +1,5 @@
 import importlib
+import json
 import math
 import re
 from collections.abc import Callable
@@ -344,6 +345,36 @@ def test_ways_of_fine_tuning_are_compared(
     assert float(full[4]) < float(lora[4]) < float(rows[1][4])
     assert all(int(row[2]) > 50 for row in (full, lora, router))
     assert all(float(row[5]) != float(row[4]) for row in (full, lora, router))
+
+
+def test_the_learning_rates_of_adapters_are_compared_by_kind_and_chosen_on_text_that_is_not_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.txt").write_text(story(6000))
+    (tmp_path / "two.txt").write_text("no joy, no joy; no bed\n" * 180 + "no bed, no joy\n" * 20)
+    tiny = ["--layers", "1", "--heads", "2", "--width", "16", "--context", "16", "--batch-size", "4", "--steps", "2"]
+    done("train", tmp_path / "one.txt", "-o", tmp_path / "base", "--tokenizer", "bpe", "--vocab-size", "300", *tiny)
+    capsys.readouterr()
+    rates = importlib.import_module("adapter_rates")
+    out = tmp_path / "rates.jsonl"
+    arguments = [str(tmp_path / "two.txt"), "--base", str(tmp_path / "base"), "--steps", "3", "--seeds", "0,1"]
+    arguments += ["--kinds", "lora-2,bottleneck-16", "--rates", "1e-9,0.03", "--out", str(out)]
+    rates.main(arguments)
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("|") and "--" not in line
+    ]
+    assert rows[0] == ["base", "adapter", "steps", "1e-09", "0.03", "best"]
+    assert [row[:3] for row in rows[1:]] == [["base", "lora-2", "3"], ["base", "bottleneck-16", "3"]]
+    for row in rows[1:]:
+        assert float(row[4]) < float(row[3])
+        assert row[5] == "0.03"
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(records) == 2 * 2 * 2
+    assert all(record["choose"] != record["report"] for record in records)
+    rates.main(arguments)  # what is recorded is not repeated
+    assert len(out.read_text().splitlines()) == len(records)
 
 
 def test_start_up_is_measured_beside_importing_torch(capsys: pytest.CaptureFixture[str]) -> None:

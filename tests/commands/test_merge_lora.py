@@ -8,7 +8,7 @@ import torch
 from tests.shell import copied, done, records, refused, snapshot, tinylm
 from tinylm.adapters.load import WantedAdapter, load_adapted
 from tinylm.adapters.lora import LoRALinear
-from tinylm.checkpoint import RunFolder, load_model, read_config
+from tinylm.checkpoint import RunFolder, load_model, read_config, read_weights
 
 
 def test_stdout_is_the_path_and_stderr_what_was_checked(adapter: Path) -> None:
@@ -88,6 +88,41 @@ def test_undoing_a_merge_recovers_the_base(adapter: Path, run: Path, here: Path)
         torch.testing.assert_close(undone[name], weight, rtol=0, atol=1e-5)
     assert any((merged[name] - weight).abs().max() > 0.01 for name, weight in base.items())
     done("sample", "-m", "undone", "-n", 1)
+
+
+def step_of(path: Path) -> int:
+    return read_weights(path, read_config(path)).step
+
+
+def test_a_merge_that_is_undone_has_the_step_of_what_is_left(adapter: Path, run: Path, shelf: Path, here: Path) -> None:
+    """Of the base, or of the adapter that is still merged; the steps are told apart by being different."""
+    done("merge-lora", adapter, "--out", "one")
+    done("finetune-lora", shelf / "one.txt", "-m", "one", "--out", "later", "--steps", 7, "--lr", "0.05", "--seed", 1)
+    done("merge-lora", "later", "--out", "both")
+    base, first, last = step_of(run), step_of(adapter), step_of(here / "later")
+    assert len({base, first, last}) == 3
+    assert (step_of(here / "one"), step_of(here / "both")) == (first, last)
+    for taken_out, rest, left in ((adapter, "later", last), ("later", adapter, first)):
+        done("merge-lora", taken_out, "--undo", "--model", "both", "--out", "part", "--force")
+        assert step_of(here / "part") == left
+        done("merge-lora", rest, "--undo", "--model", "part", "--out", "none", "--force")
+        assert step_of(here / "none") == base
+    done("merge-lora", adapter, "--model", "none", "--out", "again")
+    done("merge-lora", adapter, "--undo", "--model", "again", "--out", "undone")
+    assert step_of(here / "undone") == base
+
+
+@pytest.mark.parametrize("steps", [(), (3,), (3, 4, 5)])
+def test_a_merge_that_does_not_record_the_steps_of_its_parts_is_undone_to_step_zero(
+    steps: tuple[int, ...], adapter: Path, here: Path
+) -> None:
+    """As in a folder written before steps were recorded, or a damaged one."""
+    done("merge-lora", adapter, "--out", "merged")
+    config = read_config(here / "merged")
+    RunFolder(here / "merged").write_config(replace(config, merged_steps=steps))
+    result = done("merge-lora", adapter, "--undo", "--model", "merged", "--out", "undone")
+    assert "does not record the step of its base" in result.stderr
+    assert step_of(here / "undone") == 0
 
 
 def test_an_adapter_of_the_base_fits_what_was_merged_and_taken_out_again(

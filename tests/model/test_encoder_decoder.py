@@ -13,6 +13,7 @@ from tests.variants import randomised, small
 from tinylm.config import ModelConfig
 from tinylm.model.build import build_model, count_parameters
 from tinylm.model.encoder_decoder import EncoderDecoder
+from tinylm.model.moe import RoutedExperts
 from tinylm.objective import sequence_to_sequence
 from tinylm.text.dataset import Batch
 
@@ -96,6 +97,34 @@ def test_padding_on_either_side_counts_in_no_balance_of_experts(mode: str) -> No
     assert together.nats.item() == pytest.approx(sum(loss.nats.item() for loss in alone), rel=1e-12)
     for name, value in together.told.items():
         torch.testing.assert_close(value, torch.stack([loss.told[name] for loss in alone]).mean(0), rtol=1e-12, atol=0)
+
+
+def test_what_is_told_of_routing_counts_each_token_of_each_layer_and_no_padding() -> None:
+    """Judge: the choices of every router, counted one by one. The two sides have different numbers of layers."""
+    model = exact(both(experts=4, layers=1, encoder_layers=3)).train()
+    source, lengths = rows_of(SOURCES, 0)
+    ids, target_lengths = rows_of(TARGETS, 0)
+    chosen: list[tuple[Tensor, Tensor]] = []
+    for module in model.modules():
+        if isinstance(module, RoutedExperts):
+            module.register_forward_hook(lambda layer, inputs, output: chosen.append(output[1][:2]))
+    batch = Batch(ids, ids, torch.arange(ids.shape[1]) < target_lengths.unsqueeze(1), source, lengths)
+    told = sequence_to_sequence(model, batch).told
+    shares, entropies = [], []
+    for index, (probabilities, experts) in enumerate(chosen):
+        rows = [len(text) for text in (SOURCES if index < 3 else TARGETS)]
+        counts = np.zeros(4)
+        for row, length in enumerate(rows):
+            for token in range(length):
+                for expert in experts[row, token].tolist():
+                    counts[expert] += 1 / (2 * length * len(rows))
+        shares.append(counts.tolist())
+        entropies.append(
+            np.mean([reference_parts.router_entropy(probabilities[r, :n].detach().numpy()) for r, n in enumerate(rows)])
+        )
+    assert len(chosen) == 4
+    np.testing.assert_allclose(told["expert_shares"].numpy(), shares, rtol=0, atol=1e-12)
+    assert told["router_entropy"].item() == pytest.approx(np.mean(entropies), rel=1e-12)
 
 
 @every_variant

@@ -362,6 +362,95 @@ def test_the_gradient_norms_of_layers_are_null_where_they_are_no_numbers() -> No
     assert layer_gradient_norms(model) == {"layers.0": 5.0, "layers.1": None, "layers.2": None}
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_the_gradient_norms_of_layers_are_those_of_float64_however_large_or_small(scale: float) -> None:
+    """Squares of entries of 1e30 overflow fp32, and those of 1e-30 vanish in it."""
+    model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList(torch.nn.Linear(30, 40) for _ in range(2))})
+    rng = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.grad = scale * torch.randn(parameter.shape, generator=rng)
+    for name, norm in layer_gradient_norms(model).items():
+        gradients = [parameter.grad for parameter in model.get_submodule(name).parameters()]
+        exact = torch.cat([gradient.double().flatten() for gradient in gradients if gradient is not None]).norm()
+        assert norm == pytest.approx(exact.item(), rel=1e-6)
+
+
+def test_gradient_norms_are_computed_without_float64_which_some_devices_do_not_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Linear(2, 2).bfloat16()])})
+    model["layers"][0].weight.grad = torch.full((2, 2), 3.0).bfloat16()
+    found: set[torch.dtype] = set()
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            found.update({result.dtype} if isinstance(result, torch.Tensor) else ())
+            return result
+
+    with Watch():
+        assert layer_gradient_norms(model) == {"layers.0": 6.0}
+    assert torch.float64 not in found
+    assert torch.float32 in found
+
+
+def test_gradients_of_zero_have_a_norm_of_zero_and_without_any_there_is_none() -> None:
+    model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Linear(2, 2)])})
+    assert layer_gradient_norms(model) == {}
+    model["layers"][0].weight.grad = torch.zeros(2, 2)
+    assert layer_gradient_norms(model) == {"layers.0": 0.0}
+
+
+def test_out_of_memory_in_validation_scores_the_same_text_in_smaller_parts(
+    tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Sitting(tmp_path / "plain", tokens).begin(config_of())
+    forward, rows = Transformer.through_layers, []
+
+    def small_memory(model: Transformer, x: torch.Tensor, *inputs: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            rows.append(len(x))
+            if len(x) > 3:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+        return forward(model, x, *inputs, **named)
+
+    monkeypatch.setattr(Transformer, "through_layers", small_memory)
+    Sitting(tmp_path / "small", tokens).begin(config_of())
+    assert max(rows) > 3
+    plain, small = (
+        [record["val_loss"] for record in RunFolder(tmp_path / name).read_metrics() if "val_loss" in record]
+        for name in ("plain", "small")
+    )
+    assert small == pytest.approx(plain, rel=1e-6)
+
+
+def test_out_of_memory_in_the_trial_of_a_compiled_layer_is_tried_with_fewer_rows(
+    tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = []
+
+    def compile(module: torch.nn.Module) -> None:
+        def call(x: torch.Tensor, *args: Any) -> Any:
+            rows.append(len(x))
+            if len(rows) < 3:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return module._call_impl(x, *args)
+
+        module._compiled_call_impl = call
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile)
+    config = config_of(budget=Budget(steps=1), micro_batch=5)
+    assert config.runtime is not None
+    wanted = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, compile=True))
+    sitting = Sitting(tmp_path / "run", tokens)
+    sitting.begin(wanted)
+    assert rows[:3] == [5, 3, 2]
+    assert not [event for event in sitting.events if isinstance(event, Notice)]
+    runtime = read_config(tmp_path / "run").runtime
+    assert runtime is not None
+    assert runtime.compile
+
+
 def test_the_layers_of_both_sides_of_an_encoder_decoder_are_compiled(
     tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,21 @@ from tinylm.training.trainer import Evaluated, Event, Logged, Notice, Outcome, S
 CONFIG = small(context=6, layers=1, width=8, heads=2, kv_heads=1, ffn_width=8)
 
 
+SETTINGS: dict[str, Any] = {
+    "budget": Budget(steps=1),
+    "batch_size": 6,
+    "micro_batch": 6,
+    "lr": 1.0,
+    "min_lr": 0.0,
+    "warmup": 0.0,
+    "schedule": "constant",
+    "grad_clip": 0.0,
+    "eval_every": 1000,
+    "save_every": 1000,
+    "log_every": 1,
+}
+
+
 def decoder() -> Decoder:
     return randomised(build_model(CONFIG)).double()
 
@@ -54,19 +69,7 @@ class Bench:
             "state": None,
             "average": None,
         }
-        settings: dict[str, Any] = {
-            "budget": Budget(steps=1),
-            "batch_size": 6,
-            "micro_batch": 6,
-            "lr": 1.0,
-            "min_lr": 0.0,
-            "warmup": 0.0,
-            "schedule": "constant",
-            "grad_clip": 0.0,
-            "eval_every": 1000,
-            "save_every": 1000,
-            "log_every": 1,
-        }
+        settings = dict(SETTINGS)
         parts |= {name: value for name, value in choices.items() if name in parts}
         settings |= {name: value for name, value in choices.items() if name in settings or name == "patience"}
         self.config = TrainingConfig(**settings)
@@ -496,6 +499,136 @@ def test_a_smaller_micro_batch_is_remembered() -> None:
     assert seen == [3, 3]
 
 
+def out_of_memory(*_: object, **__: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def adamw(model: Decoder) -> torch.optim.Optimizer:
+    return build_optimizer(model, TrainingConfig(**{**SETTINGS, "lr": 0.1}))
+
+
+def test_a_system_without_memory_is_out_of_memory_too() -> None:
+    seen: list[int] = []
+
+    def objective(model: Decoder, batch: Batch) -> Loss:
+        seen.append(len(batch))
+        if len(seen) == 1:
+            raise MemoryError
+        return next_token(model, batch)
+
+    Bench(objective=objective).run()
+    assert seen[:3] == [6, 3, 3]
+
+
+def test_the_optimizers_state_is_there_before_the_first_gradient_is() -> None:
+    bench: Bench
+
+    def objective(model: Decoder, batch: Batch) -> Loss:
+        if torch.is_grad_enabled():
+            assert all(len(bench.trainer.optimizer.state[parameter]) == 3 for parameter in model.parameters())
+        return next_token(model, batch)
+
+    bench = Bench(objective=objective, optimizer=adamw)
+    bench.run()
+    assert bench.state.step == 1
+
+
+@pytest.mark.parametrize("failure", [0, 5])
+def test_out_of_memory_for_the_optimizers_state_is_tried_once_more_and_changes_no_result(
+    failure: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Bench(optimizer=adamw, budget=Budget(steps=3), lr=0.1)
+    plain.run()
+    calls = iter(range(1000))
+    zeros_like = torch.zeros_like
+
+    def allocate(tensor: Tensor, *choices: object, **named: object) -> Tensor:
+        if next(calls) == failure:
+            out_of_memory()
+        return zeros_like(tensor, *choices, **named)  # type: ignore[arg-type]
+
+    bench = Bench(optimizer=adamw, budget=Budget(steps=3), lr=0.1)
+    monkeypatch.setattr(torch, "zeros_like", allocate)
+    bench.run()
+    assert next(calls) > failure
+    assert_same(values(bench.model), values(plain.model))
+
+
+def test_no_memory_for_the_optimizers_state_is_an_error_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(optimizer=adamw)
+    before = values(bench.model)
+    monkeypatch.setattr(torch, "zeros_like", out_of_memory)
+    with pytest.raises(TinyLMError, match="Out of memory for the optimizer's state, before the first step") as caught:
+        bench.run()
+    assert caught.value.exit_code == 1
+    assert bench.state.step == 0
+    assert_same(values(bench.model), before)
+
+
+def test_out_of_memory_in_a_step_is_an_error_and_half_a_step_is_neither_saved_nor_repeated() -> None:
+    """An optimizer that changes one weight and then fails."""
+    steps: list[int] = []
+
+    def failing(model: Decoder) -> torch.optim.Optimizer:
+        optimizer = adamw(model)
+        step = optimizer.step
+
+        def half(*_: object) -> None:
+            steps.append(1)
+            if len(steps) < 3:
+                return step()
+            next(iter(model.parameters())).data.add_(1.0)
+            return out_of_memory()
+
+        optimizer.step = half  # type: ignore[method-assign,assignment]
+        return optimizer
+
+    bench = Bench(optimizer=failing, budget=Budget(steps=9), save_every=1, lr=1e-3)
+    with pytest.raises(TinyLMError, match="in step 3; the run is saved up to step 2") as caught:
+        bench.run()
+    assert (caught.value.exit_code, isinstance(caught.value, UsageError)) == (1, False)
+    assert len(steps) == 3
+    assert bench.saved == [0, 1, 2]
+    assert bench.state.step == 2
+
+
+def test_out_of_memory_for_an_average_of_the_weights_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WeightAverage, "update", out_of_memory)
+    bench = Bench(optimizer=adamw, average=0.1, lr=1e-3)
+    with pytest.raises(TinyLMError, match="Out of memory in the optimizer, in step 1; the run is saved up to step 0"):
+        bench.run()
+    assert bench.saved == [0]
+
+
+def test_other_errors_of_an_optimizer_are_not_taken_for_memory() -> None:
+    def broken(model: Decoder) -> torch.optim.Optimizer:
+        optimizer = adamw(model)
+
+        def step(*_: object) -> None:
+            raise RuntimeError("a bug")
+
+        optimizer.step = step  # type: ignore[method-assign,assignment]
+        return optimizer
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        Bench(optimizer=broken).run()
+
+
+def test_out_of_memory_when_weights_are_checked_before_a_save_is_tried_with_fewer_rows() -> None:
+    seen: list[tuple[int, bool]] = []
+
+    def objective(model: Decoder, batch: Batch) -> Loss:
+        seen.append((len(batch), torch.is_grad_enabled()))
+        if not torch.is_grad_enabled() and len(batch) > 2:
+            out_of_memory()
+        return next_token(model, batch)
+
+    bench = Bench(objective=objective, budget=Budget(steps=2), save_every=1, eval_every=10, lr=1e-3)
+    bench.run()
+    assert bench.saved[:2] == [0, 1]
+    assert [rows for rows, gradients in seen if not gradients] == 2 * [6, 3, 2, 1, 2, 1]
+
+
 # Stopping.
 
 
@@ -701,9 +834,8 @@ def test_an_average_can_begin_with_steps_that_are_left_out() -> None:
     def muon(model: Decoder) -> torch.optim.Optimizer:
         matrices = layer_matrices(model)
         others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
-        return MuonAdamW(
-            matrices, [{"params": others}], lr=1e-3, betas=(0.9, 0.99), weight_decay=0.0, precision=torch.float32
-        )
+        settings = {"lr": 1e-3, "betas": (0.9, 0.99), "epsilon": 1e-8, "weight_decay": 0.0}
+        return MuonAdamW(matrices, [{"params": others}], **settings, precision=torch.float32)
 
     bench = half(objective=overflows(range(2)), optimizer=muon, average=0.1, budget=Budget(steps=4), eval_every=1)
     bench.run()

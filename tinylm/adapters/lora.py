@@ -146,17 +146,18 @@ def add_lora(model: nn.Module, config: AdapterConfig, seed: int = 0) -> dict[str
     if config.rank > largest:
         raise UsageError(f"--rank is {config.rank}; the matrices it is for have a rank of at most {largest}.")
 
-    scale = config.alpha / (math.sqrt(config.rank) if config.rank_stabilised else config.rank)
     shared: dict[tuple[str, int], nn.Parameter] = {}
     made: dict[str, Adapter] = {}
 
     def wrap(name: str, module: nn.Module) -> Adapter:
         leaf = name.rpartition(".")[2]
         if leaf == "embedding":
-            embedding = made[plain_name(name)] = LoRAEmbedding(module, config.rank, scale)
+            embedding = made[plain_name(name)] = LoRAEmbedding(module, config.rank, config.scale)
             return embedding
         key = (leaf, len(module.weight))  # type: ignore[arg-type]
-        layer = LoRALinear(module, config.rank, scale, config.dropout, shared.get(key) if config.share_b else None)
+        layer = LoRALinear(
+            module, config.rank, config.scale, config.dropout, shared.get(key) if config.share_b else None
+        )
         shared.setdefault(key, layer.lora_B)
         made[plain_name(name)] = layer
         return layer

@@ -111,7 +111,6 @@ def finetune(
             budget,
             model={},
             base=base.model,
-            recipe="adapter",
             adapter=adapter,
         )
         trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)

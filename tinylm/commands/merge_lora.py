@@ -46,10 +46,14 @@ def merge(
         saved = read_weights(adapter, adapter_config)
         if undo:
             result = _unmerged(adapter, settings, saved.digest, model)
-            merged = tuple(digest for digest in result.config.merged if digest != saved.digest)
+            history = result.history.without(saved.digest)
+            step, val_loss = history.step, None
+            if not history.steps:
+                console.note("The merged model does not record the step of its base, so step 0 is recorded.")
         else:
             result = _merged(adapter, settings, model)
-            merged = (*result.config.merged, saved.digest)
+            history = result.history.plus(saved.digest, saved.step)
+            step, val_loss = saved.step, saved.val_loss
         console.note(
             f"Checked: merged and unmerged logits differ by {result.difference:.1e}; the base's differ by "
             f"{result.change:.1e}."
@@ -59,11 +63,12 @@ def merge(
             model=base.model,
             tokenizer=base.tokenizer,
             data=result.data,
-            merged=merged,
+            merged=history.merged,
+            merged_steps=history.steps,
             unmerged_digest=base.unmerged_digest or (None if base.merged else settings.base_digest),
         )
         run = RunFolder.create(out, config, result.tokenizer)
-        run.save_best(dict(result.network.state_dict()), config, saved.step, None if undo else saved.val_loss)
+        run.save_best(dict(result.network.state_dict()), config, step, val_loss)
         run.publish()
     if console.as_json:
         console.record({"run": str(out), "difference": result.difference, "change": result.change})
@@ -72,11 +77,42 @@ def merge(
 
 
 @dataclass(frozen=True)
+class _History:
+    """The adapters merged into some weights, in order, by digest, and the steps of the base and of each of them.
+
+    `steps` is empty where nothing recorded them.
+    """
+
+    merged: tuple[str, ...]
+    steps: tuple[int, ...]
+
+    @classmethod
+    def of(cls, config: "RunConfig", step: int) -> "_History":
+        """`step` is that of the weights, which is the base's where nothing was merged."""
+        steps = config.merged_steps or (() if config.merged or config.unmerged_digest else (step,))
+        return cls(config.merged, steps if len(steps) == len(config.merged) + 1 else ())
+
+    def plus(self, digest: str, step: int) -> "_History":
+        return _History((*self.merged, digest), (*self.steps, step) if self.steps else ())
+
+    def without(self, digest: str) -> "_History":
+        place = self.merged.index(digest)
+        steps = self.steps and (*self.steps[: place + 1], *self.steps[place + 2 :])
+        return _History((*self.merged[:place], *self.merged[place + 1 :]), steps)
+
+    @property
+    def step(self) -> int:
+        """Of the weights: that of the last adapter, or of the base."""
+        return self.steps[-1] if self.steps else 0
+
+
+@dataclass(frozen=True)
 class _Result:
-    """A plain model, and how it was checked."""
+    """A plain model, what was merged into it before this command, and how it was checked."""
 
     network: "Transformer"
     config: "RunConfig"
+    history: _History
     data: "DataConfig | None"
     tokenizer: "Tokenizer"
     difference: float
@@ -86,13 +122,15 @@ class _Result:
 def _merged(adapter: Path, settings: "AdapterConfig", model: Path | None) -> _Result:
     from tinylm.adapters.load import WantedAdapter, load_adapted, load_base
     from tinylm.adapters.lora import check_merged, merge_lora
+    from tinylm.checkpoint import read_weights
 
     wanted = [WantedAdapter(adapter)]
     base, _, _ = load_base(adapter, settings, model, "cpu")
     adapted, config, tokenizer, (loaded,) = load_adapted(wanted, model, "cpu")
     merged, _, _, _ = load_adapted(wanted, model, "cpu")
     merge_lora(merged)
-    return _Result(merged, config, loaded.data, tokenizer, *check_merged(base, adapted, merged))
+    history = _History.of(config, read_weights(model or Path(settings.base), config).step)
+    return _Result(merged, config, history, loaded.data, tokenizer, *check_merged(base, adapted, merged))
 
 
 def _unmerged(adapter: Path, settings: "AdapterConfig", digest: str, model: Path | None) -> _Result:
@@ -103,7 +141,7 @@ def _unmerged(adapter: Path, settings: "AdapterConfig", digest: str, model: Path
 
     if model is None:
         raise UsageError("--undo takes the adapter out of a merged model; name that with --model.")
-    merged, config, tokenizer, _ = load_model(model)
+    merged, config, tokenizer, weights = load_model(model)
     if digest not in config.merged:
         raise UsageError(f"{model} was not made by merging {adapter}; name the adapter that it was made with.")
     undone, _, _, _ = load_model(model)
@@ -111,4 +149,5 @@ def _unmerged(adapter: Path, settings: "AdapterConfig", digest: str, model: Path
     merge_lora(undone, sign=-1.0)
     adapted = copy.deepcopy(undone)
     put_on(adapted, WantedAdapter(adapter))
-    return _Result(undone, config, None, tokenizer, *check_merged(undone, adapted.eval(), merged))
+    history = _History.of(config, weights.step)
+    return _Result(undone, config, history, None, tokenizer, *check_merged(undone, adapted.eval(), merged))

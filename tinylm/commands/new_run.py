@@ -72,10 +72,9 @@ def plan_run(
     *,
     model: dict[str, Any],
     base: ModelConfig | None = None,
-    recipe: str | None = None,
     adapter: AdapterConfig | None = None,
 ) -> NewRun:
-    """Encode the text and plan the training on it; `model`, `base` and `recipe` are those of a plan."""
+    """Encode the text and plan the training on it; `model`, `base` and `adapter` are those of a plan."""
     from tinylm.plan import plan_training
     from tinylm.text.pairs import PairContexts
 
@@ -88,8 +87,8 @@ def plan_run(
         training=learning.training(),
         budget=budget,
         compile=learning.compiling.compile,
-        recipe=recipe,
         base=base,
+        adapter=adapter,
         pair_contexts=PairContexts.of(tokens, tokenizer.end_of_text) if data.kind == "pairs" else None,
     )
     config = new_run_config(

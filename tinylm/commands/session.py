@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinylm.config import RunConfig
 from tinylm.console import Console
-from tinylm.errors import InterruptedRunError
+from tinylm.errors import InterruptedRunError, is_out_of_memory
 
 if TYPE_CHECKING:
     from tinylm.checkpoint import LastSave, RunFolder
@@ -145,7 +145,7 @@ def quoted(path: Path) -> str:
 def sampled_text(model: "Transformer", tokenizer: "Tokenizer", config: RunConfig, tokens: int = 120) -> str | None:
     """A short sample to look at while training; it does not touch the trainer's random numbers.
 
-    `None` for a model that does not write by itself.
+    `None` for a model that does not write by itself, and out of memory: no sample is worth a run.
     """
     from tinylm.inference.generator import generate
     from tinylm.inference.sampler import Sampler, Sampling
@@ -158,7 +158,13 @@ def sampled_text(model: "Transformer", tokenizer: "Tokenizer", config: RunConfig
     was_training = model.training
     model.eval()
     sampler = Sampler(Sampling(), 0, 1, model.device, tokenizer.vocab_size)
-    with eagerly():
-        ids = [row[0] for row in generate(model, [start_tokens(tokenizer, config.data, [])], sampler, tokens)]
-    model.train(was_training)
+    try:
+        with eagerly():
+            ids = [row[0] for row in generate(model, [start_tokens(tokenizer, config.data, [])], sampler, tokens)]
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return None
+    finally:
+        model.train(was_training)
     return tokenizer.decode(ids)

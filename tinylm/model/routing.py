@@ -49,5 +49,7 @@ def summarise(layer: Routing, real: Tensor | None = None) -> RoutingSummary:
 
 def together(summaries: Sequence[RoutingSummary]) -> RoutingSummary:
     """Of several layers, or of both sides of an encoder-decoder."""
-    balance, entropy, shares = zip(*summaries, strict=True)
-    return RoutingSummary(torch.stack(balance).sum(), torch.stack(entropy).mean(), torch.cat(shares))
+    balance, entropies, shares = zip(*summaries, strict=True)
+    layers = torch.cat(shares)  # (L, E)
+    entropy = sum(entropy * len(own) for entropy, own in zip(entropies, shares, strict=True)) / len(layers)
+    return RoutingSummary(torch.stack(balance).sum(), torch.as_tensor(entropy), layers)

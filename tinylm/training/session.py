@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from tinylm.adapters.adapter import adapter_layers, adapter_tensors
 from tinylm.checkpoint import LastSave, RunFolder
 from tinylm.config import RunConfig
-from tinylm.device import autocast, choose_inference_dtype
-from tinylm.errors import UsageError
+from tinylm.device import autocast, choose_inference_dtype, empty_cache
+from tinylm.errors import UsageError, is_out_of_memory
 from tinylm.evaluation import evaluate, rows_at_once
 from tinylm.model.block import PreNormBlock
 from tinylm.model.stack import Transformer
@@ -123,13 +123,29 @@ def layer_gradient_norms(model: nn.Module) -> dict[str, float | None]:
 
     `None` where it is no finite number, as in a step that fp16 leaves out.
     """
-    squares: dict[str, float] = {}
+    parts: list[str] = []
+    norms: list[Tensor] = []  # each (2,)
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             layer = re.match(r"(?:encoder\.)?layers\.\d+", name)
-            part = layer[0] if layer else name.rpartition(".")[0]
-            squares[part] = squares.get(part, 0.0) + parameter.grad.detach().double().square().sum().item()
-    return {part: math.sqrt(square) if math.isfinite(square) else None for part, square in squares.items()}
+            parts.append(layer[0] if layer else name.rpartition(".")[0])
+            norms.append(_scaled_norm(parameter.grad.detach()))
+    of_part: dict[str, list[float]] = {}
+    for part, (norm, scale) in zip(parts, torch.stack(norms).tolist() if norms else (), strict=True):
+        of_part.setdefault(part, []).append(norm * scale)
+    totals = {part: math.hypot(*values) for part, values in of_part.items()}
+    return {part: total if math.isfinite(total) else None for part, total in totals.items()}
+
+
+def _scaled_norm(gradient: Tensor) -> Tensor:
+    """(2,): the norm of a gradient divided by its largest entry, and that entry; their product is the norm.
+
+    Computed in fp32, since MPS has no float64; without the scale, squares of entries above 1.8e19 would overflow.
+    """
+    gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+    scale = gradient.abs().max()
+    norm = torch.linalg.vector_norm(gradient / scale.clamp(min=torch.finfo(gradient.dtype).tiny))
+    return torch.stack([norm, scale])
 
 
 def metrics_record(event: Logged | Evaluated) -> dict[str, Any]:
@@ -150,21 +166,28 @@ def metrics_record(event: Logged | Evaluated) -> dict[str, Any]:
 def _compile_layers(
     model: Transformer, batch: Batch, objective: Objective, dtype: str, report: Callable[[Event], None]
 ) -> bool:
-    """Compile each layer, of either side, and try it. Returns whether it works; if not, one notice says why."""
+    """Compile each layer, of either side, and try it. Returns whether it works; if not, one notice says why.
+
+    Out of memory, fewer rows are tried; the trainer finds out by itself how many fit a step.
+    """
     blocks = [module for module in model.modules() if isinstance(module, PreNormBlock)]
     for block in blocks:
         block.compile()
     device = model.device
-    try:
-        with torch.random.fork_rng(), autocast(device.type, dtype):
-            objective(model, batch.to(device)).nats.backward()
-        return True
-    except Exception as error:  # a compiler fails in ways of its own
-        torch._dynamo.reset()
-        for block in blocks:
-            block._compiled_call_impl = None
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        report(Notice(f"torch.compile failed ({reason[:120]}); going on without it."))
-        return False
-    finally:
-        model.zero_grad(set_to_none=True)
+    while True:
+        try:
+            with torch.random.fork_rng(), autocast(device.type, dtype):
+                objective(model, batch.to(device)).nats.backward()
+            return True
+        except Exception as error:  # a compiler fails in ways of its own
+            if not is_out_of_memory(error) or len(batch) == 1:
+                torch._dynamo.reset()
+                for block in blocks:
+                    block._compiled_call_impl = None
+                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                report(Notice(f"torch.compile failed ({reason[:120]}); going on without it."))
+                return False
+        finally:
+            model.zero_grad(set_to_none=True)
+        empty_cache(device)
+        batch = next(batch.split(-(-len(batch) // 2)))

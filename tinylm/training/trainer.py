@@ -10,14 +10,15 @@ from typing import Any, Protocol
 import torch
 
 from tinylm.config import TrainingConfig
-from tinylm.device import autocast
+from tinylm.device import autocast, empty_cache
 from tinylm.errors import DivergedError, TinyLMError, is_out_of_memory
+from tinylm.evaluation import losses
 from tinylm.model.stack import Transformer
 from tinylm.objective import Objective
 from tinylm.text.dataset import Batch
 from tinylm.training.average import WeightAverage
 from tinylm.training.eager import eagerly
-from tinylm.training.optimizer import set_learning_rate
+from tinylm.training.optimizer import allocate_state, set_learning_rate
 from tinylm.training.schedule import learning_rate
 from tinylm.training.state import TrainerState, capture_rng, restore_rng
 
@@ -192,6 +193,7 @@ class Trainer:
         config, state = self.config, self.state
         begun = time.monotonic()
         batch = self.batches(state.step)
+        self._allocate_optimizer()
         nats, told = self._accumulate(batch)
         # Each step is taken at the rate that the schedule has in its middle, so that neither the first nor the last is
         # taken at none.
@@ -201,16 +203,8 @@ class Trainer:
         self._scaler.unscale_(self.optimizer)
         logging = (state.step + 1) % config.log_every == 0
         inspected = self.inspect() if logging else {}
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip or math.inf).item()
-        self._require_finite(nats, norm)
-        self._scaler.step(self.optimizer)
-        self._scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-
+        norm = self._update(nats)
         state.step += 1
-        if self.average is not None and math.isfinite(norm):  # it lies where an optimizer looks whether it has begun
-            self.average.update(state.step)
         state.nats += nats
         state.scored += batch.scored
         state.sequences += len(batch)
@@ -224,6 +218,52 @@ class Trainer:
             state.nats, state.scored, state.told, state.sequences = 0.0, 0, {}, 0
             taken = norm if math.isfinite(norm) else None
             self.report(Logged(state.step, progress, loss, lr, taken, self._speed.read(), self._seconds(), told))
+
+    def _allocate_optimizer(self) -> None:
+        """Allocate what the optimizer's first step would, before any weight changes.
+
+        Raises TinyLMError when there is no memory for it.
+        """
+        for freed in (False, True):
+            try:
+                allocate_state(self.optimizer)
+                break
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if freed:
+                    raise TinyLMError(
+                        "Out of memory for the optimizer's state, before the first step; choose a smaller --size."
+                    ) from None
+            self._free_memory()
+
+    def _free_memory(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        empty_cache(self.device)
+
+    def _update(self, nats: float) -> float:
+        """Clip the gradient and take the step; returns the gradient's norm before clipping.
+
+        Out of memory, the weights may be those of half a step, and are not saved. Raises TinyLMError.
+        """
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        try:
+            norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.grad_clip or math.inf).item()
+            self._require_finite(nats, norm)
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
+            if self.average is not None and math.isfinite(norm):
+                self.average.update(self.state.step + 1)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            saved = f"the run is saved up to step {self._saved[0]}" if self._saved[0] >= 0 else "nothing is saved yet"
+            raise TinyLMError(
+                f"Out of memory in the optimizer, in step {self.state.step + 1}; {saved}. Free memory and resume, "
+                "or choose a smaller --size."
+            ) from None
+        return norm
 
     def _require_finite(self, nats: float, norm: float) -> None:
         """fp16's loss scaling leaves out a step whose gradient overflowed, but not step after step."""
@@ -248,16 +288,14 @@ class Trainer:
             rng = capture_rng()
             try:
                 return self._accumulate_once(batch)
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 if self.state.micro_batch == 1:
                     raise TinyLMError(
                         "Out of memory with one sequence at a time; choose a smaller --size or --context."
                     ) from None
-            self.optimizer.zero_grad(set_to_none=True)
-            if self.device.type != "cpu":
-                torch.get_device_module(self.device).empty_cache()
+            self._free_memory()
             restore_rng(rng)
             self.state.micro_batch = -(-self.state.micro_batch // 2)
             self.report(
@@ -331,10 +369,12 @@ class Trainer:
             return True
         rng = capture_rng()
         part = next(self.batches(self.state.step).split(self.state.micro_batch))
-        with torch.no_grad(), eagerly(), autocast(self.device.type, self.dtype):
-            nats = self.objective(self.model, part.to(self.device)).nats.item()
+        with torch.no_grad(), eagerly():
+            finite = all(
+                math.isfinite(loss.nats.item()) for loss in losses(self.model, self.objective, [part], self.dtype)
+            )
         restore_rng(rng)
-        return math.isfinite(nats)
+        return finite
 
 
 def _scaled(value: Any, factor: float) -> Any:

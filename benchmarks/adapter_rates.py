@@ -1,0 +1,225 @@
+"""Which learning rate suits an adapter: the held-out loss at each rate, by base, kind of adapter and number of steps.
+
+    python benchmarks/adapter_rates.py german.txt --base checkpoints/nano --base checkpoints/micro --steps 50,200
+
+The first eight tenths of the text are for training, the next tenth chooses the rate, and only the last tenth, which
+chose nothing, is reported. Every run has the recipe of `tinylm finetune-lora`, in fp32 and in this process. A loss is
+'diverged' where it is not a finite number. With --out, runs that are recorded there are not repeated.
+"""
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from measure import describe_machine, table
+
+from tinylm.adapters.bottleneck import sublayers
+from tinylm.adapters.load import add_adapter
+from tinylm.adapters.lora import largest_rank, module_names
+from tinylm.checkpoint import load_model, read_config, read_tokenizer
+from tinylm.config import AdapterConfig, Budget, TrainingConfig
+from tinylm.errors import DivergedError
+from tinylm.evaluation import evaluate, rows_at_once
+from tinylm.model.stack import Transformer
+from tinylm.plan import RECIPES
+from tinylm.tasks import make_task
+from tinylm.text.dataset import TokenFolder, evaluation_batches
+from tinylm.text.tokenizer import Tokenizer
+from tinylm.training.optimizer import build_optimizer
+from tinylm.training.state import TrainerState
+from tinylm.training.trainer import Trainer
+
+KINDS: dict[str, dict[str, Any]] = {
+    **{f"lora-{rank}": {"rank": rank} for rank in (2, 8, 32)},
+    "lora-8-share-b": {"rank": 8, "share_b": True},
+    "lora-8-stabilised": {"rank": 8, "rank_stabilised": True},
+    "lora-32-stabilised": {"rank": 32, "rank_stabilised": True},
+    **{f"lora-{rank}-all": {"rank": rank, "target": "all"} for rank in (2, 8, 32)},
+    "lora-8-all-share-b": {"rank": 8, "target": "all", "share_b": True},
+    **{f"bottleneck-{size}": {"kind": "bottleneck", "rank": size} for size in (16, 64)},
+}
+RATES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+TOKENS = 1024  # per step
+EVALUATED = 40_000  # tokens, of each held-out tenth
+
+
+@dataclass(frozen=True)
+class Text:
+    """One text in a base's tokens, in three parts."""
+
+    train: np.ndarray
+    choose: np.ndarray
+    report: np.ndarray
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path, help="the text to fine-tune on")
+    parser.add_argument("--base", type=Path, action="append", required=True, help="a run of tinylm train (repeatable)")
+    parser.add_argument("--kinds", type=_words, default=tuple(KINDS), help="of " + ", ".join(KINDS))
+    parser.add_argument("--steps", type=_numbers(int), default=(50, 200), help="default: 50,200")
+    parser.add_argument("--rates", type=_numbers(float), default=RATES)
+    parser.add_argument("--seeds", type=_numbers(int), default=(0,))
+    parser.add_argument("--alpha", type=float, default=2.0, help="times the rank (default: 2)")
+    parser.add_argument("--warmup", type=float, default=None, help="a share of the steps (default: the recipe's)")
+    parser.add_argument("--train-characters", type=int, default=None, help="use only the first so many")
+    parser.add_argument("--out", type=Path, default=None, help="a JSONL file of results, continued if it is there")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    records = {_key(record): record for record in _read(options.out)}
+    rows = []
+    for base in options.base:
+        tokenizer = read_tokenizer(base, read_config(base))
+        text = split(options.text, tokenizer, options.train_characters)
+        for kind, steps in itertools.product(options.kinds, options.steps):
+            for rate, seed in itertools.product(options.rates, options.seeds):
+                settings = {
+                    "base": base.name,
+                    "text": options.text.name,
+                    "train_characters": options.train_characters,
+                    "kind": kind,
+                    "steps": steps,
+                    "rate": rate,
+                    "seed": seed,
+                    "alpha": options.alpha,
+                    "warmup": options.warmup,
+                }
+                if _key(settings) not in records:
+                    begun = time.monotonic()
+                    losses = fine_tune(base, text, settings)
+                    record = {**settings, **losses, "seconds": round(time.monotonic() - begun, 1)}
+                    records[_key(settings)] = record
+                    if options.out is not None:
+                        with options.out.open("a") as file:
+                            file.write(json.dumps(record) + "\n")
+            chosen = [
+                record
+                for record in records.values()
+                if (record["base"], record["kind"], record["steps"]) == (base.name, kind, steps)
+                and (record["alpha"], record["warmup"]) == (options.alpha, options.warmup)
+                and (record["text"], record["train_characters"]) == (options.text.name, options.train_characters)
+                and record["rate"] in options.rates
+                and record["seed"] in options.seeds
+            ]
+            rows.append([base.name, kind, str(steps), *_cells(chosen, options.rates)])
+    print(describe_machine(["torch"]))
+    print(table(["base", "adapter", "steps", *(f"{rate:g}" for rate in options.rates), "best"], rows))
+
+
+def split(path: Path, tokenizer: Tokenizer, train_characters: int | None) -> Text:
+    """Eight tenths of the lines, a tenth and a tenth, as tokens."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    ends = (0, len(lines) * 8 // 10, len(lines) * 9 // 10, len(lines))
+    parts = ["".join(lines[start:end]) for start, end in itertools.pairwise(ends)]
+    parts[0] = parts[0][:train_characters]
+    return Text(*(tokenizer.encode(part) for part in parts))
+
+
+def fine_tune(base: Path, text: Text, settings: Mapping[str, Any]) -> dict[str, float | None]:
+    """The losses of the part that chooses and of the part that is reported, `None` where training diverged."""
+    model, config, tokenizer, _ = load_model(base)
+    adapter = adapter_config(model, KINDS[settings["kind"]], settings["alpha"])
+    add_adapter(model, adapter, settings["seed"])
+    batch = max(1, TOKENS // config.model.context)
+    recipe = {**RECIPES[adapter.kind], **({} if settings["warmup"] is None else {"warmup": settings["warmup"]})}
+    training = TrainingConfig(
+        **recipe,
+        budget=Budget(steps=settings["steps"]),
+        batch_size=batch,
+        micro_batch=batch,
+        lr=settings["rate"],
+        eval_every=settings["steps"],
+        save_every=settings["steps"],
+        log_every=settings["steps"],
+        seed=settings["seed"],
+    )
+    torch.manual_seed(training.seed)
+    tokens = TokenFolder(base, text.train, text.choose)
+    task = make_task(tokens, tokenizer, config.model, training)
+
+    def loss(part: np.ndarray) -> float:
+        batches = evaluation_batches(part, config.model.context, rows_at_once(config.model.context), most=EVALUATED)
+        return evaluate(model, task.score, batches).loss
+
+    trainer = Trainer(
+        model,
+        task.objective,
+        task.batch,
+        lambda: loss(text.choose),
+        build_optimizer(model, training),
+        training,
+        dtype="fp32",
+        total_steps=settings["steps"],
+        state=TrainerState(micro_batch=batch, evaluated=0, val_loss=0.0),
+        store=_Nowhere(),
+        report=lambda event: None,
+        check_stop=lambda: None,
+        started=time.monotonic(),
+    )
+    try:
+        state = trainer.run().state
+    except DivergedError:
+        return {"choose": None, "report": None}
+    return {"choose": state.val_loss, "report": loss(text.report)}
+
+
+def adapter_config(model: Transformer, kind: Mapping[str, Any], alpha: float) -> AdapterConfig:
+    chosen = {"base": "", "base_digest": "", "dropout": 0.0, **kind}
+    target = chosen.pop("target", "attention")
+    if chosen.get("kind") == "bottleneck":
+        return AdapterConfig(**chosen, targets=sublayers(model))
+    targets = module_names([target], model)
+    chosen["rank"] = min(chosen["rank"], largest_rank(model, targets))
+    return AdapterConfig(**chosen, alpha=alpha * chosen["rank"], targets=targets)
+
+
+class _Nowhere:
+    """A trainer's store that keeps nothing."""
+
+    def save_best(self, *_: object) -> None: ...
+
+    def save_last(self, *_: object) -> None: ...
+
+
+def _cells(records: Sequence[Mapping[str, Any]], rates: Sequence[float]) -> list[str]:
+    """The reported loss at each rate, the mean over seeds, and the rate that the other held-out part chose."""
+    at: dict[float, list[Mapping[str, Any]]] = {
+        rate: [record for record in records if record["rate"] == rate] for rate in rates
+    }
+
+    def mean(rate: float, part: str) -> float:
+        losses = [record[part] for record in at[rate]]
+        return float("inf") if None in losses else sum(losses) / len(losses)
+
+    cells = [f"{mean(rate, 'report'):.3f}".replace("inf", "diverged") for rate in rates]
+    return [*cells, f"{min(rates, key=lambda rate: mean(rate, 'choose')):g}"]
+
+
+def _key(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    names = ("base", "text", "train_characters", "kind", "steps", "rate", "seed", "alpha", "warmup")
+    return tuple(record[name] for name in names)
+
+
+def _read(path: Path | None) -> list[dict[str, Any]]:
+    if path is None or not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _numbers(kind: type[int] | type[float]) -> Any:
+    return lambda text: tuple(kind(word) for word in text.split(","))
+
+
+if __name__ == "__main__":
+    main()

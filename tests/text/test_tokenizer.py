@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.text import byte_pairs
 from tinylm.text import tokenizer as t
 from tinylm.text.corpus import rechunk
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, describe_characters, train_bpe, train_char
@@ -124,7 +125,7 @@ def test_the_words_of_a_long_text_are_forgotten_now_and_then(monkeypatch: pytest
         made.append(file)
         return make(file)
 
-    monkeypatch.setattr(t, "FORGET_AFTER", 100)
+    monkeypatch.setattr(byte_pairs, "FORGET_AFTER", 100)
     monkeypatch.setattr(gigatoken.Tokenizer, "from_json", count_and_make)
     for text in ("cat " * 20, "dog " * 20, "hat " * 20, "cat"):
         assert tokenizer.encode(text).tolist() == library_ids(BPE_LIBRARY, text)

@@ -210,7 +210,7 @@ def _place(forged: Layout, rng: random.Random) -> tuple[Any, Any]:
 
 def _swap(forged: Layout, rng: random.Random) -> None:
     container, key = _place(forged, rng)
-    container[key] = rng.choice(ODD)
+    container[key] = copy.deepcopy(rng.choice(ODD))
 
 
 def _drop(forged: Layout, rng: random.Random) -> None:

@@ -1,5 +1,7 @@
 """tokenizer.json files with the structure that published models have, and small vocabularies trained here."""
 
+import copy
+import functools
 import json
 from typing import Any
 
@@ -53,7 +55,12 @@ FROM_METASPACE = {
 
 
 def published() -> dict[str, dict[str, Any]]:
-    """By model: the file's JSON."""
+    """By model: the file's JSON, the caller's to change."""
+    return copy.deepcopy(_published())
+
+
+@functools.cache
+def _published() -> dict[str, dict[str, Any]]:
     end = added("<|endoftext|>", 0)
     return {
         "gpt2": layout(_byte_level(untyped=True), [end], BYTE_LEVEL, BYTE_LEVEL, post_processor=BYTE_LEVEL),
@@ -232,10 +239,15 @@ def _byte_fallback() -> dict[str, Any]:
 
 
 def _word_piece() -> dict[str, Any]:
-    library = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=150, special_tokens=["[UNK]", "[CLS]", "[SEP]"], show_progress=False)
-    return _trained(library, trainer)
+    characters = sorted(set("".join(TEXT.lower().split())))
+    words = ["[UNK]", "[CLS]", "[SEP]", "the", "cat", "dog", "##s", *characters, *(f"##{c}" for c in characters)]
+    return {
+        "type": "WordPiece",
+        "unk_token": "[UNK]",
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
+        "vocab": {word: i for i, word in enumerate(dict.fromkeys(words))},
+    }
 
 
 def _unigram() -> dict[str, Any]:

@@ -192,6 +192,16 @@ def test_the_key_changes_with_all_that_the_tokens_depend_on() -> None:
     assert keys[0] == d.token_key(["f"], 100, Tokenizer(CHARACTERS._library))
 
 
+def test_the_key_changes_with_the_encoder_but_not_the_part_that_names_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = []
+    for version in ("gigatoken 0.10.0", "gigatoken 0.10.1", "tokenizers 0.23.3"):
+        monkeypatch.setattr(Tokenizer, "encoder", version)
+        keys.append(d.token_key(["f"], 100, CHARACTERS))
+    assert len(set(keys)) == 3
+    assert {len(key) for key in keys} == {32}
+    assert len({key[: d.TEXT_DIGITS] for key in keys}) == 1
+
+
 # What a BPE trainer learns from.
 
 

@@ -66,7 +66,7 @@ def encode_text(
     piped = any(STANDARD_INPUT in part.paths for part in (reading.corpus, reading.val_corpus) if part)
     folder = RunFolder(preparation).tokens if piped else None
     with console.counting("encoding", reading.found.characters, "characters") as advance:
-        encoded = encode_reading(reading, tokenizer, folder, advance)
+        encoded = encode_reading(reading, tokenizer, folder, advance, console.warn)
     if piped:
         (preparation / SPOOL_FILE).unlink()
     return encoded
@@ -84,7 +84,7 @@ def tokens_to_score(
         return _validation_tokens(console, opened, kind)
     from tinylm.text.corpus import find_corpus, scan
     from tinylm.text.dataset import encode_stream
-    from tinylm.text.prepare import CORPORA, require_known
+    from tinylm.text.prepare import CORPORA, check_encoder, require_known
 
     with tempfile.TemporaryDirectory() as folder:
         corpus = find_corpus(names, reading.text_key, reading.encoding, Path(folder), CORPORA[kind])
@@ -92,6 +92,7 @@ def tokens_to_score(
         if not found.characters:
             raise UsageError(f"{corpus.name} has no text in it; give a file that has some.")
         require_known(opened.tokenizer, found.alphabet, "The model")
+        check_encoder(opened.tokenizer, found.sample, console.warn)
         with console.counting("encoding", found.characters, "characters") as advance:
             return encode_stream(corpus.stream(), opened.tokenizer, advance)
 

@@ -24,6 +24,7 @@ from tinylm.text.corpus import Stream, rechunk
 from tinylm.text.tokenizer import Tokenizer
 
 LAYOUT = 1  # of the cache folder; part of its key
+TEXT_DIGITS = 24  # of a token key
 LONGEST_PIECE = 1 << 24  # characters without a place to split
 
 
@@ -60,9 +61,12 @@ def _hash_file(path: Path) -> str:
 
 
 def token_key(fingerprints: list[str], train_characters: int, tokenizer: Tokenizer) -> str:
-    """The name of an encoding in the cache: equal for equal text, cut and tokenizer."""
+    """The name of an encoding in the cache: `TEXT_DIGITS` hexadecimal digits of the text, the cut and the tokenizer,
+    and 8 of the encoder, whose versions could differ in their ids.
+    """
     identity = json.dumps([LAYOUT, fingerprints, train_characters, tokenizer.sha256])
-    return hashlib.sha256(identity.encode()).hexdigest()[:32]
+    text, encoder = (hashlib.sha256(part.encode()).hexdigest() for part in (identity, tokenizer.encoder))
+    return text[:TEXT_DIGITS] + encoder[:8]
 
 
 def encode_corpus(

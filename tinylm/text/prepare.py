@@ -1,6 +1,6 @@
 """The way from a user's corpus to encoded tokens: read it once to know it, choose a tokenizer, encode both parts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath  # the latter reads the paths of every system
 
@@ -8,7 +8,7 @@ from tinylm.cache import private_folder
 from tinylm.config import DataConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.corpus import STANDARD_INPUT, Corpus, Scan, Stream, cut, find_corpus, scan
-from tinylm.text.dataset import TokenFolder, encode_corpus, sample_for_tokenizer, token_key
+from tinylm.text.dataset import TEXT_DIGITS, TokenFolder, encode_corpus, sample_for_tokenizer, token_key
 from tinylm.text.pairs import PairCorpus, PairTokens
 from tinylm.text.tokenizer import Tokenizer, describe_characters, train_bpe, train_char
 
@@ -22,6 +22,7 @@ BPE_SAMPLE = 1 << 23  # characters; a million distinct words in them take a giga
 CORPORA: dict[str, type[Corpus]] = {"text": Corpus, "pairs": PairCorpus}
 
 Progress = Callable[[int], None]
+Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def choose_tokenizer(reading: Reading, wanted: str, vocab_size: int | None) -> T
     path = Path(wanted)
     if not path.is_file():
         raise UsageError(f"--tokenizer {wanted!r} is neither auto, char or bpe nor a tokenizer.json that exists.")
-    tokenizer = Tokenizer.load(path)
+    tokenizer = Tokenizer.load(path.resolve())  # a link is followed where the user names it
     require_known(tokenizer, reading.alphabet, f"The tokenizer {path}")
     return tokenizer
 
@@ -131,14 +132,32 @@ def require_known(
         )
 
 
+def check_encoder(tokenizer: Tokenizer, sample: Sequence[str], warn: Warn) -> None:
+    """Encode with the `tokenizers` library from now on, and warn, if the fast encoder gives the sample other ids."""
+    encoder = tokenizer.encoder
+    if not tokenizer.check_encoder(sample):
+        warn(
+            f"{encoder} does not give this text the ids that the tokenizers library gives; it is encoded with the "
+            "library, which is slower. Install the version of gigatoken that tinylm asks for, or report this."
+        )
+
+
 def encode_reading(
-    reading: Reading, tokenizer: Tokenizer, folder: Path | None = None, progress: Progress = lambda size: None
+    reading: Reading,
+    tokenizer: Tokenizer,
+    folder: Path | None = None,
+    progress: Progress = lambda size: None,
+    warn: Warn = lambda message: None,
 ) -> tuple[TokenFolder, DataConfig]:
     """Encode both parts into `folder`, by default one in the cache; `progress` is told the characters encoded.
 
+    A sample of the text is first encoded with the `tokenizers` library as well; `warn` is told of a difference.
+
     Raises UsageError when either part is too short to train on or to validate with.
     """
-    fingerprints = [reading.found.fingerprint] + ([reading.val_found.fingerprint] if reading.val_found else [])
+    scans = [reading.found] + ([reading.val_found] if reading.val_found else [])
+    check_encoder(tokenizer, [text for found in scans for text in found.sample], warn)
+    fingerprints = [found.fingerprint for found in scans]
     home = folder or private_folder("tokens") / token_key(fingerprints, reading.train_characters, tokenizer)
     tokens = encode_corpus(home, reading.train_stream, reading.val_stream, tokenizer, progress)
     for part, least, found in (("training", 3, len(tokens.train)), ("validation", 2, len(tokens.val))):
@@ -190,7 +209,8 @@ def reopen_tokens(
     found = _scan(corpus, progress)
     val_found = _scan(val_corpus, progress) if val_corpus else None
     fingerprints = [found.fingerprint] + ([val_found.fingerprint] if val_found else [])
-    if PureWindowsPath(data.token_folder).name != token_key(fingerprints, data.train_characters, tokenizer):
+    key = token_key(fingerprints, data.train_characters, tokenizer)
+    if PureWindowsPath(data.token_folder).name[:TEXT_DIGITS] != key[:TEXT_DIGITS]:  # the encoder may be another
         changed = corpus if found.fingerprint != data.fingerprint or val_corpus is None else val_corpus
         raise TinyLMError(
             f"{changed.name} has changed since {run} began; restore the text, or begin from its weights with "

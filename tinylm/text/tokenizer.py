@@ -47,8 +47,9 @@ class Tokenizer:
             raise TinyLMError(f"it gives one id to two tokens; give {END_OF_TEXT} an id of its own")
         self.end_of_text = int(library.token_to_id(END_OF_TEXT) or 0)
         self.vocab_size = 1 + max(vocabulary.values())  # a foreign vocabulary may have gaps
-        self.sha256 = hashlib.sha256(self.to_str().encode()).hexdigest()
-        layout = json.loads(self.to_str())
+        file = self.to_str()
+        self.sha256 = hashlib.sha256(file.encode()).hexdigest()
+        layout = json.loads(file)
         self._table = _character_table(layout)
         self._byte_pairs = BytePairs(layout) if self._table is None and is_byte_level(layout) else None
         self.kind = "char" if self._table is not None else "bpe" if self._byte_pairs is not None else "other"
@@ -77,10 +78,8 @@ class Tokenizer:
         """Raises ValueError where the library, which numbers added tokens itself, gives another id than the file."""
         vocabulary = self._library.get_vocab()
         for token, i in expected.items():
-            if vocabulary.get(token) != i:
-                raise ValueError(
-                    f"the token {token[:60]!r} has the id {i} in the file, but {vocabulary.get(token)} in use"
-                )
+            if (given := vocabulary.get(token)) != i:
+                raise ValueError(f"the token {token[:60]!r} has the id {i} in the file, and {given} once it is loaded")
 
     def to_str(self) -> str:
         return str(self._library.to_str())

@@ -47,7 +47,7 @@ def steps_kept(layout: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_validation_changes_nothing_of_a_published_tokenizer(model: str) -> None:
     layout = PUBLISHED[model]
-    valid = json.loads(validate(json.dumps(layout)))
+    valid = validate(json.dumps(layout))
     assert steps_kept(valid) == steps_kept(layout)
     assert valid["model"]["vocab"] == layout["model"]["vocab"]
 
@@ -108,7 +108,7 @@ def test_an_error_names_the_file_the_reason_and_what_to_do(tmp_path: Path) -> No
     )
 
 
-@pytest.mark.parametrize("i", [-1, 1 << 20, 2**31, 2**32 - 1, 2**32, 2**64, 1.0, True, "7", None])
+@pytest.mark.parametrize("i", [-1, 1 << 19, 2**31, 2**32 - 1, 2**32, 2**64, 1.0, True, "7", None])
 def test_an_id_that_is_no_small_integer_is_refused(i: Any, tmp_path: Path) -> None:
     model = {"type": "WordLevel", "vocab": {"a": 0, "b": i}, "unk_token": "a"}
     assert "the id of its token 'b' is " in refusal(tmp_path, model=model)

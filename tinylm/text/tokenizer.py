@@ -60,10 +60,10 @@ class Tokenizer:
     def load(cls, path: Path) -> "Tokenizer":
         """Raises TinyLMError when the file is not a tokenizer, or of a kind that is not supported (decision 021)."""
         try:
-            text = validate(read_text(path))
+            layout = validate(read_text(path))
             with library_errors():
-                tokenizer = cls(tokenizers.Tokenizer.from_str(text))
-            tokenizer._require_ids(expected_ids(text))
+                tokenizer = cls(tokenizers.Tokenizer.from_str(json.dumps(layout, ensure_ascii=False)))
+            tokenizer._require_ids(expected_ids(layout))
         except OSError as error:
             raise TinyLMError(f"Cannot read the tokenizer {path}: {error.strerror}.") from error
         except TinyLMError as error:

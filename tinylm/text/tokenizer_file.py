@@ -15,7 +15,8 @@ from typing import Any
 from tinylm.errors import TinyLMError
 from tinylm.files import parse_json
 
-MAX_IDS = 1 << 20  # the largest known vocabulary has 901,629 tokens; the library loads a million in 4 s
+MAX_IDS = 1 << 19  # decoders have up to 262,400 tokens; more would load for longer than a user waits
+MAX_MERGES = 1 << 20  # Gemma 3 has 514,906
 MAX_TOKEN = 4096  # characters
 MAX_ADDED_TOKENS = 1 << 16
 MAX_ADDED_CHARACTERS = 1 << 20  # of all added tokens together: they become one automaton
@@ -27,6 +28,7 @@ MAX_WORD = 1000  # characters; WordPiece takes quadratic time in the length of a
 MAX_PATTERN = 1000  # characters
 MAX_ALTERNATIVES = 32  # of a pattern
 
+Layout = dict[str, Any]
 Check = Callable[[Any], bool]
 Fields = dict[str, Check]
 
@@ -49,8 +51,8 @@ def library_errors() -> Iterator[None]:
         raise LibraryError(_shown(str(error))) from error
 
 
-def validate(text: str) -> str:
-    """The same tokenizer as JSON that is safe for `tokenizers.Tokenizer.from_str`.
+def validate(text: str) -> Layout:
+    """The JSON of the same tokenizer, safe for `tokenizers.Tokenizer.from_str`.
 
     Truncation and padding are left out, and so is a BPE's dropout, which would make encoding random. Raises ValueError
     with a reason that completes "... is not a tokenizer that can be used: ".
@@ -61,7 +63,7 @@ def validate(text: str) -> str:
     model = _model(layout.get("model"))
     added_tokens = _added_tokens(layout.get("added_tokens") or [])
     _check_unknown_token(model, {token["content"] for token in added_tokens})
-    valid = {
+    return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -72,17 +74,15 @@ def validate(text: str) -> str:
         "decoder": _steps("decoder", layout.get("decoder"), DECODERS, "decoders"),
         "model": model,
     }
-    result = json.dumps(valid, ensure_ascii=False)
-    result.encode()  # half a surrogate pair, which JSON can spell, raises UnicodeEncodeError
-    return result
 
 
-def expected_ids(text: str) -> dict[str, int]:
+def expected_ids(layout: Layout) -> dict[str, int]:
     """The id of each token that a validated file states, added tokens included."""
-    layout = json.loads(text)
     model = layout["model"]
     is_list = model["type"] == "Unigram"
-    vocabulary = {token: i for i, (token, _) in enumerate(model["vocab"])} if is_list else model["vocab"]
+    vocabulary: dict[str, int] = (
+        {token: i for i, (token, _) in enumerate(model["vocab"])} if is_list else model["vocab"]
+    )
     return vocabulary | {token["content"]: token["id"] for token in layout["added_tokens"]}
 
 
@@ -385,7 +385,7 @@ def _bpe(model: dict[str, Any]) -> dict[str, Any]:
     prefix = _affix(model, "continuing_subword_prefix")
     return {
         "dropout": None,
-        "unk_token": _affix(model, "unk_token", MAX_TOKEN) or None,
+        "unk_token": _affix(model, "unk_token", MAX_TOKEN),
         "continuing_subword_prefix": prefix,
         "end_of_word_suffix": _affix(model, "end_of_word_suffix"),
         **{name: _flag(model, name) for name in ("fuse_unk", "byte_fallback", "ignore_merges")},
@@ -398,6 +398,8 @@ def _merges(value: Any, vocabulary: dict[str, int], prefix: str) -> list[list[st
     """The library panics unless both parts and their union are tokens, and each second part begins with the prefix."""
     if not isinstance(value, list):
         raise ValueError("its merges are not a list")
+    if len(value) > MAX_MERGES:
+        raise ValueError(f"it has {len(value):,} merges, and {MAX_MERGES:,} are supported")
     if value and isinstance(value[0], str) and value[0].startswith("#version"):
         value = value[1:]
     merges = []
@@ -415,15 +417,17 @@ def _merges(value: Any, vocabulary: dict[str, int], prefix: str) -> list[list[st
 
 
 def _word_level(model: dict[str, Any]) -> dict[str, Any]:
-    return {"vocab": _vocabulary(model.get("vocab")), "unk_token": _affix(model, "unk_token", MAX_TOKEN) or "<unk>"}
+    unknown = _affix(model, "unk_token", MAX_TOKEN)
+    return {"vocab": _vocabulary(model.get("vocab")), "unk_token": "<unk>" if unknown is None else unknown}
 
 
 def _word_piece(model: dict[str, Any]) -> dict[str, Any]:
     longest = model.get("max_input_chars_per_word", 100)
     if not _is_count(1, MAX_WORD)(longest):
         raise ValueError(f"its max_input_chars_per_word is {_shown(longest)}; it must be from 1 to {MAX_WORD}")
+    unknown = _affix(model, "unk_token", MAX_TOKEN)
     return {
-        "unk_token": _affix(model, "unk_token", MAX_TOKEN) or "[UNK]",
+        "unk_token": "[UNK]" if unknown is None else unknown,
         "continuing_subword_prefix": _affix(model, "continuing_subword_prefix") or "",
         "max_input_chars_per_word": longest,
         "vocab": _vocabulary(model.get("vocab")),
@@ -468,9 +472,9 @@ def _vocabulary(value: Any) -> dict[str, int]:
 
 
 def _check_unknown_token(model: dict[str, Any], added: set[str]) -> None:
-    """Without the token, text with an unknown part could not be encoded."""
+    """Without the token, text with an unknown part could not be encoded. GPT-2's file has an empty one, for none."""
     unknown = model.get("unk_token")
-    if unknown is not None and unknown not in model["vocab"] and unknown not in added:
+    if unknown and unknown not in model["vocab"] and unknown not in added:
         raise ValueError(f"its unk_token {_shown(unknown)} is not in its vocabulary")
 
 

@@ -116,6 +116,32 @@ def test_an_id_that_is_no_small_integer_is_refused(i: Any, tmp_path: Path) -> No
     assert "the id of its token '<x>' is " in refusal(tmp_path, added_tokens=[token])
 
 
+@pytest.mark.parametrize("score", [10**400, -(10**400), "1", None, True, [], 1e6])
+def test_a_score_that_is_no_moderate_number_is_refused(score: Any, tmp_path: Path) -> None:
+    model = {"type": "Unigram", "vocab": [["a", 0], ["b", score]], "unk_id": None}
+    assert "which is not a token with its score" in refusal(tmp_path, model=model)
+
+
+@pytest.mark.parametrize(
+    "value", ["x" * 10**6, [[0] * 1000] * 1000, {"x": {"x": {"x": {"x": 0}}}}, 10**4000, "\x1b[31m"]
+)
+def test_a_message_is_short_and_without_control_characters_whatever_the_value(value: Any, tmp_path: Path) -> None:
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        message = refusal(tmp_path, **{part: {"type": "Replace", "pattern": value, "content": ""}})
+        assert len(message) < 600 + len(str(tmp_path))
+        assert message.isprintable()
+
+
+def test_deep_values_are_refused_with_a_reason(tmp_path: Path) -> None:
+    """Deep enough for what follows the parser to fail at it."""
+    for depth in range(10, 1200, 70):
+        file = tmp_path / "deep.json"
+        deep = "[" * depth + "]" * depth
+        file.write_text(json.dumps({**PUBLISHED["words"], "model": "DEEP"}).replace('"DEEP"', f'{{"merges": {deep}}}'))
+        with pytest.raises(TinyLMError, match="is not a tokenizer that can be used"):
+            Tokenizer.load(file)
+
+
 def test_ids_that_the_library_would_change_are_refused(tmp_path: Path) -> None:
     token = {**PUBLISHED["gpt2"]["added_tokens"][0], "content": "<x>", "id": 9}
     assert "the token '<x>' has the id 9 in the file, and 3 once it is loaded" in refusal(

@@ -6,9 +6,9 @@ anew from the checked values, so that the library reads exactly what was checked
 """
 
 import contextlib
-import json
 import math
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -27,6 +27,9 @@ MAX_AFFIX = 64  # characters of a prefix, suffix or replacement
 MAX_WORD = 1000  # characters; WordPiece takes quadratic time in the length of a word
 MAX_PATTERN = 1000  # characters
 MAX_ALTERNATIVES = 32  # of a pattern
+
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxstring = 3, 100
 
 Layout = dict[str, Any]
 Check = Callable[[Any], bool]
@@ -452,7 +455,7 @@ def _unigram(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_score(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and abs(value) < 1e6
+    return type(value) in (int, float) and -1e6 < value < 1e6  # an integer may be too large to become a float
 
 
 _MODELS = {"BPE": _bpe, "WordPiece": _word_piece, "WordLevel": _word_level, "Unigram": _unigram}
@@ -497,10 +500,5 @@ def _bad_id(token: str, value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """For an error message: short, and without control characters."""
-    if isinstance(value, str):
-        return repr(value if len(value) <= 60 else value[:60] + "...")
-    if isinstance(value, (list, dict)):
-        shown = json.dumps(value)
-        return shown if len(shown) <= 120 else f"{shown[:120]}..."
-    return str(value)
+    """For an error message: short whatever the value is, and without control characters."""
+    return _REPR.repr(value)

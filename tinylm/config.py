@@ -251,10 +251,10 @@ class RuntimeConfig:
 class DataConfig:
     """Where the text came from and what it was found to be; what follows `train_characters` is for validation.
 
-    `kind` is text, or pairs of a source and a target. `fingerprint` is the SHA-256 of the documents, `val_fingerprint`
-    that of a validation corpus of its own. The encoded text is in the user's cache under a key that follows from the
-    fingerprints, or, where `tokens_in_run` says so, in the run directory. `corpus` and `val_corpus` are for the reader:
-    no command opens them. `format` and `unknown` are how they were read, as --format and --unknown.
+    `kind` is text, or pairs of a source and a target. `corpus` and `val_corpus` are paths for the reader: no command
+    opens them. `format` and `unknown` are how they were read, as --format and --unknown. `fingerprint` is the SHA-256
+    of the documents, `val_fingerprint` that of a validation corpus of its own. The encoded text is in the user's cache
+    under a key that follows from the fingerprints and the `encoder`, or, with `tokens_in_run`, in the run directory.
     """
 
     kind: str = "text"
@@ -267,6 +267,7 @@ class DataConfig:
     train_characters: int
     fingerprint: str
     val_fingerprint: str | None = None
+    encoder: str = ""
     tokens_in_run: bool = False
     characters: int
     bytes: int

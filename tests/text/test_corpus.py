@@ -329,3 +329,18 @@ def test_chunks_keep_text_and_documents_and_end_where_they_may(parts: list[list[
 def test_text_without_a_place_to_split_is_held_up_to_the_limit() -> None:
     assert list(rechunk(iter("abcdefg"), lambda text: 0, 3)) == ["abcd", "efg"]
     assert list(rechunk(iter("abcdefg"), lambda text: 0, 100)) == ["abcdefg"]
+
+
+@pytest.mark.parametrize("characters", [0, 1, 1024, 5000, 131_072, 131_073, 1_000_000])
+@pytest.mark.parametrize("piece", [3000, 1 << 20])
+def test_a_sample_is_spread_over_the_text_and_bounded(characters: int, piece: int) -> None:
+    text = "".join(f"{i:07}" for i in range(characters // 7 + 1))[:characters]
+    sample = scan(text[i : i + piece] for i in range(0, len(text), piece)).sample
+    assert len(sample) <= 128
+    assert sum(map(len, sample)) <= 128 * 1024
+    starts = [0] * len(sample)
+    for i, part in enumerate(sample):
+        starts[i] = text.index(part, starts[i - 1] + 1 if i else 0)
+    assert all(after - before <= max(1024, characters // 32) for before, after in pairwise([*starts, characters]))
+    if characters <= 131_072 and piece > characters:
+        assert "".join(sample) == text

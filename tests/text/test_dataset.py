@@ -223,14 +223,15 @@ def test_a_full_disk_is_an_error_that_names_the_cache_and_leaves_nothing(
 def test_the_key_changes_with_all_that_the_tokens_depend_on() -> None:
     other = train_char("abc")
     keys = [
-        d.token_key("f", None, 100, CHARACTERS),
-        d.token_key("g", None, 100, CHARACTERS),
-        d.token_key("f", "g", 100, CHARACTERS),
-        d.token_key("f", None, 101, CHARACTERS),
-        d.token_key("f", None, 100, other),
+        d.token_key("f", None, 100, CHARACTERS, "table"),
+        d.token_key("g", None, 100, CHARACTERS, "table"),
+        d.token_key("f", "g", 100, CHARACTERS, "table"),
+        d.token_key("f", None, 101, CHARACTERS, "table"),
+        d.token_key("f", None, 100, other, "table"),
+        d.token_key("f", None, 100, CHARACTERS, "gigatoken 0.10.0"),
     ]
     assert len(set(keys)) == len(keys)
-    assert keys[0] == d.token_key("f", None, 100, Tokenizer(CHARACTERS._library))
+    assert keys[0] == d.token_key("f", None, 100, Tokenizer(CHARACTERS._library), "table")
 
 
 # What a BPE trainer learns from.

@@ -5,6 +5,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import gigatoken
+import numpy as np
 import pytest
 
 from tinylm.cache import cache_root
@@ -307,3 +309,53 @@ def test_text_that_came_from_standard_input_is_opened_in_the_run_or_missed(corpu
     shutil.rmtree(moved / "tokens")
     with pytest.raises(TinyLMError, match="had it as: standard input"):
         reopen_tokens(moved, data, tokenizer)
+
+
+# The fast encoder, compared with the library.
+
+
+def test_a_text_that_gigatoken_encodes_otherwise_is_encoded_by_the_library_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Faulty:
+        def encode(self, text: str) -> np.ndarray:
+            return np.zeros(len(text), dtype=np.uint32)
+
+    text = "It is the cause, it is the cause, my soul. " * 100
+    corpus = written(tmp_path / "s.txt", text)
+    reading = reading_of(corpus)
+    sound, _ = encode_reading(reading, choose_tokenizer(reading, "bpe", 300), warn=pytest.fail)
+    monkeypatch.setattr(gigatoken.Tokenizer, "from_json", lambda file: Faulty())
+    warnings: list[str] = []
+    tokenizer = choose_tokenizer(reading, "bpe", 300)
+    tokens, _ = encode_reading(reading, tokenizer, warn=warnings.append)
+    assert tokens.train.tolist() == sound.train.tolist()
+    assert tokens.val.tolist() == sound.val.tolist()
+    assert tokens.path != sound.path
+    (warning,) = warnings
+    assert warning.startswith("gigatoken 0.10.") and "encoded with the library, which is slower" in warning
+
+
+def test_a_tokenizer_is_found_through_a_link_that_the_user_names(tmp_path: Path) -> None:
+    """As files of the Hugging Face cache are."""
+    reading = reading_of(written(tmp_path / "s.txt", "abc " * 50))
+    (tmp_path / "blob").write_text(train_char("abc ").to_str())
+    (tmp_path / "tokenizer.json").symlink_to("blob")
+    assert choose_tokenizer(reading, str(tmp_path / "tokenizer.json"), None).kind == "char"
+    with pytest.raises(TinyLMError, match="it is a symbolic link"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+def test_a_run_keeps_its_tokens_when_the_encoder_gets_another_version(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = reading_of(corpus)
+    tokenizer = choose_tokenizer(reading, "char", None)
+    tokens, data = encode_reading(reading, tokenizer)
+    expected = tokens.train.tolist()
+    monkeypatch.setattr(Tokenizer, "encoder", "table of tomorrow")
+    assert reopen_tokens(tmp_path / "run", data, tokenizer).train.tolist() == expected
+    assert encode_reading(reading, tokenizer)[0].path != tokens.path
+    lose_the_cache()
+    encode_again(tmp_path / "run", data, tokenizer, reading.corpus, None)
+    assert reopen_tokens(tmp_path / "run", data, tokenizer).train.tolist() == expected

@@ -1,8 +1,10 @@
 """Judge: the tokenizers library reading the file that tinylm wrote, and a plain trainer of merges."""
 
+import importlib.metadata
 import json
 import random
 import re
+import sys
 import threading
 import time
 import unicodedata
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.text import byte_pairs
 from tinylm.text import tokenizer as t
 from tinylm.text.corpus import rechunk
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, describe_characters, train_bpe, train_char
@@ -124,7 +127,7 @@ def test_the_words_of_a_long_text_are_forgotten_now_and_then(monkeypatch: pytest
         made.append(file)
         return make(file)
 
-    monkeypatch.setattr(t, "FORGET_AFTER", 100)
+    monkeypatch.setattr(byte_pairs, "FORGET_AFTER", 100)
     monkeypatch.setattr(gigatoken.Tokenizer, "from_json", count_and_make)
     for text in ("cat " * 20, "dog " * 20, "hat " * 20, "cat"):
         assert tokenizer.encode(text).tolist() == library_ids(BPE_LIBRARY, text)
@@ -146,6 +149,70 @@ def test_threads_use_gigatoken_one_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     with ThreadPoolExecutor(4) as pool:
         encoded = list(pool.map(tokenizer.encode, ["a", "bc", "def", "g"]))
     assert [ids.tolist() for ids in encoded] == [[1], [2], [3], [1]]
+
+
+# gigatoken checked, failing and absent.
+
+
+def faulty_gigatoken(monkeypatch: pytest.MonkeyPatch, encode: Callable[[str], list[int]]) -> Tokenizer:
+    class Faulty:
+        def encode(self, text: str) -> np.ndarray:
+            return np.array(encode(text), dtype=np.uint32)
+
+    monkeypatch.setattr(gigatoken.Tokenizer, "from_json", lambda file: Faulty())
+    return train_bpe([SAMPLE], 400)
+
+
+def test_an_encoder_that_agrees_with_the_library_is_kept() -> None:
+    tokenizer = train_bpe([SAMPLE], 400)
+    assert tokenizer.check_encoder(AWKWARD)
+    assert tokenizer.encoder == f"gigatoken {importlib.metadata.version('gigatoken')}"
+    assert train_char("ab").check_encoder(["ab"])
+    assert train_char("ab").encoder == "table"
+    assert Tokenizer(words()).check_encoder([SAMPLE])
+    assert Tokenizer(words()).encoder == f"tokenizers {tokenizers.__version__}"
+
+
+def test_after_a_difference_the_library_encodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong_in_digits(text: str) -> list[int]:
+        return [0] if "123" in text else library_ids(BPE_LIBRARY, text)
+
+    tokenizer = faulty_gigatoken(monkeypatch, wrong_in_digits)
+    assert tokenizer.check_encoder(["the cat", ""])
+    assert tokenizer.encode("123").tolist() == [0]
+    assert not tokenizer.check_encoder(["the cat", "1234", "the dog"])
+    assert tokenizer.encode("123").tolist() == library_ids(BPE_LIBRARY, "123")
+    assert (tokenizer.encoder, tokenizer.kind) == (f"tokenizers {tokenizers.__version__}", "bpe")
+    assert tokenizer.check_encoder(["1234"])
+
+
+class Panic(BaseException):
+    """As pyo3's PanicException: not an Exception."""
+
+
+@pytest.mark.parametrize("error", [Panic("index out of bounds"), ValueError("no"), ImportError("no wheel")])
+def test_without_gigatoken_or_where_it_fails_the_ids_are_the_same(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(text: str) -> list[int]:
+        raise error
+
+    tokenizer = faulty_gigatoken(monkeypatch, fail)
+    assert tokenizer.encode(SAMPLE).tolist() == library_ids(BPE_LIBRARY, SAMPLE)
+    assert tokenizer.encoder == f"tokenizers {tokenizers.__version__}"
+
+
+def test_gigatoken_can_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gigatoken", None)  # importing it raises ImportError
+    tokenizer = train_bpe([SAMPLE], 400)
+    assert tokenizer.encode(SAMPLE).tolist() == library_ids(BPE_LIBRARY, SAMPLE)
+    assert tokenizer.encoder == f"tokenizers {tokenizers.__version__}"
+    assert tokenizer.check_encoder([SAMPLE])
+
+
+def test_gigatoken_is_of_the_minor_version_that_was_checked() -> None:
+    """Decisions 002 and 021: every code point was compared with the library's ids for this one."""
+    assert importlib.metadata.version("gigatoken").startswith("0.10.")
 
 
 # Encoding in chunks.

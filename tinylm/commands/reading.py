@@ -153,7 +153,7 @@ def encode_text(
     piped = any(STANDARD_INPUT in part.paths for part in (reading.corpus, reading.val_corpus) if part)
     folder = RunFolder(preparation).tokens if piped else None
     with console.counting("encoding", reading.found.characters, "characters") as advance:
-        encoded = encode_reading(reading, tokenizer, folder, advance)
+        encoded = encode_reading(reading, tokenizer, folder, advance, console.warn)
     if piped:
         (preparation / SPOOL_FILE).unlink()
     return encoded
@@ -202,7 +202,7 @@ def tokens_to_score(console: Console, opened: OpenModel, text: TextToScore, kind
         return _validation_tokens(console, opened, kind)
     from tinylm.text.corpus import scan
     from tinylm.text.dataset import encode_stream
-    from tinylm.text.prepare import require_known, without_unknown
+    from tinylm.text.prepare import check_encoder, require_known, without_unknown
 
     with tempfile.TemporaryDirectory() as folder:
         (corpus,) = _find(text.invocation, console, [text.names], text.reading, Path(folder), kind)
@@ -215,6 +215,7 @@ def tokens_to_score(console: Console, opened: OpenModel, text: TextToScore, kind
         if strangers:
             corpus = without_unknown(corpus, opened.tokenizer)
             _say_what_is_skipped(console, strangers, found.characters - scan(corpus.stream()).characters)
+        check_encoder(opened.tokenizer, found.sample, console.warn)
         with console.counting("encoding", found.characters, "characters") as advance:
             return encode_stream(corpus.stream(), opened.tokenizer, advance)
 

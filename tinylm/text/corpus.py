@@ -9,7 +9,7 @@ import hashlib
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,6 +21,8 @@ from tinylm.text.readers import FORMATS, is_json_file, json_records, numbered_li
 from tinylm.text.selection import LeftOut, Rules, check_named, expand_patterns, text_files_below
 
 STANDARD_INPUT = "-"
+SAMPLE_PIECE = 1 << 10  # characters
+SAMPLE_PIECES = 1 << 7
 
 Stream = Iterator[str | None]
 
@@ -155,13 +157,17 @@ def _spool_standard_input(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Scan:
-    """What one pass over a stream found. `alphabet` is its characters, sorted; bytes are of UTF-8."""
+    """What one pass over a stream found. `alphabet` is its characters, sorted; bytes are of UTF-8.
+
+    `sample` is up to 128 parts of the text of at most 1,024 characters, evenly spread from its beginning on.
+    """
 
     characters: int
     bytes: int
     documents: int
     alphabet: str
     fingerprint: str
+    sample: tuple[str, ...] = field(default=(), compare=False)  # depends on where the stream's pieces end
 
 
 def scan(stream: Stream) -> Scan:
@@ -169,6 +175,8 @@ def scan(stream: Stream) -> Scan:
     seen = np.zeros(0x110000, dtype=bool)
     digest = hashlib.sha256()
     characters = size = separators = 0
+    sample: list[str] = []
+    stride = SAMPLE_PIECE  # characters from the beginning of one piece of the sample to that of the next
     for piece in stream:
         if piece is None:
             separators += 1
@@ -177,10 +185,16 @@ def scan(stream: Stream) -> Scan:
         data = piece.encode()
         digest.update(data)
         size += len(data)
+        for start in range(-characters % stride, len(piece), stride):
+            sample.append(piece[start : start + SAMPLE_PIECE])
+        while len(sample) > SAMPLE_PIECES:
+            del sample[1::2]
+            stride *= 2
         characters += len(piece)
         seen[code_points(piece)] = True
     alphabet = "".join(map(chr, np.flatnonzero(seen)))
-    return Scan(characters, size, separators + 1 if characters else 0, alphabet, digest.hexdigest())
+    documents = separators + 1 if characters else 0
+    return Scan(characters, size, documents, alphabet, digest.hexdigest(), tuple(sample))
 
 
 def code_points(text: str) -> np.ndarray:

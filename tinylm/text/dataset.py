@@ -91,9 +91,13 @@ def _open_ids(path: Path, record: dict[str, Any], vocab_size: int, mapped: bool,
     return ids
 
 
-def token_key(fingerprint: str, val_fingerprint: str | None, train_characters: int, tokenizer: Tokenizer) -> str:
-    """The name of an encoding in the cache: equal for equal text, cut and tokenizer."""
-    identity = json.dumps([LAYOUT, fingerprint, val_fingerprint, train_characters, tokenizer.sha256])
+def token_key(
+    fingerprint: str, val_fingerprint: str | None, train_characters: int, tokenizer: Tokenizer, encoder: str
+) -> str:
+    """The name of an encoding in the cache: equal for equal text, cut, tokenizer and encoder, whose versions could
+    differ in their ids.
+    """
+    identity = json.dumps([LAYOUT, fingerprint, val_fingerprint, train_characters, tokenizer.sha256, encoder])
     return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
 

@@ -2,7 +2,7 @@
 
 import glob
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ BPE_SAMPLE = 1 << 23  # characters; a million distinct words in them take a giga
 CORPORA: dict[str, type[Corpus]] = {"text": Corpus, "pairs": PairCorpus}
 
 Progress = Callable[[int], None]
+Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def choose_tokenizer(reading: Reading, wanted: str, vocab_size: int | None) -> T
     path = Path(wanted)
     if not path.is_file():
         raise UsageError(f"--tokenizer {wanted!r} is neither auto, char or bpe nor a tokenizer.json that exists.")
-    return Tokenizer.load(path)
+    return Tokenizer.load(path.resolve())  # a link is followed where the user names it
 
 
 def _default_vocab_size(characters: int, pairs: bool) -> int:
@@ -157,15 +158,36 @@ def skip_unknown(reading: Reading, tokenizer: Tokenizer, progress: Progress = la
     return read_corpus(corpus, val_corpus, reading.val_fraction, progress)
 
 
+def check_encoder(tokenizer: Tokenizer, sample: Sequence[str], warn: Warn) -> None:
+    """Encode with the `tokenizers` library from now on, and warn, if the fast encoder gives the sample other ids."""
+    encoder = tokenizer.encoder
+    if not tokenizer.check_encoder(sample):
+        warn(
+            f"{encoder} does not give this text the ids that the tokenizers library gives; it is encoded with the "
+            "library, which is slower. Install the version of gigatoken that tinylm asks for, or report this."
+        )
+
+
 def encode_reading(
-    reading: Reading, tokenizer: Tokenizer, folder: Path | None = None, progress: Progress = lambda size: None
+    reading: Reading,
+    tokenizer: Tokenizer,
+    folder: Path | None = None,
+    progress: Progress = lambda size: None,
+    warn: Warn = lambda message: None,
+    encoder: str | None = None,
 ) -> tuple[TokenFolder, DataConfig]:
     """Encode both parts into `folder`, by default one in the cache; `progress` receives the characters encoded.
 
+    A sample of the text is first encoded with the `tokenizers` library as well; `warn` receives a message when they
+    differ. `encoder` is the name under which the run recorded its encoder, if it is encoded again.
+
     Raises UsageError when either part is too short to train on or to validate with.
     """
+    val_sample = reading.val_found.sample if reading.val_found else ()
+    check_encoder(tokenizer, [*reading.found.sample, *val_sample], warn)
+    encoder = encoder or tokenizer.encoder
     val_fingerprint = reading.val_found.fingerprint if reading.val_found else None
-    key = token_key(reading.found.fingerprint, val_fingerprint, reading.train_characters, tokenizer)
+    key = token_key(reading.found.fingerprint, val_fingerprint, reading.train_characters, tokenizer, encoder)
     home = folder or private_folder("tokens") / key
     # Windows renames no folder with a mapped file in it, and a run is prepared under another name.
     mapped = folder is None or os.name != "nt"
@@ -188,6 +210,7 @@ def encode_reading(
         train_characters=reading.train_characters,
         fingerprint=reading.found.fingerprint,
         val_fingerprint=val_fingerprint,
+        encoder=encoder,
         tokens_in_run=folder is not None,
         characters=reading.found.characters,
         bytes=reading.found.bytes,
@@ -258,7 +281,7 @@ def has_tokens(run: Path, data: DataConfig, tokenizer: Tokenizer) -> bool:
 
 def _token_place(run: Path, data: DataConfig, tokenizer: Tokenizer) -> tuple[Path, str]:
     """The token folder of a run, and the key that it must carry."""
-    key = token_key(data.fingerprint, data.val_fingerprint, data.train_characters, tokenizer)
+    key = token_key(data.fingerprint, data.val_fingerprint, data.train_characters, tokenizer, data.encoder)
     return (run / "tokens" if data.tokens_in_run else private_folder("tokens") / key), key
 
 
@@ -286,4 +309,4 @@ def encode_again(
                 "the run's weights as a new run."
             )
     reading = Reading(corpus, found, val_corpus, val_found, data.train_characters)
-    return encode_reading(reading, tokenizer, progress=progress)[0]
+    return encode_reading(reading, tokenizer, progress=progress, encoder=data.encoder)[0]

@@ -6,25 +6,24 @@ Text is encoded by faster ways than the library's own (a numpy table, gigatoken)
 import functools
 import hashlib
 import json
-import threading
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import gigatoken
 import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.files import read_text
+from tinylm.text.byte_pairs import BytePairs, all_special, is_byte_level
 from tinylm.text.corpus import code_points
+from tinylm.text.tokenizer_file import LibraryError, expected_ids, library_errors, validate
 
 END_OF_TEXT = "<|endoftext|>"
 MASK = "<mask>"
 
-FORGET_AFTER = 1 << 24  # characters
 MEASURED_AT_ONCE = 1 << 20  # ids, which need eight bytes each while they are counted
 
 SMALLEST_BPE_VOCABULARY = 257  # every byte, and the end of text
@@ -48,25 +47,39 @@ class Tokenizer:
             raise TinyLMError(f"it gives one id to two tokens; give {END_OF_TEXT} an id of its own")
         self.end_of_text = int(library.token_to_id(END_OF_TEXT) or 0)
         self.vocab_size = 1 + max(vocabulary.values())  # a foreign vocabulary may have gaps
-        self.sha256 = hashlib.sha256(self.to_str().encode()).hexdigest()
-        layout = json.loads(self.to_str())
+        file = self.to_str()
+        self.sha256 = hashlib.sha256(file.encode()).hexdigest()
+        layout = json.loads(file)
         self._table = _character_table(layout)
-        self._byte_pairs = _BytePairs(layout) if self._table is None and _is_byte_level(layout) else None
+        self._byte_pairs = BytePairs(layout) if self._table is None and is_byte_level(layout) else None
         self.kind = "char" if self._table is not None else "bpe" if self._byte_pairs is not None else "other"
         pre_tokenizer = layout["pre_tokenizer"] or {"use_regex": False}
-        self._splits_at_spaces = bool(pre_tokenizer.get("use_regex", True)) and _all_special(layout)
+        self._splits_at_spaces = bool(pre_tokenizer.get("use_regex", True)) and all_special(layout)
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Raises TinyLMError when the file is not a tokenizer."""
+        """Raises TinyLMError when the file is not a tokenizer, or of a kind that is not supported (decision 021)."""
         try:
-            return cls(tokenizers.Tokenizer.from_str(read_text(path)))
+            layout = validate(read_text(path))
+            with library_errors():
+                tokenizer = cls(tokenizers.Tokenizer.from_str(json.dumps(layout, ensure_ascii=False)))
+            tokenizer._require_ids(expected_ids(layout))
         except OSError as error:
             raise TinyLMError(f"Cannot read the tokenizer {path}: {error.strerror}.") from error
         except TinyLMError as error:
             raise TinyLMError(f"{path} cannot be used: {error}.") from error
-        except Exception as error:  # the library raises nothing narrower
-            raise TinyLMError(f"{path} is not a tokenizer of the tokenizers library ({error}).") from error
+        except (ValueError, LibraryError) as error:
+            raise TinyLMError(
+                f"{path} is not a tokenizer that can be used: {error}. Restore the file, or use another tokenizer."
+            ) from error
+        return tokenizer
+
+    def _require_ids(self, expected: dict[str, int]) -> None:
+        """Raises ValueError where the library, which numbers added tokens itself, gives another id than the file."""
+        vocabulary = self._library.get_vocab()
+        for token, i in expected.items():
+            if (given := vocabulary.get(token)) != i:
+                raise ValueError(f"the token {token[:60]!r} has the id {i} in the file, and {given} once it is loaded")
 
     def to_str(self) -> str:
         return str(self._library.to_str())
@@ -108,12 +121,39 @@ class Tokenizer:
             if not known.all() or (ids < 0).any():
                 raise UsageError(f"Unknown characters: {describe_characters(self.unknown(text))}.")
             return ids.astype(np.uint32)
-        if self._byte_pairs is not None:
-            return self._byte_pairs.encode(text)
-        return np.array(self._library.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+        if self._byte_pairs is not None and (encoded := self._byte_pairs.encode(text)) is not None:
+            return encoded
+        return self._encode_by_library(text)
+
+    def _encode_by_library(self, text: str) -> np.ndarray:
+        """(number of tokens,) of uint32. Raises TinyLMError when the library fails."""
+        try:
+            with library_errors():
+                return np.array(self._library.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+        except LibraryError as error:
+            raise TinyLMError(
+                f"The tokenizer cannot encode the text ({error}). Use another tokenizer, or other text."
+            ) from error
+
+    @property
+    def encoder(self) -> str:
+        """What encodes, with its version: token files of different encoders are kept apart."""
+        if self._table is not None:
+            return "table"
+        fast = self._byte_pairs.encoder if self._byte_pairs is not None else None
+        return fast or f"tokenizers {tokenizers.__version__}"
+
+    def check_encoder(self, sample: Iterable[str]) -> bool:
+        """Whether the encoder gives each text of the sample the ids of the `tokenizers` library.
+
+        If not, the slower library encodes everything from then on. Raises TinyLMError when the
+        library fails.
+        """
+        return self._byte_pairs is None or self._byte_pairs.agrees(sample, self._encode_by_library)
 
     def decode(self, ids: Iterable[int]) -> str:
-        return str(self._library.decode([int(i) for i in ids], skip_special_tokens=True))
+        """Raises TinyLMError when the library fails."""
+        return _decode(self._library, [int(i) for i in ids])
 
     def measure(self, ids: Sequence[int] | np.ndarray) -> tuple[int, int]:
         """How many characters and bytes of text the ids stand for, without writing it out; a character cut by an end
@@ -172,26 +212,44 @@ class Tokenizer:
 
 
 class StreamDecoder:
-    """Turns ids into text as they come; what it has given so far never changes when more ids come."""
+    """Turns ids into text as they come; what it has given so far never changes when more ids come.
+
+    Some foreign decoders rewrite earlier text, which the library refuses to stream; the rest is then held back.
+    """
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
         self._library = library
         self._stream = decoders.DecodeStream(skip_special_tokens=True)
         self._ids: list[int] = []
         self._given = 0
+        self._held_back = False
 
     def push(self, token: int) -> str:
         """The text that became certain with this token: empty in the middle of a character's bytes."""
         self._ids.append(token)
-        text: str | None = self._stream.step(self._library, token)
+        text: str | None = None
+        if not self._held_back:
+            try:
+                with library_errors():
+                    text = self._stream.step(self._library, token)
+            except LibraryError:
+                self._held_back = True
         if text is None:
             return ""
         self._given += len(text)
         return text
 
     def finish(self) -> str:
-        """What was held back: an unfinished character at the very end."""
-        return str(self._library.decode(self._ids, skip_special_tokens=True))[self._given :]
+        """What was held back: an unfinished character at the very end. Raises TinyLMError when the library fails."""
+        return _decode(self._library, self._ids)[self._given :]
+
+
+def _decode(library: tokenizers.Tokenizer, ids: list[int]) -> str:
+    try:
+        with library_errors():
+            return str(library.decode(ids, skip_special_tokens=True))
+    except LibraryError as error:
+        raise TinyLMError(f"The tokenizer cannot decode the tokens ({error}). Use another tokenizer.") from error
 
 
 def train_char(alphabet: str) -> Tokenizer:
@@ -241,7 +299,7 @@ def _character_table(layout: dict[str, Any]) -> np.ndarray | None:
     model = layout["model"]
     if model["type"] != "BPE" or model["merges"] or layout["pre_tokenizer"] or layout["normalizer"]:
         return None
-    if model.get("byte_fallback") or model.get("unk_token") or not _all_special(layout):
+    if model.get("byte_fallback") or model.get("unk_token") or not all_special(layout):
         return None
     special = {token["content"] for token in layout["added_tokens"]}
     characters = {token: i for token, i in model["vocab"].items() if token not in special}
@@ -251,79 +309,6 @@ def _character_table(layout: dict[str, Any]) -> np.ndarray | None:
     for character, i in characters.items():
         table[ord(character)] = i
     return table
-
-
-def _is_byte_level(layout: dict[str, Any]) -> bool:
-    """Whether it is a BPE of bytes, in words as GPT-2 has them, and nothing besides."""
-    model, pre_tokenizer = layout["model"], layout["pre_tokenizer"] or {}
-    if model["type"] != "BPE" or layout["normalizer"] or model.get("ignore_merges") or model.get("byte_fallback"):
-        return False
-    if pre_tokenizer.get("type") != "ByteLevel" or pre_tokenizer.get("add_prefix_space"):
-        return False
-    if not pre_tokenizer.get("use_regex", True) or not _all_special(layout):
-        return False
-    if any(model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix")):
-        return False
-    vocabulary = _without_special(layout)
-    made = {"".join(pair if isinstance(pair, list) else pair.split(" ")) for pair in model["merges"]}
-    alphabet = {character for character, _ in _byte_alphabet()}
-    written = {character for token in vocabulary for character in token}
-    return written <= alphabet and made | alphabet <= vocabulary.keys()
-
-
-def _without_special(layout: dict[str, Any]) -> dict[str, int]:
-    """The tokens of a BPE's vocabulary that are no added ones, and their ids."""
-    added = {token["content"] for token in layout["added_tokens"]}
-    return {token: i for token, i in layout["model"]["vocab"].items() if token not in added}
-
-
-class _BytePairs:
-    """A byte-level BPE as gigatoken does it, with the ids of the tokenizers library (decision 002).
-
-    It remembers every word that it has seen, so it is made anew after `FORGET_AFTER` characters; and it serves one
-    thread at a time.
-    """
-
-    def __init__(self, layout: dict[str, Any]) -> None:
-        self._vocabulary = _without_special(layout)
-        # Text that looks like a special token stays text.
-        model = {**layout["model"], "vocab": self._vocabulary}
-        self._file = json.dumps({**layout, "model": model, "added_tokens": []})
-        self._encoder: gigatoken.Tokenizer | None = None
-        self._seen = 0
-        self._one_thread = threading.Lock()
-
-    def encode(self, text: str) -> np.ndarray:
-        """(number of tokens,) of uint32"""
-        with self._one_thread:
-            if self._encoder is None or self._seen > FORGET_AFTER:
-                self._encoder, self._seen = gigatoken.Tokenizer.from_json(self._file), 0
-            self._seen += len(text)
-            return self._encoder.encode(text)
-
-    def texts(self, vocab_size: int) -> list[bytes]:
-        """The bytes of each id, none for what stands for no text."""
-        byte_of = dict(_byte_alphabet())
-        texts = [b""] * vocab_size
-        for token, i in self._vocabulary.items():
-            texts[i] = bytes(byte_of[character] for character in token)
-        return texts
-
-
-def _all_special(layout: dict[str, Any]) -> bool:
-    """Whether no added token is found in text."""
-    return all(token["special"] for token in layout["added_tokens"])
-
-
-def _byte_alphabet() -> Iterator[tuple[str, int]]:
-    """The printable character by which GPT-2's vocabulary writes each byte."""
-    substitutes = 0
-    for byte in range(256):
-        if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or 0xAE <= byte <= 0xFF:
-            yield chr(byte), byte
-        else:
-            yield chr(256 + substitutes), byte
-            substitutes += 1
 
 
 def _always_splits(before: str, after: str) -> bool:

@@ -1,0 +1,256 @@
+"""tokenizer.json files with the structure that published models have, and small vocabularies trained here."""
+
+import copy
+import functools
+import json
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+TEXT = (
+    "The cat's hat, the dog's log; they'll say we've 123 and 1234 of them, don't they?\r\n\r\n"
+    "  Zwölf große Boxkämpfer\t\t日本語の文章と漢字 👩‍👩‍👧 e\u0301 naïve — “quoted”…\n\n\n    indented    text\n"
+)
+
+CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+PATTERNS = {
+    "gpt2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "gpt4": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$"
+    r"|\s*[\r\n]|\s+(?!\S)|\s",
+    "llama3": rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{BLANKS}",
+    "qwen2": rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{BLANKS}",
+    "qwen3.5": rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*"
+    rf"|{BLANKS}",
+    "o200k": rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
+    rf"{CONTRACTIONS}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{BLANKS}",
+    "tekken": rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{BLANKS}",
+    "deepseek3": "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+    "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+    "nanochat": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
+    r"|\s+(?!\S)|\s+",
+    "clip": r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
+    "bloom": r" ?[^(\s|.,!?…。，、।۔،)]+",
+    "falcon": "[0-9][0-9][0-9]",
+    "chinese": "[一-龥぀-ゟ゠-ヿ]+",
+    "digits": r"\p{N}{1,3}",
+    "blanks": " {2,}",
+}
+
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+BYTES_ALONE = {**BYTE_LEVEL, "use_regex": False}
+METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+FROM_METASPACE = {
+    "type": "Sequence",
+    "decoders": [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ],
+}
+
+
+def published() -> dict[str, dict[str, Any]]:
+    """By model: the file's JSON, the caller's to change."""
+    return copy.deepcopy(_published())
+
+
+@functools.cache
+def _published() -> dict[str, dict[str, Any]]:
+    end = added("<|endoftext|>", 0)
+    return {
+        "gpt2": layout(_byte_level(untyped=True), [end], BYTE_LEVEL, BYTE_LEVEL, post_processor=BYTE_LEVEL),
+        "llama3": layout(
+            {**_byte_level(), "ignore_merges": True},
+            [end, *_more("<|begin_of_text|>", "<|eot_id|>")],
+            _words("llama3"),
+            BYTE_LEVEL,
+            post_processor={"type": "Sequence", "processors": [BYTE_LEVEL, _template("<|begin_of_text|>", 300)]},
+        ),
+        "qwen2": layout(
+            _byte_level(),
+            [end, *_more("<|im_start|>", "<|im_end|>")],
+            _words("qwen2"),
+            BYTES_ALONE,
+            normalizer={"type": "NFC"},
+            post_processor=BYTES_ALONE,
+        ),
+        "smollm2": layout(
+            _byte_level(),
+            [end],
+            {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTE_LEVEL]},
+            BYTE_LEVEL,
+        ),
+        "pythia": layout(
+            _byte_level(),
+            [end, *(added(" " * (24 - i), 300 + i, special=False, normalized=True) for i in range(22))],
+            BYTE_LEVEL,
+            BYTE_LEVEL,
+            normalizer={"type": "NFC"},
+            post_processor=_template("<|endoftext|>", 0),
+        ),
+        "gemma": layout(
+            _byte_fallback(),
+            [added("<unk>", 0), added("<bos>", 1)],
+            {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False},
+            {"type": "Sequence", "decoders": FROM_METASPACE["decoders"][:3]},
+            normalizer={"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            post_processor=_template("<bos>", 1),
+        ),
+        "llama2": layout(
+            _byte_fallback(),
+            [added("<unk>", 0), added("<bos>", 1)],
+            None,
+            FROM_METASPACE,
+            normalizer={
+                "type": "Sequence",
+                "normalizers": [
+                    {"type": "Prepend", "prepend": "▁"},
+                    {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+                ],
+            },
+            post_processor=_template("<bos>", 1),
+        ),
+        "mistral": layout(_byte_fallback(), [added("<unk>", 0), added("<bos>", 1)], METASPACE, FROM_METASPACE),
+        "mistral-nemo": layout(_byte_level(), [end], _words("tekken"), BYTE_LEVEL),
+        "gpt-oss": layout(_byte_level(), [end], _words("o200k"), BYTE_LEVEL),
+        "deepseek3": layout(_byte_level(), [end], _words("digits", "chinese", "deepseek3"), BYTE_LEVEL),
+        "falcon": layout(
+            _byte_level(),
+            [end],
+            {
+                "type": "Sequence",
+                "pretokenizers": [
+                    {"type": "Punctuation", "behavior": "Contiguous"},
+                    BYTE_LEVEL,
+                    {"type": "Digits", "individual_digits": False},
+                    _split("falcon"),
+                ],
+            },
+            BYTE_LEVEL,
+        ),
+        "bert": layout(
+            _word_piece(),
+            [added("[UNK]", 0), added("[CLS]", 1), added("[SEP]", 2)],
+            {"type": "BertPreTokenizer"},
+            {"type": "WordPiece", "prefix": "##", "cleanup": True},
+            normalizer={
+                "type": "BertNormalizer",
+                "clean_text": True,
+                "handle_chinese_chars": True,
+                "strip_accents": None,
+                "lowercase": True,
+            },
+            post_processor={"type": "BertProcessing", "sep": ["[SEP]", 2], "cls": ["[CLS]", 1]},
+        ),
+        "unigram": layout(_unigram(), [added("<unk>", 0)], METASPACE, METASPACE),
+        "words": layout(
+            {"type": "WordLevel", "vocab": {"[UNK]": 0, "the": 1, "cat": 2}, "unk_token": "[UNK]"},
+            [],
+            {"type": "Whitespace"},
+            None,
+        ),
+    }
+
+
+def layout(
+    model: dict[str, Any],
+    added_tokens: list[dict[str, Any]],
+    pre_tokenizer: dict[str, Any] | None,
+    decoder: dict[str, Any] | None,
+    normalizer: dict[str, Any] | None = None,
+    post_processor: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added_tokens,
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": post_processor,
+        "decoder": decoder,
+        "model": model,
+    }
+
+
+def added(content: str, i: int, special: bool = True, normalized: bool = False) -> dict[str, Any]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": normalized, "special": special}
+    return {"id": i, "content": content, **flags}
+
+
+def _more(*contents: str) -> list[dict[str, Any]]:
+    """Added tokens behind a vocabulary of 300."""
+    return [added(content, 300 + i) for i, content in enumerate(contents)]
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": PATTERNS[pattern]}, "behavior": "Isolated", "invert": False}
+
+
+def _words(*patterns: str) -> dict[str, Any]:
+    return {"type": "Sequence", "pretokenizers": [*map(_split, patterns), BYTES_ALONE]}
+
+
+def _template(token: str, i: int) -> dict[str, Any]:
+    before = {"SpecialToken": {"id": token, "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB"))
+    return {
+        "type": "TemplateProcessing",
+        "single": [before, first],
+        "pair": [before, first, before, second],
+        "special_tokens": {token: {"id": token, "ids": [i], "tokens": [token]}},
+    }
+
+
+def _trained(library: tokenizers.Tokenizer, trainer: Any) -> dict[str, Any]:
+    library.train_from_iterator([TEXT] * 3, trainer)
+    model: dict[str, Any] = json.loads(library.to_str())["model"]
+    return model
+
+
+def _byte_level(untyped: bool = False) -> dict[str, Any]:
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    model = _trained(library, trainer)
+    assert len(model["vocab"]) == 300
+    if untyped:  # GPT-2's file is older than the field
+        del model["type"]
+        model.update(unk_token="", continuing_subword_prefix="", end_of_word_suffix="")
+        model["merges"] = [" ".join(pair) for pair in model["merges"]]
+    return model
+
+
+def _byte_fallback() -> dict[str, Any]:
+    library = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=450, special_tokens=["<unk>", "<bos>", *byte_tokens], show_progress=False)
+    return _trained(library, trainer)
+
+
+def _word_piece() -> dict[str, Any]:
+    characters = sorted(set("".join(TEXT.lower().split())))
+    words = ["[UNK]", "[CLS]", "[SEP]", "the", "cat", "dog", "##s", *characters, *(f"##{c}" for c in characters)]
+    return {
+        "type": "WordPiece",
+        "unk_token": "[UNK]",
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
+        "vocab": {word: i for i, word in enumerate(dict.fromkeys(words))},
+    }
+
+
+def _unigram() -> dict[str, Any]:
+    characters = sorted(set(TEXT.replace(" ", "▁")))
+    vocabulary = [["<unk>", 0.0], ["▁the", -3.0], ["▁cat", -4.0], *([c, -8.0] for c in characters)]
+    return {"type": "Unigram", "unk_id": 0, "vocab": vocabulary, "byte_fallback": False}

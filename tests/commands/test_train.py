@@ -335,7 +335,9 @@ def test_resuming_refuses_a_text(run: Path, corpus: Path) -> None:
 def test_a_refused_resume_leaves_the_recorded_budget_as_it_was(run: Path, here: Path) -> None:
     path = copied(run, here / "again")
     before = snapshot(path)
-    refused(tinylm("train", "--resume", path, "--time", "0.000001s"), 2, "has used its 1e-06 s", "--time")
+    refused(
+        tinylm("train", "--resume", path, "--time", "0.000001s"), 2, "its --time of 0.000001s is the total", "--time"
+    )
     assert snapshot(path) == before
 
 

@@ -32,7 +32,7 @@ def read_config_file(context: typer.Context, file: Path | None) -> Path | None:
     if file is None or context.resilient_parsing:
         return file
     values = _parse_toml(file)
-    parameters = {parameter.name: parameter for parameter in context.command.params}
+    parameters: dict[Any, Any] = {parameter.name: parameter for parameter in context.command.params}
     unknown = [key for key in values if key.replace("-", "_") not in parameters]
     if unknown:
         more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""

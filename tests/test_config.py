@@ -107,6 +107,8 @@ REFUSALS: list[Refusal] = [
     (made, {"experts_per_token": 2}, "--experts-per-token", ("--experts", "leave it out")),
     (made, {"expert_mode": "merge", "experts": 1}, "--expert-mode", ("--experts", "leave it out")),
     (made, {"expert_balance": 0.1}, "--expert-balance", ("--experts", "leave it out")),
+    (made, {"expert_balance": 0.1, "experts": 2}, "--expert-balance", ("more --experts than --experts-per-token",)),
+    (made, {"relative_clip": 99, "position": "relative"}, "--relative-clip", ("a --context of at least 99",)),
     (made, {"norm": "none", "norm_bias": True}, "--norm-bias", ("a --norm", "leave it out")),
     (c.Budget, {}, "--steps", ("--epochs", "--time")),
     (c.Budget, {"steps": 5, "time": 6.0}, "--steps", ("--time", "give one")),

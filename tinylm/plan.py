@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tinylm.checks import check_numbers
+from tinylm.checks import check_numbers, flag
 from tinylm.config import Budget, DataConfig, ModelConfig, RuntimeConfig, TrainingConfig
 from tinylm.cost import (
     Machine,
@@ -19,7 +19,7 @@ from tinylm.cost import (
 from tinylm.device import can_compile, free_memory
 from tinylm.errors import UsageError
 from tinylm.model.linear import USES_ONEDNN
-from tinylm.presets import PRESETS, SIZES, make_model_config
+from tinylm.presets import PRESETS, SIZES, make_model_config, refuse_idle
 from tinylm.text.pairs import PairContexts
 
 DEFAULT_TIME = 600.0
@@ -119,6 +119,7 @@ def plan_training(
         shape = _fit_pairs(shape, pair_contexts, notices, free="context" not in model and base is None)
     else:
         shape = _fit_context(shape, data, notices, chosen="context" in model, fixed=base is not None)
+    refuse_idle(shape, model)  # the context may be another one now
     batch_size = training.get("batch_size", _choose_batch_size(machine, data, shape, budget, optimizer))
     micro_batch = training.get("micro_batch", batch_size)
     sequences, tokens_each = _sequences(data, shape)
@@ -168,6 +169,8 @@ def plan_training(
         if budget.time is not None and settings["warmup"] > 1:
             settings["warmup"] = 1.0
             notices.append(f"The time is enough for about {steps} steps: all of them are warmup.")
+    if settings.get("schedule") == "constant" and training.get("min_lr") is not None:
+        raise UsageError("--min-lr is where --schedule falls to, and constant does not fall; leave one of them out.")
     settings.setdefault("min_lr", settings["lr"] / 10)
     expected = budget.time or steps * step_seconds * (1 + EVALUATION_SHARE)
     return Plan(
@@ -204,6 +207,9 @@ def _choose_shape(
     preset, size = model.get("preset", "modern"), model.get("size", "auto")
     if size not in ("auto", *SIZES):
         raise UsageError(f"--size is {size!r}; it must be one of: auto, {', '.join(SIZES)}.")
+    if size != "auto" and choices.keys() >= SIZES[size].keys():
+        parts = ", ".join(map(flag, SIZES[size]))
+        raise UsageError(f"--size stands for {parts}, and all of them are chosen; leave --size or one of them out.")
     if preset not in PRESETS:
         make_model_config(vocab_size=vocab_size, preset=preset, size="nano")  # says which there are
 

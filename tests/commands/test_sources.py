@@ -1,18 +1,27 @@
 """Values that nobody typed: from a --config file, and from TINYLM_ variables."""
 
+import dataclasses
+import math
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+import hypothesis
 import pytest
 import typer.main
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tinylm
 from tests.shell import TINY, done, environment, misused, refused
 from tests.shell import tinylm as shell
+from tinylm import config
 from tinylm.cli import app
+from tinylm.commands.options import ModelOptions, OptimizerOptions, RhythmOptions
+from tinylm.presets import PRESETS, SIZES
 
 TOML: dict[str, tuple[str | bytes, str]] = {
     "too large": ("# " + "x" * 100_000, "my.toml is larger than 64 kB"),
@@ -181,3 +190,60 @@ def test_completion_does_not_warn() -> None:
     )
     assert result.stdout.split() == ["train", "train-tokenizer"]
     assert result.stderr == ""
+
+
+# Any options at all
+
+INTEGERS = st.sampled_from([0, -1, 1, 2, 3, 4, 8, 16, 100, 1 << 16, 1 << 20, 1 << 24, 1 << 53, 1 << 63, 10**400])
+FRACTIONS = st.sampled_from([0.0, -1.0, 1e-320, 1e-9, 0.01, 0.5, 0.99, 1.0, 100.0, 1e6, 1e308, math.inf, math.nan])
+WORDS: dict[str, Iterable[str]] = {
+    "preset": PRESETS,
+    "size": ["auto", *SIZES],
+    "architecture": config.ARCHITECTURES,
+    "position": config.POSITIONS,
+    "norm": config.NORMS,
+    "norm_placement": config.NORM_PLACEMENTS,
+    "expert_mode": config.EXPERT_MODES,
+    "activation": config.ACTIVATIONS,
+    "initialisation": config.INITIALISATIONS,
+    "schedule": config.SCHEDULES,
+    "optimizer": config.OPTIMIZERS,
+    "dtype": ["auto", "fp32", "bf16", "fp16"],
+    "compile": ["auto", "on", "off"],
+    "tokenizer": ["auto", "char", "bpe", "none.json"],
+    "local_layers": ["0", "0,1", "-1", "x", "0,0", "9" * 30],
+    "time": ["10s", "1h30m", "1e400h", "9" * 400 + "h"],
+    "val_data": ["corpus.txt", "none.txt"],
+    "encoding": ["utf-8", "latin-1", "none"],
+}
+FLAGS = sorted(
+    {field.name for group in (ModelOptions, OptimizerOptions, RhythmOptions) for field in dataclasses.fields(group)}
+    | {"steps", "epochs", "time", "patience", "seed", "vocab_size", "tokenizer", "val_fraction", "val_data"}
+    | {"dtype", "compile", "encoding"}
+)
+SWITCHES = {"norm_gain", "norm_bias", "residual", "attention_scale", "qk_norm", "bias", "tie", "scale_embedding"}
+FRACTIONAL = {"rope_theta", "dropout", "attention_dropout", "expert_balance", "lr", "min_lr", "weight_decay", "beta1"}
+FRACTIONAL |= {"beta2", "grad_clip", "average", "label_smoothing", "epochs", "val_fraction"}
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> list[str]:
+    line: list[str] = []
+    for name in draw(st.lists(st.sampled_from(FLAGS), unique=True, max_size=6)):
+        flag = "--" + name.replace("_", "-")
+        if name in SWITCHES or name == "log_gradients":
+            line.append(draw(st.sampled_from([flag, flag.replace("--", "--no-")])) if name in SWITCHES else flag)
+        elif name in WORDS:
+            line += [flag, draw(st.sampled_from(sorted(WORDS[name])))]
+        else:
+            line += [flag, str(draw(FRACTIONS if name in FRACTIONAL else INTEGERS))]
+    return line
+
+
+@given(line=command_lines())
+@hypothesis.settings(max_examples=60, suppress_health_check=list(hypothesis.HealthCheck))
+def test_any_options_give_a_plan_or_a_sentence(line: list[str], here: Path, corpus: Path) -> None:
+    result = shell("train", corpus, "--dry-run", *line)
+    assert result.exit_code in (0, 2), result.output
+    assert "Something went wrong" not in result.stderr and "Traceback" not in result.stderr
+    assert result.exit_code == 0 or result.stdout == ""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tinylm.checks import flag
+from tinylm.checks import check_numbers, flag
 from tinylm.config import AdapterConfig, Budget, DataConfig, ModelConfig, RuntimeConfig, TrainingConfig
 from tinylm.cost import (
     Machine,
@@ -19,7 +19,7 @@ from tinylm.cost import (
 from tinylm.device import can_compile, free_memory
 from tinylm.errors import UsageError
 from tinylm.model.linear import USES_ONEDNN
-from tinylm.presets import PRESETS, SIZES, make_model_config
+from tinylm.presets import PRESETS, SIZES, make_model_config, refuse_idle
 from tinylm.text.pairs import PairContexts
 
 DEFAULT_TIME = 600.0
@@ -121,6 +121,7 @@ def plan_training(
 
     Raises UsageError for choices that contradict each other or the length of the corpus.
     """
+    check_numbers(training)
     notices: list[str] = []
     budget, training = _with_budget(budget, training)
     seconds = budget.time or DEFAULT_TIME
@@ -132,9 +133,7 @@ def plan_training(
         shape = _fit_pairs(shape, pair_contexts, notices, free="context" not in model and base is None)
     else:
         shape = _fit_context(shape, data, notices, chosen="context" in model, fixed=base is not None)
-    for name in ("batch_size", "micro_batch"):
-        if training.get(name, 1) < 1:
-            raise UsageError(f"{flag(name)} is {training[name]}; it must be 1 or more.")
+    refuse_idle(shape, model)  # the context may be another one now
     batch_size = training.get("batch_size", _choose_batch_size(machine, data, shape, budget, optimizer))
     micro_batch = training.get("micro_batch", batch_size)
     sequences, tokens_each = _sequences(data, shape)
@@ -180,12 +179,12 @@ def plan_training(
         "budget": budget,
     }
     if training.get("warmup_steps") is not None:
-        if training["warmup_steps"] < 0:
-            raise UsageError(f"--warmup-steps is {training['warmup_steps']}; it must be 0 or more.")
         settings["warmup"] = training["warmup_steps"] / steps
         if budget.time is not None and settings["warmup"] > 1:
             settings["warmup"] = 1.0
             notices.append(f"The time is enough for about {steps} steps: all of them are warmup.")
+    if settings.get("schedule") == "constant" and training.get("min_lr") is not None:
+        raise UsageError("--min-lr is where --schedule falls to, and constant does not fall; leave one of them out.")
     settings.setdefault("min_lr", settings["lr"] / 10)
     expected = budget.time or steps * step_seconds * (1 + EVALUATION_SHARE)
     return Plan(
@@ -222,6 +221,9 @@ def _choose_shape(
     preset, size = model.get("preset", "modern"), model.get("size", "auto")
     if size not in ("auto", *SIZES):
         raise UsageError(f"--size is {size!r}; it must be one of: auto, {', '.join(SIZES)}.")
+    if size != "auto" and choices.keys() >= SIZES[size].keys():
+        parts = ", ".join(map(flag, SIZES[size]))
+        raise UsageError(f"--size stands for {parts}, and all of them are chosen; leave --size or one of them out.")
     if preset not in PRESETS:
         make_model_config(vocab_size=vocab_size, preset=preset, size="nano")  # says which there are
 

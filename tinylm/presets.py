@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from tinylm.checks import count, flag, one_of
+from tinylm.checks import check_numbers, flag, one_of
 from tinylm.config import ModelConfig
 from tinylm.errors import UsageError
 
@@ -59,10 +59,9 @@ def make_model_config(*, vocab_size: int, preset: str, size: str, **choices: Any
     """
     one_of("preset", preset, tuple(PRESETS))
     one_of("size", size, tuple(SIZES))
+    check_numbers({"vocab_size": vocab_size, **choices})
     values = {**PRESETS[preset], **SIZES[size], **{k: v for k, v in choices.items() if v is not None}}
     width, heads = values["width"], values["heads"]
-    count("width", width)
-    count("heads", heads)
     if "heads" not in choices or choices["heads"] is None:
         values["heads"] = heads = _heads_for(
             width, heads, choices.get("kv_heads"), in_pairs=values.get("position", "rope") == "rope"
@@ -74,23 +73,33 @@ def make_model_config(*, vocab_size: int, preset: str, size: str, **choices: Any
     if values.get("architecture") == "encoder-decoder":
         values.setdefault("encoder_layers", values["layers"])
     config = ModelConfig(vocab_size=vocab_size, **values)
-    _refuse_idle(config, choices)
+    refuse_idle(config, choices)
     return config
 
 
-def _refuse_idle(config: ModelConfig, choices: dict[str, Any]) -> None:
+def refuse_idle(config: ModelConfig, choices: dict[str, Any]) -> None:
     """Raises UsageError for a choice of which nothing would come in this model."""
+    beyond = config.relative_clip > config.context
     idle = {
-        "relative_clip": (config.position != "relative", "--position relative"),
         "rope_theta": (config.position != "rope", "--position rope"),
         "experts_per_token": (config.experts == 1, "--experts"),
         "expert_mode": (config.experts == 1, "--experts"),
-        "expert_balance": (config.experts == 1, "--experts"),
+        # Where every token goes to every expert, the loss that shares tokens out is a constant.
+        "expert_balance": (
+            config.experts <= config.experts_per_token,
+            "--experts" if config.experts == 1 else "more --experts than --experts-per-token",
+        ),
         "norm_gain": (config.norm == "none", "a --norm"),
         "norm_bias": (config.norm == "none", "a --norm"),
         "norm_placement": (config.norm == "none", "a --norm"),
         "local_window": ((config.local_window or 0) >= config.context, f"a --context above {config.local_window}"),
         "qk_norm": (config.norm == "none" and config.qk_norm, "a --norm"),
+        "relative_clip": (
+            config.position != "relative" or beyond,
+            "--position relative"
+            if config.position != "relative"
+            else f"a --context of at least {config.relative_clip}",
+        ),
     }
     for name, (is_idle, needed) in idle.items():
         if is_idle and choices.get(name) is not None:

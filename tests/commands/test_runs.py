@@ -1,8 +1,11 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.shell import copied, done, records, refused, tinylm
-from tinylm.checkpoint import load_model
+from tinylm.checkpoint import load_model, summarise
+from tinylm.errors import TinyLMError
 
 KEYS = ["name", "path", "kind", "parameters", "step", "best_step", "val_loss", "saved"]
 
@@ -52,7 +55,7 @@ def test_a_damaged_run_is_listed_as_such_and_hides_no_other(run: Path, here: Pat
     (here / "checkpoints/bare/model.safetensors").unlink()
     kinds = {record["name"]: record["kind"] for record in records(done("runs", "--json"))}
     assert kinds == {"good": "model", "torn": "damaged", "empty": "damaged", "bare": "damaged"}
-    assert done("runs").stdout.count("damaged") == 3
+    assert done("runs").stdout.count(" damaged: ") == 3
     errors = {record["name"]: record.get("error", "") for record in records(done("runs", "--json"))}
     assert "torn/model.safetensors" in errors["torn"] and "empty/config.json" in errors["empty"]
 
@@ -80,6 +83,40 @@ def test_nothing_yet_is_no_error() -> None:
     assert result.stdout == ""
     assert "tinylm train corpus.txt" in result.stderr
     assert done("runs", "--json").stdout == ""
+
+
+def test_one_run_that_cannot_be_read_hides_no_other(run: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> dict[str, object]:
+        if path.name == "locked":
+            raise PermissionError(13, "Permission denied", str(path))
+        if path.name == "torn":
+            raise TinyLMError("torn is damaged:\n" + "x" * 500)
+        return summarise(path)
+
+    shelve(here, good=run, locked=run, torn=run)
+    monkeypatch.setattr("tinylm.checkpoint.summarise", fail)
+    errors = {record["name"]: record.get("error", "") for record in records(done("runs", "--json"))}
+    assert errors["good"] == "" and "Permission denied" in errors["locked"] and errors["torn"].endswith("x" * 500)
+    lines = done("runs").stdout.splitlines()
+    assert len(lines) == 4 and all(len(line) < 200 for line in lines)
+    assert "damaged: [Errno 13] Permission denied" in lines[2] and "damaged: torn is damaged: xxx" in lines[3]
+
+
+def test_a_run_in_a_folder_of_runs_has_the_name_of_both(run: Path, here: Path) -> None:
+    shelve(here, **{"top": run, "group/inner": run, "group/deep/er": run, ".hidden/not": run})
+    (here / "checkpoints/loop").symlink_to(here / "checkpoints")
+    names = [record["name"] for record in records(done("runs", "--json"))]
+    assert names == ["top", "group/inner", "group/deep/er"]
+
+
+@pytest.mark.parametrize("folder", [(), (".",), ("elsewhere",), ("checkpoints",)])
+def test_every_name_that_is_printed_is_accepted(run: Path, here: Path, folder: tuple[str, ...]) -> None:
+    shelve(here, one=run, **{"group/two": run})
+    copied(run, here / "elsewhere/three")
+    printed = [line.split()[0] for line in done("runs", *folder).stdout.splitlines()[1:]]
+    assert len(printed) == {(): 2, (".",): 3, ("elsewhere",): 1, ("checkpoints",): 2}[folder]
+    for name in printed:
+        done("info", name)
 
 
 def test_a_missing_folder_is_named() -> None:

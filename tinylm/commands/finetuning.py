@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypedDict
 import typer
 
 from tinylm.commands.groups import refuse_with
-from tinylm.commands.model import newest_run
-from tinylm.commands.new_run import chosen_budget, new_run_at, plan_run, show_plan
+from tinylm.commands.model import find_run, newest_run
+from tinylm.commands.new_run import chosen_budget, dry_run_at, new_run_at, plan_run, show_plan
 from tinylm.commands.options import WHERE, LearningOptions, option
 from tinylm.commands.reading import how_to_extend, known_text, read_text
 from tinylm.commands.resume import resume_run
@@ -86,13 +86,13 @@ def finetune(
     budget = chosen_budget(learning.budget)
     machine = probe_machine(learning.machine.device, learning.machine.dtype)
     console.note(f"On {machine.reasons}.")
-    base_path = model or newest_run(console)
+    base_path = find_run(console, model) if model else newest_run(console)
     if not base_path.name:  # the folder one stands in
         base_path = base_path.absolute()
     path = run.out or base_path.with_name(base_path.name + own.suffix)
     if path.resolve() == base_path.resolve():
         raise UsageError(f"{path} is the base model, which is never written to; choose another folder with --out.")
-    with new_run_at(path, run.force) as preparation:
+    with dry_run_at(console, path, run.force) if run.dry_run else new_run_at(path, run.force) as preparation:
         network, base, tokenizer, weights = load_model(base_path)
         digest = base.recovered_digest or weights.digest
         adapter = own.config(network, Base(base=str(base_path.resolve()), base_digest=digest))

@@ -9,14 +9,20 @@ from typing import Any
 
 import typer
 
-from tinylm.checks import flag
+from tinylm.checks import check_numbers, flag
+from tinylm.commands.sources import name_sources, warn_of_unknown_variables
+from tinylm.console import Console
 from tinylm.errors import UsageError
 
 Command = Callable[..., None]
+CONTEXT = "invocation"  # the parameter of a command that takes typer's context
 
 
 def with_groups(command: Command) -> Command:
-    """Give a command an option for each field of the option groups among its parameters, and of the groups in those."""
+    """Give a command an option for each field of the option groups among its parameters, and of the groups in those.
+
+    Numbers are in their ranges when the command gets them. An error names the variable or file that a value is from.
+    """
     hints = typing.get_type_hints(command, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []
@@ -26,11 +32,22 @@ def with_groups(command: Command) -> Command:
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]))
 
+    takes_context = CONTEXT in hints
+    if not takes_context:
+        parameters.insert(0, inspect.Parameter(CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
+
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        for name, kind in groups.items():
-            values[name] = _take(kind, values)
-        command(**values)
+        invocation = values[CONTEXT] if takes_context else values.pop(CONTEXT)
+        warn_of_unknown_variables(Console(), invocation)
+        try:
+            check_numbers(values)  # before anything is computed from them
+            for name, kind in groups.items():
+                values[name] = _take(kind, values)
+            command(**values)
+        except UsageError as error:
+            name_sources(invocation, error)
+            raise
 
     # typer asks inspect for the options, which reads this before the code; the type of a function does not list it.
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

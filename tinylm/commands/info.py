@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tinylm.commands.groups import with_groups
-from tinylm.commands.model import newest_run
+from tinylm.commands.model import find_run, newest_run
 from tinylm.commands.options import OutputOptions
 from tinylm.commands.session import quoted
 from tinylm.config import RunConfig
@@ -27,7 +27,7 @@ def info(
     from tinylm.cost import parameters_by_part
 
     console = output.console()
-    path = run or newest_run(console)
+    path = find_run(console, run) if run else newest_run(console)
     if not path.name:  # the folder one stands in
         path = path.absolute()
     config = read_config(path)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tinylm.commands.groups import with_groups
-from tinylm.commands.model import ModelPath
+from tinylm.commands.model import ModelPath, find_run
 from tinylm.commands.new_run import new_run_at, new_run_config
 from tinylm.commands.options import WHERE, OutputOptions, option
 from tinylm.errors import UsageError
@@ -36,6 +36,8 @@ def merge(
     from tinylm.checkpoint import RunFolder, read_weights
 
     console = output.console()
+    adapter = find_run(console, adapter)
+    model = model and find_run(console, model)
     with new_run_at(out, force):
         adapter_config, settings = read_adapter_config(adapter)
         if settings.kind != "lora":

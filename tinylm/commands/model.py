@@ -1,11 +1,14 @@
 """Opening the model that a command works with; shared by the commands that use a trained one."""
 
+import difflib
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from tinylm.checks import shown
 from tinylm.commands.options import MachineOptions, option
 from tinylm.config import DataConfig
 from tinylm.console import Console
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
     from tinylm.model.stack import Transformer
     from tinylm.text.tokenizer import Tokenizer
 
+MOST_NESTED = 4  # levels of folders in which runs are looked for
+LARGEST_STRENGTH = 1000  # of an adapter
+
 ModelPath = Annotated[
     Path | None, option("A run folder (default: the newest model under checkpoints/).", None, "RUN", "--model", "-m")
 ]
@@ -27,17 +33,60 @@ AdapterPaths = Annotated[
 ]
 
 
+def run_folders(folder: Path, depth: int = MOST_NESTED) -> Iterator[Path]:
+    """The runs in a folder and in the folders in it, in order; hidden folders are left out, and those in a run."""
+    try:
+        entries = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+    except OSError:  # a folder that cannot be read has no runs to show
+        return
+    for path in (folder / name for name in entries):
+        if os.path.lexists(path / "config.json"):
+            yield path
+        elif depth > 1 and not path.is_symlink():
+            yield from run_folders(path, depth - 1)
+
+
+def find_run(console: Console, name: Path) -> Path:
+    """The run, model or adapter, that a path names, or else the one of that name under checkpoints/.
+
+    Raises UsageError when there is neither.
+    """
+    shelved = CHECKPOINTS / name
+    other = not name.is_absolute() and ".." not in name.parts and name.name and _is_there(shelved)
+    if _is_there(name):
+        if other and shelved.resolve() != name.resolve():
+            console.note(f"Using the path {name}; the run of that name under {CHECKPOINTS}/ is {shelved}.")
+        return name
+    if other:
+        return shelved
+    known = {path.relative_to(CHECKPOINTS).as_posix(): path for path in run_folders(CHECKPOINTS)}
+    near = difflib.get_close_matches(name.as_posix().removeprefix(f"{CHECKPOINTS}/"), list(known), 3, 0.6)
+    if near:
+        raise UsageError(f"There is no run at {name}; perhaps you mean {' or '.join(near)}.")
+    raise UsageError(f"There is no run at {name}; tinylm runs lists what there is.")
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is something at the path, or a run that a kill kept from appearing there."""
+    from tinylm.place import hidden
+
+    try:
+        return os.path.lexists(path) or any(hidden(path, version).exists() for version in ("new", "old") if path.name)
+    except OSError:
+        return False
+
+
 def newest_run(console: Console) -> Path:
     """The model most recently trained under checkpoints/, said on stderr. Raises UsageError when there is none."""
     from tinylm.place import MODEL_FILE
 
-    weights = sorted(CHECKPOINTS.glob(f"[!.]*/{MODEL_FILE}"), key=lambda file: file.stat().st_mtime)
+    weights = [path / MODEL_FILE for path in run_folders(CHECKPOINTS) if (path / MODEL_FILE).is_file()]
     if not weights:
         raise UsageError(
             f"There is no trained model under {CHECKPOINTS}/; train one with tinylm train corpus.txt, or name one with "
             "--model."
         )
-    path = weights[-1].parent
+    path = max(weights, key=lambda file: file.stat().st_mtime).parent
     console.note(f"Using {path}, the newest model.")
     return path
 
@@ -80,8 +129,9 @@ def open_model(console: Console, model: Path | None, adapters: list[str] | None,
     from tinylm.adapters.load import load_adapted
     from tinylm.checkpoint import load_model
 
+    model = model and find_run(console, model)
     if adapters:
-        wanted = [wanted_adapter(text) for text in adapters]
+        wanted = [wanted_adapter(console, text) for text in adapters]
         network, config, tokenizer, loaded = load_adapted(wanted, model, device)
         newest = replace(config, data=loaded[0].data)
         return OpenModel(network, newest, tokenizer, wanted[0].path, config.data, loaded)
@@ -90,17 +140,23 @@ def open_model(console: Console, model: Path | None, adapters: list[str] | None,
     return OpenModel(network, config, tokenizer, path, config.data)
 
 
-def wanted_adapter(text: str) -> "WantedAdapter":
-    """A folder, or a folder and how strongly the adapter is to act, as in run=0.5. Raises UsageError for no number."""
+def wanted_adapter(console: Console, text: str) -> "WantedAdapter":
+    """An adapter's path or name, or that and how strongly it is to act, as in run=0.5.
+
+    Raises UsageError for what is no number, and where there is no adapter.
+    """
     from tinylm.adapters.load import WantedAdapter
 
     path, _, strength = text.rpartition("=")
-    if not path or Path(text).exists():
-        return WantedAdapter(Path(text))
+    if not path or _is_there(Path(text)) or _is_there(CHECKPOINTS / text):
+        return WantedAdapter(find_run(console, Path(text)))
     try:
         number = float(strength)
     except ValueError:
         number = math.nan
-    if not math.isfinite(number):
-        raise UsageError(f"--adapter {text}: {strength!r} is no number; write it as in {path}=0.5.")
-    return WantedAdapter(Path(path), number)
+    if not abs(number) <= LARGEST_STRENGTH:
+        raise UsageError(
+            f"--adapter {text[:200]}: {shown(strength)} is no number from -{LARGEST_STRENGTH} to {LARGEST_STRENGTH}; "
+            f"write it as in {path[:200]}=0.5."
+        )
+    return WantedAdapter(find_run(console, Path(path)), number)

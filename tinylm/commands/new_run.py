@@ -2,7 +2,9 @@
 
 import contextlib
 import datetime
+import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,6 +55,15 @@ def new_run_at(path: Path, force: bool) -> Iterator[Path]:
         for folder in missing:
             with contextlib.suppress(OSError):  # which a folder that holds something raises
                 folder.rmdir()
+
+
+@contextlib.contextmanager
+def dry_run_at(console: Console, path: Path, force: bool) -> Iterator[Path]:
+    """A temporary folder to plan a run in. Nothing is written at the path; what keeps a run from it is said."""
+    if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())) and not force:
+        console.note(f"{path} is already there: to train, replace it with --force or choose another --out.")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 class NewRun(NamedTuple):

@@ -1,7 +1,6 @@
 """Options that several commands share, in groups."""
 
 import re
-import tomllib
 import traceback
 import typing
 from dataclasses import dataclass
@@ -10,7 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from tinylm.checks import shown
 from tinylm.commands.groups import given
+from tinylm.commands.sources import read_config_file
 from tinylm.config import (
     ACTIVATIONS,
     ARCHITECTURES,
@@ -31,38 +32,12 @@ def parse_duration(text: str) -> float:
     """Seconds in 90, 90s, 5m, 1.5h or 1h30m."""
     match = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s?)?", str(text).strip().lower())
     if not match or not any(match.groups()):
-        raise typer.BadParameter(f"{text!r} is not a length of time; write it as 90s, 5m or 1h30m.")
+        raise typer.BadParameter(f"{shown(text)} is not a length of time; write it as 90s, 5m or 1h30m.")
     try:
         hours, minutes, seconds = (float(part or 0) for part in match.groups())
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a length of time; write it as 90s, 5m or 1h30m.") from None
+        raise typer.BadParameter(f"{shown(text)} is not a length of time; write it as 90s, 5m or 1h30m.") from None
     return hours * 3600 + minutes * 60 + seconds
-
-
-def read_config_file(context: typer.Context, file: Path | None) -> Path | None:
-    """Make a TOML file's values the defaults of this command's options, below the environment and the command line."""
-    if file is None or context.resilient_parsing:
-        return file
-    try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"Cannot read --config {file}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config {file} is not valid TOML: {error}.") from error
-    known = {parameter.name for parameter in context.command.params}
-    defaults = {key.replace("-", "_"): value for key, value in values.items()}
-    unknown = [key for key in values if key.replace("-", "_") not in known]
-    if unknown:
-        raise UsageError(
-            f"--config {file} sets {', '.join(unknown)}, which {context.command_path} does not have; see "
-            f"{context.command_path} --help."
-        )
-    for parameter in context.command.params:  # one value of an option that may be given several times
-        if (getattr(parameter, "multiple", False) or parameter.nargs == -1) and parameter.name in defaults:
-            value = defaults[parameter.name]
-            defaults[parameter.name] = value if isinstance(value, list) else [value]
-    context.default_map = {**(context.default_map or {}), **defaults}
-    return file
 
 
 def remember_debug(context: typer.Context, debug: bool) -> bool:
@@ -103,9 +78,6 @@ OUTPUT, DATA, WHERE, BUDGET, MODEL, SWITCHES, EXPERTS, OPTIMIZER, RHYTHM, MACHIN
 class OutputOptions:
     quiet: Annotated[bool, option("No notes and no progress on stderr.", OUTPUT, None, "--quiet", "-q")] = False
     json: Annotated[bool, option("Results as JSON, one object a line.", OUTPUT, None, "--json")] = False
-    debug: Annotated[
-        bool, option("Show a traceback with an error.", OUTPUT, None, "--debug", callback=remember_debug, is_eager=True)
-    ] = False
     config: Annotated[
         Path | None,
         option(
@@ -117,6 +89,10 @@ class OutputOptions:
             is_eager=True,
         ),
     ] = None
+    # After the file, which may set it.
+    debug: Annotated[
+        bool, option("Show a traceback with an error.", OUTPUT, None, "--debug", callback=remember_debug, is_eager=True)
+    ] = False
 
     def console(self) -> Console:
         return Console(self.quiet, self.json)
@@ -317,7 +293,7 @@ class ModelOptions:
                 chosen["local_layers"] = tuple(int(word) for word in self.local_layers.split(","))
             except ValueError:
                 raise UsageError(
-                    f"--local-layers is {self.local_layers!r}; it must be numbers of layers, as in 0,2,4."
+                    f"--local-layers is {shown(self.local_layers)}; it must be numbers of layers, as in 0,2,4."
                 ) from None
         return chosen
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tinylm.commands.groups import refuse_with, typed, with_groups
-from tinylm.commands.new_run import chosen_budget, new_run_at, plan_run, show_plan
+from tinylm.commands.model import find_run
+from tinylm.commands.new_run import chosen_budget, dry_run_at, new_run_at, plan_run, show_plan
 from tinylm.commands.options import DATA, WHERE, LearningOptions, ModelOptions, option
 from tinylm.commands.reading import known_text, read_text
 from tinylm.commands.resume import resume_run
@@ -92,11 +93,12 @@ def train(
 
     console = learning.output.console()
     budget = chosen_budget(learning.budget)
+    init_from = run.init_from and find_run(console, run.init_from)
     path = run.out or CHECKPOINTS / run_name(corpus[0])
-    with new_run_at(path, run.force) as preparation:
+    with dry_run_at(console, path, run.force) if run.dry_run else new_run_at(path, run.force) as preparation:
         machine = probe_machine(learning.machine.device, learning.machine.dtype)
         console.note(f"On {machine.reasons}.")
-        start, base, tokens_of, _ = load_model(run.init_from) if run.init_from else (None, None, None, None)
+        start, base, tokens_of, _ = load_model(init_from) if init_from else (None, None, None, None)
         architecture = base.model.architecture if base else model.architecture or "decoder"
         kind = "pairs" if architecture == "encoder-decoder" else "text"
         reading = read_text(invocation, console, corpus, learning.text, learning.validation, preparation, kind)
@@ -104,7 +106,7 @@ def train(
             tokens_of, base = _extend(console, start, base, tokens_of, reading.alphabet)
         if tokens_of is not None:
             extend = "let the model learn them with --extend-vocab" if tokens_of.kind == "char" else None
-            who = f"The tokenizer of {run.init_from}"
+            who = f"The tokenizer of {init_from}"
         else:
             tokens_of = choose_tokenizer(reading, tokenizer.tokenizer or "auto", tokenizer.vocab_size)
             tokens_of = tokens_of.with_mask() if architecture == "encoder" else tokens_of

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tinylm.checks import flag
-from tinylm.errors import UsageError
+from tinylm.checks import SettingError, shown, within
+
+MAX_TEMPERATURE = 100  # beyond it, tokens are drawn almost evenly
+MAX_PENALTY = 1000
+MAX_COUNT = 2**31 - 1  # of tokens
 
 
 def penalise_repeats(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
@@ -31,7 +34,8 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probabilities = ordered.softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
-    dropped = (before >= p).scatter(-1, order, before >= p)
+    beyond = before >= max(p, torch.finfo(before.dtype).tiny)  # a p that rounds to 0 keeps the likeliest token
+    dropped = beyond.scatter(-1, order, beyond)
     return logits.masked_fill(dropped, -torch.inf)
 
 
@@ -59,16 +63,14 @@ class Sampling:
     repeat_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        allowed = {
-            "temperature": (self.temperature >= 0, "0 (the likeliest token) or more"),
-            "top_k": (self.top_k >= 0, "0 (no limit) or more"),
-            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
-            "min_p": (0 <= self.min_p < 1, "at least 0 and below 1"),
-            "repeat_penalty": (0 < self.repeat_penalty < float("inf"), "above 0 (1 changes nothing)"),
-        }
-        for name, (good, range_) in allowed.items():
-            if not good:
-                raise UsageError(f"{flag(name)} is {getattr(self, name)}; it must be {range_}.")
+        """Raises SettingError for a value out of range."""
+        within("temperature", self.temperature, 0, MAX_TEMPERATURE)
+        within("top_k", self.top_k, 0, MAX_COUNT)
+        within("repeat_penalty", self.repeat_penalty, 1 / MAX_PENALTY, MAX_PENALTY)
+        if not 0 < self.top_p <= 1:
+            raise SettingError("top_p", f"is {shown(self.top_p)}; it must be above 0 and at most 1.")
+        if not 0 <= self.min_p < 1:
+            raise SettingError("min_p", f"is {shown(self.min_p)}; it must be at least 0 and below 1.")
 
 
 class Sampler:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tinylm.errors import UsageError
+from tinylm.checks import within
 from tinylm.inference.generator import generate
 from tinylm.inference.sampler import Sampler, Sampling
 from tinylm.model.block import Memory
@@ -16,6 +16,7 @@ from tinylm.model.encoder_decoder import EncoderDecoder
 
 SOURCES_AT_ONCE = 32
 LARGEST_PENALTY = 10
+MAX_BEAMS = 256
 
 
 def padded_sources(sources: Sequence[Sequence[int]], end: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -87,12 +88,9 @@ class Search:
     length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.beams < 1:
-            raise UsageError(f"--beams is {self.beams}; it must be 1 or more.")
-        if not abs(self.length_penalty) <= LARGEST_PENALTY:
-            raise UsageError(
-                f"--length-penalty is {self.length_penalty}; it must be from -{LARGEST_PENALTY} to {LARGEST_PENALTY}."
-            )
+        """Raises SettingError for a value out of range."""
+        within("beams", self.beams, 1, MAX_BEAMS)
+        within("length_penalty", self.length_penalty, -LARGEST_PENALTY, LARGEST_PENALTY)
 
 
 class _Search:

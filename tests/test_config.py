@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from tests.variants import small
 from tinylm import config as c
 from tinylm import presets
-from tinylm.checks import LARGEST, flag
+from tinylm.checks import RANGES, Range, check_values, flag
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.records import chosen
+from tinylm.model.build import build_empty_model
+from tinylm.records import chosen, from_json
 
 INFINITE, NAN = math.inf, math.nan
 
@@ -39,10 +40,11 @@ def adapter(**choices: Any) -> c.AdapterConfig:
     return c.AdapterConfig(**{**plain, **choices})
 
 
-def dataset() -> c.DataConfig:
-    """Nothing of it is refused, so any value of the right type will do."""
+def dataset(**choices: Any) -> c.DataConfig:
+    """Any value of the right type will do, but for the kind."""
     by_type: dict[str, Any] = {"str": "a", "int": 1, "float": 0.5, "tuple[str, ...]": ("a",)}
-    return c.DataConfig(**{field.name: by_type[str(field.type)] for field in dataclasses.fields(c.DataConfig)})
+    plain = {field.name: by_type[str(field.type)] for field in dataclasses.fields(c.DataConfig)}
+    return c.DataConfig(**{**plain, "kind": "text", **choices})
 
 
 def made(**choices: Any) -> c.ModelConfig:
@@ -56,22 +58,20 @@ def each(make: Callable[..., object], names: str, values: tuple[Any, ...], *word
     return [(make, {name: value}, flag(name), words) for name in names.split() for value in values]
 
 
+def outside(bounds: Range) -> tuple[Any, ...]:
+    """Numbers that are not in the range: next to its ends, and far away."""
+    below = bounds.least if bounds.open_start else math.nextafter(bounds.least, -INFINITE)
+    above = bounds.most if bounds.open_end else math.nextafter(bounds.most, INFINITE)
+    return below, above, -1, 10**400, -(10**400), INFINITE, -INFINITE, NAN
+
+
 # Who refuses, what it is given, the flag that the message opens the way to, and the words that say what is allowed.
 REFUSALS: list[Refusal] = [
-    *each(
-        small,
-        "vocab_size context layers heads kv_heads width ffn_width",
-        (0, -1, INFINITE, NAN, 1 << 60),
-        "from 1 to 1048576",
-    ),
     *each(small, "position", ("alibi", ""), "rope, learned, sinusoidal"),
     *each(small, "norm", ("batchnorm",), "rmsnorm, layernorm"),
     *each(small, "norm_placement", ("middle",), "pre, post"),
     *each(small, "activation", ("tanh",), "swiglu, gelu, relu"),
     *each(small, "initialisation", ("zero",), "modern, gpt2, original"),
-    *each(small, "dropout", (-0.1, 1.0, NAN), "at least 0 and below 1"),
-    *each(small, "attention_dropout", (-0.1, 1.0, NAN), "at least 0 and below 1"),
-    *each(small, "rope_theta", (0.0, -1.0, INFINITE, NAN), "greater than 0"),
     (small, {"width": 18}, "--heads", ("--width 18", "multiple of 4", "1, 2, 3, 6, 9, 18 heads")),
     (small, {"kv_heads": 3}, "--kv-heads", ("--heads 4", "one of 1, 2, 4")),
     (small, {"kv_heads": 8}, "--kv-heads", ("--heads 4", "one of 1, 2, 4")),
@@ -79,8 +79,6 @@ REFUSALS: list[Refusal] = [
     (small, {"width": 15, "heads": 1, "kv_heads": 1, "position": "sinusoidal"}, "--position", ("even --width", "15")),
     *each(small, "architecture", ("rnn",), "decoder, encoder, encoder-decoder"),
     *each(small, "expert_mode", ("sum",), "route, merge"),
-    *each(small, "relative_clip experts experts_per_token", (0, -1), "from 1 to"),
-    *each(small, "expert_balance", (-1.0, NAN), "0 or more"),
     (small, {"experts": 3, "experts_per_token": 4}, "--experts-per-token", ("--experts 3",)),
     (small, {"experts": 3, "experts_per_token": 1, "expert_mode": "merge"}, "--expert-mode", ("2 or more",)),
     (small, {"local_window": 4}, "--local-window", ("needs --local-layers",)),
@@ -93,7 +91,14 @@ REFUSALS: list[Refusal] = [
     (small, {"architecture": "encoder-decoder"}, "--architecture", ("needs --encoder-layers",)),
     (made, {"preset": "huge"}, "--preset", ("modern, gpt2, original",)),
     (made, {"size": "huge"}, "--size", ("nano, micro, tiny, mini, small, medium, base",)),
-    *each(made, "width heads kv_heads layers context ffn_width", (0, -2), "from 1 to 1048576"),
+    *each(made, "width heads kv_heads layers context ffn_width", (0, -2), "from 1 to"),
+    *each(training, "average", (1e-320,), "from 1e-06 to 0.5"),
+    *each(runtime, "device", ("tpu", ""), "cuda, mps, cpu"),
+    *each(dataset, "kind", ("image",), "text, pairs"),
+    (small, {"layers": 1024, "experts": 17}, "--layers", ("--experts", "17408", "at most 16384")),
+    (small, {"context": 1 << 20, "width": 1024}, "--position", ("--context 1048576", "at most 33554432")),
+    (small, {"context": 1 << 20, "width": 64, "position": "sinusoidal"}, "--position", ("--context 1048576",)),
+    (small, {"layers": 1024, "width": 1 << 16, "ffn_width": 1 << 18}, "--width", ("too large", "at most 1.1e+12")),
     (made, {"heads": 5}, "--heads", ("--width 96", "1, 2, 3, 4, 6")),
     (made, {"width": 33}, "--position", ("--width 33", "even", "--position learned")),
     *each(made, "relative_clip", (16, 3), "--position relative", "leave it out"),
@@ -106,25 +111,12 @@ REFUSALS: list[Refusal] = [
     (c.Budget, {}, "--steps", ("--epochs", "--time")),
     (c.Budget, {"steps": 5, "time": 6.0}, "--steps", ("--time", "give one")),
     (c.Budget, {"steps": 5, "epochs": 1.0, "time": 6.0}, "--steps", ("--epochs", "--time", "give one")),
-    *each(training, "average", (-0.1, 0.6, NAN), "from 0 to 0.5"),
-    *each(c.Budget, "steps", (0, -1), "1 or more"),
-    *each(c.Budget, "epochs time", (0.0, -1.0, INFINITE, NAN), "greater than 0"),
-    *each(
-        training, "batch_size micro_batch eval_every eval_tokens save_every log_every patience", (0, -1), "1 or more"
-    ),
-    *each(training, "lr", (0.0, -1.0, INFINITE, NAN), "greater than 0"),
-    *each(training, "min_lr weight_decay grad_clip seed", (-1, INFINITE, NAN), "0 or more"),
-    (training, {"seed": 2**63}, "--seed", ("below 2^63",)),
     (training, {"min_lr": 0.1}, "--min-lr", ("--lr 0.001",)),
     (training, {"warmup": 1.5}, "--warmup-steps", ("fewer", "longer budget")),
-    *each(training, "beta1 beta2", (-0.1, 1.0, NAN), "at least 0 and below 1"),
     *each(training, "schedule", ("sudden",), "trapezoid, cosine, linear, inverse-sqrt, constant"),
     *each(training, "optimizer", ("sgd",), "adamw, adam"),
     (training, {"micro_batch": 5}, "--micro-batch", ("--batch-size 4",)),
     *each(runtime, "dtype", ("int8",), "fp32, bf16, fp16"),
-    *each(adapter, "rank", (0,), "1 or more"),
-    *each(adapter, "alpha", (0.0, NAN), "greater than 0"),
-    *each(adapter, "dropout", (-0.1, 1.0), "at least 0 and below 1"),
     (adapter, {"targets": ()}, "--target", ()),
 ]
 
@@ -146,7 +138,103 @@ def test_a_refusal_names_the_flag_and_what_is_allowed(
         assert word in message
 
 
-@pytest.mark.parametrize("make", [small, training, runtime, adapter, made])
+CONFIGURATIONS = (
+    c.ModelConfig,
+    c.Budget,
+    c.TrainingConfig,
+    c.RuntimeConfig,
+    c.DataConfig,
+    c.TokenizerConfig,
+    c.AdapterConfig,
+    c.RunConfig,
+)
+MAKERS: dict[type, Callable[..., object]] = {
+    c.ModelConfig: small,
+    c.Budget: c.Budget,
+    c.TrainingConfig: training,
+    c.RuntimeConfig: runtime,
+    c.DataConfig: dataset,
+    c.AdapterConfig: adapter,
+}
+NUMBERS = [
+    (kind, field.name)
+    for kind in CONFIGURATIONS
+    for field in dataclasses.fields(kind)
+    if str(field.type).split(" | ")[0] in ("int", "float")
+]
+
+
+def test_every_number_of_a_configuration_has_a_range() -> None:
+    assert {name for _, name in NUMBERS} <= set(RANGES)
+    assert all(math.isfinite(bounds.least) and math.isfinite(bounds.most) for bounds in RANGES.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind, name in NUMBERS if kind in MAKERS and name != "warmup"],
+    ids=lambda part: getattr(part, "__name__", part),
+)
+def test_a_number_outside_of_its_range_is_refused_in_a_sentence(kind: type, name: str) -> None:
+    for value in outside(RANGES[name]):
+        with pytest.raises(UsageError, match=rf"^{flag(name)} (is|can) .*; it must be .*\d\.$") as caught:
+            MAKERS[kind](**{name: value})
+        assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("warmup", [-0.1, 1.5, INFINITE, NAN])
+def test_a_share_of_warmup_that_is_none_is_refused(warmup: float) -> None:
+    with pytest.raises(UsageError, match="--warmup"):
+        training(warmup=warmup)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CONFIGURATIONS if kind not in (c.Budget, c.RunConfig)])
+def test_a_string_that_is_too_long_or_no_text_is_refused(kind: type) -> None:
+    fields = [field.name for field in dataclasses.fields(kind) if str(field.type) == "str"]
+    make = MAKERS.get(kind, lambda **values: c.TokenizerConfig(**{"kind": "char", "sha256": "0", **values}))
+    for name in fields:
+        for value in ("x" * 5000, "a\0b", "\ud800"):
+            with pytest.raises(UsageError, match=flag(name)):
+                make(**{name: value})
+
+
+def test_a_list_that_is_too_long_is_refused() -> None:
+    for make, name in ((adapter, "targets"), (small, "local_layers"), (dataset, "corpus")):
+        with pytest.raises(UsageError, match=f"{flag(name)} has .* entries; it can have at most"):
+            make(**{name: ("0",) * ((1 << 20) + 1)})
+
+
+def test_values_of_any_length_and_kind_make_a_short_message() -> None:
+    for value in ("a" * 10**6, 10**5000, [[[]]] * 1000, {"a": 1}, b"x" * 1000):
+        with pytest.raises(TypeError) as caught:
+            from_json(float if isinstance(value, str) else str, value)
+        assert len(str(caught.value)) < 120
+    check_values({"out": "a" * 4096})
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"tie": False},
+        {"experts": 3},
+        {"position": "learned", "activation": "gelu"},
+        {"position": "relative"},
+        {"architecture": "encoder-decoder", "encoder_layers": 3},
+        {"architecture": "encoder-decoder", "encoder_layers": 1, "position": "learned", "experts": 2},
+    ],
+    ids=str,
+)
+def test_the_parameters_that_bound_a_model_are_those_of_the_model_itself_within_norms_and_routers(
+    choices: dict[str, Any],
+) -> None:
+    config = small(**{"vocab_size": 300, "width": 64, "ffn_width": 128, **choices})
+    parameters = build_empty_model(config).named_parameters()
+    counted = sum(p.numel() for name, p in parameters if "norm" not in name and "router" not in name)
+    assert counted <= config.approximate_parameters * 1.001
+    assert counted >= config.approximate_parameters * 0.8
+
+
+@pytest.mark.parametrize("make", [small, training, runtime, adapter, dataset, made])
 def test_what_the_refusals_start_from_is_accepted(make: Callable[..., object]) -> None:
     make()
 
@@ -154,7 +242,9 @@ def test_what_the_refusals_start_from_is_accepted(make: Callable[..., object]) -
 @pytest.mark.parametrize(
     ("make", "choices"),
     [
-        (small, {"dropout": 0.0, "rope_theta": 1e-9, "vocab_size": 1}),
+        (small, {"dropout": 0.0, "rope_theta": 1.0, "vocab_size": 1}),
+        (small, {"layers": 94, "experts": 128, "experts_per_token": 8}),
+        (small, {"context": 262_144, "heads": 32, "kv_heads": 8, "width": 4096}),
         (small, {"width": 15, "heads": 1, "kv_heads": 1, "position": "learned"}),
         (small, {"width": 12, "position": "sinusoidal"}),
         (training, {"min_lr": 1e-3, "warmup": 0.0, "weight_decay": 0.0, "grad_clip": 0.0, "seed": 0, "beta1": 0.0}),
@@ -270,12 +360,18 @@ def test_heads_that_were_chosen_are_never_replaced() -> None:
 
 # To JSON and back.
 
-positive = st.floats(0, exclude_min=True, allow_infinity=False)
-at_least_zero = st.floats(0, allow_infinity=False)
-below_one = st.floats(0, 1, exclude_max=True)
-count = st.integers(1, 2**60)
-size = st.integers(1, LARGEST)
-words = st.lists(st.text()).map(tuple)
+
+def within(name: str) -> st.SearchStrategy[float]:
+    bounds = RANGES[name]
+    return st.floats(bounds.least, bounds.most, exclude_min=bounds.open_start, exclude_max=bounds.open_end)
+
+
+def counted(name: str, most: float = math.inf) -> st.SearchStrategy[int]:
+    return st.integers(int(RANGES[name].least), int(min(RANGES[name].most, most)))
+
+
+text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+words = st.lists(text).map(tuple)
 
 
 @st.composite
@@ -283,20 +379,20 @@ def models(draw: st.DrawFn) -> c.ModelConfig:
     kv_heads = draw(st.integers(1, 4))
     heads = kv_heads * draw(st.integers(1, 4))
     return c.ModelConfig(
-        vocab_size=draw(size),
-        context=draw(size),
-        layers=draw(size),
+        vocab_size=draw(counted("vocab_size")),
+        context=draw(counted("context", 1 << 17)),
+        layers=draw(counted("layers")),
         heads=heads,
         kv_heads=kv_heads,
         width=heads * 2 * draw(st.integers(1, 20)),
-        ffn_width=draw(size),
+        ffn_width=draw(counted("ffn_width")),
         position=draw(st.sampled_from(c.POSITIONS)),
-        rope_theta=draw(positive),
+        rope_theta=draw(within("rope_theta")),
         norm=draw(st.sampled_from(c.NORMS)),
         norm_placement=draw(st.sampled_from(c.NORM_PLACEMENTS)),
         activation=draw(st.sampled_from(c.ACTIVATIONS)),
-        dropout=draw(below_one),
-        attention_dropout=draw(below_one),
+        dropout=draw(within("dropout")),
+        attention_dropout=draw(within("dropout")),
         initialisation=draw(st.sampled_from(c.INITIALISATIONS)),
         **{n: draw(st.booleans()) for n in ("norm_gain", "norm_bias", "qk_norm", "bias", "tie", "scale_embedding")},
     )
@@ -304,10 +400,12 @@ def models(draw: st.DrawFn) -> c.ModelConfig:
 
 @st.composite
 def trainings(draw: st.DrawFn) -> c.TrainingConfig:
-    batch_size = draw(count)
-    lr = draw(positive)
+    batch_size = draw(counted("batch_size"))
+    lr = draw(within("lr"))
     budget = draw(
-        st.builds(c.Budget, steps=count) | st.builds(c.Budget, epochs=positive) | st.builds(c.Budget, time=positive)
+        st.builds(c.Budget, steps=counted("steps"))
+        | st.builds(c.Budget, epochs=within("epochs"))
+        | st.builds(c.Budget, time=within("time"))
     )
     return c.TrainingConfig(
         budget=budget,
@@ -318,42 +416,55 @@ def trainings(draw: st.DrawFn) -> c.TrainingConfig:
         warmup=draw(st.floats(0, 1)),
         schedule=draw(st.sampled_from(c.SCHEDULES)),
         optimizer=draw(st.sampled_from(c.OPTIMIZERS)),
-        weight_decay=draw(at_least_zero),
-        beta1=draw(below_one),
-        beta2=draw(below_one),
-        grad_clip=draw(at_least_zero),
-        patience=draw(st.none() | count),
-        eval_every=draw(count),
-        eval_tokens=draw(count),
-        save_every=draw(count),
-        log_every=draw(count),
+        weight_decay=draw(within("weight_decay")),
+        beta1=draw(within("beta1")),
+        beta2=draw(within("beta2")),
+        grad_clip=draw(within("grad_clip")),
+        patience=draw(st.none() | counted("patience")),
+        eval_every=draw(counted("eval_every")),
+        eval_tokens=draw(counted("eval_tokens")),
+        save_every=draw(counted("save_every")),
+        log_every=draw(counted("log_every")),
         seed=draw(st.integers(0, 2**60)),
     )
 
 
-datasets = st.builds(c.DataConfig, val_corpus=words, text_key=st.text(), encoding=st.text())  # the rest is inferred
+datasets = st.builds(
+    c.DataConfig,
+    kind=st.just("text"),
+    corpus=words,
+    val_corpus=words,
+    **dict.fromkeys(("text_key", "encoding", "fingerprint", "token_folder"), text),
+    **{n: counted(n) for n in ("train_characters", "characters", "bytes", "documents", "train_tokens", "val_tokens")},
+)
 runtimes = st.builds(
-    c.RuntimeConfig, device=st.text(), dtype=st.sampled_from(c.DTYPES), compile=st.booleans(), threads=count
+    c.RuntimeConfig,
+    device=st.sampled_from(c.DEVICES),
+    dtype=st.sampled_from(c.DTYPES),
+    compile=st.booleans(),
+    threads=counted("threads"),
 )
 adapters = st.builds(
     c.AdapterConfig,
-    base=st.text(),
-    base_digest=st.text(),
-    rank=count,
-    alpha=positive,
-    dropout=below_one,
-    targets=st.lists(st.text(), min_size=1).map(tuple),
+    base=text,
+    base_digest=text,
+    rank=counted("rank"),
+    alpha=within("alpha"),
+    dropout=within("dropout"),
+    targets=st.lists(text, min_size=1).map(tuple),
 )
 runs = st.builds(
     c.RunConfig,
-    version=st.text(),
-    created=st.text(),
+    version=text,
+    created=text,
     model=models(),
-    tokenizer=st.builds(c.TokenizerConfig, kind=st.text(), sha256=st.text()),
+    tokenizer=st.builds(c.TokenizerConfig, kind=text, sha256=text),
     data=st.none() | datasets,
     training=st.none() | trainings(),
     runtime=st.none() | runtimes,
     adapter=st.none() | adapters,
+    merged=words,
+    unmerged_digest=st.none() | text,
 )
 
 
@@ -435,6 +546,17 @@ def test_whole_numbers_are_read_where_fractions_are_meant() -> None:
         (("model", "dropout"), False),
         (("model", "rope_theta"), 10**400),
         (("model", "width"), 10**400),
+        (("runtime", "threads"), 0),
+        (("runtime", "threads"), -1),
+        (("runtime", "device"), "/dev/null"),
+        (("model", "layers"), 1 << 20),
+        (("model", "experts"), 1 << 20),
+        (("model", "local_layers"), list(range(1 << 12))),
+        (("data", "kind"), "pairs"),
+        (("data", "train_tokens"), -1),
+        (("data", "corpus"), ["a\0b"]),
+        (("adapter", "base"), "x" * 10_000),
+        (("merged",), ["0"] * 2000),
         (("format",), 0),
         (("format",), ...),
     ],

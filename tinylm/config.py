@@ -11,7 +11,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tinylm.checks import above_zero, at_least, count, flag, fraction, one_of, require
+from tinylm.checks import check_values, flag, one_of, require
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.records import from_json
 
@@ -25,7 +25,15 @@ ACTIVATIONS = ("swiglu", "gelu", "relu")
 INITIALISATIONS = ("modern", "gpt2", "original")
 SCHEDULES = ("trapezoid", "cosine", "linear", "inverse-sqrt", "constant")
 OPTIMIZERS = ("adamw", "adam", "muon")
+DEVICES = ("cuda", "mps", "cpu")
 DTYPES = ("fp32", "bf16", "fp16")
+DATA_KINDS = ("text", "pairs")
+
+# Products of a model's numbers that are bounded, so that any accepted model can be described in seconds.
+MOST_BLOCKS = 1 << 14  # feed-forward layers: layers times experts (Qwen3-MoE: 48 x 128, DeepSeek-V3: 61 x 256)
+MOST_POSITION_ENTRIES = 1 << 25  # of a table of positions: context times the width of what it is added to, or rotates
+MOST_PARAMETERS = 1 << 40
+LEAST_AVERAGE = 1e-6  # of the mean age of an average, as a share of the steps; its inverse must be finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,20 +81,14 @@ class ModelConfig:
     attention_scale: bool = True
 
     def __post_init__(self) -> None:
-        counts = ("vocab_size", "context", "layers", "heads", "kv_heads", "width", "ffn_width")
-        for name in (*counts, "relative_clip", "experts", "experts_per_token"):
-            count(name, getattr(self, name))
+        check_values(vars(self))
         one_of("architecture", self.architecture, ARCHITECTURES)
         one_of("expert_mode", self.expert_mode, EXPERT_MODES)
-        at_least("expert_balance", self.expert_balance, 0)
         one_of("position", self.position, POSITIONS)
         one_of("norm", self.norm, NORMS)
         one_of("norm_placement", self.norm_placement, NORM_PLACEMENTS)
         one_of("activation", self.activation, ACTIVATIONS)
         one_of("initialisation", self.initialisation, INITIALISATIONS)
-        fraction("dropout", self.dropout)
-        fraction("attention_dropout", self.attention_dropout)
-        above_zero("rope_theta", self.rope_theta)
         if self.width % self.heads:
             raise UsageError(
                 f"--heads {self.heads} does not divide --width {self.width}; "
@@ -117,12 +119,47 @@ class ModelConfig:
         )
         if self.architecture == "encoder-decoder":
             require(self.encoder_layers is not None, "--architecture encoder-decoder needs --encoder-layers.")
-            count("encoder_layers", self.encoder_layers or 0)
         else:
             require(
                 self.encoder_layers is None,
                 f"--encoder-layers is for --architecture encoder-decoder, and --architecture is {self.architecture}.",
             )
+        self._check_size()
+
+    def _check_size(self) -> None:
+        blocks = (self.layers + (self.encoder_layers or 0)) * self.experts
+        require(
+            blocks <= MOST_BLOCKS,
+            f"--layers times --experts is {blocks}; it must be at most {MOST_BLOCKS}.",
+        )
+        position_width = {"rope": self.head_width, "sinusoidal": self.width}.get(self.position, 0)
+        require(
+            self.context * position_width <= MOST_POSITION_ENTRIES,
+            f"--position {self.position} with --context {self.context} needs a table of "
+            f"{self.context * position_width} numbers; it must be at most {MOST_POSITION_ENTRIES}: choose a shorter "
+            "--context.",
+        )
+        require(
+            self.approximate_parameters <= MOST_PARAMETERS,
+            f"A model of about {self.approximate_parameters:.1e} parameters is too large; it must have at most "
+            f"{MOST_PARAMETERS:.1e}: choose a smaller --width, --layers or --vocab-size.",
+        )
+
+    @property
+    def approximate_parameters(self) -> int:
+        """Parameters without those of norms, biases and routers, which are few; computed without building the model."""
+        attention = 2 * self.width * (self.heads + self.kv_heads) * self.head_width
+        feedforward = (3 if self.activation == "swiglu" else 2) * self.width * self.ffn_width * self.experts
+        position = 0
+        if self.position == "learned":
+            position = self.context * self.width
+        elif self.position == "relative":
+            attention += 2 * (2 * self.relative_clip + 1) * self.head_width
+        decoding = self.layers * (attention + feedforward)
+        encoding = (self.encoder_layers or 0) * (attention + feedforward)
+        crossing = self.layers * attention if self.encoder_layers else 0
+        embeddings = (1 if self.tie else 2) * self.vocab_size * self.width
+        return embeddings + 2 * position + decoding + encoding + crossing
 
     def _check_local_layers(self) -> None:
         if self.local_window is None:
@@ -130,7 +167,6 @@ class ModelConfig:
                 not self.local_layers, "--local-layers needs --local-window, the tokens such a layer looks back over."
             )
             return
-        count("local_window", self.local_window)
         require(
             self.architecture != "encoder",
             "--local-window is for layers that look back; an encoder's look both ways.",
@@ -162,12 +198,10 @@ class Budget:
     time: float | None = None
 
     def __post_init__(self) -> None:
+        check_values(vars(self))
         given = [flag(f.name) for f in dataclasses.fields(self) if getattr(self, f.name) is not None]
         require(len(given) <= 1, f"{' and '.join(given)} contradict each other; give one of them.")
         require(len(given) == 1, "A run needs a budget: --steps, --epochs or --time.")
-        at_least("steps", self.steps, 1)
-        above_zero("epochs", self.epochs)
-        above_zero("time", self.time)
 
     @property
     def kind(self) -> str:
@@ -207,20 +241,16 @@ class TrainingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "micro_batch", "eval_every", "save_every", "log_every", "patience", "eval_tokens"):
-            at_least(name, getattr(self, name), 1)
-        above_zero("lr", self.lr)
-        for name in ("min_lr", "weight_decay", "grad_clip", "seed"):
-            at_least(name, getattr(self, name), 0)
-        require(self.seed < 1 << 63, f"--seed is {self.seed}; it must be below 2^63.")
-        require(self.min_lr <= self.lr, f"--min-lr {self.min_lr} is above --lr {self.lr}; it is where --lr ends.")
         require(
-            0 <= self.warmup <= 1,
+            self.warmup <= 1,
             "--warmup-steps is more than the whole run; give fewer, or a longer budget.",
         )
-        for name in ("beta1", "beta2", "label_smoothing"):
-            fraction(name, getattr(self, name))
-        require(0 <= self.average <= 0.5, f"--average is {self.average:g}; it must be from 0 to 0.5.")
+        check_values(vars(self))
+        require(
+            self.average == 0 or self.average >= LEAST_AVERAGE,
+            f"--average is {self.average:g}; it must be 0, or from {LEAST_AVERAGE:g} to 0.5.",
+        )
+        require(self.min_lr <= self.lr, f"--min-lr {self.min_lr} is above --lr {self.lr}; it is where --lr ends.")
         one_of("schedule", self.schedule, SCHEDULES)
         one_of("optimizer", self.optimizer, OPTIMIZERS)
         require(
@@ -239,6 +269,8 @@ class RuntimeConfig:
     threads: int
 
     def __post_init__(self) -> None:
+        check_values(vars(self))
+        one_of("device", self.device, DEVICES)
         one_of("dtype", self.dtype, DTYPES)
 
 
@@ -265,6 +297,10 @@ class DataConfig:
     val_tokens: int
     train_pairs: int = 0
 
+    def __post_init__(self) -> None:
+        check_values(vars(self))
+        one_of("kind", self.kind, DATA_KINDS)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
@@ -272,6 +308,9 @@ class TokenizerConfig:
 
     kind: str
     sha256: str
+
+    def __post_init__(self) -> None:
+        check_values(vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,9 +332,7 @@ class AdapterConfig:
 
     def __post_init__(self) -> None:
         one_of("kind", self.kind, ADAPTER_KINDS)
-        at_least("rank", self.rank, 1)
-        above_zero("alpha", self.alpha)
-        fraction("dropout", self.dropout)
+        check_values(vars(self))
         require(len(self.targets) > 0, "--target names no module.")
 
 
@@ -321,6 +358,14 @@ class RunConfig:
     adapter: AdapterConfig | None = None
     merged: tuple[str, ...] = ()
     unmerged_digest: str | None = None
+
+    def __post_init__(self) -> None:
+        check_values(vars(self))
+        kind = "pairs" if self.model.architecture == "encoder-decoder" else "text"
+        require(
+            self.data is None or self.data.kind == kind,
+            f"--architecture {self.model.architecture} is trained on {kind}, and the run names another kind of data.",
+        )
 
     @property
     def recovered_digest(self) -> str | None:

@@ -2,7 +2,8 @@
 
 import functools
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -66,11 +67,25 @@ def matrix_parameters(config: ModelConfig) -> int:
     that a token is not sent to. Both stacks count for all tokens where there are two, which is more than is done.
     """
     total = config.width * config.vocab_size
-    for name, parameter in build_empty_model(config).named_parameters():
-        if "layers." in name and parameter.dim() == 2:
+    for name, shape, layers in _layer_parameters(config):
+        if len(shape) == 2:
             among = ".experts." in name
-            total += parameter.numel() * config.experts_per_token // config.experts if among else parameter.numel()
+            numbers = shape.numel()
+            total += layers * (numbers * config.experts_per_token // config.experts if among else numbers)
     return total
+
+
+def _layer_parameters(config: ModelConfig) -> Iterator[tuple[str, torch.Size, int]]:
+    """Name and shape of each parameter of the first layer of each stack, and how many layers that stack has.
+
+    All layers of a stack have the same shapes, and building a thousand of them takes seconds.
+    """
+    encoder_layers = None if config.encoder_layers is None else 1
+    first = replace(config, layers=1, encoder_layers=encoder_layers, local_window=None, local_layers=())
+    for name, parameter in build_empty_model(first).named_parameters():
+        if "layers." in name:
+            encoding = name.startswith("encoder.")
+            yield name, parameter.shape, config.encoder_layers or 1 if encoding else config.layers
 
 
 def training_flops(config: ModelConfig) -> float:
@@ -82,10 +97,10 @@ def training_flops(config: ModelConfig) -> float:
 def muon_flops(config: ModelConfig) -> int:
     """A step of Muon: five rounds for each matrix R x C of a layer, R <= C, of products with RRC, RRR and RRC parts."""
     total = 0
-    for name, parameter in build_empty_model(config).named_parameters():
-        if "layers." in name and name.endswith(".weight") and parameter.dim() == 2 and ".router." not in name:
-            rows, columns = sorted(parameter.shape)
-            total += 5 * 2 * (2 * rows * rows * columns + rows**3)
+    for name, shape, layers in _layer_parameters(config):
+        if name.endswith(".weight") and len(shape) == 2 and ".router." not in name:
+            rows, columns = sorted(shape)
+            total += layers * 5 * 2 * (2 * rows * rows * columns + rows**3)
     return total
 
 

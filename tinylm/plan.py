@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tinylm.checks import flag
+from tinylm.checks import check_numbers
 from tinylm.config import Budget, DataConfig, ModelConfig, RuntimeConfig, TrainingConfig
 from tinylm.cost import (
     Machine,
@@ -108,6 +108,7 @@ def plan_training(
 
     Raises UsageError for choices that contradict each other or the length of the corpus.
     """
+    check_numbers(training)
     notices: list[str] = []
     budget, training = _with_budget(budget, training)
     seconds = budget.time or DEFAULT_TIME
@@ -118,9 +119,6 @@ def plan_training(
         shape = _fit_pairs(shape, pair_contexts, notices, free="context" not in model and base is None)
     else:
         shape = _fit_context(shape, data, notices, chosen="context" in model, fixed=base is not None)
-    for name in ("batch_size", "micro_batch"):
-        if training.get(name, 1) < 1:
-            raise UsageError(f"{flag(name)} is {training[name]}; it must be 1 or more.")
     batch_size = training.get("batch_size", _choose_batch_size(machine, data, shape, budget, optimizer))
     micro_batch = training.get("micro_batch", batch_size)
     sequences, tokens_each = _sequences(data, shape)
@@ -166,8 +164,6 @@ def plan_training(
         "budget": budget,
     }
     if training.get("warmup_steps") is not None:
-        if training["warmup_steps"] < 0:
-            raise UsageError(f"--warmup-steps is {training['warmup_steps']}; it must be 0 or more.")
         settings["warmup"] = training["warmup_steps"] / steps
         if budget.time is not None and settings["warmup"] > 1:
             settings["warmup"] = 1.0

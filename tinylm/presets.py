@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from tinylm.checks import count, flag, one_of
+from tinylm.checks import check_numbers, flag, one_of
 from tinylm.config import ModelConfig
 from tinylm.errors import UsageError
 
@@ -59,10 +59,9 @@ def make_model_config(*, vocab_size: int, preset: str, size: str, **choices: Any
     """
     one_of("preset", preset, tuple(PRESETS))
     one_of("size", size, tuple(SIZES))
+    check_numbers({"vocab_size": vocab_size, **choices})
     values = {**PRESETS[preset], **SIZES[size], **{k: v for k, v in choices.items() if v is not None}}
     width, heads = values["width"], values["heads"]
-    count("width", width)
-    count("heads", heads)
     if "heads" not in choices or choices["heads"] is None:
         values["heads"] = heads = _heads_for(
             width, heads, choices.get("kv_heads"), in_pairs=values.get("position", "rope") == "rope"

@@ -247,8 +247,3 @@ def test_values_out_of_range_are_refused_by_their_flag(name: str, values: tuple[
     for value in values:
         with pytest.raises(UsageError, match=f"^--{name.replace('_', '-')} is {value}; it must be "):
             Sampling(**{name: value})
-
-
-def test_a_value_of_hundreds_of_digits_is_cut_in_the_message() -> None:
-    with pytest.raises(UsageError, match=r"^--top-k is 10{39}\.\.\.; it must be from 0 to 2147483647\.$"):
-        Sampling(top_k=10**400)

@@ -6,7 +6,7 @@ import typing
 from dataclasses import replace
 from typing import Any
 
-from tinylm.checks import SettingError, shown
+from tinylm.checks import RANGES, one_of, require, shown
 from tinylm.commands.sampling import Prompt, PromptOptions, Settings
 from tinylm.errors import UsageError
 
@@ -66,8 +66,7 @@ def _format(options: PromptOptions) -> str:
     if options.format is None:
         file = options.prompt_file
         return "jsonl" if file is not None and file.suffix.lower() in JSONL_SUFFIXES else "text"
-    if options.format not in FORMATS:
-        raise SettingError("format", f"is {options.format!r}; it must be one of: {', '.join(FORMATS)}.")
+    one_of("format", options.format, FORMATS)
     return options.format
 
 
@@ -118,22 +117,22 @@ def _jsonl_prompt(line: str, place: str, settings: Settings) -> Prompt:
     values = {key: value for key, value in record.items() if value is not None}
     prompt = require_characters(values.pop("prompt"), place)
     adapter = values.pop("adapter", None)
-    try:
-        if not isinstance(adapter, str | None):
-            raise SettingError("adapter", f"is {shown(adapter)}; it must be a text.")
-        own = {key: _checked(key, value, kinds[key]) for key, value in values.items()}
-        return Prompt(prompt, replace(settings, **own), place, frozenset(own), adapter)
-    except SettingError as error:
-        raise UsageError(f"{place}: {error.name!r} {error.problem}") from None
+    require(isinstance(adapter, str | None), f"{place}: 'adapter' is {shown(adapter)}; it must be a text.")
+    own = {key: _checked(key, value, kinds[key], place) for key, value in values.items()}
+    return Prompt(prompt, replace(settings, **own), place, frozenset(own), adapter)
 
 
-def _checked(name: str, value: Any, kind: Any) -> Any:
-    """A value from JSON as a setting of a type. Raises SettingError for one of another type."""
+def _checked(key: str, value: Any, kind: Any, place: str) -> Any:
+    """A value from JSON as a setting of a type. Raises UsageError for one of another type or out of its range."""
+    is_ = f"{place}: {key!r} is"
     if kind == tuple[str, ...]:
-        texts = [value] if isinstance(value, str) else value
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise SettingError(name, f"is {shown(value)}; it must be a text or a list of texts.")
-        return tuple(texts)
-    if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
-        raise SettingError(name, f"is {shown(value)}; it must be a {'whole ' if kind is int else ''}number.")
+        texts = tuple(value) if isinstance(value, list) else (value,)
+        require(
+            all(isinstance(text, str) for text in texts), f"{is_} {shown(value)}; it must be a text or a list of texts."
+        )
+        require("" not in texts, f"{is_} empty; give the text to stop at, or leave it out.")
+        return texts
+    numbers, name = (int, "a whole number") if kind is int else ((int, float), "a number")
+    require(isinstance(value, numbers) and not isinstance(value, bool), f"{is_} {shown(value)}; it must be {name}.")
+    require(RANGES[key].has(value), f"{is_} {shown(value)}; it must be {RANGES[key]}.")
     return value

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tinylm.checks import SettingError, within
+from tinylm.checks import check_numbers, flag, require
 from tinylm.commands.options import MACHINE, option
 from tinylm.config import DataConfig
 from tinylm.console import Console
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from tinylm.text.tokenizer import Tokenizer
 
 PROMPT, CHOICE, TARGETS, TEXT = "Prompt", "Sampling", "Encoder-decoder", "Text"
-MAX_TOKENS = 2**31 - 1
-MAX_SAMPLES = 65_536
-MAX_SEED = 2**63 - 1
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}
 
 
@@ -181,8 +178,9 @@ class SampleOptions:
     seed: SampleSeedOptions
 
     def settings(self, seed: int) -> "Settings":
-        """The settings of a prompt that has none of its own. Raises SettingError for a value out of range."""
+        """The settings of a prompt that has none of its own. Raises UsageError for a value that cannot be used."""
         length = self.length
+        require("" not in (length.stop or []), "--stop is empty; give the text to stop at, or leave it out.")
         stop = tuple(unescaped("stop", text) for text in length.stop or [])
         return Settings(length.max_tokens, length.num_samples, stop=stop, seed=seed, **vars(self.choice))
 
@@ -191,7 +189,7 @@ class SampleOptions:
 class Settings:
     """How one prompt is answered: the options, or what the prompt's own line of JSONL replaced of them.
 
-    A temperature of None is the default of the model's kind. Raises SettingError for a value out of range.
+    A temperature of None is the default of the model's kind. Raises UsageError for a value out of range.
     """
 
     max_tokens: int
@@ -205,12 +203,7 @@ class Settings:
     seed: int
 
     def __post_init__(self) -> None:
-        within("max_tokens", self.max_tokens, 1, MAX_TOKENS)
-        within("num_samples", self.num_samples, 1, MAX_SAMPLES)
-        within("seed", self.seed, 0, MAX_SEED)
-        if "" in self.stop:
-            raise SettingError("stop", "is empty; give the text to stop at, or leave it out.")
-        self.sampling(0.0)
+        check_numbers(vars(self))
 
     def sampling(self, temperature: float) -> "Sampling":
         """`temperature` is the default."""
@@ -272,13 +265,13 @@ class Request:
 
 
 def unescaped(name: str, text: str) -> str:
-    r"""The text of an option with its escapes (\n, \t and \\) replaced. Raises SettingError for any other escape."""
+    r"""The text of an option with its escapes (\n, \t and \\) replaced. Raises UsageError for any other escape."""
 
     def replacement(escape: re.Match[str]) -> str:
         if escape[0] not in ESCAPES:
             where = f"before {escape[0][1]!r}" if len(escape[0]) == 2 else "at its end"
             known = r"\n (line feed), \t (tab) or \\ (backslash)"
-            raise SettingError(name, f"has a backslash {where}; write {known}.")
+            raise UsageError(f"{flag(name)} has a backslash {where}; write {known}.")
         return ESCAPES[escape[0]]
 
     return re.sub(r"\\.?", replacement, text, flags=re.DOTALL)

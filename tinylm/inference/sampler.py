@@ -6,11 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tinylm.checks import SettingError, shown, within
-
-MAX_TEMPERATURE = 100  # beyond it, tokens are drawn almost evenly
-MAX_PENALTY = 1000
-MAX_COUNT = 2**31 - 1  # of tokens
+from tinylm.checks import check_numbers
 
 
 def penalise_repeats(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
@@ -63,14 +59,8 @@ class Sampling:
     repeat_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raises SettingError for a value out of range."""
-        within("temperature", self.temperature, 0, MAX_TEMPERATURE)
-        within("top_k", self.top_k, 0, MAX_COUNT)
-        within("repeat_penalty", self.repeat_penalty, 1 / MAX_PENALTY, MAX_PENALTY)
-        if not 0 < self.top_p <= 1:
-            raise SettingError("top_p", f"is {shown(self.top_p)}; it must be above 0 and at most 1.")
-        if not 0 <= self.min_p < 1:
-            raise SettingError("min_p", f"is {shown(self.min_p)}; it must be at least 0 and below 1.")
+        """Raises UsageError for a value out of range."""
+        check_numbers(vars(self))
 
 
 class Sampler:

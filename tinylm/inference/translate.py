@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tinylm.checks import within
+from tinylm.checks import check_numbers
 from tinylm.inference.generator import generate
 from tinylm.inference.sampler import Sampler, Sampling
 from tinylm.model.block import Memory
@@ -15,8 +15,6 @@ from tinylm.model.cache import Cache, CrossCache
 from tinylm.model.encoder_decoder import EncoderDecoder
 
 SOURCES_AT_ONCE = 32
-LARGEST_PENALTY = 10
-MAX_BEAMS = 256
 
 
 def padded_sources(sources: Sequence[Sequence[int]], end: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -88,9 +86,8 @@ class Search:
     length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raises SettingError for a value out of range."""
-        within("beams", self.beams, 1, MAX_BEAMS)
-        within("length_penalty", self.length_penalty, -LARGEST_PENALTY, LARGEST_PENALTY)
+        """Raises UsageError for a value out of range."""
+        check_numbers(vars(self))
 
 
 class _Search:

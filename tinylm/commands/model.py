@@ -1,5 +1,6 @@
 """Opening the model that a command works with; shared by the commands that use a trained one."""
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from tinylm.commands.options import MachineOptions, option
 from tinylm.config import DataConfig
 from tinylm.console import Console
 from tinylm.errors import UsageError
+from tinylm.place import ADAPTER_FILE, MODEL_FILE
 
 if TYPE_CHECKING:
     from tinylm.adapters.load import LoadedAdapter, WantedAdapter
@@ -19,19 +21,54 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = Path("checkpoints")
 
+
+def complete_model(incomplete: str) -> list[str]:
+    """Names of the models under checkpoints/, for the shell's completion."""
+    return _names(MODEL_FILE, incomplete)
+
+
+def complete_adapter(incomplete: str) -> list[str]:
+    """Names of the adapters under checkpoints/, for the shell's completion."""
+    return _names(ADAPTER_FILE, incomplete)
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Names of all runs under checkpoints/, for the shell's completion."""
+    return _names("config.json", incomplete)
+
+
+def _names(file: str, incomplete: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return sorted(
+            path.parent.name for path in CHECKPOINTS.glob(f"[!.]*/{file}") if path.parent.name.startswith(incomplete)
+        )
+    return []
+
+
 ModelPath = Annotated[
-    Path | None, option("A run folder (default: the newest model under checkpoints/).", None, "RUN", "--model", "-m")
+    Path | None,
+    option(
+        "Run directory (default: the newest model under checkpoints/).",
+        None,
+        "RUN",
+        *("--model", "-m"),
+        autocompletion=complete_model,
+    ),
 ]
 AdapterPaths = Annotated[
     list[str] | None,
-    option("An adapter to put on the model, or several; DIR=0.5 is half of it.", None, "DIR", "--adapter"),
+    option(
+        "Adapter directory; may be given several times. DIR=0.5 applies half of the update.",
+        None,
+        "DIR",
+        "--adapter",
+        autocompletion=complete_adapter,
+    ),
 ]
 
 
 def newest_run(console: Console) -> Path:
     """The model most recently trained under checkpoints/, said on stderr. Raises UsageError when there is none."""
-    from tinylm.place import MODEL_FILE
-
     weights = sorted(CHECKPOINTS.glob(f"[!.]*/{MODEL_FILE}"), key=lambda file: file.stat().st_mtime)
     if not weights:
         raise UsageError(

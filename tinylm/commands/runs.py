@@ -15,7 +15,9 @@ from tinylm.errors import TinyLMError, UsageError
 
 @with_groups
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Where the runs are.", show_default=False)] = CHECKPOINTS,
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of the runs (default: checkpoints).", show_default=False)
+    ] = CHECKPOINTS,
     *,
     output: OutputOptions,
 ) -> None:

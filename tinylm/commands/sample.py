@@ -23,6 +23,23 @@ if TYPE_CHECKING:
     from tinylm.inference.compiled import CompiledDecoder
 
 
+EXAMPLES = r"""Examples:
+
+tinylm sample -p "Once upon a time" -n 400
+    Continue a text with the newest model.
+
+tinylm sample -m checkpoints/book -t 0.5 --seed 1
+    A model by name; repeatable.
+
+tinylm sample -f prompts.jsonl --json
+    Answer many prompts, such as
+    {"prompt": "The sea", "max_tokens": 50}.
+
+tinylm sample --num-samples 9 --no-echo --stop '\n' --separator '\n'
+    A list, one line per sample.
+"""
+
+
 @with_groups
 def sample(
     invocation: typer.Context,

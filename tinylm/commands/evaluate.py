@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tinylm.checks import check_numbers
 from tinylm.commands.evaluate_masked import evaluate_masked
 from tinylm.commands.evaluate_pairs import BleuOptions, evaluate_pairs
 from tinylm.commands.evaluate_text import evaluate_text
@@ -51,8 +52,7 @@ def evaluate_model(
     from tinylm.model.encoder_decoder import EncoderDecoder
 
     console = output.console()
-    if batch_size is not None and batch_size < 1:
-        raise UsageError(f"--batch-size is {batch_size}; it must be 1 or more.")
+    check_numbers({"batch_size": batch_size, **vars(windows), **vars(search)})
     device, dtype = choose_where(console, machine)
     opened = open_model(console, model, adapter, device)
     of_targets = typed(invocation, search, bleu)

@@ -55,6 +55,8 @@ def _read(options: PromptOptions) -> tuple[str | None, str]:
             f"{name or 'The prompt'} is not valid UTF-8 (byte 0x{error.object[error.start]:02x} at offset "
             f"{error.start}); convert it to UTF-8."
         ) from None
+    except UnicodeEncodeError as error:  # on Windows, which does not check arguments
+        raise UsageError(f"The prompt has half of a surrogate pair at offset {error.start}; leave it out.") from None
     except OSError as error:
         raise UsageError(f"Cannot read --prompt-file {name}: {error.strerror}.") from error
     return name, text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")

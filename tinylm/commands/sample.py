@@ -13,7 +13,7 @@ from tinylm.commands.groups import typed, with_groups
 from tinylm.commands.model import AdapterPaths, ModelPath, OpenModel, choose_where, open_model
 from tinylm.commands.options import MachineOptions, OutputOptions
 from tinylm.commands.prompts import read_prompts
-from tinylm.commands.sampling import Request, SampleOptions, unescaped
+from tinylm.commands.sampling import Request, SampleOptions
 from tinylm.commands.write_on import write_on
 from tinylm.commands.write_targets import write_targets
 from tinylm.console import Console
@@ -57,7 +57,7 @@ def sample(
     one_of("quantize", speed.quantize, ("none", "int8"))
     one_of("draft", speed.draft, ("auto", "ngram", "none"))
     one_of("compile", speed.compile, ("auto", "on", "off"))
-    separator = unescaped("separator", options.printing.separator)
+    separator = options.printing.between()
     seed = secrets.randbits(32) if options.seed.seed is None else options.seed.seed
     prompts = read_prompts(options.prompt, options.settings(seed))
     options.search.search()  # raises for a value out of range

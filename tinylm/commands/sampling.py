@@ -131,6 +131,10 @@ class PrintOptions:
         bool | None, option("Print the prompt before the text (default: yes; no for encoder-decoder models).", TEXT)
     ] = None
 
+    def between(self) -> str:
+        """The separator with its escapes replaced. Raises UsageError for an unknown escape."""
+        return unescaped("separator", self.separator)
+
 
 @dataclass(frozen=True)
 class SpeedOptions:
@@ -274,6 +278,10 @@ def unescaped(name: str, text: str) -> str:
             raise UsageError(f"{flag(name)} has a backslash {where}; write {known}.")
         return ESCAPES[escape[0]]
 
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise UsageError(f"{flag(name)} has half of a surrogate pair, which is no character; leave it out.") from None
     return re.sub(r"\\.?", replacement, text, flags=re.DOTALL)
 
 

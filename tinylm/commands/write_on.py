@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tinylm.commands.model import OpenModel
-from tinylm.commands.sampling import Request, known_part, unescaped
+from tinylm.commands.sampling import Request, known_part
 from tinylm.console import Console
 from tinylm.errors import TinyLMError, UsageError
 
@@ -84,8 +84,7 @@ def write_on(
                 )
             )
     elif not streaming:
-        separator = unescaped("separator", printing.separator)
-        console.result(separator.join((text if echo else "") + written for written in texts), end="")
+        console.result(printing.between().join((text if echo else "") + written for written in texts), end="")
     return sum(stream.tokens for stream in streams)
 
 

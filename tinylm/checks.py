@@ -81,6 +81,17 @@ RANGES: dict[str, Range] = {
     "log_every": COUNT_FROM_1,
     "seed": Range(0, 1 << 63, open_end=True),
     "threads": Range(1, 1024),
+    # Sampling, translation and evaluation
+    "temperature": Range(0, 100),  # beyond that, tokens are drawn almost evenly
+    "top_k": Range(0, 2**31 - 1),
+    "top_p": Range(0, 1, open_start=True),
+    "min_p": SHARE,
+    "repeat_penalty": Range(0.001, 1000),
+    "max_tokens": Range(1, 2**31 - 1),
+    "num_samples": Range(1, 1 << 16),
+    "beams": Range(1, 256),
+    "length_penalty": Range(-10, 10),
+    "stride": Range(1, 1 << 20),
     # The text
     "val_fraction": Range(0, 1, open_start=True, open_end=True),
     "train_characters": COUNT_FROM_0,

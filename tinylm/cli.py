@@ -84,8 +84,8 @@ app = typer.Typer(
     help="Turn a text into a language model, and put it to work.",
 )
 
-app.command("train")(train.train)
-app.command("sample")(sample.sample)
+app.command("train", epilog=train.EXAMPLES)(train.train)
+app.command("sample", epilog=sample.EXAMPLES)(sample.sample)
 app.command("eval")(evaluate.evaluate_model)
 app.command("finetune-lora")(finetune_lora.finetune_lora)
 app.command("finetune-adapter")(finetune_adapter.finetune_adapter)

@@ -91,6 +91,7 @@ def test_text_that_looks_like_a_mask_is_text_to_train_on(here: Path) -> None:
             "An encoder fills all masks at once, each with its likeliest guess: leave out --stream.",
         ),
         (("-p", "a <mask>", "--beams", 3), "leave out --beams"),
+        (("-p", "a <mask>", "--separator", "x"), "leave out --separator"),
         (("-p", "a <mask>", "-t", 1, "--no-echo", "--no-cache"), "leave out --temperature, --no-echo, --no-cache"),
         (("-p", "a <mask>é"), "'é' (U+00E9)"),
         (("-p", "<mask>" * 17), "The prompt has 17 tokens, and the model sees 16"),
@@ -157,6 +158,38 @@ def test_an_unknown_character_is_said_to_be_in_its_source(translator: Path) -> N
     refused(
         tinylm("sample", "-m", translator, "-f", "-", stdin="abc\nabé\n"), 2, "Source 2 has a character", "offset 2"
     )
+
+
+def test_lines_of_a_format_are_sources_with_settings_of_their_own(translator: Path) -> None:
+    """An empty line has an empty target, so that the lines of both sides correspond."""
+    sample = ("sample", "-m", translator, "-f", "-", "--format")
+    assert done(*sample, "lines", stdin="abc\n\nbca\n").stdout == "c b a\n\na c b\n"
+    lines = [{"prompt": "abc", "stop": "b"}, {"prompt": ""}, {"prompt": "bca", "max_tokens": 3}]
+    text = "\n".join(map(json.dumps, lines))
+    short = done("sample", "-m", translator, "-p", "bca", "-n", 3).stdout
+    assert done(*sample, "jsonl", stdin=text).stdout == f"c \n\n{short}"
+    assert short != "a c b\n"
+    drawn = json.dumps({"prompt": "abc", "temperature": 1, "seed": 3, "num_samples": 4})
+    expected = done("sample", "-m", translator, "-p", "abc", "-t", 1, "--seed", 3, "--num-samples", 4).stdout
+    assert done(*sample, "jsonl", stdin=f"{text}\n{drawn}").stdout.endswith(expected)
+
+
+def test_a_setting_of_a_line_that_has_no_effect_is_refused_by_its_line(translator: Path, encoder: Path) -> None:
+    text = json.dumps({"prompt": "abc", "top_k": 3, "num_samples": 2})
+    found = tinylm("sample", "-m", translator, "-p", "-", "--format", "jsonl", stdin=text)
+    refused(found, 2, "leave out 'top_k', 'num_samples' of Standard input, line 1.")
+    text = json.dumps({"prompt": "a <mask>", "max_tokens": 3})
+    found = tinylm("sample", "-m", encoder, "-p", "-", "--format", "jsonl", stdin=text)
+    refused(found, 2, "leave out 'max_tokens' of Standard input, line 1.")
+
+
+def test_an_unknown_character_of_a_line_is_said_to_be_there(translator: Path, encoder: Path) -> None:
+    lines = ("--format", "lines")
+    found = tinylm("sample", "-m", translator, "-p", "-", *lines, stdin="abc\nabé\n")
+    assert found.stdout == "c b a\n"
+    assert "Error: Standard input, line 2 has a character" in found.stderr
+    found = tinylm("sample", "-m", encoder, "-p", "-", *lines, stdin="no mask\n")
+    refused(found, 2, "Standard input, line 1 has no <mask> to fill")
 
 
 def test_each_line_draws_from_numbers_of_its_own(translator: Path) -> None:
@@ -243,7 +276,9 @@ def test_a_malformed_line_is_named_and_nothing_is_left(line: str, here: Path) ->
     ("options", "words"),
     [
         (("--stream",), "and printed once it is whole: leave out --stream."),
+        (("--separator", ","), "leave out --separator."),
         (("--beams", 0), "--beams is 0"),
+        (("--beams", 257), "--beams is 257; it must be from 1 to 256"),
         (("--length-penalty", "1e9"), "--length-penalty is 1000000000.0; it must be from -10 to 10"),
         (("--length-penalty", "nan"), "--length-penalty is nan"),
         (("--beams", 2, "-t", 1), "targets are drawn and not searched for: leave out --beams."),

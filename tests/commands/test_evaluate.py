@@ -189,6 +189,11 @@ def test_a_missing_text_is_named(run: Path) -> None:
         ("--stride 0", "--stride is 0"),
         ("--stride 17", "--stride is 17"),
         ("--batch-size 0", "--batch-size is 0"),
+        ("--batch-size 1048577", "--batch-size is 1048577; it must be from 1 to 1048576"),
+        (f"--batch-size {10**400}", "--batch-size is a number of more than 40 digits"),
+        (f"--stride {2**63}", "--stride is 9223372036854775808"),
+        ("--beams 257", "--beams is 257"),
+        ("--length-penalty nan", "--length-penalty is nan; it must be from -10 to 10"),
         ("--device tpu", "--device is 'tpu'"),
     ],
 )

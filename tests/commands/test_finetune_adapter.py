@@ -167,7 +167,7 @@ def test_lines_of_prompts_may_each_name_their_adapter(second: Path, run: Path, a
     [
         ("{", "prompts.jsonl, line 1: not JSON"),
         ('{"text": "a"}', "prompts.jsonl, line 1: expected an object with a text under 'prompt'"),
-        ('{"prompt": "a", "adapter": 3}', "line 1: expected an object"),
+        ('{"prompt": "a", "adapter": 3}', "line 1: 'adapter' is 3; it must be a text"),
         ('{"prompt": "a \\ud800"}', "line 1: half a surrogate pair at character 2"),
         ("", "prompts.jsonl has no prompt in it"),
     ],

@@ -11,7 +11,6 @@ from tinylm.cache import cache_root
 from tinylm.checkpoint import RunFolder, load_model, read_config
 from tinylm.commands.compiling import choose_code
 from tinylm.commands.model import open_model
-from tinylm.commands.write_on import BETWEEN_SAMPLES
 from tinylm.console import Console
 from tinylm.device import can_compile
 from tinylm.errors import TinyLMError, UsageError
@@ -74,7 +73,7 @@ def test_sample_i_is_the_same_whatever_the_number_of_samples(run: Path) -> None:
 def test_several_samples_are_separated(run: Path) -> None:
     options = ("-m", run, "-p", PROMPT, "--num-samples", 3)
     texts = [record["text"] for record in records(done("sample", "-n", 40, "--seed", 1, *options, "--json"))]
-    assert written(*options) == BETWEEN_SAMPLES.join(PROMPT + text for text in texts) + "\n"
+    assert written(*options) == "\n---\n".join(PROMPT + text for text in texts) + "\n"
 
 
 def test_temperature_0_takes_the_likeliest_token_whatever_the_seed(run: Path) -> None:
@@ -235,10 +234,10 @@ def test_text_is_printed_while_it_is_written(run: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("tinylm.console.Console.result", lambda self, text, end="\n": pieces.append(text + end))
     done("sample", "-m", run, "-p", PROMPT, "-n", 10, "--seed", 1)
     assert pieces[0] == PROMPT
-    assert len(pieces) == 12
+    assert len(pieces) == 12 and pieces[-1] == "\n"
     pieces.clear()
     done("sample", "-m", run, "-p", PROMPT, "-n", 10, "--seed", 1, "--no-stream")
-    assert len(pieces) == 1
+    assert len(pieces) == 2
 
 
 @pytest.mark.parametrize("kind", ["run", "bpe_run"])
@@ -298,7 +297,11 @@ def test_a_prompt_of_invalid_utf_8_names_the_place(where: str, run: Path, here: 
     (here / "p.txt").write_bytes(b"the \xff sea")
     how = {"file": ("-f", "p.txt"), "stdin": ("-p", "-"), "argument": ("-p", "the \udcff sea")}[where]
     name = {"file": "p.txt", "stdin": "Standard input", "argument": "The prompt"}[where]
-    refused(tinylm("sample", "-m", run, *how, stdin=b"the \xff sea"), 2, f"{name} is not valid utf-8 at byte 4")
+    refused(
+        tinylm("sample", "-m", run, *how, stdin=b"the \xff sea"),
+        2,
+        f"{name} is not valid UTF-8 (byte 0xff at offset 4)",
+    )
 
 
 def test_a_missing_prompt_file_is_named(run: Path) -> None:

@@ -185,10 +185,15 @@ def test_temperature_0_takes_the_likeliest_and_a_tiny_one_does_so_without_overfl
         assert sampler(Sampling(temperature=temperature))(logits).item() == 1
 
 
-def test_an_infinite_temperature_forgets_the_logits() -> None:
-    logits = torch.tensor([[50.0, 0.0, 0.0, 0.0, 0.0]]).expand(500, -1)
-    drawn = sampler(Sampling(temperature=math.inf), count=500)(logits)
-    assert chi_square(Counter(drawn.tolist()), np.full(5, 100.0)) < CRITICAL
+def test_the_highest_temperature_draws_almost_evenly() -> None:
+    logits = torch.tensor([[5.0, 0.0, 0.0, 0.0, 0.0]]).expand(500, -1)
+    drawn = sampler(Sampling(temperature=100.0), count=500)(logits)
+    assert chi_square(Counter(drawn.tolist()), 500 * softmax(logits[0].numpy() / 100)) < CRITICAL
+
+
+@pytest.mark.parametrize("p", [5e-324, 1e-300, 1e-46, 1e-38])
+def test_a_top_p_that_rounds_to_0_keeps_the_likeliest_token(p: float) -> None:
+    assert keep_top_p(torch.tensor([[1.0, 3.0, 2.0]]), p).tolist() == [[-math.inf, 3.0, -math.inf]]
 
 
 def test_penalty_temperature_top_k_top_p_and_min_p_come_in_this_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,11 +236,11 @@ def test_an_observed_prompt_may_be_empty() -> None:
 @pytest.mark.parametrize(
     "name, values",
     [
-        ("temperature", (-0.1, math.nan)),
-        ("top_k", (-1,)),
+        ("temperature", (-0.1, 100.1, math.inf, math.nan)),
+        ("top_k", (-1, 2**31, 2**63)),
         ("top_p", (0.0, 1.01, math.nan)),
         ("min_p", (-0.01, 1.0, math.nan)),
-        ("repeat_penalty", (0.0, -1.0, math.inf, math.nan)),
+        ("repeat_penalty", (0.0, 1e-300, -1.0, 1001.0, math.inf, math.nan)),
     ],
 )
 def test_values_out_of_range_are_refused_by_their_flag(name: str, values: tuple[float, ...]) -> None:

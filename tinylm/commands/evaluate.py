@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tinylm.checks import check_numbers
 from tinylm.commands.evaluate_masked import evaluate_masked
 from tinylm.commands.evaluate_pairs import BleuOptions, evaluate_pairs
 from tinylm.commands.evaluate_text import evaluate_text
@@ -21,10 +22,10 @@ from tinylm.errors import UsageError
 class WindowOptions:
     stride: Annotated[
         int | None,
-        option("Tokens between two windows (default: the context); fewer give each token more context.", None, "N"),
+        option("Stride of the sliding window in tokens (default: the context); smaller gives more context.", None, "N"),
     ] = None
     baselines: Annotated[
-        bool, option("Score the text with gzip, xz and an order-5 character model, too.", None, None, "--baselines")
+        bool, option("Compare with gzip, xz and an order-5 character model.", None, None, "--baselines")
     ] = False
 
 
@@ -33,11 +34,11 @@ def evaluate_model(
     invocation: typer.Context,
     text: Annotated[
         list[str] | None,
-        typer.Argument(help="Text (or pairs), or -; none is the run's own validation text.", show_default=False),
+        typer.Argument(help="Text (or pairs), or -; default: the validation text of the run.", show_default=False),
     ] = None,
     model: ModelPath = None,
     adapter: AdapterPaths = None,
-    batch_size: Annotated[int | None, option("Windows computed at once; changes nothing but speed.", None, "N")] = None,
+    batch_size: Annotated[int | None, option("Windows per forward pass; affects only speed.", None, "N")] = None,
     *,
     windows: WindowOptions,
     search: SearchOptions,
@@ -47,14 +48,13 @@ def evaluate_model(
     machine: MachineOptions,
     output: OutputOptions,
 ) -> None:
-    """Say how well a model predicts a text: every token but the first is scored, once."""
+    """Loss and perplexity of a model on a text; every token but the first is scored once."""
     from tinylm.model.decoder import Decoder
     from tinylm.model.encoder import Encoder
     from tinylm.model.encoder_decoder import EncoderDecoder
 
     console = output.console()
-    if batch_size is not None and batch_size < 1:
-        raise UsageError(f"--batch-size is {batch_size}; it must be 1 or more.")
+    check_numbers({"batch_size": batch_size, **vars(windows), **vars(search)})
     device, dtype = choose_where(console, machine)
     to_score = TextToScore(invocation, text, reading, unknown)
     opened = open_model(console, model, adapter, device)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tinylm.commands.model import OpenModel
-from tinylm.commands.options import option
+from tinylm.commands.options import one_of, option
 from tinylm.commands.reading import TextToScore, tokens_to_score
 from tinylm.commands.sampling import TARGETS, SearchOptions
 from tinylm.console import Console
@@ -22,7 +22,7 @@ BLEU_TOKENIZERS = ("13a", "none", "intl", "char", "zh")
 class BleuOptions:
     bleu_tokenize: Annotated[
         str | None,
-        option("sacrebleu's tokenizer (default: 13a); none for text that is tokenised.", TARGETS, "NAME"),
+        option("Tokenizer of sacrebleu (default: 13a); none for tokenised text.", TARGETS, one_of(BLEU_TOKENIZERS)),
     ] = None
 
 

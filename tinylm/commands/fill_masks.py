@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 CANDIDATES = 5
 IDLE = (
     *("temperature", "top_p", "min_p", "repeat_penalty", "beams", "length_penalty"),
-    *("max_tokens", "num_samples", "stop", "stream", "echo", "cache", "draft", "compile"),
+    *("max_tokens", "num_samples", "stop", "separator", "stream", "echo", "cache", "draft", "compile"),
 )
 
 
@@ -26,18 +26,19 @@ def fill_masks(console: Console, network: "Encoder", opened: OpenModel, request:
     from tinylm.text.tokenizer import MASK
 
     request.refuse(*IDLE, because="An encoder fills all masks at once, each with its likeliest guess")
+    name, unknown = request.prompt.name, request.options.prompt.unknown
     text, tokenizer = request.prompt.text, opened.tokenizer
     if MASK not in text:
-        raise UsageError(f"The prompt has no {MASK} to fill; put one where a token is to be guessed.")
-    parts = [known_part(console, part, tokenizer, request.prompt_options.unknown) for part in text.split(MASK)]
+        raise UsageError(f"{name} has no {MASK} to fill; put one where a token is to be guessed.")
+    parts = [known_part(console, part, tokenizer, unknown, name) for part in text.split(MASK)]
     if tokenizer.kind != "char":  # a word's token begins with the blank before it
         parts = [part.removesuffix(" ") for part in parts[:-1]] + parts[-1:]
     ids = [int(i) for i in tokenizer.encode(parts[0])]
     for part in parts[1:]:
         ids += [tokenizer.mask, *(int(i) for i in tokenizer.encode(part))]
     if len(ids) > network.context:
-        raise UsageError(f"The prompt has {len(ids)} tokens, and the model sees {network.context}; shorten it.")
-    candidates = request.choice.top_k or CANDIDATES
+        raise UsageError(f"{name} has {len(ids)} tokens, and the model sees {network.context}; shorten it.")
+    candidates = request.settings.top_k or CANDIDATES
     guesses = guess(network, ids, tokenizer.mask, candidates, never=[tokenizer.end_of_text])
     fillings = iter(guesses)
     filled = tokenizer.decode([next(fillings).tokens[0] if token == tokenizer.mask else token for token in ids])

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 class BottleneckOptions:
     suffix: ClassVar[str] = "-adapter"
 
-    bottleneck: Annotated[int, option("Features inside each adapter (default: 16).", ADAPTER, "N")] = 16
-    dropout: Annotated[
-        float, option("Share of an adapter's inputs dropped in training (default: 0).", ADAPTER, "X")
-    ] = 0.0
+    bottleneck: Annotated[int, option("Hidden size of each bottleneck adapter (default: 16).", ADAPTER, "N")] = 16
+    dropout: Annotated[float, option("Dropout of the adapter inputs (default: 0).", ADAPTER, "X")] = 0.0
 
     def config(self, model: "Transformer", base: Base) -> AdapterConfig:
         from tinylm.adapters.bottleneck import sublayers
@@ -50,5 +48,5 @@ def finetune_adapter(
     bottleneck: BottleneckOptions,
     learning: LearningOptions,
 ) -> None:
-    """Train a small layer after each sublayer of a frozen model on a second text (Houlsby et al. 2019)."""
+    """Fine-tune a model on another text with bottleneck adapters after each sublayer (Houlsby et al. 2019)."""
     finetune(invocation, corpus, model, resume, run, bottleneck, learning, "tinylm finetune-adapter")

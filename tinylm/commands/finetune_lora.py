@@ -23,25 +23,23 @@ class LoRAOptions:
     suffix: ClassVar[str] = "-lora"
 
     rank: Annotated[
-        int | None, option("Rank of the update (default: 8, or what the matrices have).", ADAPTER, "N", "--rank", "-r")
+        int | None, option("Rank of the update (default: 8, or the largest that fits).", ADAPTER, "N", "--rank", "-r")
     ] = None
     alpha: Annotated[
         float | None,
-        option("The update is scaled by alpha / rank, or its root (default: twice the rank).", ADAPTER, "X"),
+        option("LoRA alpha: the update is scaled by alpha / rank (default: twice the rank).", ADAPTER, "X"),
     ] = None
     rank_stabilised: Annotated[
-        bool, option("Scale by alpha / sqrt(rank) instead.", ADAPTER, None, "--rank-stabilised")
+        bool, option("rsLoRA: scale by alpha / sqrt(rank) instead.", ADAPTER, None, "--rank-stabilised")
     ] = False
     share_b: Annotated[
-        bool, option("One B for all matrices of a name; each has its own A.", ADAPTER, None, "--share-b")
+        bool, option("Share one B among all matrices of the same name; each has its own A.", ADAPTER, None, "--share-b")
     ] = False
-    dropout: Annotated[
-        float, option("Share of an adapter's inputs dropped in training (default: 0).", ADAPTER, "X")
-    ] = 0.0
+    dropout: Annotated[float, option("Dropout of the adapter inputs (default: 0).", ADAPTER, "X")] = 0.0
     target: Annotated[
         list[str] | None,
         option(
-            "Matrices to adapt (default: attention).",
+            "Weight matrices to adapt; may be given several times (default: attention).",
             ADAPTER,
             "attention|query|key|value|output|mlp|experts|router|embedding|all",
         ),
@@ -83,5 +81,5 @@ def finetune_lora(
     lora: LoRAOptions,
     learning: LearningOptions,
 ) -> None:
-    """Train a low-rank adapter on a second text. The base model is read, and never written to."""
+    """Fine-tune a model on another text with LoRA. The base model itself is not changed."""
     finetune(invocation, corpus, model, resume, run, lora, learning, "tinylm finetune-lora")

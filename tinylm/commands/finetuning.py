@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypedDict
 import typer
 
 from tinylm.commands.groups import refuse_with
-from tinylm.commands.model import find_run, newest_run
+from tinylm.commands.model import complete_adapter, find_run, newest_run
 from tinylm.commands.new_run import chosen_budget, dry_run_at, new_run_at, plan_run, show_plan
 from tinylm.commands.options import WHERE, LearningOptions, option
 from tinylm.commands.reading import how_to_extend, known_text, read_text
@@ -33,15 +33,20 @@ Corpus = Annotated[
     list[str] | None,
     typer.Argument(help="Text files, folders, JSONL (or pairs), or - for standard input.", show_default=False),
 ]
-Resume = Annotated[Path | None, option("Go on with this adapter; only budget and rhythm may change.", WHERE, "RUN")]
+Resume = Annotated[
+    Path | None,
+    option(
+        "Continue this adapter; only length and intervals may change.", WHERE, "RUN", autocompletion=complete_adapter
+    ),
+]
 
 
 @dataclass(frozen=True)
 class AdapterRunOptions:
     out: Annotated[
-        Path | None, option("The adapter's folder (default: <model>-<kind>).", WHERE, "DIR", "--out", "-o")
+        Path | None, option("Adapter directory to write (default: <model>-<kind>).", WHERE, "DIR", "--out", "-o")
     ] = None
-    force: Annotated[bool, option("Replace an adapter that is there.", WHERE, None, "--force")] = False
+    force: Annotated[bool, option("Replace an existing adapter.", WHERE, None, "--force")] = False
     dry_run: Annotated[bool, option("Print the plan and stop.", WHERE, None, "--dry-run")] = False
 
 

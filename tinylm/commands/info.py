@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tinylm.commands.groups import with_groups
-from tinylm.commands.model import find_run, newest_run
+from tinylm.commands.model import complete_run, find_run, newest_run
 from tinylm.commands.options import OutputOptions
 from tinylm.commands.session import quoted
 from tinylm.config import RunConfig
@@ -18,7 +18,10 @@ CURVE_POINTS = 12
 
 @with_groups
 def info(
-    run: Annotated[Path | None, typer.Argument(help="A run folder (default: the newest).", show_default=False)] = None,
+    run: Annotated[
+        Path | None,
+        typer.Argument(help="Run directory (default: the newest).", show_default=False, autocompletion=complete_run),
+    ] = None,
     *,
     output: OutputOptions,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tinylm.commands.groups import with_groups
-from tinylm.commands.model import ModelPath, find_run
+from tinylm.commands.model import ModelPath, complete_adapter, find_run
 from tinylm.commands.new_run import new_run_at, new_run_config
 from tinylm.commands.options import WHERE, OutputOptions, option
 from tinylm.errors import UsageError
@@ -21,17 +21,19 @@ if TYPE_CHECKING:
 
 @with_groups
 def merge(
-    adapter: Annotated[Path, typer.Argument(help="The adapter's folder.", show_default=False)],
-    out: Annotated[Path, option("The new run's folder.", WHERE, "DIR", "--out", "-o")],
+    adapter: Annotated[
+        Path, typer.Argument(help="Adapter directory.", show_default=False, autocompletion=complete_adapter)
+    ],
+    out: Annotated[Path, option("Run directory to write.", WHERE, "DIR", "--out", "-o")],
     model: ModelPath = None,
-    force: Annotated[bool, option("Replace a run that is there.", WHERE, None, "--force")] = False,
+    force: Annotated[bool, option("Replace an existing run.", WHERE, None, "--force")] = False,
     undo: Annotated[
-        bool, option("Take the adapter out of the merged model that --model names.", WHERE, None, "--undo")
+        bool, option("Subtract the adapter from the merged model named by --model.", WHERE, None, "--undo")
     ] = False,
     *,
     output: OutputOptions,
 ) -> None:
-    """Write an adapter and its base as one plain model, after checking that it predicts what the two together did."""
+    """Merge a LoRA adapter into its base model, and check that the merged model computes the same logits."""
     from tinylm.adapters.load import read_adapter_config
     from tinylm.checkpoint import RunFolder, read_weights
 

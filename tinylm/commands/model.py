@@ -13,7 +13,7 @@ from tinylm.commands.options import MachineOptions, option
 from tinylm.config import DataConfig
 from tinylm.console import Console
 from tinylm.errors import UsageError
-from tinylm.place import CHECKPOINTS
+from tinylm.place import ADAPTER_FILE, CHECKPOINTS, MODEL_FILE
 
 if TYPE_CHECKING:
     from tinylm.adapters.load import LoadedAdapter, WantedAdapter
@@ -24,12 +24,46 @@ if TYPE_CHECKING:
 MOST_NESTED = 4  # levels of folders in which runs are looked for
 LARGEST_STRENGTH = 1000  # of an adapter
 
+
+def complete_model(incomplete: str) -> list[str]:
+    """Names of the models under checkpoints/, for the shell's completion."""
+    return _names(MODEL_FILE, incomplete)
+
+
+def complete_adapter(incomplete: str) -> list[str]:
+    """Names of the adapters under checkpoints/, for the shell's completion."""
+    return _names(ADAPTER_FILE, incomplete)
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Names of all runs under checkpoints/, for the shell's completion."""
+    return _names("config.json", incomplete)
+
+
+def _names(file: str, incomplete: str) -> list[str]:
+    runs = (path.relative_to(CHECKPOINTS).as_posix() for path in run_folders(CHECKPOINTS) if (path / file).is_file())
+    return [name for name in runs if name.startswith(incomplete)]
+
+
 ModelPath = Annotated[
-    Path | None, option("A run folder (default: the newest model under checkpoints/).", None, "RUN", "--model", "-m")
+    Path | None,
+    option(
+        "Run directory (default: the newest model under checkpoints/).",
+        None,
+        "RUN",
+        *("--model", "-m"),
+        autocompletion=complete_model,
+    ),
 ]
 AdapterPaths = Annotated[
     list[str] | None,
-    option("An adapter to put on the model, or several; DIR=0.5 is half of it.", None, "DIR", "--adapter"),
+    option(
+        "Adapter directory; may be given several times. DIR=0.5 applies half of the update.",
+        None,
+        "DIR",
+        "--adapter",
+        autocompletion=complete_adapter,
+    ),
 ]
 
 
@@ -78,8 +112,6 @@ def _is_there(path: Path) -> bool:
 
 def newest_run(console: Console) -> Path:
     """The model most recently trained under checkpoints/, said on stderr. Raises UsageError when there is none."""
-    from tinylm.place import MODEL_FILE
-
     weights = [path / MODEL_FILE for path in run_folders(CHECKPOINTS) if (path / MODEL_FILE).is_file()]
     if not weights:
         raise UsageError(

@@ -51,6 +51,10 @@ def print_traceback_if_debugging(context: typer.Context) -> None:
 
 
 def option(help: str, panel: str | None = None, metavar: str | None = None, *names: str, **extra: Any) -> Any:
+    """An option with its help panel. The lower-case words of a metavar such as auto|char|PATH complete in the shell."""
+    values = [word for word in (metavar or "").split("|") if word and not word.isupper()]
+    if len(values) > 1:
+        extra.setdefault("autocompletion", lambda incomplete: [word for word in values if word.startswith(incomplete)])
     return typer.Option(
         *names, help=help, rich_help_panel=panel, metavar=metavar, show_default=False, show_envvar=False, **extra
     )
@@ -63,25 +67,25 @@ def one_of(values: typing.Iterable[str]) -> str:
 OUTPUT, DATA, WHERE, BUDGET, MODEL, SWITCHES, EXPERTS, OPTIMIZER, RHYTHM, MACHINE = (
     "Output",
     "Data",
-    "Where",
-    "How long",
+    "Run directory",
+    "Training length",
     "Model",
-    "Parts of the model, on or off",
+    "Model parts (on or off)",
     "Experts",
     "Optimizer",
-    "Rhythm",
+    "Intervals",
     "Machine",
 )
 
 
 @dataclass(frozen=True)
 class OutputOptions:
-    quiet: Annotated[bool, option("No notes and no progress on stderr.", OUTPUT, None, "--quiet", "-q")] = False
-    json: Annotated[bool, option("Results as JSON, one object a line.", OUTPUT, None, "--json")] = False
+    quiet: Annotated[bool, option("Print no progress and no notes on stderr.", OUTPUT, None, "--quiet", "-q")] = False
+    json: Annotated[bool, option("Print results as JSON, one object per line.", OUTPUT, None, "--json")] = False
     config: Annotated[
         Path | None,
         option(
-            "TOML file of options for this command; flags and TINYLM_<COMMAND>_<OPTION> win over it.",
+            "TOML file with options; flags and TINYLM_<COMMAND>_<OPTION> variables override it.",
             OUTPUT,
             "FILE",
             "--config",
@@ -91,7 +95,8 @@ class OutputOptions:
     ] = None
     # After the file, which may set it.
     debug: Annotated[
-        bool, option("Show a traceback with an error.", OUTPUT, None, "--debug", callback=remember_debug, is_eager=True)
+        bool,
+        option("Print a traceback with errors.", OUTPUT, None, "--debug", callback=remember_debug, is_eager=True),
     ] = False
 
     def console(self) -> Console:
@@ -100,17 +105,24 @@ class OutputOptions:
 
 @dataclass(frozen=True)
 class MachineOptions:
-    device: Annotated[
-        str, option("Where to compute; auto is CUDA, then MPS, then the CPU.", MACHINE, "auto|cuda|mps|cpu")
-    ] = "auto"
+    device: Annotated[str, option("Device; auto picks CUDA, then MPS, then the CPU.", MACHINE, "auto|cuda|mps|cpu")] = (
+        "auto"
+    )
     dtype: Annotated[
-        str, option("Number format; auto is bf16 where the device computes in it.", MACHINE, "auto|fp32|bf16|fp16")
+        str,
+        option(
+            "Floating-point format; auto picks bf16 or fp32 for the device.",
+            MACHINE,
+            "auto|fp32|bf16|fp16",
+        ),
     ] = "auto"
 
 
 @dataclass(frozen=True)
 class CompileOptions:
-    compile: Annotated[str, option("torch.compile; auto compiles where it pays.", MACHINE, "auto|on|off")] = "auto"
+    compile: Annotated[
+        str, option("Use torch.compile; auto compiles where it saves time (default: auto).", MACHINE, "auto|on|off")
+    ] = "auto"
 
 
 @dataclass(frozen=True)
@@ -118,21 +130,20 @@ class TextOptions:
     format: Annotated[
         str,
         option(
-            "What the texts hold; auto goes by their names, and lines has a document on each (default: auto).",
+            "Format of the texts; auto goes by file names, lines is one document per line (default: auto).",
             DATA,
             one_of(["auto", "text", "jsonl", "lines", "pairs"]),
         ),
     ] = "auto"
-    text_key: Annotated[
-        str | None, option("The field of a JSONL line that holds its text (default: text).", DATA, "KEY")
-    ] = None
-    encoding: Annotated[str, option("The files' encoding (default: utf-8).", DATA, "NAME")] = "utf-8"
+    text_key: Annotated[str | None, option("JSONL key of the text (default: text).", DATA, "KEY")] = None
+    encoding: Annotated[str, option("Encoding of the text files (default: utf-8).", DATA, "NAME")] = "utf-8"
 
 
 @dataclass(frozen=True)
 class UnknownOptions:
     unknown: Annotated[
-        str, option("What to do with characters that the model never saw (default: error).", DATA, "error|skip")
+        str,
+        option("Characters outside the vocabulary: an error, or skipped (default: error).", DATA, "error|skip"),
     ] = "error"
 
     def __post_init__(self) -> None:
@@ -146,62 +157,66 @@ class UnknownOptions:
 
 @dataclass(frozen=True)
 class ValidationOptions:
-    val_data: Annotated[str | None, option("Validate on this text instead of the corpus's end.", DATA, "FILE")] = None
+    val_data: Annotated[str | None, option("Validation text (default: the end of the corpus).", DATA, "FILE")] = None
     val_fraction: Annotated[
-        float | None, option("How much of the corpus, at its end, is for validation (default: 0.1).", DATA, "X")
+        float | None, option("Fraction of the corpus, at its end, for validation (default: 0.1).", DATA, "X")
     ] = None
 
 
 @dataclass(frozen=True)
 class BudgetOptions:
-    steps: Annotated[int | None, option("Optimizer steps.", BUDGET, "N")] = None
-    epochs: Annotated[float | None, option("Passes over the training text.", BUDGET, "X")] = None
+    steps: Annotated[int | None, option("Train for N optimizer steps.", BUDGET, "N")] = None
+    epochs: Annotated[float | None, option("Train for X passes over the training text.", BUDGET, "X")] = None
     time: Annotated[
         float | None,
         option(
-            "Wall-clock time from the start of the process to its end, such as 80s, 5m, 1h30m.",
+            "Wall-clock time of the whole command: 80s, 5m, 1h30m. With --resume, the total of all sessions.",
             BUDGET,
             "TIME",
             parser=parse_duration,
         ),
     ] = None
-    patience: Annotated[int | None, option("Stop after N evaluations without improvement.", BUDGET, "N")] = None
+    patience: Annotated[
+        int | None, option("Early stopping: stop after N evaluations without a lower validation loss.", BUDGET, "N")
+    ] = None
 
 
 @dataclass(frozen=True)
 class RhythmOptions:
-    eval_every: Annotated[int | None, option("Steps between two evaluations.", RHYTHM, "N")] = None
-    save_every: Annotated[int | None, option("Steps between two saves.", RHYTHM, "N")] = None
-    log_every: Annotated[int | None, option("Steps between two lines of metrics.jsonl.", RHYTHM, "N")] = None
+    eval_every: Annotated[int | None, option("Steps between evaluations.", RHYTHM, "N")] = None
+    save_every: Annotated[int | None, option("Steps between checkpoints.", RHYTHM, "N")] = None
+    log_every: Annotated[int | None, option("Steps between lines of metrics.jsonl.", RHYTHM, "N")] = None
     log_gradients: Annotated[
-        bool | None, option("Log the norm of each layer's gradient there, too.", RHYTHM, None, "--log-gradients")
+        bool | None, option("Log the gradient norm of each layer to metrics.jsonl.", RHYTHM, None, "--log-gradients")
     ] = None
 
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    batch_size: Annotated[int | None, option("Sequences a step.", OPTIMIZER, "N")] = None
+    batch_size: Annotated[int | None, option("Sequences per optimizer step (global batch size).", OPTIMIZER, "N")] = (
+        None
+    )
     micro_batch: Annotated[
-        int | None, option("Sequences computed at once; the step adds up as many as it needs.", OPTIMIZER, "N")
+        int | None, option("Sequences per forward pass; gradients are accumulated up to --batch-size.", OPTIMIZER, "N")
     ] = None
     lr: Annotated[float | None, option("Peak learning rate.", OPTIMIZER, "X")] = None
-    min_lr: Annotated[float | None, option("Learning rate at the end.", OPTIMIZER, "X")] = None
-    warmup_steps: Annotated[int | None, option("Steps until the learning rate has risen to --lr.", OPTIMIZER, "N")] = (
-        None
-    )
-    schedule: Annotated[str | None, option("How the learning rate falls after that.", OPTIMIZER, one_of(SCHEDULES))] = (
-        None
-    )
-    weight_decay: Annotated[float | None, option("Decay of matrices (never of gains and biases).", OPTIMIZER, "X")] = (
-        None
-    )
-    beta1: Annotated[float | None, option("Adam's memory of the gradient.", OPTIMIZER, "X")] = None
-    beta2: Annotated[float | None, option("Adam's memory of its square.", OPTIMIZER, "X")] = None
-    grad_clip: Annotated[float | None, option("Largest gradient norm; 0 for no limit.", OPTIMIZER, "X")] = None
+    min_lr: Annotated[float | None, option("Learning rate at the end of the schedule.", OPTIMIZER, "X")] = None
+    warmup_steps: Annotated[int | None, option("Steps of linear warmup to --lr.", OPTIMIZER, "N")] = None
+    schedule: Annotated[str | None, option("Learning-rate schedule after warmup.", OPTIMIZER, one_of(SCHEDULES))] = None
+    weight_decay: Annotated[
+        float | None, option("Weight decay of matrices; gains and biases have none.", OPTIMIZER, "X")
+    ] = None
+    beta1: Annotated[float | None, option("Adam beta1: decay rate of the average gradient.", OPTIMIZER, "X")] = None
+    beta2: Annotated[
+        float | None, option("Adam beta2: decay rate of the average squared gradient.", OPTIMIZER, "X")
+    ] = None
+    grad_clip: Annotated[
+        float | None, option("Clip the gradient to this norm; 0 disables clipping.", OPTIMIZER, "X")
+    ] = None
     optimizer: Annotated[
         str | None,
         option(
-            "The optimizer (default: the preset's).",
+            "Optimizer (default: the preset's).",
             OPTIMIZER,
             one_of(OPTIMIZERS),
         ),
@@ -209,81 +224,105 @@ class OptimizerOptions:
     average: Annotated[
         float | None,
         option(
-            "Validate and save an average of the weights; their mean age, as a share of the steps so far.",
+            "Validate and save averaged weights; X is their mean age as a fraction of the steps so far.",
             OPTIMIZER,
             "X",
         ),
     ] = None
     label_smoothing: Annotated[
-        float | None, option("Part of each target's probability that is spread over all.", OPTIMIZER, "X")
+        float | None, option("Label smoothing: share of the target probability spread over all tokens.", OPTIMIZER, "X")
     ] = None
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    preset: Annotated[str | None, option("Which transformer (default: modern).", MODEL, one_of(PRESETS))] = None
+    preset: Annotated[
+        str | None,
+        option(
+            "Architecture preset: modern (Qwen3 shape), GPT-2, or the original transformer (default: modern).",
+            MODEL,
+            one_of(PRESETS),
+        ),
+    ] = None
     architecture: Annotated[
         str | None,
-        option("Text from what came before, masked text, or targets from sources.", MODEL, one_of(ARCHITECTURES)),
+        option(
+            "Decoder (next token), encoder (masked tokens) or encoder-decoder (pairs); default: decoder.",
+            MODEL,
+            one_of(ARCHITECTURES),
+        ),
     ] = None
     size: Annotated[
-        str | None, option("How large; auto fits corpus, machine and budget.", MODEL, one_of(["auto", *SIZES]))
+        str | None,
+        option("Model size; auto fits the corpus, the machine and the budget.", MODEL, one_of(["auto", *SIZES])),
     ] = None
-    layers: Annotated[int | None, option("Blocks; of an encoder-decoder, the decoder's.", MODEL, "N")] = None
-    encoder_layers: Annotated[int | None, option("The encoder's blocks (default: --layers).", MODEL, "N")] = None
+    layers: Annotated[
+        int | None, option("Transformer blocks; of an encoder-decoder, those of the decoder.", MODEL, "N")
+    ] = None
+    encoder_layers: Annotated[
+        int | None, option("Transformer blocks of the encoder (default: --layers).", MODEL, "N")
+    ] = None
     heads: Annotated[int | None, option("Attention heads.", MODEL, "N")] = None
     kv_heads: Annotated[
-        int | None, option("Key/value heads: fewer than --heads is grouped-query, 1 multi-query attention.", MODEL, "N")
+        int | None,
+        option("Key/value heads: fewer than --heads is grouped-query attention, 1 multi-query attention.", MODEL, "N"),
     ] = None
-    width: Annotated[int | None, option("Features of a token's hidden vector.", MODEL, "N")] = None
-    ffn_width: Annotated[int | None, option("Features inside the feed-forward layer.", MODEL, "N")] = None
-    context: Annotated[int | None, option("Tokens in sight.", MODEL, "N")] = None
-    position: Annotated[str | None, option("How a token knows its place.", MODEL, one_of(POSITIONS))] = None
-    rope_theta: Annotated[float | None, option("Base of the rotary frequencies.", MODEL, "X")] = None
-    norm: Annotated[str | None, option("Normalisation.", MODEL, one_of(NORMS))] = None
+    width: Annotated[int | None, option("Hidden size (d_model).", MODEL, "N")] = None
+    ffn_width: Annotated[int | None, option("Hidden size of the feed-forward layers (d_ff).", MODEL, "N")] = None
+    context: Annotated[int | None, option("Context length in tokens.", MODEL, "N")] = None
+    position: Annotated[str | None, option("Position encoding.", MODEL, one_of(POSITIONS))] = None
+    rope_theta: Annotated[float | None, option("Base of the RoPE frequencies (theta).", MODEL, "X")] = None
+    norm: Annotated[str | None, option("Normalisation layer.", MODEL, one_of(NORMS))] = None
     norm_placement: Annotated[
-        str | None, option("Before each sublayer, or after its residual.", MODEL, one_of(NORM_PLACEMENTS))
+        str | None,
+        option(
+            "Pre-norm (before each sublayer) or post-norm (after the residual connection).",
+            MODEL,
+            one_of(NORM_PLACEMENTS),
+        ),
     ] = None
-    norm_gain: Annotated[bool | None, option("Learned gain in normalisations.", SWITCHES)] = None
-    norm_bias: Annotated[bool | None, option("Learned bias in normalisations.", SWITCHES)] = None
-    residual: Annotated[bool | None, option("Residual connections around sublayers.", SWITCHES)] = None
-    attention_scale: Annotated[bool | None, option("Divide attention's products by sqrt(head width).", SWITCHES)] = None
-    qk_norm: Annotated[bool | None, option("Normalise queries and keys.", SWITCHES)] = None
+    norm_gain: Annotated[bool | None, option("Learned gain in normalisation layers.", SWITCHES)] = None
+    norm_bias: Annotated[bool | None, option("Learned bias in normalisation layers.", SWITCHES)] = None
+    residual: Annotated[bool | None, option("Residual connections around the sublayers.", SWITCHES)] = None
+    attention_scale: Annotated[bool | None, option("Scale attention scores by 1/sqrt(head size).", SWITCHES)] = None
+    qk_norm: Annotated[bool | None, option("Normalise queries and keys (QK-norm).", SWITCHES)] = None
     bias: Annotated[bool | None, option("Biases in linear layers.", SWITCHES)] = None
     relative_clip: Annotated[
-        int | None, option("Offsets up to which relative positions differ (default: 16).", MODEL, "K")
+        int | None, option("Clipping distance of relative positions (default: 16).", MODEL, "K")
     ] = None
-    local_window: Annotated[int | None, option("Tokens in sight of the local layers.", MODEL, "W")] = None
+    local_window: Annotated[
+        int | None, option("Sliding-window size of the local attention layers, in tokens.", MODEL, "W")
+    ] = None
     local_layers: Annotated[
-        str | None, option("The layers with that window, from 0 (default: every second).", MODEL, "0,2,...")
+        str | None,
+        option("Layers with a sliding window, counted from 0 (default: every second layer).", MODEL, "0,2,..."),
     ] = None
-    experts: Annotated[int | None, option("Experts in each feed-forward layer; 1 is a dense model.", EXPERTS, "E")] = (
-        None
-    )
-    experts_per_token: Annotated[int | None, option("Experts that a token is sent to (default: 2).", EXPERTS, "K")] = (
+    experts: Annotated[
+        int | None, option("Experts per feed-forward layer (mixture of experts); 1 is a dense model.", EXPERTS, "E")
+    ] = None
+    experts_per_token: Annotated[int | None, option("Experts per token (top-k routing; default: 2).", EXPERTS, "K")] = (
         None
     )
     expert_mode: Annotated[
-        str | None, option("Mix the experts' outputs, or their matrices.", EXPERTS, one_of(EXPERT_MODES))
+        str | None,
+        option(
+            "Mix the outputs of the experts (route), or their weight matrices (merge).", EXPERTS, one_of(EXPERT_MODES)
+        ),
     ] = None
-    expert_balance: Annotated[
-        float | None, option("Weight of the loss that shares tokens out among experts.", EXPERTS, "X")
+    expert_balance: Annotated[float | None, option("Weight of the load-balancing loss.", EXPERTS, "X")] = None
+    activation: Annotated[
+        str | None, option("Activation function of the feed-forward layers.", MODEL, one_of(ACTIVATIONS))
     ] = None
-    activation: Annotated[str | None, option("Feed-forward nonlinearity.", MODEL, one_of(ACTIVATIONS))] = None
     tie: Annotated[
         bool | None,
-        option("Share the embedding with the output layer (default: yes, but not in short runs of modern).", SWITCHES),
+        option("Tie the output layer to the embedding (default: yes, except in short runs of modern).", SWITCHES),
     ] = None
-    scale_embedding: Annotated[bool | None, option("Scale embeddings by sqrt(width).", SWITCHES)] = None
-    initialisation: Annotated[
-        str | None, option("How weights are drawn at the start.", MODEL, one_of(INITIALISATIONS))
-    ] = None
-    dropout: Annotated[
-        float | None, option("Share dropped in training of the embedding and of each sublayer's output.", MODEL, "X")
-    ] = None
-    attention_dropout: Annotated[
-        float | None, option("Share of the attention weights dropped in training.", MODEL, "X")
-    ] = None
+    scale_embedding: Annotated[bool | None, option("Multiply embeddings by sqrt(d_model).", SWITCHES)] = None
+    initialisation: Annotated[str | None, option("Weight initialisation.", MODEL, one_of(INITIALISATIONS))] = None
+    dropout: Annotated[float | None, option("Dropout of the embedding and of each sublayer's output.", MODEL, "X")] = (
+        None
+    )
+    attention_dropout: Annotated[float | None, option("Dropout of the attention weights.", MODEL, "X")] = None
 
     def choices(self) -> dict[str, Any]:
         """What the user chose, as fields of a ModelConfig, and preset and size. Raises UsageError for a bad list."""
@@ -300,7 +339,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class SeedOptions:
-    seed: Annotated[int | None, option("Seed of everything random (default: 0).", MACHINE, "N")] = None
+    seed: Annotated[int | None, option("Random seed (default: 0).", MACHINE, "N")] = None
 
 
 @dataclass(frozen=True)

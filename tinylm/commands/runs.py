@@ -18,7 +18,9 @@ LONGEST_REASON = 80  # characters, of why a run is damaged; --json has all of it
 
 @with_groups
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Where the runs are.", show_default=False)] = CHECKPOINTS,
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of the runs (default: checkpoints).", show_default=False)
+    ] = CHECKPOINTS,
     *,
     output: OutputOptions,
 ) -> None:

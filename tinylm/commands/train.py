@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tinylm.commands.groups import refuse_with, typed, with_groups
-from tinylm.commands.model import find_run
+from tinylm.commands.model import complete_model, complete_run, find_run
 from tinylm.commands.new_run import chosen_budget, dry_run_at, new_run_at, plan_run, show_plan
 from tinylm.commands.options import DATA, WHERE, LearningOptions, ModelOptions, option
 from tinylm.commands.reading import known_text, read_text
@@ -24,29 +24,53 @@ if TYPE_CHECKING:
     from tinylm.text.tokenizer import Tokenizer
 
 COMMAND = "tinylm train"
+EXAMPLES = """Examples:
+
+tinylm train book.txt
+    Choose everything from the text.
+
+tinylm train book.txt --size small --epochs 3
+    Three passes with a model of 6 layers.
+
+tinylm train texts/ --tokenizer bpe --time 30m
+    All texts of a folder, for half an hour.
+
+tinylm train --resume checkpoints/book --epochs 5
+    Continue a run, up to five passes in all.
+"""
 
 
 @dataclass(frozen=True)
 class RunOptions:
     out: Annotated[
-        Path | None, option("The run's folder (default: checkpoints/<corpus name>).", WHERE, "DIR", "--out", "-o")
+        Path | None, option("Run directory to write (default: checkpoints/<corpus name>).", WHERE, "DIR", "--out", "-o")
     ] = None
-    force: Annotated[bool, option("Replace a run that is there.", WHERE, None, "--force")] = False
-    init_from: Annotated[Path | None, option("Begin with this run's weights, shape and tokenizer.", WHERE, "MODEL")] = (
-        None
-    )
+    force: Annotated[bool, option("Replace an existing run.", WHERE, None, "--force")] = False
+    init_from: Annotated[
+        Path | None,
+        option(
+            "Start from the weights, architecture and tokenizer of this run.",
+            WHERE,
+            "MODEL",
+            autocompletion=complete_model,
+        ),
+    ] = None
     extend_vocab: Annotated[
-        bool, option("Let that run's model learn characters it never saw.", WHERE, None, "--extend-vocab")
+        bool,
+        option("With --init-from: add new characters of the text to the vocabulary.", WHERE, None, "--extend-vocab"),
     ] = False
     dry_run: Annotated[bool, option("Print the plan and stop.", WHERE, None, "--dry-run")] = False
 
 
 @dataclass(frozen=True)
 class TokenizerOptions:
-    tokenizer: Annotated[str | None, option("Kind of tokenizer, or a tokenizer.json.", DATA, "auto|char|bpe|PATH")] = (
-        None
-    )
-    vocab_size: Annotated[int | None, option("Ids of a BPE tokenizer.", DATA, "N")] = None
+    tokenizer: Annotated[
+        str | None,
+        option(
+            "Tokenizer: characters, byte-level BPE, or a tokenizer.json (default: auto).", DATA, "auto|char|bpe|PATH"
+        ),
+    ] = None
+    vocab_size: Annotated[int | None, option("Vocabulary size of a BPE tokenizer.", DATA, "N")] = None
 
 
 @with_groups
@@ -60,7 +84,12 @@ def train(
     ] = None,
     resume: Annotated[
         Path | None,
-        option("Continue this run with its text and settings; only budget and intervals may change.", WHERE, "RUN"),
+        option(
+            "Continue this run with its text and settings; only length and intervals may change.",
+            WHERE,
+            "RUN",
+            autocompletion=complete_run,
+        ),
     ] = None,
     *,
     run: RunOptions,
@@ -70,8 +99,8 @@ def train(
 ) -> None:
     """Train a language model on a text.
 
-    With no options it chooses tokenizer, model, batch and length from the text and the machine, and trains until the
-    validation loss stops improving or ten minutes are up.
+    Without options, tokenizer, model size, batch size and learning rate are chosen from the text and the machine, and
+    training stops when the validation loss no longer improves, or after ten minutes.
     """
     if resume is not None:
         refuse_with(invocation, "--resume", run, tokenizer, model, *learning.fixed_by_resuming(bool(corpus)))

@@ -20,17 +20,17 @@ def train_tokenizer(
         list[str],
         typer.Argument(help="Text files (or pairs), folders, patterns, JSONL, or -.", show_default=False),
     ],
-    out: Annotated[Path, option("Where to write it (default: tokenizer.json).", WHERE, "FILE", "--out", "-o")] = Path(
+    out: Annotated[Path, option("File to write (default: tokenizer.json).", WHERE, "FILE", "--out", "-o")] = Path(
         "tokenizer.json"
     ),
-    kind: Annotated[str, option("Characters or byte-level BPE (default: bpe).", "Data", "char|bpe")] = "bpe",
-    vocab_size: Annotated[int | None, option("Ids of a BPE tokenizer.", "Data", "N")] = None,
-    force: Annotated[bool, option("Replace a file that is there.", WHERE, None, "--force")] = False,
+    kind: Annotated[str, option("Characters, or byte-level BPE (default: bpe).", "Data", "char|bpe")] = "bpe",
+    vocab_size: Annotated[int | None, option("Vocabulary size of a BPE tokenizer.", "Data", "N")] = None,
+    force: Annotated[bool, option("Replace an existing file.", WHERE, None, "--force")] = False,
     *,
     text: TextOptions,
     output: OutputOptions,
 ) -> None:
-    """Train a tokenizer on a text: all of its characters, or the merges of nine tenths of it."""
+    """Train a tokenizer on a text: its characters, or byte-level BPE on the first nine tenths."""
     from tinylm.text.compression import content_suffix
     from tinylm.text.prepare import choose_tokenizer
 

@@ -15,46 +15,48 @@ if TYPE_CHECKING:
 TEMPERATURE = 0.8
 MOST_GUESSES = 6
 DRAFT_FROM = 512  # tokens, which earn back what reading the training text costs
-BETWEEN_SAMPLES = "\n---\n"
 
 
 def write_on(
     console: Console, network: "Decoder", opened: OpenModel, request: Request, compiled: "CompiledDecoder | None"
 ) -> int:
-    """Print what a decoder, or its compiled form, writes on from a prompt; returns how many tokens that is."""
+    """Print what a decoder, or its compiled form, generates from a prompt; returns the number of tokens.
+
+    Samples are joined by the separator; no line end follows the last one.
+    """
     from tinylm.inference.generator import generate, generate_from_draft
     from tinylm.inference.sampler import Sampler
     from tinylm.inference.text import TextStream, start_tokens
     from tinylm.inference.threads import WakingDecoder, probe_threads
 
     request.refuse("beams", "length_penalty", because="This model writes on from a prompt, and searches for no target")
-    length, seed = request.length, request.seed
-    tokenizer, echo = opened.tokenizer, length.echo is not False
-    text = known_part(console, request.prompt.text, tokenizer, request.prompt_options.unknown)
+    settings, printing, prompt = request.settings, request.options.printing, request.prompt
+    tokenizer, echo = opened.tokenizer, printing.echo is not False
+    text = known_part(console, prompt.text, tokenizer, request.options.prompt.unknown, prompt.name)
     ids = [int(i) for i in tokenizer.encode(text)] if text else []
     if len(ids) > network.context:
-        message = f"The prompt has {len(ids)} tokens, and the model sees {network.context} at a time"
-        if request.prompt_options.strict:
+        message = f"{prompt.name} has {len(ids)} tokens, and the model sees {network.context} at a time"
+        if request.options.prompt.strict:
             raise UsageError(f"{message}; shorten it, or leave out --strict to keep its tail.")
         console.warn(f"{message}: it goes on from the tail.")
-    console.note(f"Seed {seed}.")
+    console.note(f"Seed {settings.seed}.")
     start = start_tokens(tokenizer, request.data, ids)
-    sampling = request.choice.sampling(TEMPERATURE)
-    device, rows = network.device, length.num_samples
-    sampler = Sampler(sampling, seed, rows, device, tokenizer.vocab_size, request.first)
+    sampling = settings.sampling(TEMPERATURE)
+    device, rows = network.device, settings.num_samples
+    sampler = Sampler(sampling, settings.seed, rows, device, tokenizer.vocab_size, request.first)
     for row in range(rows):
         sampler.observe(row, ids)
-    streams = [TextStream(tokenizer, length.stop or []) for _ in range(rows)]
+    streams = [TextStream(tokenizer, settings.stop) for _ in range(rows)]
     texts = [""] * rows
-    streaming = length.stream is not False and rows == 1 and not console.as_json
+    streaming = printing.stream is not False and rows == 1 and not console.as_json
     if streaming and echo:
         console.result(text, end="")
-    draft = None if compiled and request.draft == "auto" else _draft(network, opened, request)
+    draft = None if compiled and request.options.speed.draft == "auto" else _draft(network, opened, request)
     writer = WakingDecoder(network, probe_threads(), compiled)
     steps = (
-        generate(writer, [start] * rows, sampler, length.max_tokens, request.cache)
+        generate(writer, [start] * rows, sampler, settings.max_tokens, request.options.speed.cache)
         if draft is None
-        else generate_from_draft(writer, start, sampler, length.max_tokens, draft, MOST_GUESSES)
+        else generate_from_draft(writer, start, sampler, settings.max_tokens, draft, MOST_GUESSES)
     )
     for tokens in steps:
         for row, (stream, token) in enumerate(zip(streams, tokens, strict=True)):
@@ -68,8 +70,8 @@ def write_on(
     for row, stream in enumerate(streams):
         rest = stream.finish()
         texts[row] += rest
-        if streaming:
-            console.result(rest)
+        if streaming and rest:
+            console.result(rest, end="")
     if console.as_json:
         for written, stream in zip(texts, streams, strict=True):
             console.record(
@@ -77,12 +79,12 @@ def write_on(
                     prompt=text,
                     text=written,
                     tokens=stream.tokens,
-                    seed=seed,
+                    seed=settings.seed,
                     finish_reason=stream.finish_reason,
                 )
             )
     elif not streaming:
-        console.result(BETWEEN_SAMPLES.join((text if echo else "") + written for written in texts))
+        console.result(printing.between().join((text if echo else "") + written for written in texts), end="")
     return sum(stream.tokens for stream in streams)
 
 
@@ -91,14 +93,15 @@ def _draft(network: "Decoder", opened: OpenModel, request: Request) -> "Draft | 
     from tinylm.inference.draft import NGramDraft
     from tinylm.text.prepare import has_tokens, reopen_part
 
+    wanted = request.options.speed.draft
     at_hand = request.data is not None and has_tokens(opened.path, request.data, opened.tokenizer)
-    pays = request.length.max_tokens >= DRAFT_FROM and at_hand
-    if request.draft == "none" or (request.draft == "auto" and not pays):
+    pays = request.settings.max_tokens >= DRAFT_FROM and at_hand
+    if wanted == "none" or (wanted == "auto" and not pays):
         return None
     obstacle = None
-    if request.length.num_samples > 1:
+    if request.settings.num_samples > 1:
         obstacle = "it is for one sample at a time"
-    elif not request.cache:
+    elif not request.options.speed.cache:
         obstacle = "it needs the cache"
     elif any(window is not None for window in network.windows):
         obstacle = "layers with --local-window cannot take a wrong guess back"
@@ -110,6 +113,6 @@ def _draft(network: "Decoder", opened: OpenModel, request: Request) -> "Draft | 
             return NGramDraft(reopen_part(opened.path, request.data, opened.tokenizer, "train", trust_times=True))
         except TinyLMError as error:
             obstacle = str(error)
-    if request.draft == "ngram":
+    if wanted == "ngram":
         raise UsageError(f"--draft ngram is not possible: {obstacle}; leave it out.")
     return None

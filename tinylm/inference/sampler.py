@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tinylm.checks import flag
-from tinylm.errors import UsageError
+from tinylm.checks import check_numbers
 
 
 def penalise_repeats(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
@@ -31,7 +30,8 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probabilities = ordered.softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
-    dropped = (before >= p).scatter(-1, order, before >= p)
+    beyond = before >= max(p, torch.finfo(before.dtype).tiny)  # a p that rounds to 0 keeps the likeliest token
+    dropped = beyond.scatter(-1, order, beyond)
     return logits.masked_fill(dropped, -torch.inf)
 
 
@@ -59,16 +59,8 @@ class Sampling:
     repeat_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        allowed = {
-            "temperature": (self.temperature >= 0, "0 (the likeliest token) or more"),
-            "top_k": (self.top_k >= 0, "0 (no limit) or more"),
-            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
-            "min_p": (0 <= self.min_p < 1, "at least 0 and below 1"),
-            "repeat_penalty": (0 < self.repeat_penalty < float("inf"), "above 0 (1 changes nothing)"),
-        }
-        for name, (good, range_) in allowed.items():
-            if not good:
-                raise UsageError(f"{flag(name)} is {getattr(self, name)}; it must be {range_}.")
+        """Raises UsageError for a value out of range."""
+        check_numbers(vars(self))
 
 
 class Sampler:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tinylm.errors import UsageError
+from tinylm.checks import check_numbers
 from tinylm.inference.generator import generate
 from tinylm.inference.sampler import Sampler, Sampling
 from tinylm.model.block import Memory
@@ -15,7 +15,6 @@ from tinylm.model.cache import Cache, CrossCache
 from tinylm.model.encoder_decoder import EncoderDecoder
 
 SOURCES_AT_ONCE = 32
-LARGEST_PENALTY = 10
 
 
 def padded_sources(sources: Sequence[Sequence[int]], end: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -87,12 +86,8 @@ class Search:
     length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.beams < 1:
-            raise UsageError(f"--beams is {self.beams}; it must be 1 or more.")
-        if not abs(self.length_penalty) <= LARGEST_PENALTY:
-            raise UsageError(
-                f"--length-penalty is {self.length_penalty}; it must be from -{LARGEST_PENALTY} to {LARGEST_PENALTY}."
-            )
+        """Raises UsageError for a value out of range."""
+        check_numbers(vars(self))
 
 
 class _Search:

@@ -1,0 +1,154 @@
+"""What --help prints: terms that a practitioner knows, examples that work; and what the shell completes."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from tests.shell import TINY, copied, done, environment, records, story
+from tinylm.cli import app
+
+COMMANDS = typer.main.get_command(app).commands
+SHAPE = {"LAYERS": "1", "HEADS": "2", "WIDTH": "16", "CONTEXT": "16", "BATCH_SIZE": "4"}
+PRIVATE = ("sight", "told", "strangers", "wilder", "bolder", "writes on", "rhythm", "memory of", "knows its place")
+
+COMPLETING = """
+import sys
+sys.argv = ["tinylm"]
+from tinylm.__main__ import main
+try:
+    main()
+finally:
+    assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_help_text_is_one_short_line_in_terms_of_the_field(command: str) -> None:
+    for parameter in COMMANDS[command].params:
+        assert len(parameter.help) <= 105, parameter.name
+        assert parameter.help.endswith("."), parameter.name
+        assert not any(word in parameter.help.lower() for word in PRIVATE), parameter.name
+
+
+@pytest.mark.parametrize(("name", "default"), [("train", "0"), ("sample", "a random one"), ("finetune-lora", "0")])
+def test_the_default_of_seed_is_what_its_help_says(name: str, default: str) -> None:
+    (help_,) = (parameter.help for parameter in COMMANDS[name].params if parameter.name == "seed")
+    assert f"(default: {default}" in help_
+
+
+def test_without_a_seed_train_takes_seed_0(corpus: Path, here: Path) -> None:
+    done("train", corpus, "--out", "run", "--steps", 1, *TINY)
+    assert json.loads((here / "run/config.json").read_text())["training"]["seed"] == 0
+
+
+# Examples
+
+
+def examples(name: str, monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> list[str]:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", columns)
+    shown = done(name, "--help").stdout.split("Examples:")[1]
+    return [line.strip() for line in shown.splitlines() if line.startswith(" tinylm ")]
+
+
+def run_example(line: str, env: dict[str, str] | None = None) -> str:
+    program, *words = shlex.split(line)
+    assert program == "tinylm"
+    return done(*words, env=env).stdout
+
+
+def test_the_examples_of_train_work(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "texts").mkdir()
+    for path in ("book.txt", "texts/one.txt", "texts/two.txt"):
+        (here / path).write_text(story(2000))
+    tiny = {f"TINYLM_TRAIN_{name}": value for name, value in SHAPE.items()}
+    first, epochs, timed, resumed = examples("train", monkeypatch)
+    assert run_example(first, {**tiny, "TINYLM_TRAIN_STEPS": "2"}).endswith("book\n")
+    assert "time:      about 30m 00s" in run_example(f"{timed} --dry-run", tiny)
+    run_example(resumed)
+    (record,) = records(done("runs", "--json"))
+    assert record["step"] > 2
+    run_example(f"{epochs} --force", tiny)
+
+
+def test_the_examples_of_sample_work(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "book.txt").write_text("Once upon a time\n" + story(2000))
+    done("train", "book.txt", "--steps", 30, *TINY)
+    continued, by_name, many, names = examples("sample", monkeypatch)
+    (line,) = re.findall(r"\{.*\}", done("sample", "--help").stdout)
+    (here / "prompts.jsonl").write_text(line.replace("The sea", "Once") + "\n")
+    assert run_example(continued).startswith("Once upon a time")
+    assert run_example(by_name) == run_example(by_name)
+    (record,) = (json.loads(text) for text in run_example(many).splitlines())
+    assert (record["prompt"], record["tokens"]) == ("Once", 50)
+    assert len(run_example(f"{names} -n 20").splitlines()) == 9
+
+
+@pytest.mark.parametrize("name", ["train", "sample"])
+def test_examples_fit_into_80_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert examples(name, monkeypatch, 80) == examples(name, monkeypatch, 400)
+
+
+# Completion
+
+
+def completed(words: str) -> list[str]:
+    """What bash is offered for the last of the words, which may be empty."""
+    variables = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1), "_TINYLM_COMPLETE": "complete_bash"}
+    result = subprocess.run(
+        [sys.executable, "-c", COMPLETING],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**environment(), **variables},
+    )
+    assert result.stderr == ""
+    return result.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ("tinylm train --size m", "micro mini medium"),
+        ("tinylm train --preset ", "modern gpt2 original"),
+        ("tinylm train --tokenizer ", "auto char bpe"),
+        ("tinylm finetune-lora --target e", "experts embedding"),
+        ("tinylm sample --dtype ", "auto fp32 bf16 fp16"),
+        ("tinylm sample --format j", "jsonl"),
+        ("tinylm eval --bleu-tokenize i", "intl"),
+    ],
+)
+def test_the_shell_completes_values_without_importing_torch(words: str, values: str) -> None:
+    assert completed(words) == values.split()
+
+
+def test_every_option_with_a_list_of_values_completes_them() -> None:
+    for command, found in COMMANDS.items():
+        for parameter in found.params:
+            values = [word for word in (parameter.metavar or "").split("|") if not word.isupper()]
+            if len(values) > 1:
+                context = typer.Context(found, info_name=command)
+                offered = [item.value for item in parameter.shell_complete(context, "")]
+                assert offered == values, parameter.name
+
+
+def test_the_shell_completes_the_names_of_runs(run: Path, adapter: Path, here: Path) -> None:
+    for name, source in (("first", run), ("second", run), ("bent", adapter)):
+        copied(source, here / "checkpoints" / name)
+    (here / "checkpoints/.first.new").mkdir()
+    assert completed("tinylm sample --model ") == ["first", "second"]
+    assert completed("tinylm sample -m f") == ["first"]
+    assert completed("tinylm sample --adapter ") == ["bent"]
+    assert completed("tinylm train --resume ") == ["bent", "first", "second"]
+    assert completed("tinylm info s") == ["second"]
+
+
+def test_without_runs_nothing_is_completed(here: Path) -> None:
+    assert completed("tinylm sample --model ") == []
+    (here / "checkpoints").write_text("a file")
+    assert completed("tinylm sample --model ") == []

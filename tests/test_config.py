@@ -122,6 +122,10 @@ REFUSALS: list[Refusal] = [
     *each(training, "optimizer", ("sgd",), "adamw, adam"),
     (training, {"micro_batch": 5}, "--micro-batch", ("--batch-size 4",)),
     *each(runtime, "dtype", ("int8",), "fp32, bf16, fp16"),
+    *[
+        (runtime, {"product_rate": rate}, "product_rate", ("above 0, and at most 1e18",))
+        for rate in (0.0, -1.0, INFINITE, NAN, 1e19)
+    ],
     *each(adapter, "rank", (0,), "1 or more"),
     *each(adapter, "alpha", (0.0, NAN), "greater than 0"),
     *each(adapter, "dropout", (-0.1, 1.0), "at least 0 and below 1"),

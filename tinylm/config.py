@@ -231,15 +231,21 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
-    """What was decided about the machine when the run began, and is not decided again when it resumes."""
+    """What was decided about the machine when the run began, and is not decided again when it resumes.
+
+    `product_rate` is the FLOP/s of matrix products that the plan was made for; older runs have none.
+    """
 
     device: str
     dtype: str
     compile: bool
     threads: int
+    product_rate: float | None = None
 
     def __post_init__(self) -> None:
         one_of("dtype", self.dtype, DTYPES)
+        rate = self.product_rate
+        require(rate is None or 0 < rate <= 1e18, f"product_rate is {rate}; it must be above 0, and at most 1e18.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,12 +82,12 @@ def finetune(
     started = process_start()
     from tinylm.adapters.load import add_adapter
     from tinylm.checkpoint import RunFolder, load_model
-    from tinylm.cost import probe_machine
+    from tinylm.cost import choose_machine
     from tinylm.text.prepare import require_known
 
     console = learning.output.console()
     budget = chosen_budget(learning.budget)
-    machine = probe_machine(learning.machine.device, learning.machine.dtype)
+    machine = choose_machine(learning.machine.device, learning.machine.dtype, console)
     console.note(f"On {machine.reasons}.")
     base_path = model or newest_run(console)
     if not base_path.name:  # the folder one stands in

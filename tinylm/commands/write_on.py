@@ -25,7 +25,7 @@ def write_on(
     from tinylm.inference.generator import generate, generate_from_draft
     from tinylm.inference.sampler import Sampler
     from tinylm.inference.text import TextStream, start_tokens
-    from tinylm.inference.threads import WakingDecoder, probe_threads
+    from tinylm.inference.threads import WakingDecoder, thread_pace
 
     request.refuse("beams", "length_penalty", because="This model writes on from a prompt, and searches for no target")
     length, seed = request.length, request.seed
@@ -50,7 +50,7 @@ def write_on(
     if streaming and echo:
         console.result(text, end="")
     draft = None if compiled and request.draft == "auto" else _draft(network, opened, request)
-    writer = WakingDecoder(network, probe_threads(), compiled)
+    writer = WakingDecoder(network, thread_pace(console), compiled)
     steps = (
         generate(writer, [start] * rows, sampler, length.max_tokens, request.cache)
         if draft is None

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from tinylm.adapters.adapter import adapter_layers, adapter_tensors
 from tinylm.checkpoint import LastSave, RunFolder
+from tinylm.compiler import prepare_compiler
 from tinylm.config import RunConfig
 from tinylm.device import autocast, choose_inference_dtype
-from tinylm.errors import UsageError
+from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation import evaluate, rows_at_once
 from tinylm.model.block import PreNormBlock
 from tinylm.model.stack import Transformer
@@ -152,10 +153,15 @@ def _compile_layers(
 ) -> bool:
     """Compile each layer, of either side, and try it. Returns whether it works; if not, one notice says why."""
     blocks = [module for module in model.modules() if isinstance(module, PreNormBlock)]
-    for block in blocks:
-        block.compile()
     device = model.device
     try:
+        prepare_compiler()
+    except TinyLMError as error:
+        report(Notice(f"{error} Going on without torch.compile."))
+        return False
+    try:
+        for block in blocks:
+            block.compile()
         with torch.random.fork_rng(), autocast(device.type, dtype):
             objective(model, batch.to(device)).nats.backward()
         return True

@@ -21,7 +21,7 @@ from memory import run_and_watch
 
 from tinylm.config import ModelConfig
 from tinylm.inference.arrange import arrange
-from tinylm.inference.threads import WakingDecoder, probe_threads
+from tinylm.inference.threads import WakingDecoder, measure_threads
 from tinylm.model.build import build_model
 from tinylm.model.cache import KVCache
 
@@ -69,7 +69,7 @@ def token_times(config: ModelConfig, cached: Sequence[int], rounds: int, warmup:
     weights = sum(4 * p.numel() for p in model.parameters())
     arrange(model)
     names = {f"{tokens:,}": tokens for tokens in cached}
-    functions = {name: write_after(WakingDecoder(model, probe_threads()), tokens) for name, tokens in names.items()}
+    functions = {name: write_after(WakingDecoder(model, measure_threads()), tokens) for name, tokens in names.items()}
     times = take_turns(functions, rounds, warmup)
     first = next(iter(names))
 

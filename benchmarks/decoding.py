@@ -34,7 +34,7 @@ from tinylm.inference.compiled import CompiledDecoder, compile_decoder, load_com
 from tinylm.inference.draft import NGramDraft
 from tinylm.inference.generator import generate, generate_from_draft
 from tinylm.inference.sampler import Sampler, Sampling
-from tinylm.inference.threads import WakingDecoder, probe_threads
+from tinylm.inference.threads import WakingDecoder, measure_threads
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.objective import next_token
@@ -54,7 +54,7 @@ def tinylm_tokens(
     """What `tinylm sample --temperature 0` generates, by compiled code if given: a list of tokens for each stream."""
     weight = model.embedding.weight
     sampler = Sampler(Sampling(temperature=0.0), 0, streams, weight.device, len(weight))
-    waking = WakingDecoder(model, probe_threads(), writer)
+    waking = WakingDecoder(model, measure_threads(), writer)
     steps = generate(waking, [PROMPT] * streams, sampler, tokens, use_cache)
     return [list(stream) for stream in zip(*steps, strict=True)]
 
@@ -145,7 +145,7 @@ def drafted(path: Path, tokens: int) -> dict[str, Callable[[], object]]:
 
     def write(name: str, model: Decoder, drafting: bool) -> list[list[int]]:
         sampler = Sampler(Sampling(), next(seeds[name]), 1, model.device, model.vocab_size)
-        writer = WakingDecoder(model, probe_threads())
+        writer = WakingDecoder(model, measure_threads())
         if drafting:
             return list(generate_from_draft(writer, prompt, sampler, tokens, draft, MOST_GUESSES))
         return list(generate(writer, [prompt], sampler, tokens))

@@ -24,12 +24,13 @@ from measure import describe_machine, table
 from training_step import random_batch, tinylm_step
 
 from tinylm.config import ModelConfig
-from tinylm.cost import probe_machine, training_flops
+from tinylm.console import Console
+from tinylm.cost import choose_machine, training_flops
 from tinylm.device import DTYPES, choose_device, describe_device
 from tinylm.inference.arrange import arrange
 from tinylm.inference.generator import generate
 from tinylm.inference.sampler import Sampler, Sampling
-from tinylm.inference.threads import WakingDecoder, probe_threads
+from tinylm.inference.threads import WakingDecoder, measure_threads
 from tinylm.model.build import build_model
 from tinylm.presets import make_model_config
 
@@ -98,7 +99,7 @@ def decoding_row(device: str, dtype: str, chosen: Sizes, bandwidth: float, round
 
     def write() -> None:
         sampler = Sampler(Sampling(temperature=0.0), 0, 1, model.device, chosen.decoding.vocab_size)
-        for _ in generate(WakingDecoder(model, probe_threads()), [[0]], sampler, chosen.tokens):
+        for _ in generate(WakingDecoder(model, measure_threads()), [[0]], sampler, chosen.tokens):
             pass
 
     speed = chosen.tokens / seconds_of(write, device, rounds)
@@ -114,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--small", action="store_true", help="tiny shapes, and nothing compiled")
     options = parser.parse_args(arguments)
     device = choose_device(options.device).value
-    dtype = probe_machine(device, "auto").runtime.dtype
+    dtype = choose_machine(device, "auto", Console()).runtime.dtype
     chosen = sizes(options.small)
     flops, bandwidth = device_rates(device, dtype, chosen, options.rounds)
     print(f"{describe_machine(['torch'])}; {describe_device(device)}")

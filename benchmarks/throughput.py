@@ -26,7 +26,8 @@ from training_step import random_batch, tinylm_step
 from transformers import GPT2LMHeadModel
 
 from tinylm.config import ModelConfig
-from tinylm.cost import probe_machine
+from tinylm.console import Console
+from tinylm.cost import choose_machine
 from tinylm.device import autocast
 from tinylm.model.build import build_model
 from tinylm.text.dataset import Batch
@@ -48,7 +49,7 @@ class Setting:
 
 
 def settings(compiled: bool) -> list[Setting]:
-    auto = probe_machine("cpu", "auto").runtime.dtype
+    auto = choose_machine("cpu", "auto", Console()).runtime.dtype
     rows = [
         Setting(f"defaults (tinylm: {auto}, fused AdamW; transformers: fp32, AdamW)", auto, "fp32", False),
         Setting("both fp32, fused AdamW", "fp32", "fp32", True),

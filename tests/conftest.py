@@ -1,11 +1,16 @@
-"""What every test may rely on: a token cache of its own, and one thread, on which small models are fastest."""
+"""What every test may rely on: a cache of its own with a machine profile, and one thread, on which small models are
+fastest."""
 
 import itertools
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from tests.machines import write_profile
 
 # The same examples for everyone, so that a change is judged by itself; --hypothesis-profile explore looks for others.
 # A busy machine is slow, and that is no failure.
@@ -17,8 +22,18 @@ _caches = itertools.count()
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINYLM_CACHE", str(tmp_path_factory.getbasetemp() / f"tinylm-cache-{next(_caches)}"))
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, machine_profile: Path) -> None:
+    cache = tmp_path_factory.getbasetemp() / f"tinylm-cache-{next(_caches)}"
+    shutil.copytree(machine_profile, cache)
+    monkeypatch.setenv("TINYLM_CACHE", str(cache))
+
+
+@pytest.fixture(scope="session")
+def machine_profile(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
+    """A cache folder that holds the profile of a machine, so that no test measures this one."""
+    cache = tmp_path_factory.mktemp("profile") / "cache"
+    write_profile(cache)
+    return cache
 
 
 @pytest.fixture(autouse=True, scope="session")

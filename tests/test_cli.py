@@ -13,6 +13,7 @@ import pytest
 import typer.main
 
 import tinylm
+from tests.machines import write_profile
 from tests.shell import TINY, done, environment, misused, refused, same_tensors, story
 from tests.shell import tinylm as shell
 from tinylm.__main__ import main
@@ -47,6 +48,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("cli")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TINYLM_CACHE", str(folder / "cache"))
+        write_profile(folder / "cache")
         (folder / "corpus.txt").write_text(story(2000))
         done("train", folder / "corpus.txt", "--out", folder / "run", "--steps", 2, *TINY)
     yield folder / "run"

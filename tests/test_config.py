@@ -453,6 +453,7 @@ runtimes = st.builds(
     dtype=st.sampled_from(c.DTYPES),
     compile=st.booleans(),
     threads=counted("threads"),
+    product_rate=st.none() | within("product_rate"),
 )
 adapters = st.builds(
     c.AdapterConfig,

@@ -1,5 +1,8 @@
 """What is estimated is checked against the models themselves, and against what must grow with what."""
 
+import itertools
+import platform
+import sys
 from typing import Any
 
 import pytest
@@ -8,14 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.machines import machine
+from tests.machines import FLOPS, machine
 from tests.variants import small
+from tinylm import cost
 from tinylm.config import Budget, ModelConfig, TrainingConfig
 from tinylm.cost import (
+    COMPARED,
     activation_bytes,
+    choose_machine,
+    coarse,
     matrix_parameters,
+    measure_product_rates,
     muon_flops,
-    probe_machine,
+    products_entry,
     training_flops,
     training_speed,
     training_step_seconds,
@@ -24,6 +32,8 @@ from tinylm.model.attention import FEW_KEYS
 from tinylm.model.build import build_model
 from tinylm.presets import PRESETS, make_model_config
 from tinylm.training.optimizer import build_optimizer
+
+posix_clock = pytest.mark.skipif(sys.platform == "win32", reason="the clock of a thread is too coarse there")
 
 
 def test_the_matrices_counted_are_those_of_the_model() -> None:
@@ -104,27 +114,96 @@ def test_attention_dropout_and_width_take_memory() -> None:
         assert activation_bytes(larger, machine().runtime) > plain
 
 
-def test_the_machine_is_probed_in_a_moment() -> None:
-    probed = probe_machine("cpu", "fp32")
-    assert (probed.runtime.device, probed.runtime.dtype, probed.runtime.compile) == ("cpu", "fp32", False)
-    assert probed.reasons.startswith("cpu (")
-    assert "asked for; fp32: asked for" in probed.reasons
-    assert 1e7 < probed.flops < 1e16
+class Silent:
+    """A reporter that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    warn = note
+
+
+def test_a_machine_is_described_with_the_rate_that_the_profile_has() -> None:
+    reporter = Silent()
+    found = choose_machine("cpu", "fp32", reporter)
+    assert (found.runtime.device, found.runtime.dtype, found.runtime.compile) == ("cpu", "fp32", False)
+    assert found.runtime.threads == torch.get_num_threads()
+    assert found.reasons.startswith("cpu (")
+    assert "asked for; fp32: asked for" in found.reasons
+    assert found.flops == found.runtime.product_rate == coarse(FLOPS)
+    assert reporter.notes == []
 
 
 @pytest.mark.parametrize("bf16, dtype", [(5e10, "fp32"), (5e11, "bf16")])
-def test_the_format_is_the_one_that_the_probe_finds_faster(
+def test_the_format_is_the_faster_one_where_capabilities_do_not_tell(
     bf16: float, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    speeds = {"fp32": 1e11, "bf16": bf16}
+    rates = {"fp32": 1e11, "bf16": bf16}
+    pretend_capabilities(monkeypatch, bf16=True, amx=False)
+    products_entry("cpu", COMPARED).write(rates)
+    found = choose_machine("cpu", "auto", Silent())
+    assert (found.runtime.dtype, found.flops) == (dtype, coarse(rates[dtype]))
+
+
+@pytest.mark.parametrize("bf16, amx, dtype", [(True, True, "bf16"), (False, False, "fp32")])
+def test_where_capabilities_tell_the_format_no_timing_changes_it(
+    bf16: bool, amx: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_capabilities(monkeypatch, bf16=bf16, amx=amx)
+    for rates in ({"fp32": 1e9, "bf16": 1e12}, {"fp32": 1e12, "bf16": 1e9}):
+        for name, rate in rates.items():
+            products_entry("cpu", (name,)).write({name: rate})
+        assert choose_machine("cpu", "auto", Silent()).runtime.dtype == dtype
+
+
+def pretend_capabilities(patch: pytest.MonkeyPatch, bf16: bool, amx: bool) -> None:
+    patch.setattr(platform, "machine", lambda: "x86_64")
+    patch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
+    patch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+
+
+def test_products_are_timed_in_turns_and_the_best_of_each_format_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A neighbour takes the processor in all rounds but one."""
     timed: list[str] = []
 
-    def time(device: str, dtype: str) -> float:
+    def rate(device: str, dtype: str) -> float:
         timed.append(dtype)
-        return speeds[dtype]
+        return {"fp32": 2e11, "bf16": 4e11}[dtype] / (1 if len(timed) in (5, 6) else 50)
 
-    monkeypatch.setattr("tinylm.cost._matmul_flops", time)
-    monkeypatch.setattr("tinylm.device.computes_bf16", lambda device: True)
-    probed = probe_machine("cpu", "auto")
-    assert (probed.runtime.dtype, probed.flops) == (dtype, speeds[dtype])
-    assert sorted(timed) == ["bf16", "fp32"]
+    monkeypatch.setattr(cost, "_product_rate", rate)
+    monkeypatch.setattr(cost, "MEASURING_SECONDS", 0.0)
+    assert measure_product_rates("cpu", COMPARED) == {"fp32": 2e11, "bf16": 4e11}
+    assert timed == ["fp32", "bf16"] * cost.FEWEST_ROUNDS
+
+
+@posix_clock
+def test_a_rate_is_that_of_one_thread_times_the_threads_by_a_clock_that_a_neighbour_does_not_move(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Against a clock of the thread that gains 2 ms whenever it is looked at."""
+    threads, seen = torch.get_num_threads(), set()
+
+    def clock() -> float:
+        seen.add(torch.get_num_threads())
+        return next(ticks)
+
+    ticks = (0.002 * i for i in itertools.count())
+    monkeypatch.setattr(cost.time, "thread_time", clock)
+    monkeypatch.setattr(cost, "MEASURING_SECONDS", 0.0)
+    torch.set_num_threads(2)
+    try:
+        rates = measure_product_rates("cpu", ("fp32",))
+    finally:
+        torch.set_num_threads(threads)
+    assert rates["fp32"] == pytest.approx(2 * 2 * 2048 * 512 * 512 / 0.002)
+    assert seen == {1}
+
+
+@given(st.floats(1e6, 1e18), st.floats(-0.04, 0.04))
+def test_a_coarse_rate_is_near_and_mostly_the_same_for_another_measurement(rate: float, error: float) -> None:
+    assert 2**-0.126 < coarse(rate) / rate < 2**0.126
+    middle = coarse(rate)
+    assert coarse(middle * (1 + error)) == middle

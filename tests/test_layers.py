@@ -17,8 +17,9 @@ LEVELS = (
     {"plan", "training", "console"},
     {"tasks", "evaluation", "inference", "adapters", "checkpoint", "weights", "place", "baselines", "cost"},
     {"objective", "model", "text", "device"},
+    {"machine", "compiler", "spinning"},
     {"cache", "files"},
-    {"config", "presets", "checks", "records", "errors", "spinning"},
+    {"config", "presets", "checks", "records", "errors"},
 )
 MODULES = {".".join(path.relative_to(HOME.parent).with_suffix("").parts): path for path in sorted(HOME.rglob("*.py"))}
 

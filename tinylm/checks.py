@@ -81,6 +81,7 @@ RANGES: dict[str, Range] = {
     "log_every": COUNT_FROM_1,
     "seed": Range(0, 1 << 63, open_end=True),
     "threads": Range(1, 1024),
+    "product_rate": Range(0, 1e18, open_start=True),
     # Sampling, translation and evaluation
     "temperature": Range(0, 100),  # beyond that, tokens are drawn almost evenly
     "top_k": Range(0, 2**31 - 1),

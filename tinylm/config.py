@@ -265,12 +265,16 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
-    """What was decided about the machine when the run began, and is not decided again when it resumes."""
+    """What was decided about the machine when the run began, and is not decided again when it resumes.
+
+    `product_rate` is the FLOP/s of matrix products that the plan was made for; `None` where it was not measured.
+    """
 
     device: str
     dtype: str
     compile: bool
     threads: int
+    product_rate: float | None = None
 
     def __post_init__(self) -> None:
         check_values(vars(self))

@@ -1,6 +1,8 @@
 """What a model costs, before it is built: parameters, operations, tokens a second on a machine, and memory."""
 
 import functools
+import math
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -8,13 +10,24 @@ from dataclasses import dataclass, replace
 import torch
 
 from tinylm.config import ModelConfig, RuntimeConfig
-from tinylm.device import DTYPES, choose_device, choose_training_dtype, describe_device
+from tinylm.device import (
+    DTYPES,
+    choose_device,
+    choose_training_dtype,
+    describe_device,
+    identify_device,
+    must_compare_bf16,
+)
+from tinylm.machine import Measurement, Reporter
 from tinylm.model.attention import FEW_KEYS
 from tinylm.model.build import build_empty_model, count_parameters
 from tinylm.model.linear import linear
 
 LAYER_CORE_SECONDS = 9e-6  # a token, on one core: measured on two of an AMD EPYC, for widths from 96 to 384
 LAYER_GPU_SECONDS = 5e-8
+COMPARED = ("fp32", "bf16")
+POSSIBLE_RATES = (1e6, 1e18)  # FLOP/s
+MEASURING_SECONDS, FEWEST_ROUNDS = 1.0, 5  # of matrix products
 
 
 @dataclass(frozen=True)
@@ -26,35 +39,84 @@ class Machine:
     flops: float
 
 
-def probe_machine(device: str, dtype: str) -> Machine:
-    """Choose device and number format, and time matrix products: half a second at most."""
+def choose_machine(device: str, dtype: str, reporter: Reporter) -> Machine:
+    """Choose device and number format, with the rate of matrix products from the machine profile.
+
+    Products are timed for a second where the profile does not have them yet, and the reporter is told.
+
+    Raises UsageError for a device or format that is not available.
+    """
     chosen_device = choose_device(device)
-    product_speed = functools.cache(functools.partial(_matmul_flops, chosen_device.value))
-    chosen_dtype = choose_training_dtype(dtype, chosen_device.value, product_speed)
+
+    @functools.cache
+    def rates(dtypes: tuple[str, ...]) -> dict[str, float]:
+        entry = products_entry(chosen_device.value, dtypes)
+        return entry.get(lambda: measure_product_rates(chosen_device.value, dtypes), reporter)
+
+    def rate(dtype: str) -> float:
+        together = dtype in COMPARED and must_compare_bf16(chosen_device.value)
+        return rates(COMPARED if together else (dtype,))[dtype]
+
+    chosen_dtype = choose_training_dtype(dtype, chosen_device.value, rate)
+    flops = coarse(rate(chosen_dtype.value))
     runtime = RuntimeConfig(
-        device=chosen_device.value, dtype=chosen_dtype.value, compile=False, threads=torch.get_num_threads()
+        device=chosen_device.value,
+        dtype=chosen_dtype.value,
+        compile=False,
+        threads=torch.get_num_threads(),
+        product_rate=flops,
     )
     reasons = (
         f"{describe_device(chosen_device.value)}: {chosen_device.reason}; {chosen_dtype.value}: {chosen_dtype.reason}"
     )
-    return Machine(runtime, reasons, product_speed(chosen_dtype.value))
+    return Machine(runtime, reasons, flops)
 
 
-def _matmul_flops(device: str, dtype: str, rows: int = 2048, width: int = 512, seconds: float = 0.15) -> float:
+def coarse(rate: float) -> float:
+    """The nearest power of 2^(1/4), to four digits: another measurement of the same machine mostly gives the same."""
+    return float(f"{2 ** (round(4 * math.log2(rate)) / 4):.4g}")
+
+
+def products_entry(device: str, dtypes: tuple[str, ...]) -> Measurement:
+    """The profile's entry for matrix products: FLOP/s in each format."""
+    return Measurement("products", identify_device(device), dict.fromkeys(dtypes, POSSIBLE_RATES))
+
+
+def measure_product_rates(device: str, dtypes: tuple[str, ...]) -> dict[str, float]:
+    """The best of many timings, the formats in turns.
+
+    A CPU's are those of one thread in processor time, times the threads: wall-clock time of several threads is ten
+    times as long on a busy machine, and processor time of one is not (decision 020).
+    """
+    threads = torch.get_num_threads() if device == "cpu" else 1
+    best = dict.fromkeys(dtypes, 0.0)
+    begun, rounds = time.perf_counter(), 0
+    while rounds < FEWEST_ROUNDS or time.perf_counter() - begun < MEASURING_SECONDS:
+        for dtype in dtypes:
+            best[dtype] = max(best[dtype], threads * _product_rate(device, dtype))
+        rounds += 1
+    return best
+
+
+@torch.no_grad()
+def _product_rate(device: str, dtype: str, rows: int = 2048, width: int = 512) -> float:
+    """FLOP/s in one timing, of some milliseconds on a CPU."""
     x = torch.ones(rows, width, device=device, dtype=DTYPES[dtype])
     w = torch.ones(width, width, device=device, dtype=DTYPES[dtype])
-
-    @torch.no_grad()
-    def multiply(times: int) -> float:
-        begun = time.perf_counter()
+    on_cpu = device == "cpu"
+    # The processor time of Windows goes on by 16 ms at a time.
+    clock = time.thread_time if on_cpu and sys.platform != "win32" else time.perf_counter
+    times, threads = 1 if on_cpu else 4, torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        linear(x, w)[0, 0].item()  # waits for the device
+        begun = clock()
         for _ in range(times):
             y = linear(x, w)
-        y[0, 0].item()  # waits for the device
-        return time.perf_counter() - begun
-
-    multiply(2)
-    fastest = min(multiply(4) for _ in range(max(2, int(seconds / max(multiply(4), 1e-6) / 2))))
-    return 4 * 2 * rows * width * width / fastest
+        y[0, 0].item()
+        return times * 2 * rows * width * width / max(clock() - begun, 1e-9)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def parameters_by_part(config: ModelConfig) -> dict[str, int]:

@@ -1,5 +1,7 @@
 """Which device, which number format, and whether to compile; each choice with its reason."""
 
+import hashlib
+import json
 import os
 import platform
 import shutil
@@ -7,10 +9,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tinylm.errors import UsageError
+from tinylm.machine import identify_processor
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LEAST_BF16_GAIN = 1.2  # in products, which pays for the conversions around them
@@ -45,15 +49,15 @@ def choose_device(wanted: str) -> Choice:
 def choose_training_dtype(wanted: str, device: str, product_speed: Callable[[str], float]) -> Choice:
     """bf16 where the device computes in it, else fp32. fp16 only when asked for, and never on a CPU.
 
-    `product_speed` tells the speed of matrix products in a format. CPUs are asked for it: some compute in bf16 at half
-    the speed of fp32 (decision 015).
+    `product_speed` returns the recorded rate of matrix products in a format. It decides where the capabilities of a
+    CPU do not: without AMX, some compute in bf16 at half the speed of fp32 (decision 015).
 
     Raises UsageError for an unknown format and for fp16 on a CPU.
     """
     if wanted == "auto":
         if not computes_bf16(device):
             return Choice("fp32", "the device has no fast bf16")
-        if device == "cpu" and product_speed("bf16") < LEAST_BF16_GAIN * product_speed("fp32"):
+        if must_compare_bf16(device) and product_speed("bf16") < LEAST_BF16_GAIN * product_speed("fp32"):
             return Choice("fp32", "the device's bf16 is no faster")
         return Choice("bf16", "the device computes in it")
     _known_dtype(wanted)
@@ -84,6 +88,28 @@ def computes_bf16(device: str) -> bool:
     if device == "cpu" and platform.machine().lower() in ("x86_64", "amd64"):
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return False
+
+
+def must_compare_bf16(device: str) -> bool:
+    """Whether the device multiplies in bf16, and its capabilities do not tell whether that is faster than fp32."""
+    return device == "cpu" and computes_bf16(device) and not torch.cpu._is_amx_tile_supported()
+
+
+def identify_device(device: str) -> dict[str, Any]:
+    """What the speed of torch on a device depends on, as JSON: processor, device, libraries and threads."""
+    capabilities = json.dumps(getattr(torch.cpu, "get_capabilities", dict)(), sort_keys=True, default=str)
+    return {
+        **identify_processor(),
+        "capabilities": _digest(capabilities),
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+        "torch": torch.__version__,
+        "libraries": _digest(torch.__config__.show()),  # MKL, oneDNN and the instructions that torch uses
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def autocast(device: str, dtype: str) -> AbstractContextManager[object]:

@@ -4,13 +4,8 @@ from pathlib import Path
 
 import pytest
 
-import tinylm.cost
+from tests.machines import write_profile
 from tests.shell import TINY, done, story
-
-
-def know_speed(patch: pytest.MonkeyPatch) -> None:
-    """A plan times a matrix product, which takes longer than everything else here."""
-    patch.setattr(tinylm.cost, "_matmul_flops", lambda device, dtype: 1e11)
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +13,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    know_speed(monkeypatch)
     return folder
 
 
@@ -48,7 +42,7 @@ def trained(shelf: Path, name: str, *arguments: object) -> Path:
     """With a token cache that lasts as long as the run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TINYLM_CACHE", str(shelf / "cache"))
-        know_speed(patch)
+        write_profile(shelf / "cache")
         done(*arguments, "--out", shelf / name)
     return shelf / name
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.commands.conftest import know_speed
+from tests.machines import write_profile
 from tests.shell import TINY, done, records, refused, snapshot, tinylm
 from tinylm.checkpoint import load_model, read_config
 from tinylm.device import DTYPES
@@ -30,7 +30,7 @@ def pairs_file(path: Path, pairs: list[tuple[str, str]] = REVERSED) -> Path:
 def encoder(shelf: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TINYLM_CACHE", str(shelf / "cache"))
-        know_speed(patch)
+        write_profile(shelf / "cache")
         done("train", shelf / "one.txt", "--architecture", "encoder", "--out", shelf / "enc", "--steps", 30, *TINY)
     return shelf / "enc"
 
@@ -40,7 +40,7 @@ def translator(shelf: Path) -> Path:
     """It has learned by heart to write ten words of three letters backwards."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TINYLM_CACHE", str(shelf / "cache"))
-        know_speed(patch)
+        write_profile(shelf / "cache")
         pairs = pairs_file(shelf / "pairs.tsv")
         done("train", pairs, "--val-data", pairs, "--out", shelf / "mt", "--steps", 400, "--lr", 0.006, *BOTH)
     return shelf / "mt"

@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from tests.machines import write_profile
 from tests.shell import TINY, copied, done, edit_config, refused, same_tensors, snapshot, story, tinylm
 from tinylm.checkpoint import RunFolder, load_model
 
@@ -335,6 +336,7 @@ def test_a_disk_full_at_the_first_save_leaves_no_folder(here: Path, monkeypatch:
     for works in range(40):
         with monkeypatch.context() as patch:
             patch.setenv("TINYLM_CACHE", str(here.parent / f"cache-{works}"))
+            write_profile(here.parent / f"cache-{works}")
             disk = FullDisk(patch, works)
             result = tinylm("train", "text.txt", "--out", "run", *LEARN)
         if disk.calls <= works:

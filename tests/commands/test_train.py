@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.machines import FLOPS
 from tests.shell import TINY, copied, done, misused, records, refused, same_tensors, snapshot, story, tinylm
 from tinylm.checkpoint import RunFolder, load_model, read_config
 from tinylm.commands.train import train
 from tinylm.config import ModelConfig, TrainingConfig
 from tinylm.console import Console
+from tinylm.cost import coarse
 from tinylm.place import only_user
 from tinylm.training.signals import StopRequest
 
@@ -74,6 +76,42 @@ def test_dry_run_prints_the_plan_and_writes_nothing(corpus: Path, here: Path) ->
     (plan,) = records(done("train", corpus, "--steps", 2, *TINY, "--dry-run", "--json"))
     assert (plan["steps"], plan["model"]["width"], plan["training"]["budget"]["steps"]) == (2, 16, 2)
     assert snapshot(here) == before
+
+
+def test_the_same_command_has_the_same_plan_however_busy_the_machine_is(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By timings that say the opposite of each other: the first ones are kept, and recorded in the plan."""
+    shutil.rmtree(os.environ["TINYLM_CACHE"])
+    monkeypatch.setattr("tinylm.device.must_compare_bf16", lambda device: True)
+    monkeypatch.setattr("tinylm.device.computes_bf16", lambda device: True)
+    monkeypatch.setattr("tinylm.cost.must_compare_bf16", lambda device: True)
+    commands = [("--steps", 300), ("--epochs", 2), ("--time", "2m")]
+
+    def plans(rates: dict[str, float]) -> list[str]:
+        monkeypatch.setattr("tinylm.cost._product_rate", lambda device, dtype: rates[dtype])
+        return [done("train", corpus, *command, "--dry-run", "--json").stdout for command in commands]
+
+    quiet = plans({"fp32": 3e11, "bf16": 9e11})
+    assert {json.loads(plan)["runtime"]["dtype"] for plan in quiet} == {"bf16"}
+    assert all(8e11 < json.loads(plan)["runtime"]["product_rate"] < 1e12 for plan in quiet)
+    assert plans({"fp32": 2e10, "bf16": 1e9}) == quiet
+    shutil.rmtree(os.environ["TINYLM_CACHE"])
+    busy = plans({"fp32": 2e10, "bf16": 1e9})
+    assert all(a != b for a, b in zip(quiet, busy, strict=True)), "the timings do steer the plan"
+
+
+def test_a_run_records_the_rate_that_its_plan_was_made_for(corpus: Path, here: Path) -> None:
+    done("train", corpus, "--steps", 1, *TINY)
+    runtime = read_config(here / "checkpoints/corpus").runtime
+    assert runtime is not None and runtime.product_rate == coarse(FLOPS)
+    assert "product rate" in done("info", "checkpoints/corpus").stdout
+
+
+def test_a_cache_that_others_can_write_is_one_warning_about_the_machine(corpus: Path) -> None:
+    (Path(os.environ["TINYLM_CACHE"]) / "machine").chmod(0o777)
+    result = done("train", corpus, "--steps", 1, *TINY, "--dry-run")
+    assert result.stderr.count("the same command may give other results") == 1
 
 
 @pytest.mark.parametrize("name, run", [("my text.v2.txt", "my text.v2"), ("folder", "folder"), ("-", "stdin")])
@@ -367,7 +405,7 @@ def test_a_run_on_standard_input_keeps_its_tokens_and_can_be_resumed(here: Path)
     assert done("train", "-", "--steps", 1, *TINY, stdin=text).stdout == "checkpoints/stdin\n"
     path = here / "checkpoints/stdin"
     assert {entry.name for entry in path.iterdir()} == FILES | {"tokens"}
-    assert not Path(os.environ["TINYLM_CACHE"]).exists()
+    assert not (Path(os.environ["TINYLM_CACHE"]) / "tokens").exists()
     moved = path.rename(here / "moved")
     done("train", "--resume", moved, "--steps", 2)
     shutil.rmtree(moved / "tokens")

@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,18 +8,20 @@ import pytest
 import torch
 
 from tests.variants import VARIANTS, randomised, small
+from tinylm.cache import is_private
 from tinylm.config import ModelConfig
 from tinylm.device import can_compile
 from tinylm.errors import TinyLMError
 from tinylm.inference import compiled as module
 from tinylm.inference.arrange import arrange
 from tinylm.inference.compiled import (
+    PACKAGE,
     CompiledDecoder,
     code_file,
     compile_decoder,
-    is_ours,
     load_compiled,
     obstacle,
+    source_digest,
     trace,
 )
 from tinylm.inference.generator import NextTokenModel, generate, generate_from_draft
@@ -139,7 +142,7 @@ def code(shape: tuple[ModelConfig, bool], tmp_path_factory: pytest.TempPathFacto
     torch.set_num_threads(2)
     compile_decoder(decoder(config, seed=7, int8=int8), file)
     torch.set_num_threads(1)
-    assert list(file.parent.iterdir()) == [file] and is_ours(file)
+    assert list(file.parent.iterdir()) == [file] and is_private(file)
     yield file
 
 
@@ -260,13 +263,18 @@ def test_code_is_for_one_shape_format_processor_and_version(tmp_path: Path, monk
     assert len(others) == 5 and file not in others
 
 
-def test_code_of_another_user_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "code.pt2"
-    assert not is_ours(file)
-    file.write_bytes(b"code")
-    assert is_ours(file)
-    monkeypatch.setattr(module.os, "getuid", lambda: file.stat().st_uid + 1)
-    assert not is_ours(file)
+def test_code_is_for_the_source_that_it_was_compiled_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "tinylm"
+    shutil.copytree(PACKAGE, package)
+    assert source_digest(package) == source_digest()
+    for changed in ("model/attention.py", "inference/compiled.py", "inference/arrange.py", "adapters/inject.py"):
+        text = (package / changed).read_text()
+        (package / changed).write_text(text + "\n")
+        assert source_digest(package) != source_digest()
+        (package / changed).write_text(text)
+    file = code_file(tmp_path, small(), False)
+    monkeypatch.setattr(module, "source_digest", lambda: "another")
+    assert code_file(tmp_path, small(), False) != file
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from tinylm.inference import threads as module
 from tinylm.inference.arrange import arrange
 from tinylm.inference.generator import generate
 from tinylm.inference.sampler import Sampler, Sampling
-from tinylm.inference.threads import COMPUTING, ThreadPace, WakingDecoder, probe_threads
+from tinylm.inference.threads import COMPUTING, ThreadPace, WakingDecoder, measure_threads, pace_entry, thread_pace
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 
@@ -85,7 +85,29 @@ def test_waking_costs_what_all_threads_take_beyond_their_share_of_what_one_takes
         return now
 
     monkeypatch.setattr(module.time, "perf_counter", clock)
-    pace = probe_threads()
+    pace = measure_threads()
     assert pace.waking == pytest.approx(waking, abs=1e-12)
     assert pace.reading == pytest.approx(1024 * 1024 * 4 / 10e-6)
     assert torch.get_num_threads() == threads
+
+
+class Silent:
+    def note(self, message: str) -> None: ...
+
+    def warn(self, message: str) -> None: ...
+
+
+def test_what_sharing_out_costs_is_measured_once_for_each_setting_of_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([ThreadPace(1e-5, 2e10), ThreadPace(3e-5, 4e10)])
+    monkeypatch.setattr(module, "measure_threads", lambda: next(found))
+    paces = []
+    for spins in ("11", "22", "11", "22"):
+        monkeypatch.setenv("GOMP_SPINCOUNT", spins)
+        paces.append(thread_pace(Silent()))
+    assert paces == [ThreadPace(1e-5, 2e10), ThreadPace(3e-5, 4e10)] * 2
+
+
+def test_a_recorded_pace_that_cannot_be_true_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace_entry().write({"waking": -1.0, "reading": 1e10})
+    monkeypatch.setattr(module, "measure_threads", lambda: PACE)
+    assert thread_pace(Silent()) == PACE

@@ -21,9 +21,9 @@ def choose_code(opened: OpenModel, wanted: str, *, int8: bool, tokens: int, samp
 
     Raises UsageError where compiling is wanted and not possible.
     """
-    from tinylm.cache import private_folder
+    from tinylm.cache import is_private, private_folder
     from tinylm.device import can_compile
-    from tinylm.inference.compiled import code_file, is_ours, obstacle
+    from tinylm.inference.compiled import code_file, obstacle
     from tinylm.model.decoder import Decoder
 
     # Eight bits are computed with another rounding, so that their text must not depend on what is in the cache.
@@ -47,7 +47,7 @@ def choose_code(opened: OpenModel, wanted: str, *, int8: bool, tokens: int, samp
         except TinyLMError as error:
             why_not = str(error)
         else:
-            if is_ours(file) or (can_compile("cpu") and (wanted == "on" or tokens >= COMPILE_FROM)):
+            if is_private(file) or (can_compile("cpu") and (wanted == "on" or tokens >= COMPILE_FROM)):
                 return file
             why_not = "there is no C++ compiler here"
     if wanted == "on":
@@ -60,10 +60,11 @@ def compiled_decoder(console: Console, network: "Decoder", file: Path, wanted: s
 
     Where that fails it is said, and raised as a TinyLMError if compiling is wanted.
     """
-    from tinylm.inference.compiled import compile_decoder, is_ours, load_compiled
+    from tinylm.cache import is_private
+    from tinylm.inference.compiled import compile_decoder, load_compiled
 
     try:
-        if not is_ours(file):
+        if not is_private(file):
             console.note("Compiling, once for models of this shape...")
             begun = time.monotonic()
             compile_decoder(network, file)

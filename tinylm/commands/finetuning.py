@@ -85,11 +85,11 @@ def finetune(
     started = process_start()
     from tinylm.adapters.load import add_adapter
     from tinylm.checkpoint import RunFolder, load_model
-    from tinylm.cost import probe_machine
+    from tinylm.cost import choose_machine
 
     console = learning.output.console()
     budget = chosen_budget(learning.budget)
-    machine = probe_machine(learning.machine.device, learning.machine.dtype)
+    machine = choose_machine(learning.machine.device, learning.machine.dtype, console)
     console.note(f"On {machine.reasons}.")
     base_path = find_run(console, model) if model else newest_run(console)
     if not base_path.name:  # the folder one stands in

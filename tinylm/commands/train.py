@@ -116,7 +116,7 @@ def train(
 
     started = process_start()
     from tinylm.checkpoint import RunFolder, load_model
-    from tinylm.cost import probe_machine
+    from tinylm.cost import choose_machine
     from tinylm.model.build import build_model
     from tinylm.text.prepare import choose_tokenizer
 
@@ -125,7 +125,7 @@ def train(
     init_from = run.init_from and find_run(console, run.init_from)
     path = run.out or CHECKPOINTS / run_name(corpus[0])
     with dry_run_at(console, path, run.force) if run.dry_run else new_run_at(path, run.force) as preparation:
-        machine = probe_machine(learning.machine.device, learning.machine.dtype)
+        machine = choose_machine(learning.machine.device, learning.machine.dtype, console)
         console.note(f"On {machine.reasons}.")
         start, base, tokens_of, _ = load_model(init_from) if init_from else (None, None, None, None)
         architecture = base.model.architecture if base else model.architecture or "decoder"

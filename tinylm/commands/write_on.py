@@ -27,7 +27,7 @@ def write_on(
     from tinylm.inference.generator import generate, generate_from_draft
     from tinylm.inference.sampler import Sampler
     from tinylm.inference.text import TextStream, start_tokens
-    from tinylm.inference.threads import WakingDecoder, probe_threads
+    from tinylm.inference.threads import WakingDecoder, thread_pace
 
     request.refuse("beams", "length_penalty", because="This model writes on from a prompt, and searches for no target")
     settings, printing, prompt = request.settings, request.options.printing, request.prompt
@@ -52,7 +52,7 @@ def write_on(
     if streaming and echo:
         console.result(text, end="")
     draft = None if compiled and request.options.speed.draft == "auto" else _draft(network, opened, request)
-    writer = WakingDecoder(network, probe_threads(), compiled)
+    writer = WakingDecoder(network, thread_pace(console), compiled)
     steps = (
         generate(writer, [start] * rows, sampler, settings.max_tokens, request.options.speed.cache)
         if draft is None

@@ -6,7 +6,6 @@ What is kept is code alone: it takes its weights from the model, and serves ever
 import copy
 import hashlib
 import json
-import os
 import platform
 import secrets
 import warnings
@@ -18,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tinylm import __version__
+import tinylm
 from tinylm.adapters.inject import replace_modules
+from tinylm.compiler import prepare_compiler
 from tinylm.config import ModelConfig
 from tinylm.errors import TinyLMError
 from tinylm.inference.quantize import Int8Linear
@@ -29,11 +29,13 @@ from tinylm.model.decoder import Decoder
 from tinylm.model.linear import Linear
 from tinylm.model.moe import RoutedExperts
 
-LAYOUT = 1  # of the compiled step; raise it when what is compiled changes
+PACKAGE = Path(tinylm.__file__).parent
+SOURCES = ("model", "inference", "adapters/inject.py")  # of all that makes or traces a compiled step
 EXAMPLE_SLOTS = 5  # of the step that is traced
 SUMS, VECTOR = 4, 16  # side by side, of so many numbers: a sum waits for its last addition
 OPTIONS = {
     "aot_inductor.package_constants_in_so": False,
+    "aot_inductor.precompile_headers": False,  # which are not worth their time for one file
     "always_keep_tensor_constants": True,  # short ones would else be written into the code
     "cpp.dynamic_threads": True,  # as many as torch has at the time
 }
@@ -94,18 +96,19 @@ def obstacle(decoder: Decoder) -> str | None:
 def code_file(folder: Path, config: ModelConfig, int8: bool) -> Path:
     """Where the code for models of this shape lies, on a processor like this."""
     shape = asdict(replace(config, dropout=0.0, attention_dropout=0.0, initialisation="modern"))
-    identity = [LAYOUT, __version__, torch.__version__, platform.platform(), dict(_processor()), shape, int8]
+    identity = [source_digest(), torch.__version__, platform.platform(), dict(_processor()), shape, int8]
     return folder / f"{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]}.pt2"
 
 
-def is_ours(file: Path) -> bool:
-    """Whether the file is there and was written by this user: another's code is not run."""
-    try:
-        return file.stat().st_uid == os.getuid()
-    except AttributeError:  # Windows, whose folders of users are their own
-        return True
-    except OSError:
-        return False
+def source_digest(package: Path = PACKAGE) -> str:
+    """SHA-256 of the source of the modules that a compiled step is traced from."""
+    digest = hashlib.sha256()
+    for source in SOURCES:
+        path = package / source
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            text = file.read_bytes() if file.exists() else b""
+            digest.update(f"{file.relative_to(package).as_posix()} {len(text)}\n".encode() + text)
+    return digest.hexdigest()
 
 
 def compile_decoder(decoder: Decoder, file: Path) -> None:
@@ -119,6 +122,7 @@ def compile_decoder(decoder: Decoder, file: Path) -> None:
     except OSError as error:
         message = f"Cannot keep compiled code in {file.parent}: {error.strerror}. Set TINYLM_CACHE to another folder."
         raise TinyLMError(message) from error
+    prepare_compiler()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's about itself
@@ -127,6 +131,7 @@ def compile_decoder(decoder: Decoder, file: Path) -> None:
             torch._inductor.aoti_compile_and_package(
                 trace(decoder), package_path=str(unfinished), inductor_configs=OPTIONS
             )
+        unfinished.chmod(0o600)
         unfinished.replace(file)
     except Exception as error:  # a compiler fails in ways of its own
         raise TinyLMError(f"Compiling failed ({_reason(error)}); --compile off does without.") from error

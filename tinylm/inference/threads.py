@@ -1,5 +1,7 @@
 """How many of a CPU's threads compute a token: waking one costs as much as a small product (decisions 013 to 017)."""
 
+import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,15 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tinylm.device import identify_device
 from tinylm.inference.arrange import PackedLinear
 from tinylm.inference.generator import NextTokenModel
 from tinylm.inference.quantize import Int8Linear
+from tinylm.machine import Measurement, Reporter
 from tinylm.model.cache import Cache
 from tinylm.model.decoder import Decoder
 
 COMPUTING = 100e9  # operations of one thread a second
 SHARED_ELEMENTS = 32_768  # of a sum, for each thread: torch shares out no less
 WIDTH = 1024  # of a matrix too large for a core's own cache
+POSSIBLE = {"waking": (0.0, 1.0), "reading": (1e6, 1e13)}
 
 
 class ThreadPace(NamedTuple):
@@ -29,9 +34,20 @@ class ThreadPace(NamedTuple):
     reading: float
 
 
+def thread_pace(reporter: Reporter) -> ThreadPace:
+    """From the machine profile, or measured for it: the number of threads changes how logits are rounded."""
+    return ThreadPace(**pace_entry().get(lambda: measure_threads()._asdict(), reporter))
+
+
+def pace_entry() -> Measurement:
+    """The profile's entry, which depends on how threads wait for each other."""
+    spinning = {name: os.environ.get(name) for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    return Measurement("threads", {**identify_device("cpu"), **spinning}, POSSIBLE)
+
+
 @torch.inference_mode()
-def probe_threads(rounds: int = 31) -> ThreadPace:
-    """Some milliseconds tell."""
+def measure_threads(series: int = 25, rounds: int = 7) -> ThreadPace:
+    """The least of many medians of short series: a busy machine leaves gaps that are long enough for some of them."""
     threads = torch.get_num_threads()
     x = torch.ones(threads * SHARED_ELEMENTS, device="cpu")
     row, matrix = torch.ones(1, WIDTH, device="cpu"), torch.ones(WIDTH, WIDTH, device="cpu")
@@ -45,9 +61,12 @@ def probe_threads(rounds: int = 31) -> ThreadPace:
             times.append(time.perf_counter() - begun)
         return sorted(times)[rounds // 2]
 
-    reading = matrix.nbytes / median(1, lambda: F.linear(row, matrix))
-    alone, together = (median(threads, lambda: x.add_(1)) for threads in (1, threads))
-    return ThreadPace(max(0.0, together - alone / threads), reading)
+    reading = alone = together = math.inf
+    for _ in range(series):
+        reading = min(reading, median(1, lambda: F.linear(row, matrix)))
+        alone = min(alone, median(1, lambda: x.add_(1)))
+        together = min(together, median(threads, lambda: x.add_(1)))
+    return ThreadPace(max(0.0, together - alone / threads), matrix.nbytes / max(reading, 1e-9))
 
 
 class WakingDecoder:

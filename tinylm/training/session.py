@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from tinylm.adapters.adapter import adapter_layers, adapter_tensors
 from tinylm.checkpoint import LastSave, RunFolder
+from tinylm.compiler import prepare_compiler
 from tinylm.config import RunConfig
 from tinylm.device import autocast, choose_inference_dtype, empty_cache
-from tinylm.errors import UsageError, is_out_of_memory
+from tinylm.errors import TinyLMError, UsageError, is_out_of_memory
 from tinylm.evaluation import evaluate, rows_at_once
 from tinylm.model.block import PreNormBlock
 from tinylm.model.stack import Transformer
@@ -171,9 +172,14 @@ def _compile_layers(
     Out of memory, fewer rows are tried; the trainer finds out by itself how many fit a step.
     """
     blocks = [module for module in model.modules() if isinstance(module, PreNormBlock)]
+    device = model.device
+    try:
+        prepare_compiler()
+    except TinyLMError as error:
+        report(Notice(f"{error} Going on without torch.compile."))
+        return False
     for block in blocks:
         block.compile()
-    device = model.device
     while True:
         try:
             with torch.random.fork_rng(), autocast(device.type, dtype):

@@ -18,7 +18,7 @@ LEVELS = (
     {"tasks", "evaluation", "inference", "adapters", "checkpoint", "weights", "place", "baselines", "cost"},
     {"objective", "model", "text", "device"},
     {"cache", "files"},
-    {"config", "presets", "checks", "records", "errors", "spinning"},
+    {"config", "presets", "checks", "records", "errors", "interrupts", "spinning", "streams"},
 )
 MODULES = {".".join(path.relative_to(HOME.parent).with_suffix("").parts): path for path in sorted(HOME.rglob("*.py"))}
 

@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-import traceback
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,11 +67,6 @@ def read_config_file(context: typer.Context, file: Path | None) -> Path | None:
 def remember_debug(context: typer.Context, debug: bool) -> bool:
     context.find_root().obj = {"debug": debug}
     return debug
-
-
-def print_traceback_if_debugging(context: typer.Context) -> None:
-    if (context.find_root().obj or {}).get("debug"):
-        traceback.print_exc()
 
 
 def option(help: str, panel: str | None = None, metavar: str | None = None, *names: str, **extra: Any) -> Any:

@@ -95,6 +95,19 @@ def test_a_signal_at_any_moment_ends_the_command_quietly(number: int, code: int,
 
 
 @pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_during_an_import_ends_the_process_before_half_a_module_is_used(number: int) -> None:
+    code = """class Interrupt:
+            def find_spec(self, name, *rest):
+                os.kill(os.getpid(), number)
+        sys.meta_path.insert(0, Interrupt())
+        try: import half_a_module
+        finally: print("went on", flush=True)"""
+    result = work(code, number)
+    assert (result.returncode, result.stderr) == (-number, "")
+    assert "went on" not in result.stdout
+
+
+@pytest.mark.parametrize("number", NUMBERS)
 def test_temporary_files_are_removed_before_the_process_ends(number: int) -> None:
     result = work("os.kill(os.getpid(), number)", number)
     assert (result.returncode, result.stderr) == (-number, "")

@@ -19,13 +19,13 @@ full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that 
 class Disk(io.BytesIO):
     """Fails as it is told to, one write after another; `None` is a write that works."""
 
-    def __init__(self, *failures: int | None, terminal: bool = False) -> None:
+    def __init__(self, *failures: int | None, descriptor: int = -1) -> None:
         super().__init__()
         self.failures = list(failures)
-        self.terminal = terminal
+        self.descriptor = descriptor
 
-    def isatty(self) -> bool:
-        return self.terminal
+    def fileno(self) -> int:
+        return self.descriptor
 
     def write(self, data: object) -> int:
         if self.failures and (number := self.failures.pop(0)) is not None:
@@ -101,10 +101,11 @@ def test_a_terminal_that_has_gone_is_no_error() -> None:
     os.close(theirs)
 
 
-def test_a_disk_that_cannot_be_written_is_an_error_where_a_terminal_would_have_gone() -> None:
-    prepared(Disk(errno.EIO))
-    with pytest.raises(OutputError) as caught:
-        print("result", flush=True)
+def test_a_disk_that_cannot_be_written_is_an_error_where_a_terminal_would_have_gone(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as file:
+        prepared(Disk(errno.EIO, descriptor=file.fileno()))
+        with pytest.raises(OutputError) as caught:
+            print("result", flush=True)
     assert not isinstance(caught.value, ClosedOutputError)
 
 

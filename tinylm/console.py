@@ -15,7 +15,7 @@ from rich.text import Text
 from tqdm import tqdm
 
 PLAIN_SECONDS = 5.0  # between two lines of progress where there is no terminal
-BEFORE_WORDS = "{percentage:3.0f}% [{remaining} left] "
+BEFORE_WORDS = "{percentage:3.0f}% -{remaining} "  # the time left, as players of music show it
 BAR = BEFORE_WORDS + "{desc} |{bar}| {elapsed}"  # a narrow terminal cuts the end
 # What a terminal may act on: C0 but tab and newline, delete, C1, and what reverses the direction of text.
 _CONTROLS = [*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]

@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import select
+import stat
 import sys
 from typing import Any
 
@@ -41,7 +42,6 @@ class _Output(io.RawIOBase):
         stream.flush()
         self._stream = stream  # which would close the file when it is garbage
         self._file: Any = getattr(stream.buffer, "raw", stream.buffer)  # python -u has no buffer between
-        self._on_terminal = stream.isatty()  # asked now: a terminal that hung up no longer says that it is one
         self._failed = False
 
     @property
@@ -77,8 +77,8 @@ class _Output(io.RawIOBase):
         return int(written)
 
     def _has_closed(self, error: OSError) -> bool:
-        if error.errno == errno.EIO:  # of a file on a disk it is a defect of the disk
-            return self._on_terminal
+        if error.errno == errno.EIO:  # of a terminal that hung up, which isatty no longer calls one; or a disk's defect
+            return stat.S_ISCHR(os.fstat(self.fileno()).st_mode)
         return error.errno in CLOSED or (os.name == "nt" and error.errno == errno.EINVAL)
 
 

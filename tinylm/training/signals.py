@@ -19,14 +19,22 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal_number = 0
         self._came = 0.0
+        self._checked = False
 
     def check(self) -> None:
         """Raises StopTraining once a signal has come."""
+        self._checked = True
         if self.signal_number:
             raise StopTraining
 
     def came(self, number: int) -> bool:
-        """Note a signal. Returns whether it asks to stop at once: it comes after another and is a wish of its own."""
+        """Note a signal. Returns whether to stop at once.
+
+        That is so before the first check, when there is nothing to save and compiling may take a minute, and for a
+        signal that is a wish of its own after another.
+        """
+        if not self._checked:
+            return True
         now = time.monotonic()
         if not self.signal_number:
             self.signal_number, self._came = number, now

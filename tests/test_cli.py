@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import typer.main
 
 import tinylm
-from tests.shell import TINY, done, environment, misused, refused, same_tensors, story
+from tests.shell import TINY, default_signals, done, environment, misused, refused, same_tensors, story
 from tests.shell import tinylm as shell
 from tinylm.checkpoint import load_model
 from tinylm.cli import app
@@ -487,7 +488,12 @@ def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int
     options = ("--eval-every", 100, "--save-every", 100, *options, *TINY)
     command = process("train", "corpus.txt", "--out", "my run", "--steps", 100_000, "--json", *options)
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        preexec_fn=default_signals,
     ) as child:
         assert child.stdout is not None
         for line in child.stdout:
@@ -519,6 +525,7 @@ def test_a_closed_terminal_saves_the_work(here: Path) -> None:
     command = process("train", "corpus.txt", "--out", "run", "--steps", 100_000, "--save-every", 50_000, *TINY)
 
     def take_terminal() -> None:
+        default_signals()
         os.setsid()
         fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
 
@@ -527,7 +534,9 @@ def test_a_closed_terminal_saves_the_work(here: Path) -> None:
     ) as child:
         os.close(theirs)
         metrics = here / "run/metrics.jsonl"
+        limit = time.monotonic() + 60
         while not (metrics.exists() and '"grad_norm"' in metrics.read_text()):  # a step was made
+            assert time.monotonic() < limit
             if select.select([ours], [], [], 0.05)[0]:
                 os.read(ours, 4096)
         os.close(ours)

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ WORDS = "the old man said it was a cold morning by the sea, and he went home to 
 def environment() -> dict[str, str]:
     """Of a process that is to find tinylm wherever it runs, and to leave other tests a core."""
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def default_signals() -> None:
+    """For `preexec_fn`: a process that gets signals though these tests may run under nohup or in the background."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def story(characters: int, seed: int = 0) -> str:

@@ -1,16 +1,51 @@
+import contextlib
 import io
 import json
+import os
+import re
+import select
 import sys
 import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tinylm.console import PLAIN_SECONDS, Console, duration, shorten
 
+posix = pytest.mark.skipif(os.name != "posix", reason="a terminal as POSIX has it")
+
+
+END = b"\0end of what was written\0"
+
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+@contextlib.contextmanager
+def terminal(columns: int = 80) -> Iterator[Callable[[], str]]:
+    """Both streams lead to a terminal of so many columns; the yielded function gives what came since the last time."""
+    import fcntl
+    import struct
+    import termios
+    import tty
+
+    ours, theirs = os.openpty()
+    tty.setraw(theirs)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+    def shown() -> str:
+        os.write(theirs, END)
+        text = b""
+        while not text.endswith(END) and select.select([ours], [], [], 60)[0]:
+            text += os.read(ours, 1 << 16)
+        return text.removesuffix(END).decode()
+
+    stream = os.fdopen(theirs, "w", encoding="utf-8", errors="surrogateescape")
+    with stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+        yield shown
+    os.close(ours)
 
 
 @pytest.fixture
@@ -38,6 +73,93 @@ def test_warnings_and_errors_are_said_even_when_quiet(capsys: pytest.CaptureFixt
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "Warning: look out\nError: it broke\n"
+
+
+# Every code below is one that some terminal acts on. The list is written out here, and not computed as in the console.
+HOSTILE = "\x00\x07\x08\x0b\x0c\r\x1b]0;title\x07\x1b[2J\x7f\x80\x9b31m\x9f\u202e\u202a\u2066\u2069\udc9b"
+ESCAPED = (
+    r"\u0000\u0007\u0008\u000b\u000c\u000d\u001b]0;title\u0007\u001b[2J\u007f\u0080\u009b31m\u009f"
+    r"\u202e\u202a\u2066\u2069\udc9b"
+)
+HARMLESS = "tab\tnewline\né 日本 👍🏽 עברית \u200d\u200f [bold]x[/bold] \\u001b :smile:"
+
+
+@posix
+def test_on_a_terminal_control_characters_are_escaped_and_all_else_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")  # no colours
+    with terminal() as shown:
+        console = Console()
+        for say in (console.result, console.note, console.warn, console.error):
+            say(HARMLESS + HOSTILE)
+        line = HARMLESS + ESCAPED + "\n"
+        assert shown() == f"{line}{line}Warning: {line}Error: {line}"
+        console.table(("name", "n"), [(HOSTILE, "1")])
+        assert shown().splitlines()[1] == ESCAPED + "  1"
+
+
+@posix
+def test_a_traceback_on_a_terminal_is_escaped() -> None:
+    with terminal() as shown:
+        try:
+            raise ValueError(HOSTILE)
+        except ValueError:
+            Console().traceback()
+        text = shown()
+    assert text.startswith("Traceback (most recent call last):\n") and text.endswith(f"ValueError: {ESCAPED}\n")
+
+
+@posix
+def test_progress_on_a_terminal_is_escaped() -> None:
+    with terminal() as shown, Console().progress() as show:
+        show(0.5, "half")
+        time.sleep(0.25)
+        show(0.75, "\x1b[2J\x07")
+        text = shown()
+    assert r"\u001b[2J\u0007" in text
+    assert "\x1b[2J" not in text and "\x07" not in text
+
+
+@posix
+def test_text_in_chunks_is_escaped_as_if_it_came_at_once() -> None:
+    with terminal() as shown:
+        for character in HARMLESS + HOSTILE:
+            Console().result(character, end="")
+        assert shown() == HARMLESS + ESCAPED
+
+
+@posix
+def test_json_on_a_terminal_means_the_same() -> None:
+    values = {"text": HARMLESS + HOSTILE}
+    with terminal() as shown:
+        Console().record(values)
+        text = shown().removesuffix("\n")
+    assert json.loads(text) == values
+    assert not {character for character in HOSTILE if not character.isprintable()} & {*text}
+
+
+def test_into_a_pipe_all_characters_go_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape", newline="") for _ in range(2)]
+    monkeypatch.setattr(sys, "stdout", streams[0])
+    monkeypatch.setattr(sys, "stderr", streams[1])
+    console = Console()
+    console.result(HARMLESS + HOSTILE)
+    console.table(("name", "n"), [(HOSTILE, "1")])
+    console.error(HARMLESS + HOSTILE)
+    for stream in streams:
+        stream.flush()
+    out, err = (stream.buffer.getvalue().decode(errors="surrogateescape") for stream in streams)
+    assert out.startswith(HARMLESS + HOSTILE + "\nname") and out.endswith("\n" + HOSTILE + "  1\n")
+    assert err == f"Error: {HARMLESS}{HOSTILE}\n"
+
+
+def test_half_a_character_of_a_json_file_is_shown_as_it_was_written_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """UTF-8 has no code for it, so that printing it would be an internal error."""
+    text = json.loads('"\\ud83d and \\udfff"')
+    Console().result(text)
+    Console().record({"text": text})
+    plain, record = capsys.readouterr().out.splitlines()
+    assert plain == r"\ud83d and \udfff"
+    assert json.loads(record) == {"text": text}
 
 
 def test_a_record_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,6 +208,27 @@ def test_progress_on_a_terminal_is_a_bar_that_moves_and_leaves(monkeypatch: pyte
     assert "said meanwhile\n" in shown
     assert "\x1b" not in shown
     assert shown.rstrip(" ").endswith("\r")
+
+
+@posix
+@pytest.mark.parametrize(
+    "columns, first",
+    [
+        (80, "loss 1.234  val 1.607 @300  step 450  12,345 tok/s |"),
+        (60, "loss 1.234  val 1.607 @300  step 450 |"),
+        (40, "loss 1.234  val 1.607 @300"),
+        (38, "loss 1.234 |"),
+        (20, "loss"),
+    ],
+)
+def test_a_narrow_terminal_shows_the_first_fields_of_progress_whole(columns: int, first: str) -> None:
+    with terminal(columns) as shown, Console().progress() as show:
+        show(0.0, "")
+        time.sleep(0.25)
+        show(0.75, "loss 1.234  val 1.607 @300  step 450  12,345 tok/s")
+        line = next(line for line in shown().split("\r") if "75%" in line)
+    assert line.startswith(f" 75% -00:00 {first}") and len(line) <= columns
+    assert "tok/s" in first or not re.search(r"@\d\d?\b|12|step \d\d?\b", line.replace("1.234", ""))
 
 
 def test_quiet_shows_no_progress_anywhere(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:

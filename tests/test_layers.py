@@ -19,7 +19,7 @@ LEVELS = (
     {"objective", "model", "text", "device"},
     {"machine", "compiler", "spinning"},
     {"cache", "files"},
-    {"config", "presets", "checks", "records", "errors"},
+    {"config", "presets", "checks", "records", "errors", "interrupts", "streams"},
 )
 MODULES = {".".join(path.relative_to(HOME.parent).with_suffix("").parts): path for path in sorted(HOME.rglob("*.py"))}
 

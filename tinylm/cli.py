@@ -1,6 +1,5 @@
 """The command line: registers the commands, and turns an error into a message and an exit code."""
 
-import os
 import sys
 from typing import Annotated, Any
 
@@ -19,48 +18,66 @@ from tinylm.commands import (
     train,
     train_tokenizer,
 )
-from tinylm.commands.options import print_traceback_if_debugging
-from tinylm.console import Console
-from tinylm.errors import InterruptedRunError, TinyLMError, is_out_of_memory
+from tinylm.console import Console, printable
+from tinylm.errors import InterruptedRunError, OutputError, TinyLMError, is_out_of_memory
+from tinylm.interrupts import was_interrupted
 
 
 class Commands(TyperGroup):
     """The one place that knows what an error is worth."""
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        try:
+            try:
+                return super().main(*args, **extra)
+            finally:  # at exit, Python could only complain
+                sys.stdout.flush()
+        except OutputError as error:
+            if error.exit_code:
+                Console().error(str(error))
+            sys.exit(error.exit_code)
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        try:
+            return super().make_context(*args, **extra)
+        except Exception as error:
+            _make_printable(error)
+            raise
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except InterruptedRunError as error:
-            Console().note(str(error))
-            raise typer.Exit(error.exit_code) from None
-        except TinyLMError as error:
-            print_traceback_if_debugging(ctx)
-            Console().error(str(error))
-            raise typer.Exit(error.exit_code) from None
-        except BrokenPipeError:
-            # Whoever read the output has seen enough. Python would complain again when it flushes stdout at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(0) from None
-        except OSError as error:
-            print_traceback_if_debugging(ctx)
-            where = f" ({str(error.filename)[:200]})" if error.filename else ""
-            Console().error(
-                f"The system refused: {error.strerror or error}{where}. Mend that and run the command again."
-            )
-            raise typer.Exit(1) from None
         except Exception as error:
-            if hasattr(error, "exit_code"):  # Typer's own: it prints them
-                _name_source(error)
+            if isinstance(error, OutputError) or was_interrupted():
                 raise
-            print_traceback_if_debugging(ctx)
-            if is_out_of_memory(error):
-                Console().error("Out of memory. Choose a smaller --size, --context or --batch-size.")
-                raise typer.Exit(1) from None
-            Console().error(
-                f"Something went wrong inside tinylm ({type(error).__name__}: {error}). Run it again with --debug to "
-                "see where, and please report it."
-            )
-            raise typer.Exit(1) from None
+            if hasattr(error, "exit_code") and not isinstance(error, TinyLMError):  # Typer's own: it prints them
+                _name_source(error)
+                _make_printable(error)
+                raise
+            raise typer.Exit(_report(ctx, error)) from None
+
+
+def _report(ctx: Any, error: Exception) -> int:
+    """Say what went wrong; returns the exit code."""
+    if isinstance(error, InterruptedRunError):
+        Console().note(str(error))
+        return error.exit_code
+    if (ctx.find_root().obj or {}).get("debug"):
+        Console().traceback()
+    if isinstance(error, TinyLMError):
+        Console().error(str(error))
+        return error.exit_code
+    if isinstance(error, OSError):
+        where = f" ({str(error.filename)[:200]})" if error.filename else ""
+        Console().error(f"The system refused: {error.strerror or error}{where}. Mend that and run the command again.")
+    elif is_out_of_memory(error):
+        Console().error("Out of memory. Choose a smaller --size, --context or --batch-size.")
+    else:
+        Console().error(
+            f"Something went wrong inside tinylm ({type(error).__name__}: {error}). Run it again with --debug to "
+            "see where, and please report it."
+        )
+    return 1
 
 
 def _name_source(error: Any) -> None:
@@ -73,6 +90,12 @@ def _name_source(error: Any) -> None:
         error.message += f" (in the environment: {parameter.resolve_envvar_value(invocation)!r})"
     elif source is not None and source.name == "DEFAULT_MAP":
         error.message += f" (in the --config file: {invocation.lookup_default(parameter.name)!r})"
+
+
+def _make_printable(error: Any) -> None:
+    """Escape what a terminal would interpret in a message of Typer's, which may quote a file or a variable."""
+    if isinstance(getattr(error, "message", None), str):
+        error.message = printable(error.message, sys.stderr)
 
 
 app = typer.Typer(
@@ -97,7 +120,7 @@ app.command("train-tokenizer")(train_tokenizer.train_tokenizer)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"tinylm {__version__}")
+        Console().result(f"tinylm {__version__}")
         raise typer.Exit
 
 

@@ -2,19 +2,26 @@
 
 import contextlib
 import json
+import re
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console as RichConsole
-from rich.table import Table
 from rich.text import Text
 from tqdm import tqdm
 
 PLAIN_SECONDS = 5.0  # between two lines of progress where there is no terminal
-LONGEST_LINE = 10_000  # of a table, which is never cut to the terminal's width
-BAR = "{percentage:3.0f}% |{bar}| {desc} [{elapsed}<{remaining}]"
+BEFORE_WORDS = "{percentage:3.0f}% -{remaining} "  # the time left, as players of music show it
+BAR = BEFORE_WORDS + "{desc} |{bar}| {elapsed}"  # a narrow terminal cuts the end
+# What a terminal may act on: C0 but tab and newline, delete, C1, and what reverses the direction of text.
+_CONTROLS = [*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+# A byte of a path that is not UTF-8 would reach the terminal as it is, and may be a C1 code to it.
+_ESCAPES = {code: f"\\u{code:04x}" for code in (*_CONTROLS, *range(0xDC80, 0xDD00))}
+_NOT_UNICODE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # "\\ud800" in a JSON file, which has no encoding
 
 
 class Console:
@@ -41,16 +48,29 @@ class Console:
     def error(self, message: str) -> None:
         self._say(message, "red", "Error: ")
 
+    def traceback(self) -> None:
+        """The exception that is being handled, and where it was raised."""
+        self._say(traceback.format_exc().rstrip("\n"), "")
+
     def _say(self, message: str, style: str, prefix: str = "") -> None:
         if self._bar is not None:
             self._bar.clear()
-        self._stderr.print(Text.assemble((prefix, f"bold {style}"), message) if prefix else Text(message))
+        if prefix:
+            self._stderr.print(Text(prefix, f"bold {style}"), end="")
+        sys.stderr.write(printable(message, sys.stderr) + "\n")  # rich would drop some control characters
+        sys.stderr.flush()
         if self._bar is not None:
             self._bar.refresh()
 
     def result(self, text: str, end: str = "\n") -> None:
-        """Text on stdout, exactly as it is."""
-        sys.stdout.write(text + end)
+        """Text on stdout: into a pipe or a file exactly as it is, on a terminal with control characters escaped.
+
+        Raises OutputError when it cannot be written (see tinylm.streams).
+        """
+        self._write(printable(text, sys.stdout) + end)
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
         sys.stdout.flush()
 
     def record(self, values: dict[str, Any]) -> None:
@@ -59,17 +79,16 @@ class Console:
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """A table on stdout; numbers, which begin with a digit, are set to the right."""
-        table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
+        rows = [[printable(cell, sys.stdout) for cell in row] for row in rows]
+        places = []
         for index, column in enumerate(columns):
             cells = [row[index] for row in rows if row[index] not in ("", "-")]
             numeric = bool(cells) and all(cell[0].isdigit() for cell in cells)
-            table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
-        for row in rows:
-            table.add_row(*map(Text, row))
-        console = RichConsole(file=sys.stdout, highlight=False, width=LONGEST_LINE)
-        with console.capture() as captured:
-            console.print(table)
-        self.result(captured.get(), end="")
+            places.append((max(map(cell_len, (column, *(row[index] for row in rows)))), numeric))
+        if any(columns):
+            bold = RichConsole(file=sys.stdout, highlight=False, soft_wrap=True)
+            bold.print(Text(_line(columns, places), "bold"))
+        self._write("".join(_line(row, places) + "\n" for row in rows))
 
     @contextlib.contextmanager
     def counting(self, what: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
@@ -88,18 +107,21 @@ class Console:
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Callable[[float, str], None]]:
-        """Progress from 0 to 1 with a few words: a bar on a terminal, elsewhere a plain line every few seconds."""
+        """Progress from 0 to 1 with a few words: a bar on a terminal, elsewhere a plain line every few seconds.
+
+        Two spaces separate the fields of the words, the most important first: a narrow terminal shows only those.
+        """
         if self.quiet:
             yield lambda fraction, words: None
             return
         if not self.on_terminal:
             yield self._plain_progress()
             return
-        with tqdm(total=1.0, bar_format=BAR, file=sys.stderr, dynamic_ncols=True, leave=False, mininterval=0.2) as bar:
+        with _Bar(total=1.0, bar_format=BAR, file=sys.stderr, dynamic_ncols=True, leave=False, mininterval=0.2) as bar:
             self._bar = bar
 
             def show(fraction: float, words: str) -> None:
-                bar.set_description_str(words, refresh=False)
+                bar.set_description_str(printable(words, sys.stderr), refresh=False)
                 bar.update(min(fraction, 1.0) - bar.n)
 
             try:
@@ -117,6 +139,40 @@ class Console:
                 self.note(f"{fraction:4.0%}  {words}")
 
         return show
+
+
+class _Bar(tqdm):  # type: ignore[misc]
+    """A bar that shows as many fields of its words as there is room for, and no part of one: 12,3 is not 12,345."""
+
+    @staticmethod
+    def format_meter(*args: Any, ncols: int | None = None, prefix: str = "", bar_format: str = BAR, **rest: Any) -> str:
+        if ncols:
+            room = ncols - len(tqdm.format_meter(*args, bar_format=BEFORE_WORDS, **rest))
+            fields = prefix.split("  ")
+            while len(fields) > 1 and cell_len("  ".join(fields)) > room:
+                fields.pop()
+            prefix = "  ".join(fields)
+        return tqdm.format_meter(*args, ncols=ncols, prefix=prefix, bar_format=bar_format, **rest)
+
+
+def printable(text: str, stream: TextIO) -> str:
+    """The text as it may be written to a stream: on a terminal, characters that it would act on are escaped.
+
+    They are written as in JSON strings, so that JSON stays what it is. Each character stands for itself, so that text
+    may come in chunks.
+    """
+    if stream.isatty():
+        text = text.translate(_ESCAPES)
+    return _NOT_UNICODE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _line(cells: Sequence[str], places: Sequence[tuple[int, bool]]) -> str:
+    """A line of a table; a place is the width of a column and whether it is set to the right."""
+    padded = []
+    for cell, (width, numeric) in zip(cells, places, strict=True):
+        space = " " * (width - cell_len(cell))
+        padded.append(space + cell if numeric else cell + space)
+    return "  ".join(padded).rstrip(" ")
 
 
 def shorten(number: float) -> str:

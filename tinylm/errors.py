@@ -19,6 +19,16 @@ class DivergedError(TinyLMError):
     exit_code = 3
 
 
+class OutputError(TinyLMError):
+    """Standard output cannot be written to, as on a full disk."""
+
+
+class ClosedOutputError(OutputError):
+    """The reader of standard output has gone, as `head` does. Nothing is wrong, and there is nobody to tell."""
+
+    exit_code = 0
+
+
 class InterruptedRunError(TinyLMError):
     """A signal stopped the work after it was saved; `signal_number` is the signal's number."""
 

@@ -1,5 +1,6 @@
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -9,6 +10,18 @@ from tinylm.training.trainer import StopTraining
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 each = pytest.mark.parametrize("number", SIGNALS)
+
+
+@pytest.fixture(autouse=True)
+def default_handlers() -> Iterator[None]:
+    """As for a process in the foreground, though these tests may run under nohup or in the background."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in SIGNALS[1:]:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
 
 
 @each
@@ -27,6 +40,7 @@ def test_a_second_signal_stops_at_once(number: signal.Signals, monkeypatch: pyte
     clock = iter([10.0, 10.0 + 2 * signals.SAME_PRESS])
     monkeypatch.setattr(signals.time, "monotonic", lambda: next(clock))
     with stop_on_signals() as stop:
+        stop.check()
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
@@ -37,6 +51,7 @@ def test_a_second_signal_stops_at_once(number: signal.Signals, monkeypatch: pyte
 def test_two_signals_at_the_same_moment_are_one_wish(number: signal.Signals) -> None:
     """A Ctrl-C may come from the terminal and from a program in between."""
     with stop_on_signals() as stop:
+        stop.check()
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), number)
         assert stop.signal_number == signal.SIGINT
@@ -57,14 +72,31 @@ def test_afterwards_signals_do_what_they_did_before(error: type[Exception] | Non
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
-def test_a_hangup_that_is_to_be_ignored_is_ignored() -> None:
-    """As nohup has it."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with stop_on_signals() as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert stop.signal_number == 0
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
+@each
+def test_before_the_first_check_a_signal_stops_at_once(number: signal.Signals) -> None:
+    """Nothing is there to save, and what is being done, as compiling, may take a minute."""
+    with stop_on_signals() as stop:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+        assert stop.signal_number == 0
+
+
+@each
+def test_a_signal_that_stops_at_once_does_what_it_did_before(number: signal.Signals) -> None:
+    came = []
+    signal.signal(number, lambda *arguments: came.append(arguments[0]))
+    with stop_on_signals(), pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), number)
+    assert came == [number]
+
+
+@each
+def test_a_signal_that_is_to_be_ignored_is_ignored(number: signal.Signals) -> None:
+    """As nohup has it, and a shell script for its jobs in the background."""
+    signal.signal(number, signal.SIG_IGN)
+    with stop_on_signals() as stop:
+        stop.check()
+        os.kill(os.getpid(), number)
+        stop.check()
+        assert signal.getsignal(number) is signal.SIG_IGN
+    assert signal.getsignal(number) is signal.SIG_IGN

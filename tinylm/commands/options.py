@@ -1,7 +1,6 @@
 """Options that several commands share, in groups."""
 
 import re
-import traceback
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,11 +42,6 @@ def parse_duration(text: str) -> float:
 def remember_debug(context: typer.Context, debug: bool) -> bool:
     context.find_root().obj = {"debug": debug}
     return debug
-
-
-def print_traceback_if_debugging(context: typer.Context) -> None:
-    if (context.find_root().obj or {}).get("debug"):
-        traceback.print_exc()
 
 
 def option(help: str, panel: str | None = None, metavar: str | None = None, *names: str, **extra: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinylm.config import RunConfig
 from tinylm.console import Console
-from tinylm.errors import InterruptedRunError, is_out_of_memory
+from tinylm.errors import ClosedOutputError, InterruptedRunError, OutputError, TinyLMError, is_out_of_memory
 
 if TYPE_CHECKING:
     from tinylm.checkpoint import LastSave, RunFolder
@@ -56,17 +56,21 @@ def run_session(
     task = make_task(tokens, tokenizer, config.model, config.training)
     sample = functools.partial(sampled_text, model, tokenizer, config)
     with stop_on_signals() as stop, console.progress() as show:
+        reporter = _Reporter(console, show, sample)
         outcome = train_session(
             run,
             config,
             model,
             task,
             resume_from=resume_from,
-            report=_Reporter(console, show, sample),
+            report=reporter,
             check_stop=stop.check,
             started=started,
         )
     state = outcome.state
+    if stop.signal_number and outcome.stopped_by != "signal":
+        message = f"Stopped at step {state.step}: {REASONS[outcome.stopped_by]}, and all of it is saved in {run.path}."
+        raise InterruptedRunError(message, stop.signal_number)
     if outcome.stopped_by == "signal":
         message = (
             f"Stopped at step {state.step}, and all of it is saved. Go on with: {command} --resume {quoted(run.path)}"
@@ -82,21 +86,28 @@ def run_session(
             "the model began to learn the text by heart. The best weights are the ones kept."
         )
     console.note(f"Best validation loss: {state.best_loss:.4f} nats a token, at step {state.best_step}.")
-    if console.as_json:
-        console.record(
-            {
-                "run": str(run.path),
-                "step": state.step,
-                "val_loss": state.val_loss,
-                "best_step": state.best_step,
-                "best_val_loss": state.best_loss,
-                "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-                "seconds": round(state.seconds, 3),
-                "stopped_by": outcome.stopped_by,
-            }
-        )
-    else:
-        console.result(str(run.path))
+    try:
+        if reporter.failure is not None:
+            raise reporter.failure
+        if console.as_json:
+            console.record(
+                {
+                    "run": str(run.path),
+                    "step": state.step,
+                    "val_loss": state.val_loss,
+                    "best_step": state.best_step,
+                    "best_val_loss": state.best_loss,
+                    "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+                    "seconds": round(state.seconds, 3),
+                    "stopped_by": outcome.stopped_by,
+                }
+            )
+        else:
+            console.result(str(run.path))
+    except ClosedOutputError:
+        raise
+    except OutputError as error:
+        raise TinyLMError(f"The run is complete and saved in {run.path}. {error}") from error
 
 
 class _Reporter:
@@ -107,8 +118,8 @@ class _Reporter:
         self._show = show
         self._sample = sample
         self._sampled = time.monotonic()
-        self._read = console.as_json  # whether someone reads the records
         self._loss = self._val_loss = self._speed = ""
+        self.failure: OutputError | None = None  # why the records stopped; the run goes on without them
 
     def __call__(self, event: Any) -> None:
         from tinylm.training.session import metrics_record
@@ -116,26 +127,27 @@ class _Reporter:
 
         match event:
             case Stepped():
-                self._show(event.progress, f"step {event.step}{self._loss}{self._val_loss}{self._speed}")
+                fields = (self._loss, self._val_loss, f"step {event.step}", self._speed)
+                self._show(event.progress, "  ".join(filter(None, fields)))  # the most important first
             case Logged():
-                self._loss = f"  loss {event.loss:.3f}"
-                self._speed = f"  {event.tokens_per_second:,.0f} tok/s"
-            case Evaluated():
-                self._val_loss = f"  val {event.val_loss:.3f}"
-                self._maybe_sample(event.step)
+                self._loss = f"loss {event.loss:.3f}"
+                self._speed = f"{event.tokens_per_second:,.0f} tok/s"
+            case Evaluated() if event.step:  # at step 0 nothing has been learned
+                self._val_loss = f"val {event.val_loss:.3f} @{event.step}"
+                self._maybe_sample(event)
             case Notice():
                 self._console.warn(event.message)
-        if self._read and isinstance(event, Logged | Evaluated):
+        if self._console.as_json and self.failure is None and isinstance(event, Logged | Evaluated):
             try:
                 self._console.record(metrics_record(event))
-            except BrokenPipeError:
-                self._read = False  # the reader has seen enough; the run goes on
+            except OutputError as error:
+                self.failure = error
 
-    def _maybe_sample(self, step: int) -> None:
-        if self._console.on_terminal and step and time.monotonic() - self._sampled >= SAMPLE_SECONDS:
+    def _maybe_sample(self, event: Any) -> None:
+        if self._console.on_terminal and time.monotonic() - self._sampled >= SAMPLE_SECONDS:
             self._sampled = time.monotonic()
             if (sample := self._sample()) is not None:
-                self._console.note(f"\nstep {step}{self._val_loss}\n{sample}\n")
+                self._console.note(f"\nstep {event.step}  val {event.val_loss:.3f}\n{sample}\n")
 
 
 def quoted(path: Path) -> str:

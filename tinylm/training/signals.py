@@ -1,16 +1,15 @@
 """Ctrl-C, SIGTERM and a closed terminal during training: the first asks to stop and save, a later one stops at once."""
 
 import contextlib
-import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
+from tinylm.interrupts import catchable
 from tinylm.training.trainer import StopTraining
 
-HANGUP = getattr(signal, "SIGHUP", None)  # which Windows has not
 SAME_PRESS = 0.5  # seconds within which two signals are one wish: a shell and a timer may both pass it on
 
 
@@ -20,40 +19,48 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal_number = 0
         self._came = 0.0
-        # Looked up now: once it has hung up, a terminal no longer says that it is one.
-        self._on_terminal = [s.fileno() for s in (sys.stdin, sys.stdout, sys.stderr) if s.isatty()]
+        self._checked = False
 
     def check(self) -> None:
         """Raises StopTraining once a signal has come."""
+        self._checked = True
         if self.signal_number:
             raise StopTraining
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def came(self, number: int) -> bool:
+        """Note a signal. Returns whether to stop at once.
+
+        That is so before the first check, when there is nothing to save and compiling may take a minute, and for a
+        signal that is a wish of its own after another.
+        """
+        if not self._checked:
+            return True
         now = time.monotonic()
-        if number == HANGUP:
-            self._leave_terminal()
         if not self.signal_number:
             self.signal_number, self._came = number, now
-        elif now - self._came > SAME_PRESS:
-            raise KeyboardInterrupt
-
-    def _leave_terminal(self) -> None:
-        """What is said from now on leads nowhere, instead of failing."""
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for number in self._on_terminal:
-            os.dup2(nowhere, number)
-        os.close(nowhere)
+            return False
+        return now - self._came > SAME_PRESS
 
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
+    """The first signal only asks to stop; a later one does what it did before, or raises KeyboardInterrupt.
+
+    Signals that are ignored, as under nohup and in the background of a script, stay ignored.
+    """
     request = StopRequest()
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if HANGUP is not None and signal.getsignal(HANGUP) is not signal.SIG_IGN:  # as nohup would have it
-        numbers.append(HANGUP)
-    handlers = {number: signal.signal(number, request._handle) for number in numbers}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in catchable()}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if request.came(number):
+            if callable(before[number]):
+                before[number](number, frame)
+            raise KeyboardInterrupt
+
+    for number in before:
+        signal.signal(number, handle)
     try:
         yield request
     finally:
-        for number, handler in handlers.items():
+        for number, handler in before.items():
             signal.signal(number, handler)

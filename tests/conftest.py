@@ -1,6 +1,8 @@
-"""What every test may rely on: a token cache of its own, and one thread, on which small models are fastest."""
+"""What every test may rely on: a token cache of its own, default signals, and one thread, on which small models are
+fastest."""
 
 import itertools
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +21,21 @@ _caches = itertools.count()
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINYLM_CACHE", str(tmp_path_factory.getbasetemp() / f"tinylm-cache-{next(_caches)}"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def default_signals() -> Iterator[None]:
+    """Signals that were ignored when the tests started (nohup, a job in the background) are handled by doing nothing.
+
+    A child process inherits that a signal is ignored, but not a handler, so children start as they do from a terminal.
+    """
+    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, lambda number, frame: None)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.fixture(autouse=True, scope="session")

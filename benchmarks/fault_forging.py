@@ -2,6 +2,8 @@
 
 import contextlib
 import hashlib
+import importlib.util
+import itertools
 import json
 import os
 import random
@@ -472,7 +474,16 @@ def forge_tokenizer(rng: random.Random, run: Path, outside: Path) -> Forgery:
     return f"tokenizer: {how} {said[:100]}", apply
 
 
+def forge_published_tokenizer(rng: random.Random, run: Path, outside: Path) -> Forgery:
+    """A mutation of a tokenizer with the structure of a published model's, from the tests of tokenizers."""
+    forgeries = importlib.import_module("tests.forgeries")
+    name, text = next(itertools.islice(forgeries.forged_tokenizers(0), rng.randrange(400), None))
+    return f"tokenizer: {name}", lambda: _replace(run / "tokenizer.json", text.encode(errors="surrogatepass"))
+
+
+HAS_PUBLISHED = importlib.util.find_spec("tests.forgeries") is not None
 FORGERIES = (
+    *((forge_published_tokenizer,) * 3 if HAS_PUBLISHED else ()),
     *(forge_value, forge_value, forge_value, forge_value, forge_text, forge_link, forge_link, forge_kind),
     *(forge_path, forge_tokens, forge_tensors, forge_header, forge_tokenizer, forge_tokenizer, forge_tokenizer),
 )

@@ -199,15 +199,13 @@ def plan_full_disks(place: Any, cases: int, seed: int) -> list[Any]:
     units: list[Any] = list(STREAMS)
     if not fault_disk.is_loaded():
         print("Full disks at each write are not tried: that needs Linux and a C compiler.", file=sys.stderr)
-        return units[:cases]
+        return units
     for name, (before, command) in ON_FULL_DISK.items():
         place.restore(before)
         counted = place.streams / "count"
         place.run(*command, before=fault_disk.full_at(place.path, 0, False), after=fault_disk.write_count(counted))
         writes = int(counted.read_text())
         units += [(name, number, lasting) for number in range(1, writes + 1) for lasting in (True, False)]
-    if cases < len(units):
-        units = random.Random(f"disks {seed}").sample(units, cases)
     return units
 
 
@@ -277,20 +275,12 @@ READERS: tuple[tuple[str, ...], ...] = (
 
 def plan_flips(place: Any, cases: int, seed: int) -> list[Any]:
     place.restore("runs")
-    folders = [
-        place.work / path for path in (RUN, ADAPTER, "checkpoints/piped", "checkpoints/bpe", "checkpoints/bottleneck")
-    ]
-    for name in ("run", "piped", "bpe"):
-        _expected(place, name)
-    folders.append(place.home / "cache")
+    names = ("run", "adapter", "piped", "bpe", "bottleneck")
+    folders = [*(place.work / "checkpoints" / name for name in names), place.home / "cache"]
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]
+    sizes = [(str(file.relative_to(place.path)), file.stat().st_size) for file in files]
     rng = random.Random(f"flips {seed}")
-    units = [
-        (str(file.relative_to(place.path)), rng.randrange(file.stat().st_size * 8))
-        for _ in range(FLIPS)
-        for file in files
-    ]
-    return units if cases >= len(units) else rng.sample(units, cases)
+    return [(name, rng.randrange(8 * size)) for _ in range(FLIPS) for name, size in sizes]
 
 
 def _expected(place: Any, name: str) -> None:
@@ -345,7 +335,7 @@ def attack_by_flip(place: Any, unit: tuple[str, int]) -> list[Trial]:
     target = place.path / file
     status = target.stat()
     content = bytearray(target.read_bytes())
-    content[bit // 8] ^= 1 << bit % 8
+    content[bit // 8 % len(content)] ^= 1 << bit % 8
     target.write_bytes(content)
     os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
     outputs = _read_all(place, name)
@@ -792,10 +782,12 @@ def attack_all(folder: Path, chosen: argparse.Namespace) -> int:
     with ProcessPoolExecutor(chosen.jobs, fork, _prepare_worker, (folder, chosen.limit, numbers)) as pool:
         for name in chosen.classes or CLASSES:
             begun = time.monotonic()
-            cases = CLASSES[name].cases if chosen.cases is None else chosen.cases
+            cases = CLASSES[name].cases if chosen.cases is None or chosen.only is not None else chosen.cases
             units = pool.submit(_plan, name, cases, chosen.seed).result()
-            numbered = {number: unit for number, unit in enumerate(units) if chosen.only in (None, number)}
-            futures = {pool.submit(_attack, name, unit, chosen.keep): number for number, unit in numbered.items()}
+            wanted = sorted(random.Random(chosen.seed).sample(range(len(units)), min(cases, len(units))))
+            if chosen.only is not None:
+                wanted = [chosen.only]
+            futures = {pool.submit(_attack, name, units[number], chosen.keep): number for number in wanted}
             trials: list[Trial] = []
             for future in as_completed(futures):
                 for trial in future.result():

@@ -62,10 +62,10 @@ def _kill_session(child: subprocess.Popen[str]) -> None:
         child.kill()
 
 
-def run_child(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end and return its output as text; it is killed after CHILD_LIMIT seconds."""
+def run_child(command: Sequence[str], limit: float = CHILD_LIMIT, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end and return its output as text; it is killed after `limit` seconds."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with child_process(command, **{**pipes, **options}) as child:
+    with child_process(command, limit, **{**pipes, **options}) as child:
         stdout, stderr = child.communicate()
     return subprocess.CompletedProcess(command, child.returncode, stdout, stderr)
 

@@ -26,9 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: a fork has no threads
-os.environ["OPENBLAS_NUM_THREADS"] = "1"
-
 import fault_disk
 
 TEXT = "the old man said it was a cold morning by the sea, and he went home to his bed in a quick boat; I saw no joy."
@@ -221,13 +218,10 @@ def attack_by_full_disk(place: Any, unit: tuple[str, Any, Any]) -> list[Trial]:
     run = next((place.work / path for path in (RUN, "new") if path in command), None)
     if name in ("sample", "eval") and failed.code:
         wrong.append(shown(failed))
-    for path in {*folders, "../new"}:
-        if (there := place.work / "checkpoints" / path).exists():
-            place.ran = []
-            loaded = place.run("info", there)
-            wrong += [shown(loaded)] if loaded.code else []
-        elif path in folders:
-            wrong.append(f"{path} is gone")
+    new = [path for path in (RUN, "new") if (place.work / path / "config.json").exists()]
+    for path in sorted({*new, *(f"checkpoints/{folder}" for folder in folders)}):
+        loaded = place.run("info", path)  # which finishes a replacement that was interrupted
+        wrong += [shown(loaded)] if loaded.code else []
     place.ran = []
     if name == "train" and run is not None and run.exists():
         again = place.run(*RESUMING)
@@ -444,8 +438,8 @@ WRONG = (
     "true",
     "[1]",
 )
-WHOLE = (-1, 0, 1, 2, 3, 1 << 31, (1 << 63) - 1, 1 << 63, -(1 << 63) - 1, 10**400, "1.5", " 2")
-REAL = (-1, 0, 0.5, 1, 2, 1e-320, 1e308, -0.0, "1e400", 0.999999999)
+WHOLE = (-1, 0, 1, 2, 3, 1 << 31, (1 << 63) - 1, 1 << 63, -(1 << 63) - 1, 10**30, 10**400, "1.5", " 2")
+REAL = (-1.0, 0.0, 0.5, 1.0, 2.0, 1e-320, 1e308, -1e308, 0.999999999, "nan", "inf", "1e400", "1e-400")
 LARGE = (
     "steps",
     "epochs",
@@ -461,23 +455,57 @@ LARGE = (
 LARGE = (*LARGE, "encoder_layers", "experts", "heads", "kv_heads", "beams", "vocab_size", "rank", "patience", "stride")
 PATHS = (RUN, ADAPTER, "checkpoints/pairs", "checkpoints/bpe", "checkpoints", "tokenizer.json", "corpus.txt")
 PATHS = (*PATHS, "pairs.tsv", "missing", "missing/deep", "/dev/null", "-", ".", "new")
+RANDOM_OPTIONS = 400
 SMALL: dict[str, tuple[Any, ...]] = {
     "time": ("1s", "0", "-1s", "1x", "1h1h", "s"),
     "epochs": (0.01, 0, -1, "x", "nan"),
 }
 
 
+EXTREMES: dict[type, tuple[Any, ...]] = {
+    int: (-1, 0, 1 << 31, (1 << 63) - 1, 1 << 63, 10**400),
+    float: (-1.0, 0.0, 1e308, 1e-320, "nan", "inf", 10**400),
+}
+
+
 def plan_options(place: Any, cases: int, seed: int) -> list[Any]:
-    return [(seed, number) for number in range(cases)]
+    """Each number option alone with each extreme value, then random options."""
+    alone = [
+        (seed, index, value)
+        for index, (_, parameter) in enumerate(all_options())
+        for value in EXTREMES.get(kind_of(parameter), ())
+        if parameter.name not in LARGE or not isinstance(value, (int, float)) or not 8 < value < 1 << 60
+    ]
+    return alone + [(seed, number, None) for number in range(RANDOM_OPTIONS)]
 
 
-def attack_by_options(place: Any, unit: tuple[int, int]) -> list[Trial]:
+def all_options() -> list[tuple[str, Any]]:
+    """Every option of every command, with the command's name."""
+    import typer.main
+
+    from tinylm.cli import app
+
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return [
+        (name, parameter)
+        for name in sorted(commands)
+        for parameter in commands[name].params
+        if parameter.param_type_name == "option"
+    ]
+
+
+def kind_of(parameter: Any) -> Any:
+    """The type of an option's value."""
+    return parameter.type_descriptor.annotation
+
+
+def attack_by_options(place: Any, unit: tuple[int, int, Any]) -> list[Trial]:
     from fault_process import changes, snapshot
 
-    seed, number = unit
+    seed, number, alone = unit
     rng = random.Random(f"options {seed} {number}")
     place.restore("runs")
-    words, env = random_command(rng, place)
+    words, env = random_command(rng, number, place, alone)
     before = snapshot(place.outside)
     ran = place.run(*words, env=env)
     wrong = defects_of(place)
@@ -487,18 +515,20 @@ def attack_by_options(place: Any, unit: tuple[int, int]) -> list[Trial]:
     return [Trial(f"{said}tinylm {' '.join(ran.words)[:400]}", tuple(wrong), (ran.words,))]
 
 
-def random_command(rng: random.Random, place: Any) -> tuple[list[str], dict[str, str]]:
-    """A command with one to six random options and random values, and its environment."""
-    import typer.main
+def random_command(rng: random.Random, number: int, place: Any, alone: Any) -> tuple[list[str], dict[str, str]]:
+    """A command with an option that is chosen by the number, up to five more, random values, and its environment.
 
-    from tinylm.cli import app
-
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    name = rng.choice(sorted(commands))
-    parameters = [parameter for parameter in commands[name].params if parameter.param_type_name == "option"]
-    dry = name in ("train", "finetune-lora", "finetune-adapter") and rng.random() < 0.5
+    With a value of its own, the option stands alone.
+    """
+    options = all_options()
+    name, first = options[number % len(options)]  # each option has its turn
+    others = [parameter for command, parameter in options if command == name and parameter is not first]
+    more = rng.sample(others, min(len(others), rng.choice((0, 0, 0, 1, 2, 5))))
+    dry = name in ("train", "finetune-lora", "finetune-adapter") and rng.random() < 0.4
+    if alone is not None:
+        more, dry = [], False
     base: dict[str, list[Any]] = {
-        "train": ["corpus.txt", "--out", "new", "--steps", 2, *TINY],
+        "train": ["corpus.txt", "--out", "new", "--steps", 2, *TINY, *rng.choice(((), ("--tokenizer", "bpe")))],
         "sample": ["-m", RUN, "-n", 5],
         "eval": ["other.txt", "-m", RUN],
         "finetune-lora": ["other.txt", "-m", RUN, "--out", "new", "--steps", 1, "--batch-size", 4],
@@ -511,26 +541,26 @@ def random_command(rng: random.Random, place: Any) -> tuple[list[str], dict[str,
     words, env = [name, *map(str, base.get(name, []))], {}
     if dry:
         words.append("--dry-run")
-    for parameter in rng.sample(parameters, min(len(parameters), rng.randint(1, 6))):
+    for parameter in (*more, first):
         spelling = rng.choice([*parameter.opts, *parameter.secondary_opts])
         if getattr(parameter, "is_flag", False):
             words.append(spelling)
             continue
-        value = str(_random_value(rng, parameter, dry, place))
-        if rng.random() < 0.15 and "\0" not in value:
-            env[f"TINYLM_{name.replace('-', '_').upper()}_{parameter.name.upper()}"] = value
-        elif rng.random() < 0.1 and spelling.startswith("--"):
+        value = _random_value(rng, parameter, dry, place) if alone is None else alone
+        if alone is None and rng.random() < 0.15:
+            env[f"TINYLM_{name.replace('-', '_').upper()}_{parameter.name.upper()}"] = str(value)
+        elif alone is None and rng.random() < 0.1 and spelling.startswith("--"):
             (place.work / "options.toml").write_text(f"{parameter.name} = {json.dumps(value)}\n", errors="replace")
             words += ["--config", "options.toml"]
         else:
-            words += [spelling, value]
-    if rng.random() < 0.1:
+            words += [spelling, str(value)]
+    if alone is None and rng.random() < 0.1:
         words.append(rng.choice(("corpus.txt", "-", "", "missing.txt", "checkpoints", "../outside")))
     return words, env
 
 
 def _random_value(rng: random.Random, parameter: Any, dry: bool, place: Any) -> Any:
-    kind = parameter.bare_type
+    kind = kind_of(parameter)
     metavar = parameter.metavar or ""
     if rng.random() < 0.15:
         return rng.choice(WRONG)
@@ -704,7 +734,7 @@ CLASSES = {
     "disks": FaultClass("a full disk at each write", 100_000, plan_full_disks, attack_by_full_disk),
     "flips": FaultClass("a flipped bit in each file", 100_000, plan_flips, attack_by_flip),
     "forgeries": FaultClass("forged folders and tokenizers", 400, plan_forgeries, attack_by_forgery),
-    "options": FaultClass("random options and values", 400, plan_options, attack_by_options),
+    "options": FaultClass("extreme and random values of options", 100_000, plan_options, attack_by_options),
     "combinations": FaultClass("random combinations of model parts", 200, plan_combinations, attack_by_combination),
     "interrupts": FaultClass("Ctrl-C at random moments", 60, plan_interrupts, attack_by_interrupt),
 }
@@ -763,6 +793,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=20.0, help="seconds after which a command hangs (default: 20)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="cases at a time (default: one per core)")
     chosen = parser.parse_args(arguments)
+    os.environ.update({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})  # a fork has none of its parent's threads
     folder = Path(os.environ.get(fault_disk.PRELOAD) or tempfile.mkdtemp(prefix="tinylm-faults-"))
     try:
         fault_disk.load(folder)

@@ -33,6 +33,14 @@ def test_the_table_in_the_documents_has_a_row_for_each_class() -> None:
     assert commands == list(faults.CLASSES)
 
 
+def test_options_that_take_a_number_get_extreme_ones() -> None:
+    faults = importlib.import_module("faults")
+    names = [(command, option.name) for command, option in faults.all_options()]
+    alone = {(*names[index], value) for _, index, value in faults.plan_options(None, 0, 0) if value is not None}
+    assert {("train", "lr", 1e308), ("train", "vocab_size", 1 << 63), ("sample", "top_k", -1)} <= alone
+    assert not {("train", "steps", 1 << 31), ("train", "out", -1)} & alone
+
+
 def ran(**how: object) -> list[str]:
     fault_process = importlib.import_module("fault_process")
     values = {"words": ("runs",), "code": 0, "stdout": "", "stderr": "", "seconds": 1.0, "hung": False}

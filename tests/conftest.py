@@ -1,8 +1,9 @@
-"""What every test may rely on: a cache of its own with a machine profile, and one thread, on which small models are
-fastest."""
+"""What every test may rely on: a cache of its own with a machine profile, default signals, and one thread, on
+which small models are fastest."""
 
 import itertools
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,21 @@ def machine_profile(tmp_path_factory: pytest.TempPathFactory, one_thread: None) 
     cache = tmp_path_factory.mktemp("profile") / "cache"
     write_profile(cache)
     return cache
+
+
+@pytest.fixture(autouse=True, scope="session")
+def default_signals() -> Iterator[None]:
+    """Signals that were ignored when the tests started (nohup, a job in the background) are handled by doing nothing.
+
+    A child process inherits that a signal is ignored, but not a handler, so children start as they do from a terminal.
+    """
+    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, lambda number, frame: None)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,5 +1,6 @@
 """The command line within a test: what a user types, and what comes back on each stream."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -7,6 +8,9 @@ import random
 import re
 import shutil
 import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ Result = typer.testing.Result
 
 ROOT = Path(__file__).parent.parent
 TINY = ("--layers", "1", "--heads", "2", "--width", "16", "--context", "16", "--batch-size", "4")
+CHILD_LIMIT = 120.0  # seconds that a child process may take on a busy machine
 WORDS = "the old man said it was a cold morning by the sea, and he went home to his bed in a quick boat; I saw no joy."
 
 
@@ -32,6 +37,43 @@ def default_signals() -> None:
     """For `preexec_fn`: a process that gets signals though these tests may run under nohup or in the background."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def child_process(
+    command: Sequence[str], limit: float = CHILD_LIMIT, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """A process in a session of its own, killed with all that it started after `limit` seconds and when the block ends.
+
+    Waiting for it and reading its output therefore end, whatever it does.
+    """
+    options = {"text": True, "env": environment(), "start_new_session": os.name == "posix", **options}
+    with subprocess.Popen(command, **options) as child:
+        timer = threading.Timer(limit, _kill_session, [child])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield child
+        finally:
+            timer.cancel()
+            timer.join()  # it may be about to kill
+            _kill_session(child)
+
+
+def _kill_session(child: subprocess.Popen[str]) -> None:
+    if child.returncode is None and os.name == "posix":  # not yet waited for, so the number is still its own
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended between these lines (on macOS: EPERM)
+            os.killpg(child.pid, signal.SIGKILL)
+    elif child.returncode is None:
+        child.kill()
+
+
+def run_child(command: Sequence[str], limit: float = CHILD_LIMIT, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end and return its output as text; it is killed after `limit` seconds."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with child_process(command, limit, **{**pipes, **options}) as child:
+        stdout, stderr = child.communicate()
+    return subprocess.CompletedProcess(command, child.returncode, stdout, stderr)
 
 
 def story(characters: int, seed: int = 0) -> str:

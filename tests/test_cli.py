@@ -15,7 +15,18 @@ import typer.main
 
 import tinylm
 from tests.machines import write_profile
-from tests.shell import TINY, default_signals, done, environment, misused, refused, same_tensors, story
+from tests.shell import (
+    CHILD_LIMIT,
+    TINY,
+    child_process,
+    done,
+    environment,
+    misused,
+    refused,
+    run_child,
+    same_tensors,
+    story,
+)
 from tests.shell import tinylm as shell
 from tinylm.checkpoint import load_model
 from tinylm.cli import app
@@ -73,7 +84,7 @@ for words in [["--help"]] + [[name, "--help"] for name in {COMMANDS}]:
 heavy = {HEAVY} & set(sys.modules)
 sys.exit(f"imported: {{heavy}}" if heavy else 0)
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())
+    result = run_child([sys.executable, "-c", program])
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
 
@@ -449,7 +460,7 @@ def test_a_closed_pipe_ends_quietly(trained: Path) -> None:
     sample, table = (" ".join(process(*words)) for words in (("sample", "-q", "-m", trained), ("runs", trained.parent)))
     script = f"{sample} -n 100000 -t 0 | head -c 5; echo ${{PIPESTATUS[0]}} >&2;"
     script += f"{table} | head -c 0; echo ${{PIPESTATUS[0]}} >&2"
-    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment())
+    result = run_child(["bash", "-c", script])
     assert result.stderr == "0\n0\n"
     assert len(result.stdout) == 5
 
@@ -458,7 +469,7 @@ def test_a_closed_pipe_ends_quietly(trained: Path) -> None:
 @pytest.mark.parametrize("closed, stdout", [("<&-", "run\n"), (">&-", ""), ("2>&-", "run\n"), ("<&- >&- 2>&-", "")])
 def test_a_stream_that_is_closed_leads_nowhere(closed: str, stdout: str, here: Path) -> None:
     command = " ".join(process("train", "corpus.txt", "--out", "run", "--steps", 1, *TINY))
-    result = subprocess.run(["bash", "-c", f"{command} {closed}"], capture_output=True, text=True, env=environment())
+    result = run_child(["bash", "-c", f"{command} {closed}"])
     assert (result.returncode, result.stdout) == (0, stdout), result.stderr
     load_model(here / "run")
 
@@ -474,7 +485,7 @@ main()
 
 
 def test_a_process_does_not_look_through_its_imports_for_garbage_once_more_when_it_ends() -> None:
-    result = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, env=environment())
+    result = run_child([sys.executable, "-c", ENDING])
     version, frozen = result.stdout.splitlines()
     assert version == f"tinylm {tinylm.__version__}"
     assert int(frozen) > 1000, "so many objects are set aside"
@@ -489,20 +500,13 @@ def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int
     options = ("--schedule", "constant", "--warmup-steps", 0, "--weight-decay", 0, "--tie", *options)
     options = ("--eval-every", 100, "--save-every", 100, *options, *TINY)
     command = process("train", "corpus.txt", "--out", "my run", "--steps", 100_000, "--json", *options)
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-        preexec_fn=default_signals,
-    ) as child:
+    with child_process(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None
         for line in child.stdout:
             if '"loss"' in line:
                 break
         child.send_signal(number)
-        _, stderr = child.communicate(timeout=60)
+        _, stderr = child.communicate()
     assert child.returncode == code
     said = stderr.splitlines()[-1]
     match = re.fullmatch(r"Stopped at step (\d+), and all of it is saved\. Go on with: tinylm (.*)", said)
@@ -527,22 +531,18 @@ def test_a_closed_terminal_saves_the_work(here: Path) -> None:
     command = process("train", "corpus.txt", "--out", "run", "--steps", 100_000, "--save-every", 50_000, *TINY)
 
     def take_terminal() -> None:
-        default_signals()
-        os.setsid()
         fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
 
-    with subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(), preexec_fn=take_terminal
-    ) as child:
+    with child_process(command, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=take_terminal) as child:
         os.close(theirs)
         metrics = here / "run/metrics.jsonl"
-        limit = time.monotonic() + 60
+        deadline = time.monotonic() + CHILD_LIMIT
         while not (metrics.exists() and '"grad_norm"' in metrics.read_text()):  # a step was made
-            assert time.monotonic() < limit
+            assert time.monotonic() < deadline
             if select.select([ours], [], [], 0.05)[0]:
                 os.read(ours, 4096)
         os.close(ours)
-        assert child.wait(timeout=60) == 128 + signal.SIGHUP
+        assert child.wait() == 128 + signal.SIGHUP
     step = json.loads((here / "run/last/state.json").read_text())["step"]
     assert step > 0
     assert f"at step {step}" in done("train", "--resume", "run", "--steps", step + 1).stderr

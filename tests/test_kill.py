@@ -86,7 +86,7 @@ def test_a_run_killed_at_random_moments_always_loads_and_goes_on_from_its_last_s
         time.sleep(rng.uniform(0.02, 0.4))
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
-        process.join()
+        process.join(60)
 
         assert process.exitcode == -signal.SIGKILL, "the run ended by itself"
         model, _, _, weights = load_model(path)

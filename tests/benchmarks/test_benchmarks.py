@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -19,12 +18,6 @@ from tinylm.training.trainer import Trainer
 measure = importlib.import_module("measure")
 
 SHAPE = ["--layers", "1", "--heads", "2", "--width", "16", "--context", "24", "--rounds", "1", "--warmup", "0"]
-
-
-def script(name: str) -> ModuleType:
-    """A benchmark against the peer; skipped where the peer is not installed."""
-    pytest.importorskip("transformers")
-    return importlib.import_module(name)
 
 
 class FakeClock:
@@ -82,7 +75,7 @@ def test_the_machine_is_described_with_versions_and_threads() -> None:
 
 
 def test_the_peer_with_the_same_weights_gives_the_same_logits() -> None:
-    peer = script("peer")
+    peer = importlib.import_module("peer")
     config = small("gpt2", kv_heads=4)
     model, twin = peer.build_pair(config)
     ids = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
@@ -92,7 +85,7 @@ def test_the_peer_with_the_same_weights_gives_the_same_logits() -> None:
 
 @pytest.mark.parametrize("part", ["layers.1.attention.v_proj.bias", "layers.0.feedforward.up_proj.weight"])
 def test_a_peer_that_differs_in_one_part_is_found_out(part: str) -> None:
-    peer = script("peer")
+    peer = importlib.import_module("peer")
     model, twin = peer.build_pair(small("gpt2", kv_heads=4))
     ids = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
     with torch.no_grad():
@@ -103,7 +96,7 @@ def test_a_peer_that_differs_in_one_part_is_found_out(part: str) -> None:
 
 def test_both_take_the_same_gradient_step() -> None:
     """The embedding's gradient, as the optimizer gets it: the same targets were scored, and clipped alike."""
-    peer, throughput = script("peer"), script("throughput")
+    peer, throughput = importlib.import_module("peer"), importlib.import_module("throughput")
     config = small("gpt2", kv_heads=4)
     model, twin = peer.build_pair(config)
     batch = throughput.random_batch(config, rows=2)
@@ -141,7 +134,7 @@ def test_a_step_that_is_timed_is_one_step_and_neither_evaluates_nor_saves(monkey
 
 
 def test_both_decode_the_same_tokens() -> None:
-    peer, decoding = script("peer"), script("decoding")
+    peer, decoding = importlib.import_module("peer"), importlib.import_module("decoding")
     model, twin = peer.build_pair(small("gpt2", kv_heads=4))
     written = decoding.tinylm_tokens(decoding.arranged(model), 20, streams=3)
     assert written == decoding.peer_tokens(twin, 20, streams=3)
@@ -150,7 +143,7 @@ def test_both_decode_the_same_tokens() -> None:
 
 
 def test_the_training_benchmark_prints_a_row_for_each_setting_and_model(capsys: pytest.CaptureFixture[str]) -> None:
-    script("throughput").main([*SHAPE, "--batch-size", "2"])
+    importlib.import_module("throughput").main([*SHAPE, "--batch-size", "2"])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 4 * 3
 
@@ -183,7 +176,7 @@ class GPT(torch.nn.Linear):
 def test_a_copy_of_nanogpt_takes_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A stand-in with nanoGPT's names, so that no copy is needed."""
     (tmp_path / "model.py").write_text(NANOGPT)
-    script("throughput").main([*SHAPE, "--batch-size", "2", "--nanogpt", str(tmp_path / "model.py")])
+    importlib.import_module("throughput").main([*SHAPE, "--batch-size", "2", "--nanogpt", str(tmp_path / "model.py")])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 4 * 4 and sum("| nanoGPT " in row for row in rows) == 4
 
@@ -225,7 +218,9 @@ def test_the_decoding_benchmark_prints_a_row_for_each_way(tmp_path: Path, capsys
     done("train", tmp_path / "corpus.txt", "-o", tmp_path / "run", "--size", "nano", "--steps", 1)
     capsys.readouterr()
     compiled = 4 if can_compile("cpu") else 0
-    script("decoding").main([*SHAPE, "--tokens", "20", "--streams", "3", "--run", str(tmp_path / "run")])
+    importlib.import_module("decoding").main(
+        [*SHAPE, "--tokens", "20", "--streams", "3", "--run", str(tmp_path / "run")]
+    )
     lines = capsys.readouterr().out.splitlines()
     assert len([line for line in lines if line.startswith("|")]) == (2 + 6 + compiled) + (2 + 3) + (2 + 4)
     loss, percent = re.fullmatch(r"int8 changes .* from ([\d.]+) to .*: ([-+][\d.]+)%\.", lines[-1]).groups()

@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import peft
 import pytest
 import safetensors.torch
 import torch
@@ -119,7 +120,6 @@ def test_files_are_those_of_peft(second: Path, run: Path) -> None:
 
 
 def test_peft_itself_computes_the_same_from_these_files(adapter: Path, run: Path) -> None:
-    peft = pytest.importorskip("peft")
     model = load_model(run)[0]
     ids = torch.arange(16).unsqueeze(0)
     with torch.inference_mode():

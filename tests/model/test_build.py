@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 from tests.variants import every_variant, randomised, small
@@ -185,7 +186,6 @@ def test_parameters_are_counted_by_part() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_gpt2_preset_is_the_gpt2_of_transformers() -> None:
-    transformers = pytest.importorskip("transformers")
     config = small("gpt2", kv_heads=4)
     ours = randomised(build_model(config)).double()
     peer = transformers.GPT2LMHeadModel(
@@ -226,7 +226,6 @@ def test_the_gpt2_preset_is_the_gpt2_of_transformers() -> None:
 @pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("theta", [10_000.0, 100.0])
 def test_the_modern_preset_is_the_qwen3_of_transformers(tie: bool, theta: float) -> None:
-    transformers = pytest.importorskip("transformers")
     config = small(tie=tie, rope_theta=theta)
     ours = randomised(build_model(config)).double()
     peer = transformers.Qwen3ForCausalLM(

@@ -1,13 +1,12 @@
 """Judge: Python's own list of what was imported, and torch's optimizers for what they do to weights."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.shell import TINY, environment, story
+from tests.shell import TINY, run_child, story
 from tinylm.training import eager
 
 
@@ -36,7 +35,7 @@ def test_training_does_not_import_torchs_compiler_where_nothing_is_compiled(
     (tmp_path / "corpus.txt").write_text(story(3000))
     words = f"--steps 4 --eval-every 2 --save-every 3 --optimizer {optimizer} --dropout {dropout}".split()
     command = [sys.executable, "-c", TRAINING, *TINY, *words]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment())
+    result = run_child(command, cwd=tmp_path)
     assert (result.returncode, result.stdout) == (0, "run\nFalse\n"), result.stderr
 
 

@@ -1,0 +1,47 @@
+"""What the other tests rely on when they start processes."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.shell import ROOT, child_process, run_child
+
+posix = pytest.mark.skipif(os.name != "posix", reason="signals and process groups as POSIX has them")
+CHILD = "tests/test_shell.py::test_a_child_starts_with_default_signals"
+
+
+@posix
+def test_a_child_starts_with_default_signals() -> None:
+    program = "import signal; print(*(signal.getsignal(n) == signal.SIG_IGN for n in (1, 15)), signal.getsignal(2))"
+    assert run_child([sys.executable, "-c", program]).stdout.startswith("False False <built-in function default_int")
+
+
+@posix
+def test_a_child_starts_with_default_signals_in_a_test_run_that_ignores_them() -> None:
+    """As under nohup and in a background job."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", CHILD]
+    ignoring = f"import os, signal; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; os.execv({command[0]!r}, "
+    result = run_child([sys.executable, "-c", f"{ignoring}{command})"], cwd=ROOT)
+    assert result.returncode == 0, result.stdout
+
+
+@posix
+def test_a_child_that_ignores_signals_ends_at_its_limit_with_all_that_it_started() -> None:
+    """Its own child holds the pipe open."""
+    script = "trap '' INT HUP TERM; sleep 1000 & echo started; sleep 1000"
+    with child_process(["bash", "-c", script], limit=1.0, stdout=subprocess.PIPE) as child:
+        assert child.communicate() == ("started\n", None)
+    assert child.returncode == -signal.SIGKILL
+
+
+@posix
+def test_a_failing_test_does_not_wait_for_its_child() -> None:
+    with (
+        pytest.raises(ZeroDivisionError),
+        child_process(["bash", "-c", "sleep 1000 & sleep 1000"], stdout=subprocess.PIPE) as child,
+    ):
+        raise ZeroDivisionError
+    assert child.returncode == -signal.SIGKILL

@@ -7,10 +7,12 @@ import json
 import os
 import pickle
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 import safetensors.torch
 import torch
@@ -18,13 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.shell import snapshot
 from tests.variants import small
 from tinylm import checkpoint as c
 from tinylm.checkpoint import RunFolder, load_model, read_config, restore_model
 from tinylm.config import AdapterConfig, Budget, DataConfig, RunConfig, RuntimeConfig, TokenizerConfig, TrainingConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.model.build import build_model
-from tinylm.place import check_free
+from tinylm.place import check_free, only_user
 from tinylm.text.tokenizer import train_char
 
 TOKENIZER = train_char("abc")
@@ -654,3 +657,76 @@ def test_a_stranger_that_comes_during_training_is_not_deleted(tmp_path: Path) ->
         save(run, 2)
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
     assert best_generation(tmp_path / "run") == 1
+
+
+@pytest.mark.parametrize("part", ["", "last"])
+def test_a_run_that_cannot_be_replaced_is_refused_before_the_training(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read-only folder refuses new entries; tests may run as root, who is refused by nothing."""
+    path = tmp_path / "run"
+    saved_run(path, 1)
+    mkdtemp = tempfile.mkdtemp
+
+    def read_only(**options: Any) -> str:
+        if options["dir"] == path / part:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return mkdtemp(**options)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", read_only)
+    before = snapshot(tmp_path)
+    with pytest.raises(UsageError, match=r"run cannot be replaced, since .* cannot be written: Read-only file system"):
+        check_free(path, force=True)
+    assert snapshot(tmp_path) == before
+
+
+def test_what_is_left_of_a_replaced_run_is_no_error_of_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    saved_run(path, 1)
+    check_free(path, force=True)
+    run = RunFolder.create(path, CONFIG, TOKENIZER)
+
+    def immutable(path: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(c, "remove_run", immutable)
+        save(run, 2)
+    assert best_generation(path) == 2
+    save(run, 3)
+    assert last_generation(path) == 3
+
+
+def test_a_run_that_was_deleted_during_training_is_not_said_to_be_intact(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run", 1)
+    shutil.rmtree(tmp_path / "run")
+    for write in (lambda: save(run, 2), lambda: run.append_metrics({"step": 2})):
+        with pytest.raises(
+            TinyLMError, match=r"run was deleted or moved during training, with all that was saved"
+        ) as e:
+            write()
+        assert "intact" not in str(e.value)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="on Windows the lock is released first")
+def test_the_lock_is_released_and_its_file_deleted(tmp_path: Path) -> None:
+    for _ in range(2):
+        with only_user(tmp_path / "run"):
+            assert [entry.name for entry in tmp_path.iterdir()] == [".run.tinylm-lock"]
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_on_windows_the_lock_is_released_before_its_file_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows deletes no open file."""
+    order: list[str] = []
+    release, unlink = filelock.FileLock.release, Path.unlink
+    monkeypatch.setattr("tinylm.place.WINDOWS", True)
+    monkeypatch.setattr(filelock.FileLock, "release", lambda self: (order.append("release"), release(self))[1])
+    monkeypatch.setattr(Path, "unlink", lambda self, **options: (order.append("delete"), unlink(self, **options))[1])
+    with only_user(tmp_path / "run"):
+        pass
+    assert order[:2] == ["release", "delete"]

@@ -12,6 +12,7 @@ import filelock
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.files import is_link, is_unfinished, remove_tree
 
+WINDOWS = os.name == "nt"
 CHECKPOINTS = Path("checkpoints")  # where runs are written by default
 MODEL_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -120,7 +121,7 @@ def only_user(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if os.name == "nt":  # which deletes no open file
+        if WINDOWS:  # which deletes no open file
             lock.release()
         with contextlib.suppress(OSError):
             Path(lock.lock_file).unlink(missing_ok=True)

@@ -63,6 +63,7 @@ def test_an_encoder_fills_the_masks_of_a_prompt(encoder: Path) -> None:
     assert record["text"] == f"the {record['masks'][0][0]['text']}ld"
 
 
+@pytest.mark.usefixtures("shelf_cache")
 def test_an_encoder_is_scored_under_a_mask_that_is_always_the_same(encoder: Path, shelf: Path) -> None:
     one, other = (
         records(done("eval", shelf / "two.txt", "-m", encoder, "--json", "--batch-size", rows))[0] for rows in (1, 7)
@@ -208,6 +209,7 @@ def test_targets_can_be_drawn_and_the_same_seed_draws_the_same(translator: Path)
     assert greedy == "c b a\n"
 
 
+@pytest.mark.usefixtures("shelf_cache")
 def test_eval_says_how_near_the_targets_are(translator: Path, shelf: Path, here: Path) -> None:
     (record,) = records(done("eval", shelf / "pairs.tsv", "-m", translator, "--json"))
     assert (record["exact_match"], record["pairs"], record["tokens"]) == (1.0, 40, 240)
@@ -296,6 +298,7 @@ def test_what_a_variable_says_of_every_run_is_not_said_of_a_search(translator: P
     assert done("sample", *sources, env=variables).stdout == done("sample", *sources).stdout
 
 
+@pytest.mark.usefixtures("shelf_cache")
 def test_what_a_variable_says_of_every_evaluation_is_not_said_of_masks(encoder: Path) -> None:
     variables = {"TINYLM_EVAL_STRIDE": "3", "TINYLM_EVAL_BASELINES": "1"}
     assert done("eval", "-m", encoder, env=variables).stdout == done("eval", "-m", encoder).stdout

@@ -203,8 +203,8 @@ def test_resuming_refuses_what_is_fixed(option: str, value: object, adapter: Pat
     refused(tinylm("finetune-lora", "--resume", adapter, option, value), 2, f"--resume fixes {option}")
 
 
-def test_resuming_refuses_another_text(adapter: Path, run: Path) -> None:
-    refused(tinylm("finetune-lora", run / "tokenizer.json", "-m", run, "--resume", adapter), 2, "is not the text that")
+def test_resuming_refuses_another_text(adapter: Path, run: Path, shelf: Path) -> None:
+    refused(tinylm("finetune-lora", shelf / "one.txt", "-m", run, "--resume", adapter), 2, "is not the text that")
 
 
 def test_dry_run_writes_nothing(second: Path, run: Path, here: Path) -> None:

@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[object, ...]] = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.usefixtures("shelf_cache")
 def test_a_run_is_found_by_the_name_that_runs_prints(name: str, shelved: Path) -> None:
     done(*COMMANDS[name])
 
@@ -122,6 +123,7 @@ def test_a_dry_run_works_whatever_is_there_and_writes_nothing(
 
 
 @pytest.mark.parametrize(("seconds", "spelled"), [(3.0, "3s"), (0.5, "0.5s"), (60.0, "1m"), (7200.0, "2h")])
+@pytest.mark.usefixtures("shelf_cache")
 def test_a_finished_timed_run_says_what_to_type(seconds: float, spelled: str, run: Path, here: Path) -> None:
     path = copied(run, here / "my run")
     edit_config(path, training={"budget": {"steps": None, "epochs": None, "time": seconds}})
@@ -151,6 +153,7 @@ def set_state(path: Path, **values: object) -> None:
         (("--patience", 1, "--steps", 300), "the last 3 evaluations brought no improvement", "--patience 6"),
     ],
 )
+@pytest.mark.usefixtures("shelf_cache")
 def test_a_finished_run_says_what_to_type(
     options: tuple[object, ...], reason: str, more: str, run: Path, here: Path
 ) -> None:

@@ -230,7 +230,7 @@ def forge_path(rng: random.Random, run: Path, outside: Path) -> Forgery:
     """A recorded path leads out of the run."""
     values = json.loads((run / "config.json").read_text())
     values.pop("digest", None)
-    fields = [(values["data"], name) for name in ("token_folder", "corpus", "val_corpus")] if values["data"] else []
+    fields = [(values["data"], name) for name in ("corpus", "val_corpus")] if values["data"] else []
     if values.get("adapter"):
         fields.append((values["adapter"], "base"))
     section, name = rng.choice(fields)
@@ -246,6 +246,9 @@ def forge_path(rng: random.Random, run: Path, outside: Path) -> Forgery:
         if path == str(fifo):
             os.mkfifo(fifo)
         section[name] = [path] if name.endswith("corpus") else path
+        if values["data"]:
+            values["data"]["tokens_in_run"] = False  # the cache has them not, so that only the path could help
+            values["data"]["fingerprint"] = "0" * 64
         _write_config(run, values)
 
     return f"{name} is {path[:60]!r}", apply
@@ -281,10 +284,13 @@ def forge_tokens(rng: random.Random, run: Path, outside: Path) -> Forgery:
             data.write_bytes(b"")
             record[part]["tokens"] = 0
         record[part]["sha256"] = hashlib.sha256(data.read_bytes()).hexdigest()
+        record[part]["changed"] = data.stat().st_mtime_ns
         (run / "tokens/tokens.json").write_text(json.dumps(record))
         values = json.loads((run / "config.json").read_text())
         values.pop("digest")
-        values["data"]["token_folder"] = "tokens"
+        values["data"]["tokens_in_run"] = True
+        if type(record[part]["tokens"]) is int and record[part]["tokens"] >= 0:
+            values["data"][f"{part}_tokens"] = record[part]["tokens"]
         _write_config(run, values)
 
     return f"tokens/{part}: {how} {dtype if how == 'dtype' else count if how == 'tokens' else ''}", apply

@@ -163,9 +163,9 @@ def test_errors_have_their_exit_codes(error: TinyLMError, code: int, monkeypatch
         raise error
 
     monkeypatch.setattr("tinylm.checkpoint.read_config", fail)
-    result = shell("info", "run")
+    result = shell("info", ".")
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", "Error: The disk is full.\n")
-    debugged = shell("info", "run", "--debug")
+    debugged = shell("info", ".", "--debug")
     assert debugged.exit_code == code
     assert debugged.stderr.startswith("Traceback (most recent call last):")
     assert debugged.stderr.endswith("Error: The disk is full.\n")
@@ -177,7 +177,7 @@ def test_an_interruption_is_said_and_is_no_error(number: int, code: int, monkeyp
         raise InterruptedRunError("All is saved.", number)
 
     monkeypatch.setattr("tinylm.checkpoint.read_config", stop)
-    result = shell("info", "run", "--quiet")
+    result = shell("info", ".", "--quiet")
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", "All is saved.\n")
 
 
@@ -200,9 +200,9 @@ def test_unexpected_errors_are_a_sentence_and_exit_1(
         raise error
 
     monkeypatch.setattr("tinylm.checkpoint.read_config", fail)
-    refused(shell("info", "run"), 1, words)
-    assert "Traceback" in shell("info", "run", "--debug").stderr
-    assert "Traceback" in shell("info", "run", env={"TINYLM_INFO_DEBUG": "1"}).stderr
+    refused(shell("info", "."), 1, words)
+    assert "Traceback" in shell("info", ".", "--debug").stderr
+    assert "Traceback" in shell("info", ".", env={"TINYLM_INFO_DEBUG": "1"}).stderr
 
 
 def test_ctrl_c_at_any_other_time_is_quiet_and_130(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ def test_ctrl_c_at_any_other_time_is_quiet_and_130(monkeypatch: pytest.MonkeyPat
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tinylm.checkpoint.read_config", interrupt)
-    result = shell("info", "run")
+    result = shell("info", ".")
     assert (result.exit_code, result.stdout) == (130, "")
     assert "Traceback" not in result.stderr
 
@@ -340,7 +340,7 @@ def test_values_from_file_and_environment_are_checked_like_flags(here: Path) -> 
 
 
 FULL = "Cannot write to standard output: No space left on device"
-CHEAP = [("--help",), ("train", "--help"), ("--version",), ("--show-completion", "bash")]
+CHEAP = [("--help",), ("train", "--help"), ("--version",), ("runs", "--help")]
 
 
 @contextlib.contextmanager

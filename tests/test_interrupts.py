@@ -166,7 +166,7 @@ def fail(path):
         raise RuntimeError("what a library makes of it") from None
 
 tinylm.checkpoint.read_config = fail
-sys.argv = ["tinylm", "info", "run"]
+sys.argv = ["tinylm", "info", "."]
 main()
 """
     command = [sys.executable, "-c", program]

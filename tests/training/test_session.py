@@ -128,7 +128,7 @@ class Sitting:
         assert config.training is not None
         if config.adapter is None:
             return build_model(config.model, config.training.seed)
-        base, _, _ = load_base(self.path, config.adapter, None, "cpu")
+        base, _, _ = load_base(self.path, config.adapter, Path(config.adapter.base), "cpu")
         add_adapter(base, config.adapter, config.training.seed)
         return base
 

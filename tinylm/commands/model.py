@@ -70,10 +70,10 @@ AdapterPaths = Annotated[
 def run_folders(folder: Path, depth: int = MOST_NESTED) -> Iterator[Path]:
     """The runs in a folder and in the folders in it, in order; hidden folders are left out, and those in a run."""
     try:
-        entries = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+        paths = sorted(path for path in folder.iterdir() if path.name[0] != ".")
     except OSError:  # a folder that cannot be read has no runs to show
         return
-    for path in (folder / name for name in entries):
+    for path in (path for path in paths if path.is_dir()):  # False for a link in a circle
         if os.path.lexists(path / "config.json"):
             yield path
         elif depth > 1 and not path.is_symlink():

@@ -1,6 +1,7 @@
 """All that a trainer must remember to go on as if it had never stopped."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,22 +62,22 @@ class TrainerState:
         for name in ("step", "micro_batch", "best_step", "stale", "scored", "sequences", "skipped"):
             _require(name, getattr(self, name), int, 0)
         _require("evaluated", self.evaluated, int, -1)
-        for name in ("seconds", "setup_seconds", "stepping_seconds", "evaluation_seconds", "save_seconds", "nats"):
+        for name in ("seconds", "setup_seconds", "stepping_seconds", "evaluation_seconds", "save_seconds"):
             _require(name, getattr(self, name), float, 0.0)
-        for name in ("best_loss", "val_loss"):
+        for name in ("nats", "best_loss", "val_loss"):
             if getattr(self, name) is not None:
-                _require(name, getattr(self, name), float, -LARGEST)
+                _require(name, getattr(self, name), float, -math.inf)
         for name, value in (*self.told.items(), *self.scaler.items()):
             for number in _flat(value):
-                _require(name[:40], number, float, -LARGEST)
+                _require(name[:40], number, float, -math.inf)
 
 
-LARGEST = 1 << 53
+LARGEST = 1 << 53  # of a count
 
 
 def _require(name: str, value: Any, kind: type, least: float) -> None:
-    number = type(value) is int or (kind is float and type(value) is float)
-    if not number or not least <= value <= LARGEST:
+    number = type(value) is int or (kind is float and type(value) is float and math.isfinite(value))
+    if not number or value < least or (kind is int and value > LARGEST):
         raise ValueError(f"{name} is {str(value)[:40]}")
 
 

@@ -188,8 +188,8 @@ def test_an_interruption_is_said_and_is_no_error(number: int, code: int, monkeyp
             ZeroDivisionError("division by zero"),
             "Something went wrong inside tinylm (ZeroDivisionError: division by zero).",
         ),
-        (PermissionError(13, "Permission denied", "/x/y"), "The system refused: Permission denied (/x/y)."),
-        (OSError("no reason"), "The system refused: no reason."),
+        (PermissionError(13, "Permission denied", "/x/y"), "Cannot use /x/y: Permission denied."),
+        (OSError("no reason"), "The operating system reports: no reason."),
         (MemoryError(), "Out of memory."),
     ],
 )

@@ -68,8 +68,8 @@ def _report(ctx: Any, error: Exception) -> int:
         Console().error(str(error))
         return error.exit_code
     if isinstance(error, OSError):
-        where = f" ({str(error.filename)[:200]})" if error.filename else ""
-        Console().error(f"The system refused: {error.strerror or error}{where}. Mend that and run the command again.")
+        where = f"Cannot use {str(error.filename)[:200]}" if error.filename else "The operating system reports"
+        Console().error(f"{where}: {error.strerror or error}. Remove the cause and run the command again.")
     elif is_out_of_memory(error):
         Console().error("Out of memory. Choose a smaller --size, --context or --batch-size.")
     else:

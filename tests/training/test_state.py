@@ -106,7 +106,7 @@ def test_tensors_of_another_model_are_refused() -> None:
     tensors = optimizer_tensors(optimizer, model)
     for name, value in (("layers.9.norm/step", torch.tensor(1.0)), ("embedding.weight/exp_avg", torch.zeros(3, 3))):
         fresh, other = trained("adamw", 0)
-        with pytest.raises(TinyLMError, match=f"The saved optimizer does not fit the model: it has {name}"):
+        with pytest.raises(TinyLMError, match=rf"The saved optimizer does not fit the model: (it has )?{name}"):
             restore_optimizer(other, fresh, {**tensors, name: value})
 
 

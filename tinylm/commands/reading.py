@@ -1,5 +1,6 @@
 """Reading and encoding a text with progress, to learn from or to be scored; shared by the commands that take one."""
 
+import contextlib
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -200,11 +201,13 @@ def tokens_to_score(console: Console, opened: OpenModel, text: TextToScore, kind
         if useless := typed(text.invocation, text.reading, text.unknown):
             raise UsageError(f"{', '.join(useless.values())} is for a text that is named; name one, or leave it out.")
         return _validation_tokens(console, opened, kind)
-    from tinylm.text.corpus import scan
+    from tinylm.text.corpus import STANDARD_INPUT, scan
     from tinylm.text.dataset import encode_stream
     from tinylm.text.prepare import check_encoder, require_known, without_unknown
 
-    with tempfile.TemporaryDirectory() as folder:
+    # Standard input is kept on the disk to be read twice; evaluating a file writes nothing.
+    piped = STANDARD_INPUT in text.names
+    with tempfile.TemporaryDirectory() if piped else contextlib.nullcontext("") as folder:
         (corpus,) = _find(text.invocation, console, [text.names], text.reading, Path(folder), kind)
         found = scan(corpus.stream())
         if not found.characters:

@@ -1,6 +1,5 @@
 """tinylm train-tokenizer: a tokenizer by itself, to be given to many runs."""
 
-import contextlib
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ from tinylm.commands.groups import with_groups
 from tinylm.commands.options import WHERE, OutputOptions, TextOptions, ValidationOptions, option
 from tinylm.commands.reading import read_text
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.files import replacing
 
 
 @with_groups
@@ -45,13 +45,10 @@ def train_tokenizer(
         if text.format == "auto" and any(content_suffix(file) == ".tsv" for file in reading.corpus.files):
             console.warn("TSV is read as plain text here, its tabs included; --format pairs reads sources and targets.")
         tokenizer = choose_tokenizer(reading, kind, vocab_size)
-    unfinished = out.with_name(f".{out.name}.new")
     try:
-        unfinished.write_text(tokenizer.to_str(), encoding="utf-8")
-        unfinished.replace(out)
+        with replacing(out) as unfinished:
+            unfinished.write_text(tokenizer.to_str(), encoding="utf-8")
     except OSError as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
         raise TinyLMError(f"Cannot write {out}: {error.strerror}; choose another --out, or free some space.") from error
     console.note(f"{tokenizer.vocab_size:,} ids.")
     if console.as_json:

@@ -48,7 +48,7 @@ def test_a_cache_folder_that_others_can_write_is_refused(
 ) -> None:
     monkeypatch.setenv("TINYLM_CACHE", str(tmp_path))
     private_folder("tokens").chmod(mode)
-    with pytest.raises(TinyLMError, match=r"Other users can write to .*tokens, .* Delete it, or set TINYLM_CACHE"):
+    with pytest.raises(TinyLMError, match=r"Other users can write to .*tokens, so it is not trusted; chmod 700 "):
         private_folder("tokens")
 
 

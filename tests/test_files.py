@@ -89,14 +89,27 @@ def test_what_is_not_json_is_a_value_error(text: str, reason: str) -> None:
         files.parse_json(text)
 
 
-def test_a_replaced_file_is_whole_and_has_the_rights_of_its_folder(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_a_replaced_file_is_whole_and_has_the_rights_that_the_user_gives_new_files(
+    umask: int, mode: int, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o777)
+    before = os.umask(umask)
+    try:
+        with files.replacing(tmp_path / "file") as unfinished:
+            unfinished.unlink()
+            unfinished.touch(mode=0o600)  # as safetensors does
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
+
+
+def test_a_replaced_file_appears_when_it_is_complete(tmp_path: Path) -> None:
     with files.replacing(tmp_path / "file") as unfinished:
         assert unfinished.parent == tmp_path
         unfinished.write_text("new")
         assert not (tmp_path / "file").exists()
     assert (tmp_path / "file").read_text() == "new"
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o644
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 

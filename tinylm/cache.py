@@ -33,10 +33,9 @@ def private_folder(name: str) -> Path:
     except OSError as error:
         raise TinyLMError(f"Cannot create {path}: {error.strerror}; set TINYLM_CACHE to another folder.") from error
     if not is_private(path):
-        raise TinyLMError(
-            f"Other users can write to the cache folder {path}, so nothing in it is trusted. Delete it, or set "
-            "TINYLM_CACHE to a folder of your own."
-        )
+        own = not path.is_symlink() and path.stat().st_uid == os.getuid()
+        next_step = f"chmod 700 {path}" if own else "set TINYLM_CACHE to a folder of your own"
+        raise TinyLMError(f"Other users can write to the cache folder {path}, so it is not trusted; {next_step}.")
     return path
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tinylm.config import RunConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.files import check_folder, hash_file, open_append, parse_json, read_bytes, read_json, remove_tree
+from tinylm.files import check_folder, hash_file, open_append, open_regular, parse_json, read_json, remove_tree
 from tinylm.model.build import build_empty_model
 from tinylm.model.stack import Transformer
 from tinylm.place import (
@@ -39,6 +39,7 @@ from tinylm.place import (
 )
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.weights import (
+    LARGEST_STEP,
     Weights,
     flush_folder,
     read_header,
@@ -49,6 +50,8 @@ from tinylm.weights import (
     write_text,
     write_weights,
 )
+
+CONFIG_BYTES, STATE_BYTES, MANIFEST_BYTES = 1 << 24, 1 << 22, 1 << 16  # a configuration may list many files
 
 
 @dataclass(frozen=True)
@@ -146,15 +149,16 @@ class RunFolder:
         last = recover_last(self.path)
         if not last.is_dir():
             raise TinyLMError(
-                f"{self.path} has no last/ folder to resume from; start it again with tinylm train --force."
+                f"{self.path} has no last/ folder, so it cannot be resumed; its best weights still sample, and tinylm "
+                f"train --init-from {self.path} goes on from those."
             )
         try:
             check_folder(last)
-            manifest = read_json(last / "manifest.json")
+            manifest = read_json(last / "manifest.json", MANIFEST_BYTES)
             for name in (weights_file(config), "optimizer.safetensors", "state.json"):
                 if hash_file(last / name) != manifest[name]:
                     raise ValueError(f"{name} has changed since it was saved")
-            state = read_json(last / "state.json")
+            state = read_json(last / "state.json", STATE_BYTES)
             if not isinstance(state, dict) or type(state["step"]) is not int:
                 raise ValueError("state.json names no step")
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -175,6 +179,10 @@ class RunFolder:
         """The logged records; a line that a kill cut short, or that is damaged, is left out."""
         return list(_read_metrics(self.path / "metrics.jsonl"))
 
+    def read_curve(self) -> list[dict[str, Any]]:
+        """The records of evaluations alone."""
+        return [record for record in _read_metrics(self.path / "metrics.jsonl") if record.get("val_loss") is not None]
+
     def cut_metrics(self, step: int) -> None:
         """Drop what was logged after a step, which a resumed run will log again."""
         kept = [record for record in self.read_metrics() if record["step"] <= step]
@@ -188,7 +196,8 @@ class RunFolder:
         except (OSError, safetensors.SafetensorError) as error:
             if self._home == self.path and not self.path.exists():
                 raise TinyLMError(
-                    f"{self.path} was deleted or moved during training, with all that was saved in it; train again."
+                    f"{self.path} was deleted or moved during training, with all that was saved in it; if it was "
+                    "go on from where it is now with --resume."
                 ) from error
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             next_step = "free some space, or choose another --out"
@@ -204,26 +213,34 @@ class RunFolder:
         return self._home / "tokens"
 
 
-METRICS_BYTES = 1 << 28
+METRICS_LINES, METRICS_LINE_BYTES = 1 << 21, 1 << 16
+LARGEST_LOSS = 1e300
 
 
 def _read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """The records whose numbers are numbers. Raises TinyLMError for what is no file of metrics at all."""
     try:
-        text = read_bytes(path, METRICS_BYTES).decode("utf-8", "replace")
+        with open_regular(path) as file:
+            for _ in range(METRICS_LINES):
+                if not (line := file.readline(METRICS_LINE_BYTES)):
+                    return
+                with contextlib.suppress(ValueError):
+                    record = parse_json(line.decode("utf-8", "replace"))
+                    if isinstance(record, dict) and _is_step(record.get("step")) and _is_loss(record.get("val_loss")):
+                        yield record
     except FileNotFoundError:
         return
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise TinyLMError(f"{path} is damaged ({error}); delete it, which loses the run's curve alone.") from error
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError):
-            record = parse_json(line)
-            if isinstance(record, dict) and type(record.get("step")) is int and _is_loss(record.get("val_loss")):
-                yield record
+    raise TinyLMError(f"{path} has more than {METRICS_LINES} lines; delete it, which loses the run's curve alone.")
 
 
-def _is_loss(value: object) -> bool:
-    return value is None or (isinstance(value, (int, float)) and math.isfinite(value))
+def _is_step(value: Any) -> bool:
+    return type(value) is int and 0 <= value < LARGEST_STEP
+
+
+def _is_loss(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and abs(value) < LARGEST_LOSS)
 
 
 def weights_file(config: RunConfig) -> str:
@@ -241,7 +258,7 @@ def read_config(path: Path) -> RunConfig:
             "opening one can run its author's code."
         )
     try:
-        values = read_json(path / "config.json")
+        values = read_json(path / "config.json", CONFIG_BYTES)
         recorded = values.pop("digest", None) if isinstance(values, dict) else None
         config = RunConfig.from_json(values)
         if recorded != _config_digest(values):
@@ -313,9 +330,9 @@ def summarise(path: Path) -> dict[str, Any]:
     try:
         if os.path.lexists(path / "last"):
             check_folder(path / "last")
-            step = read_json(path / "last" / "state.json")["step"]
-            if type(step) is not int:
-                raise ValueError("its step is no number")
+            step = read_json(path / "last" / "state.json", STATE_BYTES)["step"]
+            if type(step) is not int or not 0 <= step < LARGEST_STEP:
+                raise ValueError(f"its step is {str(step)[:40]}")
         saved = file.stat().st_mtime
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TinyLMError(f"{path / 'last'} is damaged ({error}). Copy the run again.") from error

@@ -9,15 +9,17 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
 from typing import Any
 
-MAX_JSON_BYTES = 1 << 26  # of a configuration, a state or a tokenizer
+MAX_JSON_BYTES = 1 << 26  # of a tokenizer; other files have smaller limits
+# A file with holes is small to send and takes hours to read. File systems that compress store less than the size, too.
+SPARSE_FROM, MOST_HOLES = 1 << 30, 64
 _OPEN_FLAGS = (
     getattr(os, "O_NOFOLLOW", 0)  # Windows has none of these but O_BINARY
     | getattr(os, "O_NONBLOCK", 0)  # opening a FIFO would wait for its other end
@@ -39,6 +41,9 @@ def _require_regular(path: Path, status: os.stat_result) -> None:
         raise OSError(errno.ELOOP, "it is a symbolic link, and links inside a run are not followed", str(path))
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    stored = 512 * getattr(status, "st_blocks", status.st_size)  # Windows does not count blocks
+    if status.st_size > SPARSE_FROM and MOST_HOLES * stored < status.st_size:
+        raise OSError(errno.EFBIG, "it is almost empty for its size", str(path))
 
 
 def check_folder(path: Path) -> None:
@@ -120,12 +125,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Its name cannot be predicted, so that no link can wait there; a link at `path` itself is replaced, not followed.
     """
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less what the umask takes away
+    mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
     os.close(descriptor)
-    unfinished = Path(name)
     try:
         yield unfinished
-        unfinished.chmod(path.parent.stat().st_mode & 0o666)  # mkstemp keeps it to its owner
+        unfinished.chmod(mode)  # safetensors keeps what it writes to its owner
         with unfinished.open("rb+") as file:
             os.fsync(file.fileno())
         unfinished.replace(path)

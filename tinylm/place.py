@@ -37,19 +37,20 @@ def check_free(path: Path, force: bool) -> None:
     recover_run(path)
     if is_link(path):
         raise UsageError(f"{path} is a link; name the folder itself, {path.resolve()}, with --out.")
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file; choose another folder with --out.")
+    if path.exists() and any(path.iterdir()):
+        refuse_strangers(path)
+        if not force:
+            raise UsageError(
+                f"{path} already holds a run. Go on with it: {resume_command(path)}. Replace it: "
+                "add --force. Keep both: choose another folder with --out."
+            )
+        _require_removable(path)
     for version in ("new", "old"):
         remove_tree(hidden(path, version))
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return
-    if not path.is_dir():
-        raise UsageError(f"{path} is a file; choose another folder with --out.")
-    refuse_strangers(path)
-    if not force:
-        raise UsageError(
-            f"{path} already holds a run. Go on with it: {resume_command(path)}. Replace it: "
-            "add --force. Keep both: choose another folder with --out."
-        )
-    _require_removable(path)
+        if os.path.lexists(hidden(path, version)):  # in /tmp it may be another user's
+            raise UsageError(f"{hidden(path, version)} is in the way and cannot be deleted; choose another --out.")
 
 
 def _require_removable(path: Path) -> None:

@@ -244,7 +244,9 @@ def test_a_damaged_save_cannot_be_resumed_but_still_samples(name: str, how: str,
 def test_a_run_without_a_save_cannot_be_resumed(run: Path, here: Path) -> None:
     path = copied(run, here / "bad")
     shutil.rmtree(path / "last")
-    refused(tinylm("train", "--resume", path), 1, "has no last/ folder to resume from", "--force")
+    refused(
+        tinylm("train", "--resume", path), 1, "has no last/ folder, so it cannot be resumed", "--init-from", sentences=3
+    )
 
 
 @pytest.mark.parametrize("command", [("sample", "--model"), ("train", "--resume"), ("info",), ("sample", "--adapter")])

@@ -163,7 +163,7 @@ def test_characters_that_the_model_never_saw_are_listed(run: Path, here: Path) -
 
 def test_a_text_of_one_token_cannot_be_scored(run: Path, here: Path) -> None:
     (here / "t.txt").write_text("t")
-    refused(tinylm("eval", "-m", run, "t.txt"), 2, "1 token", "2 are needed")
+    refused(tinylm("eval", "-m", run, "t.txt"), 2, "fewer than 2 tokens (1)", "give more text")
 
 
 def test_two_tokens_are_enough(run: Path, here: Path) -> None:

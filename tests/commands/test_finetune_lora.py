@@ -6,7 +6,19 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.shell import TINY, copied, done, misused, records, refused, same_tensors, snapshot, story, tinylm
+from tests.shell import (
+    TINY,
+    copied,
+    done,
+    edit_config,
+    misused,
+    records,
+    refused,
+    same_tensors,
+    snapshot,
+    story,
+    tinylm,
+)
 from tinylm.adapters.load import WantedAdapter, load_adapted
 from tinylm.checkpoint import load_model, read_config
 
@@ -297,3 +309,15 @@ def test_a_text_shorter_than_the_context_is_refused(run: Path, here: Path) -> No
     result = tinylm("finetune-lora", "t.txt", "-m", run, "-o", "ad", *SHORT, "--val-fraction", 0.3)
     refused(result, 2, "has 10 tokens", "a context of 16 needs 17; give more text.")
     assert [path.name for path in here.iterdir()] == ["t.txt"]
+
+
+@pytest.mark.usefixtures("shelf_cache")
+def test_training_a_base_further_warns_of_its_adapters_and_they_say_why_they_no_longer_fit(
+    adapter: Path, run: Path, here: Path
+) -> None:
+    base = copied(run, here / "checkpoints" / "base")
+    lora = copied(adapter, here / "checkpoints" / "lora")
+    edit_config(lora, adapter={"base": str(base)})
+    result = done("train", "--resume", base, "--steps", 400, "--eval-every", 1)
+    assert "Warning: lora was trained on the weights of" in result.stderr
+    refused(tinylm("sample", "--adapter", lora), 2, "base has other weights than those that", "it was trained on since")

@@ -5,6 +5,7 @@ else.
 import hashlib
 import json
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -333,6 +334,43 @@ def test_a_state_that_no_training_saved_is_refused(value: Any, bad: Path, canary
     assert survives(bad, canary)[-1] == 0
 
 
+@pytest.mark.parametrize("left, position", [(624, 624), (0, 0), (1, 625), (625, 0), (-1, 1), (300, 300), (2, 0)])
+def test_a_state_of_random_numbers_that_would_be_read_beyond_its_end_is_refused(
+    left: int, position: int, bad: Path
+) -> None:
+    state = bytearray.fromhex(json.loads((bad / "last" / "state.json").read_text())["rng"]["cpu"])
+    struct.pack_into("=i", state, 8, left)
+    struct.pack_into("=Q", state, 16, position)
+    set_state(bad, rng={"cpu": state.hex()})
+    refused(tinylm("train", "--resume", bad, "--steps", 9), 1, "random number generator is out of range", sentences=3)
+
+
+@pytest.mark.parametrize("drawn", [0, 1, 2, 623, 624, 625, 1000])
+def test_every_state_of_random_numbers_that_torch_has_is_accepted(drawn: int, bad: Path) -> None:
+    generator = torch.Generator().manual_seed(3)
+    torch.rand(drawn, generator=generator)
+    set_state(bad, rng={"cpu": generator.get_state().numpy().tobytes().hex()})
+    done("train", "--resume", bad, "--steps", 5)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["last/model.safetensors", "last/optimizer.safetensors", "tokens/train.bin"])
+def test_a_file_of_holes_is_not_read_for_hours(name: str, bad: Path) -> None:
+    os.truncate(bad / name, 1 << 40)
+    if name.startswith("tokens"):
+        edit_tokens(bad, tokens=1 << 40)
+    refused(tinylm("train", "--resume", bad, "--steps", 9), 1, "it is almost empty for its size", sentences=3)
+
+
+def test_a_file_of_metrics_with_too_many_lines_is_not_read_to_its_end(
+    bad: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinylm.checkpoint.METRICS_LINES", 1000)
+    with (bad / "metrics.jsonl").open("a") as file:
+        file.write("\n" * 1001)
+    refused(tinylm("info", bad), 1, "has more than 1000 lines")
+
+
 def change_optimizer(run: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
     file = run / "last" / "optimizer.safetensors"
     tensors, metadata = read_tensors(file)
@@ -366,6 +404,9 @@ def test_an_optimizer_state_that_does_not_fit_is_refused(name: str, bad: Path) -
     [
         '{"step": 1, "val_loss": "low"}',
         '{"step": 1, "val_loss": NaN}',
+        '{"step": 1, "val_loss": null}',
+        '{"step": 1, "val_loss": 1' + "0" * 400 + "}",
+        '{"step": -1, "val_loss": 1.0}',
         '{"step": true, "val_loss": 2.0}',
         '{"step": "1", "val_loss": 2.0}',
         '{"step": 1, "val_loss": ' + DEEP + "}",
@@ -379,6 +420,7 @@ def test_a_line_of_metrics_that_is_none_is_left_out(line: str, bad: Path, canary
     with (bad / "metrics.jsonl").open("a") as file:
         file.write(line + "\n")
     assert records(done("info", bad, "--json"))[0]["curve"] == expected
+    done("info", bad)
     assert survives(bad, canary)[-1] == 0
 
 
@@ -398,6 +440,19 @@ def test_the_base_of_an_adapter_is_found_by_its_digest_and_not_by_its_recorded_p
     moved = here / "elsewhere"
     lora.rename(moved)
     done("sample", "--adapter", moved, "-n", 2)
+    edit_config(moved, adapter={"base": "/nowhere"})
+    reseal_adapter(moved)
+    done("merge-lora", moved, "--out", "merged")
+    assert read_config(here / "merged").merged_steps[0] == read_weights(run, read_config(run)).step
+
+
+def reseal_adapter(adapter: Path) -> None:
+    """Sign an adapter's weights for its configuration."""
+    config = read_config(adapter)
+    tensors, metadata = read_tensors(adapter / "adapter_model.safetensors")
+    write_weights(
+        adapter / "adapter_model.safetensors", tensors, config, int(metadata["step"]), json.loads(metadata["val_loss"])
+    )
 
 
 @pytest.mark.parametrize("name", ["missing", "extra", "misshaped", "infinite"])

@@ -205,3 +205,16 @@ def test_a_model_is_no_adapter(run: Path) -> None:
 
 def test_a_missing_adapter_is_named() -> None:
     refused(tinylm("merge-lora", "no-such", "--out", "merged"), 2, "There is no run at no-such")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_neither_the_base_nor_the_adapter_is_merged_over(named: bool, adapter: Path, run: Path, here: Path) -> None:
+    base = copied(run, here / "checkpoints" / "base")
+    lora = copied(adapter, here / "checkpoints" / "lora")
+    before = snapshot(here)
+    for out in (base, lora):
+        model = ("--model", base) if named else ()
+        refused(
+            tinylm("merge-lora", lora, *model, "--out", out, "--force"), 2, "never overwritten; choose another folder"
+        )
+    assert snapshot(here) == before

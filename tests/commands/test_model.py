@@ -55,6 +55,12 @@ def test_a_path_wins_over_a_name_and_says_so(run: Path, shelved: Path) -> None:
     assert "Using the path" not in done("info", shelved / "base").stderr
 
 
+def test_a_folder_of_texts_does_not_hide_the_run_that_has_its_name(shelved: Path) -> None:
+    (shelved / "base").mkdir()
+    (shelved / "base" / "chapter.txt").write_text("the text that the run was trained on")
+    assert done("info", "base").stdout == done("info", "checkpoints/base").stdout
+
+
 @pytest.mark.parametrize("command", [("sample", "--model"), ("train", "--resume"), ("info",), ("sample", "--adapter")])
 def test_a_mistyped_name_is_answered_with_the_nearest(command: tuple[str, ...], shelved: Path) -> None:
     refused(tinylm(*command, "bas"), 2, "There is no run at bas; perhaps you mean base.")

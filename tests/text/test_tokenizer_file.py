@@ -14,6 +14,7 @@ import tokenizers
 from tests.forgeries import forged_tokenizers
 from tests.published import PATTERNS, TEXT, published
 from tinylm.errors import TinyLMError
+from tinylm.interrupts import Interrupted
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer
 from tinylm.text.tokenizer_file import LibraryError, is_linear, library_errors, validate
 
@@ -227,7 +228,7 @@ def test_a_panic_while_text_is_encoded_or_decoded_is_an_error_of_tinylm(
         tokenizer.stream_decoder().finish()
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError, Interrupted])
 def test_an_interrupt_and_a_lack_of_memory_stay_what_they_are(error: type[BaseException]) -> None:
     with pytest.raises(error), library_errors():
         raise error

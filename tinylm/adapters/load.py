@@ -1,6 +1,7 @@
 """Put saved adapters back on the base they were made for."""
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
@@ -67,6 +68,12 @@ def load_base(
     """
     place = model or find_base(path, adapter)
     if place is None:
+        changed = path.absolute().parent / PureWindowsPath(adapter.base).name
+        if os.path.isfile(changed / MODEL_FILE):  # noqa: PTH113, False for a name that is too long
+            raise UsageError(
+                f"{changed} has other weights than those that {path} was trained on: it was trained on since, or is "
+                "another run of the name. Restore the weights, or fine-tune again."
+            )
         raise UsageError(
             f"The base of {path} is neither beside it nor under {CHECKPOINTS}/ (it was trained on "
             f"{adapter.base[:200]}); name it with --model."
@@ -93,6 +100,20 @@ def find_base(path: Path, adapter: AdapterConfig) -> Path | None:
                 ):
                     return run
     return None
+
+
+def adapters_of(path: Path) -> list[Path]:
+    """The adapters beside the run at `path` and under checkpoints/ that were trained on its best weights."""
+    found: list[Path] = []
+    with contextlib.suppress(TinyLMError, OSError):
+        digest = read_header(path / MODEL_FILE).digest
+        for folder in dict.fromkeys((path.absolute().parent, CHECKPOINTS.absolute())):
+            for run in sorted(file.parent for file in folder.glob("[!.]*/config.json"))[:SEARCHED_RUNS]:
+                with contextlib.suppress(TinyLMError, OSError):
+                    adapter = read_config(run).adapter
+                    if adapter is not None and adapter.base_digest == digest:
+                        found.append(run)
+    return found
 
 
 def put_on(model: Transformer, wanted: WantedAdapter) -> LoadedAdapter:

@@ -25,7 +25,9 @@ def evaluate_masked(
     tokenizer, context = opened.tokenizer, opened.config.model.context
     tokens = tokens_to_score(console, opened, text)
     if len(tokens) < 2:
-        raise UsageError(f"The text has {len(tokens)} token, and 2 are needed: one to guess, and one to guess it from.")
+        raise UsageError(
+            f"The text has fewer than 2 tokens ({len(tokens)}): one to guess, and one to guess it from; give more text."
+        )
 
     rows = batch_size or rows_at_once(context)
     batches = masked_evaluation_batches(tokens, context, rows, tokenizer.mask, tokenizer.vocab_size)

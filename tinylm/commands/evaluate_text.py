@@ -32,7 +32,7 @@ def evaluate_text(
     tokens = tokens_to_score(console, opened, text)
     if len(tokens) < 2:
         raise UsageError(
-            f"The text has {len(tokens)} token, and 2 are needed: the first has nothing before it to be scored by."
+            f"The text has fewer than 2 tokens ({len(tokens)}), and the first is not scored; give more text."
         )
     batches = evaluation_batches(tokens, context, batch_size or rows_at_once(context), stride)
     with console.counting("scoring", len(tokens) - 1, "tokens") as advance:

@@ -40,7 +40,7 @@ def info(
         "config": config.to_json(),
         "parameters_by_part": parameters_by_part(config.model),
         "tokenizer": {"kind": config.tokenizer.kind, "vocab_size": read_tokenizer(path, config).vocab_size},
-        "curve": [metrics for metrics in RunFolder(path).read_metrics() if "val_loss" in metrics],
+        "curve": RunFolder(path).read_curve(),
         "commands": _commands(path, config, config.training is not None),
     }
     if console.as_json:

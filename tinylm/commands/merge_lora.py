@@ -34,14 +34,17 @@ def merge(
     output: OutputOptions,
 ) -> None:
     """Merge a LoRA adapter into its base model, and check that the merged model computes the same logits."""
-    from tinylm.adapters.load import read_adapter_config
+    from tinylm.adapters.load import find_base, read_adapter_config
     from tinylm.checkpoint import RunFolder, read_weights
 
     console = output.console()
     adapter = find_run(console, adapter)
     model = model and find_run(console, model)
+    adapter_config, settings = read_adapter_config(adapter)
+    model = model if model or undo else find_base(adapter, settings)
+    if any(out.resolve() == given.resolve() for given in (adapter, model) if given is not None):
+        raise UsageError(f"{out} is read by this command and never overwritten; choose another folder with --out.")
     with new_run_at(out, force):
-        adapter_config, settings = read_adapter_config(adapter)
         if settings.kind != "lora":
             raise UsageError(
                 f"{adapter} is a {settings.kind} adapter, which is no change of a matrix and cannot be merged; sample "
@@ -126,14 +129,16 @@ class _Result:
 def _merged(adapter: Path, settings: "AdapterConfig", model: Path | None) -> _Result:
     from tinylm.adapters.load import WantedAdapter, load_adapted, load_base
     from tinylm.adapters.lora import check_merged, merge_lora
-    from tinylm.checkpoint import read_weights
+    from tinylm.place import MODEL_FILE
+    from tinylm.weights import read_header
 
     wanted = [WantedAdapter(adapter)]
     base, _, _ = load_base(adapter, settings, model, "cpu")
     adapted, config, tokenizer, (loaded,) = load_adapted(wanted, model, "cpu")
     merged, _, _, _ = load_adapted(wanted, model, "cpu")
     merge_lora(merged)
-    history = _History.of(config, read_weights(model or Path(settings.base), config).step)
+    assert model is not None  # else there was no base to load
+    history = _History.of(config, read_header(model / MODEL_FILE).step)
     return _Result(merged, config, history, loaded.data, tokenizer, *check_merged(base, adapted, merged))
 
 

@@ -87,12 +87,13 @@ def find_run(console: Console, name: Path) -> Path:
     """
     shelved = CHECKPOINTS / name
     other = not name.is_absolute() and ".." not in name.parts and name.name and _is_there(shelved)
-    if _is_there(name):
-        if other and shelved.resolve() != name.resolve():
+    if other and shelved.resolve() != name.resolve():
+        if os.path.lexists(name / "config.json"):
             console.note(f"Using the path {name}; the run of that name under {CHECKPOINTS}/ is {shelved}.")
+            return name
+        return shelved  # a text or a folder of texts often has the name of its run
+    if _is_there(name):
         return name
-    if other:
-        return shelved
     known = {path.relative_to(CHECKPOINTS).as_posix(): path for path in run_folders(CHECKPOINTS)}
     near = difflib.get_close_matches(name.as_posix().removeprefix(f"{CHECKPOINTS}/"), list(known), 3, 0.6)
     if near:

@@ -114,15 +114,15 @@ def known_text(
     """
     from tinylm.text.prepare import require_known, skip_unknown
 
-    strangers = tokenizer.unknown(reading.alphabet)
-    if not strangers:
+    unseen = tokenizer.unknown(reading.alphabet)
+    if not unseen:
         return reading
     if not unknown.skip:
         require_known(tokenizer, reading.alphabet, who, otherwise)
     parts = [part for part in (reading.corpus, reading.val_corpus) if part]
     with console.counting("reading", sum(part.size for part in parts), "bytes") as advance:
         known = skip_unknown(reading, tokenizer, advance)
-    _say_what_is_skipped(console, strangers, reading.characters - known.characters)
+    _say_what_is_skipped(console, unseen, reading.characters - known.characters)
     return known
 
 
@@ -212,12 +212,12 @@ def tokens_to_score(console: Console, opened: OpenModel, text: TextToScore, kind
         found = scan(corpus.stream())
         if not found.characters:
             raise UsageError(f"{corpus.name} has no text in it; give a file that has some.")
-        strangers = opened.tokenizer.unknown(found.alphabet)
-        if strangers and not text.unknown.skip:
+        unseen = opened.tokenizer.unknown(found.alphabet)
+        if unseen and not text.unknown.skip:
             require_known(opened.tokenizer, found.alphabet, "The model", how_to_extend(opened.tokenizer, opened.path))
-        if strangers:
+        if unseen:
             corpus = without_unknown(corpus, opened.tokenizer)
-            _say_what_is_skipped(console, strangers, found.characters - scan(corpus.stream()).characters)
+            _say_what_is_skipped(console, unseen, found.characters - scan(corpus.stream()).characters)
         check_encoder(opened.tokenizer, found.sample, console.warn)
         with console.counting("encoding", found.characters, "characters") as advance:
             return encode_stream(corpus.stream(), opened.tokenizer, advance)

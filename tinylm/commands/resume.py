@@ -33,7 +33,7 @@ def resume_run(
     """
     started = process_start()
     from tinylm.adapters.adapter import load_adapter_tensors
-    from tinylm.adapters.load import add_adapter, load_base
+    from tinylm.adapters.load import adapters_of, add_adapter, load_base
     from tinylm.checkpoint import RunFolder, read_config, read_tokenizer, restore_model
     from tinylm.device import choose_device, describe_device
     from tinylm.place import only_user, resume_command
@@ -53,6 +53,11 @@ def resume_run(
         raise UsageError(f"{path} is not what {command} makes; go on with it by {resume_command(path)}.")
     device = choose_device(config.runtime.device).value
     console.note(f"On {describe_device(device)} in {config.runtime.dtype}, as when {path} began.")
+    if config.adapter is None and (adapters := adapters_of(path)):
+        console.warn(
+            f"{', '.join(run.name for run in adapters[:3])} was trained on the weights of {path}, and no longer fits "
+            "when better ones replace them; copy the run first to keep both."
+        )
     with only_user(path.absolute()):
         run = RunFolder(path)
         save = run.load_last(config)

@@ -53,12 +53,17 @@ def runs(
 def _row(record: dict[str, Any], name: str) -> tuple[str, ...]:
     """A line of the table. What it begins with is what --model takes: a name, or elsewhere a path."""
     if record["kind"] == "damaged":
-        return (record[name], f"damaged: {_shortened(record['error'])}", "-", "-", "-", "-")
+        return (_one_line(record[name]), f"damaged: {_shortened(record['error'])}", "-", "-", "-", "-")
     val_loss = "-" if record["val_loss"] is None else f"{record['val_loss']:.4f}"
     age = duration(max(0.0, time.time() - record["saved"]))
-    return (record[name], record["kind"], shorten(record["parameters"]), str(record["step"]), val_loss, age)
+    return (_one_line(record[name]), record["kind"], shorten(record["parameters"]), str(record["step"]), val_loss, age)
 
 
 def _shortened(error: str) -> str:
     line = " ".join(error.split())
     return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 3]}..."
+
+
+def _one_line(name: str) -> str:
+    """A folder's name, which may have line ends in it, as one cell of a table."""
+    return name.replace("\n", "\\n").replace("\r", "\\r")

@@ -289,13 +289,13 @@ def known_part(console: Console, text: str, tokenizer: "Tokenizer", unknown: str
     """The prompt without characters that are not in the vocabulary, or UsageError for those, as `unknown` says."""
     from tinylm.text.tokenizer import describe_characters
 
-    strangers = tokenizer.unknown(text)
-    if not strangers:
+    unseen = tokenizer.unknown(text)
+    if not unseen:
         return text
     if unknown == "error":
         raise UsageError(
-            f"{name} has a character that the model never saw: {describe_characters(strangers[0])} at offset "
-            f"{text.index(strangers[0])}. Write it another way, or leave such characters out with --unknown skip."
+            f"{name} has a character that the model never saw: {describe_characters(unseen[0])} at offset "
+            f"{text.index(unseen[0])}. Write it another way, or leave such characters out with --unknown skip."
         )
-    console.warn(f"{name}: skipped characters that the model never saw: {describe_characters(strangers)}.")
-    return "".join(character for character in text if character not in strangers)
+    console.warn(f"{name}: skipped characters that the model never saw: {describe_characters(unseen)}.")
+    return "".join(character for character in text if character not in unseen)

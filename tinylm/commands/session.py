@@ -80,10 +80,12 @@ def run_session(
         raise InterruptedRunError(message, stop.signal_number)
     assert state.best_loss is not None and state.val_loss is not None
     console.note(f"Stopped at step {state.step}: {REASONS[outcome.stopped_by]}.")
+    passes = state.step / task.steps_per_epoch
     if state.val_loss > state.best_loss + OVERFIT:
+        reason = "the model began to learn the text by heart" if passes > 1 else "a lower --lr may help"
         console.warn(
             f"The validation loss rose from {state.best_loss:.4f} at step {state.best_step} to {state.val_loss:.4f}: "
-            "the model began to learn the text by heart. The best weights are the ones kept."
+            f"{reason}. The best weights are the ones kept."
         )
     console.note(f"Best validation loss: {state.best_loss:.4f} nats a token, at step {state.best_step}.")
     try:

@@ -124,6 +124,10 @@ def train(
     budget = chosen_budget(learning.budget)
     init_from = run.init_from and find_run(console, run.init_from)
     path = run.out or CHECKPOINTS / run_name(corpus[0])
+    if init_from is not None and path.resolve() == init_from.resolve():
+        raise UsageError(
+            f"{path} is the run to begin from, which is never written to; choose another folder with --out."
+        )
     with dry_run_at(console, path, run.force) if run.dry_run else new_run_at(path, run.force) as preparation:
         machine = choose_machine(learning.machine.device, learning.machine.dtype, console)
         console.note(f"On {machine.reasons}.")

@@ -112,7 +112,7 @@ def _draft(network: "Decoder", opened: OpenModel, request: Request) -> "Draft | 
             # A damaged text makes worse guesses, which the model corrects, so that its hash need not be computed again.
             return NGramDraft(reopen_part(opened.path, request.data, opened.tokenizer, "train", trust_times=True))
         except TinyLMError as error:
-            obstacle = str(error)
+            obstacle = str(error).removesuffix(".")
     if wanted == "ngram":
         raise UsageError(f"--draft ngram is not possible: {obstacle}; leave it out.")
     return None

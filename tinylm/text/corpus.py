@@ -148,7 +148,7 @@ def _spool_standard_input(folder: Path) -> Path:
     file = folder / SPOOL_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with file.open("wb") as target:
+        with file.open("xb") as target:  # follows no link
             shutil.copyfileobj(sys.stdin.buffer, target, PIECE_BYTES)
     except OSError as error:
         raise TinyLMError(f"Cannot keep standard input in {folder}: {error.strerror}; free some space.") from error

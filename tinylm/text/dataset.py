@@ -27,6 +27,7 @@ from tinylm.text.tokenizer import Tokenizer
 
 LAYOUT = 2  # of a token folder; part of its key
 LONGEST_PIECE = 1 << 24  # characters without a place to split
+RECORD_BYTES = 1 << 16
 CHECKED_AT_ONCE = 1 << 24  # ids compared with the vocabulary at a time
 STALE_SECONDS = 86_400.0  # without a write, after which a folder that was not completed belongs to a dead process
 
@@ -59,7 +60,7 @@ def open_part(
     """
     try:
         check_folder(path)
-        record = read_json(path / "tokens.json")
+        record = read_json(path / "tokens.json", RECORD_BYTES)
         if record["key"] != key:
             raise ValueError("it is the encoding of another text")
         return _open_ids(path / f"{part}.bin", record[part], vocab_size, mapped, trust_times)
@@ -271,7 +272,9 @@ class Windows:
 
     def __init__(self, tokens: np.ndarray, context: int, batch_size: int, seed: int) -> None:
         if len(tokens) <= context:
-            raise ValueError(f"{len(tokens)} tokens hold no window of {context} and the token after it")
+            raise TinyLMError(
+                f"{len(tokens)} tokens hold no window of {context} and the token after it; give more text."
+            )
         self._tokens = tokens
         self._context = context
         self._batch_size = batch_size

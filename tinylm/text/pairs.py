@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinylm.errors import UsageError
+from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.compression import Advance, ignore, shown
 from tinylm.text.corpus import Corpus
 from tinylm.text.dataset import Batch, TokenFolder
@@ -98,7 +98,7 @@ class PairTokens:
             ends = np.append(ends, len(tokens))  # nothing stands after the last one
         starts = np.append(0, ends[:-1] + 1)
         if len(ends) % 2:
-            raise ValueError(f"{len(ends)} texts are not pairs")
+            raise TinyLMError(f"The encoded text is damaged: its {len(ends)} sides are not pairs.")
         self._tokens = tokens
         self._end_of_text = end_of_text
         self._starts = starts.reshape(-1, 2)

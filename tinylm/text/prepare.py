@@ -21,6 +21,7 @@ CHAR_CHARACTERS = 20_000_000
 # For texts up to so many characters: docs/decisions/016.
 VOCAB_SIZES = ((3_000_000, 1024), (10_000_000, 4096), (100_000_000, 8192))
 LARGEST_VOCAB_SIZE = 16_384
+LEAST_TOKENS = {"train": 3, "val": 2}
 BPE_SAMPLE = 1 << 23  # characters; a million distinct words in them take a gigabyte to learn from
 
 CORPORA: dict[str, type[Corpus]] = {"text": Corpus, "pairs": PairCorpus}
@@ -192,7 +193,10 @@ def encode_reading(
     # Windows renames no folder with a mapped file in it, and a run is prepared under another name.
     mapped = folder is None or os.name != "nt"
     tokens = encode_corpus(home, key, reading.train_stream, reading.val_stream, tokenizer, progress, mapped=mapped)
-    for part, least, found in (("training", 3, len(tokens.train)), ("validation", 2, len(tokens.val))):
+    for part, least, found in (
+        ("training", LEAST_TOKENS["train"], len(tokens.train)),
+        ("validation", LEAST_TOKENS["val"], len(tokens.val)),
+    ):
         if found < least:
             raise UsageError(
                 f"{reading.corpus.name} leaves {found} tokens for {part}, and {least} are needed; give more text, or "
@@ -262,11 +266,11 @@ def reopen_part(
     if not os.path.lexists(folder):
         text = ", ".join(("standard input" if path == STANDARD_INPUT else path) for path in data.corpus)
         raise TinyLMError(
-            f"The encoded text of {run} is not here any more; name the text that it was trained on again (its author "
-            f"had it as: {text[:200]})."
+            f"The encoded text of {run} is not here any more; name the text that it was trained on again, "
+            f"beside --resume (its author had it as: {text[:200]})."
         )
     ids = open_part(folder, part, key, tokenizer.vocab_size, trust_times=trust_times)
-    if len(ids) != (data.train_tokens if part == "train" else data.val_tokens):
+    if len(ids) != (data.train_tokens if part == "train" else data.val_tokens) or len(ids) < LEAST_TOKENS[part]:
         raise TinyLMError(f"The encoded text in {folder} is not that of {run}; delete that folder.")
     return ids
 
@@ -309,4 +313,8 @@ def encode_again(
                 "the run's weights as a new run."
             )
     reading = Reading(corpus, found, val_corpus, val_found, data.train_characters)
-    return encode_reading(reading, tokenizer, progress=progress, encoder=data.encoder)[0]
+    folder = run / "tokens" if data.tokens_in_run else None
+    tokens, _ = encode_reading(reading, tokenizer, folder, progress, encoder=data.encoder)
+    if (len(tokens.train), len(tokens.val)) != (data.train_tokens, data.val_tokens):
+        raise TinyLMError(f"The text does not give the tokens that {run} was trained on; the encoder is another one.")
+    return tokens

@@ -14,6 +14,7 @@ from tinylm.text.compression import content_suffix, read_bytes, shown
 from tinylm.text.readers import is_json_file
 
 BINARY, EMPTY, HIDDEN, NO_DOCUMENTS = "binary", "empty", "hidden", "JSON without documents"
+RUNS = "run directories"
 LINKS, SPECIAL = "links to folders or to nothing", "pipes or devices"
 _NAMES_SHOWN = 3
 
@@ -104,6 +105,10 @@ def _entries_below(folder: Path) -> Iterator[tuple[Path, str | None]]:
     """Everything below a folder that is no plain folder, in order, and why it is not read, as far as its kind says."""
     entries: list[tuple[Path, str | None]] = []
     for place, folders, names in os.walk(folder, onerror=_cannot_read):
+        if "config.json" in names and {"last", "model.safetensors", "adapter_model.safetensors"} & {*names, *folders}:
+            entries.append((Path(place), RUNS))  # its JSON is no text to learn from
+            folders.clear()
+            continue
         for name in list(folders):
             path = Path(place, name)
             if name.startswith(".") or path.is_symlink():

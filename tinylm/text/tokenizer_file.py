@@ -48,9 +48,11 @@ def library_errors() -> Iterator[None]:
     """
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, TinyLMError):
+    except (MemoryError, TinyLMError):
         raise
     except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+            raise  # an interruption of the program
         raise LibraryError(_shown(str(error))) from error
 
 
@@ -291,8 +293,12 @@ def _check_template(step: dict[str, Any]) -> None:
 
 
 def _check_growth(role: str, steps: Iterable[dict[str, Any]]) -> None:
-    """Replacements one after the other multiply the length of a text."""
-    growth = math.prod(max(1, len(step["content"])) for step in steps if "pattern" in step and "content" in step)
+    """Replacements one after the other multiply the length of a text. An expression may match between characters."""
+    growth = math.prod(
+        max(1, len(step["content"]) + ("Regex" in step["pattern"]))
+        for step in steps
+        if "pattern" in step and "content" in step
+    )
     if growth > MAX_GROWTH:
         raise ValueError(f"its {role} can make a text {growth} times as long")
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +30,7 @@ class TrainerState:
     stepping_seconds: float = 0.0
     evaluation_seconds: float = 0.0
     save_seconds: float = 0.0
-    micro_batch: int = 0
+    micro_batch: int = 1
     best_loss: float | None = None
     best_step: int = 0
     val_loss: float | None = None
@@ -59,7 +60,8 @@ class TrainerState:
 
     def _require_numbers(self) -> None:
         """Raises ValueError for a value that no training could have saved: a state may come from anywhere."""
-        for name in ("step", "micro_batch", "best_step", "stale", "scored", "sequences", "skipped"):
+        _require("micro_batch", self.micro_batch, int, 1)
+        for name in ("step", "best_step", "stale", "scored", "sequences", "skipped"):
             _require(name, getattr(self, name), int, 0)
         _require("evaluated", self.evaluated, int, -1)
         for name in ("seconds", "setup_seconds", "stepping_seconds", "evaluation_seconds", "save_seconds"):
@@ -104,11 +106,25 @@ def restore_rng(state: dict[str, str]) -> None:
     def tensor(text: str) -> Tensor:
         return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
 
-    torch.set_rng_state(tensor(state["cpu"]))
+    cpu = tensor(state["cpu"])
+    _require_generator(cpu)
+    torch.set_rng_state(cpu)
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensor(state["cuda"]))
     if "mps" in state and torch.backends.mps.is_available():
         torch.mps.set_rng_state(tensor(state["mps"]))
+
+
+def _require_generator(state: Tensor) -> None:
+    """Raises ValueError for a state of torch's Mersenne Twister whose position is not in its 624 numbers.
+
+    torch checks the two counters one by one, and would read behind the numbers.
+    """
+    if len(state) != len(torch.get_rng_state()):
+        raise ValueError("the state of the random number generator has another size")
+    _, left, _, position = struct.unpack_from("=QiiQ", state.numpy().tobytes())
+    if (left, position) != (1, 0) and not (left >= 1 and position >= 1 and left + position == 625):
+        raise ValueError("the state of the random number generator is out of range")
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:

@@ -375,7 +375,7 @@ def test_an_older_format_asks_for_training_again(run: Path) -> None:
 def test_a_run_without_a_last_save_cannot_be_resumed_and_still_loads(tmp_path: Path) -> None:
     saved_run(tmp_path / "run", 4)
     shutil.rmtree(tmp_path / "run" / "last")
-    with pytest.raises(TinyLMError, match=r"has no last/ folder to resume from"):
+    with pytest.raises(TinyLMError, match=r"has no last/ folder, so it cannot be resumed"):
         last_generation(tmp_path / "run")
     assert best_generation(tmp_path / "run") == 4
 

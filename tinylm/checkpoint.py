@@ -197,7 +197,7 @@ class RunFolder:
             if self._home == self.path and not self.path.exists():
                 raise TinyLMError(
                     f"{self.path} was deleted or moved during training, with all that was saved in it; if it was "
-                    "go on from where it is now with --resume."
+                    "moved, go on from where it is now with --resume."
                 ) from error
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             next_step = "free some space, or choose another --out"

@@ -314,7 +314,7 @@ def test_epochs_differ_in_offset_and_order_and_so_do_seeds() -> None:
 
 def test_the_shortest_text_makes_a_window_and_a_shorter_one_none() -> None:
     assert Windows(np.arange(5), 4, 1, seed=0).batch(7).ids.tolist() == [[0, 1, 2, 3]]
-    with pytest.raises(ValueError, match="4 tokens hold no window of 4"):
+    with pytest.raises(TinyLMError, match="4 tokens hold no window of 4"):
         Windows(np.arange(4), 4, 1, seed=0)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinylm.errors import UsageError
+from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.corpus import find_corpus
 from tinylm.text.dataset import encode_stream
 from tinylm.text.pairs import Pair, PairBatches, PairCorpus, PairTokens, evaluation_pairs
@@ -112,7 +112,7 @@ def test_encoded_pairs_are_found_again(tmp_path: Path) -> None:
 
 
 def test_half_a_pair_is_damage() -> None:
-    with pytest.raises(ValueError, match="not pairs"):
+    with pytest.raises(TinyLMError, match="not pairs"):
         PairTokens(np.array([1, END, 2, END, 3]), END)
 
 

@@ -187,7 +187,9 @@ def test_after_a_difference_the_library_encodes(monkeypatch: pytest.MonkeyPatch)
 
 
 class Panic(BaseException):
-    """As pyo3's PanicException: not an Exception."""
+    """As pyo3's PanicException: not an Exception, and known by its module."""
+
+    __module__ = "pyo3_runtime"
 
 
 @pytest.mark.parametrize("error", [Panic("index out of bounds"), ValueError("no"), ImportError("no wheel")])

@@ -198,7 +198,9 @@ def test_a_pattern_of_any_characters_is_judged_at_once() -> None:
 
 
 class PanicException(BaseException):
-    """As pyo3's: not an Exception."""
+    """As pyo3's: not an Exception, and known by its module."""
+
+    __module__ = "pyo3_runtime"
 
 
 class Panicking:

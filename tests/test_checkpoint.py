@@ -730,3 +730,18 @@ def test_on_windows_the_lock_is_released_before_its_file_is_deleted(
     with only_user(tmp_path / "run"):
         pass
     assert order[:2] == ["release", "delete"]
+
+
+def test_a_run_that_is_in_its_place_is_saved_whatever_becomes_of_the_folder_above(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush = c.flush_folder
+
+    def full(folder: Path) -> None:
+        if folder == tmp_path:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        flush(folder)
+
+    monkeypatch.setattr(c, "flush_folder", full)
+    saved_run(tmp_path / "run", 1)
+    assert best_generation(tmp_path / "run") == last_generation(tmp_path / "run") == 1

@@ -138,8 +138,11 @@ class RunFolder:
             refuse_strangers(self.path)
             self.path.rename(replaced)
         self._home.rename(self.path)
-        flush_folder(self.path.parent)
         self._home = self.path
+        with contextlib.suppress(
+            OSError
+        ):  # the run is in its place; only a loss of power could still undo the renaming
+            flush_folder(self.path.parent)
         if replaced.exists():
             with contextlib.suppress(OSError):  # the new run is in place; the next --force deletes what is left
                 remove_run(replaced)

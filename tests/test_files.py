@@ -89,11 +89,14 @@ def test_what_is_not_json_is_a_value_error(text: str, reason: str) -> None:
         files.parse_json(text)
 
 
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_a_replaced_file_is_whole_and_has_the_rights_that_the_user_gives_new_files(
-    umask: int, mode: int, tmp_path: Path
+@pytest.mark.parametrize(
+    ("folder", "umask", "mode"),
+    [(0o777, 0o022, 0o644), (0o777, 0o077, 0o600), (0o777, 0o002, 0o664), (0o700, 0o002, 0o600)],
+)
+def test_a_replaced_file_has_no_more_rights_than_its_folder_and_the_umask_give(
+    folder: int, umask: int, mode: int, tmp_path: Path
 ) -> None:
-    tmp_path.chmod(0o777)
+    tmp_path.chmod(folder)
     before = os.umask(umask)
     try:
         with files.replacing(tmp_path / "file") as unfinished:

@@ -126,7 +126,8 @@ def replacing(path: Path) -> Iterator[Path]:
     Its name cannot be predicted, so that no link can wait there; a link at `path` itself is replaced, not followed.
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less what the umask takes away
+    rights = path.parent.stat().st_mode & 0o666  # what is in a private folder is private; the umask takes away more
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, rights)
     mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
     os.close(descriptor)
     try:

@@ -42,7 +42,7 @@ class Machine:
 def choose_machine(device: str, dtype: str, reporter: Reporter) -> Machine:
     """Choose device and number format, with the rate of matrix products from the machine profile.
 
-    Products are timed for a second where the profile does not have them yet, and the reporter is told.
+    Products are timed for a second where the profile does not have them yet, and the reporter receives a note.
 
     Raises UsageError for a device or format that is not available.
     """

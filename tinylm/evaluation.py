@@ -88,7 +88,7 @@ def evaluate(
     dtype: str = "fp32",
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Score:
-    """Score every batch with dropout off. `progress` is told each batch's tokens, and may raise to stop.
+    """Score every batch with dropout off. `progress` receives each batch's tokens, and may raise to stop.
 
     Out of memory, batches are scored in parts of fewer rows; the score is the same up to rounding.
     """

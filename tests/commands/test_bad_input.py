@@ -80,7 +80,7 @@ def test_a_pipe_is_refused_before_it_can_be_read_half(here: Path) -> None:
     [
         ("{", "lines.jsonl, line 2: not JSON"),
         ('{"body": "x"}', "lines.jsonl, line 2: no text under 'text' (found: body); name the field with --text-key."),
-        ('{"text": 7}', "lines.jsonl, line 2: under 'text' is 7, which is not a text; mend it"),
+        ('{"text": 7}', "lines.jsonl, line 2: under 'text' is 7, which is not a text; correct it"),
         ("[1]", "lines.jsonl, line 2: no text under 'text' (found: list)"),
     ],
 )

@@ -193,7 +193,7 @@ def text_of_record(record: Any, place: str, text_key: str) -> str:
     text = record[text_key]
     if not isinstance(text, str):
         raise UsageError(
-            f"{place}: under {text_key!r} is {json.dumps(text)[:40]}, which is not a text; mend it, or name another "
+            f"{place}: under {text_key!r} is {json.dumps(text)[:40]}, which is not a text; correct it, or name another "
             "field with --text-key."
         )
     return require_characters(text, place)
@@ -204,5 +204,7 @@ def require_characters(text: str, place: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(f"{place}: half a surrogate pair at character {error.start} of the text; mend it.") from None
+        raise UsageError(
+            f"{place}: half a surrogate pair at character {error.start} of the text; correct it."
+        ) from None
     return text

@@ -1,3 +1,39 @@
-"""Turn a text into a language model, and put it to work, from the shell."""
+"""Train, fine-tune, evaluate and sample small language models.
+
+The functions of this module load torch when they are first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tinylm.exporting import export_model as export_model
+    from tinylm.importing import import_model as import_model
+    from tinylm.loaded_model import Model as Model
+    from tinylm.loaded_model import load as load
+    from tinylm.training.api import finetune_adapter as finetune_adapter
+    from tinylm.training.api import finetune_lora as finetune_lora
+    from tinylm.training.api import train as train
 
 __version__ = "0.1.0"
+
+_MODULES = {  # of the public names, imported on first use (PEP 562)
+    "load": "tinylm.loaded_model",
+    "Model": "tinylm.loaded_model",
+    "train": "tinylm.training.api",
+    "finetune_lora": "tinylm.training.api",
+    "finetune_adapter": "tinylm.training.api",
+    "import_model": "tinylm.importing",
+    "export_model": "tinylm.exporting",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'tinylm' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

@@ -1,4 +1,4 @@
-"""How the program starts. What it must settle before anything else is imported is settled here."""
+"""Entry point of the program: makes the settings that must precede all other imports, then runs the command line."""
 
 import atexit
 import contextlib
@@ -6,45 +6,49 @@ import gc
 import os
 import sys
 
-from tinylm.interrupts import run_interruptibly
+from tinylm.process_signals import run_with_signal_handlers
 from tinylm.streams import prepare_streams
 
-COMPUTING = ("train", "sample", "eval", "finetune-lora", "finetune-adapter", "merge-lora")
-SPINNING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # either of which settles it, where the user has set it
+TORCH_COMMANDS = ("train", "sample", "eval", "finetune-lora", "finetune-adapter", "merge-lora")
+HELP_FLAGS = {"--help", "-h", "--version"}
 
 
 def main() -> None:
-    """Run the command line on this process's arguments and streams."""
-    run_interruptibly(_main)
+    """Run the command line with this process's arguments and streams."""
+    run_with_signal_handlers(_main)
 
 
 def _main() -> None:
     prepare_streams()
-    # torch's import makes more than a hundred thousand objects that all stay. Looking through them for garbage
-    # meanwhile, and once more at the end of the process, takes up to a second (decision 018).
-    gc.set_threshold(10_000)
-    atexit.register(gc.freeze)
-    if _will_compute(sys.argv[1:]):
-        _prepare_torch()
+    command, *options = sys.argv[1:] or ["--help"]
+    if not HELP_FLAGS & {command, *options}:
+        _reduce_garbage_collection()
+        if command in TORCH_COMMANDS:
+            _set_torch_environment()
     from tinylm.cli import app
 
     app()
 
 
-def _will_compute(arguments: list[str]) -> bool:
-    """Whether a command will load torch's threads; help, lists and versions measure nothing and change nothing."""
-    return bool(arguments) and arguments[0] in COMPUTING and not {"--help", "-h"} & {*arguments}
+def _reduce_garbage_collection() -> None:
+    """Run the garbage collector less often, and not at exit.
+
+    Importing torch creates more than a hundred thousand objects that are never freed. Collections during the import and
+    at exit would search them all, which takes up to a second (decision 018).
+    """
+    gc.set_threshold(10_000)
+    atexit.register(gc.freeze)
 
 
-def _prepare_torch() -> None:
-    """Set what torch and its libraries read when they are loaded."""
-    from tinylm.compiler import use_private_folders
+def _set_torch_environment() -> None:
+    """Set the environment variables that torch and its libraries read when they are loaded, unless the user has."""
     from tinylm.errors import TinyLMError
-    from tinylm.spinning import choose_spin_count
+    from tinylm.kernels.compiler_cache import use_private_folders
+    from tinylm.kernels.openmp_spin import SPIN_VARIABLES, choose_spin_count
 
-    if not any(name in os.environ for name in SPINNING):
+    if not any(name in os.environ for name in SPIN_VARIABLES):
         os.environ["GOMP_SPINCOUNT"] = str(choose_spin_count())
-    with contextlib.suppress(TinyLMError):  # it is raised again before anything is compiled
+    with contextlib.suppress(TinyLMError):  # raised again when something is compiled
         use_private_folders()
 
 

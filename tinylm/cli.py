@@ -1,4 +1,4 @@
-"""The command line: registers the commands, and turns an error into a message and an exit code."""
+"""The Typer application: registers the commands, and maps errors to messages and exit codes."""
 
 import sys
 from typing import Annotated, Any
@@ -8,9 +8,12 @@ from typer.core import TyperGroup
 
 from tinylm import __version__
 from tinylm.commands import (
+    chat,
     evaluate,
+    export_model,
     finetune_adapter,
     finetune_lora,
+    import_model,
     info,
     merge_lora,
     runs,
@@ -18,19 +21,31 @@ from tinylm.commands import (
     train,
     train_tokenizer,
 )
+from tinylm.commands.flags import long_flag
+from tinylm.commands.option_sources import describe_source
 from tinylm.console import Console, printable
 from tinylm.errors import InterruptedRunError, OutputError, TinyLMError, is_out_of_memory
-from tinylm.interrupts import was_interrupted
+from tinylm.process_signals import was_interrupted
+
+MEMORY_OPTIONS = {
+    "size",
+    "context",
+    "micro_batch",
+    "batch_size",
+    "num_samples",
+    "beams",
+}  # smaller values need less memory
 
 
-class Commands(TyperGroup):
-    """The one place that knows what an error is worth."""
+class CommandGroup(TyperGroup):
+    """The group of all commands. Exceptions of a command end the process with a message on stderr and an exit code."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the command line. If stdout cannot be written, exit with 1, or with 0 if its reader has closed it."""
         try:
             try:
                 return super().main(*args, **extra)
-            finally:  # at exit, Python could only complain
+            finally:  # here, since an error of the flush at interpreter exit cannot be handled
                 sys.stdout.flush()
         except OutputError as error:
             if error.exit_code:
@@ -38,6 +53,7 @@ class Commands(TyperGroup):
             sys.exit(error.exit_code)
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Parse the arguments before the command name. Typer prints the errors."""
         try:
             return super().make_context(*args, **extra)
         except Exception as error:
@@ -45,20 +61,21 @@ class Commands(TyperGroup):
             raise
 
     def invoke(self, ctx: Any) -> Any:
+        """Parse the arguments of a command and run it. Prints errors, and exits with their code."""
         try:
             return super().invoke(ctx)
         except Exception as error:
             if isinstance(error, OutputError) or was_interrupted():
                 raise
-            if hasattr(error, "exit_code") and not isinstance(error, TinyLMError):  # Typer's own: it prints them
-                _name_source(error)
+            if hasattr(error, "exit_code") and not isinstance(error, TinyLMError):  # an error of Typer, which prints it
+                _append_source(error)
                 _make_printable(error)
                 raise
-            raise typer.Exit(_report(ctx, error)) from None
+            raise typer.Exit(_print_error(ctx, error)) from None
 
 
-def _report(ctx: Any, error: Exception) -> int:
-    """Say what went wrong; returns the exit code."""
+def _print_error(ctx: Any, error: Exception) -> int:
+    """Print the error on stderr, and return the exit code."""
     if isinstance(error, InterruptedRunError):
         Console().note(str(error))
         return error.exit_code
@@ -68,65 +85,76 @@ def _report(ctx: Any, error: Exception) -> int:
         Console().error(str(error))
         return error.exit_code
     if isinstance(error, OSError):
-        where = f"Cannot use {str(error.filename)[:200]}" if error.filename else "The operating system reports"
-        Console().error(f"{where}: {error.strerror or error}. Remove the cause and run the command again.")
+        problem = f"Cannot access {str(error.filename)[:200]}" if error.filename else "Operating system error"
+        Console().error(f"{problem}: {error.strerror or error}.")
     elif is_out_of_memory(error):
-        Console().error("Out of memory. Choose a smaller --size, --context or --batch-size.")
+        Console().error(f"Out of memory. {_memory_advice(ctx)}")
     else:
         Console().error(
-            f"Something went wrong inside tinylm ({type(error).__name__}: {error}). Run it again with --debug to "
-            "see where, and please report it."
+            f"Internal error of tinylm ({type(error).__name__}: {error}). Run the command again with --debug for a "
+            "traceback, and please report it."
         )
     return 1
 
 
-def _name_source(error: Any) -> None:
-    """Say of a value that was not typed where it came from."""
-    invocation, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
-    if invocation is None or parameter is None:
+def _memory_advice(ctx: Any) -> str:
+    """What to do when memory runs out: name the options that the running command has."""
+    command = ctx.command.commands.get(ctx.invoked_subcommand)
+    parameters = [] if command is None else command.params
+    flags = [long_flag(parameter) for parameter in parameters if parameter.name in MEMORY_OPTIONS]
+    return f"Reduce one of: {', '.join(flags)}." if flags else "Free some memory, then run the command again."
+
+
+def _append_source(error: Any) -> None:
+    """Append to a parsing error of Typer the environment variable or file that the value comes from."""
+    ctx, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    if ctx is None or parameter is None:
         return
-    source = invocation.get_parameter_source(parameter.name)
-    if source is not None and source.name == "ENVIRONMENT":
-        error.message += f" (in the environment: {parameter.resolve_envvar_value(invocation)!r})"
-    elif source is not None and source.name == "DEFAULT_MAP":
-        error.message += f" (in the --config file: {invocation.lookup_default(parameter.name)!r})"
+    if (source := describe_source(ctx, parameter)) is None:
+        return
+    from_variable = ctx.get_parameter_source(parameter.name).name == "ENVIRONMENT"
+    value = parameter.resolve_envvar_value(ctx) if from_variable else ctx.lookup_default(parameter.name)
+    error.message += f" (in {source}: {value!r})"
 
 
 def _make_printable(error: Any) -> None:
-    """Escape what a terminal would interpret in a message of Typer's, which may quote a file or a variable."""
+    """Escape control characters in a message of Typer, which may quote a file or a variable."""
     if isinstance(getattr(error, "message", None), str):
         error.message = printable(error.message, sys.stderr)
 
 
 app = typer.Typer(
     name="tinylm",
-    cls=Commands,
+    cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"auto_envvar_prefix": "TINYLM", "help_option_names": ["--help", "-h"]},
-    help="Turn a text into a language model, and put it to work.",
+    help="Train, fine-tune, evaluate and sample small language models.",
 )
 
 app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("sample", epilog=sample.EXAMPLES)(sample.sample)
+app.command("chat", epilog=chat.EXAMPLES)(chat.chat)
 app.command("eval")(evaluate.evaluate_model)
 app.command("finetune-lora")(finetune_lora.finetune_lora)
 app.command("finetune-adapter")(finetune_adapter.finetune_adapter)
-app.command("merge-lora")(merge_lora.merge)
+app.command("import")(import_model.import_model)
+app.command("export")(export_model.export_model)
+app.command("merge-lora")(merge_lora.merge_lora)
 app.command("runs")(runs.runs)
 app.command("info")(info.info)
 app.command("train-tokenizer")(train_tokenizer.train_tokenizer)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         Console().result(f"tinylm {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def root(
-    context: typer.Context,
+    ctx: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -134,4 +162,4 @@ def root(
         ),
     ] = False,
 ) -> None:
-    pass
+    """Options that come before the command name."""

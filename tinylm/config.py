@@ -1,50 +1,176 @@
-"""What a model is, how it is trained, on what machine and from which text: plain values, validated once.
+"""The configuration of a run: model, training, machine, corpus, tokenizer and adapter.
 
-Every error quotes the command-line flag and the values allowed. Nothing here imports torch.
+Frozen dataclasses of plain values. Each is validated when it is created, and raises UsageError for a value, or a
+combination of values, that is not allowed. Imports no torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import math
 import typing
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from tinylm.checks import check_values, flag, one_of, require
+from tinylm import __version__
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.records import from_json
+from tinylm.serialization import from_json
+from tinylm.validation import check_choice, check_values, require
 
 ARCHITECTURES = ("decoder", "encoder", "encoder-decoder")
 POSITIONS = ("rope", "learned", "sinusoidal", "relative", "none")
 ADAPTER_KINDS = ("lora", "bottleneck")
 EXPERT_MODES = ("route", "merge")
 NORMS = ("rmsnorm", "layernorm", "none")
-NORM_PLACEMENTS = ("pre", "post")
-ACTIVATIONS = ("swiglu", "gelu", "relu")
+NORM_PLACEMENTS = ("pre", "post", "sandwich")
+ACTIVATIONS = ("swiglu", "gelu", "relu", "gelu-exact", "geglu", "geglu-exact")
+GATED_ACTIVATIONS = ("swiglu", "geglu", "geglu-exact")  # three matrices instead of two
+ROPE_SCALINGS = ("linear", "llama3", "yarn")
 INITIALISATIONS = ("modern", "gpt2", "original")
 SCHEDULES = ("trapezoid", "cosine", "linear", "inverse-sqrt", "constant")
 OPTIMIZERS = ("adamw", "adam", "muon")
 DEVICES = ("cuda", "mps", "cpu")
 DTYPES = ("fp32", "bf16", "fp16")
-DATA_KINDS = ("text", "pairs")
+CORPUS_KINDS = ("text", "pairs", "chat")
+TRAIN_ON = ("assistant", "last", "all")  # the messages of a conversation that count in the loss
 
-# Products of a model's numbers that are bounded, so that any accepted model can be described in seconds.
-MOST_BLOCKS = 1 << 14  # feed-forward layers: layers times experts (Qwen3-MoE: 48 x 128, DeepSeek-V3: 61 x 256)
-MOST_POSITION_ENTRIES = 1 << 25  # of a table of positions: context times the width of what it is added to, or rotates
-MOST_PARAMETERS = 1 << 40
-LEAST_AVERAGE = 1e-6  # of the mean age of an average, as a share of the steps; its inverse must be finite
+
+class ObjectiveKind(NamedTuple):
+    """The kind of corpus of an objective, and the architectures that it can train."""
+
+    corpus: str
+    architectures: tuple[str, ...]
+
+
+# tinylm/objectives/tasks.py builds the task of each. The first objective that fits an architecture is its default.
+OBJECTIVES = {
+    "next-token": ObjectiveKind("text", ("decoder",)),
+    "masked-token": ObjectiveKind("text", ("encoder",)),
+    "sequence-to-sequence": ObjectiveKind("pairs", ("encoder-decoder",)),
+    "chat": ObjectiveKind("chat", ("decoder",)),
+}
+
+
+def default_objective(architecture: str) -> str:
+    """The first objective in `OBJECTIVES` that fits the architecture."""
+    return next(name for name, kind in OBJECTIVES.items() if architecture in kind.architectures)
+
+
+def objective_for(architecture: str, corpus: str) -> str:
+    """The first objective in `OBJECTIVES` for the architecture and the kind of corpus. Raises UsageError for none."""
+    for name, kind in OBJECTIVES.items():
+        if architecture in kind.architectures and corpus == kind.corpus:
+            return name
+    raise UsageError(f'A model of `architecture="{architecture}"` cannot be trained on {corpus}.')
+
+
+# Bounds of the size of a model, so that any accepted model can be built on the meta device in seconds.
+MAX_BLOCKS = 1 << 14  # feed-forward layers: layers times experts (Qwen3-MoE: 48 x 128, DeepSeek-V3: 61 x 256)
+MAX_POSITION_ENTRIES = 1 << 25  # context times width (sinusoidal) or head dimension (RoPE)
+MAX_PARAMETERS = 1 << 40
+MAX_TEMPLATE = 1 << 17  # characters of a chat template; published ones have up to 20,000
+MIN_AVERAGE = 1e-6  # mean age of averaged weights, as a fraction of the steps; its inverse must be finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """Scaled RoPE frequencies, for a context longer than that of pre-training. kind: one of ROPE_SCALINGS.
+
+    factor: divisor of all frequencies (linear), or of the low ones (llama3, yarn).
+    original_context: context length in tokens before scaling (llama3, yarn).
+    low_freq_factor, high_freq_factor: llama3 divides frequencies with fewer than `low_freq_factor` periods in the
+        original context, keeps those with more than `high_freq_factor`, and interpolates between.
+    beta_slow, beta_fast: the same two numbers of periods for yarn.
+    attention_factor: factor of the rotated queries and keys (yarn); `None`: 0.1 * ln(factor) + 1.
+    """
+
+    kind: str
+    factor: float
+    original_context: int | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        check_values(vars(self))
+        check_choice("kind", self.kind, ROPE_SCALINGS)
+        require(
+            self.kind == "linear" or self.original_context is not None,
+            f"RoPE scaling of the kind {self.kind} needs `original_context`.",
+        )
+        require(
+            self.attention_factor is None or self.kind == "yarn",
+            f"`attention_factor` is for RoPE scaling of the kind yarn, not {self.kind}.",
+        )
+        require(
+            self.low_freq_factor < self.high_freq_factor,
+            f"`low_freq_factor` is {self.low_freq_factor}; it must be below `high_freq_factor` "
+            f"({self.high_freq_factor}).",
+        )
+        require(
+            self.beta_slow < self.beta_fast,
+            f"`beta_slow` is {self.beta_slow}; it must be below `beta_fast` ({self.beta_fast}).",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecialTokens:
+    """The special tokens of a tokenizer, as strings of its vocabulary.
+
+    end_of_text: between documents. bos: at the beginning of a prompt and of each document if `add_bos`.
+    eos: generation stops at each of them; if empty, at `end_of_text`. pad: fills shorter rows of a batch.
+    """
+
+    end_of_text: str = "<|endoftext|>"
+    bos: str | None = None
+    eos: tuple[str, ...] = ()
+    pad: str | None = None
+    add_bos: bool = False
+
+    def __post_init__(self) -> None:
+        check_values(vars(self))
+        require(not self.add_bos or self.bos is not None, "`add_bos` needs `bos`, the token to add.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape of a transformer. `kv_heads` below `heads` is grouped-query attention, 1 is multi-query attention.
+    """The architecture of a transformer and its sizes.
 
-    `layers` are the decoder's where there is an encoder, too, which has `encoder_layers`. The layers in `local_layers`,
-    counted from 0, look back over `local_window` tokens. More than one of `experts` makes a mixture of each
-    feed-forward layer; `expert_balance` is the weight of the loss that shares tokens out among them. Without
-    `attention_scale`, the products of queries and keys are not divided by the root of the head's width. `dropout` is of
-    the embedding and of what each sublayer adds, `attention_dropout` of the weights in attention.
+    vocab_size, context: number of token ids, and context length in tokens.
+    layers, encoder_layers: transformer blocks; in an encoder-decoder, those of the decoder and of the encoder.
+    heads, kv_heads: attention heads; fewer key/value heads are grouped-query attention, 1 is multi-query attention.
+    width, ffn_width: hidden size (d_model), and hidden size of the feed-forward layers (d_ff).
+    head_dim: dimension of each attention head; default: width / heads.
+    position: position encoding; rope_theta: base of the RoPE frequencies; relative_clip: largest relative distance.
+    rotary_dim: RoPE rotates the first `rotary_dim` features of each head; `None`: all of them.
+    rope_scaling: scaling of the RoPE frequencies for a longer context; `None`: no scaling.
+    local_rope_theta: base of the RoPE frequencies, without scaling, in layers with a sliding window; `None`: as in the
+        other layers.
+    norm: kind of normalisation layer, one of NORMS. norm_gain, norm_bias: whether it has a gain and a bias.
+    norm_placement: one of NORM_PLACEMENTS; "sandwich" is x + norm(sublayer(norm(x))).
+    qk_norm: normalise the queries and keys of each head.
+    norm_epsilon: added to the variance; `None`: 1e-6 for RMSNorm, 1e-5 for LayerNorm.
+    norm_unit_offset: the gain of an RMSNorm is 1 + weight.
+    bias: linear layers have biases.
+    activation: of the feed-forward layers, one of ACTIVATIONS.
+    tie: the output layer shares the embedding's weight.
+    scale_embedding: multiply the embedding by sqrt(width).
+    residual: residual connections around the sublayers.
+    qkv_bias, output_bias, ffn_bias: biases of the projections to queries, keys and values, of the attention's output,
+        and of the feed-forward layers; `None`: as `bias`.
+    parallel_residual: x + attention(norm(x)) + feedforward(norm(x)) instead of one sublayer after the other.
+    embedding_scale: factor of the embedding, which overrides `scale_embedding`.
+    attention_scale: divide the attention scores by sqrt(head_dim). attention_multiplier: multiply them by this instead.
+    dropout: of the embedding and of each sublayer's output; attention_dropout: of the attention weights.
+    initialisation: scheme of the initial weights, one of INITIALISATIONS.
+    local_window, local_layers: size in tokens of a sliding attention window, and the layers, from 0, that have one.
+    experts, experts_per_token: mixture of experts in each feed-forward layer (1 is none), and the number per token.
+    expert_mode, expert_balance: "route" to experts, or "merge" their matrices; weight of the load-balancing loss.
+    normalise_top_k: divide the router weights of a token's experts by their sum; `None`: if `experts_per_token` is
+        above 1.
     """
 
     vocab_size: int
@@ -79,119 +205,189 @@ class ModelConfig:
     expert_balance: float = 0.01
     residual: bool = True
     attention_scale: bool = True
+    head_dim: int = typing.cast(int, None)  # an integer after __post_init__
+    rotary_dim: int | None = None
+    rope_scaling: RopeScaling | None = None
+    local_rope_theta: float | None = None
+    norm_epsilon: float | None = None
+    norm_unit_offset: bool = False
+    qkv_bias: bool | None = None
+    output_bias: bool | None = None
+    ffn_bias: bool | None = None
+    parallel_residual: bool = False
+    embedding_scale: float | None = None
+    attention_multiplier: float | None = None
+    normalise_top_k: bool | None = None
 
     def __post_init__(self) -> None:
         check_values(vars(self))
-        one_of("architecture", self.architecture, ARCHITECTURES)
-        one_of("expert_mode", self.expert_mode, EXPERT_MODES)
-        one_of("position", self.position, POSITIONS)
-        one_of("norm", self.norm, NORMS)
-        one_of("norm_placement", self.norm_placement, NORM_PLACEMENTS)
-        one_of("activation", self.activation, ACTIVATIONS)
-        one_of("initialisation", self.initialisation, INITIALISATIONS)
-        if self.width % self.heads:
-            raise UsageError(
-                f"--heads {self.heads} does not divide --width {self.width}; "
-                f"use a width that is a multiple of {self.heads}, or one of {divisors(self.width)} heads."
-            )
-        if self.heads % self.kv_heads:
-            raise UsageError(
-                f"--kv-heads {self.kv_heads} does not divide --heads {self.heads}; use one of {divisors(self.heads)}."
-            )
-        require(
-            self.position != "rope" or self.head_width % 2 == 0,
-            f"--position rope rotates pairs, but --width {self.width} over --heads {self.heads} leaves "
-            f"{self.head_width} a head; make that even, or choose --position learned.",
-        )
-        require(
-            self.position != "sinusoidal" or self.width % 2 == 0,
-            f"--position sinusoidal needs an even --width; {self.width} is odd.",
-        )
-
+        check_choice("architecture", self.architecture, ARCHITECTURES)
+        check_choice("expert_mode", self.expert_mode, EXPERT_MODES)
+        check_choice("position", self.position, POSITIONS)
+        check_choice("norm", self.norm, NORMS)
+        check_choice("norm_placement", self.norm_placement, NORM_PLACEMENTS)
+        check_choice("activation", self.activation, ACTIVATIONS)
+        check_choice("initialisation", self.initialisation, INITIALISATIONS)
+        self._check_heads()
+        self._check_positions()
+        self._check_norms_and_residuals()
         self._check_local_layers()
-        require(
-            self.experts == 1 or self.experts_per_token <= self.experts,
-            f"--experts-per-token {self.experts_per_token} is more than --experts {self.experts}.",
-        )
-        require(
-            self.expert_mode == "route" or self.experts == 1 or self.experts_per_token > 1,
-            "--expert-mode merge takes the mean of several experts; make --experts-per-token 2 or more.",
-        )
+        self._check_experts()
         if self.architecture == "encoder-decoder":
-            require(self.encoder_layers is not None, "--architecture encoder-decoder needs --encoder-layers.")
+            require(self.encoder_layers is not None, '`architecture="encoder-decoder"` needs `encoder_layers`.')
         else:
             require(
                 self.encoder_layers is None,
-                f"--encoder-layers is for --architecture encoder-decoder, and --architecture is {self.architecture}.",
+                f'`encoder_layers` is for `architecture="encoder-decoder"`; `architecture` is {self.architecture}.',
             )
         self._check_size()
+
+    def _check_heads(self) -> None:
+        """Check the numbers of heads, and fill in `head_dim` if it is not given."""
+        if typing.cast(int | None, self.head_dim) is None:
+            if self.width % self.heads:
+                raise UsageError(
+                    f"`heads` is {self.heads}; it must divide `width` ({self.width}): use one of "
+                    f"{divisors(self.width)}, or a width that is a multiple of {self.heads}."
+                )
+            object.__setattr__(self, "head_dim", self.width // self.heads)
+        if self.heads % self.kv_heads:
+            raise UsageError(
+                f"`kv_heads` is {self.kv_heads}; it must divide `heads` ({self.heads}): use one of "
+                f"{divisors(self.heads)}."
+            )
+        require(
+            self.attention_multiplier is None or self.attention_scale,
+            "`attention_multiplier` replaces the division by sqrt(head_dim); it contradicts `attention_scale=False`.",
+        )
+
+    def _check_positions(self) -> None:
+        require(
+            self.position != "sinusoidal" or self.width % 2 == 0,
+            f'`position="sinusoidal"` needs an even `width`; {self.width} is odd.',
+        )
+        if self.position != "rope":
+            for name in ("rotary_dim", "rope_scaling", "local_rope_theta"):
+                require(getattr(self, name) is None, f'`{name}` has no effect without `position="rope"`.')
+            return
+        if self.rotary_dim is not None:
+            require(
+                self.rotary_dim % 2 == 0 and self.rotary_dim <= self.head_dim,
+                f"`rotary_dim` is {self.rotary_dim}; it must be even, and at most the head dimension "
+                f"({self.head_dim}).",
+            )
+        else:
+            require(
+                self.head_dim % 2 == 0,
+                f'`position="rope"` needs an even head dimension; `width` {self.width} divided by `heads` '
+                f'{self.heads} is {self.head_dim}. Change one of them, or choose `position="learned"`.'
+                if self.head_dim == self.width // self.heads
+                else f'`position="rope"` needs an even `head_dim`; {self.head_dim} is odd.',
+            )
+        require(
+            self.rope_scaling is None or self.rope_scaling.kind != "yarn" or self.rope_theta > 1,
+            "`rope_scaling` of the kind yarn needs a `rope_theta` above 1.",
+        )
+        if self.local_rope_theta is not None:
+            require(
+                self.local_window is not None,
+                "`local_rope_theta` needs `local_window`, the size of the sliding window.",
+            )
+            require(self.architecture == "decoder", "`local_rope_theta` is for decoders.")
+
+    def _check_norms_and_residuals(self) -> None:
+        require(self.norm_epsilon is None or self.norm != "none", '`norm_epsilon` has no effect with `norm="none"`.')
+        require(
+            not self.norm_unit_offset or (self.norm == "rmsnorm" and self.norm_gain),
+            '`norm_unit_offset` needs `norm="rmsnorm"` and `norm_gain`.',
+        )
+        require(self.norm_placement != "sandwich" or self.residual, '`norm_placement="sandwich"` needs `residual`.')
+        if self.parallel_residual:
+            require(
+                self.norm_placement == "pre" and self.residual,
+                '`parallel_residual` needs `norm_placement="pre"` and `residual`.',
+            )
+            require(
+                self.architecture != "encoder-decoder",
+                "`parallel_residual` is for blocks without cross-attention; an encoder-decoder has it.",
+            )
+
+    def _check_experts(self) -> None:
+        require(
+            self.experts == 1 or self.experts_per_token <= self.experts,
+            f"`experts_per_token` is {self.experts_per_token}; it must be at most `experts` ({self.experts}).",
+        )
+        require(
+            self.expert_mode == "route" or self.experts == 1 or self.experts_per_token > 1,
+            '`expert_mode="merge"` averages several experts; set `experts_per_token` to 2 or more.',
+        )
+        require(self.normalise_top_k is None or self.experts > 1, "`normalise_top_k` has no effect without `experts`.")
 
     def _check_size(self) -> None:
         blocks = (self.layers + (self.encoder_layers or 0)) * self.experts
         require(
-            blocks <= MOST_BLOCKS,
-            f"--layers times --experts is {blocks}; it must be at most {MOST_BLOCKS}.",
+            blocks <= MAX_BLOCKS,
+            f"`layers` times `experts` is {blocks}; it must be at most {MAX_BLOCKS}.",
         )
-        position_width = {"rope": self.head_width, "sinusoidal": self.width}.get(self.position, 0)
+        position_width = {"rope": self.head_dim, "sinusoidal": self.width}.get(self.position, 0)
         require(
-            self.context * position_width <= MOST_POSITION_ENTRIES,
-            f"--position {self.position} with --context {self.context} needs a table of "
-            f"{self.context * position_width} numbers; it must be at most {MOST_POSITION_ENTRIES}: choose a shorter "
-            "--context.",
+            self.context * position_width <= MAX_POSITION_ENTRIES,
+            f"`position` {self.position} with `context` {self.context} needs a table of "
+            f"{self.context * position_width} numbers; it must be at most {MAX_POSITION_ENTRIES}: choose a shorter "
+            "`context`.",
         )
         require(
-            self.approximate_parameters <= MOST_PARAMETERS,
+            self.approximate_parameters <= MAX_PARAMETERS,
             f"A model of about {self.approximate_parameters:.1e} parameters is too large; it must have at most "
-            f"{MOST_PARAMETERS:.1e}: choose a smaller --width, --layers or --vocab-size.",
+            f"{MAX_PARAMETERS:.1e}: choose a smaller `width`, `layers` or `vocab_size`.",
         )
 
     @property
     def approximate_parameters(self) -> int:
-        """Parameters without those of norms, biases and routers, which are few; computed without building the model."""
-        attention = 2 * self.width * (self.heads + self.kv_heads) * self.head_width
-        feedforward = (3 if self.activation == "swiglu" else 2) * self.width * self.ffn_width * self.experts
+        """Upper estimate of the number of parameters, without those of norms, biases and routers, which are few."""
+        attention = 2 * self.width * (self.heads + self.kv_heads) * self.head_dim
+        feedforward = (3 if self.activation in GATED_ACTIVATIONS else 2) * self.width * self.ffn_width * self.experts
         position = 0
         if self.position == "learned":
             position = self.context * self.width
         elif self.position == "relative":
-            attention += 2 * (2 * self.relative_clip + 1) * self.head_width
-        decoding = self.layers * (attention + feedforward)
-        encoding = (self.encoder_layers or 0) * (attention + feedforward)
-        crossing = self.layers * attention if self.encoder_layers else 0
+            attention += 2 * (2 * self.relative_clip + 1) * self.head_dim
+        decoder = self.layers * (attention + feedforward)
+        encoder = (self.encoder_layers or 0) * (attention + feedforward)
+        cross_attention = self.layers * attention if self.encoder_layers else 0
         embeddings = (1 if self.tie else 2) * self.vocab_size * self.width
-        return embeddings + 2 * position + decoding + encoding + crossing
+        return embeddings + 2 * position + decoder + encoder + cross_attention
 
     def _check_local_layers(self) -> None:
         if self.local_window is None:
-            require(
-                not self.local_layers, "--local-layers needs --local-window, the tokens such a layer looks back over."
-            )
+            require(not self.local_layers, "`local_layers` needs `local_window`, the size of the sliding window.")
             return
         require(
             self.architecture != "encoder",
-            "--local-window is for layers that look back; an encoder's look both ways.",
+            "`local_window` is for causal attention; the attention of an encoder is bidirectional.",
         )
-        require(len(self.local_layers) > 0, "--local-window needs --local-layers, the layers that look back over it.")
+        require(len(self.local_layers) > 0, "`local_window` needs `local_layers`, the layers with a sliding window.")
         beyond = [layer for layer in self.local_layers if not 0 <= layer < self.layers]
         require(
             not beyond,
-            f"--local-layers names layer {beyond[0] if beyond else ''}, and the layers are numbered from 0 to "
-            f"{self.layers - 1}.",
+            f"`local_layers` names layer {beyond[0] if beyond else ''}; they are numbered from 0 to {self.layers - 1}.",
         )
-        require(len(set(self.local_layers)) == len(self.local_layers), "--local-layers names a layer twice.")
+        require(len(set(self.local_layers)) == len(self.local_layers), "`local_layers` names a layer twice.")
 
     @property
-    def head_width(self) -> int:
-        return self.width // self.heads
+    def derived_defaults(self) -> dict[str, Any]:
+        """The defaults of fields that depend on other fields, by name."""
+        return {"head_dim": self.width // self.heads}
 
 
 def divisors(number: int) -> str:
+    """The divisors of a number, in ascending order, for a message."""
     return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How long to train: optimizer steps, passes over the training text, or seconds; exactly one is given."""
+    """How long to train: exactly one of optimizer steps, epochs (passes over the training text) and time in seconds."""
 
     steps: int | None = None
     epochs: float | None = None
@@ -199,16 +395,17 @@ class Budget:
 
     def __post_init__(self) -> None:
         check_values(vars(self))
-        given = [flag(f.name) for f in dataclasses.fields(self) if getattr(self, f.name) is not None]
-        require(len(given) <= 1, f"{' and '.join(given)} contradict each other; give one of them.")
-        require(len(given) == 1, "A run needs a budget: --steps, --epochs or --time.")
+        given = [f"`{f.name}`" for f in dataclasses.fields(self) if getattr(self, f.name) is not None]
+        require(len(given) <= 1, f"{' and '.join(given)} contradict each other; set one of them.")
+        require(len(given) == 1, "A run needs a budget: `steps`, `epochs` or `time`.")
 
     @property
     def kind(self) -> str:
+        """The name of the field that is set: steps, epochs or time."""
         return "time" if self.time is not None else "steps" if self.steps is not None else "epochs"
 
     def total_steps(self, steps_per_epoch: float) -> int | None:
-        """The budget in optimizer steps; `None` when it is counted in seconds."""
+        """The budget in optimizer steps; `None` for a time budget."""
         if self.epochs is not None:
             return max(1, math.ceil(self.epochs * steps_per_epoch))
         return self.steps
@@ -216,14 +413,27 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """One run of the trainer. `warmup` is a fraction of the budget; `*_every` count steps, `patience` evaluations.
+    """The settings of a training run.
 
-    `epsilon` is what Adam adds to the root of its second moment.
+    objective: a key of `OBJECTIVES`. label_smoothing: weight of the uniform distribution in the target.
+    batch_size, micro_batch: sequences per optimizer step, and per forward pass.
+    sequence_length: tokens per sequence; `None` for the context of the model.
+    lr, min_lr, warmup, schedule: peak and final learning rate, warmup as a fraction of the budget, shape of the decay.
+    optimizer, weight_decay: one of OPTIMIZERS, and its weight decay on matrices.
+    beta1, beta2, epsilon: of Adam; epsilon is added to the root of the second moment.
+    grad_clip: maximum norm of the gradient; 0 disables clipping.
+    patience: evaluations without a lower validation loss before training stops.
+    average: mean age of averaged weights, as a fraction of the steps so far; 0 disables averaging.
+    eval_every, save_every, log_every: intervals in steps; eval_tokens: maximum of validation tokens per evaluation.
+    pack: conversations share rows of a batch, without attention between them.
+    log_gradients: log the gradient norm of each layer. seed: of initial weights, data order and dropout.
     """
 
+    objective: str = "next-token"
     budget: Budget
     batch_size: int
     micro_batch: int
+    sequence_length: int | None = None
     lr: float
     min_lr: float
     warmup: float
@@ -242,54 +452,65 @@ class TrainingConfig:
     save_every: int = 100
     log_every: int = 10
     log_gradients: bool = False
+    pack: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
         require(
             self.warmup <= 1,
-            "--warmup-steps is more than the whole run; give fewer, or a longer budget.",
+            "`warmup_steps` is more than the whole run; set fewer, or a longer budget.",
         )
         check_values(vars(self))
         require(
-            self.average == 0 or self.average >= LEAST_AVERAGE,
-            f"--average is {self.average:g}; it must be 0, or from {LEAST_AVERAGE:g} to 0.5.",
+            self.average == 0 or self.average >= MIN_AVERAGE,
+            f"`average` is {self.average:g}; it must be 0, or from {MIN_AVERAGE:g} to 0.5.",
         )
-        require(self.min_lr <= self.lr, f"--min-lr {self.min_lr} is above --lr {self.lr}; it is where --lr ends.")
-        one_of("schedule", self.schedule, SCHEDULES)
-        one_of("optimizer", self.optimizer, OPTIMIZERS)
+        require(
+            self.min_lr <= self.lr,
+            f"`min_lr` is {self.min_lr}; it must be at most `lr` ({self.lr}), since the learning rate falls to it.",
+        )
+        check_choice("objective", self.objective, tuple(OBJECTIVES))
+        check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
         require(
             self.micro_batch <= self.batch_size,
-            f"--micro-batch {self.micro_batch} is larger than --batch-size {self.batch_size}; it is a part of it.",
+            f"`micro_batch` is {self.micro_batch}; it must be at most `batch_size` ({self.batch_size}).",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
-    """What was decided about the machine when the run began, and is not decided again when it resumes.
+    """Settings for the machine, chosen when the run was created; resuming does not change them.
 
-    `product_rate` is the FLOP/s of matrix products that the plan was made for; `None` where it was not measured.
+    device, dtype: of the computation. compile: whether layers are compiled. threads: CPU threads of torch.
+    matmul_rate: FLOP/s of matrix multiplication that the run was planned with; `None` if not measured.
     """
 
     device: str
     dtype: str
     compile: bool
     threads: int
-    product_rate: float | None = None
+    matmul_rate: float | None = None
 
     def __post_init__(self) -> None:
         check_values(vars(self))
-        one_of("device", self.device, DEVICES)
-        one_of("dtype", self.dtype, DTYPES)
+        check_choice("device", self.device, DEVICES)
+        check_choice("dtype", self.dtype, DTYPES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Where the text came from and what it was found to be; what follows `train_characters` is for validation.
+    """The corpus of a run: how it was read, and what it contains.
 
-    `kind` is text, or pairs of a source and a target. `corpus` and `val_corpus` are paths for the reader: no command
-    opens them. `format` and `unknown` are how they were read, as --format and --unknown. `fingerprint` is the SHA-256
-    of the documents, `val_fingerprint` that of a validation corpus of its own. The encoded text is in the user's cache
-    under a key that follows from the fingerprints and the `encoder`, or, with `tokens_in_run`, in the run directory.
+    kind: text, pairs of a source and a target, or chat (conversations).
+    corpus, val_corpus: paths, for information only: resuming a run does not open them.
+    text_key, encoding, format, unknown: the settings it was read with.
+    train_characters: number of characters for training; the rest is for validation.
+    fingerprint, val_fingerprint: SHA-256 of the documents, and of a separate validation corpus.
+    encoder: the version of the code that encoded the text. Fingerprints and encoder are the key of the encoded text in
+        the user's cache; with `tokens_in_run`, the encoded text is in the run directory instead.
+    train_on: the messages of a conversation that count in the loss: assistant, last (its last message) or all.
+    characters, bytes, documents: size of the corpus. train_tokens, val_tokens, train_pairs: size of its parts.
     """
 
     kind: str = "text"
@@ -310,28 +531,43 @@ class DataConfig:
     train_tokens: int
     val_tokens: int
     train_pairs: int = 0
+    train_on: str = "assistant"
 
     def __post_init__(self) -> None:
         check_values(vars(self))
-        one_of("kind", self.kind, DATA_KINDS)
+        check_choice("kind", self.kind, CORPUS_KINDS)
+        check_choice("train_on", self.train_on, TRAIN_ON)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """The tokenizer that belongs to the weights, by the SHA-256 of its file."""
+    """The tokenizer that belongs to the weights.
+
+    kind: char, bpe or other. sha256: of tokenizer.json and the special tokens.
+    chat_template: a Jinja template that turns a conversation into text; `None` for a model that has none.
+    """
 
     kind: str
     sha256: str
+    special: SpecialTokens = SpecialTokens()
+    chat_template: str | None = None
 
     def __post_init__(self) -> None:
-        check_values(vars(self))
+        check_values({"kind": self.kind, "sha256": self.sha256})
+        require(
+            len(self.chat_template or "") <= MAX_TEMPLATE,
+            f"`chat_template` has {len(self.chat_template or '')} characters; it can have at most {MAX_TEMPLATE}.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig:
-    """An adapter, lora or bottleneck, and the base it was made for: its folder, and the digest of its weights.
+    """A LoRA or bottleneck adapter, and the base model that it was trained on.
 
-    `rank` is the inner width of either kind; `alpha` and the fields after `targets` are a lora's alone.
+    base, base_digest: run directory of the base model, and the digest of its weights.
+    rank: rank of a LoRA update, or hidden size of a bottleneck. targets: names of the modules that it adapts.
+    alpha: numerator of the scale (LoRA). rank_stabilised: divide it by sqrt(rank) instead of rank (LoRA).
+    share_b: modules of the same name and output size share one B (LoRA).
     """
 
     kind: str = "lora"
@@ -345,26 +581,28 @@ class AdapterConfig:
     share_b: bool = False
 
     def __post_init__(self) -> None:
-        one_of("kind", self.kind, ADAPTER_KINDS)
+        check_choice("kind", self.kind, ADAPTER_KINDS)
         check_values(vars(self))
-        require(len(self.targets) > 0, "--target names no module.")
+        require(len(self.targets) > 0, "`target` names no module.")
 
     @property
     def scale(self) -> float:
-        """What a lora multiplies its product B A by."""
+        """The factor of a LoRA update B A."""
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
 
 
-FORMAT = 2
+FORMAT = 4  # of config.json and the other files of a run
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """All of `config.json`. `adapter` is given when the run holds an adapter instead of a model's own weights.
+    """The content of `config.json`.
 
-    `merged` has the digests of the adapters that were merged into these weights, and `unmerged_digest` is that of the
-    weights before the first of them. `merged_steps` has the step of those weights and of each merged adapter; it is
-    empty in folders written before it was recorded.
+    format: version of the file format. version: of tinylm. created: time in ISO 8601.
+    adapter: set if the run holds an adapter instead of the weights of a model.
+    family: the family (Hugging Face's model type) of an imported model, whose weights keep their dtype.
+    merged: digests of the adapters that were merged into these weights. unmerged_digest: digest of the weights before
+        the first merge. merged_steps: the step of those weights and of each merged adapter.
     """
 
     format: int = FORMAT
@@ -376,29 +614,46 @@ class RunConfig:
     training: TrainingConfig | None = None
     runtime: RuntimeConfig | None = None
     adapter: AdapterConfig | None = None
+    family: str | None = None
     merged: tuple[str, ...] = ()
     unmerged_digest: str | None = None
     merged_steps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_values(vars(self))
-        kind = "pairs" if self.model.architecture == "encoder-decoder" else "text"
+        architecture = self.model.architecture
+        fitting = {name: kind for name, kind in OBJECTIVES.items() if architecture in kind.architectures}
+        if self.training is not None:
+            objective = self.training.objective
+            require(objective in fitting, f"The objective {objective} does not fit `architecture` {architecture}.")
+            fitting = {objective: fitting[objective]}
         require(
-            self.data is None or self.data.kind == kind,
-            f"--architecture {self.model.architecture} is trained on {kind}, and the run names another kind of data.",
+            self.data is None or self.data.kind in {kind.corpus for kind in fitting.values()},
+            f"A run of the objective {' or '.join(fitting)} is trained on "
+            f"{' or '.join(kind.corpus for kind in fitting.values())}; this one has other data.",
         )
 
     @property
     def recovered_digest(self) -> str | None:
-        """Of the weights that these are again, up to rounding, since all that was merged into those was taken out."""
+        """Digest of the base weights that these equal (up to rounding) after all merges were undone; else `None`."""
         return None if self.merged else self.unmerged_digest
 
+    @classmethod
+    def new(cls, **fields: Any) -> Self:
+        """The configuration of a run that is created now, by this version."""
+        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        return cls(version=__version__, created=created, **fields)
+
     def to_json(self) -> dict[str, Any]:
+        """The configuration as JSON values."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
-        """Raises TinyLMError when the values are not those of a run folder that this version can read."""
+        """The configuration from the JSON values of a `config.json`, from which its own digest was removed.
+
+        Raises TinyLMError for values of another format version and for anything that is not a valid configuration.
+        """
         found = values.get("format") if isinstance(values, dict) else None
         if type(found) is int and found > FORMAT:
             raise TinyLMError(

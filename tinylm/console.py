@@ -1,4 +1,4 @@
-"""What a person or a script sees: results on stdout, everything else on stderr. The only importer of rich and tqdm."""
+"""Output of the command line: results on stdout, everything else on stderr. The only importer of rich and tqdm."""
 
 import contextlib
 import json
@@ -14,45 +14,69 @@ from rich.console import Console as RichConsole
 from rich.text import Text
 from tqdm import tqdm
 
-PLAIN_SECONDS = 5.0  # between two lines of progress where there is no terminal
-BEFORE_WORDS = "{percentage:3.0f}% -{remaining} "  # the time left, as players of music show it
-BAR = BEFORE_WORDS + "{desc} |{bar}| {elapsed}"  # a narrow terminal cuts the end
-# What a terminal may act on: C0 but tab and newline, delete, C1, and what reverses the direction of text.
+PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
+BAR_START = "{percentage:3.0f}% -{remaining} "  # the time left, as in -01:23
+BAR = BAR_START + "{desc} |{bar}| {elapsed}"  # a narrow terminal truncates the end
+# Characters that a terminal interprets: C0 without tab and newline, delete, C1, and controls of the text direction.
 _CONTROLS = [*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
-# A byte of a path that is not UTF-8 would reach the terminal as it is, and may be a C1 code to it.
+# A byte of a path that is not UTF-8 (U+DC80 to U+DCFF) would be written unchanged, and may be a C1 code.
 _ESCAPES = {code: f"\\u{code:04x}" for code in (*_CONTROLS, *range(0xDC80, 0xDD00))}
-_NOT_UNICODE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # "\\ud800" in a JSON file, which has no encoding
+_NOT_UNICODE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # lone surrogates, as from "\\ud800" in a JSON file
 
 
 class Console:
-    """Prints for one command. `quiet` leaves out notes and progress; warnings and errors are always said."""
+    """The output of one command. Implements `tinylm.reporter.Reporter`.
 
-    def __init__(self, quiet: bool = False, as_json: bool = False) -> None:
+    quiet: print no notes and no progress; warnings and errors are always printed.
+    as_json: whether the command prints its results as JSON, with `record`.
+    rewrite: applied to each note and warning; replaces names of settings in backticks by flags.
+    """
+
+    def __init__(self, quiet: bool = False, as_json: bool = False, rewrite: Callable[[str], str] = str) -> None:
         self.quiet = quiet
         self.as_json = as_json
+        self._rewrite = rewrite
         self._stderr = RichConsole(stderr=True, highlight=False, soft_wrap=True)
         self._bar: tqdm[Any] | None = None
 
     @property
     def on_terminal(self) -> bool:
-        """Whether someone is watching: progress is shown as a bar that moves."""
+        """Whether progress is shown as a moving bar: stderr is a terminal, and the console is not quiet."""
         return sys.stderr.isatty() and not self.quiet
 
     def note(self, message: str) -> None:
+        """Print a message on stderr, unless quiet."""
         if not self.quiet:
-            self._say(message, "")
+            self._print_message(self._rewrite(message), "")
 
     def warn(self, message: str) -> None:
-        self._say(message, "yellow", "Warning: ")
+        """Print a warning on stderr."""
+        self._print_message(self._rewrite(message), "yellow", "Warning: ")
+
+    def marked(self, title: str, parts: Sequence[tuple[str, bool]]) -> None:
+        """Print a title and a text on stderr; its parts with True are green on a terminal, in [[ ]] elsewhere."""
+        if self._bar is not None:
+            self._bar.clear()
+        coloured = sys.stderr.isatty() and not self._stderr.no_color
+        self._stderr.print(Text(title, "bold"))
+        for text, mark in parts:
+            shown = printable(text, sys.stderr)
+            if coloured:
+                self._stderr.print(Text(shown, "green" if mark else ""), end="")
+            else:
+                sys.stderr.write(f"[[{shown}]]" if mark else shown)
+        sys.stderr.write("\n")
+        sys.stderr.flush()
 
     def error(self, message: str) -> None:
-        self._say(message, "red", "Error: ")
+        """Print an error on stderr."""
+        self._print_message(message, "red", "Error: ")
 
     def traceback(self) -> None:
-        """The exception that is being handled, and where it was raised."""
-        self._say(traceback.format_exc().rstrip("\n"), "")
+        """Print the traceback of the exception that is being handled on stderr."""
+        self._print_message(traceback.format_exc().rstrip("\n"), "")
 
-    def _say(self, message: str, style: str, prefix: str = "") -> None:
+    def _print_message(self, message: str, style: str, prefix: str = "") -> None:
         if self._bar is not None:
             self._bar.clear()
         if prefix:
@@ -63,7 +87,7 @@ class Console:
             self._bar.refresh()
 
     def result(self, text: str, end: str = "\n") -> None:
-        """Text on stdout: into a pipe or a file exactly as it is, on a terminal with control characters escaped.
+        """Print text on stdout: unchanged into a pipe or a file, with control characters escaped on a terminal.
 
         Raises OutputError when it cannot be written (see tinylm.streams).
         """
@@ -74,45 +98,51 @@ class Console:
         sys.stdout.flush()
 
     def record(self, values: dict[str, Any]) -> None:
-        """One JSON object on a line of stdout."""
+        """Print one JSON object as a line on stdout. Raises OutputError."""
         self.result(json.dumps(values, ensure_ascii=False))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """A table on stdout; numbers, which begin with a digit, are set to the right."""
+        """Print a table on stdout, with columns of numbers aligned to the right. Raises OutputError."""
         rows = [[printable(cell, sys.stdout) for cell in row] for row in rows]
-        places = []
+        widths = []
         for index, column in enumerate(columns):
             cells = [row[index] for row in rows if row[index] not in ("", "-")]
             numeric = bool(cells) and all(cell[0].isdigit() for cell in cells)
-            places.append((max(map(cell_len, (column, *(row[index] for row in rows)))), numeric))
+            widths.append((max(map(cell_len, (column, *(row[index] for row in rows)))), numeric))
         if any(columns):
             bold = RichConsole(file=sys.stdout, highlight=False, soft_wrap=True)
-            bold.print(Text(_line(columns, places), "bold"))
-        self._write("".join(_line(row, places) + "\n" for row in rows))
+            bold.print(Text(_line(columns, widths), "bold"))
+        self._write("".join(_line(row, widths) + "\n" for row in rows))
 
     @contextlib.contextmanager
     def counting(self, what: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
-        """Progress of work that is counted in units; the yielded function is told how many more are done."""
+        """Context manager for the progress of work that is counted, for example in bytes.
+
+        what: name of the work. total: number of units, if known. unit: name of the unit.
+
+        Yields a function of the number of units done since its last call.
+        """
         with self.progress() as show:
             done = 0
-            begun = time.monotonic()
+            start = time.monotonic()
 
-            def advance(more: int) -> None:
+            def advance(count: int) -> None:
                 nonlocal done
-                done += more
-                rate = done / max(time.monotonic() - begun, 1e-9)
-                show(done / total if total else 0.0, f"{what}: {shorten(done)} {unit}, {shorten(rate)}/s")
+                done += count
+                rate = done / max(time.monotonic() - start, 1e-9)
+                show(done / total if total else 0.0, f"{what}: {shorten_number(done)} {unit}, {shorten_number(rate)}/s")
 
             yield advance
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Callable[[float, str], None]]:
-        """Progress from 0 to 1 with a few words: a bar on a terminal, elsewhere a plain line every few seconds.
+        """Context manager that yields a function of the fraction done, from 0 to 1, and a description.
 
-        Two spaces separate the fields of the words, the most important first: a narrow terminal shows only those.
+        On a terminal they are shown as a bar, otherwise as a line every PLAIN_SECONDS. Fields of the description are
+        separated by two spaces, the most important first: a narrow terminal shows only those that fit.
         """
         if self.quiet:
-            yield lambda fraction, words: None
+            yield lambda fraction, description: None
             return
         if not self.on_terminal:
             yield self._plain_progress()
@@ -120,8 +150,8 @@ class Console:
         with _Bar(total=1.0, bar_format=BAR, file=sys.stderr, dynamic_ncols=True, leave=False, mininterval=0.2) as bar:
             self._bar = bar
 
-            def show(fraction: float, words: str) -> None:
-                bar.set_description_str(printable(words, sys.stderr), refresh=False)
+            def show(fraction: float, description: str) -> None:
+                bar.set_description_str(printable(description, sys.stderr), refresh=False)
                 bar.update(min(fraction, 1.0) - bar.n)
 
             try:
@@ -132,22 +162,22 @@ class Console:
     def _plain_progress(self) -> Callable[[float, str], None]:
         last = time.monotonic()
 
-        def show(fraction: float, words: str) -> None:
+        def show(fraction: float, description: str) -> None:
             nonlocal last
             if time.monotonic() - last >= PLAIN_SECONDS:
                 last = time.monotonic()
-                self.note(f"{fraction:4.0%}  {words}")
+                self.note(f"{fraction:4.0%}  {description}")
 
         return show
 
 
 class _Bar(tqdm):  # type: ignore[misc]
-    """A bar that shows as many fields of its words as there is room for, and no part of one: 12,3 is not 12,345."""
+    """A bar that drops the last fields of its description if they do not fit, and cuts none (12,345 to 12,3)."""
 
     @staticmethod
     def format_meter(*args: Any, ncols: int | None = None, prefix: str = "", bar_format: str = BAR, **rest: Any) -> str:
         if ncols:
-            room = ncols - len(tqdm.format_meter(*args, bar_format=BEFORE_WORDS, **rest))
+            room = ncols - len(tqdm.format_meter(*args, bar_format=BAR_START, **rest))
             fields = prefix.split("  ")
             while len(fields) > 1 and cell_len("  ".join(fields)) > room:
                 fields.pop()
@@ -156,37 +186,28 @@ class _Bar(tqdm):  # type: ignore[misc]
 
 
 def printable(text: str, stream: TextIO) -> str:
-    """The text as it may be written to a stream: on a terminal, characters that it would act on are escaped.
+    """The text with lone surrogates escaped and, if the stream is a terminal, the characters that it would interpret.
 
-    They are written as in JSON strings, so that JSON stays what it is. Each character stands for itself, so that text
-    may come in chunks.
+    They are escaped as in JSON strings, which keeps JSON valid. Each character is escaped independently, so that text
+    can be written in chunks.
     """
     if stream.isatty():
         text = text.translate(_ESCAPES)
     return _NOT_UNICODE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _line(cells: Sequence[str], places: Sequence[tuple[int, bool]]) -> str:
-    """A line of a table; a place is the width of a column and whether it is set to the right."""
+def _line(cells: Sequence[str], columns: Sequence[tuple[int, bool]]) -> str:
+    """A line of a table. `columns`: the width of each column, and whether it is aligned to the right."""
     padded = []
-    for cell, (width, numeric) in zip(cells, places, strict=True):
+    for cell, (width, numeric) in zip(cells, columns, strict=True):
         space = " " * (width - cell_len(cell))
         padded.append(space + cell if numeric else cell + space)
     return "  ".join(padded).rstrip(" ")
 
 
-def shorten(number: float) -> str:
-    """1,234,567 as 1.2M: for people, not for scripts."""
+def shorten_number(number: float) -> str:
+    """A number for people to read: 1,234,567 as 1.2M."""
     for size, least, suffix in ((1e9, 999.95e6, "G"), (1e6, 999.95e3, "M"), (1e3, 999.5, "k")):
-        if number >= least:  # what would round up to 1,000 of the smaller unit
+        if number >= least:  # rounds up to 1,000 of the smaller unit
             return f"{number / size:.1f}{suffix}"
     return f"{number:.0f}"
-
-
-def duration(seconds: float) -> str:
-    """3725 as 1h 02m."""
-    minutes, seconds = divmod(round(seconds), 60)
-    if not minutes:
-        return f"{seconds}s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {seconds:02d}s"

@@ -1,45 +1,124 @@
-"""Every error a user can cause: what is wrong, where, and what to do next."""
+"""The errors of tinylm. A message says what is wrong, where, and what to do next.
+
+Messages name a setting in backticks, by its name in Python; the command layer replaces it by the flag.
+"""
+
+from pathlib import Path
 
 
 class TinyLMError(Exception):
-    """Something failed on the way: disk, memory, a damaged or mismatched run folder."""
+    """Base of all errors. Raised as such for a failure of disk or memory, and for a damaged or mismatched run."""
 
     exit_code = 1
 
 
 class UsageError(TinyLMError):
-    """An option, a text, a prompt, a path or a device that cannot be used."""
+    """A setting, a text, a prompt, a path or a device that cannot be used."""
 
     exit_code = 2
 
 
+class NoRunError(UsageError):
+    """There is no run at a path."""
+
+
+class NoModelError(UsageError):
+    """No model has been trained yet."""
+
+
+class RunExistsError(UsageError):
+    """There is already a run at the `path` that a new run would have."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} already holds a run; `force` replaces it, and another `out` keeps both.")
+        self.path = path
+
+
+class AdapterNotModelError(UsageError):
+    """The run at `path` is an adapter, of the given kind, where a model is needed."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        super().__init__(f"{path} is an adapter, not a model; give its base as `model` and this as `adapter`.")
+        self.path = path
+        self.kind = kind
+
+
+class NotMergeableError(UsageError):
+    """The adapter at `path` is not a LoRA, so it cannot be merged into its base model."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        super().__init__(f"{path} is a {kind} adapter, which changes no weight matrix and cannot be merged.")
+
+
+class UnknownCharactersError(UsageError):
+    """A text has characters without an id; `model` is a model whose vocabulary can be extended, if there is one."""
+
+    def __init__(self, message: str, model: Path | None) -> None:
+        super().__init__(message)
+        self.model = model
+
+
+class SaveError(TinyLMError):
+    """The run at `path` cannot be written. `resumable`: whether it has a last save to resume from."""
+
+    def __init__(self, message: str, path: Path, resumable: bool) -> None:
+        super().__init__(message)
+        self.path = path
+        self.resumable = resumable
+
+
+class NotResumableError(TinyLMError):
+    """The run at `path`, of a model or of an adapter, has no complete last save to resume from."""
+
+    def __init__(self, message: str, path: Path, is_adapter: bool) -> None:
+        super().__init__(message)
+        self.path = path
+        self.is_adapter = is_adapter
+
+
+class NotTrainedError(UsageError):
+    """The run at `path` was made by merging, so there is no training to resume."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} was not trained but merged, so it cannot be resumed.")
+        self.path = path
+
+
+class OtherRunKindError(UsageError):
+    """The run at `path` is of another kind (model, LoRA, bottleneck adapter) than the request to resume it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is a run of another kind.")
+        self.path = path
+
+
 class DivergedError(TinyLMError):
-    """Training met a loss that is not a finite number."""
+    """Training diverged: a loss, a gradient or a weight is not a finite number."""
 
     exit_code = 3
 
 
 class OutputError(TinyLMError):
-    """Standard output cannot be written to, as on a full disk."""
+    """Standard output cannot be written, for example on a full disk."""
 
 
 class ClosedOutputError(OutputError):
-    """The reader of standard output has gone, as `head` does. Nothing is wrong, and there is nobody to tell."""
+    """The reader of standard output has closed it, as `head` does. The process then ends without a message."""
 
     exit_code = 0
 
 
 class InterruptedRunError(TinyLMError):
-    """A signal stopped the work after it was saved; `signal_number` is the signal's number."""
+    """A signal stopped a training run. The exit code is 128 + `signal_number`, as in a shell."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal_number
 
 
-_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")  # how torch says it
+_MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")  # in errors of torch
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device or the system had no memory left: CUDA has an exception of its own, the others only say so."""
-    return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in _MEMORY_SIGNS)
+    """Whether a device or the system is out of memory. Only CUDA has its own exception, so messages are compared."""
+    return isinstance(error, MemoryError) or any(message in str(error).lower() for message in _MEMORY_MESSAGES)

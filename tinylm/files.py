@@ -1,7 +1,7 @@
-"""Reading and writing files that a stranger may have prepared: regular files only, bounded, never through a link.
+"""Safe access to files that an attacker may have prepared: regular files only, of limited size, no symbolic links.
 
-Functions that read raise OSError for what cannot be opened and ValueError for what cannot be understood; the caller
-adds which run, adapter or cache entry it was and what to do next.
+Functions that read raise OSError for a file that cannot be opened and ValueError for content that is not valid; the
+caller adds which run, adapter or cache entry it is and what to do next.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 MAX_JSON_BYTES = 1 << 26  # of a tokenizer; other files have smaller limits
-# A file with holes is small to send and takes hours to read. File systems that compress store less than the size, too.
-SPARSE_FROM, MOST_HOLES = 1 << 30, 64
+# A sparse file is small to send, and reading it takes hours. The ratio allows for file systems with compression.
+SPARSE_FROM, MAX_SPARSITY = 1 << 30, 64  # bytes; ratio of a file's size to the bytes that are stored
 _OPEN_FLAGS = (
     getattr(os, "O_NOFOLLOW", 0)  # Windows has none of these but O_BINARY
-    | getattr(os, "O_NONBLOCK", 0)  # opening a FIFO would wait for its other end
+    | getattr(os, "O_NONBLOCK", 0)  # do not block on a FIFO
     | getattr(os, "O_NOCTTY", 0)
     | getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_BINARY", 0)
@@ -30,7 +30,10 @@ _OPEN_FLAGS = (
 
 
 def check_regular(path: Path) -> os.stat_result:
-    """The status of a regular file. Raises OSError for a link, a folder, a FIFO, a socket and a device."""
+    """The status of a regular file.
+
+    Raises OSError for a symbolic link, a folder, a FIFO, a socket, a device, or a large sparse file.
+    """
     status = path.lstat()
     _require_regular(path, status)
     return status
@@ -42,12 +45,12 @@ def _require_regular(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     stored = 512 * getattr(status, "st_blocks", status.st_size)  # Windows does not count blocks
-    if status.st_size > SPARSE_FROM and MOST_HOLES * stored < status.st_size:
-        raise OSError(errno.EFBIG, "it is almost empty for its size", str(path))
+    if status.st_size > SPARSE_FROM and MAX_SPARSITY * stored < status.st_size:
+        raise OSError(errno.EFBIG, "it is a sparse file, almost empty for its size", str(path))
 
 
 def check_folder(path: Path) -> None:
-    """Raises OSError unless the path is a folder itself, not a link to one."""
+    """Raise OSError unless the path is a folder, and not a symbolic link to one."""
     if is_link(path):
         raise OSError(errno.ELOOP, "it is a symbolic link, and links inside a run are not followed", str(path))
     if not path.is_dir():
@@ -60,13 +63,13 @@ def is_link(path: Path) -> bool:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading, without following a link and without waiting for a FIFO's writer."""
+    """Open a regular file for reading. Follows no symbolic link and does not block on a FIFO. Raises OSError."""
     check_regular(path)
     return os.fdopen(_open(path, os.O_RDONLY), "rb")
 
 
 def open_append(path: Path) -> BufferedWriter:
-    """Open a regular file for appending, or create it, without following a link."""
+    """Open or create a regular file for appending. Follows no symbolic link. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         check_regular(path)
     return os.fdopen(_open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
@@ -75,7 +78,7 @@ def open_append(path: Path) -> BufferedWriter:
 def _open(path: Path, flags: int) -> int:
     descriptor = os.open(path, flags | _OPEN_FLAGS, 0o666)
     try:
-        _require_regular(path, os.fstat(descriptor))  # it may have been exchanged since it was checked
+        _require_regular(path, os.fstat(descriptor))  # it may have been replaced since the check
     except OSError:
         os.close(descriptor)
         raise
@@ -83,7 +86,7 @@ def _open(path: Path, flags: int) -> int:
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes."""
+    """The content of a regular file. Raises OSError, and ValueError for a file of more than `limit` bytes."""
     with open_regular(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
@@ -92,17 +95,17 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
 
 def read_text(path: Path, limit: int = MAX_JSON_BYTES) -> str:
-    """The UTF-8 text of a regular file of at most `limit` bytes."""
+    """The text of a regular file in UTF-8. Raises OSError, and ValueError for more than `limit` bytes or other text."""
     return read_bytes(path, limit).decode("utf-8")
 
 
 def read_json(path: Path, limit: int = MAX_JSON_BYTES) -> Any:
-    """The JSON value in a regular file of at most `limit` bytes."""
+    """The JSON value in a regular file. Raises OSError, and ValueError for more than `limit` bytes or invalid JSON."""
     return parse_json(read_text(path, limit))
 
 
 def parse_json(text: str) -> Any:
-    """Raises ValueError for what is not JSON: NaN and infinities, and nesting too deep for the parser, included."""
+    """The JSON value of a text. Raises ValueError for invalid JSON, NaN, infinities and nesting that is too deep."""
     try:
         return json.loads(text, parse_constant=_no_constant)
     except RecursionError:
@@ -114,25 +117,26 @@ def _no_constant(name: str) -> Any:
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a regular file, in hexadecimal."""
+    """SHA-256 of a regular file, in hexadecimal. Raises OSError."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new file to write, which replaces `path` once it is complete and on the disk; on an error nothing changes.
+    """Context manager that replaces `path` atomically: yields a new file to write, flushes it and renames it to `path`.
 
-    Its name cannot be predicted, so that no link can wait there; a link at `path` itself is replaced, not followed.
+    On an error, `path` is unchanged. The name of the new file is random, so that nobody can prepare a symbolic link
+    there; a link at `path` is replaced, not followed. Raises OSError.
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    rights = path.parent.stat().st_mode & 0o666  # what is in a private folder is private; the umask takes away more
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, rights)
+    permissions = path.parent.stat().st_mode & 0o666  # private in a private folder; the umask applies, too
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions)
     mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
     os.close(descriptor)
     try:
         yield unfinished
-        unfinished.chmod(mode)  # safetensors keeps what it writes to its owner
+        unfinished.chmod(mode)  # safetensors creates files that only their owner can read
         with unfinished.open("rb+") as file:
             os.fsync(file.fileno())
         unfinished.replace(path)
@@ -142,13 +146,29 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+def write_text(path: Path, text: str) -> None:
+    """Replace a file by UTF-8 text, atomically as with `replacing`. Raises OSError."""
+    with replacing(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
+
+
+def flush_folder(path: Path) -> None:
+    """fsync a folder, so that the renames in it are on disk. Does nothing on Windows. Raises OSError."""
+    if os.name == "posix":
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def is_unfinished(name: str, of: tuple[str, ...]) -> bool:
-    """Whether a file name is one that `replacing` left after a kill, for one of the names in `of`."""
+    """Whether `name` is that of a temporary file of `replacing`, left by a killed process, for a file name in `of`."""
     return name.endswith(".tmp") and any(name.startswith(f".{file}.") for file in of)
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder with all that is in it, a file, or a link itself; what cannot be deleted stays."""
+    """Delete a folder with its content, a file, or a symbolic link (not its target). Errors are ignored."""
     with contextlib.suppress(OSError):
         if path.is_dir() and not is_link(path):
             shutil.rmtree(path, ignore_errors=True)

@@ -1,145 +1,149 @@
-"""The machine profile: what was measured about this machine, once (decision 020).
+"""The machine of a training run: device, number format, memory, and speed of matrix multiplication."""
 
-A measurement that steers results must not be repeated, since it differs with the load. Each is a JSON file in the
-cache folder machine/, found by the identity of what was measured.
-"""
-
-import contextlib
-import hashlib
-import json
-import os
-import platform
-from collections.abc import Callable, Iterator, Mapping
+import functools
+import math
+import sys
+import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
 
-from tinylm.cache import is_private, private_folder
-from tinylm.errors import TinyLMError
-from tinylm.files import read_json, replacing
+import torch
 
-FORMAT = 1  # of the profile; raise it when what is measured, or how, changes
-MOST_BYTES = 1 << 16
-LOCK_SECONDS = 20.0  # that a command waits for another that is measuring
-UNRECORDED = "Until then this machine is measured at each start, and the same command may give other results."
-PROCESSOR_FIELDS = (
-    *("vendor_id", "cpu family", "model", "model name", "stepping"),  # of x86
-    *("CPU implementer", "CPU architecture", "CPU variant", "CPU part"),  # of ARM
+from tinylm.config import RuntimeConfig
+from tinylm.device import (
+    DTYPES,
+    can_compile,
+    choose_device,
+    choose_training_dtype,
+    describe_device,
+    free_memory,
+    identify_device,
+    must_compare_bf16,
 )
+from tinylm.kernels import onednn
+from tinylm.kernels.short_attention import max_unfused_keys
+from tinylm.machine_profile import Measurement
+from tinylm.reporter import Reporter
+
+COMPARED_DTYPES = ("fp32", "bf16")
+RATE_BOUNDS = (1e6, 1e18)  # FLOP/s
+MEASURE_SECONDS, MIN_ROUNDS = 1.0, 5  # of a measurement of matrix multiplication; both are minima
 
 
-class Reporter(Protocol):
-    """Receives what the user should know."""
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The device and number format of a training run, and the properties of the machine that a plan depends on.
 
-    def note(self, message: str) -> None: ...
-
-    def warn(self, message: str) -> None: ...
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Values that are measured once for an identity, which is plain JSON: change any part, and it is measured anew.
-
-    `bounds` has the least and the most of each value. A file with any other content is ignored and replaced.
+    threads: number of threads that torch uses on the CPU
+    matmul_rate: FLOP/s of matrix multiplication in `dtype`
+    free_memory: bytes; `None` if the system does not report them
+    compiled_is_faster: whether compiled layers train faster than eager ones
+    max_unfused_keys: longest context at which attention is unfused and stores its weights for the backward pass; 0 if
+        it is fused at every length
+    reasons: the device and the format, and why they were chosen, for the user
     """
 
-    name: str
-    identity: Mapping[str, Any]
-    bounds: Mapping[str, tuple[float, float]]
+    device: str
+    dtype: str
+    threads: int
+    matmul_rate: float
+    free_memory: int | None
+    compiled_is_faster: bool
+    max_unfused_keys: int
+    reasons: str
 
-    def get(self, measure: Callable[[], Mapping[str, float]], reporter: Reporter | None = None) -> dict[str, float]:
-        """The recorded values; if there are none, what `measure` returns, which is recorded.
-
-        Without a usable cache folder the values are measured at each call, and the reporter is warned.
-        """
-        try:
-            file = self._file()
-        except TinyLMError as error:
-            if reporter is not None:
-                reporter.warn(f"{error} {UNRECORDED}")
-            return self._measured(measure)
-        values = self._read(file)
-        if values is not None:
-            return values
-        if reporter is not None:
-            reporter.note("Measuring this machine, once...")
-        with _locked(file):
-            values = self._read(file)  # which another process may have written meanwhile
-            if values is None:
-                values = self._measured(measure)
-                try:
-                    self.write(values)
-                except OSError as error:
-                    if reporter is not None:
-                        reporter.warn(
-                            f"Cannot write {file}: {error.strerror}; set TINYLM_CACHE to another folder. {UNRECORDED}"
-                        )
-        return values
-
-    def write(self, values: Mapping[str, float]) -> None:
-        """Record values. Raises TinyLMError and OSError."""
-        with replacing(self._file()) as unfinished:
-            record = {"format": FORMAT, "identity": dict(self.identity), "values": dict(values)}
-            unfinished.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-    def _file(self) -> Path:
-        key = json.dumps([FORMAT, dict(self.identity), sorted(self.bounds)])
-        digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-        return private_folder("machine") / f"{self.name}-{digest}.json"
-
-    def _read(self, file: Path) -> dict[str, float] | None:
-        try:
-            record = read_json(file, MOST_BYTES) if is_private(file) else None
-        except (OSError, ValueError):
-            return None
-        if not isinstance(record, dict):
-            return None
-        values = record.get("values")
-        if (record.get("format"), record.get("identity")) != (FORMAT, dict(self.identity)):
-            return None
-        if not isinstance(values, dict) or values.keys() != self.bounds.keys():
-            return None
-        for name, (least, most) in self.bounds.items():
-            if type(values[name]) not in (int, float) or not least <= values[name] <= most:
-                return None
-        return {name: float(value) for name, value in values.items()}
-
-    def _measured(self, measure: Callable[[], Mapping[str, float]]) -> dict[str, float]:
-        measured = measure()
-        return {name: min(max(float(measured[name]), least), most) for name, (least, most) in self.bounds.items()}
+    def runtime(self, *, compile: bool) -> RuntimeConfig:
+        """The properties that a run records; `compile`: whether its layers are compiled."""
+        return RuntimeConfig(
+            device=self.device,
+            dtype=self.dtype,
+            compile=compile,
+            threads=self.threads,
+            matmul_rate=self.matmul_rate,
+        )
 
 
-@contextlib.contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """Let one process measure at a time, where the file system has locks: two at once would disturb each other."""
-    from filelock import FileLock, Timeout
+def choose_machine(device: str, dtype: str, reporter: Reporter) -> Machine:
+    """Choose device and number format (`auto` or a name), and take the matmul rate from the machine profile.
 
-    lock = FileLock(file.with_suffix(".lock"), timeout=LOCK_SECONDS)
-    with contextlib.suppress(OSError, NotImplementedError, Timeout):
-        lock.acquire()
+    If the profile has no rate yet, it is measured for MEASURE_SECONDS, and the reporter receives a note.
+
+    Raises UsageError for a device or format that is not available.
+    """
+    chosen_device = choose_device(device)
+
+    @functools.cache
+    def rates(dtypes: tuple[str, ...]) -> dict[str, float]:
+        entry = matmul_rates_entry(chosen_device.value, dtypes)
+        return entry.get(lambda: measure_matmul_rates(chosen_device.value, dtypes), reporter)
+
+    def rate(dtype: str) -> float:
+        compared = dtype in COMPARED_DTYPES and must_compare_bf16(chosen_device.value)
+        return rates(COMPARED_DTYPES if compared else (dtype,))[dtype]
+
+    chosen_dtype = choose_training_dtype(dtype, chosen_device.value, rate)
+    return Machine(
+        device=chosen_device.value,
+        dtype=chosen_dtype.value,
+        threads=torch.get_num_threads(),
+        matmul_rate=round_rate(rate(chosen_dtype.value)),
+        free_memory=free_memory(chosen_device.value),
+        compiled_is_faster=compiled_is_faster(chosen_device.value, chosen_dtype.value),
+        max_unfused_keys=max_unfused_keys(chosen_device.value, chosen_dtype.value),
+        reasons=f"{describe_device(chosen_device.value)}: {chosen_device.reason}; "
+        f"{chosen_dtype.value}: {chosen_dtype.reason}",
+    )
+
+
+def compiled_is_faster(device: str, dtype: str) -> bool:
+    """Whether torch.compile is available and makes a training step faster.
+
+    In fp32 on a CPU, compiled code uses MKL, which is slower than oneDNN on some processors (decision 013).
+    """
+    return can_compile(device) and not ((device, dtype) == ("cpu", "fp32") and onednn.is_preferred())
+
+
+def round_rate(rate: float) -> float:
+    """The nearest power of 2^(1/4), to four digits, so that repeated measurements usually give the same number."""
+    return float(f"{2 ** (round(4 * math.log2(rate)) / 4):.4g}")
+
+
+def matmul_rates_entry(device: str, dtypes: tuple[str, ...]) -> Measurement:
+    """The machine profile's entry for matrix multiplication: FLOP/s by number format."""
+    return Measurement("matmul", identify_device(device), dict.fromkeys(dtypes, RATE_BOUNDS))
+
+
+def measure_matmul_rates(device: str, dtypes: tuple[str, ...]) -> dict[str, float]:
+    """FLOP/s by number format: the best of many timings, which alternate between the formats.
+
+    On a CPU, the rate is that of one thread in processor time, times the number of threads: on a busy machine, several
+    threads take ten times as much wall-clock time, but one thread takes no more processor time (decision 020).
+    """
+    threads = torch.get_num_threads() if device == "cpu" else 1
+    best = dict.fromkeys(dtypes, 0.0)
+    start, rounds = time.perf_counter(), 0
+    while rounds < MIN_ROUNDS or time.perf_counter() - start < MEASURE_SECONDS:
+        for dtype in dtypes:
+            best[dtype] = max(best[dtype], threads * _measure_matmul_rate(device, dtype))
+        rounds += 1
+    return best
+
+
+@torch.no_grad()
+def _measure_matmul_rate(device: str, dtype: str, rows: int = 2048, width: int = 512) -> float:
+    """FLOP/s of one timing, which takes a few milliseconds on a CPU."""
+    x = torch.ones(rows, width, device=device, dtype=DTYPES[dtype])
+    w = torch.ones(width, width, device=device, dtype=DTYPES[dtype])
+    on_cpu = device == "cpu"
+    # On Windows, processor time advances in steps of 16 ms.
+    clock = time.thread_time if on_cpu and sys.platform != "win32" else time.perf_counter
+    times, threads = 1 if on_cpu else 4, torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
-        yield
+        onednn.linear(x, w)[0, 0].item()  # waits for the device
+        start = clock()
+        for _ in range(times):
+            y = onednn.linear(x, w)
+        y[0, 0].item()
+        return times * 2 * rows * width * width / max(clock() - start, 1e-9)
     finally:
-        lock.release()
-
-
-def identify_processor() -> dict[str, Any]:
-    """The processor and how much of it this process may use, as JSON; found without importing torch."""
-    fields = {"system": platform.system(), "architecture": platform.machine()}
-    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            name, _, value = line.partition(":")
-            if not name.strip():  # ends the first of the cores
-                break
-            if name.strip() in PROCESSOR_FIELDS:
-                fields[name.strip()] = value.strip()
-    if "model name" not in fields:
-        fields["model name"] = platform.processor()
-    return {**fields, "cores": usable_cores()}
-
-
-def usable_cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        return os.cpu_count() or 1
+        torch.set_num_threads(threads)

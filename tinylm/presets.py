@@ -1,14 +1,15 @@
-"""The names of common shapes: presets say which transformer, sizes how large; every part may be chosen by itself."""
+"""Named model configurations: a preset sets the kinds of layers, a size the dimensions; any field can be replaced."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
-from tinylm.checks import check_numbers, flag, one_of
-from tinylm.config import ModelConfig
+from tinylm.config import GATED_ACTIVATIONS, ModelConfig
 from tinylm.errors import UsageError
+from tinylm.validation import check_choice, check_numbers
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # The shape of Qwen3, which other tools can run.
+    # The defaults of ModelConfig: the architecture of Qwen3, which other tools can run.
     "modern": {},
     # Radford et al. 2019.
     "gpt2": {
@@ -20,7 +21,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "activation": "gelu",
         "initialisation": "gpt2",
     },
-    # Vaswani et al. 2017, the decoder half.
+    # Vaswani et al. 2017; by default only the decoder.
     "original": {
         "position": "sinusoidal",
         "norm": "layernorm",
@@ -34,6 +35,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
+# In ascending order of parameters. Decision 018 measured "tiny".
 SIZES: dict[str, dict[str, int]] = {
     "nano": {"layers": 3, "heads": 3, "width": 96, "context": 64},
     "micro": {"layers": 4, "heads": 4, "width": 128, "context": 128},
@@ -46,74 +48,80 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 def default_ffn_width(width: int, activation: str) -> int:
-    """Four widths, or for SwiGLU, which has three matrices, as many parameters as that: 8/3, rounded up to 32."""
-    if activation == "swiglu":
+    """4 * width; for gated activations, 8/3 * width, rounded up to a multiple of 32.
+
+    These have three matrices in place of two, so both have about the same number of parameters (Shazeer 2020).
+    """
+    if activation in GATED_ACTIVATIONS:
         return math.ceil(8 * width / 3 / 32) * 32
     return 4 * width
 
 
 def make_model_config(*, vocab_size: int, preset: str, size: str, **choices: Any) -> ModelConfig:
-    """A preset and a size, with any part chosen by its own flag; a choice of `None` means not chosen.
+    """The configuration of a preset in a size. `choices` replace fields of ModelConfig; `None` is no choice.
 
-    Raises UsageError for an unknown preset or size and for parts that do not fit together.
+    Defaults of `heads`, `kv_heads`, `ffn_width`, `local_layers` and `encoder_layers` depend on the other fields.
+
+    Raises UsageError for an unknown preset or size, for fields that contradict each other, and for a choice that has
+    no effect in this model.
     """
-    one_of("preset", preset, tuple(PRESETS))
-    one_of("size", size, tuple(SIZES))
+    check_choice("preset", preset, tuple(PRESETS))
+    check_choice("size", size, tuple(SIZES))
     check_numbers({"vocab_size": vocab_size, **choices})
-    values = {**PRESETS[preset], **SIZES[size], **{k: v for k, v in choices.items() if v is not None}}
-    width, heads = values["width"], values["heads"]
-    if "heads" not in choices or choices["heads"] is None:
-        values["heads"] = heads = _heads_for(
-            width, heads, choices.get("kv_heads"), in_pairs=values.get("position", "rope") == "rope"
-        )
+    choices = {name: value for name, value in choices.items() if value is not None}
+    values = {**PRESETS[preset], **SIZES[size], **choices}
+    if "heads" not in choices:
+        even = values.get("position", "rope") == "rope"  # RoPE rotates pairs of a head's features
+        values["heads"] = _choose_heads(values["width"], values["heads"], values.get("kv_heads", 1), even)
+    heads = values["heads"]
     values.setdefault("kv_heads", heads // 2 if preset == "modern" and heads % 2 == 0 else heads)
-    values.setdefault("ffn_width", default_ffn_width(width, values.get("activation", "swiglu")))
-    if values.get("local_window") is not None and "local_layers" not in values:
-        values["local_layers"] = tuple(range(0, values["layers"], 2))
+    values.setdefault("ffn_width", default_ffn_width(values["width"], values.get("activation", "swiglu")))
+    if "local_window" in values:
+        values.setdefault("local_layers", tuple(range(0, values["layers"], 2)))
     if values.get("architecture") == "encoder-decoder":
         values.setdefault("encoder_layers", values["layers"])
     config = ModelConfig(vocab_size=vocab_size, **values)
-    refuse_idle(config, choices)
+    check_options_have_effect(config, choices)
     return config
 
 
-def refuse_idle(config: ModelConfig, choices: dict[str, Any]) -> None:
-    """Raises UsageError for a choice of which nothing would come in this model."""
-    beyond = config.relative_clip > config.context
-    idle = {
-        "rope_theta": (config.position != "rope", "--position rope"),
-        "experts_per_token": (config.experts == 1, "--experts"),
-        "expert_mode": (config.experts == 1, "--experts"),
-        # Where every token goes to every expert, the loss that shares tokens out is a constant.
-        "expert_balance": (
-            config.experts <= config.experts_per_token,
-            "--experts" if config.experts == 1 else "more --experts than --experts-per-token",
-        ),
-        "norm_gain": (config.norm == "none", "a --norm"),
-        "norm_bias": (config.norm == "none", "a --norm"),
-        "norm_placement": (config.norm == "none", "a --norm"),
-        "local_window": ((config.local_window or 0) >= config.context, f"a --context above {config.local_window}"),
-        "qk_norm": (config.norm == "none" and config.qk_norm, "a --norm"),
-        "relative_clip": (
-            config.position != "relative" or beyond,
-            "--position relative"
-            if config.position != "relative"
-            else f"a --context of at least {config.relative_clip}",
-        ),
-    }
-    for name, (is_idle, needed) in idle.items():
-        if is_idle and choices.get(name) is not None:
-            raise UsageError(f"{flag(name)} is for models with {needed}; add that, or leave it out.")
+def check_options_have_effect(config: ModelConfig, choices: Mapping[str, Any]) -> None:
+    """Raise UsageError if one of the chosen fields has no effect in a model of this configuration."""
+    for name, needed in _unused_options(config).items():
+        if choices.get(name) is not None:
+            raise UsageError(f"`{name}` has no effect without {needed}; add that, or leave it out.")
 
 
-def _heads_for(width: int, wanted: int, kv_heads: int | None, in_pairs: bool) -> int:
-    """The number of heads nearest to the size's own that fits the width and the key/value heads the user chose.
+def _unused_options(config: ModelConfig) -> dict[str, str]:
+    """The fields that have no effect in a model of this configuration, each with what it needs to have one."""
+    unused = {}
+    if config.position != "rope":
+        unused["rope_theta"] = '`position="rope"`'
+    if config.experts == 1:
+        unused |= dict.fromkeys(("experts_per_token", "expert_mode", "expert_balance"), "`experts`")
+    elif config.experts <= config.experts_per_token:  # the load-balancing loss is constant
+        unused["expert_balance"] = "more `experts` than `experts_per_token`"
+    if config.norm == "none":
+        unused |= dict.fromkeys(("norm_gain", "norm_bias", "norm_placement"), "a `norm`")
+        if config.qk_norm:
+            unused["qk_norm"] = "a `norm`"
+    if config.local_window is not None and config.local_window >= config.context:
+        unused["local_window"] = f"a `context` above {config.local_window}"
+    if config.position != "relative":
+        unused["relative_clip"] = '`position="relative"`'
+    elif config.relative_clip > config.context:
+        unused["relative_clip"] = f"a `context` of at least {config.relative_clip}"
+    return unused
 
-    `in_pairs`: whether a head's features must be even in number, for rotation.
+
+def _choose_heads(width: int, preferred: int, kv_heads: int, even_head_dim: bool) -> int:
+    """The number of heads closest to `preferred` that divides the width and is a multiple of `kv_heads`.
+
+    Returns `preferred` if no number fits; ModelConfig then raises the error.
     """
     fitting = [
-        n
-        for n in range(1, width + 1)
-        if width % n == 0 and (not in_pairs or width // n % 2 == 0) and (not kv_heads or n % kv_heads == 0)
+        heads
+        for heads in range(1, width + 1)
+        if width % heads == 0 and heads % kv_heads == 0 and not (even_head_dim and width // heads % 2)
     ]
-    return min(fitting, key=lambda n: (abs(n - wanted), n), default=wanted)
+    return min(fitting, key=lambda heads: (abs(heads - preferred), heads), default=preferred)

@@ -1,4 +1,4 @@
-"""The process's standard streams: always open, always UTF-8, and safe to write to when nobody reads them."""
+"""The standard streams of the process: open, in UTF-8, and safe to write after their reader has closed them."""
 
 import errno
 import io
@@ -10,38 +10,39 @@ from typing import Any
 
 from tinylm.errors import ClosedOutputError, OutputError
 
-CLOSED = {errno.EPIPE, errno.ECONNRESET, errno.ESHUTDOWN}  # the reader has gone
+CLOSED_ERRNOS = {errno.EPIPE, errno.ECONNRESET, errno.ESHUTDOWN}  # the reader has closed the stream
 
 
 def prepare_streams() -> None:
-    """Replace `sys.stdout` and `sys.stderr` by streams whose failures are handled here, for the whole process.
+    """Replace `sys.stdout` and `sys.stderr` for the whole process.
 
-    Writing to stdout raises OutputError once, ClosedOutputError where its reader has gone; all that follows is dropped,
-    so that Python's own flush at exit cannot fail. Writing to stderr never fails: what cannot be written is dropped.
-
-    A stream that the shell closed (`2>&-`) becomes the null device; left closed, the next file opened would get its
-    number. A path may hold bytes that are not UTF-8: stdout passes them on unchanged, stderr escapes them.
+    1. A failed write to stdout raises OutputError, or ClosedOutputError if its reader has closed it, once. Later writes
+       are dropped, so that Python's flush at exit cannot fail.
+    2. A failed write to stderr is dropped.
+    3. A stream that the shell closed (`2>&-`) becomes the null device; otherwise the next file opened would get its
+       file descriptor.
+    4. Bytes of paths that are not UTF-8 are written to stdout unchanged, and escaped on stderr.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
     if hasattr(sys.stdout, "buffer"):  # a notebook's streams have none
-        sys.stdout = _text(_Output(sys.stdout), "surrogateescape")
+        sys.stdout = _text_stream(_RawStdout(sys.stdout), "surrogateescape")
     if hasattr(sys.stderr, "buffer"):
-        sys.stderr = _text(_Messages(sys.stderr), "backslashreplace")
+        sys.stderr = _text_stream(_RawStderr(sys.stderr), "backslashreplace")
 
 
-def _text(raw: "_Output", errors: str) -> io.TextIOWrapper:
+def _text_stream(raw: "_RawStdout", errors: str) -> io.TextIOWrapper:
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", errors=errors, line_buffering=True)
 
 
-class _Output(io.RawIOBase):
-    """The bytes of a text stream, written to its file."""
+class _RawStdout(io.RawIOBase):
+    """The raw stream below stdout: writes to the file of the original text stream."""
 
     def __init__(self, stream: Any) -> None:
         stream.flush()
-        self._stream = stream  # which would close the file when it is garbage
-        self._file: Any = getattr(stream.buffer, "raw", stream.buffer)  # python -u has no buffer between
+        self._stream = stream  # its finalizer would close the file
+        self._file: Any = getattr(stream.buffer, "raw", stream.buffer)  # with python -u, the buffer is the raw file
         self._failed = False
 
     @property
@@ -64,27 +65,28 @@ class _Output(io.RawIOBase):
             return self._write(data)
         except OSError as error:
             self._failed = True
-            if self._has_closed(error):
-                raise ClosedOutputError("The reader of standard output has gone.") from error
+            if self._is_closed(error):
+                raise ClosedOutputError("The reader of standard output has closed it.") from error
             raise OutputError(
-                f"Cannot write to standard output: {error.strerror or error}; free some space, or send the output "
-                "elsewhere."
+                f"Cannot write to standard output: {error.strerror or error}; free some space, or redirect the output."
             ) from error
 
     def _write(self, data: Any) -> int:
-        while (written := self._file.write(data)) is None:  # someone made the stream non-blocking, and it is full
+        while (written := self._file.write(data)) is None:  # the stream is non-blocking and full
             select.select([], [self._file], [])
         return int(written)
 
-    def _has_closed(self, error: OSError) -> bool:
-        if error.errno == errno.EIO:  # of a terminal that hung up, which isatty no longer calls one; or a disk's defect
+    def _is_closed(self, error: OSError) -> bool:
+        if error.errno == errno.EIO:  # a terminal that hung up (isatty is false by then), or a defective disk
             return stat.S_ISCHR(os.fstat(self.fileno()).st_mode)
-        return error.errno in CLOSED or (os.name == "nt" and error.errno == errno.EINVAL)
+        return error.errno in CLOSED_ERRNOS or (os.name == "nt" and error.errno == errno.EINVAL)
 
 
-class _Messages(_Output):
+class _RawStderr(_RawStdout):
+    """The raw stream below stderr."""
+
     def write(self, data: Any) -> int:
         try:
             return self._write(data)
         except OSError:
-            return len(data)  # the next message is tried again: a full disk may have space by then
+            return len(data)  # dropped; later messages are still written, since a full disk may have space by then

@@ -1,1 +1,1 @@
-"""Small trainable parts put into a frozen model: lora and bottleneck, what they share, and how they are loaded."""
+"""Adapters: LoRA and bottleneck layers that are trained in a frozen base model, and saved without it."""

@@ -1,4 +1,4 @@
-"""What all adapters have in common: a trained part around a frozen module, by name, on disk and in memory."""
+"""The base class of adapter layers, and their tensors under PEFT's names."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,45 +6,57 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tinylm.weights import require_tensors
+from tinylm.run_directory.weights import require_tensors
 
 PEFT_PREFIX = "base_model.model."
 
 
 class Adapter(nn.Module):
-    """Stands in the place of `base` and changes what it gives, `strength` times as much as it was trained to."""
+    """A layer that replaces the frozen module `base` and adds a trainable update to its output.
+
+    `adapter_scale` multiplies the update: 1 as trained, 0 for the base module alone.
+    """
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
         self.base = base
-        self.strength = 1.0
+        self.adapter_scale = 1.0
 
-    def trained(self) -> dict[str, nn.Parameter]:
-        """What is learned, by the names that its file has for it."""
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters of the adapter itself, by their names in PEFT's format."""
         raise NotImplementedError
 
 
+def trained_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype of parameters that adapt a frozen weight: at least fp32, since 16 bits lose small updates."""
+    return torch.promote_types(weight.dtype, torch.float32)
+
+
 def adapter_layers(model: nn.Module) -> dict[str, Adapter]:
+    """All adapter layers of a model by their dotted names."""
     return {name: module for name, module in model.named_modules() if isinstance(module, Adapter)}
 
 
 def adapter_tensors(layers: Mapping[str, Adapter]) -> dict[str, Tensor]:
-    """What was learned, under PEFT's keys: a copy for each layer of what several share."""
+    """Copies of the adapter parameters by their PEFT keys; a parameter that layers share is copied for each layer."""
+    return {key: parameter.detach().clone() for key, parameter in _peft_parameters(layers).items()}
+
+
+def load_adapter_tensors(layers: Mapping[str, Adapter], tensors: dict[str, Tensor], file: Path) -> None:
+    """Copy the tensors of a saved adapter, as `adapter_tensors` returns them, into the layers.
+
+    Raises TinyLMError, which names `file`, if names, shapes or dtypes differ from those of the layers.
+    """
+    parameters = _peft_parameters(layers)
+    require_tensors(tensors, parameters, file)
+    with torch.no_grad():
+        for key, parameter in parameters.items():
+            parameter.copy_(tensors[key])
+
+
+def _peft_parameters(layers: Mapping[str, Adapter]) -> dict[str, nn.Parameter]:
     return {
-        f"{PEFT_PREFIX}{name}.{part}": parameter.detach().clone()
-        for name, layer in layers.items()
-        for part, parameter in layer.trained().items()
-    }
-
-
-def load_adapter_tensors(layers: Mapping[str, Adapter], tensors: dict[str, Tensor], where: Path) -> None:
-    """The inverse of `adapter_tensors`. Raises TinyLMError when the tensors are not the layers' own."""
-    own = {
         f"{PEFT_PREFIX}{name}.{part}": parameter
         for name, layer in layers.items()
-        for part, parameter in layer.trained().items()
+        for part, parameter in layer.trainable_parameters().items()
     }
-    require_tensors(tensors, own, where)
-    with torch.no_grad():
-        for key, parameter in own.items():
-            parameter.copy_(tensors[key])

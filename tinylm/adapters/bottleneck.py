@@ -1,12 +1,12 @@
-"""Bottleneck adapters: a small feed-forward layer after each frozen sublayer (seed 002; Houlsby et al. 2019)."""
+"""Bottleneck adapters: a small residual feed-forward layer after frozen sublayers (note 002; Houlsby et al. 2019)."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tinylm.adapters.adapter import Adapter
-from tinylm.adapters.inject import plain_name, replace_modules
+from tinylm.adapters.adapter import Adapter, trained_dtype
+from tinylm.adapters.inject import replace_modules, unwrapped_name
 from tinylm.config import AdapterConfig
 from tinylm.model.feedforward import gelu
 from tinylm.model.stack import Transformer
@@ -15,7 +15,10 @@ SUBLAYERS = ("attention", "cross_attention", "feedforward")
 
 
 class Bottleneck(Adapter):
-    """y + gelu(dropout(y) D^T + b) U^T + c, where y is what the sublayer gives; U and c start at zero."""
+    """y + gelu(dropout(y) D^T + b) U^T + c, where y (..., width) is the output of the sublayer `base`.
+
+    D is size x width, U width x size. U, b and c are initialised to zero, so the layer initially returns y.
+    """
 
     def __init__(self, base: nn.Module, width: int, size: int, dropout: float) -> None:
         super().__init__(base)
@@ -27,43 +30,45 @@ class Bottleneck(Adapter):
             nn.init.zeros_(parameter)
 
     def forward(self, *inputs: Any) -> Any:
-        """As the sublayer does, whether it gives a tensor or also tells something."""
+        """Adapt the sublayer's output: a tensor, or the first entry of a tuple, as from a feed-forward sublayer."""
         y = self.base(*inputs)
         if isinstance(y, Tensor):
             return self._adapt(y)
         return self._adapt(y[0]), *y[1:]
 
     def _adapt(self, y: Tensor) -> Tensor:
-        if not self.strength:
+        if not self.adapter_scale:
             return y
-        return y + self.strength * self.up(gelu(self.down(self.dropout(y))))
+        return y + self.adapter_scale * self.up(gelu(self.down(self.dropout(y))))
 
-    def trained(self) -> dict[str, nn.Parameter]:
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
+        """Weight and bias of both projections."""
         layers = {"down": self.down, "up": self.up}
         return {f"{name}.{kind}": getattr(layer, kind) for name, layer in layers.items() for kind in ("weight", "bias")}
 
 
 def sublayers(model: Transformer) -> tuple[str, ...]:
-    """The kinds of sublayer that the model's layers have."""
-    there = {name.rpartition(".")[2] for name, _ in model.named_modules()}
-    return tuple(name for name in SUBLAYERS if name in there)
+    """The names in SUBLAYERS that occur in the model."""
+    present = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    return tuple(name for name in SUBLAYERS if name in present)
 
 
 def add_bottlenecks(model: Transformer, config: AdapterConfig, seed: int = 0) -> dict[str, Adapter]:
-    """Freeze the model and put a Bottleneck of `rank` features after every target. The outputs do not change.
+    """Freeze the model and put a Bottleneck of size `config.rank` after each sublayer in `config.targets`.
 
-    Returns the new layers by name.
+    The model's outputs do not change yet. `seed` determines the initial weights. Returns the new layers by name.
     """
     model.requires_grad_(False)
     weight = model.embedding.weight
-    made: dict[str, Adapter] = {}
+    layers: dict[str, Adapter] = {}
 
     def wrap(name: str, module: nn.Module) -> Adapter:
-        layer = Bottleneck(module, weight.shape[1], config.rank, config.dropout).to(weight.device, weight.dtype)
-        made[plain_name(name)] = layer
+        layer = Bottleneck(module, weight.shape[1], config.rank, config.dropout)
+        layer = layer.to(weight.device, trained_dtype(weight))
+        layers[unwrapped_name(name)] = layer
         return layer
 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         replace_modules(model, lambda name, _: name.rpartition(".")[2] in config.targets, wrap)
-    return made
+    return layers

@@ -1,4 +1,4 @@
-"""Replace named modules of a model; the model itself never knows."""
+"""Replace modules of a model by name, without changes to the model's code."""
 
 from collections.abc import Callable
 
@@ -6,17 +6,20 @@ from torch import nn
 
 
 def replace_modules(
-    model: nn.Module, wanted: Callable[[str, nn.Module], bool], make: Callable[[str, nn.Module], nn.Module]
+    model: nn.Module, matches: Callable[[str, nn.Module], bool], replace: Callable[[str, nn.Module], nn.Module]
 ) -> list[str]:
-    """Put `make(name, module)` in the place of every module that is wanted; returns their dotted names."""
-    names = [name for name, module in model.named_modules() if wanted(name, module)]
+    """Replace each module for which `matches(name, module)` holds with `replace(name, module)`, in place.
+
+    Names are dotted paths from the model. Returns the names of the replaced modules.
+    """
+    names = [name for name, module in model.named_modules() if matches(name, module)]
     for name in names:
         parent, _, leaf = name.rpartition(".")
         owner = model.get_submodule(parent)
-        setattr(owner, leaf, make(name, getattr(owner, leaf)))
+        setattr(owner, leaf, replace(name, getattr(owner, leaf)))
     return names
 
 
-def plain_name(name: str) -> str:
-    """A module's name as it was before other adapters were put around its parents."""
+def unwrapped_name(name: str) -> str:
+    """A module's name without the `base` parts that adapters around it or its parents have added."""
     return ".".join(part for part in name.split(".") if part != "base")

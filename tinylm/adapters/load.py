@@ -1,23 +1,27 @@
-"""Put saved adapters back on the base they were made for."""
+"""Load saved adapters onto their base model, and find the base model of an adapter and the adapters of a model."""
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 
 from tinylm.adapters.adapter import Adapter, load_adapter_tensors
 from tinylm.adapters.bottleneck import add_bottlenecks
+from tinylm.adapters.foreign import add_foreign_adapter, family_of, require_tied
 from tinylm.adapters.lora import add_lora
-from tinylm.checkpoint import load_model, read_config, read_weights
 from tinylm.config import AdapterConfig, DataConfig, RunConfig
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.formats.peft import EMBEDDING, is_adapter_folder, read_adapter, read_base_name
 from tinylm.model.stack import Transformer
-from tinylm.place import CHECKPOINTS, MODEL_FILE
+from tinylm.open_model import open_model
+from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE
+from tinylm.run_directory.loading import LoadedModel, read_config, read_weights
+from tinylm.run_directory.weights import read_header
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.weights import read_header
 
-SEARCHED_RUNS = 1000  # in a folder
+MAX_SEARCHED_RUNS = 1000  # per folder, when a base model or adapters are searched for
 
 ADAPTERS: dict[str, Callable[[Transformer, AdapterConfig, int], dict[str, Adapter]]] = {
     "lora": add_lora,
@@ -26,125 +30,186 @@ ADAPTERS: dict[str, Callable[[Transformer, AdapterConfig, int], dict[str, Adapte
 
 
 @dataclass(frozen=True)
-class WantedAdapter:
-    """An adapter's folder, and how strongly it is to act."""
+class AdapterSpec:
+    """The folder of a saved adapter, and its scale: 1 as trained."""
 
     path: Path
-    strength: float = 1.0
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
 class LoadedAdapter:
-    """An adapter on its base: its layers by name, how strongly it acts, and the text it was trained on."""
+    """An adapter on its base model.
+
+    layers: by name. data: description of the text it was trained on. chat_template: Jinja source of its chat template.
+    note: a notice for the user.
+    """
 
     layers: dict[str, Adapter]
-    strength: float
+    scale: float
     data: DataConfig | None
+    chat_template: str | None = None
+    note: str | None = None
 
 
 def add_adapter(model: Transformer, config: AdapterConfig, seed: int = 0) -> dict[str, Adapter]:
-    """Freeze the model and put new adapter layers into it, which change nothing yet; returns them by name."""
+    """Freeze the model and add new adapter layers, which do not change its outputs yet. Returns the layers by name.
+
+    Raises UsageError for targets that the model does not have.
+    """
     return ADAPTERS[config.kind](model, config, seed)
 
 
 def read_adapter_config(path: Path) -> tuple[RunConfig, AdapterConfig]:
-    """Raises UsageError when the folder holds a model instead of an adapter."""
+    """The configuration of an adapter's run, and of the adapter itself. Raises UsageError for the run of a model."""
     config = read_config(path)
     if config.adapter is None:
-        raise UsageError(f"{path} is a model, not an adapter; give it as --model.")
+        raise UsageError(f"{path} is a model, not an adapter; give it as `model`.")
     return config, config.adapter
 
 
-def load_base(
-    path: Path, adapter: AdapterConfig, model: Path | None, device: str
-) -> tuple[Transformer, RunConfig, Tokenizer]:
-    """The base of the adapter at `path`: `model`, or a run beside the adapter or under checkpoints/ with the recorded
-    digest. The recorded path is not followed: whoever made the adapter chose it.
+def load_base_model(path: Path, adapter: AdapterConfig, model: Path | None, device: str) -> LoadedModel:
+    """Load the base model of the adapter at `path`: the one at `model`, or the run that `find_base_model` finds.
 
-    The base has the very weights that the adapter was trained on, or, after all merges were undone, weights that equal
-    them up to rounding.
+    The digest that the adapter recorded must be that of its weights, or of the weights before the first merge if all
+    merges were undone. The path that it recorded is not opened, since an untrusted adapter could name any file.
 
-    Raises TinyLMError when the weights of `model` are other ones, and UsageError when no base is found.
+    Raises TinyLMError if the weights of `model` are different, and UsageError if no base model is found.
     """
-    place = model or find_base(path, adapter)
-    if place is None:
-        changed = path.absolute().parent / PureWindowsPath(adapter.base).name
-        if os.path.isfile(changed / MODEL_FILE):  # noqa: PTH113, False for a name that is too long
+    run = model or find_base_model(path, adapter)
+    if run is None:
+        same_name = path.absolute().parent / PureWindowsPath(adapter.base).name
+        if os.path.isfile(same_name / MODEL_FILE):  # noqa: PTH113, returns False for a name that is too long
             raise UsageError(
-                f"{changed} has other weights than those that {path} was trained on: it was trained on since, or is "
-                "another run of the name. Restore the weights, or fine-tune again."
+                f"{same_name} does not have the weights that {path} was trained on: it was trained further, or is "
+                "another run of the same name. Restore the weights, or fine-tune again."
             )
         raise UsageError(
-            f"The base of {path} is neither beside it nor under {CHECKPOINTS}/ (it was trained on "
-            f"{adapter.base[:200]}); name it with --model."
+            f"The base model of {path} is neither beside it nor under {CHECKPOINTS}/ (it was trained on "
+            f"{adapter.base[:200]}); name it with `model`."
         )
-    base, config, tokenizer, weights = load_model(place, device)
-    if adapter.base_digest not in (weights.digest, config.recovered_digest):
+    base = open_model(run, device)
+    if adapter.base_digest not in (base.weights.digest, base.config.recovered_digest):
         raise TinyLMError(
-            f"{path} was made for other weights than those in {place}; an adapter fits only the base it was trained on."
+            f"{path} was trained on other weights than those in {run}; name the base model that it was trained on."
         )
-    return base, config, tokenizer
+    return base
 
 
-def find_base(path: Path, adapter: AdapterConfig) -> Path | None:
-    """The run beside the adapter or under checkpoints/ that has the base's digest; the recorded name is tried first."""
-    name = PureWindowsPath(adapter.base).name  # reads the paths of every system
-    for folder in dict.fromkeys((path.absolute().parent, CHECKPOINTS.absolute())):
-        runs = sorted(file.parent for file in folder.glob("[!.]*/config.json"))
-        for run in sorted(runs, key=lambda run: run.name != name)[:SEARCHED_RUNS]:
-            with contextlib.suppress(TinyLMError, OSError):  # a damaged run is not the base
-                config = read_config(run)
-                if config.adapter is None and adapter.base_digest in (
-                    config.recovered_digest,
-                    read_header(run / MODEL_FILE).digest,
-                ):
+def find_base_model(path: Path, adapter: AdapterConfig) -> Path | None:
+    """The run beside the adapter or under checkpoints/ whose weights have the recorded digest; `None` if there is none.
+
+    Runs with the recorded name are tried first.
+    """
+    base_name = PureWindowsPath(adapter.base).name  # splits at slashes and backslashes
+    for run, config in _runs_nearby(path, first=base_name):
+        if config.adapter is None:
+            with contextlib.suppress(TinyLMError, OSError):  # skip damaged weights
+                if adapter.base_digest in (config.recovered_digest, read_header(run / MODEL_FILE).digest):
                     return run
     return None
 
 
-def adapters_of(path: Path) -> list[Path]:
-    """The adapters beside the run at `path` and under checkpoints/ that were trained on its best weights."""
-    found: list[Path] = []
+def find_adapters(path: Path) -> list[Path]:
+    """The adapters beside the run at `path` or under checkpoints/ that were trained on its best weights."""
+    adapters: list[Path] = []
     with contextlib.suppress(TinyLMError, OSError):
         digest = read_header(path / MODEL_FILE).digest
-        for folder in dict.fromkeys((path.absolute().parent, CHECKPOINTS.absolute())):
-            for run in sorted(file.parent for file in folder.glob("[!.]*/config.json"))[:SEARCHED_RUNS]:
-                with contextlib.suppress(TinyLMError, OSError):
-                    adapter = read_config(run).adapter
-                    if adapter is not None and adapter.base_digest == digest:
-                        found.append(run)
-    return found
+        for run, config in _runs_nearby(path):
+            if config.adapter is not None and config.adapter.base_digest == digest:
+                adapters.append(run)
+    return adapters
 
 
-def put_on(model: Transformer, wanted: WantedAdapter) -> LoadedAdapter:
-    """Put a saved adapter on its base, whose other adapters stay."""
-    config, adapter = read_adapter_config(wanted.path)
-    weights = read_weights(wanted.path, config)
-    layers = add_adapter(model, adapter)
-    load_adapter_tensors(layers, weights.tensors, wanted.path)
-    set_strength(layers, wanted.strength)
-    return LoadedAdapter(layers, wanted.strength, config.data)
+def _runs_nearby(path: Path, first: str | None = None) -> Iterator[tuple[Path, RunConfig]]:
+    """Yield the runs in the folder of `path` and in checkpoints/, sorted by path, with their configurations.
 
-
-def load_adapted(
-    wanted: Sequence[WantedAdapter], model: Path | None, device: str
-) -> tuple[Transformer, RunConfig, Tokenizer, list[LoadedAdapter]]:
-    """A base with adapters on it, which act together, in evaluation mode.
-
-    Raises TinyLMError when the adapters are not all for the same base.
+    In each folder, a run named `first` comes first. Damaged runs are skipped.
     """
-    first = wanted[0].path
-    _, adapter = read_adapter_config(first)
-    base, base_config, tokenizer = load_base(first, adapter, model, device)
-    loaded: list[LoadedAdapter] = []
-    for one in wanted:
-        if read_adapter_config(one.path)[1].base_digest != adapter.base_digest:
-            raise TinyLMError(f"{one.path} was made for another base than {first}; put on adapters of one base.")
-        loaded.append(put_on(base, one))
-    return base.eval(), base_config, tokenizer, loaded
+    for folder in dict.fromkeys((path.absolute().parent, CHECKPOINTS.absolute())):
+        runs = sorted(file.parent for file in folder.glob("[!.]*/config.json"))
+        runs.sort(key=lambda run: run.name != first)
+        for run in runs[:MAX_SEARCHED_RUNS]:
+            try:
+                config = read_config(run)
+            except (TinyLMError, OSError):
+                continue
+            yield run, config
 
 
-def set_strength(layers: dict[str, Adapter], strength: float) -> None:
-    """How strongly an adapter acts: 1 as it was trained, 0 not at all."""
+def load_foreign_base(path: Path, model: Path | None, device: str) -> LoadedModel:
+    """Load the base model `model` of a PEFT adapter. The path that the adapter recorded is not opened.
+
+    Raises UsageError if `model` is `None`.
+    """
+    if model is None:
+        recorded = read_base_name(path)
+        named = "names no base model" if recorded is None else f"was trained on {recorded[:200]}"
+        raise UsageError(f"{path} is a PEFT adapter and {named}; name the base model with `model`.")
+    return open_model(model, device)
+
+
+def load_adapter(model: Transformer, spec: AdapterSpec, base: RunConfig) -> LoadedAdapter:
+    """Add a saved adapter of tinylm or PEFT to its base model, in place. Adapters added earlier stay active.
+
+    base: configuration of the base model. Raises TinyLMError for a damaged adapter or one that does not fit the model.
+    """
+    if is_adapter_folder(spec.path):
+        loaded = _load_foreign_adapter(model, spec, base)
+    else:
+        config, adapter = read_adapter_config(spec.path)
+        weights = read_weights(spec.path, config)
+        if EMBEDDING in adapter.targets:
+            require_tied(model, base, spec.path)
+        layers = add_adapter(model, adapter)
+        load_adapter_tensors(layers, weights.tensors, spec.path)
+        loaded = LoadedAdapter(layers, spec.scale, config.data, config.tokenizer.chat_template)
+    set_adapter_scale(loaded.layers, spec.scale)
+    return loaded
+
+
+def _load_foreign_adapter(model: Transformer, spec: AdapterSpec, base: RunConfig) -> LoadedAdapter:
+    try:
+        family = family_of(base)
+    except UsageError as error:
+        raise UsageError(f"{spec.path} is a PEFT adapter and does not fit this base model. {error}") from error
+    adapter = read_adapter(spec.path, family, base.model)
+    layers = add_foreign_adapter(model, adapter, spec.path)
+    recorded = read_base_name(spec.path)
+    note = (
+        f"{spec.path} is a PEFT adapter, which records no digest of its base model"
+        f"{'' if recorded is None else f' ({recorded[:200]})'}: only names and shapes were compared with this model."
+    )
+    return LoadedAdapter(layers, spec.scale, None, note=note)
+
+
+def load_adapted_model(
+    specs: Sequence[AdapterSpec], model: Path | None, device: str
+) -> tuple[Transformer, RunConfig, Tokenizer, list[LoadedAdapter]]:
+    """Load a base model with one or more adapters, whose updates add up, in evaluation mode.
+
+    `model` is the base model; by default that of the first adapter that tinylm saved, found by `find_base_model`.
+
+    Raises TinyLMError if the adapters were not all trained on the same base model.
+    """
+    own = [spec.path for spec in specs if not is_adapter_folder(spec.path)]
+    if own:
+        _, first = read_adapter_config(own[0])
+        base, config, tokenizer, _ = load_base_model(own[0], first, model, device)
+        for path in own:
+            if read_adapter_config(path)[1].base_digest != first.base_digest:
+                raise TinyLMError(
+                    f"{path} was trained on another base model than {own[0]}; combine adapters of one base model."
+                )
+    else:
+        base, config, tokenizer, _ = load_foreign_base(specs[0].path, model, device)
+    loaded = [load_adapter(base, spec, config) for spec in specs]
+    if base.output is not None and config.model.tie:  # an adapter changes the output layer, but not the embedding
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, tie=False))
+    return base.eval(), config, tokenizer, loaded
+
+
+def set_adapter_scale(layers: dict[str, Adapter], scale: float) -> None:
+    """Set the scale of an adapter in all its layers: 1 as trained, 0 to disable it."""
     for layer in layers.values():
-        layer.strength = strength
+        layer.adapter_scale = scale

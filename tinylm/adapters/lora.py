@@ -1,5 +1,6 @@
-"""Low-rank adaptation: W0 + s B A with W0 frozen, where s is alpha / r (seed 002; Hu et al. 2021), or for a
-rank-stabilised adapter alpha / sqrt(r) (Kalajdzievski 2023).
+"""LoRA: W0 + s B A with W0 frozen (note 002; Hu et al. 2021).
+
+s is alpha / r, or alpha / sqrt(r) for a rank-stabilised adapter (Kalajdzievski 2023).
 """
 
 import math
@@ -10,12 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tinylm.adapters.adapter import Adapter
-from tinylm.adapters.inject import plain_name, replace_modules
+from tinylm.adapters.adapter import Adapter, trained_dtype
+from tinylm.adapters.inject import replace_modules, unwrapped_name
+from tinylm.adapters.replacement import Replacement
 from tinylm.config import AdapterConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.model.moe import RoutedExperts
 from tinylm.model.stack import Transformer
+from tinylm.validation import check_choice
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -32,13 +35,13 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "all": (*ATTENTION, *MLP, "router", "embedding"),
 }
 
-MERGE_TOLERANCE = 1e-4  # of the largest logit
+MERGE_TOLERANCE = 1e-4  # relative to the largest absolute logit, or to 1 if that is larger
 
 
 class LoRALinear(Adapter):
-    """x W0^T + b + s dropout(x) A^T B^T, where A is r x in and B out x r, which starts at zero.
+    """x W0^T + b + s dropout(x) A^T B^T with A (r, in) and B (out, r), which is initialised to zero.
 
-    A `shared_B` belongs to several layers, whose outputs are equally many.
+    `scale` is s. `shared_B`: the B of another layer with the same number of outputs.
     """
 
     def __init__(
@@ -48,142 +51,158 @@ class LoRALinear(Adapter):
         self.scale = scale
         self.dropout = nn.Dropout(dropout)
         outputs, inputs = self.weight.shape
-        self.lora_A = nn.Parameter(self.weight.new_empty(rank, inputs))
-        self.lora_B = nn.Parameter(self.weight.new_zeros(outputs, rank)) if shared_B is None else shared_B
+        dtype = trained_dtype(self.weight)
+        self.lora_A = nn.Parameter(self.weight.new_empty(rank, inputs, dtype=dtype))
+        self.lora_B = nn.Parameter(self.weight.new_zeros(outputs, rank, dtype=dtype)) if shared_B is None else shared_B
         nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
 
     @property
     def weight(self) -> Tensor:
-        """The base's own."""
+        """(out, in), W0."""
         return self.base.weight  # type: ignore[return-value]
 
     def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
         y = self.base(x)
-        if not self.strength:
+        if not self.adapter_scale:
             return y
-        return y + F.linear(F.linear(self.dropout(x), self.lora_A), self.lora_B) * (self.scale * self.strength)
+        u = F.linear(self.dropout(x), self.lora_A) * (self.scale * self.adapter_scale)  # (..., r), smaller than y
+        return y + F.linear(u, self.lora_B)
 
-    def update(self) -> Tensor:
-        """s B A: what merging adds to the weight."""
-        return self.scale * self.strength * (self.lora_B @ self.lora_A)
+    def delta_weight(self) -> Tensor:
+        """(out, in), adapter_scale * s B A: the update that merging adds to W0."""
+        return self.scale * self.adapter_scale * (self.lora_B @ self.lora_A)
 
-    def trained(self) -> dict[str, nn.Parameter]:
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
+        """A and B."""
         return {"lora_A.weight": self.lora_A, "lora_B.weight": self.lora_B}
 
 
 class LoRAEmbedding(Adapter):
-    """Rows of W0 + s A^T B^T, where A is r x V, which starts at zero, and B D x r.
+    """Rows of W0 + s A^T B^T with W0 (V, D), A (r, V), which is initialised to zero, and B (D, r). `scale` is s.
 
-    Where the output layer shares the embedding's matrix, it shares the adapted one.
+    A tied output layer uses `weight`, so it is adapted as well.
     """
 
     def __init__(self, base: nn.Module, rank: int, scale: float) -> None:
         super().__init__(base)
         self.scale = scale
-        own: Tensor = base.weight  # type: ignore[assignment]
-        tokens, width = own.shape
-        self.lora_embedding_A = nn.Parameter(own.new_zeros(rank, tokens))
-        self.lora_embedding_B = nn.Parameter(own.new_empty(width, rank))
+        weight: Tensor = base.weight  # type: ignore[assignment]
+        vocab_size, width = weight.shape
+        self.lora_embedding_A = nn.Parameter(weight.new_zeros(rank, vocab_size, dtype=trained_dtype(weight)))
+        self.lora_embedding_B = nn.Parameter(weight.new_empty(width, rank, dtype=trained_dtype(weight)))
         nn.init.normal_(self.lora_embedding_B)
-        self.num_embeddings = tokens
+        self.num_embeddings = vocab_size
 
     @property
     def weight(self) -> Tensor:
-        """(V, D), the adapted matrix."""
-        own: Tensor = self.base.weight  # type: ignore[assignment]
-        return own + self.update() if self.strength else own
+        """(V, D), the adapted matrix W0 + s A^T B^T."""
+        weight: Tensor = self.base.weight  # type: ignore[assignment]
+        return weight + self.delta_weight() if self.adapter_scale else weight
 
     def forward(self, ids: Tensor) -> Tensor:
+        """(...) of token ids -> (..., D)."""
         x = self.base(ids)
-        if not self.strength:
+        if not self.adapter_scale:
             return x
-        rows = F.embedding(ids, self.lora_embedding_A.T)  # (..., r)
-        return x + F.linear(rows, self.lora_embedding_B) * (self.scale * self.strength)
+        rows = F.embedding(ids, self.lora_embedding_A.T) * (self.scale * self.adapter_scale)  # (..., r)
+        return x + F.linear(rows, self.lora_embedding_B)
 
-    def update(self) -> Tensor:
-        """s A^T B^T: what merging adds to the weight."""
-        return self.scale * self.strength * (self.lora_embedding_A.T @ self.lora_embedding_B.T)
+    def delta_weight(self) -> Tensor:
+        """(V, D), adapter_scale * s A^T B^T: the update that merging adds to W0."""
+        return self.scale * self.adapter_scale * (self.lora_embedding_A.T @ self.lora_embedding_B.T)
 
-    def trained(self) -> dict[str, nn.Parameter]:
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
+        """A and B, under the names that PEFT gives them for embeddings."""
         return {"lora_embedding_A": self.lora_embedding_A, "lora_embedding_B": self.lora_embedding_B}
 
 
-def module_names(targets: Iterable[str], model: nn.Module) -> tuple[str, ...]:
-    """The modules that names such as attention or query,value stand for.
+def target_modules(targets: Iterable[str], model: nn.Module) -> tuple[str, ...]:
+    """The module names of targets such as "attention" or "query,value" (the keys of TARGETS).
 
-    Raises UsageError for others, and for experts or a router by name in a model that has none.
+    Raises UsageError for an unknown target, and for "experts" or "router" in a model without a mixture of experts.
     """
-    asked = [word.strip() for item in targets for word in item.split(",")]
-    for target in asked:
-        if target not in TARGETS:
-            raise UsageError(f"--target {target!r} is not known; choose from: {', '.join(TARGETS)}.")
-    mixed = sorted({"experts", "router"}.intersection(asked))
-    if mixed and not any(isinstance(module, RoutedExperts) for module in model.modules()):
-        raise UsageError(f"--target {', '.join(mixed)} is for a mixture of experts, and this model is dense.")
-    return tuple(dict.fromkeys(name for target in asked for name in TARGETS[target]))
+    names = [name.strip() for item in targets for name in item.split(",")]
+    for target in names:
+        check_choice("target", target, tuple(TARGETS))
+    moe_targets = sorted({"experts", "router"}.intersection(names))
+    if moe_targets and not any(isinstance(module, RoutedExperts) for module in model.modules()):
+        raise UsageError(f"`target` {', '.join(moe_targets)} needs a mixture of experts; this model is dense.")
+    return tuple(dict.fromkeys(module for target in names for module in TARGETS[target]))
 
 
 def _is_target(name: str, module: nn.Module, targets: tuple[str, ...]) -> bool:
     return name.rpartition(".")[2] in targets and not isinstance(module, nn.ModuleList)
 
 
-def largest_rank(model: nn.Module, targets: tuple[str, ...]) -> int:
-    """The most that any target's matrix can have. Raises UsageError when the model has no such target."""
-    found = [module for name, module in model.named_modules() if _is_target(name, module, targets)]
-    if not found:
-        raise UsageError(f"--target {', '.join(targets)} names nothing in this model.")
-    return max(min(module.weight.shape) for module in found)
+def max_rank(model: nn.Module, targets: tuple[str, ...]) -> int:
+    """The largest possible rank of a target's weight matrix. Raises UsageError if the model has none of the targets."""
+    modules = [module for name, module in model.named_modules() if _is_target(name, module, targets)]
+    if not modules:
+        raise UsageError(f"`target` {', '.join(targets)} matches no module of this model.")
+    return max(min(module.weight.shape) for module in modules)
 
 
 def add_lora(model: nn.Module, config: AdapterConfig, seed: int = 0) -> dict[str, Adapter]:
-    """Freeze the model and put a low-rank layer around every target; the outputs do not change.
+    """Freeze the model and put a LoRA layer around each module in `config.targets`.
 
-    A (for an embedding B) is drawn from `seed`. With `share_b`, matrices of one name and size have one B. Returns the
-    new layers by name. Raises UsageError when the model has no such target, and for a rank that none can have.
+    The model's outputs do not change yet. `seed` determines A (B of an embedding). With `config.share_b`, layers of the
+    same name and output size share one B. Returns the new layers by name.
+
+    Raises UsageError if the model has none of the targets, and for a rank above `max_rank`.
     """
     model.requires_grad_(False)
-    largest = largest_rank(model, config.targets)
+    largest = max_rank(model, config.targets)
     if config.rank > largest:
-        raise UsageError(f"--rank is {config.rank}; the matrices it is for have a rank of at most {largest}.")
+        raise UsageError(f"`rank` is {config.rank}; the target matrices have a rank of at most {largest}.")
 
     shared: dict[tuple[str, int], nn.Parameter] = {}
-    made: dict[str, Adapter] = {}
+    layers: dict[str, Adapter] = {}
 
     def wrap(name: str, module: nn.Module) -> Adapter:
         leaf = name.rpartition(".")[2]
         if leaf == "embedding":
-            embedding = made[plain_name(name)] = LoRAEmbedding(module, config.rank, config.scale)
+            embedding = layers[unwrapped_name(name)] = LoRAEmbedding(module, config.rank, config.scale)
             return embedding
         key = (leaf, len(module.weight))  # type: ignore[arg-type]
         layer = LoRALinear(
             module, config.rank, config.scale, config.dropout, shared.get(key) if config.share_b else None
         )
         shared.setdefault(key, layer.lora_B)
-        made[plain_name(name)] = layer
+        layers[unwrapped_name(name)] = layer
         return layer
 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         replace_modules(model, lambda name, module: _is_target(name, module, config.targets), wrap)
-    return made
+    return layers
 
 
 def merge_lora(model: nn.Module, sign: float = 1.0) -> None:
-    """Fold every update into its base layer; the model is an ordinary one again. A sign of -1 takes it out instead."""
+    """Add the update of each LoRA layer to the weight of its base module and remove the layer, in place.
 
-    def fold(name: str, module: nn.Module) -> nn.Module:
+    With `sign=-1`, subtract it, which undoes an earlier merge up to rounding. Parameters that an adapter replaces
+    are replaced in the model for good, which `sign=-1` does not undo.
+    """
+
+    def merge(name: str, module: nn.Module) -> nn.Module:
+        if isinstance(module, Replacement):
+            return module.merged()
         assert isinstance(module, LoRALinear | LoRAEmbedding)
-        with torch.no_grad():
-            module.base.weight += sign * module.update()  # type: ignore[operator]
+        with torch.no_grad():  # not in place: an untied output layer may share the embedding's tensor
+            merged = module.base.weight + sign * module.delta_weight()  # type: ignore[operator]
+        module.base.weight = nn.Parameter(merged, requires_grad=False)
         return module.base
 
-    replace_modules(model, lambda _, module: isinstance(module, LoRALinear | LoRAEmbedding), fold)
+    kinds = (Replacement, LoRALinear, LoRAEmbedding)  # innermost wrapper first
+    for kind in kinds:
+        replace_modules(model, lambda _, module, kind=kind: isinstance(module, kind), merge)  # type: ignore[misc]
 
 
 def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -> tuple[float, float]:
-    """Largest differences of what the output layers give on a probe: merged from adapted, and adapted from base.
+    """Maximum absolute differences of logits on a batch of random tokens: merged - adapted, and adapted - base.
 
-    Raises TinyLMError when merging changed what the model predicts, or the adapter changes nothing.
+    Raises TinyLMError if the logits of the merged and the adapted model differ, or the adapter has no effect.
     """
     rng = torch.Generator().manual_seed(0)
     ids = torch.randint(base.vocab_size, (4, min(64, base.context)), generator=rng)
@@ -192,15 +211,15 @@ def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -
     def logits(model: Transformer) -> Tensor:
         return model.logits(model.probe(ids).hidden)
 
-    without, unmerged, together = logits(base), logits(adapted), logits(merged)
-    difference = (together - unmerged).abs().max().item()
-    change = (unmerged - without).abs().max().item()
-    if not difference <= MERGE_TOLERANCE * max(1.0, unmerged.abs().max().item()):
+    base_logits, adapted_logits, merged_logits = logits(base), logits(adapted), logits(merged)
+    difference = (merged_logits - adapted_logits).abs().max().item()
+    change = (adapted_logits - base_logits).abs().max().item()
+    if not difference <= MERGE_TOLERANCE * max(1.0, adapted_logits.abs().max().item()):
         raise TinyLMError(
-            f"The merged model's logits differ from the adapter's by {difference:.2e}; nothing was written."
+            f"The logits of the merged and the adapted model differ by {difference:.2e}; nothing was written."
         )
     if change == 0.0:
-        raise TinyLMError("The adapter changes nothing, so there is nothing to merge; train it for longer.")
+        raise TinyLMError("The adapter has no effect on the model, so there is nothing to merge; train it for longer.")
     return difference, change
 
 
@@ -208,7 +227,7 @@ PEFT_TASKS = {"decoder": "CAUSAL_LM", "encoder": None, "encoder-decoder": "SEQ_2
 
 
 def peft_config(config: AdapterConfig, architecture: str) -> dict[str, Any]:
-    """adapter_config.json as PEFT writes it for a LoRA."""
+    """The content of PEFT's adapter_config.json for a LoRA on a model of the given architecture."""
     return {
         "peft_type": "LORA",
         "task_type": PEFT_TASKS[architecture],

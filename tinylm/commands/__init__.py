@@ -1,1 +1,1 @@
-"""One file a subcommand: options -> config -> one library call -> print."""
+"""One file per subcommand: options -> config -> one library call -> print."""

@@ -1,102 +1,137 @@
-"""tinylm eval: how well a model predicts a text."""
+"""tinylm eval: loss, perplexity and other metrics of a model on a text."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tinylm.checks import check_numbers
-from tinylm.commands.evaluate_masked import evaluate_masked
-from tinylm.commands.evaluate_pairs import BleuOptions, evaluate_pairs
-from tinylm.commands.evaluate_text import evaluate_text
-from tinylm.commands.groups import typed, with_groups
-from tinylm.commands.model import AdapterPaths, ModelPath, choose_where, open_model
-from tinylm.commands.options import MachineOptions, OutputOptions, TextOptions, UnknownOptions, option
-from tinylm.commands.reading import TextToScore
-from tinylm.commands.sampling import SearchOptions
+from tinylm.commands.option_groups import command_line_flags, with_option_groups
+from tinylm.commands.options import (
+    ChatOptions,
+    MachineOptions,
+    OutputOptions,
+    Panel,
+    TextOptions,
+    UnknownCharacterOptions,
+    one_of,
+    option,
+    text_source,
+)
+from tinylm.commands.trained_model_options import AdapterOption, BeamSearchOptions, ModelOption
 from tinylm.console import Console
 from tinylm.errors import UsageError
+from tinylm.evaluation.evaluation_config import BLEU_TOKENIZERS, SETTINGS_BY_ARCHITECTURE
+
+if TYPE_CHECKING:
+    from tinylm.evaluation.result import Evaluation
 
 
 @dataclass(frozen=True)
-class WindowOptions:
+class DecoderOptions:
+    """Options for decoders only."""
+
     stride: Annotated[
         int | None,
-        option("Stride of the sliding window in tokens (default: the context); smaller gives more context.", None, "N"),
+        option(
+            "Stride of the sliding window (default: the context length); smaller gives each token more context.",
+            None,
+            "N",
+        ),
     ] = None
     baselines: Annotated[
         bool, option("Compare with gzip, xz and an order-5 character model.", None, None, "--baselines")
     ] = False
 
 
-@with_groups
+@dataclass(frozen=True)
+class BleuOptions:
+    """An option for encoder-decoders only, as those of beam search are."""
+
+    bleu_tokenize: Annotated[
+        str | None,
+        option(
+            "sacrebleu tokenizer (default: 13a); none if the text is already tokenised.",
+            Panel.ENCODER_DECODER,
+            one_of(BLEU_TOKENIZERS),
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """All options of tinylm eval except model, device and output."""
+
+    decoder: DecoderOptions
+    beam_search: BeamSearchOptions
+    bleu: BleuOptions
+    text: TextOptions
+    chat: ChatOptions
+    unknown: UnknownCharacterOptions
+    batch_size: Annotated[int | None, option("Windows per forward pass; affects speed and memory only.", None, "N")] = (
+        None
+    )
+
+
+@with_option_groups
 def evaluate_model(
-    invocation: typer.Context,
+    ctx: typer.Context,
     text: Annotated[
         list[str] | None,
-        typer.Argument(help="Text (or pairs), or -; default: the validation text of the run.", show_default=False),
+        typer.Argument(
+            help="Text files (or pairs), or - for standard input (default: the run's validation text).",
+            show_default=False,
+        ),
     ] = None,
-    model: ModelPath = None,
-    adapter: AdapterPaths = None,
-    batch_size: Annotated[int | None, option("Windows per forward pass; affects only speed.", None, "N")] = None,
+    model: ModelOption = None,
+    adapter: AdapterOption = None,
     *,
-    windows: WindowOptions,
-    search: SearchOptions,
-    bleu: BleuOptions,
-    reading: TextOptions,
-    unknown: UnknownOptions,
+    options: EvaluateOptions,
     machine: MachineOptions,
     output: OutputOptions,
 ) -> None:
-    """Loss and perplexity of a model on a text; every token but the first is scored once."""
-    from tinylm.model.decoder import Decoder
-    from tinylm.model.encoder import Encoder
-    from tinylm.model.encoder_decoder import EncoderDecoder
+    """Evaluate a model on a text: loss, perplexity and other metrics.
 
+    Decoders: each token except the first is scored once; of conversations, the answers are. Encoders: loss and accuracy
+    on masked tokens. Encoder-decoders: also exact matches, BLEU and chrF of the generated targets.
+    """
+    from tinylm.loaded_model import load
+
+    text_options, chat, unknown = options.text, options.chat, options.unknown
+    if not text and (unused := command_line_flags(ctx, text_options, chat, unknown)):
+        raise UsageError(
+            f"{', '.join(unused.values())} has no effect without a text; name a text to evaluate, or leave it out."
+        )
+    source = text_source(ctx, text, text_options, unknown.unknown, chat) if text else None
     console = output.console()
-    check_numbers({"batch_size": batch_size, **vars(windows), **vars(search)})
-    device, dtype = choose_where(console, machine)
-    to_score = TextToScore(invocation, text, reading, unknown)
-    opened = open_model(console, model, adapter, device)
-    of_targets = typed(invocation, search, bleu)
-    if of_targets and not isinstance(opened.network, EncoderDecoder):
-        raise UsageError(f"{', '.join(of_targets.values())} is for encoder-decoder models; leave it out.")
-    match opened.network:
-        case Decoder():
-            stride, baselines = windows.stride, windows.baselines
-            result = evaluate_text(console, opened, to_score, dtype, stride, batch_size, baselines)
-        case Encoder() as encoder:
-            if typed(invocation, windows):
-                raise UsageError("--stride and --baselines are for models that read from left to right.")
-            result = evaluate_masked(console, opened, encoder, to_score, dtype, batch_size)
-        case EncoderDecoder() as translator:
-            if typed(invocation, windows):
-                raise UsageError("--stride and --baselines are for models of text; this one makes targets of sources.")
-            result = evaluate_pairs(console, opened, translator, to_score, dtype, batch_size, search, bleu)
-        case _:
-            raise UsageError(f"{opened.path} is of a kind that tinylm eval does not know.")
-    _print(console, result)
+    loaded = load(model, adapters=adapter or (), **vars(machine), reporter=console)
+    # Options from the environment or --config that the architecture does not use are dropped; on the command line they
+    # are errors, which `evaluate` raises.
+    groups = (options.decoder, options.beam_search, options.bleu)
+    used = {*SETTINGS_BY_ARCHITECTURE[loaded.architecture], *command_line_flags(ctx, *groups)}
+    settings = {name: value for group in groups for name, value in vars(group).items() if name in used}
+    _print_metrics(console, loaded.evaluate(source, batch_size=options.batch_size, **settings))
 
 
-def _print(console: Console, result: dict[str, Any]) -> None:
+def _print_metrics(console: Console, evaluation: "Evaluation") -> None:
+    metrics = evaluation.to_json()
     if console.as_json:
-        console.record(result)
+        console.record(metrics)
         return
-    baselines = result.pop("baselines", {})
-    names = {
-        "loss": "nats a token",
+    baselines = metrics.pop("baselines", {})
+    titles = {
+        "loss": "nats per token",
         "perplexity": "perplexity",
-        "bits_per_character": "bits a character",
-        "bits_per_byte": "bits a byte",
+        "bits_per_character": "bits per character",
+        "bits_per_byte": "bits per byte",
         "accuracy": "accuracy",
         "exact_match": "exact matches",
         "bleu": "BLEU",
         "chrf": "chrF",
     }
-    rows = [(names.get(key, f"{key} scored"), _shown(value)) for key, value in result.items()]
-    rows += [(f"bits a byte, {name}", f"{bits:.4f}") for name, bits in baselines.items()]
+    rows = [(titles.get(key, f"{key} scored"), _format(value)) for key, value in metrics.items()]
+    rows += [(f"bits per byte, {name}", f"{bits:.4f}") for name, bits in baselines.items()]
     console.table(("", ""), rows)
 
 
-def _shown(value: float) -> str:
+def _format(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"

@@ -1,4 +1,4 @@
-"""tinylm runs: what is under checkpoints/."""
+"""tinylm runs: a table of the runs under checkpoints/."""
 
 import time
 from pathlib import Path
@@ -6,32 +6,33 @@ from typing import Annotated, Any
 
 import typer
 
-from tinylm.commands.groups import with_groups
-from tinylm.commands.model import run_folders
+from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions
-from tinylm.console import duration, shorten
+from tinylm.console import shorten_number
+from tinylm.duration import format_duration
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.place import CHECKPOINTS
+from tinylm.run_directory.find_run import run_directories
+from tinylm.run_directory.layout import CHECKPOINTS
 
-LONGEST_REASON = 80  # characters, of why a run is damaged; --json has all of it
+MAX_ERROR_LENGTH = 80  # characters of the error of a damaged run in the table; --json has the whole error
 
 
-@with_groups
+@with_option_groups
 def runs(
     folder: Annotated[
-        Path, typer.Argument(help="Folder of the runs (default: checkpoints).", show_default=False)
+        Path, typer.Argument(help="Folder to list (default: checkpoints).", show_default=False)
     ] = CHECKPOINTS,
     *,
     output: OutputOptions,
 ) -> None:
-    """List the runs, newest first: size, steps, validation loss, age; adapters are marked."""
-    from tinylm.checkpoint import summarise
+    """List the runs, newest first: name, kind (model or adapter), parameters, steps, validation loss and age."""
+    from tinylm.run_directory.loading import summarise
 
     console = output.console()
     if folder != CHECKPOINTS and not folder.is_dir():
         raise UsageError(f"There is no folder {folder}.")
     records: list[dict[str, Any]] = []
-    for path in run_folders(folder):
+    for path in run_directories(folder):
         record: dict[str, Any] = {"name": path.relative_to(folder).as_posix(), "path": str(path)}
         try:
             record |= summarise(path)
@@ -50,20 +51,27 @@ def runs(
     console.table(("name", "kind", "parameters", "steps", "val loss", "age"), rows)
 
 
-def _row(record: dict[str, Any], name: str) -> tuple[str, ...]:
-    """A line of the table. What it begins with is what --model takes: a name, or elsewhere a path."""
+def _row(record: dict[str, Any], name_key: str) -> tuple[str, ...]:
+    """A row of the table. Its first cell, record[name_key], is accepted by --model: the name, or elsewhere the path."""
     if record["kind"] == "damaged":
-        return (_one_line(record[name]), f"damaged: {_shortened(record['error'])}", "-", "-", "-", "-")
+        return (_one_line(record[name_key]), f"damaged: {_shorten_error(record['error'])}", "-", "-", "-", "-")
     val_loss = "-" if record["val_loss"] is None else f"{record['val_loss']:.4f}"
-    age = duration(max(0.0, time.time() - record["saved"]))
-    return (_one_line(record[name]), record["kind"], shorten(record["parameters"]), str(record["step"]), val_loss, age)
+    age = format_duration(max(0.0, time.time() - record["saved"]))
+    return (
+        _one_line(record[name_key]),
+        record["kind"],
+        shorten_number(record["parameters"]),
+        str(record["step"]),
+        val_loss,
+        age,
+    )
 
 
-def _shortened(error: str) -> str:
+def _shorten_error(error: str) -> str:
     line = " ".join(error.split())
-    return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 3]}..."
+    return line if len(line) <= MAX_ERROR_LENGTH else f"{line[: MAX_ERROR_LENGTH - 3]}..."
 
 
 def _one_line(name: str) -> str:
-    """A folder's name, which may have line ends in it, as one cell of a table."""
+    """A directory name, which may contain line breaks, as one line."""
     return name.replace("\n", "\\n").replace("\r", "\\r")

@@ -1,27 +1,36 @@
-"""tinylm sample: text from a model."""
+"""tinylm sample: generate text with a model."""
 
 import secrets
+import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tinylm.checks import one_of
-from tinylm.commands.compiling import choose_code, compiled_decoder
-from tinylm.commands.fill_masks import fill_masks
-from tinylm.commands.groups import typed, with_groups
-from tinylm.commands.model import AdapterPaths, ModelPath, OpenModel, choose_where, open_model
+from tinylm.commands.option_groups import command_line_flags, with_option_groups
 from tinylm.commands.options import MachineOptions, OutputOptions
-from tinylm.commands.prompts import read_prompts
-from tinylm.commands.sampling import Request, SampleOptions
-from tinylm.commands.write_on import write_on
-from tinylm.commands.write_targets import write_targets
+from tinylm.commands.sample_options import PrintOptions, PromptOptions, SampleOptions, unescape
+from tinylm.commands.trained_model_options import AdapterOption, ModelOption
 from tinylm.console import Console
 from tinylm.errors import UsageError
+from tinylm.validation import check_choice, require
 
 if TYPE_CHECKING:
-    from tinylm.inference.compiled import CompiledDecoder
+    from tinylm.generation.continuation import Continuation
+    from tinylm.generation.fill_mask import FilledPrompt
+    from tinylm.generation.generated_text import Sample
+    from tinylm.generation.generation_config import GenerationConfig
+    from tinylm.generation.prompts import Prompt
 
+STANDARD_INPUT = "-"
+# By architecture: the PrintOptions without effect. (For encoder-decoders, --no-stream is allowed: it is the default.)
+PRINT_OPTIONS_WITHOUT_EFFECT = {
+    "decoder": (),
+    "encoder": ("separator", "stream", "echo"),
+    "encoder-decoder": ("separator", "stream"),
+}
 
 EXAMPLES = r"""Examples:
 
@@ -29,92 +38,213 @@ tinylm sample -p "Once upon a time" -n 400
     Continue a text with the newest model.
 
 tinylm sample -m checkpoints/book -t 0.5 --seed 1
-    A model by name; repeatable.
+    Choose the model; the same seed gives the same text.
 
 tinylm sample -f prompts.jsonl --json
-    Answer many prompts, such as
+    Many prompts, one JSON object per line, such as
     {"prompt": "The sea", "max_tokens": 50}.
 
 tinylm sample --num-samples 9 --no-echo --stop '\n' --separator '\n'
-    A list, one line per sample.
+    Nine samples, one per line.
 """
 
 
-@with_groups
+@with_option_groups
 def sample(
-    invocation: typer.Context,
-    model: ModelPath = None,
-    adapter: AdapterPaths = None,
+    ctx: typer.Context,
+    model: ModelOption = None,
+    adapter: AdapterOption = None,
     *,
     options: SampleOptions,
     machine: MachineOptions,
     output: OutputOptions,
 ) -> None:
-    """Generate text from a prompt."""
+    """Generate text with a model: continue a prompt, fill its masks (encoders) or translate it (encoder-decoders)."""
+    from tinylm.generation.beam_search import BeamSearchConfig
+    from tinylm.generation.compile_policy import Workload
+    from tinylm.generation.generation_config import PromptPolicy, SpeedConfig
+    from tinylm.loaded_model import load
+
     console = output.console()
-    speed = options.speed
-    one_of("unknown", options.prompt.unknown, ("error", "skip"))
-    one_of("quantize", speed.quantize, ("none", "int8"))
-    one_of("draft", speed.draft, ("auto", "ngram", "none"))
-    one_of("compile", speed.compile, ("auto", "on", "off"))
-    separator = options.printing.between()
+    policy, speed = PromptPolicy(**vars(options.policy)), SpeedConfig(**vars(options.speed))
+    beam_search = BeamSearchConfig(**vars(options.beam_search))
+    printing = replace(options.printing, echo=bool(options.printing.echo)) if options.prompt.chat else options.printing
+    printer = _Printer(console, printing, unescape("separator", printing.separator))
     seed = secrets.randbits(32) if options.seed.seed is None else options.seed.seed
-    prompts = read_prompts(options.prompt, options.settings(seed))
-    options.search.search()  # raises for a value out of range
-    named = list(dict.fromkeys(one.adapter for one in prompts if one.adapter is not None))
-    if named and adapter:
-        raise UsageError("--adapter is for all prompts, and some lines name their own; leave it out.")
+    prompts = read_prompts(options.prompt, options.generation_config(seed))
+    prompt_adapters = list(dict.fromkeys(prompt.adapter for prompt in prompts if prompt.adapter is not None))
+    if prompt_adapters and adapter:
+        raise UsageError("--adapter is for all prompts, but some lines name their own; leave --adapter out.")
 
-    from tinylm.device import DTYPES
-    from tinylm.inference.arrange import arrange
-    from tinylm.model.decoder import Decoder
-
-    device, dtype = choose_where(console, machine)
-    opened = open_model(console, model, adapter or named, device)
-    opened.network.to(DTYPES[dtype])
-    int8 = speed.quantize == "int8"
-    samples = max(one.settings.num_samples for one in prompts)
-    tokens = sum(one.settings.max_tokens for one in prompts)
-    code = choose_code(opened, speed.compile, int8=int8, tokens=tokens, samples=samples, cache=speed.cache)
-    arrange(opened.network, int8, packed=code is None)
-    compiled = None
-    if code is not None:
-        assert isinstance(opened.network, Decoder)
-        compiled = compiled_decoder(console, opened.network, code, speed.compile)
-        if compiled is None:
-            arrange(opened.network, int8)
-    chosen = typed(invocation, *vars(options).values())
-    joined = isinstance(opened.network, Decoder) and not console.as_json
-    begun = time.monotonic()
-    written = first = 0
-    for number, one in enumerate(prompts):
-        data = opened.config.data
-        if named:
-            data = opened.use_only(None if one.adapter is None else named.index(one.adapter))
-        if number and joined:
-            console.result(separator, end="")
-        has_seed = "seed" in one.keys  # then its text does not depend on the prompts before it
-        written += _answer(console, opened, Request(one, options, 0 if has_seed else first, data, chosen), compiled)
+    loaded = load(
+        model, adapters=adapter or prompt_adapters, **vars(options.quantize), **vars(machine), reporter=console
+    )
+    tokens = sum(prompt.config.max_tokens for prompt in prompts)
+    num_samples = max(prompt.config.num_samples for prompt in prompts)
+    loaded.prepare_generation(Workload(tokens, num_samples, speed.cache), speed.compile)
+    require(options.prompt.chat or options.prompt.chat_template is None, "--chat-template needs --chat.")
+    chat_format = loaded.chat_format(options.prompt.chat_template) if options.prompt.chat else None
+    flags = command_line_flags(ctx, *vars(options).values())
+    start = time.monotonic()
+    next_stream = 0  # number of the random stream of the next sample
+    for number, prompt in enumerate(prompts):
+        if prompt_adapters:
+            loaded.select_adapter(None if prompt.adapter is None else prompt_adapters.index(prompt.adapter))
+        reject_settings_without_effect(prompt, flags, loaded.architecture)
+        has_seed = "seed" in prompt.keys  # its text must not depend on the prompts before it
+        stream = 0 if has_seed else next_stream
+        match loaded.architecture:
+            case "decoder":
+                if chat_format is None:
+                    require(
+                        prompt.conversation is None, f"{prompt.name} has 'messages', which are for --chat; add that."
+                    )
+                    continuation = loaded.continue_prompt(prompt, policy, speed, stream)
+                else:
+                    continuation = loaded.answer(prompt, chat_format, speed, stream)
+                printer.print_continuation(prompt, continuation, separate=number > 0)
+            case "encoder":
+                printer.print_filled(prompt, loaded.fill_mask(prompt, policy))
+            case _:
+                if options.prompt.prompt is None and options.prompt.prompt_file is None:
+                    raise UsageError(
+                        "There is no source text; give it with --prompt, or one per line with --prompt-file."
+                    )
+                for target in loaded.translate(prompt, beam_search, policy, stream):
+                    printer.print_target(prompt, target)
         if not has_seed:
-            first += one.settings.num_samples * (1 + one.text.count("\n"))
-    if joined:
+            # An encoder-decoder takes each line of a prompt as a source, with num_samples targets.
+            next_stream += prompt.config.num_samples * (1 + prompt.text.count("\n"))
+    if loaded.architecture == "decoder" and not console.as_json:
         console.result("")
-    seconds = time.monotonic() - begun
-    console.note(f"{written} tokens in {seconds:.2f} s, {written / max(seconds, 1e-9):.0f} a second.")
+    seconds = time.monotonic() - start
+    rate = printer.tokens / max(seconds, 1e-9)
+    console.note(f"{printer.tokens} tokens in {seconds:.2f} s, {rate:.0f} per second.")
 
 
-def _answer(console: Console, opened: OpenModel, request: Request, compiled: "CompiledDecoder | None") -> int:
-    """Do with a prompt what the model is for; returns how many tokens were written."""
-    from tinylm.model.decoder import Decoder
-    from tinylm.model.encoder import Encoder
-    from tinylm.model.encoder_decoder import EncoderDecoder
+def read_prompts(options: PromptOptions, config: "GenerationConfig") -> "list[Prompt]":
+    """The prompts from --prompt, --prompt-file or standard input. `config` has the settings that a line does not set.
 
-    match opened.network:
-        case Decoder() as decoder:
-            return write_on(console, decoder, opened, request, compiled)
-        case Encoder() as encoder:
-            return fill_masks(console, encoder, opened, request)
-        case EncoderDecoder() as translator:
-            return write_targets(console, translator, opened, request)
-        case _:
-            raise UsageError(f"{opened.path} is of a kind that tinylm sample does not know.")
+    Raises UsageError for a file that cannot be read or is invalid, and for text that looks like JSONL without
+    --format.
+    """
+    from tinylm.generation.prompts import FORMATS, parse_prompts, require_plain_text
+    from tinylm.text.readers import JSONL_SUFFIXES
+
+    name, text = _read_text(options)
+    if options.format is not None:
+        check_choice("format", options.format, FORMATS)
+        return parse_prompts(text, options.format, config, name or "The prompt")
+    if options.prompt_file is not None and options.prompt_file.suffix.lower() in JSONL_SUFFIXES:
+        return parse_prompts(text, "jsonl", config, name or "The prompt")
+    if name is not None:
+        require_plain_text(text, name)
+    return parse_prompts(text, "text", config)
+
+
+def _read_text(options: PromptOptions) -> tuple[str | None, str]:
+    """The name of the file (or of standard input) and its text; for --prompt TEXT, `None` and the text.
+
+    A byte-order mark at the start of a file and one line break at its end are dropped.
+    """
+    from tinylm.generation.prompts import decode_utf8
+
+    file = options.prompt_file
+    if options.prompt is not None and file is not None:
+        raise UsageError("--prompt and --prompt-file contradict each other; give one of them.")
+    if STANDARD_INPUT in (options.prompt, str(file)):
+        name, data = "Standard input", sys.stdin.buffer.read()
+    elif file is None:
+        try:
+            data = (options.prompt or "").encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:  # Windows allows lone surrogates in arguments
+            message = f"The prompt contains a lone surrogate at offset {error.start}; leave it out."
+            raise UsageError(message) from None
+        return None, decode_utf8(data, "The prompt")
+    else:
+        try:
+            name, data = str(file), file.read_bytes()
+        except OSError as error:
+            raise UsageError(f"Cannot read --prompt-file {file}: {error.strerror}.") from error
+    return name, decode_utf8(data, name).removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
+
+
+def reject_settings_without_effect(prompt: "Prompt", flags: Mapping[str, str], architecture: str) -> None:
+    """Raises UsageError for settings that this architecture ignores, on the command line or in the line of the prompt.
+
+    `flags` maps the names of the options on the command line to their flags.
+    """
+    from tinylm.generation.generation_config import settings_without_effect
+    from tinylm.generation.translate import is_sampled
+
+    print_options = PRINT_OPTIONS_WITHOUT_EFFECT[architecture]
+    for names, reason in settings_without_effect(architecture, is_sampled(prompt.config)):
+        ignored = (*names, *print_options)
+        found = [
+            flag
+            for name, flag in flags.items()
+            if name in ignored and not (flag == "--no-stream" and architecture == "encoder-decoder")
+        ]
+        if keys := [repr(name) for name in names if name in prompt.keys]:
+            found.append(f"{', '.join(keys)} of {prompt.name}")
+        if found:
+            raise UsageError(f"{reason}: leave out {', '.join(found)}.")
+
+
+@dataclass
+class _Printer:
+    """Prints generated text, as text or JSON records, and counts the tokens."""
+
+    console: Console
+    options: PrintOptions
+    separator: str
+    tokens: int = 0
+
+    def print_continuation(self, prompt: "Prompt", continuation: "Continuation", separate: bool) -> None:
+        """Generate and print the samples of a prompt, separated by the separator; no line break after the last.
+
+        separate: whether to print the separator first, since another prompt came before.
+        """
+        console, echo = self.console, self.options.echo is not False
+        streaming = self.options.stream is not False and prompt.config.num_samples == 1 and not console.as_json
+        if separate and not console.as_json:
+            console.result(self.separator, end="")
+        if streaming and echo:
+            console.result(continuation.prompt, end="")
+        for chunk in continuation:
+            if streaming:
+                console.result(chunk.text, end="")
+        samples = continuation.samples
+        self.tokens += sum(sample.tokens for sample in samples)
+        if console.as_json:
+            for sample in samples:
+                self._record(prompt, _sample_fields(sample))
+        elif not streaming:
+            start = continuation.prompt if echo else ""
+            console.result(self.separator.join(start + sample.text for sample in samples), end="")
+
+    def print_filled(self, prompt: "Prompt", filled: "FilledPrompt") -> None:
+        """Print the prompt with its masks filled; with --json, also the candidates for each mask."""
+        self.tokens += len(filled.masks)
+        if not self.console.as_json:
+            self.console.result(filled.text)
+            return
+        masks = [[candidate._asdict() for candidate in mask] for mask in filled.masks]
+        self._record(prompt, {"prompt": prompt.text, "text": filled.text, "masks": masks})
+
+    def print_target(self, prompt: "Prompt", target: "Sample") -> None:
+        """Print a target as one line; with --echo, the source and a tab come before it."""
+        self.tokens += target.tokens
+        if self.console.as_json:
+            self._record(prompt, _sample_fields(target))
+        else:
+            source = f"{target.prompt}\t" if self.options.echo else ""
+            self.console.result(source + target.text.replace("\n", " "))
+
+    def _record(self, prompt: "Prompt", values: dict[str, Any]) -> None:
+        adapter = {} if prompt.adapter is None else {"adapter": prompt.adapter}
+        self.console.record({**values, **adapter})
+
+
+def _sample_fields(sample: "Sample") -> dict[str, Any]:
+    return {name: value for name, value in vars(sample).items() if value is not None}

@@ -1,4 +1,4 @@
-"""tinylm train-tokenizer: a tokenizer by itself, to be given to many runs."""
+"""tinylm train-tokenizer: train a tokenizer that several runs can share."""
 
 import tempfile
 from pathlib import Path
@@ -6,51 +6,58 @@ from typing import Annotated
 
 import typer
 
-from tinylm.commands.groups import with_groups
-from tinylm.commands.options import WHERE, OutputOptions, TextOptions, ValidationOptions, option
-from tinylm.commands.reading import read_text
+from tinylm.commands.option_groups import with_option_groups
+from tinylm.commands.options import OutputOptions, Panel, TextOptions, option, text_source
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.files import replacing
+from tinylm.validation import check_choice
 
 
-@with_groups
+@with_option_groups
 def train_tokenizer(
-    invocation: typer.Context,
+    ctx: typer.Context,
     corpus: Annotated[
         list[str],
-        typer.Argument(help="Text files (or pairs), folders, patterns, JSONL, or -.", show_default=False),
+        typer.Argument(
+            help="Text files, folders, globs or JSONL (or pairs), also compressed; - is standard input.",
+            show_default=False,
+        ),
     ],
-    out: Annotated[Path, option("File to write (default: tokenizer.json).", WHERE, "FILE", "--out", "-o")] = Path(
-        "tokenizer.json"
-    ),
-    kind: Annotated[str, option("Characters, or byte-level BPE (default: bpe).", "Data", "char|bpe")] = "bpe",
-    vocab_size: Annotated[int | None, option("Vocabulary size of a BPE tokenizer.", "Data", "N")] = None,
-    force: Annotated[bool, option("Replace an existing file.", WHERE, None, "--force")] = False,
+    out: Annotated[
+        Path, option("File to write (default: tokenizer.json).", Panel.TOKENIZER, "FILE", "--out", "-o")
+    ] = Path("tokenizer.json"),
+    kind: Annotated[str, option("Characters or byte-level BPE (default: bpe).", Panel.TOKENIZER, "char|bpe")] = "bpe",
+    vocab_size: Annotated[int | None, option("Vocabulary size of a BPE tokenizer.", Panel.TOKENIZER, "N")] = None,
+    force: Annotated[bool, option("Replace an existing file.", Panel.TOKENIZER, None, "--force")] = False,
     *,
     text: TextOptions,
     output: OutputOptions,
 ) -> None:
-    """Train a tokenizer on a text: its characters, or byte-level BPE on the first nine tenths."""
+    """Train a tokenizer: the characters of a text, or byte-level BPE on the first 90 % of it."""
+    from tinylm.text.chat_template import CHATML
+    from tinylm.text.chat_template_choice import chat_format
     from tinylm.text.compression import content_suffix
-    from tinylm.text.prepare import choose_tokenizer
+    from tinylm.text.corpus_loading import load_text
+    from tinylm.text.tokenizer_choice import choose_tokenizer
 
     console = output.console()
-    if kind not in ("char", "bpe"):
-        raise UsageError(f"--kind is {kind!r}; it must be one of: char, bpe.")
+    check_choice("kind", kind, ("char", "bpe"))
     if out.exists() and not force:
         raise UsageError(f"{out} is already there; replace it with --force, or choose another --out.")
     with tempfile.TemporaryDirectory() as folder:
         content = "pairs" if text.format == "pairs" else "text"
-        reading = read_text(invocation, console, corpus, text, ValidationOptions(), Path(folder), content)
-        if text.format == "auto" and any(content_suffix(file) == ".tsv" for file in reading.corpus.files):
+        split = load_text(
+            text_source(ctx, corpus, text), Path(folder), content, console, lambda source: chat_format(CHATML)
+        )
+        if text.format == "auto" and any(content_suffix(file) == ".tsv" for file in split.corpus.files):
             console.warn("TSV is read as plain text here, its tabs included; --format pairs reads sources and targets.")
-        tokenizer = choose_tokenizer(reading, kind, vocab_size)
+        tokenizer = choose_tokenizer(split, kind, vocab_size)
     try:
         with replacing(out) as unfinished:
             unfinished.write_text(tokenizer.to_str(), encoding="utf-8")
     except OSError as error:
         raise TinyLMError(f"Cannot write {out}: {error.strerror}; choose another --out, or free some space.") from error
-    console.note(f"{tokenizer.vocab_size:,} ids.")
+    console.note(f"Vocabulary size: {tokenizer.vocab_size:,}.")
     if console.as_json:
         console.record({"tokenizer": str(out), "kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size})
     else:

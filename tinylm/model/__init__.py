@@ -1,5 +1,6 @@
-"""The transformer, as parts. Imports torch, the configuration and the errors, and nothing else of tinylm.
+"""The parts of the transformer.
 
-Letters in shape comments: B batch, T time (tokens), S keys in sight, D width, H heads, K key/value heads, W head width,
-F feed-forward width, V vocabulary.
+Letters in shape comments: B batch, T tokens (queries), S keys, D width (d_model), H heads, K key/value heads (in a
+mixture of experts: experts per token), W head dimension, F feed-forward width, E experts, L layers, V vocabulary size.
+Notes 000 to 004 are the study notes whose claims docs/experiments.md measures.
 """

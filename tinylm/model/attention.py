@@ -1,31 +1,25 @@
-"""Attention with many heads: to a sequence itself, with fewer key/value heads and a cache, and to a source (seeds 0-4).
+"""Multi-head attention: self-attention with grouped queries and a cache, and cross-attention (notes 000 to 004).
 
-The heads' queries, keys and values meet in a core, one of two: torch's fused kernels, or an explicit softmax with
-relative positions.
+The projections and the cache are those of `SelfAttention` and `CrossAttention`; a core computes attention from the
+queries, keys and values of all heads: `DotProduct`, or `RelativeDotProduct` for relative positions. Shape letters:
+see `tinylm.model`.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tinylm.model.cache import Cache, CrossCache
+from tinylm.kernels.short_attention import causal_triangle, dot_product_attention
 from tinylm.model.dropout import Dropout
+from tinylm.model.kv_cache import Cache, CrossCache
 from tinylm.model.linear import Linear
 from tinylm.model.position import Rotation, rotate
 
-FEW_KEYS = 512
-
 
 class DotProduct(nn.Module):
-    """softmax(scale q k^T) v for every head, where scale is 1/sqrt(W) unless given.
-
-    Query head h reads key/value head h // (H / K). On a CPU it is written out where the fused kernel has no dropout, or
-    is slower.
-    With `causal` and without a mask, a query sees the keys up to its own; queries and keys end together.
-    """
+    """softmax(scale q k^T) v for each head, where scale is 1/sqrt(W) unless given (Vaswani et al. 2017)."""
 
     def __init__(self, dropout: float = 0.0, scale: float | None = None) -> None:
         super().__init__()
@@ -33,119 +27,97 @@ class DotProduct(nn.Module):
         self.scale = scale
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """(B, H, T, W) and two of (B, K, S, W) -> (B, H, T, W). mask: as (B, 1, T, S), True where a query may see."""
-        dropping = self.dropout.p if self.training else 0.0
-        if q.device.type == "cpu" and (dropping or _is_short_gradient(q, k)):
-            return self._explicit(q, k, v, mask, causal)
-        return F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            dropout_p=dropping,
-            is_causal=causal and mask is None and q.shape[2] > 1,
-            scale=self.scale,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )
-
-    def _explicit(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """Queries of heads that read the same keys are rows of one product."""
-        batch, kv_heads, keys, width = k.shape
-        queries, heads_each = q.shape[2], q.shape[1] // kv_heads
-        rows = q.reshape(batch * kv_heads, heads_each * queries, width)  # (B*K, H/K*T, W)
-        k, v = (x.reshape(batch * kv_heads, keys, width) for x in (k, v))  # (B*K, S, W)
-        if mask is None:
-            mask = _causal(queries, keys, q.device) if causal else torch.ones(1, 1, dtype=torch.bool, device=q.device)
-        mask = mask.expand(1 if mask.dim() == 2 else batch, 1, queries, keys)
-        hidden = q.new_zeros(mask.shape).masked_fill_(~mask, -math.inf)  # (1 or B, 1, T, S)
-        hidden = hidden.repeat(1, kv_heads if len(mask) > 1 else 1, heads_each, 1).flatten(0, 1)  # (..., H/K*T, S)
-        scale = width**-0.5 if self.scale is None else self.scale
-        scores = torch.baddbmm(hidden, rows, k.transpose(1, 2), alpha=scale)  # (B*K, H/K*T, S)
-        return (self.dropout(scores.softmax(dim=-1)) @ v).view(batch, -1, queries, width)  # (B, H, T, W)
+        """(B, H, T, W) and two of (B, K, S, W) -> (B, H, T, W): see `dot_product_attention`."""
+        dropout = self.dropout.p if self.training else 0.0
+        return dot_product_attention(q, k, v, mask, causal, self.scale, dropout)
 
 
 class RelativeDotProduct(nn.Module):
-    """e_ij = q_i (k_j + a_ij)^T / sqrt(W) and z_i = sum_j softmax_j(e_ij) (v_j + b_ij) (seed 002; Shaw et al. 2018).
+    """e_ij = scale q_i (k_j + a_ij)^T and z_i = sum_j softmax_j(e_ij) (v_j + b_ij) (note 002; Shaw et al. 2018).
 
-    a_ij and b_ij are learned vectors, shared by all heads, for the offset j - i clipped to [-clip, clip].
+    scale is 1/sqrt(W) unless given. a_ij and b_ij are learned vectors, shared by all heads, for the offset j - i
+    clipped to [-clip, clip].
     """
 
-    def __init__(self, head_width: int, clip: int, dropout: float = 0.0, scale: float | None = None) -> None:
+    def __init__(self, head_dim: int, clip: int, dropout: float = 0.0, scale: float | None = None) -> None:
         super().__init__()
         self.clip = clip
         self.dropout = Dropout(dropout)
-        self.scale = 1 / math.sqrt(head_width) if scale is None else scale
-        self.relative_keys = nn.Parameter(torch.empty(2 * clip + 1, head_width))
-        self.relative_values = nn.Parameter(torch.empty(2 * clip + 1, head_width))
+        self.scale = 1 / math.sqrt(head_dim) if scale is None else scale
+        self.relative_keys = nn.Parameter(torch.empty(2 * clip + 1, head_dim))
+        self.relative_values = nn.Parameter(torch.empty(2 * clip + 1, head_dim))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """(B, H, T, W) and two of (B, K, S, W) -> (B, H, T, W). mask: as (B, 1, T, S), True where a query may see."""
+        """(B, H, T, W) and two of (B, K, S, W) -> (B, H, T, W). mask: broadcastable to (B, 1, T, S), True to attend."""
         batch, heads, queries, keys = *q.shape[:3], k.shape[2]
         k, v = (repeat_heads(x, heads) for x in (k, v))  # (B, H, S, W)
         query_slots = torch.arange(keys - queries, keys, device=q.device).unsqueeze(1)  # (T, 1)
         key_slots = torch.arange(keys, device=q.device)  # (S,)
         offsets = (key_slots - query_slots).clamp(-self.clip, self.clip) + self.clip  # (T, S)
         offsets = offsets.expand(batch, heads, queries, keys)  # (B, H, T, S)
-        relative_scores = _rows_times(q, self.relative_keys.T).gather(-1, offsets)  # (B, H, T, S)
+        relative_scores = _matmul_rows(q, self.relative_keys.T).gather(-1, offsets)  # (B, H, T, S)
         scores = (q @ k.transpose(-1, -2) + relative_scores) * self.scale  # (B, H, T, S)
         weights = self.dropout(attention_weights(scores, mask, causal))  # (B, H, T, S)
-        # Weights of equal offsets are added up first, so that no vector is held for every pair of tokens.
+        # Weights of equal offsets are summed first, so that no (B, H, T, S, W) tensor of value vectors is needed.
         by_offset = weights.new_zeros(batch, heads, queries, 2 * self.clip + 1)  # (B, H, T, 2C+1)
         by_offset = by_offset.scatter_add(-1, offsets, weights)
-        return weights @ v + _rows_times(by_offset, self.relative_values)  # (B, H, T, W)
-
-
-def _is_short_gradient(q: Tensor, k: Tensor) -> bool:
-    """Whether a CPU's fused kernel would lose: its backward pass is slow for few keys of 16 bits (decision 007)."""
-    return torch.is_grad_enabled() and q.dtype == torch.bfloat16 and k.shape[2] <= FEW_KEYS
+        return weights @ v + _matmul_rows(by_offset, self.relative_values)  # (B, H, T, W)
 
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:
-    """Each key/value head for every query head that reads it: (B, K, S, W) -> (B, H, S, W)."""
+    """Repeat each key/value head for the H / K query heads that share it: (B, K, S, W) -> (B, H, S, W)."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
 def attention_weights(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """The softmax over what each query may see: (B, H, T, S) -> (B, H, T, S). Queries and keys end together."""
+    """Masked softmax over the keys, computed in fp32 or more: (B, H, T, S) -> (B, H, T, S)."""
     queries, keys = scores.shape[-2:]
     if mask is None and causal:
-        mask = _causal(queries, keys, scores.device)
+        mask = causal_triangle(queries, keys, scores.device)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
     return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 
 
-def _causal(queries: int, keys: int, device: torch.device) -> Tensor:
-    """(T, S), True where a query may see; queries and keys end together."""
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+def _matmul_rows(x: Tensor, matrix: Tensor) -> Tensor:
+    """(..., N) and (N, M) -> (..., M), as one 2-D product.
+
+    `x @ matrix` may be a batched product, depending on which of them requires a gradient, with different rounding.
+    """
+    return (x.reshape(-1, x.shape[-1]) @ matrix).view(*x.shape[:-1], -1)  # (..., M)
 
 
-def _rows_times(x: Tensor, matrix: Tensor) -> Tensor:
-    """(..., N) and (N, M) -> (..., M), as one product of matrices: torch would choose by what requires a gradient."""
-    return (x.reshape(-1, x.shape[-1]) @ matrix).view(*x.shape[:-1], -1)
+class Heads(NamedTuple):
+    """Number of query heads, number of key/value heads, head dimension."""
+
+    query: int
+    kv: int
+    dim: int
 
 
-class _Heads(nn.Module):
-    """The projections around a core. `q_norm` and `k_norm` normalise each head's queries and keys; pass `nn.Identity()`
-    for none.
+class _MultiHeadAttention(nn.Module):
+    """The projections to queries, keys, values and output, around a core that computes attention.
+
+    `q_norm` and `k_norm` normalise the queries and keys of each head; `nn.Identity()` for no QK-norm. `qkv_bias`: of
+    the projections to queries, keys and values; `output_bias`: of the projection to the output.
     """
 
     def __init__(
         self,
         width: int,
-        n_heads: int,
-        n_kv_heads: int,
-        bias: bool,
+        heads: Heads,
         core: DotProduct | RelativeDotProduct,
         q_norm: nn.Module,
         k_norm: nn.Module,
+        qkv_bias: bool = False,
+        output_bias: bool = False,
     ) -> None:
         super().__init__()
-        self.head_width = width // n_heads
-        self.q_proj = Linear(width, n_heads * self.head_width, bias)
-        self.k_proj = Linear(width, n_kv_heads * self.head_width, bias)
-        self.v_proj = Linear(width, n_kv_heads * self.head_width, bias)
-        self.o_proj = Linear(n_heads * self.head_width, width, bias)
+        self.head_dim = heads.dim
+        self.q_proj = Linear(width, heads.query * heads.dim, qkv_bias)
+        self.k_proj = Linear(width, heads.kv * heads.dim, qkv_bias)
+        self.v_proj = Linear(width, heads.kv * heads.dim, qkv_bias)
+        self.o_proj = Linear(heads.query * heads.dim, width, output_bias)
         self.q_norm = q_norm
         self.k_norm = k_norm
         self.core = core
@@ -158,40 +130,48 @@ class _Heads(nn.Module):
         return keys.transpose(1, 2), values.transpose(1, 2)  # (B, K, S, W) each
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_width))  # (B, T, H, W)
+        return x.unflatten(-1, (-1, self.head_dim))  # (B, T, H, W)
 
-    def _join(self, y: Tensor) -> Tensor:
+    def _merge(self, y: Tensor) -> Tensor:
         return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, T, D)
 
 
-class Attention(_Heads):
-    """Self-attention. `causal`: a token sees those before it; otherwise it sees all."""
+class SelfAttention(_MultiHeadAttention):
+    """Self-attention. `causal`: without a mask, a token attends to itself and earlier tokens only."""
 
-    def __init__(self, *heads: Any, causal: bool = True, **parts: Any) -> None:
-        super().__init__(*heads, **parts)
+    def __init__(self, *args: Any, causal: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.causal = causal
 
-    def forward(
-        self, x: Tensor, rotation: Rotation | None = None, mask: Tensor | None = None, cache: Cache | None = None
-    ) -> Tensor:
-        """(B, T, D) -> (B, T, D). A mask of `None` lets a token see all that it may see by its kind."""
+    def project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, T, D) -> queries (B, H, T, W), keys and values (B, K, T, W)."""
         q = self._queries(x)  # (B, H, T, W)
         k, v = self._keys_and_values(x)  # (B, K, T, W)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
+        return q, k, v
+
+    def forward(
+        self, x: Tensor, rotation: Rotation | None = None, mask: Tensor | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        """(B, T, D) -> (B, T, D). mask: broadcastable to (B, 1, T, S), True to attend.
+
+        Without a mask, attention is causal if `causal` is set.
+        """
+        q, k, v = self.project(x, rotation)
         if cache is not None:
             k, v = cache.update(k, v)  # (B, K, S, W)
-        return self._join(self.core(q, k, v, mask, self.causal))  # (B, T, D)
+        return self._merge(self.core(q, k, v, mask, self.causal))  # (B, T, D)
 
 
-class CrossAttention(_Heads):
-    """The decoder's look at the source: queries from it, keys and values from the encoder's output (seeds 001, 004)."""
+class CrossAttention(_MultiHeadAttention):
+    """Queries from the decoder, keys and values from the encoder's output (notes 001, 004)."""
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None, cache: CrossCache | None = None) -> Tensor:
-        """(B, T, D) and (B, S, D) -> (B, T, D). A filled cache stands for the memory, which is then not read."""
-        held = cache.held if cache is not None else None
-        if held is None:
-            held = self._keys_and_values(memory)
+        """(B, T, D) and encoder output (B, S, D) -> (B, T, D). With a filled cache, `memory` is not used."""
+        keys_and_values = cache.keys_and_values if cache is not None else None
+        if keys_and_values is None:
+            keys_and_values = self._keys_and_values(memory)
             if cache is not None:
-                cache.fill(*held)
-        return self._join(self.core(self._queries(x), *held, mask, False))  # (B, T, D)
+                cache.fill(*keys_and_values)
+        return self._merge(self.core(self._queries(x), *keys_and_values, mask, False))  # (B, T, D)

@@ -1,25 +1,28 @@
-"""One layer: attention and feed-forward, each with a residual connection and a normalisation (seeds 000, 001, 004)."""
+"""Transformer blocks: attention and feed-forward, each with a residual connection and a norm (notes 000, 001, 004)."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from tinylm.model.cache import Cache, CrossCache
 from tinylm.model.dropout import Dropout
+from tinylm.model.kv_cache import Cache, CrossCache
 from tinylm.model.position import Rotation
 from tinylm.model.routing import Routing
 
 
 class Memory(NamedTuple):
-    """What a decoder sees of the source: the encoder's output (B, S, D), and what of it is no padding (B, 1, 1, S)."""
+    """Encoder output for cross-attention. hidden: (B, S, D). mask: (B, 1, 1, S), False for padding."""
 
     hidden: Tensor
     mask: Tensor | None
 
 
 class PreNormBlock(nn.Module):
-    """x + sublayer(norm(x)), for each sublayer. With `cross_attention`, a look at the source stands between the two."""
+    """x + sublayer(norm(x)) for each sublayer: self-attention, optionally cross-attention, feed-forward.
+
+    The norm of sublayer `attention` is `attention_norm`, and so on.
+    """
 
     def __init__(
         self,
@@ -47,42 +50,86 @@ class PreNormBlock(nn.Module):
         memory: Memory | None = None,
         cross_cache: CrossCache | None = None,
     ) -> tuple[Tensor, Routing | None]:
-        """(B, T, D) -> (B, T, D), and what a mixture of experts tells of itself."""
-        y = self.attention(self._enter(x, self.attention_norm), rotation, mask, cache)
-        x = self._leave(x, self.dropout(y), self.attention_norm)
+        """(B, T, D) -> (B, T, D), and in training the routing of a mixture of experts."""
+        y = self.attention(self._sublayer_input(x, "attention"), rotation, mask, cache)
+        x = self._add(x, y, "attention")
         if self.cross_attention is not None:
-            assert self.cross_attention_norm is not None and memory is not None
-            y = self.cross_attention(self._enter(x, self.cross_attention_norm), *memory, cross_cache)
-            x = self._leave(x, self.dropout(y), self.cross_attention_norm)
-        y, routing = self.feedforward(self._enter(x, self.feedforward_norm))
-        return self._leave(x, self.dropout(y), self.feedforward_norm), routing
+            assert memory is not None
+            y = self.cross_attention(self._sublayer_input(x, "cross_attention"), *memory, cross_cache)
+            x = self._add(x, y, "cross_attention")
+        y, routing = self.feedforward(self._sublayer_input(x, "feedforward"))
+        return self._add(x, y, "feedforward"), routing
 
-    def _enter(self, x: Tensor, norm: nn.Module) -> Tensor:
-        return norm(x)
+    def _sublayer_input(self, x: Tensor, sublayer: str) -> Tensor:
+        return self._norm(sublayer, x)
 
-    def _leave(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
-        return x + y
+    def _add(self, x: Tensor, y: Tensor, sublayer: str) -> Tensor:
+        """Return the residual stream after adding the sublayer output y."""
+        return x + self.dropout(y)
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        return getattr(self, f"{name}_norm")(x)
 
 
 class PostNormBlock(PreNormBlock):
-    """norm(x + sublayer(x)), for each sublayer, as first published (Vaswani et al. 2017)."""
+    """norm(x + sublayer(x)) for each sublayer, as in the original transformer (Vaswani et al. 2017)."""
 
-    def _enter(self, x: Tensor, norm: nn.Module) -> Tensor:
+    def _sublayer_input(self, x: Tensor, sublayer: str) -> Tensor:
         return x
 
-    def _leave(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
-        return norm(x + y)
+    def _add(self, x: Tensor, y: Tensor, sublayer: str) -> Tensor:
+        return self._norm(sublayer, x + self.dropout(y))
 
 
-class PreNormChain(PreNormBlock):
-    """sublayer(norm(x)), for each sublayer: no residual connection, to see what one is worth."""
+class SandwichNormBlock(PreNormBlock):
+    """x + post_norm(sublayer(norm(x))) for each sublayer (Ding et al. 2021; Gemma 3)."""
 
-    def _leave(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
-        return y
+    def __init__(
+        self,
+        attention: nn.Module,
+        feedforward: nn.Module,
+        make_norm: Callable[[], nn.Module],
+        dropout: float,
+        cross_attention: nn.Module | None = None,
+    ) -> None:
+        super().__init__(attention, feedforward, make_norm, dropout, cross_attention)
+        self.attention_post_norm = make_norm()
+        self.cross_attention_post_norm = make_norm() if cross_attention is not None else None
+        self.feedforward_post_norm = make_norm()
+
+    def _add(self, x: Tensor, y: Tensor, sublayer: str) -> Tensor:
+        return x + self.dropout(self._norm(f"{sublayer}_post", y))
 
 
-class PostNormChain(PostNormBlock):
-    """norm(sublayer(x)), for each sublayer: no residual connection."""
+class ParallelBlock(PreNormBlock):
+    """x + attention(norm(x)) + feedforward(norm(x)), with a norm each (GPT-NeoX, Black et al. 2022). It has no
+    cross-attention.
+    """
 
-    def _leave(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
-        return norm(y)
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        mask: Tensor | None,
+        cache: Cache | None,
+        memory: Memory | None = None,
+        cross_cache: CrossCache | None = None,
+    ) -> tuple[Tensor, Routing | None]:
+        """(B, T, D) -> (B, T, D), and in training the routing of a mixture of experts."""
+        attended = self.attention(self.attention_norm(x), rotation, mask, cache)
+        y, routing = self.feedforward(self.feedforward_norm(x))
+        return x + self.dropout(attended) + self.dropout(y), routing
+
+
+class PreNormBlockWithoutResidual(PreNormBlock):
+    """sublayer(norm(x)) for each sublayer: an ablation without residual connections (notes 000, 002)."""
+
+    def _add(self, x: Tensor, y: Tensor, sublayer: str) -> Tensor:
+        return self.dropout(y)
+
+
+class PostNormBlockWithoutResidual(PostNormBlock):
+    """norm(sublayer(x)) for each sublayer: an ablation without residual connections."""
+
+    def _add(self, x: Tensor, y: Tensor, sublayer: str) -> Tensor:
+        return self._norm(sublayer, self.dropout(y))

@@ -1,65 +1,143 @@
-"""From a ModelConfig to a model: the only reader of ModelConfig. Each part is a row in a table."""
+"""Builds and initialises models from a ModelConfig. Only this file reads it; the tables map its values to classes."""
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tinylm.config import ModelConfig
-from tinylm.model.attention import Attention, CrossAttention, DotProduct, RelativeDotProduct
-from tinylm.model.block import PostNormBlock, PostNormChain, PreNormBlock, PreNormChain
+from tinylm.config import ModelConfig, RopeScaling
+from tinylm.model.attention import CrossAttention, DotProduct, Heads, RelativeDotProduct, SelfAttention
+from tinylm.model.block import (
+    ParallelBlock,
+    PostNormBlock,
+    PostNormBlockWithoutResidual,
+    PreNormBlock,
+    PreNormBlockWithoutResidual,
+    SandwichNormBlock,
+)
 from tinylm.model.decoder import Decoder
 from tinylm.model.encoder import Encoder
 from tinylm.model.encoder_decoder import EncoderDecoder
 from tinylm.model.feedforward import FeedForward, GatedFeedForward, gelu
 from tinylm.model.linear import Linear
 from tinylm.model.moe import MergedExperts, RoutedExperts
-from tinylm.model.norm import LayerNorm, RMSNorm
-from tinylm.model.position import LearnedPosition, Position, RotaryPosition, SinusoidalPosition
+from tinylm.model.norm import LayerNorm, RMSNorm, UnitOffsetRMSNorm
+from tinylm.model.position import (
+    LearnedPosition,
+    LocalRotaryPosition,
+    Position,
+    RotaryPosition,
+    SinusoidalPosition,
+)
+from tinylm.model.rope_frequencies import (
+    rope_frequencies,
+    scale_as_llama3,
+    scale_by_yarn,
+    scale_linearly,
+    yarn_magnitude,
+)
 from tinylm.model.stack import Stack, Transformer
 
+
+def _rms_norm(config: ModelConfig, width: int) -> RMSNorm:
+    eps = config.norm_epsilon or 1e-6
+    if config.norm_unit_offset:
+        return UnitOffsetRMSNorm(width, config.norm_bias, eps)
+    return RMSNorm(width, config.norm_gain, config.norm_bias, eps)
+
+
 NORMS: dict[str, Callable[[ModelConfig, int], nn.Module]] = {
-    "rmsnorm": lambda config, width: RMSNorm(width, config.norm_gain, config.norm_bias, eps=1e-6),
-    "layernorm": lambda config, width: LayerNorm(width, config.norm_gain, config.norm_bias, eps=1e-5),
+    "rmsnorm": _rms_norm,
+    "layernorm": lambda config, width: LayerNorm(
+        width, config.norm_gain, config.norm_bias, eps=config.norm_epsilon or 1e-5
+    ),
     "none": lambda config, width: nn.Identity(),
 }
 
-# By where norms stand, and whether there are residual connections.
-BLOCKS: dict[tuple[str, bool], type[PreNormBlock]] = {
-    ("pre", True): PreNormBlock,
-    ("post", True): PostNormBlock,
-    ("pre", False): PreNormChain,
-    ("post", False): PostNormChain,
+# By `norm_placement`, `residual` and `parallel_residual`.
+BLOCKS: dict[tuple[str, bool, bool], type[PreNormBlock]] = {
+    ("pre", True, False): PreNormBlock,
+    ("pre", True, True): ParallelBlock,
+    ("post", True, False): PostNormBlock,
+    ("sandwich", True, False): SandwichNormBlock,
+    ("pre", False, False): PreNormBlockWithoutResidual,
+    ("post", False, False): PostNormBlockWithoutResidual,
 }
 
+
+class _Rotation(NamedTuple):
+    """Arguments of `RotaryPosition`: the frequencies of RoPE, and the factor of rotated vectors."""
+
+    frequencies: Tensor
+    magnitude: float = 1.0
+
+
+def _scale_as_llama3(frequencies: Tensor, theta: float, scaling: RopeScaling) -> _Rotation:
+    assert scaling.original_context is not None
+    factors = (scaling.factor, scaling.original_context, scaling.low_freq_factor, scaling.high_freq_factor)
+    return _Rotation(scale_as_llama3(frequencies, *factors))
+
+
+def _scale_by_yarn(frequencies: Tensor, theta: float, scaling: RopeScaling) -> _Rotation:
+    assert scaling.original_context is not None
+    factors = (scaling.factor, scaling.original_context, scaling.beta_fast, scaling.beta_slow)
+    magnitude = scaling.attention_factor or yarn_magnitude(scaling.factor)
+    return _Rotation(scale_by_yarn(frequencies, theta, *factors), magnitude)
+
+
+ROPE_SCALINGS: dict[str, Callable[[Tensor, float, RopeScaling], _Rotation]] = {
+    "linear": lambda frequencies, theta, scaling: _Rotation(scale_linearly(frequencies, scaling.factor)),
+    "llama3": _scale_as_llama3,
+    "yarn": _scale_by_yarn,
+}
+
+
+def rope_rotation(width: int, theta: float, scaling: RopeScaling | None = None) -> _Rotation:
+    """Frequencies and magnitude for `width` rotated features."""
+    frequencies = rope_frequencies(width, theta)
+    return _Rotation(frequencies) if scaling is None else ROPE_SCALINGS[scaling.kind](frequencies, theta, scaling)
+
+
+def _rotary(config: ModelConfig) -> RotaryPosition:
+    rotated = config.rotary_dim or config.head_dim
+    everywhere = rope_rotation(rotated, config.rope_theta, config.rope_scaling)
+    if config.local_rope_theta is None:
+        return RotaryPosition(config.context, *everywhere)
+    local = RotaryPosition(config.context, *rope_rotation(rotated, config.local_rope_theta))
+    return LocalRotaryPosition(config.context, *everywhere, local=local, local_layers=config.local_layers)
+
+
 POSITIONS: dict[str, Callable[[ModelConfig], Position]] = {
-    "rope": lambda config: RotaryPosition(config.context, config.head_width, config.rope_theta),
+    "rope": _rotary,
     "learned": lambda config: LearnedPosition(config.context, config.width),
     "sinusoidal": lambda config: SinusoidalPosition(config.context, config.width),
-    "relative": lambda config: Position(),  # it enters attention: see CORES
+    "relative": lambda config: Position(),  # part of attention: see ATTENTION_CORES
     "none": lambda config: Position(),
 }
 
-# What heads meet in, where it is not the scaled dot product.
-CORES: dict[str, Callable[[ModelConfig], RelativeDotProduct]] = {
+# Attention cores by position scheme; all others use `DotProduct`.
+ATTENTION_CORES: dict[str, Callable[[ModelConfig], RelativeDotProduct]] = {
     "relative": lambda config: RelativeDotProduct(
-        config.head_width, config.relative_clip, config.attention_dropout, attention_scale(config)
+        config.head_dim, config.relative_clip, config.attention_dropout, attention_scale(config)
     ),
 }
 
 
 def attention_scale(config: ModelConfig) -> float | None:
-    """`None` is 1 / sqrt(W)."""
-    return None if config.attention_scale else 1.0
+    """Factor of the attention scores; `None` for 1 / sqrt(W)."""
+    return config.attention_multiplier if config.attention_scale else 1.0
 
 
 FEEDFORWARDS: dict[str, tuple[type[FeedForward] | type[GatedFeedForward], Callable[[Tensor], Tensor]]] = {
     "swiglu": (GatedFeedForward, F.silu),
+    "geglu": (GatedFeedForward, gelu),
+    "geglu-exact": (GatedFeedForward, F.gelu),
     "gelu": (FeedForward, gelu),
+    "gelu-exact": (FeedForward, F.gelu),
     "relu": (FeedForward, F.relu),
 }
 
@@ -67,16 +145,19 @@ EXPERTS: dict[str, type[RoutedExperts]] = {"route": RoutedExperts, "merge": Merg
 
 
 def build_model(config: ModelConfig, seed: int = 0) -> Transformer:
-    """A model with weights drawn from `seed`, whatever state torch's own generator is in."""
+    """A model with random weights from `seed`, independent of the state of torch's global generator."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = ARCHITECTURES[config.architecture](_Parts(config))
+        for linear in _linear_layers(model).values():
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
         INITIALISATIONS[config.initialisation](model, config)
     return model
 
 
 class _Parts:
-    """Makes the parts of one model."""
+    """Builds the parts of one model."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -84,93 +165,100 @@ class _Parts:
     def norm(self, width: int | None = None) -> nn.Module:
         return NORMS[self.config.norm](self.config, width or self.config.width)
 
-    def last_norm(self) -> nn.Module:
-        return self.norm() if self.config.norm_placement == "pre" else nn.Identity()
+    def final_norm(self) -> nn.Module:
+        return nn.Identity() if self.config.norm_placement == "post" else self.norm()
 
-    def _head_shape(self) -> dict[str, Any]:
+    def bias(self, group: bool | None) -> bool:
+        """Whether a group of linear layers has biases; `None`: as all of them."""
+        return self.config.bias if group is None else group
+
+    def _attention_arguments(self) -> dict[str, Any]:
         config = self.config
 
         def qk_norm() -> nn.Module:
-            return self.norm(config.head_width) if config.qk_norm else nn.Identity()
+            return self.norm(config.head_dim) if config.qk_norm else nn.Identity()
 
         return {
             "width": config.width,
-            "n_heads": config.heads,
-            "n_kv_heads": config.kv_heads,
-            "bias": config.bias,
+            "heads": Heads(config.heads, config.kv_heads, config.head_dim),
             "q_norm": qk_norm(),
             "k_norm": qk_norm(),
+            "qkv_bias": self.bias(config.qkv_bias),
+            "output_bias": self.bias(config.output_bias),
         }
 
     def _dot_product(self) -> DotProduct:
         return DotProduct(self.config.attention_dropout, attention_scale(self.config))
 
-    def attention(self, causal: bool) -> Attention:
-        make_core = CORES.get(self.config.position)
+    def attention(self, causal: bool) -> SelfAttention:
+        make_core = ATTENTION_CORES.get(self.config.position)
         core = make_core(self.config) if make_core else self._dot_product()
-        return Attention(**self._head_shape(), core=core, causal=causal)
+        return SelfAttention(**self._attention_arguments(), core=core, causal=causal)
 
     def cross_attention(self) -> CrossAttention:
-        return CrossAttention(**self._head_shape(), core=self._dot_product())
+        return CrossAttention(**self._attention_arguments(), core=self._dot_product())
 
     def feedforward(self) -> nn.Module:
         config = self.config
         kind, activation = FEEDFORWARDS[config.activation]
 
         def dense(linear: type[nn.Linear]) -> FeedForward | GatedFeedForward:
-            return kind(config.width, config.ffn_width, config.bias, activation, linear)
+            return kind(config.width, config.ffn_width, self.bias(config.ffn_bias), activation, linear)
 
         if config.experts == 1:
             return dense(Linear)
-        # oneDNN prepares itself for each number of rows, and an expert has another at every step.
+        # Not `Linear`: oneDNN builds a kernel for each number of rows, and that of an expert changes at every step.
         experts = [dense(nn.Linear) for _ in range(config.experts)]
-        return EXPERTS[config.expert_mode](config.width, experts, config.experts_per_token, config.expert_balance)
+        k = config.experts_per_token
+        normalise = k > 1 if config.normalise_top_k is None else config.normalise_top_k
+        return EXPERTS[config.expert_mode](config.width, experts, k, normalise, config.expert_balance)
 
     def layer(self, causal: bool, cross: bool = False) -> PreNormBlock:
-        block = BLOCKS[self.config.norm_placement, self.config.residual]
+        config = self.config
+        block = BLOCKS[config.norm_placement, config.residual, config.parallel_residual]
         cross_attention = self.cross_attention() if cross else None
-        return block(self.attention(causal), self.feedforward(), self.norm, self.config.dropout, cross_attention)
+        return block(self.attention(causal), self.feedforward(), self.norm, config.dropout, cross_attention)
 
     def stack(self, layers: list[PreNormBlock]) -> tuple[Position, list[PreNormBlock], nn.Module]:
-        return POSITIONS[self.config.position](self.config), layers, self.last_norm()
+        return POSITIONS[self.config.position](self.config), layers, self.final_norm()
 
-    def ends(self) -> dict[str, Any]:
-        """What stands before and after a stack."""
+    def embeddings(self) -> dict[str, Any]:
+        """Arguments of `Transformer` for the embedding and the output layer."""
         config = self.config
         return {
             "embedding": nn.Embedding(config.vocab_size, config.width),
             "output": None if config.tie else Linear(config.width, config.vocab_size, bias=False),
             "context": config.context,
-            "embedding_scale": math.sqrt(config.width) if config.scale_embedding else 1.0,
+            "embedding_scale": config.embedding_scale or (math.sqrt(config.width) if config.scale_embedding else 1.0),
             "dropout": config.dropout,
         }
 
-    def past(self) -> dict[str, Any]:
-        """What a model needs to know to remember its past."""
+    def cache_shape(self) -> dict[str, Any]:
+        """Arguments of `Autoregressive` for its key/value caches."""
         config = self.config
         windows = [config.local_window if i in config.local_layers else None for i in range(config.layers)]
-        return {"n_kv_heads": config.kv_heads, "head_width": config.head_width, "windows": windows}
+        return {"n_kv_heads": config.kv_heads, "head_dim": config.head_dim, "windows": windows}
 
 
 def _build_decoder(parts: _Parts) -> Transformer:
-    ends = parts.ends()
+    embeddings = parts.embeddings()
     layers = [parts.layer(causal=True) for _ in range(parts.config.layers)]
-    return Decoder(*parts.stack(layers), **ends, **parts.past())
+    return Decoder(*parts.stack(layers), **embeddings, **parts.cache_shape())
 
 
 def _build_encoder(parts: _Parts) -> Transformer:
-    ends = parts.ends()
+    embeddings = parts.embeddings()
     layers = [parts.layer(causal=False) for _ in range(parts.config.layers)]
-    return Encoder(*parts.stack(layers), **ends)
+    return Encoder(*parts.stack(layers), **embeddings)
 
 
 def _build_encoder_decoder(parts: _Parts) -> Transformer:
     config = parts.config
-    ends = parts.ends()
+    embeddings = parts.embeddings()
     encoder_layers = [parts.layer(causal=False) for _ in range(config.encoder_layers or config.layers)]
     encoder = Stack(*parts.stack(encoder_layers), config.dropout)
     layers = [parts.layer(causal=True, cross=True) for _ in range(config.layers)]
-    return EncoderDecoder(*parts.stack(layers), **ends, **parts.past(), encoder=encoder)
+    return EncoderDecoder(*parts.stack(layers), **embeddings, **parts.cache_shape(), encoder=encoder)
 
 
 ARCHITECTURES: dict[str, Callable[[_Parts], Transformer]] = {
@@ -181,19 +269,19 @@ ARCHITECTURES: dict[str, Callable[[_Parts], Transformer]] = {
 
 
 def build_empty_model(config: ModelConfig) -> Transformer:
-    """A model whose parameters have shapes but no storage: to count them, or to assign saved weights to them."""
-    with torch.device("meta"), _NoRandomNumbers():
+    """A model on the meta device, whose parameters have shapes but no storage: to count them or to load weights."""
+    with torch.device("meta"), _SkipInitialisation():
         return build_model(config)
 
 
 def extend_vocabulary(model: Transformer, vocab_size: int) -> None:
-    """Make room for more ids, in place. What is new begins as the mean of what is known: no id is likelier than before
-    by more than its share (Hewitt 2021).
+    """Add rows to the embedding and the output layer, in place. New rows start as the mean of the existing ones, which
+    bounds the change in the model's predictions (Hewitt 2021).
     """
 
     def extended(weight: Tensor) -> nn.Parameter:
-        more = weight.detach().mean(dim=0).expand(vocab_size - len(weight), -1)
-        return nn.Parameter(torch.cat((weight.detach(), more)))
+        new_rows = weight.detach().mean(dim=0).expand(vocab_size - len(weight), -1)
+        return nn.Parameter(torch.cat((weight.detach(), new_rows)))
 
     model.embedding = nn.Embedding.from_pretrained(extended(model.embedding.weight), freeze=False)
     if model.output is not None:
@@ -201,11 +289,8 @@ def extend_vocabulary(model: Transformer, vocab_size: int) -> None:
         model.output.out_features = vocab_size
 
 
-class _NoRandomNumbers(TorchFunctionMode):
-    """Leaves tensors as they are where they would be filled at random.
-
-    torch draws for tensors without storage through its compiler, which takes half a second to import.
-    """
+class _SkipInitialisation(TorchFunctionMode):
+    """Skips initialisation. On the meta device it has no effect, and torch imports its compiler for it (0.5 s)."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -215,17 +300,12 @@ class _NoRandomNumbers(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _matrices(model: Transformer) -> list[tuple[str, nn.Linear]]:
-    """Every linear layer by name, with its bias set to zero; a bias starts at zero in every scheme."""
-    found = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    for _, linear in found:
-        if linear.bias is not None:
-            nn.init.zeros_(linear.bias)
-    return found
+def _linear_layers(model: Transformer) -> dict[str, nn.Linear]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 
 
-def _draw_positions(model: Transformer, std: float) -> None:
-    """Learned vectors of places and of offsets: N(0, std)."""
+def _initialise_positions(model: Transformer, std: float) -> None:
+    """N(0, std) for learned and relative position vectors."""
     for module in model.modules():
         if isinstance(module, LearnedPosition):
             nn.init.normal_(module.weight, std=std)
@@ -235,34 +315,37 @@ def _draw_positions(model: Transformer, std: float) -> None:
 
 
 def _initialise_gpt2(model: Transformer, config: ModelConfig) -> None:
-    """N(0, 0.02), and 0.02 / sqrt(2 layers) where a sublayer joins the residual stream (Radford et al. 2019)."""
-    for name, linear in _matrices(model):
-        joins_residual = name.endswith(("o_proj", "down_proj"))
-        nn.init.normal_(linear.weight, std=0.02 / math.sqrt(2 * config.layers) if joins_residual else 0.02)
+    """N(0, 0.02), and N(0, 0.02 / sqrt(2 layers)) for projections into the residual stream (Radford et al. 2019)."""
+    for name, linear in _linear_layers(model).items():
+        into_residual = name.endswith(("o_proj", "down_proj"))
+        nn.init.normal_(linear.weight, std=0.02 / math.sqrt(2 * config.layers) if into_residual else 0.02)
     nn.init.normal_(model.embedding.weight, std=0.02)
-    _draw_positions(model, std=0.01)
+    _initialise_positions(model, std=0.01)
 
 
 def _initialise_original(model: Transformer, config: ModelConfig) -> None:
     """Glorot uniform for matrices; N(0, 1/sqrt(D)) for the embedding, scaled back to 1 by sqrt(D) (tensor2tensor)."""
-    for _, linear in _matrices(model):
+    for linear in _linear_layers(model).values():
         nn.init.xavier_uniform_(linear.weight)
     nn.init.normal_(model.embedding.weight, std=config.width**-0.5)
-    _draw_positions(model, std=config.width**-0.5)
+    _initialise_positions(model, std=config.width**-0.5)
 
 
 def _initialise_modern(model: Transformer, config: ModelConfig) -> None:
-    """N(0, 0.02) as Qwen3 has it, but zero where a sublayer joins the residual stream: a block starts as the identity.
+    """N(0, 0.02) as in Qwen3, but zero for projections into the residual stream: blocks start as the identity.
+
+    Not before a norm, as in sandwich blocks, where the gradient of zero would be divided by sqrt(epsilon).
 
     Zero-initialised output projections: Zhang et al. 2019 (Fixup), Yang et al. 2022 (muP, section D.2).
     """
-    for name, linear in _matrices(model):
-        if name.endswith(("o_proj", "down_proj")) and config.residual:
+    starts_as_identity = config.residual and config.norm_placement != "sandwich"
+    for name, linear in _linear_layers(model).items():
+        if name.endswith(("o_proj", "down_proj")) and starts_as_identity:
             nn.init.zeros_(linear.weight)
         else:
             nn.init.normal_(linear.weight, std=0.02)
     nn.init.normal_(model.embedding.weight, std=0.02)
-    _draw_positions(model, std=0.02)
+    _initialise_positions(model, std=0.02)
 
 
 INITIALISATIONS: dict[str, Callable[[Transformer, ModelConfig], None]] = {
@@ -273,9 +356,9 @@ INITIALISATIONS: dict[str, Callable[[Transformer, ModelConfig], None]] = {
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
-    """Parameters by part: embedding, position, attention, feedforward, norms, output, and their total.
+    """Number of parameters by part: embedding, position, attention, feedforward, norms, output, and total.
 
-    What is an encoder's before a decoder has that before its name.
+    An encoder-decoder also has cross_attention, and its encoder's parts with the prefix "encoder ".
     """
     parts: dict[str, int] = {}
     for name, parameter in model.named_parameters():

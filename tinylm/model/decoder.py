@@ -1,4 +1,4 @@
-"""The decoder-only transformer: token ids in, hidden vectors out, logits on request (seeds 001, 002)."""
+"""The decoder-only transformer: token ids to hidden vectors, and to logits on request (notes 001, 002)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,52 +6,69 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinylm.model.cache import Cache, KVCache, RollingCache
-from tinylm.model.mask import causal_mask
+from tinylm.model.attention_mask import causal_mask, segment_mask, segment_positions, valid_tokens
+from tinylm.model.kv_cache import Cache, KVCache, SlidingWindowCache
 from tinylm.model.stack import Output, Transformer
 
 
 class Autoregressive(Transformer):
-    """A transformer whose tokens see none that come later.
+    """A transformer with causal self-attention: base class of the decoder and the encoder-decoder.
 
-    `windows` has a number of tokens for each layer that looks back over so many, its own included, and `None` for one
-    that sees them all (seed 002).
+    windows: per layer, the sliding-window size in tokens (the query included), or `None` for full attention (note 002).
     """
 
     def __init__(
-        self, *parts: Any, n_kv_heads: int, head_width: int, windows: Sequence[int | None], **choices: Any
+        self, *args: Any, n_kv_heads: int, head_dim: int, windows: Sequence[int | None], **kwargs: Any
     ) -> None:
-        super().__init__(*parts, **choices)
+        super().__init__(*args, **kwargs)
         self.n_kv_heads = n_kv_heads
-        self.head_width = head_width
+        self.head_dim = head_dim
         self.windows = tuple(windows)
 
-    def sight(self, ids: Tensor, cache: Sequence[Cache] | None) -> tuple[Tensor, list[Tensor | None]]:
-        """The tokens' positions, (T,) or (B, T), and for each layer the mask of what they may see."""
-        steps = ids.shape[1]
+    def positions_and_masks(self, ids: Tensor, cache: Sequence[Cache] | None) -> tuple[Tensor, list[Tensor | None]]:
+        """Positions of the tokens `ids` (B, T), as (T,) or (B, T), and one mask per layer (see `causal_mask`)."""
+        n_tokens = ids.shape[1]
         offset, starts = (cache[0].offset, cache[0].starts) if cache else (0, None)
-        positions = torch.arange(offset, offset + steps, device=ids.device)  # (T,)
+        positions = torch.arange(offset, offset + n_tokens, device=ids.device)  # (T,)
         if starts is not None:
             positions = (positions - starts.unsqueeze(1)).clamp(min=0)  # (B, T)
-        masks = {window: causal_mask(steps, offset, starts, ids.device, window) for window in set(self.windows)}
+        masks = {window: causal_mask(n_tokens, offset, starts, ids.device, window) for window in set(self.windows)}
         return positions, [masks[window] for window in self.windows]
 
     def make_cache(self, batch: int, length: int, starts: Tensor | None = None) -> list[Cache]:
-        """An empty cache a layer, for `length` slots. starts: (B,), where each row's tokens begin, if not all at 0."""
+        """One empty cache per layer with room for `length` tokens. starts: (B,), left padding: see `Cache`."""
         weight = self.embedding.weight
 
         def make(window: int | None) -> Cache:
-            kind, slots = (KVCache, length) if window is None else (RollingCache, window)
-            return kind(batch, self.n_kv_heads, slots, self.head_width, weight.device, weight.dtype, starts)
+            cache_type, slots = (KVCache, length) if window is None else (SlidingWindowCache, window)
+            return cache_type(batch, self.n_kv_heads, slots, self.head_dim, weight.device, weight.dtype, starts)
 
         return [make(window) for window in self.windows]
 
 
 class Decoder(Autoregressive):
-    def forward(self, ids: Tensor, cache: Sequence[Cache] | None = None) -> Output:
-        """(B, T) -> (B, T, D). With a cache, ids are the tokens that follow those it holds."""
-        return self.through_layers(self.embed(ids), *self.sight(ids, cache), cache)
+    """Decoder-only transformer (GPT)."""
+
+    def forward(
+        self,
+        ids: Tensor,
+        cache: Sequence[Cache] | None = None,
+        segments: Tensor | None = None,
+        lengths: Tensor | None = None,
+    ) -> Output:
+        """(B, T) -> (B, T, D). With a cache, ids are the tokens after the cached ones.
+
+        segments: (B, T), without a cache: texts that share a row, by number, 0 for padding. A token attends only to
+            tokens of its text, and positions start again with each.
+        lengths: (B,), the tokens of each row before padding on the right, which the routing summary leaves out.
+        """
+        if segments is None:
+            valid = None if lengths is None else valid_tokens(lengths, ids.shape[1])
+            return self.run_layers(self.embed(ids), *self.positions_and_masks(ids, cache), cache, valid=valid)
+        by_window = {window: segment_mask(segments, window) for window in set(self.windows)}
+        masks = [by_window[window] for window in self.windows]
+        return self.run_layers(self.embed(ids), segment_positions(segments), masks, valid=segments > 0)
 
     def last_logits(self, ids: Tensor, cache: Sequence[Cache] | None, count: int) -> Tensor:
-        """(B, T) -> (B, count, V), for what follows each of the last tokens."""
+        """Next-token logits after each of the last `count` tokens: (B, T) -> (B, count, V)."""
         return self.logits(self(ids, cache).hidden[:, -count:])

@@ -1,28 +1,28 @@
-"""The encoder-decoder transformer: a source is read whole, and a target written that looks at it (seeds 001, 004)."""
+"""The encoder-decoder transformer, for translation (notes 001, 004; Vaswani et al. 2017)."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
+from tinylm.model.attention_mask import padding_mask
 from tinylm.model.block import Memory
-from tinylm.model.cache import Cache, CrossCache
 from tinylm.model.decoder import Autoregressive
 from tinylm.model.encoder import encode
-from tinylm.model.mask import padding_mask
-from tinylm.model.routing import together
+from tinylm.model.kv_cache import Cache, CrossCache
+from tinylm.model.routing import merge_summaries
 from tinylm.model.stack import Output, Stack
 
 
 class EncoderDecoder(Autoregressive):
-    """A decoder whose layers look at the output of `encoder`; both sides share the embedding (Vaswani et al. 2017)."""
+    """A decoder with cross-attention to the output of `encoder`. Both share one embedding."""
 
-    def __init__(self, *parts: Any, encoder: Stack, **choices: Any) -> None:
-        super().__init__(*parts, **choices)
+    def __init__(self, *args: Any, encoder: Stack, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.encoder = encoder
 
     def encode(self, source: Tensor, lengths: Tensor | None = None) -> tuple[Memory, Output]:
-        """(B, S) -> what the decoder's layers see. lengths: (B,), after which a row is padding."""
+        """(B, S) -> the memory for cross-attention, and the encoder's output. lengths: (B,), tokens per source."""
         output = encode(self.encoder, self.embed(source), lengths)
         return Memory(output.hidden, padding_mask(lengths, source.shape[1])), output
 
@@ -32,24 +32,31 @@ class EncoderDecoder(Autoregressive):
         memory: Memory,
         cache: Sequence[Cache] | None = None,
         cross_cache: Sequence[CrossCache] | None = None,
-        real: Tensor | None = None,
+        valid: Tensor | None = None,
     ) -> Output:
-        """(B, T) -> (B, T, D). With caches, ids are what follows the tokens they hold. real: (B, T), no padding."""
-        positions, masks = self.sight(ids, cache)
-        return self.through_layers(self.embed(ids), positions, masks, cache, memory, cross_cache, real)
+        """(B, T) -> (B, T, D). With caches, ids are the tokens after the cached ones.
 
-    def forward(self, ids: Tensor, source: Tensor, lengths: Tensor | None = None, real: Tensor | None = None) -> Output:
-        """Both sides at once, as in training: (B, T) and (B, S) -> (B, T, D). lengths: (B,), of the sources.
+        valid: (B, T), False for padding.
+        """
+        positions, masks = self.positions_and_masks(ids, cache)
+        return self.run_layers(self.embed(ids), positions, masks, cache, memory, cross_cache, valid)
 
-        real: (B, T), which ids are no padding.
+    def forward(
+        self, ids: Tensor, source: Tensor, lengths: Tensor | None = None, valid: Tensor | None = None
+    ) -> Output:
+        """Encode and decode, as in training: (B, T) and (B, S) -> (B, T, D).
+
+        lengths: (B,), tokens per source. valid: (B, T), False for padding.
         """
         memory, encoded = self.encode(source, lengths)
-        decoded = self.decode(ids, memory, real=real)
-        both = [output.routing for output in (encoded, decoded) if output.routing is not None]
-        return Output(decoded.hidden, together(both) if both else None)
+        decoded = self.decode(ids, memory, valid=valid)
+        summaries = [output.routing for output in (encoded, decoded) if output.routing is not None]
+        return Output(decoded.hidden, merge_summaries(summaries) if summaries else None)
 
     def probe(self, ids: Tensor) -> Output:
+        """As `Transformer.probe`, with the ids (B, T) as both source and target."""
         return self(ids, ids)
 
     def make_cross_cache(self) -> list[CrossCache]:
+        """One empty cross-attention cache per layer."""
         return [CrossCache() for _ in self.layers]

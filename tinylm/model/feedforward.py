@@ -1,4 +1,4 @@
-"""The position-wise feed-forward layer (seeds 000, 002, 003, 004)."""
+"""The position-wise feed-forward layer (notes 000, 002, 003, 004)."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from tinylm.model.routing import Routing
 Projection = Callable[[str, Tensor], Tensor]
 
 
-class _Formula(nn.Module):
-    """(..., D) -> (..., D), and no routing. `entries` name the projections of the input."""
+class _FeedForward(nn.Module):
+    """Base class of dense feed-forward layers. input_projections: names of the linear layers applied to the input."""
 
-    entries: tuple[str, ...]
+    input_projections: tuple[str, ...]
     up_proj: nn.Linear
 
     def __init__(
@@ -27,38 +27,44 @@ class _Formula(nn.Module):
         linear: type[nn.Linear] = Linear,
     ) -> None:
         super().__init__()
-        for name in self.entries:
+        for name in self.input_projections:
             setattr(self, name, linear(width, ffn_width, bias))
         self.down_proj = linear(ffn_width, width, bias)
         self.activation = activation
 
     def forward(self, x: Tensor) -> tuple[Tensor, Routing | None]:
+        """(..., D) -> (..., D), and `None`: a dense layer has no routing."""
         return self.compose(x, lambda name, y: self.get_submodule(name)(y)), None
 
     @abstractmethod
     def compose(self, x: Tensor, project: Projection) -> Tensor:
-        """The formula, with any way to apply the projections by their names."""
+        """The layer's formula (..., D) -> (..., D), in which `project(name, x)` applies the projection of that name.
+
+        A mixture of experts passes a `project` that applies to each row the projection of its own expert.
+        """
 
 
-class FeedForward(_Formula):
+class FeedForward(_FeedForward):
     """activation(x W1 + b1) W2 + b2 (Vaswani et al. 2017)."""
 
-    entries = ("up_proj",)
+    input_projections = ("up_proj",)
 
     def compose(self, x: Tensor, project: Projection) -> Tensor:
+        """As the base class."""
         return project("down_proj", self.activation(project("up_proj", x)))
 
 
-class GatedFeedForward(_Formula):
+class GatedFeedForward(_FeedForward):
     """(activation(x Wg) * x W1) W2, each with an optional bias (Shazeer 2020)."""
 
-    entries = ("gate_proj", "up_proj")
+    input_projections = ("gate_proj", "up_proj")
     gate_proj: nn.Linear
 
     def compose(self, x: Tensor, project: Projection) -> Tensor:
+        """As the base class."""
         return project("down_proj", self.activation(project("gate_proj", x)) * project("up_proj", x))
 
 
 def gelu(x: Tensor) -> Tensor:
-    """GELU by the tanh approximation, as GPT-2 has it (Hendrycks and Gimpel 2016)."""
+    """GELU with the tanh approximation, as in GPT-2 (Hendrycks and Gimpel 2016)."""
     return F.gelu(x, approximate="tanh")

@@ -1,4 +1,4 @@
-"""A mixture of experts for a feed-forward layer: a router sends each token to a few of them (seed 002)."""
+"""Mixture-of-experts feed-forward layers: a router selects a few experts per token (note 002)."""
 
 import typing
 from collections.abc import Sequence
@@ -13,77 +13,91 @@ Expert = FeedForward | GatedFeedForward
 
 
 class RoutedExperts(nn.Module):
-    """sum over the K likeliest experts of p_e expert_e(x), where p = softmax(x R^T), renormalised among the K.
+    """Sum over the top K experts of p_e expert_e(x), where p = softmax(x R^T).
 
-    A single expert keeps its p_e, through which alone the router learns (Fedus et al. 2021).
-    The work grows with K, not with the number of experts. `balance` is the weight of the load-balancing loss.
+    The cost grows with K, not with the number of experts.
+
+    normalise: divide p by its sum over the top K. With K = 1 it would then be the constant 1, and the router would have
+        no gradient from the output (Fedus et al. 2021).
+    balance_weight: weight of the load-balancing loss.
     """
 
-    def __init__(self, width: int, experts: Sequence[Expert], per_token: int, balance: float) -> None:
+    def __init__(
+        self, width: int, experts: Sequence[Expert], per_token: int, normalise: bool, balance_weight: float
+    ) -> None:
         super().__init__()
         self.router = nn.Linear(width, len(experts), bias=False)
         self.experts = nn.ModuleList(experts)
         self.per_token = per_token
-        self.balance = balance
+        self.normalise = normalise
+        self.balance_weight = balance_weight
 
     def forward(self, x: Tensor) -> tuple[Tensor, Routing | None]:
-        """(B, T, D) -> (B, T, D); what the router did is told in training alone."""
+        """(B, T, D) -> (B, T, D), and in training the routing."""
         probabilities = self.router(x).softmax(dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))  # (B, T, E)
         weights, chosen = probabilities.topk(self.per_token, dim=-1)  # (B, T, K)
-        if self.per_token > 1:
+        if self.normalise:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        mixture = _Mixture(weights.flatten(0, 1), chosen.flatten(0, 1), len(self.experts), skip_idle=not self.training)
-        y = self._combine(x.flatten(0, 1), mixture).view_as(x)  # (B, T, D)
-        return y, Routing(probabilities, chosen, self.balance) if self.training else None
+        dispatch = _Dispatch(
+            weights.flatten(0, 1), chosen.flatten(0, 1), len(self.experts), skip_unused=not self.training
+        )
+        y = self._combine(x.flatten(0, 1), dispatch).view_as(x)  # (B, T, D)
+        return y, Routing(probabilities, chosen, self.balance_weight) if self.training else None
 
-    def _combine(self, x: Tensor, mixture: "_Mixture") -> Tensor:
+    def _combine(self, x: Tensor, dispatch: "_Dispatch") -> Tensor:
         """(N, D) -> (N, D)"""
-        return mixture.gather(self._compose(mixture.spread(x), lambda name, rows: self._project(name, rows, mixture)))
+        return dispatch.gather(
+            self._compose(dispatch.scatter(x), lambda name, rows: self._project(name, rows, dispatch))
+        )
 
-    def _project(self, name: str, rows: Tensor, mixture: "_Mixture") -> Tensor:
-        """(N*K, D) -> (N*K, F), with each row's own expert."""
-        return mixture.each([expert.get_submodule(name) for expert in self.experts], rows)
+    def _project(self, name: str, rows: Tensor, dispatch: "_Dispatch") -> Tensor:
+        """Apply the projection `name` of each row's expert: (N*K, D) -> (N*K, F)."""
+        return dispatch.apply([expert.get_submodule(name) for expert in self.experts], rows)
 
     def _compose(self, x: Tensor, project: Projection) -> Tensor:
-        """The formula that all experts have."""
+        """The feed-forward formula, which all experts share."""
         return typing.cast(Expert, self.experts[0]).compose(x, project)
 
 
 class MergedExperts(RoutedExperts):
-    """One expert a token, whose matrices are the mean of the K likeliest experts' own, weighted by the router.
+    """One expert per token, whose matrices are the router-weighted sum of the top K experts' matrices.
 
-    The mean is taken of the products, which is the same before the nonlinearity, so that a token costs no more than
-    where the experts' outputs are mixed. Each token has its own: a mean over the sequence would see the future.
+    A projection is linear, so the sum of the experts' projections of a row equals its projection by the summed matrix.
+    The cost is therefore that of `RoutedExperts`. Router weights are per token, so that the layer is causal.
     """
 
-    def _combine(self, x: Tensor, mixture: "_Mixture") -> Tensor:
-        return self._compose(x, lambda name, rows: mixture.gather(self._project(name, mixture.spread(rows), mixture)))
+    def _combine(self, x: Tensor, dispatch: "_Dispatch") -> Tensor:
+        return self._compose(
+            x, lambda name, rows: dispatch.gather(self._project(name, dispatch.scatter(rows), dispatch))
+        )
 
 
-class _Mixture:
-    """sum_e p_e f_e(x) for rows (N, ...) by what each row's K experts and their weights are, both (N, K).
+class _Dispatch:
+    """Computes sum_e p_e f_e(x) for N rows, given the K experts of each row and their weights, both (N, K).
 
-    The rows are put in the order of their experts, so that every expert works once, on rows that lie together.
+    Rows are sorted by expert, so that every expert runs once, on contiguous rows. skip_unused: do not run experts
+    without rows (in training they run on no rows, so that each parameter has a gradient).
     """
 
-    def __init__(self, weights: Tensor, chosen: Tensor, n_experts: int, skip_idle: bool) -> None:
+    def __init__(self, weights: Tensor, chosen: Tensor, n_experts: int, skip_unused: bool) -> None:
         order = chosen.flatten().argsort(stable=True)  # (N*K,)
-        self._rows = order // chosen.shape[1]
+        self._rows = order // chosen.shape[1]  # (N*K,)
         self._weights = weights.flatten().index_select(0, order).unsqueeze(1)  # (N*K, 1)
-        self._counts: list[int] = torch.bincount(chosen.flatten(), minlength=n_experts).tolist()
-        self._count = len(chosen)
-        self._skip_idle = skip_idle
+        self._rows_per_expert: list[int] = torch.bincount(chosen.flatten(), minlength=n_experts).tolist()
+        self._n_rows = len(chosen)
+        self._skip_unused = skip_unused
 
-    def spread(self, x: Tensor) -> Tensor:
-        """Each row once for each of its experts, in their order: (N, D) -> (N*K, D)."""
+    def scatter(self, x: Tensor) -> Tensor:
+        """Copy each row to each of its experts, sorted by expert: (N, D) -> (N*K, D)."""
         return x.index_select(0, self._rows)
 
-    def each(self, modules: Sequence[nn.Module], rows: Tensor) -> Tensor:
-        """Every expert's module on the rows that are for it: (N*K, D) -> (N*K, F)."""
-        parts = zip(modules, rows.split(self._counts), strict=True)
-        return torch.cat([module(part) for module, part in parts if len(part) or not self._skip_idle])
+    def apply(self, modules: Sequence[nn.Module], rows: Tensor) -> Tensor:
+        """Apply the module of each expert, one of `modules`, to the rows of that expert: (N*K, D) -> (N*K, F)."""
+        parts = zip(modules, rows.split(self._rows_per_expert), strict=True)
+        outputs = [module(part) for module, part in parts if len(part) or not self._skip_unused]
+        return torch.cat(outputs)  # (N*K, F)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The weighted sum of what the experts of each row made of it: (N*K, F) -> (N, F)."""
-        sums = rows.new_zeros(self._count, rows.shape[1])
+        """The weighted sum over each row's experts: (N*K, F) -> (N, F)."""
+        sums = rows.new_zeros(self._n_rows, rows.shape[1])  # (N, F)
         return sums.index_add(0, self._rows, rows * self._weights.to(rows.dtype))

@@ -1,13 +1,15 @@
-"""Normalisation of one token's hidden vector, with an optional gain and an optional bias (seeds 000, 001, 004)."""
-
-from typing import Any
+"""Normalisation of each token's hidden vector, with an optional gain and an optional bias (notes 000, 001, 004)."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tinylm.kernels.rms_norm import rms_norm
+
 
 class _Norm(nn.Module):
+    """The parameters of a norm over vectors of `width` features; `weight` is the gain."""
+
     weight: nn.Parameter | None
     bias: nn.Parameter | None
 
@@ -18,11 +20,17 @@ class _Norm(nn.Module):
         self.register_parameter("weight", nn.Parameter(torch.ones(width)) if gain else None)
         self.register_parameter("bias", nn.Parameter(torch.zeros(width)) if bias else None)
 
+    @property
+    def gain(self) -> Tensor | None:
+        """(width,), the factor of the normalised vector; `None` for 1."""
+        return self.weight
+
 
 class LayerNorm(_Norm):
     """(x - mean) / sqrt(variance + eps) * gain + bias, over the last dimension (Ba et al. 2016)."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """(..., width) -> (..., width)"""
         return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
 
 
@@ -30,39 +38,27 @@ class RMSNorm(_Norm):
     """x / sqrt(mean(x^2) + eps) * gain + bias, over the last dimension (Zhang and Sennrich 2019)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            x = _RMSNormalise.apply(x, self.weight, self.eps)
-        else:
-            # Autocast leaves the gain in fp32, for which the fused kernel has no bf16 input.
-            weight = None if self.weight is None else self.weight.to(x.dtype)
-            x = F.rms_norm(x, self.shape, weight, self.eps)
+        """(..., width) -> (..., width)"""
+        x = rms_norm(x, self.weight, self.eps)
         return x if self.bias is None else x + self.bias
 
 
-class _RMSNormalise(torch.autograd.Function):
-    """y = x r w with r = 1 / sqrt(mean(x^2) + eps), for a CPU, where torch has no kernel of its own (decision 010).
+class UnitOffsetRMSNorm(RMSNorm):
+    """RMSNorm with a gain of 1 + weight, in fp32 or more, since a 16-bit sum would lose the weight's digits (Gemma)."""
 
-    The gradient is LayerNorm's about a mean of zero, for which there is one, without its last term:
-    dx = r (g w - x r^2 mean(g w x)) and dw = sum(g x r). 16 bits are computed in 32.
-    """
+    weight: nn.Parameter
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-        precise = torch.promote_types(x.dtype, torch.float32)
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=precise)
-        r = (length * length).div_(x.shape[-1]).add_(eps).rsqrt_()
-        ctx.save_for_backward(x, r, weight)
-        y = x * r
-        return (y if weight is None else y.mul_(weight)).to(x.dtype)
+    def __init__(self, width: int, bias: bool = False, eps: float = 1e-6) -> None:
+        super().__init__(width, True, bias, eps)
+        nn.init.zeros_(self.weight)
 
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        x, r, weight = ctx.saved_tensors
-        g = g.to(r.dtype)
-        wanted = [True, weight is not None, False]
-        dx, dw, _ = torch.ops.aten.native_layer_norm_backward(
-            g, x.to(r.dtype), x.shape[-1:], torch.zeros_like(r), r, weight, None, wanted
-        )
-        # LayerNorm's gradient has no part along the ones, since its output has none: RMSNorm's has.
-        along_ones = g.sum(dim=-1, keepdim=True) if weight is None else (g @ weight).unsqueeze(-1)
-        return dx.addcmul_(along_ones, r, value=1 / x.shape[-1]).to(x.dtype), dw, None
+    @property
+    def gain(self) -> Tensor:
+        """(width,), in fp32 or more."""
+        return 1 + self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., width) -> (..., width)"""
+        gain = self.gain
+        y = rms_norm(x.to(torch.promote_types(x.dtype, gain.dtype)), gain, self.eps).to(x.dtype)
+        return y if self.bias is None else y + self.bias

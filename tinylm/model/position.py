@@ -1,93 +1,129 @@
-"""How a token knows its place: one class a scheme.
+"""Position schemes, one class each.
 
-A scheme may add to the embeddings (`add`), or rotate queries and keys (`rotation`). Positions are (T,), or (B, T) where
-the rows of a batch start at different places.
+A scheme adds to the embeddings (`add`), or rotates queries and keys (`rotations`). Positions are (T,), or (B, T) where
+the rows of a batch start at different offsets. Relative positions are part of attention: see `RelativeDotProduct`.
 """
 
-import math
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
+
+from tinylm.model.rope_frequencies import rope_frequencies
 
 Rotation = tuple[Tensor, Tensor]
 
 
 class Position(nn.Module):
-    """No positions: what a scheme does not change, it inherits."""
+    """No position encoding; the base class of all schemes."""
 
     def add(self, x: Tensor, positions: Tensor) -> Tensor:
         """(B, T, D) -> (B, T, D)"""
         return x
 
     def rotation(self, positions: Tensor) -> Rotation | None:
-        """The cosines and sines to turn queries and keys by, each (T, W) or (B, 1, T, W): see `rotate`."""
+        """Cosines and signed sines for `rotate`, each (T, R) or (B, 1, T, R); `None` for schemes without rotation."""
         return None
+
+    def rotations(self, positions: Tensor, layers: int) -> list[Rotation | None]:
+        """The rotation of each layer."""
+        return [self.rotation(positions)] * layers
 
 
 class LearnedPosition(Position):
-    """A learned vector a position, added to the embedding (seed 001; Radford et al. 2019)."""
+    """A learned vector per position, added to the embedding (note 001; Radford et al. 2019)."""
 
     def __init__(self, context: int, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(context, width))
 
     def add(self, x: Tensor, positions: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, D)"""
         return x + self.weight[positions]
 
 
 class SinusoidalPosition(Position):
-    """PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(p / 10000^(2i/D)), added (seed 004; Vaswani et al. 2017)."""
+    """PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(p / 10000^(2i/D)), added (note 004; Vaswani et al. 2017)."""
 
     table: Tensor
 
     def __init__(self, context: int, width: int) -> None:
         super().__init__()
-        angles = _angles(context, width, 10_000.0)  # (context, D/2)
+        angles = _angles(context, rope_frequencies(width, 10_000.0))  # (context, D/2)
         table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)  # (context, D)
         self.register_buffer("table", table.float(), persistent=False)
 
     def add(self, x: Tensor, positions: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, D)"""
         return x + self.table[positions]
 
 
 class RotaryPosition(Position):
-    """Rotates the pairs (i, i + W/2) of each query and key by p * theta^(-2i/W) (seed 002; Su et al. 2021).
+    """RoPE: rotates pairs of features of each query and key by position times frequency (note 002; Su et al. 2021).
 
-    The halves are split as in GPT-NeoX, LLaMA and Qwen, not interleaved as in the paper: a fixed permutation of a
-    head's features, which a trained model does not notice.
+    frequencies: (R/2,), of the pairs (i, i + R/2) of the first R features of each head: see `rope_frequencies`.
+    magnitude: factor of the rotated vectors.
+
+    Pairs are split halves, as in GPT-NeoX, Llama and Qwen in transformers, not interleaved as in the paper. The two
+    differ by a fixed permutation of each head's features.
     """
 
     cosines: Tensor
     sines: Tensor
 
-    def __init__(self, context: int, head_width: int, theta: float) -> None:
+    def __init__(self, context: int, frequencies: Tensor, magnitude: float = 1.0) -> None:
         super().__init__()
-        angles = _angles(context, head_width, theta).repeat(1, 2)  # (context, W)
-        self.register_buffer("cosines", angles.cos().float(), persistent=False)
-        signs = torch.tensor([-1.0, 1.0], device="cpu").repeat_interleave(head_width // 2)
-        self.register_buffer("sines", (angles.sin() * signs).float(), persistent=False)
+        angles = _angles(context, frequencies)  # (context, R/2)
+        cosines, sines = ((part * magnitude).float() for part in (angles.cos(), angles.sin()))
+        self.register_buffer("cosines", torch.cat((cosines, cosines), dim=-1), persistent=False)  # (context, R)
+        self.register_buffer("sines", torch.cat((-sines, sines), dim=-1), persistent=False)
 
     def rotation(self, positions: Tensor) -> Rotation:
+        """As `Position.rotation`."""
         cosines, sines = self.cosines[positions], self.sines[positions]
         if positions.dim() == 2:
-            cosines, sines = cosines.unsqueeze(1), sines.unsqueeze(1)  # (B, 1, T, W)
+            cosines, sines = cosines.unsqueeze(1), sines.unsqueeze(1)  # (B, 1, T, R)
         return cosines, sines
 
 
-def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn each head's vector by its position's angles: (B, H, T, W) -> (B, H, T, W).
+class LocalRotaryPosition(RotaryPosition):
+    """RoPE with other frequencies, `local`, in some layers, which are numbered from 0 (Gemma 3)."""
 
-    x_i cos - x_(i + W/2) sin in the first half, and x_i cos + x_(i - W/2) sin in the second: the sines have the signs.
+    def __init__(
+        self,
+        context: int,
+        frequencies: Tensor,
+        magnitude: float = 1.0,
+        *,
+        local: RotaryPosition,
+        local_layers: Collection[int],
+    ) -> None:
+        super().__init__(context, frequencies, magnitude)
+        self.local = local
+        self.local_layers = local_layers
+
+    def rotations(self, positions: Tensor, layers: int) -> list[Rotation | None]:
+        """As `Position.rotations`."""
+        everywhere, local = self.rotation(positions), self.local.rotation(positions)
+        return [local if layer in self.local_layers else everywhere for layer in range(layers)]
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Rotate the first R features of each head's vectors by the angles of their positions: (B, H, T, W) -> the same.
+
+    x_i cos - x_(i + R/2) sin in the first half of them, x_i cos + x_(i - R/2) sin in the second; the signs are in the
+    sines.
     """
     cosines, sines = (table.to(x.dtype) for table in rotation)
-    return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, dims=-1), sines)
+    rotated = cosines.shape[-1]
+    if rotated < x.shape[-1]:
+        return torch.cat((rotate(x[..., :rotated], rotation), x[..., rotated:]), dim=-1)
+    return torch.addcmul(x * cosines, x.roll(rotated // 2, dims=-1), sines)
 
 
-def _angles(context: int, width: int, theta: float) -> Tensor:
-    """p * theta^(-2i/width) for every position p and i < width/2, in float64: (context, width/2).
+def _angles(context: int, frequencies: Tensor) -> Tensor:
+    """p f for every position p and frequency f (F,), in float64: (context, F).
 
-    On the CPU even when the model is built without storage, on the meta device, for weights to be loaded into.
+    Computed on the CPU even for a model on the meta device, because the weights file does not contain these buffers.
     """
-    evens = torch.arange(0, width, 2, dtype=torch.float64, device="cpu")
-    frequencies = torch.exp(evens * (-math.log(theta) / width))
     return torch.outer(torch.arange(context, dtype=torch.float64, device="cpu"), frequencies)

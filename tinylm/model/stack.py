@@ -1,4 +1,4 @@
-"""What all transformers here have in common: a stack of layers, and around it an embedding and an output layer."""
+"""Base classes of all architectures: a stack of layers, and a transformer with an embedding and an output layer."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,28 +6,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tinylm.kernels import onednn
 from tinylm.model.block import Memory
-from tinylm.model.cache import Cache, CrossCache
 from tinylm.model.dropout import Dropout
-from tinylm.model.linear import linear
+from tinylm.model.kv_cache import Cache, CrossCache
 from tinylm.model.position import Position
-from tinylm.model.routing import RoutingSummary, summarise, together
+from tinylm.model.routing import RoutingSummary, merge_summaries, summarise_routing
 
 
 class Output(NamedTuple):
-    """hidden: (B, T, D). routing: what mixtures of experts tell in training."""
+    """hidden: (B, T, D). routing: summary of the routers of mixture-of-experts layers, in training only."""
 
     hidden: Tensor
     routing: RoutingSummary | None = None
 
     @property
     def aux(self) -> Tensor:
-        """The sum of auxiliary losses over the batch's sequences, zero for a dense model."""
-        return self.hidden.new_zeros(()) if self.routing is None else self.routing.balance
+        """() auxiliary loss, summed over the sequences of the batch; zero for a dense model."""
+        return self.hidden.new_zeros(()) if self.routing is None else self.routing.balance_loss
 
 
 class Stack(nn.Module):
-    """Positions, layers, and what ends them: a normalisation after pre-norm blocks, `nn.Identity()` after post-norm."""
+    """Position scheme, layers and final norm. norm: a norm after pre-norm blocks, `nn.Identity()` after post-norm."""
 
     def __init__(self, position: Position, layers: Sequence[nn.Module], norm: nn.Module, dropout: float) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Stack(nn.Module):
         self.norm = norm
         self.dropout = Dropout(dropout)
 
-    def through_layers(
+    def run_layers(
         self,
         x: Tensor,
         positions: Tensor,
@@ -44,32 +44,38 @@ class Stack(nn.Module):
         cache: Sequence[Cache] | None = None,
         memory: Memory | None = None,
         cross_cache: Sequence[CrossCache] | None = None,
-        real: Tensor | None = None,
+        valid: Tensor | None = None,
     ) -> Output:
-        """Embedded tokens (B, T, D) at positions (T,) or (B, T), with a mask a layer, as (B, 1, T, S).
+        """Run embedded tokens through all layers: (B, T, D) -> (B, T, D).
 
-        real: (B, T), which of them are no padding, and count in what is told of routing.
+        positions: (T,), or (B, T) where rows start at different offsets.
+        masks: one attention mask per layer, broadcastable to (B, 1, T, S).
+        cache: one key/value cache per layer.
+        memory, cross_cache: the encoder's output, and one cross-attention cache per layer.
+        valid: (B, T), False for padding, which the routing summary leaves out.
         """
         x = self.dropout(self.position.add(x, positions))
-        rotation = self.position.rotation(positions)
-        told: list[RoutingSummary] = []
+        rotations = self.position.rotations(positions, len(self.layers))
+        summaries: list[RoutingSummary] = []
         for index, layer in enumerate(self.layers):
             x, routing = layer(
                 x,
-                rotation,
+                rotations[index],
                 masks[index],
                 cache[index] if cache else None,
                 memory,
                 cross_cache[index] if cross_cache else None,
             )
             if routing is not None:
-                told.append(summarise(routing, real))
-        return Output(self.norm(x), together(told) if told else None)
+                summaries.append(summarise_routing(routing, valid))
+        return Output(self.norm(x), merge_summaries(summaries) if summaries else None)
 
 
 class Transformer(Stack):
-    """A stack with an embedding before it and an output layer after it; `None` for output shares the embedding's matrix
-    (seed 004).
+    """A stack with an embedding before it and an output layer after it.
+
+    output: `None` ties it to the embedding's weight (note 004). context: maximum sequence length in tokens.
+    embedding_scale: factor applied to embedded tokens, rounded to their dtype, as Gemma was trained.
     """
 
     def __init__(
@@ -92,23 +98,31 @@ class Transformer(Stack):
 
     @property
     def vocab_size(self) -> int:
+        """Number of rows of the embedding."""
         return self.embedding.num_embeddings
 
     @property
+    def trains_output(self) -> bool:
+        """Whether the output layer, or the embedding in its place, has parameters that are trained."""
+        layer = self.embedding if self.output is None else self.output
+        return any(parameter.requires_grad for parameter in layer.parameters())
+
+    @property
     def device(self) -> torch.device:
+        """The device of the parameters."""
         return next(self.parameters()).device
 
     def embed(self, ids: Tensor) -> Tensor:
         """(B, T) -> (B, T, D)"""
         x = self.embedding(ids)
-        return x if self.embedding_scale == 1.0 else x * self.embedding_scale
+        return x if self.embedding_scale == 1.0 else x * x.new_full((), self.embedding_scale)
 
     def probe(self, ids: Tensor) -> Output:
-        """What the model makes of ids (B, T), whatever else it takes."""
+        """Forward pass on ids (B, T) in any architecture; an encoder-decoder takes them as both source and target."""
         return self(ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V)"""
         if self.output is None:
-            return linear(hidden, self.embedding.weight)
+            return onednn.linear(hidden, self.embedding.weight)
         return self.output(hidden)

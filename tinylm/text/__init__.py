@@ -1,1 +1,1 @@
-"""From files to batches: corpus (files to text), tokenizer (text to ids), dataset (ids on disk to batches)."""
+"""Corpora (files to text), tokenizers (text to token ids), token files, and batches."""

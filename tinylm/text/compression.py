@@ -1,6 +1,6 @@
-"""Files as pieces of bytes; gzip, bzip2, xz and Zstandard data is decompressed on the way.
+"""Read a file in chunks of bytes, decompressing gzip, bzip2, xz and Zstandard data.
 
-The decompressed pieces are of bounded size, whatever the ratio, so that no file needs more memory than another.
+The size of the chunks of decompressed data is bounded, so memory use does not depend on the compression ratio.
 """
 
 import bz2
@@ -14,74 +14,76 @@ from typing import Any
 
 from tinylm.errors import UsageError
 
-PIECE_BYTES = 1 << 20
-SPOOL_FILE = "standard input"  # the name of the file in which standard input is kept
+CHUNK_BYTES = 1 << 20
+SPOOL_FILE = "standard input"  # name of the file that standard input is copied to
 _SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
-# A frame of Zstandard cannot be decompressed in parts of a limited size; 1 KiB of input gives at most 32 MiB.
-_ZSTANDARD_INPUT = 1 << 10
+# `zstandard.decompressobj` cannot limit the size of its output; 1 KiB of input expands to at most 32 MiB.
+_ZSTANDARD_INPUT_BYTES = 1 << 10
 
-Advance = Callable[[int], None]
-
-
-def ignore(size: int) -> None:
-    """The progress callback of those who want none."""
+Progress = Callable[[int], None]  # called with the number of bytes or characters processed since the last call
 
 
-def shown(file: Path) -> str:
-    """The file's name in messages."""
+def no_progress(size: int) -> None:
+    """A progress callback that does nothing."""
+
+
+def display_name(file: Path) -> str:
+    """The path of a file in messages; "standard input" for a copy of standard input."""
     return file.name if file.name == SPOOL_FILE else str(file)
 
 
 def content_suffix(file: Path) -> str:
-    """The suffix that says what a file holds once it is decompressed: `.jsonl` of `a.JSONL.gz`."""
+    """The lower-case suffix of a file's name without the compression suffix: `.jsonl` for `a.JSONL.gz`."""
     return Path(file.stem).suffix.lower() if file.suffix.lower() in _SUFFIXES else file.suffix.lower()
 
 
 def content_stem(name: str) -> str:
-    """A file's name without what says how it is compressed and what it holds: `a` of `a.jsonl.gz`."""
+    """A file's name without the compression suffix and the suffix before it: `a` for `a.jsonl.gz`."""
     path = Path(name)
     return Path(path.stem).stem if path.suffix.lower() in _SUFFIXES else path.stem
 
 
-def read_bytes(file: Path, advance: Advance = ignore, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
-    """The content in pieces of at most `piece_bytes` (Zstandard: 32 MiB); `advance` is called with the bytes read from
-    the disk.
+def decompressed_chunks(
+    file: Path, progress: Progress = no_progress, chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[bytes]:
+    """Yield the decompressed content of a file in chunks of at most `chunk_bytes` (Zstandard: 32 MiB).
 
-    A suffix such as .gz says that a file is compressed, and so does the beginning of a file of any other name. Raises
-    UsageError for a file that cannot be read, and for compressed data that is damaged, incomplete or needs a package
-    that is not installed.
+    The compression is determined by the suffix, such as .gz, or else by the first bytes. `progress` receives the number
+    of bytes read from the disk. Raises UsageError for a file that cannot be read, for damaged or incomplete compressed
+    data, and for Zstandard data if the package `zstandard` is not installed.
     """
-    kind: str | None = None
+    compression: str | None = None
     try:
         with file.open("rb") as raw:
-            kind = _SUFFIXES.get(file.suffix.lower()) or _kind_of(raw.peek(16))
+            compression = _SUFFIXES.get(file.suffix.lower()) or _detect_compression(raw.peek(16))
             before = 0
-            for piece in _pieces(raw, kind, piece_bytes):
+            for chunk in _decompress(raw, compression, chunk_bytes):
                 after = raw.tell()
-                advance(after - before)
+                progress(after - before)
                 before = after
-                yield piece
+                yield chunk
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, ValueError) as error:
-        raise _damaged(file, kind, error) from None
+        raise _damaged(file, compression, error) from None
     except OSError as error:
-        if error.errno is None:  # what bz2 raises
-            raise _damaged(file, kind, error) from None
-        raise UsageError(f"Cannot read {shown(file)}: {error.strerror}.") from error
+        if error.errno is None:  # raised by bz2
+            raise _damaged(file, compression, error) from None
+        raise UsageError(f"Cannot read {display_name(file)}: {error.strerror}.") from error
     except ImportError:
         raise UsageError(
-            f"{shown(file)} is compressed with Zstandard, which needs a package: pip install zstandard. Or decompress "
-            f"it first, with zstd -d."
+            f"{display_name(file)} is compressed with Zstandard. To read it, install a package (pip install "
+            "zstandard), or decompress it with zstd -d."
         ) from None
 
 
-def _damaged(file: Path, kind: str | None, error: Exception) -> UsageError:
-    what = "it ends too early" if isinstance(error, EOFError) else str(error).rstrip(".")
+def _damaged(file: Path, compression: str | None, error: Exception) -> UsageError:
+    reason = "it ends too early" if isinstance(error, EOFError) else str(error).rstrip(".")
     return UsageError(
-        f"{shown(file)} is damaged or not {kind} data ({what}). Copy or compress it again, or give the text itself."
+        f"{display_name(file)} is damaged or not {compression} data ({reason}). Copy or compress it again, or give the "
+        "uncompressed text."
     )
 
 
-def _kind_of(head: bytes) -> str | None:
+def _detect_compression(head: bytes) -> str | None:
     if head.startswith(b"\x1f\x8b\x08"):
         return "gzip"
     if head.startswith(b"BZh") and head[4:10] in (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90"):
@@ -93,45 +95,46 @@ def _kind_of(head: bytes) -> str | None:
     return None
 
 
-def _pieces(raw: BufferedReader, kind: str | None, size: int) -> Iterator[bytes]:
-    match kind:
+def _decompress(raw: BufferedReader, compression: str | None, chunk_bytes: int) -> Iterator[bytes]:
+    match compression:
         case None:
-            yield from iter(lambda: raw.read(size), b"")
+            yield from iter(lambda: raw.read(chunk_bytes), b"")
         case "gzip":
-            if raw.peek(1):  # an empty file is no damage, as gzip itself has it
+            if raw.peek(1):  # an empty file is valid, as for `gzip -d`
                 with gzip.GzipFile(fileobj=raw) as stream:
-                    yield from iter(lambda: stream.read(size), b"")
+                    yield from iter(lambda: stream.read(chunk_bytes), b"")
         case "bzip2":
-            yield from _members(raw, bz2.BZ2Decompressor, size)
+            yield from _decompress_streams(raw, bz2.BZ2Decompressor, chunk_bytes)
         case "xz":
-            yield from _members(raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), size)
+            yield from _decompress_streams(raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), chunk_bytes)
         case _:
-            yield from _members(raw, _ZstandardFrame, _ZSTANDARD_INPUT)
+            yield from _decompress_streams(raw, _ZstandardFrame, _ZSTANDARD_INPUT_BYTES)
 
 
-def _members(raw: BufferedReader, new: Callable[[], Any], size: int) -> Iterator[bytes]:
-    """What several compressed streams hold, one after another, as `cat` and parallel compressors join them.
+def _decompress_streams(raw: BufferedReader, new_decompressor: Callable[[], Any], size: int) -> Iterator[bytes]:
+    """Decompress concatenated compressed streams, `size` bytes of input and (except Zstandard) of output at a time.
 
-    BZ2File and LZMAFile ignore what they cannot read after the first stream, and would lose a damaged second one.
+    `cat` and parallel compressors write such files. `new_decompressor` returns an object with the interface of
+    bz2.BZ2Decompressor. BZ2File and LZMAFile are not used, since they ignore a damaged second stream.
     """
     data = raw.read(size)
     while data:
-        member = new()
-        while not member.eof:
-            if member.needs_input and not data and not (data := raw.read(size)):
+        stream = new_decompressor()
+        while not stream.eof:
+            if stream.needs_input and not data and not (data := raw.read(size)):
                 raise EOFError
-            piece, data = member.decompress(data, PIECE_BYTES), b""
-            if piece:
-                yield piece
-        data = member.unused_data.lstrip(b"\0")  # xz pads with zeros
+            chunk, data = stream.decompress(data, size), b""
+            if chunk:
+                yield chunk
+        data = stream.unused_data.lstrip(b"\0")  # xz pads with zeros
         while not data and (more := raw.read(size)):
             data = more.lstrip(b"\0")
 
 
 class _ZstandardFrame:
-    """A frame of Zstandard, with the interface of bz2.BZ2Decompressor.
+    """The decompressor of one Zstandard frame, with the interface of bz2.BZ2Decompressor.
 
-    The package's own stream reader ends quietly where a file was cut off.
+    `zstandard.ZstdDecompressor.stream_reader` is not used, since it does not report an incomplete frame.
     """
 
     needs_input = True
@@ -151,7 +154,7 @@ class _ZstandardFrame:
         return bytes(self._frame.unused_data)
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """All that the data holds; the caller limits it by the data's size."""
+        """Decompress all of `data`. `max_length` is ignored; the caller bounds the output by the size of `data`."""
         try:
             return bytes(self._frame.decompress(data))
         except self._error as error:

@@ -1,8 +1,8 @@
-"""From files, folders and standard input to one stream of text.
+"""Find the files of a corpus and read them as one stream of text.
 
-A stream is pieces of text, so that a file larger than memory can be read, with `None` between two documents. A file is
-one document; of JSONL, of a JSON array and of the format `lines`, each element or line is one. Documents without text
-are left out.
+A stream yields chunks of text, so that files larger than memory can be read, and `None` between two documents. A
+document is a line of JSONL, an element of a JSON array, a line of a file with the format "lines", or else a whole file.
+Empty documents are skipped.
 """
 
 import hashlib
@@ -16,23 +16,25 @@ from typing import ClassVar
 import numpy as np
 
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.text.compression import PIECE_BYTES, SPOOL_FILE, Advance, ignore, shown
-from tinylm.text.readers import FORMATS, is_json_file, json_records, numbered_lines, read_text, text_of_record
-from tinylm.text.selection import LeftOut, Rules, check_named, expand_patterns, text_files_below
+from tinylm.text.compression import CHUNK_BYTES, SPOOL_FILE, Progress, display_name, no_progress
+from tinylm.text.file_selection import FileRules, SkippedFile, check_named_file, expand_globs, find_text_files
+from tinylm.text.readers import FORMATS, decoded_chunks, is_json_file, json_records, numbered_lines, text_of_record
+from tinylm.validation import check_choice
 
 STANDARD_INPUT = "-"
-SAMPLE_PIECE = 1 << 10  # characters
-SAMPLE_PIECES = 1 << 7
+EXCERPT_CHARACTERS = 1 << 10  # length of an excerpt in `CorpusStats.sample`
+MAX_EXCERPTS = 1 << 7
 
-Stream = Iterator[str | None]
+Stream = Iterator[str | None]  # chunks of text, and `None` between two documents
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text files in a fixed order. `paths` are what the user named; `text_key` is the field of a JSONL line to read.
+    """Text files in a fixed order, and how they are read.
 
-    `left_out` is what the folders among the paths hold besides. `known_part(text)` is what is read of a piece of text;
-    without it, everything is.
+    `paths` are the files, folders and patterns that the user named, and `files` the files found there that are read.
+    `skipped` lists the files in those folders that are not read. `text_key` is the key of the text in a JSON object.
+    `format` is one of FORMATS. `drop_unknown` removes the unknown characters from a chunk of text; `None` keeps all.
     """
 
     paths: tuple[str, ...]
@@ -40,62 +42,72 @@ class Corpus:
     text_key: str = "text"
     encoding: str = "utf-8"
     format: str = "auto"
-    left_out: tuple[LeftOut, ...] = ()
-    known_part: Callable[[str], str] | None = None
+    skipped: tuple[SkippedFile, ...] = ()
+    drop_unknown: Callable[[str], str] | None = None
 
-    finds_json: ClassVar[bool] = False  # whether JSON is found by the content, whatever the file's name
+    kind: ClassVar[str] = "text"
+    detects_json: ClassVar[bool] = False  # whether JSON is detected by its content, not only by the file's name
 
-    def stream(self, advance: Advance = ignore) -> Stream:
-        """All the text, in order. `advance` is called with the bytes read from the disk.
+    def stream(self, progress: Progress = no_progress) -> Stream:
+        """Yield the text of all files in order. `progress` receives the number of bytes read from the disk.
 
-        Raises UsageError for a byte that is not valid in the encoding, for damaged compressed data and for a malformed
-        line of JSONL.
+        Raises UsageError for bytes that are not valid in the encoding, for damaged compressed data and for invalid
+        JSON.
         """
-        begun = False
-        for document in self._documents(advance):
+        started = False
+        for document in self._documents(progress):
             separated = False
-            for piece in document:
-                if self.known_part is not None:
-                    piece = self.known_part(piece)
-                if not piece:
+            for chunk in document:
+                if self.drop_unknown is not None:
+                    chunk = self.drop_unknown(chunk)
+                if not chunk:
                     continue
-                if begun and not separated:
+                if started and not separated:
                     yield None
-                begun = separated = True
-                yield piece
+                started = separated = True
+                yield chunk
 
-    def _documents(self, advance: Advance) -> Iterator[Iterable[str]]:
+    def _documents(self, progress: Progress) -> Iterator[Iterable[str]]:
         for file in self.files:
-            pieces = read_text(file, self.encoding, advance)
+            chunks = decoded_chunks(file, self.encoding, progress)
             if self.is_json(file):
-                for place, record in json_records(pieces, shown(file)):
-                    yield [text_of_record(record, place, self.text_key)]
+                for location, record in json_records(chunks, display_name(file)):
+                    yield [text_of_record(record, location, self.text_key)]
             elif self.format == "lines":
-                yield from ([line.removesuffix("\r")] for _, line in numbered_lines(pieces, shown(file)))
+                yield from ([line.removesuffix("\r")] for _, line in numbered_lines(chunks, display_name(file)))
             else:
-                yield pieces
+                yield chunks
+
+    def scan(self, progress: Progress = no_progress) -> "CorpusStats":
+        """The statistics of the stream. `progress` and errors as for `stream`."""
+        return scan_stream(self.stream(progress))
 
     def is_json(self, file: Path) -> bool:
-        """Whether the file is read as JSONL or as an array of JSON."""
+        """Whether the file is read as JSONL or as a JSON array."""
         return self.format == "jsonl" or (self.format == "auto" and is_json_file(file))
 
     @property
     def has_json(self) -> bool:
-        """Whether there is a file for `text_key` to have a meaning in."""
+        """Whether any file is read as JSON, so that `text_key` applies."""
         return any(map(self.is_json, self.files))
 
-    def whole(self, characters: int) -> int:
-        """How many characters, of so many, may be cut off the front: text may be cut anywhere."""
+    def safe_split_point(self, characters: int) -> int:
+        """The largest split point between training and validation text, at most `characters`: here, `characters`."""
         return characters
 
     @property
+    def train_on(self) -> str:
+        """The setting of this name in a DataConfig; it applies to conversations only."""
+        return "assistant"
+
+    @property
     def name(self) -> str:
-        """For messages."""
+        """The paths, for a message."""
         return ", ".join("standard input" if path == STANDARD_INPUT else path for path in self.paths)
 
     @property
     def size(self) -> int:
-        """Bytes on disk."""
+        """Size of all files on the disk in bytes, before any decompression."""
         return sum(file.stat().st_size for file in self.files)
 
 
@@ -104,62 +116,69 @@ def find_corpus(
     text_key: str = "text",
     encoding: str = "utf-8",
     spool: Path | None = None,
-    kind: "type[Corpus]" = Corpus,
+    corpus_type: "type[Corpus]" = Corpus,
     format: str = "auto",
 ) -> Corpus:
-    """The text files among and below the paths. Standard input (-) is first copied into the folder `spool`.
+    """Find the text files at `paths`: files, folders with their subfolders, glob patterns, or - for standard input.
 
-    A path may be a pattern such as texts/*.txt. Of a folder, what is hidden, empty or binary is left out and recorded.
-    Raises UsageError for a missing path, a folder without text, a file that is binary or text in another encoding, JSON
-    that would be read as plain text, and for an encoding or a format that does not exist.
+    Standard input is copied to the folder `spool`; without one it cannot be read. Hidden, empty and binary files in
+    folders are skipped and listed in the result, which is a `corpus_type`.
+
+    Raises UsageError for a missing path, a folder without text, a file that is binary or in another encoding, JSON that
+    would be read as plain text, and an unknown encoding or format.
     """
     try:
         "".encode(encoding)
     except (LookupError, ValueError):
-        raise UsageError(f"--encoding {encoding!r} is not known; try utf-8, utf-16, latin-1 or cp1252.") from None
-    if format not in FORMATS:
-        raise UsageError(f"--format is {format!r}; it must be one of: {', '.join(FORMATS)}.")
+        raise UsageError(
+            f"`encoding` is {encoding!r}, which is unknown; try utf-8, utf-16, latin-1 or cp1252."
+        ) from None
+    check_choice("format", format, FORMATS)
     paths = tuple(paths)
     if paths.count(STANDARD_INPUT) > 1:
-        raise UsageError("Standard input (-) is named twice, and can be read once; leave one out.")
-    rules = Rules(encoding, format, evident_json=not kind.finds_json)
+        raise UsageError("Standard input (-) is named twice but can be read only once; leave one out.")
+    rules = FileRules(encoding, format, reject_json=not corpus_type.detects_json)
     files: list[Path] = []
-    left_out: list[LeftOut] = []
-    for name in expand_patterns(paths):
+    skipped: list[SkippedFile] = []
+    for name in expand_globs(paths):
         path = Path(name)
         if name == STANDARD_INPUT and spool is not None:
             path = _spool_standard_input(spool)
         if path.is_dir():
-            found, others = text_files_below(path, rules)
-            files += found
-            left_out += others
+            text_files, skipped_files = find_text_files(path, rules)
+            files += text_files
+            skipped += skipped_files
         elif path.is_file():
-            check_named(path, rules)
+            check_named_file(path, rules)
             files.append(path)
         elif path.exists():
-            raise UsageError(f"{name} is a pipe or a device, which cannot be read twice; send it to - instead.")
+            raise UsageError(
+                f"{name} is a pipe or a device, which cannot be read twice; read it as standard input (-)."
+            )
         else:
             raise UsageError(f"There is no file or folder {name!r}; check the path, or use - for standard input.")
-    return kind(paths, tuple(files), text_key, encoding, format, tuple(left_out))
+    return corpus_type(paths, tuple(files), text_key, encoding, format, tuple(skipped))
 
 
 def _spool_standard_input(folder: Path) -> Path:
-    """A file of what comes, so that it can be read more than once."""
+    """Copy standard input into a file, so that it can be read more than once."""
     file = folder / SPOOL_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with file.open("xb") as target:  # follows no link
-            shutil.copyfileobj(sys.stdin.buffer, target, PIECE_BYTES)
+        with file.open("xb") as target:  # "x" does not follow a link
+            shutil.copyfileobj(sys.stdin.buffer, target, CHUNK_BYTES)
     except OSError as error:
-        raise TinyLMError(f"Cannot keep standard input in {folder}: {error.strerror}; free some space.") from error
+        raise TinyLMError(f"Cannot copy standard input to {folder}: {error.strerror}; free some space.") from error
     return file
 
 
 @dataclass(frozen=True)
-class Scan:
-    """What one pass over a stream found. `alphabet` is its characters, sorted; bytes are of UTF-8.
+class CorpusStats:
+    """Statistics of a stream of text.
 
-    `sample` is up to 128 parts of the text of at most 1,024 characters, evenly spread from its beginning on.
+    `bytes` is its size in UTF-8, `alphabet` its distinct characters, sorted, and `fingerprint` a SHA-256 of the text
+    and of the document boundaries. `sample` contains up to MAX_EXCERPTS evenly spaced excerpts of at most
+    EXCERPT_CHARACTERS characters.
     """
 
     characters: int
@@ -167,77 +186,77 @@ class Scan:
     documents: int
     alphabet: str
     fingerprint: str
-    sample: tuple[str, ...] = field(default=(), compare=False)  # depends on where the stream's pieces end
+    sample: tuple[str, ...] = field(default=(), compare=False)  # depends on the chunks, at whose ends excerpts end
 
 
-def scan(stream: Stream) -> Scan:
-    """Count the text, gather its characters and hash it. The hash sees where documents end."""
+def scan_stream(stream: Stream) -> CorpusStats:
+    """Compute the statistics of a stream in one pass."""
     seen = np.zeros(0x110000, dtype=bool)
     digest = hashlib.sha256()
     characters = size = separators = 0
     sample: list[str] = []
-    stride = SAMPLE_PIECE  # characters from the beginning of one piece of the sample to that of the next
-    for piece in stream:
-        if piece is None:
+    stride = EXCERPT_CHARACTERS  # characters between the starts of two excerpts
+    for chunk in stream:
+        if chunk is None:
             separators += 1
-            digest.update(b"\xff")  # in no UTF-8 text, so that no text can imitate it
+            digest.update(b"\xff")  # a byte that UTF-8 text does not contain
             continue
-        data = piece.encode()
+        data = chunk.encode()
         digest.update(data)
         size += len(data)
-        for start in range(-characters % stride, len(piece), stride):
-            sample.append(piece[start : start + SAMPLE_PIECE])
-        while len(sample) > SAMPLE_PIECES:
+        for start in range(-characters % stride, len(chunk), stride):
+            sample.append(chunk[start : start + EXCERPT_CHARACTERS])
+        while len(sample) > MAX_EXCERPTS:
             del sample[1::2]
             stride *= 2
-        characters += len(piece)
-        seen[code_points(piece)] = True
+        characters += len(chunk)
+        seen[code_points(chunk)] = True
     alphabet = "".join(map(chr, np.flatnonzero(seen)))
     documents = separators + 1 if characters else 0
-    return Scan(characters, size, documents, alphabet, digest.hexdigest(), tuple(sample))
+    return CorpusStats(characters, size, documents, alphabet, digest.hexdigest(), tuple(sample))
 
 
 def code_points(text: str) -> np.ndarray:
-    """The text's characters as numbers: (len(text),) of uint32."""
+    """The code points of a text, (len(text),) of uint32."""
     return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
 
 
-def cut(stream: Stream, start: int, stop: int) -> Stream:
-    """The part of a stream from character `start` up to `stop`, separators not counted."""
+def slice_stream(stream: Stream, start: int, stop: int) -> Stream:
+    """Yield the characters of a stream from `start` up to `stop`. Document separators do not count as characters."""
     position = 0
-    begun = owes_separator = False
-    for piece in stream:
-        if piece is None:
-            owes_separator = begun
+    started = separator_pending = False
+    for chunk in stream:
+        if chunk is None:
+            separator_pending = started
             continue
-        part = piece[max(start - position, 0) : max(stop - position, 0)]
-        position += len(piece)
+        part = chunk[max(start - position, 0) : max(stop - position, 0)]
+        position += len(chunk)
         if part:
-            if owes_separator:
+            if separator_pending:
                 yield None
-            begun, owes_separator = True, False
+            started, separator_pending = True, False
             yield part
         if position >= stop:
             return
 
 
-def rechunk(stream: Stream, split_point: Callable[[str], int], limit: int) -> Stream:
-    """The same stream in pieces that end only at the end of a document or where `split_point` allows.
+def rechunk(stream: Stream, safe_split_point: Callable[[str], int], limit: int) -> Stream:
+    """Yield the same stream in chunks that end only at safe split points and at the ends of documents.
 
-    `split_point(text)` is how much of the text may be cut off its front, 0 for nothing yet. Text in which it finds no
-    place is cut anyway once it is longer than `limit` characters, to bound memory.
+    `safe_split_point(text)` returns the length of a prefix that can be processed separately, or 0 if more text is
+    needed. Text without a safe split point is yielded once it is longer than `limit` characters, to bound memory.
     """
-    held = ""
-    for piece in stream:
-        if piece is None:
-            if held:
-                yield held
-                held = ""
+    buffer = ""
+    for chunk in stream:
+        if chunk is None:
+            if buffer:
+                yield buffer
+                buffer = ""
             yield None
             continue
-        held += piece
-        while end := split_point(held) or (len(held) if len(held) > limit else 0):
-            yield held[:end]
-            held = held[end:]
-    if held:
-        yield held
+        buffer += chunk
+        while end := safe_split_point(buffer) or (len(buffer) if len(buffer) > limit else 0):
+            yield buffer[:end]
+            buffer = buffer[end:]
+    if buffer:
+        yield buffer

@@ -1,4 +1,4 @@
-"""From the bytes of one file to its text, its lines, or its JSON records, in pieces of bounded size."""
+"""Decode one file into text, lines or JSON records, in chunks of bounded size."""
 
 import codecs
 import itertools
@@ -9,37 +9,37 @@ from pathlib import Path
 from typing import Any
 
 from tinylm.errors import UsageError
-from tinylm.text.compression import Advance, content_suffix, ignore, read_bytes, shown
+from tinylm.text.compression import Progress, content_suffix, decompressed_chunks, display_name, no_progress
 
-FORMATS = ("auto", "text", "jsonl", "lines", "pairs")
+FORMATS = ("auto", "text", "jsonl", "lines", "pairs", "chat")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 JSON_SUFFIXES = (*JSONL_SUFFIXES, ".json")
-LONGEST_LINE = 1 << 28  # characters of a line, or of an element of a JSON array: they are held in memory
+MAX_RECORD = 1 << 28  # characters of a line or of an element of a JSON array, each of which is held in memory
 
 _BLANK = re.compile(r"[ \t\r\n]*")
-_CUT_OFF = 16  # characters: the most that the parser looks at before it calls a literal or an escape wrong
+_MAX_LOOKAHEAD = 16  # the JSON parser reports an error at most this many characters before the end of incomplete text
 
 
 def is_json_file(file: Path) -> bool:
-    """Whether the name says so, compressed or not."""
+    """Whether the name of a file has a JSON suffix; a compression suffix after it is ignored."""
     return content_suffix(file) in JSON_SUFFIXES
 
 
-def read_text(file: Path, encoding: str, advance: Advance = ignore) -> Iterator[str]:
-    """The text in pieces. Line ends are kept as they are; a byte-order mark is dropped.
+def decoded_chunks(file: Path, encoding: str, progress: Progress = no_progress) -> Iterator[str]:
+    """Yield the text of a file in non-empty chunks, without a byte-order mark and with its line ends.
 
-    `advance` is called with the bytes read from the disk. Raises UsageError, naming the offset, for a byte that is not
-    valid in the encoding.
+    `progress` receives the number of bytes read from the disk. Raises UsageError, with the byte and its offset, for
+    data that is not valid in the encoding, and as `decompressed_chunks` does.
     """
     decoder = codecs.getincrementaldecoder(encoding)()
     offset = 0
-    begun = False
-    for data in read_bytes(file, advance):
+    started = False
+    for data in decompressed_chunks(file, progress):
         pending = len(decoder.getstate()[0])
         text = _decode(decoder, data, False, file, offset - pending, encoding)
         offset += len(data)
-        if not begun and text:
-            text, begun = text.removeprefix("\ufeff"), True
+        if not started and text:
+            text, started = text.removeprefix("\ufeff"), True
         if text:
             yield text
     pending = len(decoder.getstate()[0])
@@ -52,159 +52,161 @@ def _decode(
     try:
         return decoder.decode(data, final)
     except UnicodeError as error:
-        raise invalid_bytes(file, error, offset, encoding) from None
+        raise _invalid_bytes_error(file, error, offset, encoding) from None
 
 
-def invalid_bytes(file: Path, error: UnicodeError, offset: int, encoding: str) -> UsageError:
-    """The error for a piece, `offset` bytes after the file's beginning, that the decoder refused."""
-    place = f"offset {offset + getattr(error, 'start', 0)}"
-    if isinstance(error, UnicodeDecodeError):  # which UTF-16 without a byte-order mark is not
-        place = f"byte 0x{error.object[error.start]:02X} at {place}"
+def _invalid_bytes_error(file: Path, error: UnicodeError, offset: int, encoding: str) -> UsageError:
+    """`offset` is the position of the decoder's input in the decompressed file."""
+    location = f"offset {offset + getattr(error, 'start', 0)}"
+    if isinstance(error, UnicodeDecodeError):  # UTF-16 without a byte-order mark raises a plain UnicodeError
+        location = f"byte 0x{error.object[error.start]:02X} at {location}"
     return UsageError(
-        f"{shown(file)} is not valid {encoding.upper()} ({place}). If it is text in another encoding, name it with "
-        "--encoding; leave binary files out."
+        f"{display_name(file)} is not valid {encoding.upper()} ({location}). If it is text in another encoding, name "
+        "it with `encoding`; leave binary files out."
     )
 
 
-def numbered_lines(pieces: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank, numbered from 1. A line ends at a line feed, and nowhere else.
+def numbered_lines(chunks: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
+    """Yield the number, starting at 1, and the text of each line that is not blank. Only line feeds end a line.
 
-    Raises UsageError for a line that is too long to be held in memory.
+    `name` is the file's name in errors. Raises UsageError for a line of more than MAX_RECORD characters.
     """
     number = length = 0
-    held: list[str] = []
-    for piece in itertools.chain(pieces, ["\n"]):
-        first, *others = piece.split("\n")
-        held.append(first)
+    buffered: list[str] = []
+    for chunk in itertools.chain(chunks, ["\n"]):
+        first, *others = chunk.split("\n")
+        buffered.append(first)
         length += len(first)
-        if length > LONGEST_LINE:
-            raise _too_long(f"{name}, line {number + 1}")
+        if length > MAX_RECORD:
+            raise _too_long_error(f"{name}, line {number + 1}")
         if not others:
             continue
         last = others.pop()
-        for line in ("".join(held), *others):
+        for line in ("".join(buffered), *others):
             number += 1
             if line and not line.isspace():
                 yield number, line
-        held, length = [last], len(last)
+        buffered, length = [last], len(last)
 
 
-def _too_long(place: str) -> UsageError:
-    return UsageError(f"{place}: longer than {LONGEST_LINE:,} characters; split it into shorter documents.")
+def _too_long_error(location: str) -> UsageError:
+    return UsageError(f"{location}: longer than {MAX_RECORD:,} characters; split it into shorter documents.")
 
 
-def json_records(pieces: Iterable[str], name: str) -> Iterator[tuple[str, Any]]:
-    """The values of JSONL, one per line, or of a JSON array, each with its place for messages.
+def json_records(chunks: Iterable[str], name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the location and the value of each line of JSONL, or of each element of a JSON array.
 
-    Raises UsageError, naming the place, for what is not JSON.
+    A location is the file's `name` with the number of the line or element, for messages. Raises UsageError, with the
+    location, for invalid JSON.
     """
-    pieces = iter(pieces)
-    first = next(pieces, "")
-    everything = itertools.chain([first], pieces)
+    chunks = iter(chunks)
+    first = next(chunks, "")
+    chunks = itertools.chain([first], chunks)
     if first.lstrip()[:1] == "[":
-        yield from _array_elements(everything, name)
+        yield from _array_elements(chunks, name)
         return
-    for number, line in numbered_lines(everything, name):
-        place = f"{name}, line {number}"
-        yield place, parse_json_line(line, place)
+    for number, line in numbered_lines(chunks, name):
+        location = f"{name}, line {number}"
+        yield location, parse_json_line(line, location)
 
 
-def _array_elements(pieces: Iterator[str], name: str) -> Iterator[tuple[str, Any]]:
-    """The elements of one JSON array, parsed one at a time."""
+def _array_elements(chunks: Iterator[str], name: str) -> Iterator[tuple[str, Any]]:
+    """Parse one JSON array an element at a time."""
     decoder = json.JSONDecoder()
-    text = next(pieces).lstrip()
-    at, number, wants_comma = 1, 0, False  # after the bracket
+    text = next(chunks).lstrip()
+    at, number, expects_comma = 1, 0, False  # `at` is the position in `text`, after the opening bracket
 
     while True:
-        at = _BLANK.match(text, at).end()  # type: ignore[union-attr]  # it matches the empty text, too
+        at = _BLANK.match(text, at).end()  # type: ignore[union-attr]  # matches the empty string
         if at == len(text):
-            more = next(pieces, None)
+            more = next(chunks, None)
             if more is None:
-                raise UsageError(f"{name}: the array that it begins with has no end (']'); it may have been cut off.")
+                raise UsageError(f"{name}: its JSON array has no closing bracket (']'); the file may be incomplete.")
             text, at = more, 0
-        elif text[at] == "]" and (wants_comma or not number):
+        elif text[at] == "]" and (expects_comma or not number):
             break
-        elif wants_comma:
+        elif expects_comma:
             if text[at] != ",":
-                raise UsageError(f"{name}, element {number}: not JSON (no comma after it).")
-            at, wants_comma = at + 1, False
+                raise UsageError(f"{name}, element {number}: invalid JSON (no comma after it).")
+            at, expects_comma = at + 1, False
         else:
             number += 1
-            place = f"{name}, element {number}"
+            location = f"{name}, element {number}"
             while True:
                 try:
                     value, at = decoder.raw_decode(text, at)
                     break
                 except (ValueError, RecursionError) as error:
-                    longer = _longer(text[at:], pieces, place) if _is_cut_off(error, text) else None
+                    longer = _extend(text[at:], chunks, location) if _is_incomplete(error, text) else None
                     if longer is None:
-                        raise _not_json(error, place) from None
+                        raise _invalid_json_error(error, location) from None
                     text, at = longer, 0
-            yield place, value
-            wants_comma = True
+            yield location, value
+            expects_comma = True
 
-    if not all(rest.isspace() for rest in itertools.chain([text[at + 1 :] or " "], pieces)):
-        raise UsageError(f"{name}: there is more after the end of the array that it begins with.")
+    if not all(rest.isspace() for rest in itertools.chain([text[at + 1 :] or " "], chunks)):
+        raise UsageError(f"{name}: its JSON array is followed by other text; remove that, or put it into the array.")
 
 
-def _is_cut_off(error: Exception, text: str) -> bool:
-    """Whether more text could make it valid."""
+def _is_incomplete(error: Exception, text: str) -> bool:
+    """Whether the error may be due to the end of `text`, so that more text could make it valid."""
     return isinstance(error, json.JSONDecodeError) and (
-        error.msg.startswith("Unterminated string") or error.pos >= len(text) - _CUT_OFF
+        error.msg.startswith("Unterminated string") or error.pos >= len(text) - _MAX_LOOKAHEAD
     )
 
 
-def _longer(text: str, pieces: Iterator[str], place: str) -> str | None:
-    """At least twice the text, so that parsing it again takes linear time in all; `None` where there is no more."""
+def _extend(text: str, chunks: Iterator[str], location: str) -> str | None:
+    """Append chunks until the length doubles, so that parsing again takes linear time; `None` if no chunk is left."""
     parts, length = [text], 0
-    for piece in pieces:
-        parts.append(piece)
-        length += len(piece)
+    for chunk in chunks:
+        parts.append(chunk)
+        length += len(chunk)
         if length >= len(text):
             break
-    if len(text) + length > LONGEST_LINE:
-        raise _too_long(place)
+    if len(text) + length > MAX_RECORD:
+        raise _too_long_error(location)
     return "".join(parts) if length else None
 
 
-def parse_json_line(line: str, place: str) -> Any:
-    """Raises UsageError, naming the place, for what is not JSON."""
+def parse_json_line(line: str, location: str) -> Any:
+    """The JSON value of a line. Raises UsageError, with the location, for invalid JSON."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise _not_json(error, place, "; each line must be one JSON object") from None
+        raise _invalid_json_error(error, location, "; each line must be one JSON object") from None
 
 
-def _not_json(error: Exception, place: str, advice: str = "") -> UsageError:
-    """The parser also refuses numbers of thousands of digits, and nesting as deep."""
+def _invalid_json_error(error: Exception, location: str, advice: str = "") -> UsageError:
+    # Besides JSONDecodeError, numbers of thousands of digits raise ValueError, and deep nesting raises RecursionError.
     reason = error.msg if isinstance(error, json.JSONDecodeError) else error
-    return UsageError(f"{place}: not JSON ({reason}){advice}.")
+    return UsageError(f"{location}: invalid JSON ({reason}){advice}.")
 
 
-def text_of_record(record: Any, place: str, text_key: str) -> str:
-    """A document: the text under the key of an object, or a string itself. Raises UsageError for anything else."""
+def text_of_record(record: Any, location: str, text_key: str) -> str:
+    """The text of a document: a JSON string, or the string under `text_key` of an object.
+
+    Raises UsageError, with the location, for any other value.
+    """
     if isinstance(record, str):
-        return require_characters(record, place)
+        return require_encodable(record, location)
     if not isinstance(record, dict) or text_key not in record:
         keys = ", ".join(record) if isinstance(record, dict) else type(record).__name__
         pairs = isinstance(record, dict) and {"source", "target"} <= record.keys()
-        advice = "these are pairs, for --format pairs" if pairs else "name the field with --text-key"
-        raise UsageError(f"{place}: no text under {text_key!r} (found: {keys[:200]}); {advice}.")
+        advice = 'read pairs with `format="pairs"`' if pairs else "name the key with `text_key`"
+        raise UsageError(f"{location}: no text under {text_key!r} (found: {keys[:200]}); {advice}.")
     text = record[text_key]
     if not isinstance(text, str):
         raise UsageError(
-            f"{place}: under {text_key!r} is {json.dumps(text)[:40]}, which is not a text; correct it, or name another "
-            "field with --text-key."
+            f"{location}: the value under {text_key!r} is {json.dumps(text)[:40]}, which is not a string; correct it, "
+            "or name another key with `text_key`."
         )
-    return require_characters(text, place)
+    return require_encodable(text, location)
 
 
-def require_characters(text: str, place: str) -> str:
-    """The text; raises UsageError when it has half a surrogate pair, which JSON can spell, in it."""
+def require_encodable(text: str, location: str) -> str:
+    """Return the text. Raises UsageError for a lone surrogate, which JSON can escape but UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(
-            f"{place}: half a surrogate pair at character {error.start} of the text; correct it."
-        ) from None
+        raise UsageError(f"{location}: a lone surrogate at character {error.start} of the text; correct it.") from None
     return text

@@ -1,42 +1,51 @@
-"""Text to token ids and back: a character or a byte-level BPE tokenizer, in the `tokenizers` library's file format.
+"""Character and byte-level BPE tokenizers, stored as tokenizer.json in the format of the `tokenizers` library.
 
-Text is encoded by faster ways than the library's own (a numpy table, gigatoken), with the same ids.
+Text is encoded by a numpy table (characters) or by gigatoken (byte-level BPE), which are faster than the library and
+give the same ids.
 """
 
 import functools
 import hashlib
 import json
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
+from tinylm.config import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.files import read_text
-from tinylm.text.byte_pairs import BytePairs, all_special, is_byte_level
 from tinylm.text.corpus import code_points
-from tinylm.text.tokenizer_file import LibraryError, expected_ids, library_errors, validate
+from tinylm.text.gigatoken_bpe import GigatokenBPE, added_tokens_are_special, is_byte_level_bpe
+from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
+from tinylm.text.tokenizer_file import TokenizerSpec, token_ids, validate_tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 MASK = "<mask>"
 
-MEASURED_AT_ONCE = 1 << 20  # ids, which need eight bytes each while they are counted
-
-SMALLEST_BPE_VOCABULARY = 257  # every byte, and the end of text
+COUNT_CHUNK = 1 << 20  # ids counted at a time, since np.bincount converts them to int64
+MIN_BPE_VOCAB_SIZE = 257  # the 256 bytes and the end-of-text token
 
 
 class Tokenizer:
-    """A tokenizer of the `tokenizers` library. `kind` is char, bpe (byte-level), or other for a file of foreign make.
+    """A tokenizer of the `tokenizers` library.
 
-    Text that looks like a special token stays text. `end_of_text` is the id that stands between documents.
+    kind: "char", "bpe" (byte-level), or "other" for any other tokenizer.json. vocab_size: the largest id plus one.
+    special: the special tokens, which must be in the vocabulary; only <|endoftext|> is added if it is missing.
+    end_of_text_id: separates documents. stop_ids: end generated text. bos_id: begins each document; `None` for none.
+    sha256: hash of `to_str()` and of special tokens other than the default.
+
+    Text that looks like a special token is encoded as text. Raises TinyLMError if two tokens have the same id, and for
+    a special token without an id.
     """
 
-    def __init__(self, library: tokenizers.Tokenizer) -> None:
-        if library.token_to_id(END_OF_TEXT) is None:
+    def __init__(self, library: tokenizers.Tokenizer, special: SpecialTokens = SpecialTokens()) -> None:  # noqa: B008, frozen
+        if library.token_to_id(END_OF_TEXT) is None and special.end_of_text == END_OF_TEXT:
             library.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
         library.encode_special_tokens = True
         library.no_truncation()
@@ -44,264 +53,350 @@ class Tokenizer:
         self._library = library
         vocabulary = library.get_vocab()
         if len(set(vocabulary.values())) < len(vocabulary):
-            raise TinyLMError(f"it gives one id to two tokens; give {END_OF_TEXT} an id of its own")
-        self.end_of_text = int(library.token_to_id(END_OF_TEXT) or 0)
-        self.vocab_size = 1 + max(vocabulary.values())  # a foreign vocabulary may have gaps
+            raise TinyLMError("two of its tokens have the same id; give each token an id of its own")
+        self.special = special
+        self.end_of_text_id = _special_id(vocabulary, special.end_of_text)
+        self.stop_ids = frozenset(_special_id(vocabulary, token) for token in special.eos or (special.end_of_text,))
+        bos_id = None if special.bos is None else _special_id(vocabulary, special.bos)
+        self.bos_id = bos_id if special.add_bos else None
+        self.vocab_size = 1 + max(vocabulary.values())  # not the number of tokens: ids may have gaps
         file = self.to_str()
-        self.sha256 = hashlib.sha256(file.encode()).hexdigest()
-        layout = json.loads(file)
-        self._table = _character_table(layout)
-        self._byte_pairs = BytePairs(layout) if self._table is None and is_byte_level(layout) else None
-        self.kind = "char" if self._table is not None else "bpe" if self._byte_pairs is not None else "other"
-        pre_tokenizer = layout["pre_tokenizer"] or {"use_regex": False}
-        self._splits_at_spaces = bool(pre_tokenizer.get("use_regex", True)) and all_special(layout)
+        identity = file + (json.dumps(asdict(special)) if special != SpecialTokens() else "")
+        self.sha256 = hashlib.sha256(identity.encode()).hexdigest()
+        spec = json.loads(file)
+        self._table = _character_table(spec)
+        self._gigatoken = GigatokenBPE(spec) if self._table is None and is_byte_level_bpe(spec) else None
+        self.kind = "char" if self._table is not None else "bpe" if self._gigatoken is not None else "other"
+        pre_tokenizer = spec["pre_tokenizer"] or {"use_regex": False}
+        self._splits_at_spaces = bool(pre_tokenizer.get("use_regex", True)) and added_tokens_are_special(spec)
 
     @classmethod
-    def load(cls, path: Path) -> "Tokenizer":
-        """Raises TinyLMError when the file is not a tokenizer, or of a kind that is not supported (decision 021)."""
+    def load(cls, path: Path, special: SpecialTokens = SpecialTokens()) -> "Tokenizer":  # noqa: B008, frozen
+        """Load a tokenizer.json. Raises TinyLMError for a file that cannot be read, and the errors of `parse`."""
         try:
-            layout = validate(read_text(path))
-            with library_errors():
-                tokenizer = cls(tokenizers.Tokenizer.from_str(json.dumps(layout, ensure_ascii=False)))
-            tokenizer._require_ids(expected_ids(layout))
+            text = read_text(path)
         except OSError as error:
             raise TinyLMError(f"Cannot read the tokenizer {path}: {error.strerror}.") from error
-        except TinyLMError as error:
-            raise TinyLMError(f"{path} cannot be used: {error}.") from error
-        except (ValueError, LibraryError) as error:
-            raise TinyLMError(
-                f"{path} is not a tokenizer that can be used: {error}. Restore the file, or use another tokenizer."
-            ) from error
+        except ValueError as error:
+            raise _unusable(path, error) from error
+        return cls.parse(text, special, path)
+
+    @classmethod
+    def parse(cls, text: str, special: SpecialTokens, source: Path) -> "Tokenizer":
+        """Parse the content of a tokenizer.json. `source` is its path, for messages.
+
+        Raises TinyLMError for text that is not a tokenizer, or that uses an unsupported feature (decision 021).
+        """
+        try:
+            spec = validate_tokenizer(text)
+            with wrap_library_errors():
+                tokenizer = cls(tokenizers.Tokenizer.from_str(json.dumps(spec, ensure_ascii=False)), special)
+            tokenizer._require_ids(token_ids(spec))
+        except (ValueError, TinyLMError, TokenizerLibraryError) as error:
+            raise _unusable(source, error) from error
         return tokenizer
 
     def _require_ids(self, expected: dict[str, int]) -> None:
-        """Raises ValueError where the library, which numbers added tokens itself, gives another id than the file."""
+        """Raise ValueError if the library, which numbers added tokens itself, changed the id of a token."""
         vocabulary = self._library.get_vocab()
         for token, i in expected.items():
-            if (given := vocabulary.get(token)) != i:
-                raise ValueError(f"the token {token[:60]!r} has the id {i} in the file, and {given} once it is loaded")
+            if (loaded := vocabulary.get(token)) != i:
+                raise ValueError(f"its token {token[:60]!r} has the id {i} in the file, but {loaded} once it is loaded")
 
     def to_str(self) -> str:
+        """The content of the tokenizer.json."""
         return str(self._library.to_str())
 
-    def extended(self, characters: str) -> "Tokenizer":
-        """The same with an id for each of more characters; ids that were there stay what they are.
+    def with_characters(self, characters: str) -> "Tokenizer":
+        """Return a copy with ids for new characters, which follow the existing ids.
 
-        Raises ValueError for a tokenizer that is not of characters.
+        Raises ValueError unless this is a character tokenizer.
         """
         if self._table is None:
-            raise ValueError("only a tokenizer of characters can learn more of them")
-        layout = json.loads(self.to_str())
-        vocabulary: dict[str, int] = layout["model"]["vocab"]
-        # A special token that is not in the vocabulary would get the id of the first new character when it is read.
-        vocabulary |= {token["content"]: token["id"] for token in layout["added_tokens"]}
+            raise ValueError("characters can only be added to a character tokenizer")
+        spec = json.loads(self.to_str())
+        vocabulary: dict[str, int] = spec["model"]["vocab"]
+        # Special tokens outside the vocabulary are added to it; the library would give them the ids of new characters.
+        vocabulary |= {token["content"]: token["id"] for token in spec["added_tokens"]}
         vocabulary |= {character: i for i, character in enumerate(characters, start=self.vocab_size)}
-        return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(layout)))
+        return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(spec)), self.special)
 
-    def with_mask(self) -> "Tokenizer":
-        """The same with an id for what is to be guessed, if it has none."""
+    def with_mask_token(self) -> "Tokenizer":
+        """Return a copy with a mask token; an existing one is kept."""
         library = tokenizers.Tokenizer.from_str(self.to_str())
         library.add_special_tokens([AddedToken(MASK, special=True)])
-        return Tokenizer(library)
+        return Tokenizer(library, self.special)
+
+    def with_special_tokens(self, tokens: Sequence[str], eos: Sequence[str]) -> "Tokenizer":
+        """Return a copy with `tokens` as special tokens, existing ones kept, and with `eos` as end tokens."""
+        library = tokenizers.Tokenizer.from_str(self.to_str())
+        library.add_special_tokens([AddedToken(token, special=True) for token in tokens])
+        return Tokenizer(library, replace(self.special, eos=tuple(eos)))
 
     @property
-    def mask(self) -> int:
-        """Raises ValueError for a tokenizer without a mask."""
-        found = self._library.token_to_id(MASK)
-        if found is None:
-            raise ValueError("the tokenizer has no mask")
-        return int(found)
+    def mask_id(self) -> int:
+        """The id of the mask token. Raises ValueError if there is none."""
+        i = self._library.token_to_id(MASK)
+        if i is None:
+            raise ValueError("the tokenizer has no mask token")
+        return int(i)
 
     def encode(self, text: str) -> np.ndarray:
-        """(number of tokens,) of uint32. Raises UsageError for characters that have no id."""
+        """Return the token ids of a text, (T,) of uint32.
+
+        Raises UsageError for characters without an id, and TinyLMError if the `tokenizers` library fails.
+        """
         if self._table is not None:
             codes = code_points(text)
             known = codes < len(self._table)
             ids = self._table[np.where(known, codes, 0)]
             if not known.all() or (ids < 0).any():
-                raise UsageError(f"Unknown characters: {describe_characters(self.unknown(text))}.")
+                raise UsageError(f"Unknown characters: {describe_characters(self.unknown_characters(text))}.")
             return ids.astype(np.uint32)
-        if self._byte_pairs is not None and (encoded := self._byte_pairs.encode(text)) is not None:
+        if self._gigatoken is not None and (encoded := self._gigatoken.encode(text)) is not None:
             return encoded
         return self._encode_by_library(text)
 
     def _encode_by_library(self, text: str) -> np.ndarray:
-        """(number of tokens,) of uint32. Raises TinyLMError when the library fails."""
+        return np.array(self._encoding(self._library, text).ids, dtype=np.uint32)
+
+    def _encoding(self, library: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
         try:
-            with library_errors():
-                return np.array(self._library.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
-        except LibraryError as error:
+            with wrap_library_errors():
+                return library.encode(text, add_special_tokens=False)
+        except TokenizerLibraryError as error:
             raise TinyLMError(
-                f"The tokenizer cannot encode the text ({error}). Use another tokenizer, or other text."
+                f"The tokenizer cannot encode the text ({error}). Use another tokenizer or another text."
             ) from error
+
+    @functools.cached_property
+    def added_tokens(self) -> tuple[str, ...]:
+        """The texts of the special tokens, and of other tokens that are recognised before the text is split."""
+        return tuple(token.content for token in self._library.get_added_tokens_decoder().values())
+
+    def encode_with_special(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Encode a text in which special tokens are recognised, such as one that a chat template rendered.
+
+        Returns the ids, (N,) of uint32, and the offset of the first character of each token, (N,) of int64. Raises
+        UsageError for characters without an id, and TinyLMError if the `tokenizers` library fails.
+        """
+        if self._table is None:
+            encoding = self._encoding(self._recognising_library, text)
+            offsets = [start for start, _ in encoding.offsets]
+            return np.array(encoding.ids, dtype=np.uint32), np.array(offsets, dtype=np.int64)
+        ids, starts = [np.zeros(0, dtype=np.uint32)], [np.zeros(0, dtype=np.int64)]
+        position = 0
+        for part in re.split(f"({'|'.join(map(re.escape, sorted(self.added_tokens, key=len, reverse=True)))})", text):
+            special = part in self.added_tokens
+            ids.append(np.array([self._library.token_to_id(part)]) if special else self.encode(part))
+            starts.append(np.array([position]) if special else np.arange(position, position + len(part)))
+            position += len(part)
+        return np.concatenate(ids).astype(np.uint32), np.concatenate(starts)
+
+    @functools.cached_property
+    def _recognising_library(self) -> tokenizers.Tokenizer:
+        """A copy of the library's tokenizer that recognises special tokens in texts.
+
+        Without the post-processor, which may exclude a token's leading spaces from its offsets.
+        """
+        spec = json.loads(self.to_str())
+        return tokenizers.Tokenizer.from_str(json.dumps({**spec, "post_processor": None}, ensure_ascii=False))
+
+    def decode_with_special(self, ids: Iterable[int]) -> str:
+        """The text of token ids, special tokens included. Raises TinyLMError if the library fails."""
+        return _decode(self._library, [int(i) for i in ids], skip_special_tokens=False)
 
     @property
     def encoder(self) -> str:
-        """What encodes, with its version: token files of different encoders are kept apart."""
+        """The name of the encoder, with the version of its package; part of the key of token folders."""
         if self._table is not None:
             return "table"
-        fast = self._byte_pairs.encoder if self._byte_pairs is not None else None
-        return fast or f"tokenizers {tokenizers.__version__}"
+        gigatoken = self._gigatoken.encoder if self._gigatoken is not None else None
+        return gigatoken or f"tokenizers {tokenizers.__version__}"
+
+    @property
+    def encoder_with_special(self) -> str:
+        """As `encoder`, for `encode_with_special`."""
+        return "table" if self._table is not None else f"tokenizers {tokenizers.__version__}"
 
     def check_encoder(self, sample: Iterable[str]) -> bool:
-        """Whether the encoder gives each text of the sample the ids of the `tokenizers` library.
+        """Whether the encoder returns the same ids as the `tokenizers` library for each text of the sample.
 
-        If not, the slower library encodes everything from then on. Raises TinyLMError when the
+        At the first difference, this tokenizer switches to the library, which is slower. Raises TinyLMError if the
         library fails.
         """
-        return self._byte_pairs is None or self._byte_pairs.agrees(sample, self._encode_by_library)
+        return self._gigatoken is None or self._gigatoken.matches(sample, self._encode_by_library)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Raises TinyLMError when the library fails."""
+        """Return the text of token ids; special tokens are skipped. Raises TinyLMError if the library fails."""
         return _decode(self._library, [int(i) for i in ids])
 
-    def measure(self, ids: Sequence[int] | np.ndarray) -> tuple[int, int]:
-        """How many characters and bytes of text the ids stand for, without writing it out; a character cut by an end
-        counts where its first byte is.
+    def decoded_size(self, ids: Sequence[int] | np.ndarray) -> tuple[int, int]:
+        """The number of characters and of UTF-8 bytes that the ids decode to, counted without decoding where possible.
+
+        A character that is incomplete at either end of the ids counts if its first byte is there.
         """
         if self.kind == "other":
             text = self.decode(ids)
             return len(text), len(text.encode())
         ids = np.asarray(ids, dtype=None if len(ids) else np.int64)
         counts = np.zeros(self.vocab_size, dtype=np.int64)
-        for start in range(0, len(ids), MEASURED_AT_ONCE):
-            counts += np.bincount(ids[start : start + MEASURED_AT_ONCE], minlength=self.vocab_size)
-        characters, size = (int(counts @ lengths) for lengths in self._lengths)
+        for start in range(0, len(ids), COUNT_CHUNK):
+            counts += np.bincount(ids[start : start + COUNT_CHUNK], minlength=self.vocab_size)
+        characters, size = (int(counts @ sizes) for sizes in self._token_sizes)
         return characters, size
 
     @functools.cached_property
-    def _lengths(self) -> tuple[np.ndarray, np.ndarray]:
-        """The characters and the bytes of each id: two of (V,). A character is counted where it begins."""
-        if self._byte_pairs is not None:
-            texts = self._byte_pairs.texts(self.vocab_size)
+    def _token_sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Characters and bytes per id: two arrays of (V,). A character counts for the id with its first byte."""
+        if self._gigatoken is not None:
+            tokens = self._gigatoken.token_bytes(self.vocab_size)
         else:
-            texts = [self.decode([token]).encode() for token in range(self.vocab_size)]
-        characters = [sum(byte & 0xC0 != 0x80 for byte in text) for text in texts]
-        return np.array(characters), np.array([len(text) for text in texts])
+            tokens = [self.decode([i]).encode() for i in range(self.vocab_size)]
+        characters = [sum(byte & 0xC0 != 0x80 for byte in token) for token in tokens]
+        return np.array(characters), np.array([len(token) for token in tokens])
 
-    def unknown(self, text: str) -> str:
+    def unknown_characters(self, text: str) -> str:
         """The distinct characters of the text that have no id, in order of appearance.
 
-        A foreign tokenizer is asked for each; white space it may leave out by design.
+        With a tokenizer of the kind "other", a character is unknown if it encodes to no id, unless it is white space,
+        which such tokenizers may drop by design.
         """
         characters = "".join(dict.fromkeys(text))
-        if self._byte_pairs is not None:
+        if self._gigatoken is not None:
             return ""
         if self._table is None:
             return "".join(c for c in characters if not c.isspace() and not len(self.encode(c)))
         table = self._table
         return "".join(c for c in characters if ord(c) >= len(table) or table[ord(c)] < 0)
 
-    def split_point(self, text: str) -> int:
-        """How much of the front of a longer text can be encoded by itself without changing an id; 0 for none."""
+    def safe_split_point(self, text: str) -> int:
+        """The length of a prefix that can be encoded separately without changing any id, or 0 if there may be none.
+
+        This holds for any continuation of `text`.
+        """
         if self._table is not None:
             return len(text)
         if not self._splits_at_spaces:
             return 0
         for end in range(len(text) - 1, 0, -1):
-            if self._byte_pairs is not None:
+            if self._gigatoken is not None:
                 splits = _always_splits(text[end - 1], text[end])
-            else:  # of a foreign pre-tokenizer only this much is sure
+            else:  # the only place at which every supported pre-tokenizer splits
                 splits = text[end] == " " and not text[end - 1].isspace()
             if splits:
                 return end
         return 0
 
     def stream_decoder(self) -> "StreamDecoder":
+        """A decoder for ids that are generated one at a time."""
         return StreamDecoder(self._library)
 
 
 class StreamDecoder:
-    """Turns ids into text as they come; what it has given so far never changes when more ids come.
+    """Decodes ids one at a time into text that is final once returned.
 
-    Some foreign decoders rewrite earlier text, which the library refuses to stream; the rest is then held back.
+    Decoders that change earlier text cannot be streamed, and make the library fail; `finish` then returns the rest.
     """
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
         self._library = library
         self._stream = decoders.DecodeStream(skip_special_tokens=True)
         self._ids: list[int] = []
-        self._given = 0
-        self._held_back = False
+        self._emitted = 0
+        self._buffering = False
 
-    def push(self, token: int) -> str:
-        """The text that became certain with this token: empty in the middle of a character's bytes."""
-        self._ids.append(token)
+    def push(self, token_id: int) -> str:
+        """Add an id and return the text that it completes: "" in the middle of a multi-byte character."""
+        self._ids.append(token_id)
         text: str | None = None
-        if not self._held_back:
+        if not self._buffering:
             try:
-                with library_errors():
-                    text = self._stream.step(self._library, token)
-            except LibraryError:
-                self._held_back = True
+                with wrap_library_errors():
+                    text = self._stream.step(self._library, token_id)
+            except TokenizerLibraryError:
+                self._buffering = True
         if text is None:
             return ""
-        self._given += len(text)
+        self._emitted += len(text)
         return text
 
     def finish(self) -> str:
-        """What was held back: an unfinished character at the very end. Raises TinyLMError when the library fails."""
-        return _decode(self._library, self._ids)[self._given :]
+        """Return the rest of the text, such as an incomplete character. Raises TinyLMError if the library fails."""
+        return _decode(self._library, self._ids)[self._emitted :]
 
 
-def _decode(library: tokenizers.Tokenizer, ids: list[int]) -> str:
+def _unusable(source: Path, error: Exception) -> TinyLMError:
+    return TinyLMError(f"Cannot use {source} as a tokenizer: {error}. Restore the file, or use another tokenizer.")
+
+
+def _special_id(vocabulary: dict[str, int], token: str) -> int:
+    if token not in vocabulary:
+        raise TinyLMError(f"its special token {token[:60]!r} is not in the vocabulary")
+    return vocabulary[token]
+
+
+def _decode(library: tokenizers.Tokenizer, ids: list[int], skip_special_tokens: bool = True) -> str:
     try:
-        with library_errors():
-            return str(library.decode(ids, skip_special_tokens=True))
-    except LibraryError as error:
+        with wrap_library_errors():
+            return str(library.decode(ids, skip_special_tokens=skip_special_tokens))
+    except TokenizerLibraryError as error:
         raise TinyLMError(f"The tokenizer cannot decode the tokens ({error}). Use another tokenizer.") from error
 
 
-def train_char(alphabet: str) -> Tokenizer:
-    """One id a character, in the order given, after the end of text.
+def train_char(alphabet: str, special: Sequence[str] = ()) -> Tokenizer:
+    """Return a character tokenizer: id 0 is the end-of-text token, and id n the n-th character of `alphabet`.
 
-    The library calls this shape a BPE without merges; it is faster than its word-level models.
+    The ids of other special tokens, `special`, follow. It is stored as a BPE model without merges, which the library
+    encodes faster than a WordLevel model.
     """
     vocabulary = {END_OF_TEXT: 0, **{character: i for i, character in enumerate(alphabet, start=1)}}
     library = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     library.decoder = decoders.Fuse()
-    library.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
+    library.add_special_tokens([AddedToken(token, special=True) for token in (END_OF_TEXT, *special)])
     return Tokenizer(library)
 
 
-def train_bpe(pieces: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019): at most `vocab_size` ids, fewer if the text is small.
+def train_bpe(chunks: Iterable[str], vocab_size: int, special: Sequence[str] = ()) -> Tokenizer:
+    """Train a byte-level BPE tokenizer (Sennrich et al. 2016; Radford et al. 2019) on chunks of text.
 
-    Memory grows with the number of distinct words in `pieces`. Raises UsageError for a vocabulary below the bytes' own.
+    It has `vocab_size` ids, or fewer if the text does not have as many merges. `special` are special tokens besides the
+    end-of-text token. Memory grows with the number of distinct words in `chunks`. Raises UsageError for a `vocab_size`
+    below MIN_BPE_VOCAB_SIZE plus the number of `special` tokens.
     """
-    if vocab_size < SMALLEST_BPE_VOCABULARY:
+    if vocab_size < MIN_BPE_VOCAB_SIZE + len(special):
         raise UsageError(
-            f"--vocab-size is {vocab_size}; a BPE tokenizer needs {SMALLEST_BPE_VOCABULARY} or more: every byte, and "
-            "the end of text."
+            f"`vocab_size` is {vocab_size}; a BPE tokenizer needs {MIN_BPE_VOCAB_SIZE + len(special)} or more: 256 "
+            f"bytes and {', '.join(('the end-of-text token', *special))}."
         )
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=[END_OF_TEXT, *special],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    library.train_from_iterator(pieces, trainer)
+    library.train_from_iterator(chunks, trainer)
     return Tokenizer(library)
 
 
-def describe_characters(characters: str, most: int = 10) -> str:
-    """For an error message: each with its code point."""
-    named = [f"{c!r} (U+{ord(c):04X})" for c in characters[:most]]
-    more = len(characters) - len(named)
-    return ", ".join(named) + (f" and {more} more" if more else "")
+def describe_characters(characters: str, limit: int = 10) -> str:
+    """List characters with their code points, for a message: 'é' (U+00E9), 'ü' (U+00FC) and 3 more."""
+    listed = [f"{c!r} (U+{ord(c):04X})" for c in characters[:limit]]
+    more = len(characters) - len(listed)
+    return ", ".join(listed) + (f" and {more} more" if more else "")
 
 
-def _character_table(layout: dict[str, Any]) -> np.ndarray | None:
-    """From code point to id, -1 where there is none; `None` if the tokenizer is not one id a character."""
-    model = layout["model"]
-    if model["type"] != "BPE" or model["merges"] or layout["pre_tokenizer"] or layout["normalizer"]:
+def _character_table(spec: TokenizerSpec) -> np.ndarray | None:
+    """The id of each code point, or -1: (largest code point + 1,) of int32; `None` for other kinds of tokenizers."""
+    model = spec["model"]
+    if model["type"] != "BPE" or model["merges"] or spec["pre_tokenizer"] or spec["normalizer"]:
         return None
-    if model.get("byte_fallback") or model.get("unk_token") or not all_special(layout):
+    if model.get("byte_fallback") or model.get("unk_token") or not added_tokens_are_special(spec):
         return None
-    special = {token["content"] for token in layout["added_tokens"]}
+    special = {token["content"] for token in spec["added_tokens"]}
     characters = {token: i for token, i in model["vocab"].items() if token not in special}
     if not all(len(token) == 1 for token in characters):
         return None
@@ -312,15 +407,20 @@ def _character_table(layout: dict[str, Any]) -> np.ndarray | None:
 
 
 def _always_splits(before: str, after: str) -> bool:
-    """Whether the byte-level pattern splits between two characters whatever stands around them.
+    """Whether GPT-2's pre-tokenizer splits between two adjacent characters, whatever is around them.
 
-    It does before white space that follows something else, and after a letter or a digit that something of another kind
-    follows. Characters that some Unicode versions do not know are left alone.
+    It splits between a character and white space, and between a letter or number and a following letter, number,
+    punctuation mark or symbol of another category. False for other categories, such as unassigned characters,
+    which depend on the Unicode version.
     """
     if after in " \n\t\r":
         return not before.isspace()
-    return _kind(before) in ("L", "N") and _kind(after) in ("L", "N", "P", "S") and _kind(before) != _kind(after)
+    return (
+        _category(before) in ("L", "N")
+        and _category(after) in ("L", "N", "P", "S")
+        and _category(before) != _category(after)
+    )
 
 
-def _kind(character: str) -> str:
+def _category(character: str) -> str:
     return unicodedata.category(character)[0]

@@ -1,1 +1,1 @@
-"""Training: schedule, optimizer, the trainer's loop, exact resume, and the session that runs them on a run folder."""
+"""Training: learning-rate schedules, optimizers, the training loop, exact resume, and the pipeline of a run."""

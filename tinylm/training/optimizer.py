@@ -1,4 +1,4 @@
-"""The optimizers: Adam and AdamW, with weight decay on matrices only, and Muon for the matrices in layers."""
+"""The optimizers: Adam and AdamW with weight decay on matrices only, and Muon for the weight matrices of layers."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,15 +8,18 @@ from torch import Tensor, nn
 
 from tinylm.config import TrainingConfig
 from tinylm.errors import UsageError
+from tinylm.kernels.optimizers import Adam, AdamW, Optimizer
 from tinylm.model.block import PreNormBlock
-from tinylm.training.eager import Adam, AdamW, Optimizer
 from tinylm.training.muon import Muon
 
 ADAMS: dict[str, type[Adam | AdamW]] = {"adamw": AdamW, "adam": Adam}
 
 
 class MuonAdamW(Optimizer):
-    """Muon for some matrices, and AdamW for groups of other parameters, at one learning rate."""
+    """Muon for `matrices`, and AdamW for the parameter groups `others`, at the same learning rate.
+
+    `precision` is the dtype in which Muon orthogonalises.
+    """
 
     def __init__(
         self,
@@ -37,33 +40,37 @@ class MuonAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update the parameters that have a gradient. `closure` is not supported."""
         for part in self.parts:
             part.step()
 
 
 def build_optimizer(model: nn.Module, config: TrainingConfig, dtype: str = "fp32") -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019), Adam (Kingma and Ba 2015, decay as part of the gradient), or Muon.
+    """AdamW (Loshchilov and Hutter 2019), Adam (Kingma and Ba 2015) with L2 regularisation, or Muon with AdamW.
 
-    Where the model computes in bf16, so do Muon's products; fp16 has too small a range for gradients.
-    Gains, biases and other vectors are never decayed. Only parameters that require a gradient are trained.
-    Raises UsageError for Muon where no matrix of a layer is trained.
+    Only parameters with `requires_grad` are trained. Gains, biases and other vectors have no weight decay.
+
+    dtype: number format in which the model computes. Muon orthogonalises in bf16 if it is bf16, else in fp32: the range
+        of fp16 is too small for gradients.
+
+    Raises UsageError for Muon if no weight matrix of a layer is trained.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     betas = (config.beta1, config.beta2)
     if config.optimizer != "muon":
-        groups = _decayed(trained, config.weight_decay)
+        groups = _decay_groups(trained, config.weight_decay)
         return ADAMS[config.optimizer](groups, lr=config.lr, betas=betas, eps=config.epsilon, fused=True)
     matrices = layer_matrices(model)
     if not matrices:
-        raise UsageError("--optimizer muon is for the matrices of layers, and none is trained here; use adamw.")
+        raise UsageError('`optimizer="muon"` needs weight matrices of layers, and none is trained here; use adamw.')
     chosen = {id(matrix) for matrix in matrices}
-    others = _decayed((parameter for parameter in trained if id(parameter) not in chosen), config.weight_decay)
+    others = _decay_groups((parameter for parameter in trained if id(parameter) not in chosen), config.weight_decay)
     precision = torch.bfloat16 if dtype == "bf16" else torch.float32
     return MuonAdamW(matrices, others, config.lr, betas, config.epsilon, config.weight_decay, precision)
 
 
 def layer_matrices(model: nn.Module) -> list[Tensor]:
-    """The trained weights of all linear layers in blocks, but for routers: a router's rows are a choice, and no map."""
+    """The trainable weights, each (out, in), of the linear layers in blocks, without routers, which are classifiers."""
     return [
         module.weight
         for block in model.modules()
@@ -73,8 +80,8 @@ def layer_matrices(model: nn.Module) -> list[Tensor]:
     ]
 
 
-def _decayed(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Groups for an optimizer: what has rows is decayed, vectors are not."""
+def _decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Parameter groups: `weight_decay` for parameters of two or more dimensions, 0 for vectors; no empty group."""
     parameters = list(parameters)
     groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
@@ -85,9 +92,9 @@ def _decayed(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[di
 
 @torch.no_grad()
 def allocate_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give each parameter the state that `optimizer`'s first step would, so that no step runs out of memory for it.
+    """Allocate the state that the optimizer's first step would create, so that the step does not run out of memory.
 
-    Parameters that have their state keep it. Optimizers other than Adam, AdamW and Muon are left alone.
+    Existing state is kept. Optimizers other than Adam, AdamW and Muon are left unchanged.
     """
     if isinstance(optimizer, MuonAdamW):
         for part in optimizer.parts:
@@ -101,7 +108,7 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _first_state(optimizer: Adam | AdamW | Muon, parameter: Tensor) -> dict[str, Tensor]:
-    """As the optimizers' own steps make it; Adam's is that of the fused kernel."""
+    """The zero state that the optimizer's first step would create; for Adam, as the fused implementation does."""
     if isinstance(optimizer, Muon):
         return {"momentum_buffer": torch.zeros_like(parameter)}
     return {
@@ -112,5 +119,6 @@ def _first_state(optimizer: Adam | AdamW | Muon, parameter: Tensor) -> dict[str,
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         group["lr"] = lr

@@ -1,4 +1,4 @@
-"""All that a trainer must remember to go on as if it had never stopped."""
+"""The state of a trainer (counters, random number generators, optimizer tensors), saved and restored."""
 
 import dataclasses
 import math
@@ -11,89 +11,96 @@ import torch
 from torch import Tensor, nn
 
 from tinylm.errors import TinyLMError
+from tinylm.validation import MAX_COUNT
 
 
 @dataclass
 class TrainerState:
-    """`seconds` is the time spent so far, `setup_seconds` what of it passed before the first step, `stepping_seconds`
-    what the steps took, and `evaluation_seconds` and `save_seconds` what the last of each did.
+    """What a trainer needs, besides weights and optimizer tensors, to resume a run exactly.
 
-    `stale` counts evaluations since the best; `evaluated` is the step of the last one, -1 before the first; `nats` and
-    `scored` are summed since the last log line, and so are, over `sequences`, numbers and lists of numbers that the
-    model `told` of itself; `scaler` is the state of fp16's loss scaling, `skipped` the steps that
-    it has left out one after another.
+    step: optimizer steps taken
+    seconds: training time so far, in all sessions; setup_seconds: the part before the first step
+    step_seconds: total time of the steps; eval_seconds, save_seconds: time of the last evaluation and of the last save
+    micro_batch: sequences per forward pass; halved after running out of memory
+    best_loss, best_step: lowest validation loss in nats per token, and its step; val_loss: last validation loss
+    evals_since_best: evaluations since the lowest loss; last_eval_step: step of the last evaluation, -1 before it
+    loss_sum, n_tokens: loss in nats, summed since the last log line, and the number of tokens in the sum
+    metrics, n_sequences: metrics, summed over sequences since the last log line, and the number of sequences
+    skipped_steps: consecutive steps that fp16 loss scaling skipped; scaler: state of the GradScaler
     """
 
     step: int = 0
     seconds: float = 0.0
     setup_seconds: float = 0.0
-    stepping_seconds: float = 0.0
-    evaluation_seconds: float = 0.0
+    step_seconds: float = 0.0
+    eval_seconds: float = 0.0
     save_seconds: float = 0.0
     micro_batch: int = 1
     best_loss: float | None = None
     best_step: int = 0
     val_loss: float | None = None
-    stale: int = 0
-    evaluated: int = -1
-    nats: float = 0.0
-    scored: int = 0
-    told: dict[str, Any] = field(default_factory=dict)
-    sequences: int = 0
-    skipped: int = 0
+    evals_since_best: int = 0
+    last_eval_step: int = -1
+    loss_sum: float = 0.0
+    n_tokens: int = 0
+    metrics: dict[str, Any] = field(default_factory=dict)
+    n_sequences: int = 0
+    skipped_steps: int = 0
     scaler: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
+        """The state as JSON values, with the current states of torch's random number generators."""
         return {**dataclasses.asdict(self), "rng": capture_rng()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "TrainerState":
-        """Restores torch's random number generators as well. Raises TinyLMError for values that are not a state."""
+        """The inverse of `to_json`; also restores torch's random number generators.
+
+        Raises TinyLMError for values that are not a valid state.
+        """
         try:
             values = dict(values)
             restore_rng(values.pop("rng"))
             state = cls(**values)
-            state._require_numbers()
+            state._check_numbers()
             return state
         except (TypeError, KeyError, ValueError, RuntimeError, AttributeError) as error:
             raise TinyLMError(f"The saved training state is damaged ({error}).") from error
 
-    def _require_numbers(self) -> None:
-        """Raises ValueError for a value that no training could have saved: a state may come from anywhere."""
-        _require("micro_batch", self.micro_batch, int, 1)
-        for name in ("step", "best_step", "stale", "scored", "sequences", "skipped"):
-            _require(name, getattr(self, name), int, 0)
-        _require("evaluated", self.evaluated, int, -1)
-        for name in ("seconds", "setup_seconds", "stepping_seconds", "evaluation_seconds", "save_seconds"):
-            _require(name, getattr(self, name), float, 0.0)
-        for name in ("nats", "best_loss", "val_loss"):
+    def _check_numbers(self) -> None:
+        """Raise ValueError for a number that no trainer saves. A state may come from an untrusted source."""
+        _check_number("micro_batch", self.micro_batch, int, 1)
+        for name in ("step", "best_step", "evals_since_best", "n_tokens", "n_sequences", "skipped_steps"):
+            _check_number(name, getattr(self, name), int, 0)
+        _check_number("last_eval_step", self.last_eval_step, int, -1)
+        for name in ("seconds", "setup_seconds", "step_seconds", "eval_seconds", "save_seconds"):
+            _check_number(name, getattr(self, name), float, 0.0)
+        for name in ("loss_sum", "best_loss", "val_loss"):
             if getattr(self, name) is not None:
-                _require(name, getattr(self, name), float, -math.inf)
-        for name, value in (*self.told.items(), *self.scaler.items()):
-            for number in _flat(value):
-                _require(name[:40], number, float, -math.inf)
+                _check_number(name, getattr(self, name), float, -math.inf)
+        for name, value in (*self.metrics.items(), *self.scaler.items()):
+            for number in _flatten(value):
+                _check_number(name[:40], number, float, -math.inf)
 
 
-LARGEST = 1 << 53  # of a count
-
-
-def _require(name: str, value: Any, kind: type, least: float) -> None:
-    number = type(value) is int or (kind is float and type(value) is float and math.isfinite(value))
-    if not number or value < least or (kind is int and value > LARGEST):
+def _check_number(name: str, value: Any, kind: type, minimum: float) -> None:
+    """Raise ValueError unless the value is a finite number of the type `kind`, and at least `minimum`."""
+    is_number = type(value) is int or (kind is float and type(value) is float and math.isfinite(value))
+    if not is_number or value < minimum or (kind is int and value > MAX_COUNT):
         raise ValueError(f"{name} is {str(value)[:40]}")
 
 
-def _flat(value: Any) -> Iterator[Any]:
-    """The entries of a list of lists, or a value that is no list."""
+def _flatten(value: Any) -> Iterator[Any]:
+    """The entries of a nested list, or a value that is not a list."""
     if isinstance(value, list):
         for entry in value:
-            yield from _flat(entry)
+            yield from _flatten(entry)
     else:
         yield value
 
 
 def capture_rng() -> dict[str, str]:
-    """The states of torch's random number generators, in hexadecimal, by device."""
+    """The states of torch's random number generators: by device, bytes in hexadecimal."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -103,11 +110,13 @@ def capture_rng() -> dict[str, str]:
 
 
 def restore_rng(state: dict[str, str]) -> None:
+    """The inverse of `capture_rng`. Raises ValueError, KeyError or RuntimeError for an invalid state."""
+
     def tensor(text: str) -> Tensor:
         return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
 
     cpu = tensor(state["cpu"])
-    _require_generator(cpu)
+    _check_generator(cpu)
     torch.set_rng_state(cpu)
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensor(state["cuda"]))
@@ -115,25 +124,25 @@ def restore_rng(state: dict[str, str]) -> None:
         torch.mps.set_rng_state(tensor(state["mps"]))
 
 
-def _require_generator(state: Tensor) -> None:
-    """Raises ValueError for a state of torch's Mersenne Twister whose position is not in its 624 numbers.
+def _check_generator(state: Tensor) -> None:
+    """Raise ValueError if the position of torch's Mersenne Twister is outside of its array of 624 numbers.
 
-    torch checks the two counters one by one, and would read behind the numbers.
+    torch checks the two counters of the position separately, and would read beyond the array.
     """
     if len(state) != len(torch.get_rng_state()):
-        raise ValueError("the state of the random number generator has another size")
+        raise ValueError("the state of the random number generator has the wrong size")
     _, left, _, position = struct.unpack_from("=QiiQ", state.numpy().tobytes())
     if (left, position) != (1, 0) and not (left >= 1 and position >= 1 and left + position == 625):
         raise ValueError("the state of the random number generator is out of range")
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimizer's memory under the parameters' names: `<parameter>/<quantity>`."""
+    """The optimizer's state as tensors named `<parameter>/<quantity>`, as in `norm.weight/exp_avg`."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{names[parameter]}/{quantity}": torch.as_tensor(value)
-        for parameter, memory in optimizer.state.items()
-        for quantity, value in memory.items()
+        for parameter, state in optimizer.state.items()
+        for quantity, value in state.items()
     }
 
 
@@ -143,7 +152,10 @@ AVERAGE = {"average"}
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """The inverse of `optimizer_tensors`. Raises TinyLMError when the tensors are not those of this optimizer."""
+    """Restore the optimizer's state from `optimizer_tensors`.
+
+    Raises TinyLMError if names, shapes or dtypes do not fit this optimizer and this model.
+    """
     expected = {
         parameter: ADAM_STATE if "betas" in group else MUON_STATE
         for group in optimizer.param_groups
@@ -160,7 +172,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensor
             raise TinyLMError(
                 f"The saved optimizer does not fit the model: {key[:200]} is {value.dtype} {tuple(value.shape)}."
             )
-        # Step counters are numbers; they stay where the optimizer keeps them.
+        # Step counters stay on the CPU, except for fused optimizers.
         device = parameter.device if value.dim() or optimizer.defaults.get("fused") else value.device
         optimizer.state[parameter][quantity] = value.to(device)
     for parameter, quantities in expected.items():

@@ -1,4 +1,4 @@
-"""The training loop. It knows no architecture and prints nothing: what happens, it reports as events."""
+"""The training loop. It is independent of the architecture, prints nothing, and reports its progress as events."""
 
 import contextlib
 import math
@@ -10,180 +10,150 @@ from typing import Any, Protocol
 import torch
 
 from tinylm.config import TrainingConfig
-from tinylm.device import autocast, empty_cache
+from tinylm.device import autocast, choose_inference_dtype, empty_cache, weights_dtype
 from tinylm.errors import DivergedError, TinyLMError, is_out_of_memory
-from tinylm.evaluation import losses
+from tinylm.evaluation.loop import batch_losses, default_batch_size, evaluate_loss
+from tinylm.kernels.force_eager import force_eager
 from tinylm.model.stack import Transformer
-from tinylm.objective import Objective
-from tinylm.text.dataset import Batch
-from tinylm.training.average import WeightAverage
-from tinylm.training.eager import eagerly
+from tinylm.objectives.tasks import Task
+from tinylm.run_directory.weights import is_finite
+from tinylm.text.batches import Batch
+from tinylm.training.events import Evaluated, Event, Logged, Notice, Stepped
+from tinylm.training.learning_rate import learning_rate
 from tinylm.training.optimizer import allocate_state, set_learning_rate
-from tinylm.training.schedule import learning_rate
 from tinylm.training.state import TrainerState, capture_rng, restore_rng
-
-
-@dataclass(frozen=True)
-class Logged:
-    """Every `log_every` steps: the mean training loss since the last time, and of what the model told of itself.
-
-    A step that was left out has no gradient norm.
-    """
-
-    step: int
-    progress: float
-    loss: float
-    lr: float
-    grad_norm: float | None
-    tokens_per_second: float
-    seconds: float
-    told: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """`best`: whether this is the lowest validation loss so far."""
-
-    step: int
-    val_loss: float
-    best: bool
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Stepped:
-    """After every step, for a progress bar."""
-
-    step: int
-    progress: float
-
-
-@dataclass(frozen=True)
-class Notice:
-    """Something the user should know."""
-
-    message: str
-
-
-Event = Logged | Evaluated | Stepped | Notice
+from tinylm.training.stop_conditions import StoppingRule
+from tinylm.training.weight_average import WeightAverage
 
 
 class Store(Protocol):
-    """Where a trainer saves."""
+    """Where a trainer saves a run. Both methods raise TinyLMError if it cannot be written."""
 
-    def save_best(self, model: Transformer, step: int, val_loss: float) -> None: ...
+    def save_best(self, model: Transformer, step: int, val_loss: float) -> None:
+        """Save the weights with the lowest validation loss so far."""
+        ...
 
-    def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> None: ...
+    def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> None:
+        """Save all that resuming needs."""
+        ...
 
 
-EXIT_SECONDS = 0.2  # for the process to end
-MOST_SKIPPED = 30  # steps one after another; by then fp16's loss scale, halved each time, is below one in 10,000
+MAX_SKIPPED_STEPS = 30  # in a row; the loss scale of fp16, halved each time, is then below 1e-4
 
 
 class StopTraining(Exception):
-    """Raised by `check_stop`; what was being done is abandoned, and the state saved as it was before."""
+    """Raised by `check_stop` to end training: the current evaluation is abandoned, and the last step is saved."""
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """The model, task and optimizer of a training run.
+
+    task: provides the batches and the objective
+    dtype: number format of the forward and backward pass, under autocast: fp32, bf16 or fp16
+    """
+
+    model: Transformer
+    task: Task
+    optimizer: torch.optim.Optimizer
+    config: TrainingConfig
+    dtype: str = "fp32"
+
+
+@dataclass
+class TrainerHooks:
+    """Functions that a trainer calls.
+
+    report: receives every event
+    check_stop: called between steps and between evaluation batches; raises StopTraining to end training
+    extra_metrics: called before the update of a step that is logged, when the gradients are complete; its values are
+        logged with the step
+    """
+
+    report: Callable[[Event], None] = lambda event: None
+    check_stop: Callable[[], None] = lambda: None
+    extra_metrics: Callable[[], dict[str, Any]] = dict
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`stopped_by`: steps, epochs, time, patience, or signal."""
+    """How training ended. `stopped_by` is steps, epochs, time, patience, or signal."""
 
     stopped_by: str
     state: TrainerState
 
 
 class Trainer:
-    """Trains a model on batches by number until its budget is used up, validation stops improving, or it is stopped.
+    """Trains until the budget is used up, the validation loss stops improving, or a hook raises StopTraining.
 
-    `validate` returns the validation loss; `total_steps` is the budget in steps, `None` for a budget of time; `started`
-    is the `time.monotonic()` from which that counts; `check_stop` raises StopTraining when the user wants to stop;
-    `inspect` gives more to log of a step, and is asked when its gradient is there. With an `average`, its weights are
-    validated and saved as the best, while training goes on from the last.
+    With `config.average`, the averaged weights are validated and saved as the best, while training continues with the
+    current weights.
+
+    state: updated in place
+    started: `time.monotonic()` from which the training time of this process counts
     """
 
     def __init__(
-        self,
-        model: Transformer,
-        objective: Objective,
-        batches: Callable[[int], Batch],
-        validate: Callable[[], float],
-        optimizer: torch.optim.Optimizer,
-        config: TrainingConfig,
-        *,
-        dtype: str,
-        total_steps: int | None,
-        state: TrainerState,
-        store: Store,
-        report: Callable[[Event], None],
-        check_stop: Callable[[], None],
-        started: float,
-        inspect: Callable[[], dict[str, Any]] = dict,
-        average: WeightAverage | None = None,
+        self, job: TrainingJob, state: TrainerState, store: Store, hooks: TrainerHooks, *, started: float
     ) -> None:
-        self.model = model
-        self.objective = objective
-        self.batches = batches
-        self.validate = validate
-        self.optimizer = optimizer
-        self.config = config
-        self.dtype = dtype
+        self.model = job.model
+        self.task = job.task
+        self.optimizer = job.optimizer
+        self.config = job.config
+        self.dtype = job.dtype
         self.state = state
         self.store = store
-        self.report = report
-        self.check_stop = check_stop
-        self.inspect = inspect
-        self.average = average
-        self.device = next(model.parameters()).device
-        self._scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == "fp16")
+        self.hooks = hooks
+        self.device = next(job.model.parameters()).device
+        self._rule = StoppingRule.of(job.config, job.task.steps_per_epoch)
+        self._average = WeightAverage(job.optimizer, job.config.average) if job.config.average else None
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=job.dtype == "fp16")
         if state.scaler:
             self._scaler.load_state_dict(state.scaler)
-        self._total_steps = total_steps
-        # Seconds of an earlier sitting are as if the process had begun that much sooner.
-        self._started = started - state.seconds
-        self._progress = 0.0
-        self._saved = (state.step, state.evaluated) if state.evaluated >= 0 else (-1, -1)
-        self._speed = _Speed()
+        self._started = started - state.seconds  # so that `_seconds` includes the time of earlier sessions
+        self._progress = 0.0  # the largest so far
+        self._saved = (state.step, state.last_eval_step) if state.last_eval_step >= 0 else (-1, -1)
+        self._throughput = _Throughput()
 
     def run(self) -> Outcome:
-        """Raises DivergedError when a loss is not finite; nothing is saved after that."""
+        """Train, evaluate and save at their intervals and at the end.
+
+        Raises DivergedError for a loss, gradient or weight that is not finite, after which nothing is saved, and
+        TinyLMError if memory runs out at a micro-batch of one sequence or in the optimizer.
+        """
         self.model.train()
         try:
             stopped_by = self._loop()
-            if self.state.evaluated != self.state.step:
+            if self.state.last_eval_step != self.state.step:
                 self._evaluate()
         except StopTraining:
             stopped_by = "signal"
-        if self._saved != (self.state.step, self.state.evaluated) and self.state.evaluated >= 0:
+        if self._saved != (self.state.step, self.state.last_eval_step) and self.state.last_eval_step >= 0:
             self._save()
         return Outcome(stopped_by, self.state)
 
     def _loop(self) -> str:
         config, state = self.config, self.state
         while True:
-            if state.step % config.eval_every == 0 and state.evaluated != state.step:
+            if state.step % config.eval_every == 0 and state.last_eval_step != state.step:
                 self._evaluate()
-            if state.step % config.save_every == 0 and self._saved != (state.step, state.evaluated):
+            if state.step % config.save_every == 0 and self._saved != (state.step, state.last_eval_step):
                 self._save()
-            if config.patience is not None and state.stale >= config.patience:
+            if self._rule.patience_exhausted(state):
                 return "patience"
             if state.step == 0:
                 state.setup_seconds = self._seconds()
-            progress = self.progress()
+            progress = self._current_progress()
             if progress >= 1:
                 return config.budget.kind
-            self.check_stop()
+            self.hooks.check_stop()
             self._step(progress)
 
-    def progress(self) -> float:
-        """The used part of the budget. A budget of time leaves room for one more step, an evaluation and a save."""
-        state = self.state
-        if self._total_steps is not None:
-            return state.step / self._total_steps
-        assert self.config.budget.time is not None
-        reserve = 1.1 * (state.evaluation_seconds + state.save_seconds) + EXIT_SECONDS
-        reserve += state.stepping_seconds / max(state.step, 1)
-        room = max(self.config.budget.time - reserve - state.setup_seconds, 0.01)
-        self._progress = max(self._progress, (self._seconds() - state.setup_seconds) / room)
+    def _current_progress(self) -> float:
+        """The used fraction of the budget. It never decreases, although the estimate of the time
+        reserved for the final evaluation and save may.
+        """
+        self._progress = max(self._progress, self._rule.progress(self.state, self._seconds()))
         return self._progress
 
     def _seconds(self) -> float:
@@ -191,39 +161,49 @@ class Trainer:
 
     def _step(self, progress: float) -> None:
         config, state = self.config, self.state
-        begun = time.monotonic()
-        batch = self.batches(state.step)
+        start = time.monotonic()
+        batch = self.task.batch(state.step)
         self._allocate_optimizer()
-        nats, told = self._accumulate(batch)
-        # Each step is taken at the rate that the schedule has in its middle, so that neither the first nor the last is
-        # taken at none.
-        middle = progress + 0.5 / self._total_steps if self._total_steps else (progress + self.progress()) / 2
+        loss_sum, metrics = self._accumulate(batch)
+        # The learning rate at the middle of the step, so that it is 0 neither in the first nor in the last step.
+        total_steps = self._rule.total_steps
+        middle = progress + 0.5 / total_steps if total_steps else (progress + self._current_progress()) / 2
         lr = learning_rate(middle, config)
         set_learning_rate(self.optimizer, lr)
         self._scaler.unscale_(self.optimizer)
         logging = (state.step + 1) % config.log_every == 0
-        inspected = self.inspect() if logging else {}
-        norm = self._update(nats)
+        extra_metrics = self.hooks.extra_metrics() if logging else {}
+        norm = self._update(loss_sum)
         state.step += 1
-        state.nats += nats
-        state.scored += batch.scored
-        state.sequences += len(batch)
-        state.told = {name: _sum(state.told.get(name), value) for name, value in told.items()}
-        state.stepping_seconds += time.monotonic() - begun
-        self._speed.add(batch.tokens)
-        self.report(Stepped(state.step, progress))
+        state.loss_sum += loss_sum
+        state.n_tokens += batch.n_targets
+        state.n_sequences += len(batch)
+        state.metrics = {name: _sum(state.metrics.get(name), value) for name, value in metrics.items()}
+        state.step_seconds += time.monotonic() - start
+        self._throughput.add(batch.n_tokens)
+        self.hooks.report(Stepped(state.step, progress))
         if logging:
-            loss = state.nats / state.scored
-            told = {name: _scaled(value, 1 / state.sequences) for name, value in state.told.items()} | inspected
-            state.nats, state.scored, state.told, state.sequences = 0.0, 0, {}, 0
-            taken = norm if math.isfinite(norm) else None
-            self.report(Logged(state.step, progress, loss, lr, taken, self._speed.read(), self._seconds(), told))
+            self._log(progress, lr, norm, extra_metrics)
+
+    def _log(self, progress: float, lr: float, norm: float, extra_metrics: dict[str, Any]) -> None:
+        """Report the means since the last log line, and reset the sums."""
+        state = self.state
+        event = Logged(
+            step=state.step,
+            progress=progress,
+            loss=state.loss_sum / state.n_tokens,
+            lr=lr,
+            grad_norm=norm if math.isfinite(norm) else None,
+            tokens_per_second=self._throughput.read(),
+            seconds=self._seconds(),
+            metrics={name: _scaled(value, 1 / state.n_sequences) for name, value in state.metrics.items()}
+            | extra_metrics,
+        )
+        state.loss_sum, state.n_tokens, state.metrics, state.n_sequences = 0.0, 0, {}, 0
+        self.hooks.report(event)
 
     def _allocate_optimizer(self) -> None:
-        """Allocate what the optimizer's first step would, before any weight changes.
-
-        Raises TinyLMError when there is no memory for it.
-        """
+        """Allocate the optimizer's state before any weight changes. Raises TinyLMError if memory runs out."""
         for freed in (False, True):
             try:
                 allocate_state(self.optimizer)
@@ -233,7 +213,7 @@ class Trainer:
                     raise
                 if freed:
                     raise TinyLMError(
-                        "Out of memory for the optimizer's state, before the first step; choose a smaller --size."
+                        "Out of memory for the optimizer's state, before the first step; choose a smaller `size`."
                     ) from None
             self._free_memory()
 
@@ -241,48 +221,51 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         empty_cache(self.device)
 
-    def _update(self, nats: float) -> float:
-        """Clip the gradient and take the step; returns the gradient's norm before clipping.
+    def _update(self, loss_sum: float) -> float:
+        """Clip the gradient and take the step; returns the norm of the gradient before clipping.
 
-        Out of memory, the weights may be those of half a step, and are not saved. Raises TinyLMError.
+        Raises TinyLMError if memory runs out; some weights may then be updated and others not, and are not saved.
         """
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         try:
             norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.grad_clip or math.inf).item()
-            self._require_finite(nats, norm)
+            self._require_finite(loss_sum, norm)
             self._scaler.step(self.optimizer)
             self._scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
-            if self.average is not None and math.isfinite(norm):
-                self.average.update(self.state.step + 1)
+            if self._average is not None and math.isfinite(norm):
+                self._average.update(self.state.step + 1)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             saved = f"the run is saved up to step {self._saved[0]}" if self._saved[0] >= 0 else "nothing is saved yet"
             raise TinyLMError(
                 f"Out of memory in the optimizer, in step {self.state.step + 1}; {saved}. Free memory and resume, "
-                "or choose a smaller --size."
+                "or choose a smaller `size`."
             ) from None
         return norm
 
-    def _require_finite(self, nats: float, norm: float) -> None:
-        """fp16's loss scaling leaves out a step whose gradient overflowed, but not step after step."""
+    def _require_finite(self, loss_sum: float, norm: float) -> None:
+        """Raise DivergedError for a loss or a gradient norm that is not finite.
+
+        In fp16, loss scaling skips steps whose gradient overflows, so up to MAX_SKIPPED_STEPS in a row are allowed.
+        """
         state = self.state
-        state.skipped = 0 if math.isfinite(norm) else state.skipped + 1
-        most = MOST_SKIPPED if self._scaler.is_enabled() else 0
-        if math.isfinite(nats) and state.skipped <= most:
+        state.skipped_steps = 0 if math.isfinite(norm) else state.skipped_steps + 1
+        max_skipped = MAX_SKIPPED_STEPS if self._scaler.is_enabled() else 0
+        if math.isfinite(loss_sum) and state.skipped_steps <= max_skipped:
             return
-        what = "gradient" if math.isfinite(nats) else "loss"
+        what = "gradient" if math.isfinite(loss_sum) else "loss"
         raise DivergedError(
-            f"The {what} stopped being a finite number at step {state.step}; saved weights are from before it. Try "
-            f"a lower --lr (it is {self.config.lr:g}) or more --warmup-steps."
+            f"The {what} of step {state.step + 1} is not finite; saved weights are from before that step. Try a "
+            f"lower `lr` (it is {self.config.lr:g}) or more `warmup_steps`."
         )
 
     def _accumulate(self, batch: Batch) -> tuple[float, dict[str, Any]]:
-        """Add up the gradient of the whole batch, a micro-batch at a time; returns the summed nats, and what the model
-        told times the sequences that it told it of.
+        """Accumulate the gradient of the batch over micro-batches; returns the sum of the loss in nats, and of metrics.
 
-        Out of memory, the micro-batch is halved and the step begun again with the same random numbers.
+        Metrics are means over sequences, and are weighted by the number of sequences in the sum. If memory runs out,
+        the micro-batch is halved and the step is repeated with the same random numbers.
         """
         while True:
             rng = capture_rng()
@@ -293,12 +276,12 @@ class Trainer:
                     raise
                 if self.state.micro_batch == 1:
                     raise TinyLMError(
-                        "Out of memory with one sequence at a time; choose a smaller --size or --context."
+                        "Out of memory with one sequence at a time; choose a smaller `size` or `context`."
                     ) from None
             self._free_memory()
             restore_rng(rng)
             self.state.micro_batch = -(-self.state.micro_batch // 2)
-            self.report(
+            self.hooks.report(
                 Notice(
                     f"Out of memory: the micro-batch is now {self.state.micro_batch}; the effective batch is still "
                     f"{len(batch)}."
@@ -306,38 +289,38 @@ class Trainer:
             )
 
     def _accumulate_once(self, batch: Batch) -> tuple[float, dict[str, Any]]:
-        nats = torch.zeros((), device=self.device)
-        told: dict[str, Any] = {}
+        loss_sum = torch.zeros((), device=self.device)
+        metrics: dict[str, Any] = {}
         for part in batch.split(self.state.micro_batch):
             with autocast(self.device.type, self.dtype):
-                loss = self.objective(self.model, part.to(self.device))
-            mean = loss.nats / batch.scored + loss.aux / len(batch)
+                loss = self.task.objective(self.model, part.to(self.device))
+            mean = loss.total / batch.n_targets + loss.aux / len(batch)
             self._scaler.scale(mean).backward()
-            nats += loss.nats.detach()
-            for name, value in loss.told.items():
-                told[name] = _sum(told.get(name), _scaled(value.tolist(), len(part)))
-        return nats.item(), told
+            loss_sum += loss.total.detach()
+            for name, value in loss.metrics.items():
+                metrics[name] = _sum(metrics.get(name), _scaled(value.tolist(), len(part)))
+        return loss_sum.item(), metrics
 
     def _evaluate(self) -> None:
         state = self.state
-        begun = time.monotonic()
-        with self.average.in_place() if self.average is not None else contextlib.nullcontext():
+        start = time.monotonic()
+        with self._average.average_parameters() if self._average is not None else contextlib.nullcontext():
             best = self._validate()
-            state.stale = 0 if best else state.stale + 1
-            state.evaluated = state.step
+            state.evals_since_best = 0 if best else state.evals_since_best + 1
+            state.last_eval_step = state.step
             assert state.val_loss is not None
-            self.report(Evaluated(state.step, state.val_loss, best, self._seconds()))
-        state.evaluation_seconds = time.monotonic() - begun
-        self._speed.pause(state.evaluation_seconds)
+            self.hooks.report(Evaluated(state.step, state.val_loss, best, self._seconds()))
+        state.eval_seconds = time.monotonic() - start
+        self._throughput.exclude(state.eval_seconds)
 
     def _validate(self) -> bool:
-        """Whether the weights are the best so far, which are then saved."""
+        """Compute the validation loss, and save the weights if it is the lowest so far; returns whether it is."""
         state = self.state
-        val_loss = self.validate()
+        val_loss = self._validation_loss()
         if not math.isfinite(val_loss):
             raise DivergedError(
-                f"The validation loss stopped being a finite number at step {state.step}; saved weights are from "
-                f"before that. Try a lower --lr (it is {self.config.lr:g})."
+                f"The validation loss after step {state.step} is not finite; saved weights are from before that "
+                f"step. Try a lower `lr` (it is {self.config.lr:g})."
             )
         best = state.best_loss is None or val_loss < state.best_loss
         if best:
@@ -346,46 +329,60 @@ class Trainer:
         state.val_loss = val_loss
         return best
 
+    def _validation_loss(self) -> float:
+        # Without a backward pass, four times the rows of a micro-batch fit in memory.
+        rows = min(default_batch_size(self.model.context), 4 * self.state.micro_batch)
+        batches = self.task.validation_batches(rows, self.config.eval_tokens)
+        dtype = choose_inference_dtype("auto", self.device.type, weights_dtype(self.model)).value
+        with force_eager():
+            return evaluate_loss(
+                self.model, self.task.validation_objective, batches, dtype, lambda tokens: self.hooks.check_stop()
+            ).loss
+
     def _save(self) -> None:
         state = self.state
-        begun = time.monotonic()
-        if not self._sound():
+        start = time.monotonic()
+        if not self._weights_finite():
             raise DivergedError(
-                f"The weights stopped being of use by step {state.step}: the next loss is not a finite number. What "
-                f"was saved is intact; try a lower --lr (it is {self.config.lr:g})."
+                f"After step {state.step}, a weight or the next loss is not finite; the last save is intact. "
+                f"Try a lower `lr` (it is {self.config.lr:g})."
             )
         state.seconds = self._seconds()
         state.scaler = self._scaler.state_dict()
         self.store.save_last(self.model, self.optimizer, state)
-        self._saved = (state.step, state.evaluated)
-        state.save_seconds = time.monotonic() - begun
-        self._speed.pause(state.save_seconds)
+        self._saved = (state.step, state.last_eval_step)
+        state.save_seconds = time.monotonic() - start
+        self._throughput.exclude(state.save_seconds)
 
-    def _sound(self) -> bool:
-        """Whether the weights are finite, and lead to a finite loss: the last step may have ruined them."""
-        if not all(bool(torch.isfinite(parameter).all()) for parameter in self.model.parameters()):
+    def _weights_finite(self) -> bool:
+        """Whether the weights are finite, and the loss of the first micro-batch of the next batch is.
+
+        The loss is not computed if it was just validated with the same weights.
+        """
+        if not all(map(is_finite, self.model.parameters())):
             return False
-        if self.state.evaluated == self.state.step and self.average is None:
+        if self.state.last_eval_step == self.state.step and self._average is None:
             return True
         rng = capture_rng()
-        part = next(self.batches(self.state.step).split(self.state.micro_batch))
-        with torch.no_grad(), eagerly():
+        part = next(self.task.batch(self.state.step).split(self.state.micro_batch))
+        with torch.no_grad(), force_eager():
             finite = all(
-                math.isfinite(loss.nats.item()) for loss in losses(self.model, self.objective, [part], self.dtype)
+                math.isfinite(loss.total.item())
+                for loss in batch_losses(self.model, self.task.objective, [part], self.dtype)
             )
         restore_rng(rng)
         return finite
 
 
 def _scaled(value: Any, factor: float) -> Any:
-    """A number, or a list of them, or of lists, times a factor."""
+    """The number, or each number of the nested list, times `factor`."""
     return [_scaled(entry, factor) for entry in value] if isinstance(value, list) else value * factor
 
 
 def _sum(one: Any, other: Any) -> Any:
-    """Of two numbers, or of two lists entry by entry; `None` is nothing yet.
+    """The sum of two numbers, or of two nested lists entry by entry; `None` counts as zero.
 
-    Raises TinyLMError when they are not alike, as a saved sum of another model would be.
+    Raises TinyLMError if their shapes differ, as with a saved state of another model.
     """
     if one is None:
         return other
@@ -396,8 +393,8 @@ def _sum(one: Any, other: Any) -> Any:
     return [_sum(a, b) for a, b in zip(one, other, strict=True)]
 
 
-class _Speed:
-    """Tokens a second since it was last read, without the pauses for evaluating and saving."""
+class _Throughput:
+    """Training tokens per second since the last `read`, without the time of evaluations and saves."""
 
     def __init__(self) -> None:
         self._tokens = 0
@@ -406,7 +403,7 @@ class _Speed:
     def add(self, tokens: int) -> None:
         self._tokens += tokens
 
-    def pause(self, seconds: float) -> None:
+    def exclude(self, seconds: float) -> None:
         self._since += seconds
 
     def read(self) -> float:

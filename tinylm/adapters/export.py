@@ -1,0 +1,141 @@
+"""Exporting a LoRA adapter in PEFT's format, with the module names that its base model has in transformers."""
+
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tinylm.adapters.adapter import PEFT_PREFIX
+from tinylm.adapters.foreign import family_of
+from tinylm.adapters.load import AdapterSpec, load_adapter, load_base_model, read_adapter_config, set_adapter_scale
+from tinylm.config import AdapterConfig
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.files import flush_folder
+from tinylm.formats.peft import ADAPTER_WEIGHTS, EMBEDDING_PARTS, LINEAR_PARTS, is_adapter_folder
+from tinylm.formats.peft_config import ADAPTER_CONFIG
+from tinylm.formats.peft_writer import Factors, convert_adapter, write_adapter
+from tinylm.model.stack import Transformer
+from tinylm.open_model import find_model
+from tinylm.reporter import Reporter
+from tinylm.run_directory.find_run import find_run
+from tinylm.run_directory.loading import read_weights
+
+TOLERANCE = 1e-4  # of the logits, relative to the largest
+_HUB_SNAPSHOT = re.compile(r".*[/\\]models--([^/\\]+?)--([^/\\]+)[/\\]snapshots[/\\][^/\\]+")
+
+
+@dataclass(frozen=True)
+class ExportedAdapter:
+    """An adapter that was written in PEFT's format.
+
+    path: its folder. family: the model type of its base in transformers. difference: largest difference between the
+    logits of the base with the adapter and with what was written. change: between those with and without the adapter.
+    """
+
+    path: Path
+    family: str
+    difference: float
+    change: float
+
+
+def export_adapter(
+    adapter: Path,
+    out: Path,
+    model: Path | None,
+    reporter: Reporter,
+    *,
+    force: bool = False,
+    base_name: str | None = None,
+) -> ExportedAdapter:
+    """Write a LoRA of tinylm as a folder that `PeftModel.from_pretrained(base, out)` of PEFT loads.
+
+    adapter: run directory or name. model: its base, where that is not beside it or under checkpoints/.
+    out: folder to write. force: replace an exported adapter there, and nothing else.
+    base_name: what the folder records as the name of its base: a name on the hub or the folder of an exported model.
+        Default: the folder or the hub's name that the adapter was trained on.
+
+    What was written is opened again, and its logits are compared, before it appears at `out`.
+
+    Raises UsageError, before anything is written, for an adapter that PEFT cannot represent, naming the target, and for
+    a path that is not free; TinyLMError for damaged files, and if the logits differ.
+    """
+    adapter = find_run(adapter, reporter)
+    if is_adapter_folder(adapter):
+        raise UsageError(f"{adapter} is in PEFT's format already.")
+    run_config, config = read_adapter_config(adapter)
+    if config.kind != "lora":
+        raise UsageError(f"{adapter} is a {config.kind} adapter; PEFT has LoRA, but not this kind.")
+    _check_free(out, force)
+    base = load_base_model(adapter, config, model and find_model(model, reporter), "cpu")
+    family = family_of(base.config)
+    factors = _factors(read_weights(adapter, run_config).tensors)
+    converted = convert_adapter(family, base.config.model, config, factors)
+    network = base.network.float()
+    without = _logits(network)
+    own = load_adapter(network, AdapterSpec(adapter), base.config)
+    expected = _logits(network)
+    set_adapter_scale(own.layers, 0.0)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
+            written = Path(folder) / out.name
+            written.mkdir()
+            write_adapter(written, family, converted, base_name or _recorded_name(config))
+            load_adapter(network, AdapterSpec(written), base.config)
+            difference = (_logits(network) - expected).abs().max().item()
+            if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):
+                raise TinyLMError(
+                    f"The logits of the exported adapter differ by {difference:.2e}; nothing was written."
+                )
+            if out.exists():
+                out.rename(Path(folder) / "replaced")
+            written.rename(out)
+            flush_folder(out.parent)
+    except OSError as error:
+        raise TinyLMError(f"Cannot write {out}: {error.strerror or error}.") from error
+    return ExportedAdapter(out, family.name, difference, (expected - without).abs().max().item())
+
+
+def _factors(tensors: dict[str, Tensor]) -> Factors:
+    """A and B by the name of the module that they adapt."""
+    modules: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        name = key.removeprefix(PEFT_PREFIX)
+        part = next(part for part in (*LINEAR_PARTS, *EMBEDDING_PARTS) if name.endswith(f".{part}"))
+        modules.setdefault(name.removesuffix(f".{part}"), {})[part] = tensor
+    pairs = {}
+    for module, parts in modules.items():
+        a, b = (parts[name] for name in (EMBEDDING_PARTS if EMBEDDING_PARTS[0] in parts else LINEAR_PARTS))
+        pairs[module] = (a, b)
+    return pairs
+
+
+@torch.inference_mode()
+def _logits(model: Transformer) -> Tensor:
+    """Those of random tokens, without dropout."""
+    model.eval()
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.vocab_size, (2, min(64, model.context)), generator=generator)
+    return model.logits(model(ids).hidden)
+
+
+def _recorded_name(config: AdapterConfig) -> str:
+    """The base that the adapter was trained on: its path, or its name on the hub where it is in the hub's cache."""
+    match = _HUB_SNAPSHOT.fullmatch(config.base)
+    return f"{match[1]}/{match[2]}" if match else config.base
+
+
+def _check_free(out: Path, force: bool) -> None:
+    """Raise UsageError unless the folder can be written: it is empty, or `force` is set for an exported adapter."""
+    if not out.exists() and not out.is_symlink():
+        return
+    if out.is_symlink() or not out.is_dir():
+        raise UsageError(f"{out} is not a folder; choose another `out`.")
+    names = {entry.name for entry in out.iterdir()}
+    if names - {ADAPTER_CONFIG, ADAPTER_WEIGHTS}:
+        raise UsageError(f"{out} contains other files than an exported adapter; choose another `out`.")
+    if names and not force:
+        raise UsageError(f"{out} already holds an adapter; `force` replaces it, and another `out` keeps both.")

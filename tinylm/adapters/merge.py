@@ -1,0 +1,223 @@
+"""Merging a LoRA adapter into its base model, and undoing that: the result is the run of a plain model."""
+
+import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from torch import Tensor
+
+from tinylm.adapters.load import (
+    AdapterSpec,
+    find_base_model,
+    load_adapted_model,
+    load_adapter,
+    load_base_model,
+    load_foreign_base,
+    read_adapter_config,
+)
+from tinylm.adapters.lora import check_merged, merge_lora
+from tinylm.adapters.replacement import Replacement
+from tinylm.config import AdapterConfig, DataConfig, RunConfig
+from tinylm.errors import NotMergeableError, UsageError
+from tinylm.formats.peft import adapter_digest, is_adapter_folder
+from tinylm.open_model import find_model, open_model
+from tinylm.reporter import Reporter
+from tinylm.run_directory.commit import reserve
+from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.find_run import find_run
+from tinylm.run_directory.loading import LoadedModel, read_weights
+from tinylm.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A run that was written by merging.
+
+    difference: largest difference between the logits of the merged model and of the base with its adapter
+    change: largest difference between the logits of the base with and without its adapter
+    """
+
+    run: Path
+    difference: float
+    change: float
+
+
+def merge_adapter(
+    adapter: Path, out: Path, model: Path | None, reporter: Reporter, *, force: bool = False, undo: bool = False
+) -> Merge:
+    """Write a run with the adapter merged into its base; with `undo`, one with the adapter subtracted from `model`.
+
+    adapter: a LoRA of tinylm or PEFT
+    model: the base, where it is not beside the adapter or under checkpoints/; with `undo`, the merged model
+    force: replace an existing run at `out`
+
+    Raises NotMergeableError for an adapter that is not a LoRA, UsageError for models and paths that do not fit, and
+    TinyLMError when the merged model does not compute the same logits.
+    """
+    adapter = find_run(adapter, reporter)
+    model = model and find_model(model, reporter)
+    config = None if is_adapter_folder(adapter) else read_adapter_config(adapter)[1]
+    model = model if model or undo or config is None else find_base_model(adapter, config)
+    if any(out.resolve() == source.resolve() for source in (adapter, model) if source is not None):
+        raise UsageError(f"{out} is read here and never overwritten; choose another folder with `out`.")
+    with reserve(out, force):
+        source = _Source.of(adapter, config)
+        merged = _subtract(source, model) if undo else _add(source, model)
+        reporter.note(
+            f"Checked: merged and unmerged logits differ by {merged.difference:.1e}; the base's differ by "
+            f"{merged.change:.1e}."
+        )
+        if undo and not merged.history.steps:
+            reporter.note("The merged model does not record the step of its base, so step 0 is recorded.")
+        base = merged.base_config
+        new = RunConfig.new(
+            model=base.model,
+            tokenizer=base.tokenizer,
+            family=base.family,
+            data=merged.data,
+            merged=merged.history.digests,
+            merged_steps=merged.history.steps,
+            unmerged_digest=merged.unmerged_digest,
+        )
+        run = RunDirectory.create(out, new, merged.tokenizer)
+        run.save_best(merged.tensors, new, merged.step, merged.val_loss)
+        run.commit()
+    return Merge(out, merged.difference, merged.change)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """An adapter to merge. config: `None` for one of PEFT, which records no step and no validation loss."""
+
+    path: Path
+    config: AdapterConfig | None
+    digest: str
+    step: int | None = None
+    val_loss: float | None = None
+
+    @classmethod
+    def of(cls, path: Path, config: AdapterConfig | None) -> Self:
+        """Raises NotMergeableError for an adapter that is not a LoRA."""
+        if config is None:
+            return cls(path, None, adapter_digest(path))
+        if config.kind != "lora":
+            raise NotMergeableError(path, config.kind)
+        saved = read_weights(path, read_adapter_config(path)[0])
+        return cls(path, config, saved.digest, saved.step, saved.val_loss)
+
+    def load_base(self, model: Path | None) -> LoadedModel:
+        """Load the base model. Raises the errors of `load_base_model` and `load_foreign_base`."""
+        if self.config is None:
+            return load_foreign_base(self.path, model, "cpu")
+        return load_base_model(self.path, self.config, model, "cpu")
+
+
+@dataclass(frozen=True)
+class _History:
+    """The digests of the adapters merged into some weights, in order; `steps` are those of the base and of each.
+
+    `steps` is empty where they were not recorded.
+    """
+
+    digests: tuple[str, ...]
+    steps: tuple[int, ...]
+
+    @classmethod
+    def of(cls, config: RunConfig, step: int) -> Self:
+        """`step` is that of the weights, which are the base's where nothing was merged."""
+        steps = config.merged_steps or (() if config.merged or config.unmerged_digest else (step,))
+        return cls(config.merged, steps if len(steps) == len(config.merged) + 1 else ())
+
+    def plus(self, digest: str, step: int) -> "_History":
+        return _History((*self.digests, digest), (*self.steps, step) if self.steps else ())
+
+    def without(self, digest: str) -> "_History":
+        index = self.digests.index(digest)
+        steps = self.steps and (*self.steps[: index + 1], *self.steps[index + 2 :])
+        return _History((*self.digests[:index], *self.digests[index + 1 :]), steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Merged:
+    """A plain model, where it comes from, and the differences of logits that `check_merged` found."""
+
+    tensors: dict[str, Tensor]
+    base_config: RunConfig
+    tokenizer: Tokenizer
+    data: DataConfig | None
+    history: _History
+    unmerged_digest: str | None
+    step: int
+    val_loss: float | None
+    difference: float
+    change: float
+
+
+def _add(source: _Source, model: Path | None) -> _Merged:
+    spec = [AdapterSpec(source.path)]
+    base, base_config, tokenizer, weights = source.load_base(model)
+    adapted, adapted_config, _, (loaded,) = load_adapted_model(spec, model, "cpu")
+    merged, _, _, _ = load_adapted_model(spec, model, "cpu")
+    dtypes = {name: tensor.dtype for name, tensor in weights.tensors.items()}
+    for network in (base, adapted, merged):  # 16-bit weights are merged in fp32, and rounded once
+        network.float()
+    merge_lora(merged)
+    difference, change = check_merged(base, adapted, merged)
+    step = weights.step if source.step is None else source.step
+    history, unmerged_digest = _History((), ()), None
+    replaces = any(isinstance(layer, Replacement) for layer in loaded.layers.values())
+    if not replaces and adapted_config.model == base_config.model:  # else the merge cannot be undone
+        history = _History.of(base_config, weights.step).plus(source.digest, step)
+        base_digest = weights.digest if source.config is None else source.config.base_digest
+        unmerged_digest = base_config.unmerged_digest or (None if base_config.merged else base_digest)
+    return _Merged(
+        tensors={
+            name: tensor.to(dtypes.get(name, dtypes["embedding.weight"]))
+            for name, tensor in merged.state_dict().items()
+        },
+        base_config=_with_template(adapted_config, loaded.chat_template),
+        tokenizer=tokenizer,
+        data=loaded.data,
+        history=history,
+        unmerged_digest=unmerged_digest,
+        step=step,
+        val_loss=source.val_loss,
+        difference=difference,
+        change=change,
+    )
+
+
+def _with_template(config: RunConfig, chat_template: str | None) -> RunConfig:
+    """The configuration of the base with the chat template that the adapter was trained with, if it has one."""
+    if chat_template is None:
+        return config
+    return replace(config, tokenizer=replace(config.tokenizer, chat_template=chat_template))
+
+
+def _subtract(source: _Source, model: Path | None) -> _Merged:
+    """The base up to rounding: with the adapter, it computes the logits of the merged model."""
+    if model is None:
+        raise UsageError("`undo` takes the adapter out of a merged model; name that with `model`.")
+    merged, config, tokenizer, weights = open_model(model)
+    if source.digest not in config.merged:
+        raise UsageError(f"{model} was not made by merging {source.path}; name the adapter that it was made with.")
+    base, _, _, _ = open_model(model)
+    load_adapter(base, AdapterSpec(source.path), config)
+    merge_lora(base, sign=-1.0)
+    adapted = copy.deepcopy(base)
+    load_adapter(adapted, AdapterSpec(source.path), config)
+    difference, change = check_merged(base, adapted.eval(), merged)
+    history = _History.of(config, weights.step).without(source.digest)
+    return _Merged(
+        tensors=dict(base.state_dict()),
+        base_config=config,
+        tokenizer=tokenizer,
+        data=None,
+        history=history,
+        unmerged_digest=config.unmerged_digest,
+        step=history.steps[-1] if history.steps else 0,
+        val_loss=None,
+        difference=difference,
+        change=change,
+    )

@@ -1,0 +1,221 @@
+"""tinylm chat: talk to a chat model in the terminal."""
+
+import contextlib
+import json
+import secrets
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tinylm.commands.option_groups import with_option_groups
+from tinylm.commands.options import MachineOptions, OutputOptions, Panel, option
+from tinylm.commands.sample_options import QuantizeOptions, SampleSeedOptions, SamplingOptions, unescape
+from tinylm.commands.trained_model_options import AdapterOption, ModelOption
+from tinylm.console import Console
+from tinylm.errors import UsageError
+
+if TYPE_CHECKING:
+    from tinylm.chat_session import ChatSession
+
+HELP = """\
+/system TEXT   set the system message, and begin a new conversation
+/reset         begin a new conversation
+/save FILE     append the conversation to FILE, as a line of JSONL for fine-tuning
+/exit          end, as Ctrl-D does
+A line that ends in \\ goes on in the next one. Ctrl-C stops an answer."""
+
+EXAMPLES = """Examples:
+
+tinylm chat -m model.gguf
+    Talk to a model of llama.cpp.
+
+tinylm chat -m checkpoints/helper --system "Be brief." -t 0
+    Give a system message; the most likely answers.
+
+tinylm chat -m hf-folder --quiet < questions.txt
+    One question per line, the answers on stdout.
+"""
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """The conversation."""
+
+    system: Annotated[
+        str | None, option("System message (default: that of the chat template, if it has one).", Panel.PROMPT, "TEXT")
+    ] = None
+    chat_template: Annotated[
+        str | None,
+        option(
+            "Chat template: chatml, or a file with a Jinja template (default: the model's).",
+            Panel.PROMPT,
+            "chatml|FILE",
+        ),
+    ] = None
+    max_tokens: Annotated[
+        int, option("Maximum number of tokens per answer (default: 512).", Panel.TEXT, "N", "--max-tokens", "-n")
+    ] = 512
+    stop: Annotated[
+        list[str] | None,
+        option(
+            r"End an answer before this stop sequence (escapes: \n, \t, \\). May be given several times.",
+            Panel.TEXT,
+            "TEXT",
+            "--stop",
+        ),
+    ] = None
+
+
+@with_option_groups
+def chat(
+    model: ModelOption = None,
+    adapter: AdapterOption = None,
+    *,
+    options: ChatOptions,
+    sampling: SamplingOptions,
+    seed: SampleSeedOptions,
+    quantize: QuantizeOptions,
+    machine: MachineOptions,
+    output: OutputOptions,
+) -> None:
+    """Talk to a chat model in the terminal: questions from standard input, answers on standard output."""
+    from tinylm.chat_session import ChatSession
+    from tinylm.generation.compile_policy import Workload
+    from tinylm.generation.generation_config import GenerationConfig
+    from tinylm.loaded_model import load
+
+    console = output.console()
+    config = GenerationConfig(
+        max_tokens=options.max_tokens,
+        stop=tuple(unescape("stop", text) for text in options.stop or []),
+        seed=secrets.randbits(32) if seed.seed is None else seed.seed,
+        **vars(sampling),
+    )
+    loaded = load(model, adapters=adapter or (), **vars(quantize), **vars(machine), reporter=console)
+    format = loaded.chat_format(options.chat_template)
+    loaded.prepare_generation(Workload(options.max_tokens), "off")
+    console.note(f"Seed {config.seed}. /help lists the commands, Ctrl-D ends.")
+    talk(ChatSession(loaded, format, config, system=options.system), console)
+
+
+def talk(session: "ChatSession", console: Console) -> None:
+    """Read lines from standard input until its end; answer each, or execute it if it is a command."""
+    for line in _read_lines(console):
+        if line.startswith("/"):
+            command, _, argument = line.partition(" ")
+            if command in ("/exit", "/quit"):
+                return
+            _execute(command, argument.strip(), session, console)
+        elif line.strip():
+            try:
+                _print_answer(session, line, console)
+            except UsageError as error:
+                console.error(str(error))
+
+
+def _read_lines(console: Console) -> Iterator[str]:
+    """The lines of standard input, with a prompt if it is a terminal."""
+    terminal = sys.stdin.isatty() and sys.stdout.isatty() and not console.as_json
+    if terminal:
+        with contextlib.suppress(ImportError):  # on Windows; it lets the user edit lines and recall earlier ones
+            import readline  # noqa: F401
+    line = ""
+    while True:
+        try:
+            line += input("> " if terminal and not line else "") if terminal else _next_line()
+        except EOFError:
+            if terminal:
+                console.result("")
+            return
+        if line.endswith("\\"):
+            line = line[:-1] + "\n"
+            continue
+        yield line
+        line = ""
+
+
+def _next_line() -> str:
+    """The next line of standard input. Raises EOFError at its end, and UsageError for one that is not UTF-8."""
+    try:
+        line = sys.stdin.readline()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"Standard input is not valid UTF-8 ({error.reason}); convert it.") from None
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n").removesuffix("\r")
+
+
+def _print_answer(session: "ChatSession", question: str, console: Console) -> None:
+    forgotten = session.forgotten
+    answer = session.ask(question)
+    parts: list[str] = []
+    with _ctrl_c_stops() as stopped, contextlib.closing(answer):
+        for chunk in answer:
+            parts.append(chunk)
+            if not console.as_json:
+                console.result(chunk, end="")
+            if stopped:
+                break
+    if console.as_json:
+        console.record({"role": "assistant", "content": "".join(parts), "finish_reason": session.finish_reason})
+    else:
+        console.result("")
+    if session.forgotten > forgotten:
+        console.note(f"The oldest {session.forgotten} messages no longer fit the context and were left out.")
+    if session.finish_reason == "length" and not stopped:
+        console.note(f"The answer was cut off after {session.config.max_tokens} tokens; --max-tokens allows more.")
+
+
+@contextlib.contextmanager
+def _ctrl_c_stops() -> Iterator[list[int]]:
+    """Context manager in which a first Ctrl-C is only noted in the list that it yields; a second ends the process."""
+    received: list[int] = []
+    previous = signal.getsignal(signal.SIGINT)
+    if previous in (signal.SIG_IGN, None):
+        yield received
+        return
+
+    def note(number: int, frame: object) -> None:
+        if received and callable(previous):
+            previous(number, frame)  # type: ignore[arg-type]
+        received.append(number)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _execute(command: str, argument: str, session: "ChatSession", console: Console) -> None:
+    match command:
+        case "/help":
+            console.note(HELP)
+        case "/reset":
+            session.reset()
+            console.note("A new conversation.")
+        case "/system":
+            session.system = argument or None
+            session.reset()
+            console.note("A new conversation, with the system message." if argument else "No system message.")
+        case "/save":
+            _save(argument, session, console)
+        case _:
+            console.error(f"{command[:60]} is not a command; /help lists them. A question may begin with a space.")
+
+
+def _save(name: str, session: "ChatSession", console: Console) -> None:
+    if not name:
+        console.error("Name the file: /save FILE.")
+        return
+    try:
+        with Path(name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"messages": session.transcript()}, ensure_ascii=False) + "\n")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        console.error(f"Cannot write {name}: {reason}.")
+        return
+    console.note(f"Appended to {name}: {len(session.messages)} messages.")

@@ -1,0 +1,63 @@
+"""tinylm export: a model for other tools."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tinylm.commands.option_groups import with_option_groups
+from tinylm.commands.options import OutputOptions, Panel, option
+from tinylm.commands.trained_model_options import complete_model
+
+
+@with_option_groups
+def export_model(
+    out: Annotated[Path, option("Folder to write, or for GGUF the file.", Panel.RUN, "PATH", "--out", "-o")],
+    to: Annotated[
+        str,
+        option(
+            "hf: folder for transformers, vLLM. gguf: file for llama.cpp, ollama. peft: adapter.",
+            None,
+            "hf|gguf|peft",
+            "--to",
+        ),
+    ],
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Run (for peft: adapter), Hugging Face folder, or GGUF file (default: the newest model).",
+            show_default=False,
+            autocompletion=complete_model,
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        option(
+            "Number format of the weights (default: their own; gguf: f16). q8_0 is for gguf.", None, "f32|f16|bf16|q8_0"
+        ),
+    ] = None,
+    base: Annotated[
+        Path | None,
+        option(
+            "Base model of the adapter, for peft (default: beside it or under checkpoints/).", None, "MODEL", "--base"
+        ),
+    ] = None,
+    force: Annotated[bool, option("Replace an earlier export.", Panel.RUN, None, "--force")] = False,
+    *,
+    output: OutputOptions,
+) -> None:
+    """Write a model for transformers, vLLM, llama.cpp or ollama, and check what was written."""
+    from tinylm import exporting
+
+    console = output.console()
+    exported = exporting.export_model(model, to=to, out=out, dtype=dtype, base=base, force=force, reporter=console)
+    if exported.difference is None:
+        console.note("Checked: the written tensors and tokens are those of the model.")
+    else:
+        console.note(
+            f"Checked: the written tensors and tokens are the model's, and logits differ by {exported.difference:.1e}."
+        )
+    if console.as_json:
+        console.record({"path": str(exported.path), "family": exported.family, "difference": exported.difference})
+    else:
+        console.result(str(exported.path))

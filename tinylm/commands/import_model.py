@@ -1,0 +1,37 @@
+"""tinylm import: a model of another tool into a run directory."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tinylm.commands.option_groups import with_option_groups
+from tinylm.commands.options import OutputOptions, Panel, option
+
+
+@with_option_groups
+def import_model(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Hugging Face folder, GGUF file, or hf:OWNER/NAME@REVISION of the hub.", show_default=False
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        option("Run directory to write (default: checkpoints/ and the model's name).", Panel.RUN, "DIR", "--out", "-o"),
+    ] = None,
+    force: Annotated[bool, option("Replace an existing run.", Panel.RUN, None, "--force")] = False,
+    *,
+    output: OutputOptions,
+) -> None:
+    """Copy a model of another tool into a run directory, with its tokenizer, its weights and their dtype."""
+    from tinylm import importing
+
+    console = output.console()
+    imported = importing.import_model(source, out, force=force, reporter=console)
+    console.note(f"A model of the family {imported.family}, with {imported.parameters:,} parameters.")
+    if console.as_json:
+        console.record({"run": str(imported.run), "family": imported.family, "parameters": imported.parameters})
+    else:
+        console.result(str(imported.run))

@@ -1,0 +1,163 @@
+"""Option values that are not on the command line: from a --config file and from TINYLM_<COMMAND>_<OPTION> variables.
+
+The command line overrides environment variables, and these override the file.
+"""
+
+import difflib
+import os
+import re
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from tinylm.commands.flags import long_flag
+from tinylm.console import Console
+from tinylm.errors import UsageError
+from tinylm.validation import describe_value
+
+MAX_CONFIG_BYTES = 1 << 16
+VARIABLES_WITHOUT_OPTION = (
+    "TINYLM_CACHE",
+    "TINYLM_VERSION",  # set by container images, which have such a variable for each program
+)
+
+
+def read_config_file(ctx: typer.Context, file: Path | None) -> Path | None:
+    """Callback of --config: make the values of a TOML file the defaults of this command's options.
+
+    Raises UsageError for a file that is not TOML or has unknown keys, and BadParameter for a value of the wrong type.
+    """
+    if file is None or ctx.resilient_parsing:  # shell completion
+        return file
+    try:
+        ctx.default_map = {**(ctx.default_map or {}), **_read_defaults(ctx, file)}
+    except UsageError as error:
+        append_sources(ctx, error)
+        raise
+    return file
+
+
+def _read_defaults(ctx: typer.Context, file: Path) -> dict[str, Any]:
+    """The values of a TOML file, by the names of the running command's options."""
+    values = _parse_toml(file)
+    parameters: dict[Any, Any] = {parameter.name: parameter for parameter in ctx.command.params}
+    unknown = [key for key in values if key.replace("-", "_") not in parameters]
+    if unknown:
+        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+        raise UsageError(
+            f"--config {file} sets {', '.join(key[:60] for key in unknown[:3])}{more}, which {ctx.command_path} "
+            f"does not have; see {ctx.command_path} --help."
+        )
+    defaults: dict[str, Any] = {}
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        if name in defaults:
+            raise UsageError(f"--config {file} sets {key} twice, once with hyphens and once with underscores.")
+        if name == "config":
+            raise UsageError(f"--config {file} sets config; a config file cannot name another one.")
+        parameter = parameters[name]
+        takes_list = getattr(parameter, "multiple", False) or parameter.nargs == -1
+        entries = value if takes_list and isinstance(value, list) else [value]
+        for entry in entries:
+            if problem := _toml_problem(parameter, entry):
+                raise typer.BadParameter(f"{problem} (in the file {file})", ctx=ctx, param=parameter)
+        defaults[name] = entries if takes_list else value
+    return defaults
+
+
+def _parse_toml(file: Path) -> dict[str, Any]:
+    try:
+        if not stat.S_ISREG(file.stat().st_mode):  # a FIFO or a device may never end
+            raise UsageError(f"Cannot read --config {file}: it is not a regular file.")
+        with file.open("rb") as opened:
+            data = opened.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"Cannot read --config {file}: {error.strerror}.") from error
+    if len(data) > MAX_CONFIG_BYTES:
+        raise UsageError(f"--config {file} is larger than {MAX_CONFIG_BYTES >> 10} kB; name a file of options.")
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except RecursionError:
+        raise UsageError(f"--config {file} is not valid TOML: it is nested too deeply.") from None
+    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, and integers with more digits than Python parses
+        raise UsageError(f"--config {file} is not valid TOML: {str(error)[:200].rstrip('.')}.") from error
+
+
+def _toml_problem(parameter: Any, value: Any) -> str | None:
+    """Why the type of a TOML value does not fit an option, or `None`. Typer parses and checks the value itself."""
+    if getattr(parameter, "is_flag", False):
+        return None if isinstance(value, bool) else f"{describe_value(value)} is neither true nor false"
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        described = "true or false" if isinstance(value, bool) else describe_value(value)
+        return f"{described} is not a value of this option"
+    if isinstance(value, str) and "\0" in value:
+        return "the value contains a NUL character"
+    return None
+
+
+def warn_about_unknown_variables(console: Console, ctx: typer.Context) -> None:
+    """Warn about each environment variable TINYLM_... that no command reads: it may be misspelled."""
+    variables = [name for name in os.environ if name.upper().startswith("TINYLM_")]
+    known = _known_variables(ctx) if variables else set()
+    for name in sorted(set(variables) - known):
+        near = difflib.get_close_matches(name.upper(), sorted(known), 1)
+        suggestion = f"; did you mean {near[0]}?" if near else "."
+        console.warn(f"tinylm does not read the environment variable {name[:60]}{suggestion}")
+
+
+def _known_variables(ctx: typer.Context) -> set[str]:
+    """All variables that tinylm reads: TINYLM_<COMMAND>_<OPTION> for each option of each command, and a few others."""
+    root: Any = ctx.find_root().command
+    of_options = {
+        _variable_of(name, parameter)
+        for name, command in root.commands.items()
+        for parameter in command.params
+        if parameter.param_type_name == "option"  # positional arguments have no variable
+    }
+    return {*VARIABLES_WITHOUT_OPTION, *of_options}
+
+
+def _variable_of(command: str, parameter: Any) -> str:
+    """The environment variable of a command's option."""
+    return f"TINYLM_{command.replace('-', '_')}_{parameter.name}".upper()
+
+
+def append_sources(ctx: typer.Context, error: UsageError) -> None:
+    """Append to an error where the values in it come from, if from an environment variable or the --config file.
+
+    Options are recognised in the message by their flags, or by their values (a path, a name).
+    """
+    message = str(error)
+    flags = set(re.findall(r"--[a-z0-9-]+", message))
+    sentences = [
+        f"{long_flag(parameter)} comes from {source}"
+        for parameter in ctx.command.params
+        if (flags & {*parameter.opts, *parameter.secondary_opts} or _quotes_value(message, ctx, parameter))
+        and (source := describe_source(ctx, parameter))
+    ]
+    if sentences:
+        error.args = (f"{message} {'; '.join(sentences)}.",)
+
+
+def _quotes_value(message: str, ctx: typer.Context, parameter: Any) -> bool:
+    """Whether the message quotes the value of an option that is a string or a path."""
+    value = ctx.params.get(parameter.name)
+    values = value if isinstance(value, list) else [value]
+    return any(
+        re.search(rf"(?<![\w-]){re.escape(str(entry))}(?![\w-])", message)
+        for entry in values
+        if isinstance(entry, (str, Path)) and str(entry)
+    )
+
+
+def describe_source(ctx: typer.Context, parameter: Any) -> str | None:
+    """The environment variable or file that an option's value comes from; `None` for the command line and defaults."""
+    source = ctx.get_parameter_source(parameter.name)
+    if source is not None and source.name == "ENVIRONMENT":
+        return f"the environment variable {_variable_of(str(ctx.info_name), parameter)}"
+    if source is not None and source.name == "DEFAULT_MAP":
+        return f"the file {ctx.params.get('config')}"
+    return None

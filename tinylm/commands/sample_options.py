@@ -1,0 +1,261 @@
+"""Options of tinylm sample, and the conversion of some to library settings."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tinylm.commands.options import Panel, option
+from tinylm.commands.trained_model_options import BeamSearchOptions
+from tinylm.errors import UsageError
+from tinylm.validation import require
+
+if TYPE_CHECKING:
+    from tinylm.generation.generation_config import GenerationConfig
+
+ESCAPES = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """Where the prompts come from."""
+
+    prompt: Annotated[
+        str | None, option("Prompt text; - reads standard input.", Panel.PROMPT, "TEXT", "--prompt", "-p")
+    ] = None
+    prompt_file: Annotated[
+        Path | None,
+        option(
+            "File with a prompt, or with one prompt per line (see --format); - is standard input.",
+            Panel.PROMPT,
+            "FILE",
+            "--prompt-file",
+            "-f",
+        ),
+    ] = None
+    format: Annotated[
+        str | None,
+        option(
+            "A single prompt (text), or one per line (lines, jsonl) (default: by file name, else text).",
+            Panel.PROMPT,
+            "text|jsonl|lines",
+            "--format",
+        ),
+    ] = None
+    chat: Annotated[
+        bool,
+        option(
+            "Answer each prompt, or the 'messages' of each line of JSONL, through the chat template.",
+            Panel.PROMPT,
+            None,
+            "--chat",
+        ),
+    ] = False
+    chat_template: Annotated[
+        str | None,
+        option(
+            "Chat template: chatml, or a file with a Jinja template (default: the model's).",
+            Panel.PROMPT,
+            "chatml|FILE",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class PromptPolicyOptions:
+    """The fields of PromptPolicy."""
+
+    unknown: Annotated[
+        str,
+        option("Characters outside the vocabulary: an error, or skipped (default: error).", Panel.PROMPT, "error|skip"),
+    ] = "error"
+    strict: Annotated[
+        bool,
+        option(
+            "Fail if a prompt is longer than the context (default: truncate it, with a warning).",
+            Panel.PROMPT,
+            None,
+            "--strict",
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """The fields of SamplingConfig."""
+
+    temperature: Annotated[
+        float | None,
+        option(
+            "Softmax temperature: lower is more conservative, higher more random; 0 is greedy (default: 0.8).",
+            Panel.SAMPLING,
+            "X",
+            "--temperature",
+            "-t",
+        ),
+    ] = None
+    top_k: Annotated[
+        int,
+        option("Sample from the K most likely tokens only (default: 0, all).", Panel.SAMPLING, "K", "--top-k", "-k"),
+    ] = 0
+    top_p: Annotated[
+        float,
+        option(
+            "Nucleus sampling: the most likely tokens with total probability P (default: 1).",
+            Panel.SAMPLING,
+            "P",
+            "--top-p",
+        ),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        option(
+            "Drop tokens less than P times as likely as the most likely one (default: 0).",
+            Panel.SAMPLING,
+            "P",
+            "--min-p",
+        ),
+    ] = 0.0
+    repeat_penalty: Annotated[
+        float,
+        option(
+            "Above 1, tokens already in the text become less likely (default: 1).",
+            Panel.SAMPLING,
+            "X",
+            "--repeat-penalty",
+        ),
+    ] = 1.0
+
+
+@dataclass(frozen=True)
+class TextLengthOptions:
+    """How much text is generated, and where it ends."""
+
+    max_tokens: Annotated[
+        int, option("Maximum number of tokens per sample (default: 256).", Panel.TEXT, "N", "--max-tokens", "-n")
+    ] = 256
+    num_samples: Annotated[
+        int, option("Samples per prompt, generated as one batch (default: 1).", Panel.TEXT, "N", "--num-samples")
+    ] = 1
+    stop: Annotated[
+        list[str] | None,
+        option(
+            r"End the text before this stop sequence (escapes: \n, \t, \\). May be given several times.",
+            Panel.TEXT,
+            "TEXT",
+            "--stop",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class PrintOptions:
+    """How prompts and samples are printed."""
+
+    separator: Annotated[
+        str,
+        option(
+            r"Text between two samples; escapes as in --stop (default: \n---\n).", Panel.TEXT, "TEXT", "--separator"
+        ),
+    ] = r"\n---\n"
+    stream: Annotated[
+        bool | None, option("Print tokens as they are generated (default: yes, for a single sample).", Panel.TEXT)
+    ] = None
+    echo: Annotated[
+        bool | None,
+        option("Print the prompt before the text (default: yes; no for encoder-decoder models).", Panel.TEXT),
+    ] = None
+
+
+@dataclass(frozen=True)
+class QuantizeOptions:
+    """Quantization of the weights."""
+
+    quantize: Annotated[
+        str,
+        option(
+            "Quantize the weights to int8: less memory, faster on a CPU (default: none).", Panel.MACHINE, "none|int8"
+        ),
+    ] = "none"
+
+
+@dataclass(frozen=True)
+class SpeedOptions:
+    """The fields of SpeedConfig."""
+
+    draft: Annotated[
+        str,
+        option(
+            "Speculative decoding with n-grams of the training text; the output stays the same (default: auto).",
+            Panel.MACHINE,
+            "auto|ngram|none",
+        ),
+    ] = "auto"
+    compile: Annotated[
+        str,
+        option(
+            "Compile single-token decoding on a CPU; takes about 30 s, then cached (default: auto).",
+            Panel.MACHINE,
+            "auto|on|off",
+        ),
+    ] = "auto"
+    cache: Annotated[
+        bool,
+        option(
+            "Use the KV cache (default: yes); --no-cache is slow, for comparison.",
+            Panel.MACHINE,
+            None,
+            "--cache/--no-cache",
+        ),
+    ] = True
+
+
+@dataclass(frozen=True)
+class SampleSeedOptions:
+    """The random seed."""
+
+    seed: Annotated[
+        int | None,
+        option("Random seed (default: a random one, printed on stderr and with --json).", Panel.SAMPLING, "N"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """All options of tinylm sample except model, device and output."""
+
+    prompt: PromptOptions
+    policy: PromptPolicyOptions
+    sampling: SamplingOptions
+    beam_search: BeamSearchOptions
+    length: TextLengthOptions
+    printing: PrintOptions
+    quantize: QuantizeOptions
+    speed: SpeedOptions
+    seed: SampleSeedOptions
+
+    def generation_config(self, seed: int) -> "GenerationConfig":
+        """The settings for prompts whose line sets none of its own. Raises UsageError for an invalid value."""
+        from tinylm.generation.generation_config import GenerationConfig
+
+        length = self.length
+        require("" not in (length.stop or []), "--stop is empty; give the text to stop at, or leave it out.")
+        stop = tuple(unescape("stop", text) for text in length.stop or [])
+        return GenerationConfig(length.max_tokens, length.num_samples, stop=stop, seed=seed, **vars(self.sampling))
+
+
+def unescape(name: str, text: str) -> str:
+    r"""Replace the escapes \n, \t and \\ in the value of the option `name`. Raises UsageError for any other escape."""
+
+    def replacement(escape: re.Match[str]) -> str:
+        if escape[0] not in ESCAPES:
+            where = f"before {escape[0][1]!r}" if len(escape[0]) == 2 else "at its end"
+            valid = r"\n (line feed), \t (tab) or \\ (backslash)"
+            raise UsageError(f"`{name}` has a backslash {where}; write {valid}.")
+        return ESCAPES[escape[0]]
+
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise UsageError(f"`{name}` contains a lone surrogate, which is not a character; leave it out.") from None
+    return re.sub(r"\\.?", replacement, text, flags=re.DOTALL)

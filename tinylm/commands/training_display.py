@@ -1,0 +1,264 @@
+"""Output of a training run: the plan, progress, samples, and the result."""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from tinylm.commands.next_steps import shell_quote
+from tinylm.config import RunConfig
+from tinylm.console import Console
+from tinylm.duration import format_duration
+from tinylm.errors import ClosedOutputError, InterruptedRunError, OutputError, TinyLMError, is_out_of_memory
+from tinylm.process_signals import TERMINATION_SIGNALS
+
+if TYPE_CHECKING:
+    from tinylm.model.stack import Transformer
+    from tinylm.planning.plan import Plan
+    from tinylm.text.chat_tokens import MarkedText
+    from tinylm.text.tokenizer import Tokenizer
+    from tinylm.training.events import Event, Started
+    from tinylm.training.pipeline import TrainingResult
+    from tinylm.training.training_request import ResumeRequest, TrainingRequest
+
+MIN_SECONDS_BETWEEN_SAMPLES = 20.0
+OVERFIT_MARGIN = 0.01  # nats per token by which the validation loss may rise without a warning
+STOP_REASONS = {
+    "steps": "all steps are done",
+    "epochs": "all epochs are done",
+    "time": "the time is up",
+    "patience": "the validation loss has stopped improving",
+}
+
+
+def process_start() -> float:
+    """When this process started, as a value of time.monotonic(), estimated from its CPU time.
+
+    The estimate is exact if the process has used one thread and never waited, which is about true of start-up.
+    """
+    return time.monotonic() - time.process_time()
+
+
+def run_training(
+    console: Console, request: "TrainingRequest | ResumeRequest", command: str, *, started: float, dry_run: bool = False
+) -> None:
+    """Train while showing progress; then print the path of the run, or with --json the result.
+
+    command: the command that resumes such a run, for example "tinylm train".
+    started: the `time.monotonic()` at which the process started.
+    dry_run: print the plan instead of training.
+
+    Raises InterruptedRunError if a signal stopped training.
+    """
+    from tinylm.training.pipeline import Session, plan_run, train_run
+    from tinylm.training.resume import resume_run
+    from tinylm.training.training_request import TrainingRequest
+
+    if dry_run and isinstance(request, TrainingRequest):
+        prepared = plan_run(request, console)
+        show_plan(console, prepared.plan, prepared.config, prepared.trainable_parameters, as_result=True)
+        if request.show_examples:
+            _show_examples(console, prepared.examples(request.show_examples))
+        return
+    with TrainingDisplay(console) as display:
+        session = Session(reporter=console, callbacks=[display], started=started, stop_signals=TERMINATION_SIGNALS)
+        result = train_run(request, session) if isinstance(request, TrainingRequest) else resume_run(request, session)
+    display.show_result(result, command)
+
+
+class TrainingDisplay:
+    """Training callback that shows the plan, progress and, on a terminal, samples. With --json, it prints metrics."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress_context = contextlib.ExitStack()
+        self._show_progress: Callable[[float, str], None] = lambda progress, text: None
+        self._generate_sample: Callable[[], str | None] = lambda: None
+        self._last_sample_time = time.monotonic()
+        self._loss = self._val_loss = self._speed = ""
+        self._output_error: OutputError | None = None  # stdout cannot be written; training continues without metrics
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress_context.close()
+
+    def __call__(self, event: "Event") -> None:
+        from tinylm.training.events import (
+            Evaluated,
+            Examples,
+            Logged,
+            Notice,
+            Planned,
+            Started,
+            Stepped,
+            metrics_record,
+        )
+
+        match event:
+            case Planned():
+                show_plan(self._console, event.plan, event.config, event.parameters, as_result=False)
+            case Examples():
+                _show_examples(self._console, event.examples)
+            case Started():
+                self._start_progress(event)
+            case Stepped():
+                fields = (self._loss, self._val_loss, f"step {event.step}", self._speed)
+                self._show_progress(
+                    event.progress, "  ".join(filter(None, fields))
+                )  # a narrow terminal drops the last ones
+            case Logged():
+                self._loss = f"loss {event.loss:.3f}"
+                self._speed = f"{event.tokens_per_second:,.0f} tok/s"
+            case Evaluated() if event.step:  # not the untrained model at step 0
+                self._val_loss = f"val {event.val_loss:.3f} @{event.step}"
+                self._show_sample_if_due(event.step, event.val_loss)
+            case Notice():
+                self._console.warn(event.message)
+        if self._console.as_json and self._output_error is None and isinstance(event, Logged | Evaluated):
+            try:
+                self._console.record(metrics_record(event))
+            except OutputError as error:
+                self._output_error = error
+
+    def _start_progress(self, event: "Started") -> None:
+        self._show_progress = self._progress_context.enter_context(self._console.progress())
+        self._generate_sample = lambda: generate_sample(event.model, event.tokenizer, event.config)
+        self._last_sample_time = time.monotonic()
+
+    def _show_sample_if_due(self, step: int, val_loss: float) -> None:
+        if self._console.on_terminal and time.monotonic() - self._last_sample_time >= MIN_SECONDS_BETWEEN_SAMPLES:
+            self._last_sample_time = time.monotonic()
+            if (sample := self._generate_sample()) is not None:
+                self._console.note(f"\nstep {step}  val {val_loss:.3f}\n{sample}\n")
+
+    def show_result(self, result: "TrainingResult", command: str) -> None:
+        """Print why training stopped, the best validation loss, and the path of the run (with --json: its result).
+
+        Raises InterruptedRunError if a signal arrived during training.
+        """
+        console, run = self._console, result.run
+        if result.stopped_by == "signal":
+            resume = f"{command} --resume {shell_quote(run)}"
+            message = f"Stopped at step {result.step}; the run is saved. Resume it with: {resume}"
+            raise InterruptedRunError(message, result.signal_number)
+        reason = STOP_REASONS[result.stopped_by]
+        if result.signal_number:
+            message = f"Stopped at step {result.step}: {reason}. The run is saved in {run}."
+            raise InterruptedRunError(message, result.signal_number)
+        console.note(f"Stopped at step {result.step}: {reason}.")
+        if result.val_loss > result.best_val_loss + OVERFIT_MARGIN:
+            cause = "the model overfits the text" if result.epochs > 1 else "a lower --lr may help"
+            console.warn(
+                f"The validation loss rose from {result.best_val_loss:.4f} at step {result.best_step} to "
+                f"{result.val_loss:.4f}: {cause}. The best weights are kept."
+            )
+        console.note(f"Best validation loss: {result.best_val_loss:.4f} nats per token, at step {result.best_step}.")
+        try:
+            if self._output_error is not None:
+                raise self._output_error
+            if console.as_json:
+                console.record(_result_record(result))
+            else:
+                console.result(str(run))
+        except ClosedOutputError:
+            raise
+        except OutputError as error:
+            raise TinyLMError(f"The run is complete and saved in {run}. {error}") from error
+
+
+def _result_record(result: "TrainingResult") -> dict[str, Any]:
+    return {
+        "run": str(result.run),
+        "step": result.step,
+        "val_loss": result.val_loss,
+        "best_step": result.best_step,
+        "best_val_loss": result.best_val_loss,
+        "parameters": result.parameters,
+        "seconds": round(result.seconds, 3),
+        "stopped_by": result.stopped_by,
+    }
+
+
+def _show_examples(console: Console, examples: "Sequence[MarkedText]") -> None:
+    for number, parts in enumerate(examples, start=1):
+        console.marked(f"Example {number}, scored parts marked:", parts)
+
+
+def show_plan(console: Console, plan: "Plan", config: RunConfig, trainable_parameters: int, *, as_result: bool) -> None:
+    """Print the plan on stderr, or with `as_result` on stdout.
+
+    trainable_parameters: the number of parameters that training changes; for an adapter, those of the adapter.
+    """
+    for notice in plan.notices:
+        console.warn(notice)
+    if as_result and console.as_json:
+        console.record(_plan_record(plan, config, trainable_parameters))
+        return
+    for name, text in _plan_lines(plan, config, trainable_parameters).items():
+        write = console.result if as_result else console.note
+        write(f"{name + ':':<10} {text}")
+
+
+def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> dict[str, str]:
+    model, training, data = plan.model, plan.training, config.data
+    assert data is not None
+    micro_batch = f", micro-batch {training.micro_batch}" if training.micro_batch < training.batch_size else ""
+    about = "about " if training.budget.time is not None else ""
+    lines = {
+        "tokenizer": f"{config.tokenizer.kind}, {model.vocab_size:,} ids",
+        "text": f"{data.train_tokens:,} tokens to train on, {data.val_tokens:,} to validate with"
+        + (f"; {data.train_pairs:,} pairs" if data.train_pairs else "")
+        + (f"; {data.documents:,} conversations" if data.kind == "chat" else ""),
+        "model": f"{plan.parameters:,} parameters: {model.layers} layers, {model.heads} heads, width {model.width}, "
+        f"context {model.context}" + ("" if model.tie else ", untied") + (", compiled" if plan.runtime.compile else ""),
+        "batch": f"{training.batch_size} sequences per step{micro_batch}",
+        "length": f"{about}{plan.steps:,} steps, {plan.epochs:.1f} passes over the text",
+        "time": f"about {format_duration(plan.seconds)}",
+        "memory": f"about {plan.memory / 2**20:,.0f} MB",
+    }
+    if config.adapter is not None:
+        shape = {"lora": "rank {} on", "bottleneck": "hidden size {} after"}[config.adapter.kind]
+        targets = ", ".join(config.adapter.targets)
+        lines["adapter"] = f"{shape.format(config.adapter.rank)} {targets}: {trainable_parameters:,} parameters"
+    return lines
+
+
+def _plan_record(plan: "Plan", config: RunConfig, trainable_parameters: int) -> dict[str, Any]:
+    values = config.to_json()
+    parts = {name: values[name] for name in ("model", "tokenizer", "data", "training", "runtime", "adapter")}
+    cost = {"steps": plan.steps, "seconds": round(plan.seconds, 1), "memory": plan.memory}
+    return {"parameters": trainable_parameters, **cost, **parts}
+
+
+def generate_sample(model: "Transformer", tokenizer: "Tokenizer", config: RunConfig, tokens: int = 120) -> str | None:
+    """A short sample without a prompt; the random state of training is not changed.
+
+    `None` for models other than decoders, and if memory runs out: a sample must not end the training run.
+    """
+    from tinylm.generation.generation_config import SamplingConfig
+    from tinylm.generation.generator import generate
+    from tinylm.generation.prompts import start_tokens
+    from tinylm.generation.sampler import Sampler
+    from tinylm.kernels.force_eager import force_eager
+    from tinylm.model.decoder import Decoder
+
+    if not isinstance(model, Decoder) or (config.data is not None and config.data.kind == "chat"):
+        return None
+    was_training = model.training
+    model.eval()
+    sampler = Sampler(SamplingConfig(), 0, 1, model.device, tokenizer.vocab_size)
+    try:
+        with force_eager():
+            ids = [row[0] for row in generate(model, [start_tokens(tokenizer, config.data, [])], sampler, tokens)]
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return None
+    finally:
+        model.train(was_training)
+    return tokenizer.decode(ids)

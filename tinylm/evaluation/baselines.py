@@ -1,0 +1,121 @@
+"""Baselines without a neural network: bits per byte of gzip, xz and a character n-gram model."""
+
+import gzip
+import lzma
+
+import numpy as np
+
+from tinylm.reporter import Reporter
+from tinylm.text.corpus import code_points
+from tinylm.text.tokenizer import Tokenizer
+
+ORDER = 5  # longest history of the n-gram model, in characters
+MAX_BYTES = 5_000_000  # of each text
+
+
+def baseline_bits_per_byte(
+    tokenizer: Tokenizer, tokens: np.ndarray, training: np.ndarray | None, reporter: Reporter
+) -> dict[str, float]:
+    """Bits per byte of the text `tokens` (N,) under each baseline, by name.
+
+    training: tokens (M,) of the text that the n-gram model is fitted to; `None` leaves that model out.
+
+    Only the first 5 MB of each text are used.
+    """
+
+    def beginning(ids: np.ndarray) -> str:
+        # MAX_BYTES tokens encode enough bytes: only special tokens encode none.
+        return tokenizer.decode(ids[:MAX_BYTES]).encode()[:MAX_BYTES].decode("utf-8", "ignore")
+
+    text = beginning(tokens)
+    if tokenizer.decoded_size(tokens)[1] > MAX_BYTES:
+        reporter.note(f"The baselines use the first {MAX_BYTES // 10**6} MB.")
+    scores = compression_bits_per_byte(text)
+    if training is not None:
+        scores["order-5 characters"] = ngram_bits_per_byte(beginning(training), text)
+    return scores
+
+
+def compression_bits_per_byte(text: str) -> dict[str, float]:
+    """Bits per byte of the text under gzip -9 and xz -9, by name."""
+    data = text.encode()
+    return {
+        "gzip": 8 * len(gzip.compress(data, 9, mtime=0)) / len(data),
+        "xz": 8 * len(lzma.compress(data, preset=9)) / len(data),
+    }
+
+
+def ngram_bits_per_byte(training_text: str, text: str, order: int = ORDER) -> float:
+    """Bits per byte of `text` under a character n-gram model of the training text, interpolated as by Witten and Bell
+    (1991).
+
+    p_k(c | h) = (count(hc) + kinds(h) p_{k-1}(c | h')) / (count(h) + kinds(h)), where h is a history of k characters,
+    kinds(h) is the number of distinct characters that follow h in training, h' is h without its first character, and
+    p_{-1} is uniform over the characters of both texts. order: length of the longest history, in characters.
+    """
+    alphabet = np.unique(np.concatenate((code_points(training_text), code_points(text))))
+    training = np.searchsorted(alphabet, code_points(training_text))
+    scored = np.searchsorted(alphabet, code_points(text))
+    probability = np.full(len(scored), 1 / len(alphabet))
+    # A history is represented by its rank among all histories of its length. The empty history is 0.
+    training_history = np.zeros(len(training), dtype=np.int64)
+    scored_history = np.zeros(len(scored), dtype=np.int64)
+    for length in range(order + 1):
+        if length:
+            training_history, scored_history = _extend_histories(
+                training, training_history, scored, scored_history, length, alphabet
+            )
+        probability[length:] = _interpolate(
+            training[length:],
+            training_history[length:],
+            scored[length:],
+            scored_history[length:],
+            probability[length:],
+            len(alphabet),
+        )
+    return float(-np.log2(probability).sum() / len(text.encode()))
+
+
+def _extend_histories(
+    training: np.ndarray,
+    training_history: np.ndarray,
+    scored: np.ndarray,
+    scored_history: np.ndarray,
+    length: int,
+    alphabet: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Extend the history of every character by the character `length` positions before it.
+
+    The first `length` characters have no such history; -1 stands for it until all are ranked.
+    """
+
+    def extend(symbols: np.ndarray, history: np.ndarray) -> np.ndarray:
+        extended = np.full(len(symbols), -1, dtype=np.int64)
+        extended[length:] = history[length:] * len(alphabet) + symbols[:-length]
+        return extended
+
+    both = np.concatenate((extend(training, training_history), extend(scored, scored_history)))
+    _, ranks = np.unique(both, return_inverse=True)
+    return ranks[: len(training)], ranks[len(training) :]
+
+
+def _interpolate(
+    training: np.ndarray,
+    training_history: np.ndarray,
+    scored: np.ndarray,
+    scored_history: np.ndarray,
+    shorter: np.ndarray,
+    alphabet_size: int,
+) -> np.ndarray:
+    """Probabilities (N,) of the scored characters, from `shorter`, those by histories one character shorter."""
+    pairs, pair_counts = np.unique(training_history * alphabet_size + training, return_counts=True)
+    histories = int(max(training_history.max(initial=0), scored_history.max(initial=0))) + 1
+    history_counts = np.bincount(training_history, minlength=histories)
+    kinds = np.bincount(pairs // alphabet_size, minlength=histories)
+    scored_pairs = scored_history * alphabet_size + scored
+    index = np.minimum(np.searchsorted(pairs, scored_pairs), max(len(pairs) - 1, 0))
+    found = pairs[index] == scored_pairs if len(pairs) else np.zeros(len(scored_pairs), dtype=bool)
+    counts = np.where(found, pair_counts[index] if len(pairs) else 0, 0)
+    totals, novel = history_counts[scored_history], kinds[scored_history]
+    interpolated = (counts + novel * shorter) / np.maximum(totals + novel, 1)
+    return np.where(totals > 0, interpolated, shorter)

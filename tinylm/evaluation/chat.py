@@ -1,0 +1,46 @@
+"""Evaluation of a decoder on conversations: the loss of the scored tokens, such as those of answers."""
+
+import numpy as np
+
+from tinylm.errors import UsageError
+from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.evaluation.loop import default_batch_size, evaluate_loss
+from tinylm.evaluation.result import Evaluation
+from tinylm.model.decoder import Decoder
+from tinylm.objectives.loss import next_token
+from tinylm.reporter import Reporter
+from tinylm.text.chat_batches import chat_evaluation_batches, describe_left_out, require_usable, worth_packing
+from tinylm.text.chat_tokens import ChatTokens
+from tinylm.text.tokenizer import Tokenizer
+
+
+def evaluate_chat(
+    model: Decoder, tokenizer: Tokenizer, codes: np.ndarray, config: EvaluationConfig, dtype: str, reporter: Reporter
+) -> Evaluation:
+    """Loss of `model` on the scored tokens of conversations, and bits per character and byte of their text.
+
+    `codes` (N,) are those of `tinylm.text.chat_tokens`. Conversations longer than the context are cut, with a warning.
+    Raises UsageError if nothing is scored, and for settings that apply to plain text only.
+    """
+    given = [f"`{name}`" for name in ("stride", "baselines") if getattr(config, name)]
+    if given:
+        raise UsageError(f"{' and '.join(given)} is for plain text, not for conversations; leave it out.")
+    tokens, context = ChatTokens(codes), model.context
+    require_usable(tokens, context, "evaluated")
+    for sentence in describe_left_out(tokens, context, "evaluated"):
+        reporter.warn(sentence)
+    scored = tokens.scored_ids(context)
+    rows, packed = config.batch_size or default_batch_size(context), worth_packing(tokens, context)
+    batches = chat_evaluation_batches(tokens, context, rows, packed)
+    with reporter.counting("scoring", len(scored), "tokens") as advance:
+        result = evaluate_loss(model, next_token, batches, dtype, advance)
+    characters, size = tokenizer.decoded_size(scored)
+    return Evaluation(
+        loss=result.loss,
+        perplexity=result.perplexity,
+        bits_per_character=result.bits_per(characters) if characters else None,
+        bits_per_byte=result.bits_per(size) if size else None,
+        tokens=result.tokens,
+        characters=characters,
+        bytes=size,
+    )

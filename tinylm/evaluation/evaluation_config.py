@@ -1,0 +1,45 @@
+"""Settings of an evaluation, with the names and defaults of `tinylm eval`."""
+
+from dataclasses import dataclass
+
+from tinylm.errors import UsageError
+from tinylm.validation import check_choice, check_numbers
+
+BLEU_TOKENIZERS = ("13a", "none", "intl", "char", "zh")
+# The settings that only one architecture uses.
+SETTINGS_BY_ARCHITECTURE = {
+    "decoder": ("stride", "baselines"),
+    "encoder": (),
+    "encoder-decoder": ("beams", "length_penalty", "bleu_tokenize"),
+}
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """How a model is evaluated. Raises UsageError for a value out of range.
+
+    batch_size: windows or pairs per forward pass. Default: as many as 8,192 tokens fill.
+    stride: tokens by which the window advances, at most the context. Default: the context. Decoders only.
+    baselines: also report the bits per byte of gzip, xz and a character n-gram model. Decoders only.
+    beams, length_penalty: see BeamSearchConfig. Encoder-decoders only.
+    bleu_tokenize: tokenizer of sacrebleu's BLEU. Default: 13a. Encoder-decoders only.
+    """
+
+    batch_size: int | None = None
+    stride: int | None = None
+    baselines: bool = False
+    beams: int = 5
+    length_penalty: float = 1.0
+    bleu_tokenize: str | None = None
+
+    def __post_init__(self) -> None:
+        check_numbers(vars(self))
+        if self.bleu_tokenize is not None:
+            check_choice("bleu_tokenize", self.bleu_tokenize, BLEU_TOKENIZERS)
+
+    def check_architecture(self, architecture: str) -> None:
+        """Raise UsageError for a setting that differs from its default and has no effect on the architecture."""
+        for other, names in SETTINGS_BY_ARCHITECTURE.items():
+            given = [f"`{name}`" for name in names if getattr(self, name) != getattr(EvaluationConfig, name)]
+            if given and other != architecture:
+                raise UsageError(f"{', '.join(given)} is for {other} models; leave it out.")

@@ -1,0 +1,117 @@
+"""The evaluation loop: the loss of a model, summed over batches without gradients and without dropout."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from tinylm.device import autocast, empty_cache
+from tinylm.errors import TinyLMError, is_out_of_memory
+from tinylm.model.stack import Transformer
+from tinylm.objectives.loss import Loss, Objective
+from tinylm.text.batches import Batch
+
+EVALUATION_TOKENS = 8192  # per forward pass, by default
+
+
+def default_batch_size(context: int) -> int:
+    """Number of windows of `context` tokens per forward pass, if no batch size is given."""
+    return max(1, EVALUATION_TOKENS // context)
+
+
+@dataclass(frozen=True)
+class EvaluationLoss:
+    """total: negative log-likelihood in nats, summed over `tokens` tokens."""
+
+    total: float
+    tokens: int
+
+    @property
+    def loss(self) -> float:
+        """Mean negative log-likelihood in nats per token."""
+        return self.total / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss); infinite if that overflows."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    def bits_per(self, units: int) -> float:
+        """Bits per character or per byte. units: number of characters or bytes that the scored tokens encode."""
+        return self.total / math.log(2) / units
+
+
+def batch_losses(
+    model: Transformer, objective: Objective, batches: Iterable[Batch], dtype: str = "fp32"
+) -> Iterator[Loss]:
+    """Yield the loss of each batch, or of its parts: if memory runs out, this batch and all later ones are split into
+    parts of fewer rows.
+
+    `dtype`: autocast dtype. Call under torch.no_grad(). Raises TinyLMError if a single row does not fit into memory.
+    """
+    rows: int | None = None  # per forward pass; None: the whole batch
+    for batch in batches:
+        parts = deque(batch.split(rows or len(batch)))
+        while parts:
+            loss = _loss_or_none(model, objective, parts[0], dtype)
+            if loss is not None:
+                parts.popleft()
+                yield loss
+                continue
+            # The exception referred to the tensors of the failed pass, which are freed only after the except block.
+            empty_cache(model.device)
+            rows = -(-len(parts[0]) // 2)
+            parts = deque(smaller for part in parts for smaller in part.split(rows))
+
+
+def _loss_or_none(model: Transformer, objective: Objective, batch: Batch, dtype: str) -> Loss | None:
+    """The loss of a batch, or `None` if memory runs out. Raises TinyLMError if that happens for a single row."""
+    try:
+        with autocast(model.device.type, dtype):
+            return objective(model, batch.to(model.device))
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        if len(batch) == 1:
+            raise TinyLMError(
+                "Out of memory while evaluating a single sequence; choose a smaller `context`, or free memory."
+            ) from None
+        return None
+
+
+@torch.no_grad()
+def evaluate_loss(
+    model: Transformer,
+    objective: Objective,
+    batches: Iterable[Batch],
+    dtype: str = "fp32",
+    progress: Callable[[int], None] = lambda tokens: None,
+) -> EvaluationLoss:
+    """Sum the loss over all batches, in evaluation mode; the model's training mode is restored.
+
+    dtype: autocast dtype. progress: called with the number of tokens of each batch; it may raise to stop.
+
+    If memory runs out, batches are split into parts of fewer rows, which changes the result by rounding only. Raises
+    TinyLMError if a single row does not fit into memory.
+    """
+    total, tokens = 0.0, 0
+    with _evaluation_mode(model):
+        for loss in batch_losses(model, objective, batches, dtype):
+            total += loss.total.item()
+            tokens += loss.n_tokens
+            progress(loss.n_tokens)
+    return EvaluationLoss(total, tokens)
+
+
+@contextmanager
+def _evaluation_mode(model: Transformer) -> Iterator[None]:
+    """Context manager that disables dropout."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

@@ -1,0 +1,82 @@
+"""Evaluation of an encoder-decoder on pairs: the loss of the targets, and the quality of beam search's translations."""
+
+import copy
+import importlib.util
+
+import numpy as np
+
+from tinylm.device import DTYPES
+from tinylm.errors import UsageError
+from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.evaluation.loop import default_batch_size, evaluate_loss
+from tinylm.evaluation.result import Evaluation
+from tinylm.generation.beam_search import BeamSearchConfig
+from tinylm.generation.translate import search_targets
+from tinylm.model.encoder_decoder import EncoderDecoder
+from tinylm.objectives.loss import sequence_to_sequence
+from tinylm.reporter import Reporter
+from tinylm.text.pair_batches import PairTokens, pair_evaluation_batches
+from tinylm.text.tokenizer import Tokenizer
+
+SACREBLEU_MISSING = "BLEU and chrF need sacrebleu: pip install sacrebleu"
+
+
+def evaluate_pairs(
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    tokens: np.ndarray,
+    config: EvaluationConfig,
+    dtype: str,
+    reporter: Reporter,
+) -> Evaluation:
+    """Loss and perplexity of the targets. Of the targets found by beam search: exact matches with the references and,
+    with sacrebleu, BLEU and chrF.
+
+    tokens: (N,), encoded pairs. Pairs longer than the context are left out of the loss, and their sources are cut for
+    beam search. dtype: format of autocast for the loss, and of the weights for beam search.
+
+    Raises UsageError if no pair fits the context, and for `bleu_tokenize` without sacrebleu.
+    """
+    has_sacrebleu = importlib.util.find_spec("sacrebleu") is not None
+    if config.bleu_tokenize is not None and not has_sacrebleu:
+        raise UsageError(f"{SACREBLEU_MISSING}; leave out `bleu_tokenize`, or install it.")
+    pairs = PairTokens(tokens, tokenizer.end_of_text_id)
+    fitting = pairs.fitting(model.context)
+    if len(fitting) < len(pairs):
+        reporter.warn(
+            f"{len(pairs) - len(fitting)} of {len(pairs)} pairs do not fit the model's context of {model.context}: "
+            "they are left out of the loss, and their sources are cut."
+        )
+    if not len(fitting):
+        raise UsageError(f"No pair fits the model's context of {model.context} tokens; give shorter ones.")
+    batches = pair_evaluation_batches(pairs, model.context, config.batch_size or default_batch_size(model.context))
+    with reporter.counting("scoring", int((pairs.lengths[fitting, 1] + 1).sum()), "tokens") as advance:
+        result = evaluate_loss(model, sequence_to_sequence, batches, dtype, advance)
+
+    references = [tokenizer.decode(pairs.target(index)) for index in range(len(pairs))]
+    sources = [pairs.source(index)[: model.context - 1].tolist() for index in range(len(pairs))]
+    search = BeamSearchConfig(config.beams, config.length_penalty)
+    hypotheses: list[str] = []
+    converted = model if dtype == "fp32" else copy.deepcopy(model).to(DTYPES[dtype])
+    with reporter.counting("translating", len(pairs), "targets") as advance:
+        for target in search_targets(converted, sources, tokenizer.end_of_text_id, search, model.context):
+            hypotheses.append(tokenizer.decode(target.tokens))
+            advance(1)
+    bleu = chrf = None
+    if has_sacrebleu:
+        import sacrebleu
+
+        tokenize = config.bleu_tokenize or "13a"
+        bleu = sacrebleu.corpus_bleu(hypotheses, [references], tokenize=tokenize, force=True).score
+        chrf = sacrebleu.corpus_chrf(hypotheses, [references]).score
+    else:
+        reporter.note(f"{SACREBLEU_MISSING}.")
+    return Evaluation(
+        loss=result.loss,
+        perplexity=result.perplexity,
+        exact_match=sum(a == b for a, b in zip(hypotheses, references, strict=True)) / len(pairs),
+        bleu=bleu,
+        chrf=chrf,
+        tokens=result.tokens,
+        pairs=len(pairs),
+    )

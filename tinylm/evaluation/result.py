@@ -1,0 +1,39 @@
+"""The result of an evaluation."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Metrics of a model on a text; those that do not exist for the architecture are `None`.
+
+    loss: mean negative log-likelihood in nats per token. perplexity: exp(loss).
+    bits_per_character, bits_per_byte: the same loss in bits per character and per byte of the text. Decoders only.
+    accuracy: fraction of the masked tokens that have the largest logit. Encoders only.
+    exact_match, bleu, chrf: agreement of the targets found by beam search with the references: fraction of equal ones,
+        and sacrebleu's BLEU and chrF (`None` without sacrebleu). Encoder-decoders only.
+    tokens: number of tokens that the loss is a mean over. characters, bytes, pairs: size of the text.
+    baselines: bits per byte of other models, by name. Decoders only.
+    """
+
+    loss: float
+    perplexity: float
+    bits_per_character: float | None = None
+    bits_per_byte: float | None = None
+    accuracy: float | None = None
+    exact_match: float | None = None
+    bleu: float | None = None
+    chrf: float | None = None
+    tokens: int
+    characters: int | None = None
+    bytes: int | None = None
+    pairs: int | None = None
+    baselines: dict[str, float] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The metrics that are not `None`, by name, in the order of the fields."""
+        return {
+            field.name: value for field in dataclasses.fields(self) if (value := getattr(self, field.name)) is not None
+        }

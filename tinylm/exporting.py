@@ -1,0 +1,183 @@
+"""Exporting: a model of tinylm, own or imported, becomes a Hugging Face folder or a GGUF file."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tinylm.adapters.export import export_adapter
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.files import flush_folder, remove_tree
+from tinylm.formats.gguf_writer import SAMPLES, write_gguf
+from tinylm.formats.huggingface import is_model_folder, write_folder
+from tinylm.formats.imported import ForeignModel
+from tinylm.open_model import find_model, open_model
+from tinylm.reporter import LogReporter, Reporter
+from tinylm.run_directory.find_run import newest_model
+from tinylm.run_directory.loading import LoadedModel, restore_model
+from tinylm.text.tokenizer import Tokenizer
+from tinylm.validation import check_choice, require
+
+FORMATS = ("hf", "gguf", "peft")
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+DEFAULT_GGUF_DTYPE = "f16"
+TOLERANCE = 1e-4  # of logits in fp32, relative to the largest
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An export that was written and verified.
+
+    family: model family in Hugging Face's names, or architecture in those of GGUF.
+    difference: largest difference of the logits from those of the same weights here; `None` where all tensors and
+        tokens were compared instead.
+    """
+
+    path: Path
+    family: str
+    difference: float | None
+
+
+def export_model(
+    model: str | Path | None = None,
+    *,
+    to: str,
+    out: str | Path,
+    dtype: str | None = None,
+    base: str | Path | None = None,
+    force: bool = False,
+    reporter: Reporter | None = None,
+) -> Exported:
+    """Write a model for other tools, and verify what was written before it appears at its path.
+
+    model: as in `load`; for peft, the directory of a LoRA adapter. Default: the newest model under checkpoints/.
+    to: hf, a folder for transformers and vLLM; gguf, a file for llama.cpp and ollama, with a Modelfile beside it; or
+        peft, a folder for PEFT.
+    dtype: of the weights: f32, f16 or bf16, and for GGUF q8_0. Default: their own; for GGUF f16.
+    base: for peft, the base model of the adapter, where that is not beside it or under checkpoints/.
+    force: replace an earlier export at `out`.
+
+    Raises UsageError, before anything is written, for a model that the format cannot represent and for a path that
+    cannot be used; TinyLMError if what was written is not the same model.
+    """
+    check_choice("to", to, FORMATS)
+    check_choice("dtype", dtype or "f32", (*DTYPES, "q8_0") if to == "gguf" else tuple(DTYPES))
+    reporter = reporter or LogReporter()
+    require(base is None or to == "peft", '`base` is for `to="peft"`; leave it out.')
+    if to == "peft":
+        require(model is not None, "Name the adapter to export.")
+        require(dtype is None, '`dtype` has no effect with `to="peft"`, which stores adapters in fp32; leave it out.')
+        written = export_adapter(
+            Path(str(model)), Path(out), None if base is None else Path(base), reporter, force=force
+        )
+        return Exported(Path(out), written.family, written.difference)
+    path = newest_model(reporter) if model is None else find_model(Path(model), reporter)
+    out = Path(out)
+    _check_out(out, path, to, force)
+    opened = open_model(path)
+    if to == "gguf":
+        architecture = write_gguf(out, _foreign(opened), dtype or DEFAULT_GGUF_DTYPE, name=path.stem)
+        return Exported(out, architecture, None)
+    with _staged(out) as folder:
+        family = write_folder(folder, _foreign(opened), DTYPES[dtype] if dtype else None)
+        difference = _compare(opened, open_model(folder), out)
+    return Exported(out, family, difference)
+
+
+def _foreign(opened: LoadedModel) -> ForeignModel:
+    return ForeignModel(
+        family=opened.config.family,
+        config=opened.config.model,
+        tensors=opened.weights.tensors,
+        tokenizer=opened.tokenizer.to_str(),
+        special=opened.tokenizer.special,
+        chat_template=opened.config.tokenizer.chat_template,
+    )
+
+
+def _check_out(out: Path, source: Path, to: str, force: bool) -> None:
+    require(out.resolve() != source.resolve(), f"{out} is read here and never overwritten; choose another `out`.")
+    require(
+        to != "gguf" or out.suffix == ".gguf",
+        f"{out} does not end in .gguf, as the name of such a file does; add that to `out`.",
+    )
+    if not os.path.lexists(out):
+        return
+    if to == "gguf":
+        replaceable = out.is_file() and not out.is_symlink()
+    else:
+        replaceable = out.is_dir() and not out.is_symlink() and (is_model_folder(out) or not any(out.iterdir()))
+    require(replaceable, f"{out} is there and not an earlier export; choose another `out`.")
+    require(force or (out.is_dir() and not any(out.iterdir())), f"{out} is there; replace it with `force`.")
+
+
+@contextmanager
+def _staged(out: Path) -> Iterator[Path]:
+    """Context manager of a hidden folder that is moved to `out` at the end, in the place of one that is there."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        stage = Path(tempfile.mkdtemp(prefix=".", suffix=".export", dir=out.parent))
+    except OSError as error:
+        raise UsageError(f"Cannot write to {out.parent}: {error.strerror}; choose another `out`.") from error
+    try:
+        folder, old = stage / "new", stage / "old"
+        folder.mkdir()
+        yield folder
+        flush_folder(folder)
+        if out.exists():
+            out.rename(old)
+        folder.rename(out)
+        flush_folder(out.parent)
+    except OSError as error:
+        raise TinyLMError(f"Cannot write {out}: {error.strerror or error}. Nothing was exported.") from error
+    finally:
+        remove_tree(stage)
+
+
+@torch.no_grad()
+def _compare(original: LoadedModel, written: LoadedModel, out: Path) -> float:
+    """The largest difference of logits between an export and the original with weights rounded to the same dtype.
+
+    Raises TinyLMError if that is not small, or if a tensor, the tokens of a text or a special token differ.
+    """
+    for name, tensor in original.weights.tensors.items():
+        found = written.weights.tensors.get(name)
+        _require_same(found is not None and torch.equal(found, tensor.to(found.dtype)), out, f"the tensor {name}")
+    _require_same(_special_ids(written.tokenizer) == _special_ids(original.tokenizer), out, "a special token")
+    for text in SAMPLES:
+        if not original.tokenizer.unknown_characters(text):
+            _require_same(
+                _ids(original.tokenizer, text) == _ids(written.tokenizer, text), out, f"the tokens of {text!r}"
+            )
+    rounded = {name: tensor.float() for name, tensor in written.weights.tensors.items()}
+    here = restore_model(original.config, rounded, out).eval()
+    ids = torch.randint(
+        original.tokenizer.vocab_size, (2, min(64, here.context)), generator=torch.Generator().manual_seed(0)
+    )
+    there = written.network.float()
+    logits, expected = (network.logits(network.probe(ids).hidden) for network in (there, here))
+    difference = _largest(logits - expected)
+    _require_same(difference <= TOLERANCE * max(1.0, _largest(expected)), out, f"a logit, by {difference:.1e},")
+    return difference
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return [int(i) for i in tokenizer.encode(text)]
+
+
+def _special_ids(tokenizer: Tokenizer) -> tuple[object, ...]:
+    return tokenizer.end_of_text_id, tokenizer.stop_ids, tokenizer.bos_id
+
+
+def _largest(values: Tensor) -> float:
+    return values.abs().max().item()
+
+
+def _require_same(same: bool, out: Path, what: str) -> None:
+    if not same:
+        raise TinyLMError(f"{what[0].upper()}{what[1:]} of {out} differs from the model's; nothing was exported.")

@@ -1,0 +1,126 @@
+"""Fields of a config.json that several families have in common, in both directions."""
+
+from typing import Any
+
+from tinylm.config import ModelConfig
+from tinylm.formats.families.rope_fields import write_rope
+from tinylm.formats.foreign_config import ForeignConfig
+from tinylm.validation import describe_value
+
+# Activations of transformers by name; the three approximations of GELU by tanh are the same formula.
+_TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu-exact", **dict.fromkeys(_TANH_GELU, "geglu")}
+UNGATED = {"gelu": "gelu-exact", "relu": "relu", **dict.fromkeys(_TANH_GELU, "gelu")}
+GATED_NAMES = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh", "geglu-exact": "gelu"}
+UNGATED_NAMES = {"gelu": "gelu_new", "gelu-exact": "gelu", "relu": "relu"}
+
+FULL, SLIDING = "full_attention", "sliding_attention"  # in `layer_types`
+_DEFAULT_WINDOW = 4096
+
+
+def read_sizes(config: ForeignConfig, *, kv_heads: int | None = None, head_dim: int | None = None) -> dict[str, Any]:
+    """Sizes and the pre-norm decoder with RMSNorm that the families after Llama share.
+
+    kv_heads, head_dim: where the config gives none; `None`: as many as heads, and width / heads. Null kv_heads are as
+    many as heads in every family.
+    """
+    heads, width = config.integer("num_attention_heads"), config.integer("hidden_size")
+    return {
+        "vocab_size": config.integer("vocab_size"),
+        "context": config.integer("max_position_embeddings"),
+        "layers": config.integer("num_hidden_layers"),
+        "heads": heads,
+        "kv_heads": config.optional_integer("num_key_value_heads", kv_heads) or heads,
+        "head_dim": read_head_dim(config, width, heads, head_dim),
+        "width": width,
+        "ffn_width": config.integer("intermediate_size"),
+        "norm_epsilon": config.number("rms_norm_eps", 1e-6),
+        "qk_norm": False,
+    }
+
+
+def read_head_dim(config: ForeignConfig, width: int, heads: int, default: int | None = None) -> int:
+    """`head_dim` of the config, or the default, or width / heads. Raises ValueError if that is not an integer."""
+    if default is None and config.value("head_dim") is None and width % heads:
+        raise ValueError(f"hidden_size of its config.json is {width}; it must be a multiple of num_attention_heads")
+    return config.integer("head_dim", width // heads if default is None else default)
+
+
+def require_divisible_width(config: ForeignConfig) -> None:
+    """Raise ValueError unless the width is a multiple of the heads, which some classes of transformers require."""
+    if config.integer("hidden_size") % config.integer("num_attention_heads"):
+        raise ValueError("hidden_size of its config.json must be a multiple of num_attention_heads")
+
+
+def write_sizes(config: ModelConfig) -> dict[str, Any]:
+    """The inverse of `read_sizes`, with `tie_word_embeddings`, activation and RoPE."""
+    return {
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.context,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_size": config.width,
+        "intermediate_size": config.ffn_width,
+        "rms_norm_eps": config.norm_epsilon,
+        "hidden_act": GATED_NAMES.get(config.activation, "silu"),
+        "tie_word_embeddings": config.tie,
+        **write_rope(config),
+    }
+
+
+def read_window(config: ForeignConfig, default: int | None) -> dict[str, Any]:
+    """A sliding window in every layer, or in none (Mistral)."""
+    window = config.optional_integer("sliding_window", default)
+    return windows(window, [SLIDING] * config.integer("num_hidden_layers"))
+
+
+def read_optional_window(config: ForeignConfig) -> dict[str, Any]:
+    """A sliding window in every layer if `use_sliding_window` is set (Qwen3-MoE)."""
+    window = config.optional_integer("sliding_window", _DEFAULT_WINDOW)
+    config.value("max_window_layers")
+    used = config.flag("use_sliding_window", False)
+    return windows(window if used else None, [SLIDING] * config.integer("num_hidden_layers"))
+
+
+def read_windows_by_layer(config: ForeignConfig) -> dict[str, Any]:
+    """A sliding window in the layers of `layer_types`, or from `max_window_layers` on (Qwen2, Qwen3)."""
+    layers = config.integer("num_hidden_layers")
+    window = config.optional_integer("sliding_window", _DEFAULT_WINDOW)
+    if not config.flag("use_sliding_window", False):
+        window = None
+    first = config.integer("max_window_layers", 28, low=0)
+    types = [SLIDING if window is not None and layer >= first else FULL for layer in range(layers)]
+    return windows(window, read_layer_types(config, types))
+
+
+def read_layer_types(config: ForeignConfig, default: list[str]) -> list[str]:
+    """`layer_types`: for each layer full or sliding attention. Raises ValueError for anything else."""
+    types = config.value("layer_types")
+    if types is None:
+        return default
+    if not isinstance(types, list) or len(types) != len(default) or any(kind not in (FULL, SLIDING) for kind in types):
+        raise ValueError(
+            f"layer_types of its config.json is {describe_value(types)}; tinylm supports {FULL} and {SLIDING} for each "
+            "of its layers"
+        )
+    return types
+
+
+def windows(window: int | None, types: list[str]) -> dict[str, Any]:
+    """`local_window` and `local_layers` of ModelConfig. Raises ValueError for sliding layers without a window."""
+    local = tuple(layer for layer, kind in enumerate(types) if kind == SLIDING)
+    if window is None and len(local) not in (0, len(types)):
+        raise ValueError(f"its config.json has layers of the type {SLIDING}, but no sliding_window")
+    return {"local_window": window, "local_layers": local} if window is not None and local else {}
+
+
+def write_layer_types(config: ModelConfig) -> list[str]:
+    """`layer_types` of a config."""
+    return [SLIDING if layer in config.local_layers else FULL for layer in range(config.layers)]
+
+
+def window_of_all_layers(config: ModelConfig) -> int | None:
+    """The sliding window if all layers have it, else `None`."""
+    return config.local_window if len(config.local_layers) == config.layers else None

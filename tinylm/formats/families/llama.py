@@ -1,0 +1,139 @@
+"""Llama, Mistral, Qwen2 and Qwen3: pre-norm decoders with RMSNorm, RoPE, grouped-query attention and SwiGLU."""
+
+from typing import Any
+
+from tinylm.config import ModelConfig
+from tinylm.formats.families.decoder_fields import (
+    GATED,
+    read_sizes,
+    read_window,
+    read_windows_by_layer,
+    require_divisible_width,
+    window_of_all_layers,
+    write_layer_types,
+    write_sizes,
+)
+from tinylm.formats.families.rope_fields import read_rope
+from tinylm.formats.family import Family, Rule
+from tinylm.formats.foreign_config import ForeignConfig
+
+ATTENTION_RULES = (
+    Rule("model.embed_tokens", "embedding"),
+    Rule("model.layers.{layer}.input_layernorm", "layers.{layer}.attention_norm"),
+    *(
+        Rule(f"model.layers.{{layer}}.self_attn.{name}", f"layers.{{layer}}.attention.{name}")
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+    ),
+    Rule("model.norm", "norm"),
+    Rule("lm_head", "output"),
+)
+PRE_NORM_RULE = Rule("model.layers.{layer}.post_attention_layernorm", "layers.{layer}.feedforward_norm")
+FEEDFORWARD_RULES = tuple(
+    Rule(f"model.layers.{{layer}}.mlp.{name}", f"layers.{{layer}}.feedforward.{name}")
+    for name in ("gate_proj", "up_proj", "down_proj")
+)
+RULES = (*ATTENTION_RULES, PRE_NORM_RULE, *FEEDFORWARD_RULES)
+
+
+def _read_llama(config: ForeignConfig) -> dict[str, Any]:
+    require_divisible_width(config)
+    bias = config.flag("attention_bias", False)
+    return {
+        **read_sizes(config),
+        **read_rope(config),
+        "activation": config.choice("hidden_act", GATED, "silu"),
+        "tie": config.flag("tie_word_embeddings", False),
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "ffn_bias": config.flag("mlp_bias", False),
+    }
+
+
+def _write_llama(config: ModelConfig) -> dict[str, Any]:
+    return {**write_sizes(config), "attention_bias": config.qkv_bias, "mlp_bias": config.ffn_bias}
+
+
+def _read_mistral(config: ForeignConfig) -> dict[str, Any]:
+    return {
+        **read_sizes(config, kv_heads=8),
+        **read_rope(config),
+        **read_window(config, 4096),
+        "activation": config.choice("hidden_act", GATED, "silu"),
+        "tie": config.flag("tie_word_embeddings", False),
+    }
+
+
+def _write_mistral(config: ModelConfig) -> dict[str, Any]:
+    return {**write_sizes(config), "sliding_window": window_of_all_layers(config)}
+
+
+def _read_qwen2(config: ForeignConfig) -> dict[str, Any]:
+    return {
+        **read_sizes(config, kv_heads=32),
+        **read_rope(config),
+        **read_windows_by_layer(config),
+        "activation": config.choice("hidden_act", GATED, "silu"),
+        "tie": config.flag("tie_word_embeddings", False),
+        "qkv_bias": True,
+    }
+
+
+def _write_windows(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "use_sliding_window": config.local_window is not None,
+        "sliding_window": config.local_window,
+        "max_window_layers": config.layers - len(config.local_layers),
+        "layer_types": write_layer_types(config),
+    }
+
+
+def _write_qwen2(config: ModelConfig) -> dict[str, Any]:
+    return {**write_sizes(config), **_write_windows(config)}
+
+
+def _read_qwen3(config: ForeignConfig) -> dict[str, Any]:
+    bias = config.flag("attention_bias", False)
+    return {
+        **read_sizes(config, kv_heads=32, head_dim=128),
+        **read_rope(config),
+        **read_windows_by_layer(config),
+        "activation": config.choice("hidden_act", GATED, "silu"),
+        "tie": config.flag("tie_word_embeddings", False),
+        "qk_norm": True,
+        "qkv_bias": bias,
+        "output_bias": bias,
+    }
+
+
+def _write_qwen3(config: ModelConfig) -> dict[str, Any]:
+    return {**write_sizes(config), **_write_windows(config), "attention_bias": config.qkv_bias}
+
+
+LLAMA = Family(
+    name="llama",
+    architecture="LlamaForCausalLM",
+    read_config=_read_llama,
+    write_config=_write_llama,
+    rules=RULES,
+)
+MISTRAL = Family(
+    name="mistral",
+    architecture="MistralForCausalLM",
+    read_config=_read_mistral,
+    write_config=_write_mistral,
+    rules=RULES,
+)
+QWEN2 = Family(
+    name="qwen2",
+    architecture="Qwen2ForCausalLM",
+    read_config=_read_qwen2,
+    write_config=_write_qwen2,
+    rules=RULES,
+)
+QWEN3 = Family(
+    name="qwen3",
+    architecture="Qwen3ForCausalLM",
+    read_config=_read_qwen3,
+    write_config=_write_qwen3,
+    rules=RULES,
+)

@@ -1,0 +1,200 @@
+"""RoPE in a config.json: `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of transformers 4."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tinylm.config import ModelConfig, RopeScaling
+from tinylm.formats.foreign_config import ForeignConfig, as_number
+
+DEFAULT_THETA = 10_000.0
+BETA_FAST, BETA_SLOW = 32.0, 1.0  # of YaRN (Peng et al. 2023), where a config gives none
+
+
+def read_rope(
+    config: ForeignConfig, default_theta: float = DEFAULT_THETA, theta_field: str = "rope_theta"
+) -> dict[str, Any]:
+    """`rope_theta` and `rope_scaling` of ModelConfig. `theta_field`: the name of the base in transformers 4."""
+    return _fields(_Parameters(_merged(config)), config, default_theta, theta_field)
+
+
+def read_partial_rope(config: ForeignConfig, head_dim: int, theta_field: str, share_field: str) -> dict[str, Any]:
+    """As `read_rope`, and `rotary_dim`: the share of the features that is rotated is `share_field` or in the object."""
+    parameters = _Parameters(_merged(config))
+    share = parameters.number("partial_rotary_factor", config.number(share_field, 0.25))
+    fields = _fields(parameters, config, DEFAULT_THETA, theta_field)
+    rotary_dim = int(head_dim * share)
+    return {**fields, "rotary_dim": None if rotary_dim == head_dim else rotary_dim}
+
+
+def read_rope_by_layer_type(config: ForeignConfig) -> dict[str, Any]:
+    """`rope_theta`, `rope_scaling` and `local_rope_theta` of Gemma 3, which has two bases."""
+    merged = config.value("rope_parameters") or {}
+    if not isinstance(merged, dict) or merged.keys() - {"full_attention", "sliding_attention", *_SCALED}:
+        raise ValueError("rope_parameters of its config.json is not an object for each type of layer")
+    scaling = {name: value for name, value in merged.items() if name in _SCALED} | _object(config, "rope_scaling")
+    full = _Parameters({**(merged.get("full_attention") or {}), **scaling})
+    local = _Parameters(merged.get("sliding_attention") or {})
+    fields = _fields(full, config, 1_000_000.0, "rope_theta")
+    local_fields = _fields(local, config, DEFAULT_THETA, "rope_local_base_freq")
+    if local_fields["rope_scaling"] is not None:
+        raise ValueError("rope_parameters of its config.json scales the RoPE of layers with a sliding window")
+    return {**fields, "local_rope_theta": local_fields["rope_theta"]}
+
+
+def write_rope(config: ModelConfig) -> dict[str, Any]:
+    """The fields that transformers 4 and 5 read."""
+    scaling = _write_scaling(config.rope_scaling)
+    fields: dict[str, Any] = {
+        "rope_theta": config.rope_theta,
+        "rope_parameters": {"rope_type": "default", **scaling, "rope_theta": config.rope_theta},
+    }
+    return {**fields, "rope_scaling": scaling} if scaling else fields
+
+
+def write_rope_by_layer_type(config: ModelConfig) -> dict[str, Any]:
+    """The fields of Gemma 3 that transformers 4 and 5 read: the inverse of `read_rope_by_layer_type`."""
+    scaling = _write_scaling(config.rope_scaling)
+    local = DEFAULT_THETA if config.local_rope_theta is None else config.local_rope_theta
+    fields: dict[str, Any] = {
+        "rope_theta": config.rope_theta,
+        "rope_local_base_freq": local,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", **scaling, "rope_theta": config.rope_theta},
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        },
+    }
+    return {**fields, "rope_scaling": scaling} if scaling else fields
+
+
+class _Parameters:
+    """The values of one `rope_parameters` object; each may be read once."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+        kinds = [self._values.pop(name) for name in ("rope_type", "type") if name in self._values]
+        self.kind = kinds[0] if kinds else "default"
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self._values.pop(name, None)
+        if value is None and default is None:
+            raise ValueError(f"rope_parameters of its config.json lacks {name}")
+        return as_number(f"{name} of rope_parameters", default if value is None else value)
+
+    def require(self, name: str, allowed: Any) -> None:
+        value = self._values.pop(name, None)
+        if value is not None and value != allowed:
+            raise ValueError(
+                f"{name} of rope_parameters of its config.json is {str(value)[:60]}, which is not supported"
+            )
+
+    def check_all_read(self) -> None:
+        self.require("partial_rotary_factor", 1)
+        if self._values:
+            raise ValueError(f"rope_parameters of its config.json has the unknown field {min(self._values)[:60]!r}")
+
+
+def _object(config: ForeignConfig, name: str) -> dict[str, Any]:
+    value = config.value(name)
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"{name} of its config.json is not an object")
+    return value or {}
+
+
+def _merged(config: ForeignConfig) -> dict[str, Any]:
+    """The values of both objects, which a file for both versions contains. Raises ValueError where they differ."""
+    new, old = _object(config, "rope_parameters"), _object(config, "rope_scaling")
+    for name in new.keys() & old.keys():
+        if new[name] != old[name]:
+            raise ValueError(f"rope_parameters and rope_scaling of its config.json differ in {name[:60]!r}")
+    return {**new, **old}
+
+
+def _fields(parameters: _Parameters, config: ForeignConfig, default_theta: float, theta_field: str) -> dict[str, Any]:
+    outer = config.number(theta_field, default_theta)
+    theta = parameters.number("rope_theta", outer)
+    if config.has(theta_field) and theta != outer:
+        raise ValueError(f"{theta_field} of its config.json is {outer}, but rope_parameters has {theta}")
+    if not isinstance(parameters.kind, str) or parameters.kind not in _SCALINGS:
+        raise ValueError(
+            f"its RoPE is of the type {str(parameters.kind)[:60]!r}; tinylm supports {', '.join(_SCALINGS)}"
+        )
+    scaling = _SCALINGS[parameters.kind](parameters, config.integer("max_position_embeddings"))
+    parameters.check_all_read()
+    return {"rope_theta": theta, "rope_scaling": scaling}
+
+
+def _linear(parameters: _Parameters, context: int) -> RopeScaling:
+    parameters.number("original_max_position_embeddings", context)  # without effect on this kind
+    return RopeScaling(kind="linear", factor=parameters.number("factor"))
+
+
+def _llama3(parameters: _Parameters, context: int) -> RopeScaling:
+    return RopeScaling(
+        kind="llama3",
+        factor=parameters.number("factor"),
+        original_context=_original_context(parameters, context),
+        low_freq_factor=parameters.number("low_freq_factor"),
+        high_freq_factor=parameters.number("high_freq_factor"),
+    )
+
+
+def _yarn(parameters: _Parameters, context: int) -> RopeScaling:
+    parameters.require("truncate", True)
+    original = _original_context(parameters, context)
+    factor = parameters.number("factor")
+    scale, scale_all = (parameters.number(name, 0.0) for name in ("mscale", "mscale_all_dim"))
+    both = scale and scale_all
+    default = _attention_factor(factor, scale) / _attention_factor(factor, scale_all) if both else None
+    return RopeScaling(
+        kind="yarn",
+        factor=factor,
+        original_context=original,
+        beta_fast=parameters.number("beta_fast", BETA_FAST),
+        beta_slow=parameters.number("beta_slow", BETA_SLOW),
+        attention_factor=parameters.number("attention_factor", default or _attention_factor(factor, 1.0)),
+    )
+
+
+def _attention_factor(factor: float, scale: float) -> float:
+    """Factor of the cosines and sines: 0.1 m ln(s) + 1 (Peng et al. 2023, section 3.4)."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _original_context(parameters: _Parameters, context: int) -> int:
+    value = parameters.number("original_max_position_embeddings", context)
+    if value != int(value) or value < 1:
+        raise ValueError(f"original_max_position_embeddings of its config.json is {value}; it must be an integer")
+    return int(value)
+
+
+_SCALINGS: dict[str, Callable[[_Parameters, int], RopeScaling | None]] = {
+    "default": lambda parameters, context: None,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
+# By kind, the fields of RopeScaling that it uses, with the names of transformers.
+_NAMES: dict[str, dict[str, str]] = {
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "original_max_position_embeddings": "original_context",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+    },
+    "yarn": {
+        "factor": "factor",
+        "original_max_position_embeddings": "original_context",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "attention_factor": "attention_factor",
+    },
+}
+_SCALED = ("rope_type", "type", "factor")  # which older Gemma 3 files have next to the layer types
+
+
+def _write_scaling(scaling: RopeScaling | None) -> dict[str, Any]:
+    if scaling is None:
+        return {}
+    return {"rope_type": scaling.kind, **{name: getattr(scaling, ours) for name, ours in _NAMES[scaling.kind].items()}}

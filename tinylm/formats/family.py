@@ -1,0 +1,273 @@
+"""A Hugging Face model family as a table row: how its config and tensors correspond to those of tinylm.
+
+`convert_tensors` and `export_tensors` apply a family's rules in the two directions. Foreign names are those of the
+family's class for causal language models in transformers. Except for UsageError from ModelConfig, all errors are
+ValueErrors with a reason that completes the sentence "Cannot import PATH: ".
+"""
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tinylm.config import ModelConfig
+from tinylm.formats.foreign_config import ForeignConfig
+from tinylm.model.build import build_empty_model
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+PARAMETERS = ("weight", "bias")
+
+
+class LazyTensor(Protocol):
+    """A tensor that is read, or dequantized, when it is needed. dtype: that of the result, `None` if unsupported."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    @property
+    def dtype(self) -> torch.dtype | None: ...
+
+    def load(self) -> Tensor: ...
+
+
+Source = Mapping[str, Tensor | LazyTensor]
+
+
+class Rule:
+    """A foreign module, and the tinylm module with its parameters, or the modules that it fuses.
+
+    The names contain {layer} and {expert}. A fused weight has the rows of the first module, then those of the second
+    and so on; `interleaved`: the rows of each head's query, key and value follow each other instead (GPT-NeoX).
+    transposed: the weight is stored as (in, out), as by GPT-2's Conv1D.
+    """
+
+    def __init__(self, foreign: str, *ours: str, transposed: bool = False, interleaved: bool = False) -> None:
+        self.foreign = foreign
+        self.ours = ours
+        self.transposed = transposed
+        self.interleaved = interleaved
+
+    def split(self, tensor: Tensor, heads: int) -> list[Tensor]:
+        """Split a foreign parameter into those of `ours`: views of it, or copies if it is interleaved."""
+        return self.split_outputs(tensor.T if self.transposed and tensor.dim() == 2 else tensor, heads)
+
+    def split_outputs(self, tensor: Tensor, heads: int) -> list[Tensor]:
+        """Split a tensor (out, ...), with a row per output of the foreign module, into the rows of each of `ours`."""
+        if self.interleaved:
+            parts = tensor.unflatten(0, (heads, len(self.ours), -1))  # (H, parts, W) or (H, parts, W, D)
+            return [parts[:, i].flatten(0, 1) for i in range(len(self.ours))]
+        return list(tensor.chunk(len(self.ours)))
+
+    def join(self, tensors: Sequence[Tensor], heads: int) -> Tensor:
+        """The foreign parameter: the inverse of `split`."""
+        tensor = self.join_outputs(tensors, heads)
+        return tensor.T if self.transposed and tensor.dim() == 2 else tensor
+
+    def join_outputs(self, tensors: Sequence[Tensor], heads: int) -> Tensor:
+        """One tensor (out, ...) with a row per output of the foreign module: the inverse of `split_outputs`."""
+        if self.interleaved:
+            return torch.stack([part.unflatten(0, (heads, -1)) for part in tensors], dim=1).flatten(0, 2)
+        return torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackedExperts:
+    """The modules of a mixture of experts in transformers 5, whose files have a module per expert: `Family.stacked`.
+
+    router, experts: names of its modules, with {layer}. parameters: those of `experts`, each (experts, out, in), in the
+    order of their definition, with the projections of an expert that they fuse.
+    """
+
+    router: str
+    experts: str
+    parameters: tuple[tuple[str, tuple[str, ...]], ...] = (
+        ("gate_up_proj", ("gate_proj", "up_proj")),
+        ("down_proj", ("down_proj",)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A model family.
+
+    name: `model_type` of its config.json; architecture: its class for causal language models in transformers.
+    read_config: fields of ModelConfig from a config. write_config: the fields of a config.json from a ModelConfig
+        without open choices (see `resolve`); settings that the family cannot represent are left out.
+    prefix: of the names of the base model's tensors; some files lack it.
+    without_effect: fields of its config that do not change the logits; unused_tensors: regular expressions of the
+        names of buffers that are computed from the config.
+    stacked: the other names of experts and router, which adapters trained with transformers 5 have.
+    renamed: foreign modules that recent versions of transformers have under another name than its files.
+    """
+
+    name: str
+    architecture: str
+    read_config: Callable[[ForeignConfig], dict[str, Any]]
+    write_config: Callable[[ModelConfig], dict[str, Any]]
+    rules: tuple[Rule, ...]
+    prefix: str = "model."
+    without_effect: frozenset[str] = frozenset()
+    unused_tensors: tuple[str, ...] = (r".*\.rotary_emb\.inv_freq",)
+    stacked: StackedExperts | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def config(self, values: Mapping[str, Any]) -> ModelConfig:
+        """The ModelConfig of a config.json. Raises ValueError, and UsageError for a model that cannot be built."""
+        foreign = ForeignConfig(values)
+        self._check_architecture(foreign.value("architectures"))
+        fields = self.read_config(foreign)
+        foreign.check_all_read(self.without_effect)
+        return ModelConfig(**fields)
+
+    def _check_architecture(self, value: Any) -> None:
+        base = re.sub("(For[A-Z].*|LMHeadModel)$", "Model", self.architecture)
+        if value is not None and value not in ([self.architecture], [base]):
+            raise ValueError(f"its architectures are {str(value)[:100]}; tinylm reads {self.architecture}")
+
+    def modules(self, config: ModelConfig) -> Iterator[tuple[Rule, str, tuple[str, ...]]]:
+        """Each rule with the names of a foreign module and of its counterparts, for every layer and expert."""
+        for rule in self.rules:
+            for layer in range(config.layers if "{layer}" in rule.foreign else 1):
+                for expert in range(config.experts if "{expert}" in rule.foreign else 1):
+                    names = [name.format(layer=layer, expert=expert) for name in (rule.foreign, *rule.ours)]
+                    yield rule, names[0], tuple(names[1:])
+
+    def parameters(self, config: ModelConfig) -> "list[Parameter]":
+        """The foreign parameters of a model of this configuration."""
+        expected = build_empty_model(config).state_dict()
+        found = [
+            Parameter(
+                rule, f"{foreign}.{kind}", names, tuple(rule.join([expected[n] for n in names], config.heads).shape)
+            )
+            for rule, foreign, ours in self.modules(config)
+            for kind in PARAMETERS
+            if (names := tuple(f"{name}.{kind}" for name in ours)) and all(name in expected for name in names)
+        ]
+        covered = {name for parameter in found for name in parameter.ours}
+        if missing := expected.keys() - covered:
+            raise ValueError(f"{self.architecture} has no tensor for {min(missing)}")
+        return found
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A foreign parameter: its name and shape, the names of the tinylm parameters in it, and the rule to split it."""
+
+    rule: Rule
+    foreign: str
+    ours: tuple[str, ...]
+    shape: tuple[int, ...]
+
+
+class ConvertedTensors(Mapping[str, Tensor]):
+    """Tensors under tinylm's names, each converted from its source whenever it is looked up."""
+
+    def __init__(self, parameters: Sequence[tuple[Parameter, Tensor | LazyTensor]], heads: int) -> None:
+        self._sources = {
+            name: (parameter.rule, index, source)
+            for parameter, source in parameters
+            for index, name in enumerate(parameter.ours)
+        }
+        self._heads = heads
+
+    def __getitem__(self, name: str) -> Tensor:
+        rule, index, source = self._sources[name]
+        return rule.split(_load(source), self._heads)[index]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype of a tensor, without loading it."""
+        dtype = self._sources[name][2].dtype
+        assert dtype is not None
+        return dtype
+
+
+def _load(source: Tensor | LazyTensor) -> Tensor:
+    return source if isinstance(source, Tensor) else source.load()
+
+
+def convert_tensors(family: Family, config: ModelConfig, tensors: Source) -> ConvertedTensors:
+    """The tensors of a model of this family under tinylm's names, in their own dtypes, converted on demand.
+
+    Raises ValueError for a tensor that is missing, unknown, or of another shape or dtype than expected.
+    """
+    bare = not any(name.startswith(family.prefix) for name in tensors)  # saved from the base model
+    outside = tuple(f"{rule.foreign}." for rule in family.rules if not rule.foreign.startswith(family.prefix))
+    names = {name: family.prefix + name if bare and not name.startswith(outside) else name for name in tensors}
+    sources = {names[name]: tensor for name, tensor in tensors.items()}
+    parameters = family.parameters(config)
+    for parameter in parameters:
+        _check(parameter, sources.get(parameter.foreign))
+    known = {parameter.foreign for parameter in parameters}
+    unused = [re.compile(pattern) for pattern in family.unused_tensors]
+    unknown = sorted(n for n in sources.keys() - known if not any(pattern.fullmatch(n) for pattern in unused))
+    if config.tie:
+        unknown = _without_tied_output(family, sources, unknown)
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise ValueError(f"it has a tensor that {family.architecture} does not have: {unknown[0][:200]}{more}")
+    return ConvertedTensors([(p, sources[p.foreign]) for p in parameters], config.heads)
+
+
+def _check(parameter: Parameter, source: Tensor | LazyTensor | None) -> None:
+    if source is None:
+        raise ValueError(f"it lacks the tensor {parameter.foreign}")
+    if tuple(source.shape) != parameter.shape:
+        raise ValueError(
+            f"its tensor {parameter.foreign} has the shape {list(source.shape)}; its config.json requires "
+            f"{list(parameter.shape)}"
+        )
+    if source.dtype not in DTYPES:
+        raise ValueError(f"its tensor {parameter.foreign} is not of the type float32, float16 or bfloat16")
+
+
+def _without_tied_output(family: Family, sources: Source, unknown: list[str]) -> list[str]:
+    """Remove the output layer from `unknown` if it is stored although it is tied, and equals the embedding."""
+    foreign = {rule.ours[0]: f"{rule.foreign}.weight" for rule in family.rules}
+    output, embedding = foreign["output"], foreign["embedding"]
+    if output not in unknown:
+        return unknown
+    if not torch.equal(_load(sources[output]), _load(sources[embedding])):
+        raise ValueError(f"its {output} differs from {embedding}, although tie_word_embeddings is true")
+    return [name for name in unknown if name != output]
+
+
+class ExportedTensors(Mapping[str, Tensor]):
+    """Tensors under a family's names, each built from those under tinylm's names whenever it is looked up."""
+
+    def __init__(self, family: Family, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
+        self._parameters = {parameter.foreign: parameter for parameter in family.parameters(config)}
+        self._tensors = tensors
+        self._heads = config.heads
+
+    def __getitem__(self, name: str) -> Tensor:
+        parameter = self._parameters[name]
+        return parameter.rule.join([self._tensors[ours].detach() for ours in parameter.ours], self._heads)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, without building it."""
+        return self._parameters[name].shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype of a tensor, without building it."""
+        tensors = self._tensors
+        own = (
+            tensors.dtype(ours) if isinstance(tensors, ConvertedTensors) else tensors[ours].dtype
+            for ours in self._parameters[name].ours
+        )
+        return functools.reduce(torch.promote_types, own)

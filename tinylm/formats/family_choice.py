@@ -1,0 +1,105 @@
+"""Which model family of Hugging Face a model of tinylm can be exported as."""
+
+import dataclasses
+import math
+from typing import Any
+
+from tinylm.config import ModelConfig
+from tinylm.errors import UsageError
+from tinylm.formats.families import FAMILIES
+from tinylm.formats.family import Family
+from tinylm.validation import describe_value
+
+
+def resolve(config: ModelConfig) -> ModelConfig:
+    """The configuration with defaults written out, and without what does not change the logits.
+
+    Two models with equal weights compute the same if these are equal.
+    """
+    epsilon = {"rmsnorm": 1e-6, "layernorm": 1e-5}.get(config.norm)
+    multiplier = _given(config.attention_multiplier, config.head_dim**-0.5) if config.attention_scale else 1.0
+    scale = math.sqrt(config.width) if config.scale_embedding else 1.0
+    neutral: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "initialisation": "modern"}
+    if config.experts == 1:
+        neutral |= {"experts_per_token": 2, "expert_mode": "route"}
+    else:
+        neutral["normalise_top_k"] = _given(config.normalise_top_k, config.experts_per_token > 1)
+    if config.position != "rope":
+        neutral |= {"rope_theta": 10_000.0, "rope_scaling": None, "local_rope_theta": None, "rotary_dim": None}
+    elif config.rotary_dim == config.head_dim:
+        neutral["rotary_dim"] = None
+    if config.position != "relative":
+        neutral["relative_clip"] = 16
+    if not config.local_layers or (config.local_rope_theta == config.rope_theta and config.rope_scaling is None):
+        neutral["local_rope_theta"] = None
+    return dataclasses.replace(
+        config,
+        **neutral,
+        expert_balance=0.01,
+        local_layers=tuple(sorted(config.local_layers)),
+        norm_epsilon=_given(config.norm_epsilon, epsilon),
+        bias=False,
+        qkv_bias=_given(config.qkv_bias, config.bias),
+        output_bias=_given(config.output_bias, config.bias),
+        ffn_bias=_given(config.ffn_bias, config.bias),
+        attention_scale=True,
+        attention_multiplier=multiplier,
+        scale_embedding=False,
+        embedding_scale=_given(config.embedding_scale, scale),
+    )
+
+
+def _given(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def choose_family(config: ModelConfig, preferred: str | None = None) -> Family:
+    """The family that a model of this configuration can be exported as: the `preferred` one, or the first that fits.
+
+    Raises UsageError naming the settings that no family has.
+    """
+    families = sorted(FAMILIES.values(), key=lambda family: family.name != preferred)
+    differences = {family.name: _differences(family, config) for family in families}
+    for family in families:
+        if not differences[family.name]:
+            return family
+    # Without `experts`, a dense family would be the closest to any mixture.
+    closest = min(families, key=lambda f: ("experts" in differences[f.name], len(differences[f.name])))
+    settings = " and ".join(
+        f"`{name}` {describe_value(getattr(config, name))}" for name in differences[closest.name][:3]
+    )
+    raise UsageError(
+        f"No model family of Hugging Face has this model's {settings}; the closest is {closest.name}. Train a model "
+        "without that to export it."
+    )
+
+
+# The setting that decides a field of `resolve` where the field is not given.
+_DECIDED_BY = {
+    "qkv_bias": "bias",
+    "output_bias": "bias",
+    "ffn_bias": "bias",
+    "attention_multiplier": "attention_scale",
+    "embedding_scale": "scale_embedding",
+    "norm_epsilon": "norm",
+    "normalise_top_k": "experts_per_token",
+}
+# Fields that are not named beside the setting that they belong to.
+_PARTS = {"experts_per_token": "experts", "normalise_top_k": "experts", "local_layers": "local_window"}
+
+
+def _differences(family: Family, config: ModelConfig) -> list[str]:
+    """The settings of a model that are lost by writing it as this family and reading it again, without repetition."""
+    wanted = resolve(config)
+    try:
+        found = resolve(family.config(family.write_config(wanted)))
+    except (ValueError, UsageError, ArithmeticError):  # the family does not allow some combination of sizes
+        found = None
+    names = [
+        field.name
+        for field in dataclasses.fields(ModelConfig)
+        if found is None or getattr(found, field.name) != getattr(wanted, field.name)
+    ]
+    whole = [name for name in names if _PARTS.get(name) not in names]
+    decided = (_DECIDED_BY.get(name, name) if getattr(config, name) is None else name for name in whole)
+    return list(dict.fromkeys(decided))

@@ -1,0 +1,369 @@
+"""The header of a GGUF file, read and checked: its metadata, and where its tensors are.
+
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The file is untrusted, so every
+count, length, offset and size is checked against the size of the file before it is used. All errors are ValueErrors
+with a reason that completes the sentence "Cannot read PATH as GGUF: ".
+"""
+
+import math
+import mmap
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from tinylm.text.tokenizer_errors import short_repr
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)  # 1 has lengths of 32 bits
+MAX_HEADER = 1 << 28  # bytes; that of Gemma 3, with 262,144 tokens, has 7 MB
+MAX_KEYS = 1 << 12
+MAX_TENSORS = 1 << 16
+MAX_ITEMS = 1 << 21  # of all arrays together; most are the tokens and the merges of a tokenizer
+MAX_NAME = 256  # bytes of a key or of the name of a tensor
+MAX_DIMENSIONS = 4
+MAX_ELEMENTS = 1 << 40
+MAX_ALIGNMENT = 1 << 16
+MAX_INTEGER = 1 << 40
+
+STRING, ARRAY = 8, 9
+_SCALARS = {
+    0: "<u1",
+    1: "<i1",
+    2: "<u2",
+    3: "<i2",
+    4: "<u4",
+    5: "<i4",
+    6: "<f4",
+    7: "?",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
+}
+FLOAT32, BOOL = 6, 7
+
+
+class TensorType(NamedTuple):
+    """A number format of tensors: each block of `elements` numbers takes `size` bytes."""
+
+    name: str
+    elements: int
+    size: int
+
+
+TENSOR_TYPES = {
+    0: TensorType("F32", 1, 4),
+    1: TensorType("F16", 1, 2),
+    2: TensorType("Q4_0", 32, 18),
+    3: TensorType("Q4_1", 32, 20),
+    6: TensorType("Q5_0", 32, 22),
+    7: TensorType("Q5_1", 32, 24),
+    8: TensorType("Q8_0", 32, 34),
+    12: TensorType("Q4_K", 256, 144),
+    13: TensorType("Q5_K", 256, 176),
+    14: TensorType("Q6_K", 256, 210),
+    30: TensorType("BF16", 1, 2),
+}
+_OTHER_TYPES = {
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor of the file. shape: as torch has it, rows first. offset: of its first byte in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: TensorType
+    offset: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes."""
+        return self.elements // self.type.elements * self.type.size
+
+
+_REQUIRED: Final = object()
+
+
+class Metadata:
+    """The key/value pairs of a GGUF file. Records which keys are read; see `unread`.
+
+    Each method raises ValueError for a value of another kind, and for a missing key unless there is a default.
+    """
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+        self._read: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def unread(self, prefix: str) -> list[str]:
+        """The keys with this prefix that were not read, sorted."""
+        return sorted(key for key in self._values.keys() - self._read if key.startswith(prefix))
+
+    def ignore(self, *keys: str) -> None:
+        """Count these keys as read."""
+        self._read.update(keys)
+
+    def integer(self, key: str, default: Any = _REQUIRED, low: int = 1, high: int = MAX_INTEGER) -> Any:
+        """An integer from `low` to `high`, or the default."""
+        return self._checked(
+            key, default, lambda v: type(v) is int and low <= v <= high, f"an integer from {low} to {high}"
+        )
+
+    def number(self, key: str, default: Any = _REQUIRED) -> Any:
+        """A finite number as a float, or the default."""
+        value = self._checked(key, default, lambda v: type(v) in (int, float) and math.isfinite(v), "a finite number")
+        return float(value) if type(value) is int else value
+
+    def flag(self, key: str, default: Any = _REQUIRED) -> Any:
+        """A boolean, or the default."""
+        return self._checked(key, default, lambda v: type(v) is bool, "a boolean")
+
+    def text(self, key: str, default: Any = _REQUIRED) -> Any:
+        """A string, or the default."""
+        return self._checked(key, default, lambda v: type(v) is str, "a string")
+
+    def texts(self, key: str, default: Any = _REQUIRED) -> Any:
+        """A list of strings, or the default."""
+        return self._checked(key, default, lambda v: type(v) is list, "an array of strings")
+
+    def numbers(self, key: str, default: Any = _REQUIRED) -> Any:
+        """A numpy array of numbers or booleans, or the default."""
+        return self._checked(key, default, lambda v: isinstance(v, np.ndarray), "an array of numbers")
+
+    def layers_integer(self, key: str, default: Any = _REQUIRED) -> Any:
+        """An integer from 1 that all layers share: given once, or as an array with the same value for each."""
+        value = self._values.get(key)
+        if isinstance(value, np.ndarray):
+            self._read.add(key)
+            if value.dtype.kind not in "iu" or not len(value) or value.min() < 1:
+                raise ValueError(f"its metadata has {key} = {short_repr(value)}; it must have integers from 1")
+            if (value != value[0]).any():
+                raise ValueError(f"{key} differs from layer to layer; tinylm builds models whose layers are alike")
+            return int(value[0])
+        return self.integer(key, default)
+
+    def require(self, key: str, *allowed: Any) -> None:
+        """Raise ValueError if the key is there with a value other than those allowed."""
+        if key not in self._values:
+            return
+        self._read.add(key)
+        value = self._values[key]
+        if isinstance(value, np.ndarray) or value not in allowed:
+            expected = " or ".join(map(short_repr, allowed))
+            raise ValueError(f"its metadata has {key} = {short_repr(value)}; tinylm supports {expected}")
+
+    def _checked(self, key: str, default: Any, is_valid: Any, expected: str) -> Any:
+        self._read.add(key)
+        if key not in self._values:
+            if default is _REQUIRED:
+                raise ValueError(f"its metadata lacks {key}")
+            return default
+        value = self._values[key]
+        if not is_valid(value):
+            raise ValueError(f"its metadata has {key} = {short_repr(value)}; it must be {expected}")
+        return value
+
+
+@dataclass(frozen=True)
+class Header:
+    """The checked header of a GGUF file."""
+
+    metadata: Metadata
+    tensors: dict[str, TensorInfo]
+
+
+def parse_header(data: mmap.mmap | bytes) -> Header:
+    """The header of a GGUF file, of which `data` is the whole content. Raises ValueError."""
+    cursor = _Cursor(data)
+    if cursor.take(4) != MAGIC:
+        raise ValueError("it does not begin with the letters GGUF")
+    version = cursor.integer("<I")
+    if version not in VERSIONS:
+        is_big_endian = version & 0xFFFF == 0 and version > 0
+        what = "is big-endian" if is_big_endian else f"has version {version}"
+        raise ValueError(f"it {what}; tinylm reads little-endian files of versions 2 and 3")
+    n_tensors, n_keys = cursor.integer("<Q"), cursor.integer("<Q")
+    if n_tensors > MAX_TENSORS or n_keys > MAX_KEYS:
+        raise ValueError(
+            f"it claims {n_tensors:,} tensors and {n_keys:,} keys of metadata; at most {MAX_TENSORS:,} and "
+            f"{MAX_KEYS:,} are supported"
+        )
+    metadata = Metadata(_read_metadata(cursor, n_keys))
+    tensors = [_read_tensor(cursor) for _ in range(n_tensors)]
+    start = _align(cursor.position, _alignment(metadata))
+    return Header(metadata, _place(tensors, start, _alignment(metadata), len(data)))
+
+
+class _Cursor:
+    """Reads one value after another; a value that would end after the file, or after MAX_HEADER, is an error."""
+
+    def __init__(self, data: mmap.mmap | bytes) -> None:
+        self._data = data
+        self._end = min(len(data), MAX_HEADER)
+        self._items = 0
+        self.position = 0
+
+    def take(self, size: int) -> bytes:
+        """The next `size` bytes."""
+        start = self.position
+        self._advance(size)
+        return self._data[start : start + size]
+
+    def _advance(self, size: int) -> None:
+        if size > self._end - self.position:
+            limit = "the end of the file" if self._end == len(self._data) else f"{MAX_HEADER >> 20} MB"
+            raise ValueError(f"its header does not end before {limit}")
+        self.position += size
+
+    def integer(self, layout: str) -> int:
+        """An integer in a format of the `struct` module."""
+        return int(struct.unpack(layout, self.take(struct.calcsize(layout)))[0])
+
+    def text(self, limit: int = MAX_HEADER) -> str:
+        """A string in UTF-8 of at most `limit` bytes."""
+        size = self.integer("<Q")
+        if size > limit:
+            raise ValueError(f"it has a string of {size:,} bytes where at most {limit:,} are supported")
+        try:
+            return self.take(size).decode("utf-8")
+        except UnicodeDecodeError:
+            raise ValueError("it has a string that is not valid UTF-8") from None
+
+    def value(self, kind: int) -> Any:
+        """A value of the metadata: bool, int, float, str, list of str, or numpy array."""
+        if kind == STRING:
+            return self.text()
+        if kind == ARRAY:
+            return self._array()
+        if kind not in _SCALARS:
+            raise ValueError(f"its metadata has a value of the unknown type {kind}")
+        return _as_python(self._numbers(kind, 1), kind)
+
+    def _array(self) -> list[str] | np.ndarray:
+        kind, count = self.integer("<I"), self.integer("<Q")
+        self._items += count
+        if self._items > MAX_ITEMS:
+            raise ValueError(f"its metadata has arrays of {self._items:,} items; at most {MAX_ITEMS:,} are supported")
+        if kind == STRING:
+            return [self.text() for _ in range(count)]
+        if kind not in _SCALARS:
+            raise ValueError(f"its metadata has an array of the unsupported type {kind}")
+        return self._numbers(kind, count)
+
+    def _numbers(self, kind: int, count: int) -> np.ndarray:
+        dtype = np.dtype(_SCALARS[kind])
+        return np.frombuffer(self.take(count * dtype.itemsize), dtype=dtype)
+
+
+def _as_python(value: np.ndarray, kind: int) -> bool | int | float:
+    if kind == BOOL:
+        return bool(value.view(np.uint8)[0])
+    # 1e-6 that was stored in 32 bits becomes 1e-6 again, not 9.999999974752427e-07.
+    return float(str(value[0])) if kind == FLOAT32 else value[0].item()
+
+
+def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for _ in range(count):
+        key = cursor.text(MAX_NAME)
+        if key in values:
+            raise ValueError(f"its metadata has the key {short_repr(key)} twice")
+        values[key] = cursor.value(cursor.integer("<I"))
+    return values
+
+
+class _StoredTensor(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+    type: int
+    offset: int  # in bytes, from the start of the tensor data
+
+
+def _read_tensor(cursor: _Cursor) -> _StoredTensor:
+    name = cursor.text(MAX_NAME)
+    n_dimensions = cursor.integer("<I")
+    if not 1 <= n_dimensions <= MAX_DIMENSIONS:
+        raise ValueError(
+            f"its tensor {short_repr(name)} has {n_dimensions} dimensions; from 1 to {MAX_DIMENSIONS} are supported"
+        )
+    shape = tuple(cursor.integer("<Q") for _ in range(n_dimensions))[::-1]
+    return _StoredTensor(name, shape, cursor.integer("<I"), cursor.integer("<Q"))
+
+
+def _alignment(metadata: Metadata) -> int:
+    alignment = int(metadata.integer("general.alignment", 32, high=MAX_ALIGNMENT))
+    if alignment % 8 or alignment & (alignment - 1):
+        raise ValueError(f"its metadata has general.alignment = {alignment}; it must be a power of two, at least 8")
+    return alignment
+
+
+def _align(position: int, alignment: int) -> int:
+    return -(-position // alignment) * alignment
+
+
+def _place(stored: Sequence[_StoredTensor], start: int, alignment: int, size: int) -> dict[str, TensorInfo]:
+    """Check that all tensors lie in the file without overlapping."""
+    tensors: dict[str, TensorInfo] = {}
+    for tensor in stored:
+        if tensor.name in tensors:
+            raise ValueError(f"it has the tensor {short_repr(tensor.name)} twice")
+        tensors[tensor.name] = _check_tensor(tensor, start, alignment, size)
+    end = start
+    for info in sorted(tensors.values(), key=lambda info: info.offset):
+        if info.offset < end:
+            raise ValueError(f"its tensor {short_repr(info.name)} overlaps another one")
+        end = info.offset + info.size
+    return tensors
+
+
+def _check_tensor(tensor: _StoredTensor, start: int, alignment: int, size: int) -> TensorInfo:
+    name = short_repr(tensor.name)
+    if tensor.type not in TENSOR_TYPES:
+        found = _OTHER_TYPES.get(tensor.type, f"number {tensor.type}")
+        supported = ", ".join(kind.name for kind in TENSOR_TYPES.values())
+        raise ValueError(f"its tensor {name} has the type {found}; tinylm reads {supported}")
+    kind = TENSOR_TYPES[tensor.type]
+    if min(tensor.shape) < 1 or math.prod(tensor.shape) > MAX_ELEMENTS:
+        raise ValueError(
+            f"its tensor {name} has the shape {list(tensor.shape)}; it must have from 1 to {MAX_ELEMENTS:,} elements"
+        )
+    if tensor.shape[-1] % kind.elements:
+        raise ValueError(f"its tensor {name} has rows of {tensor.shape[-1]} numbers, which {kind.name} cannot store")
+    if tensor.offset % alignment:
+        raise ValueError(f"its tensor {name} begins at an offset that is not a multiple of {alignment}")
+    info = TensorInfo(tensor.name, tensor.shape, kind, start + tensor.offset)
+    if info.offset + info.size > size:
+        raise ValueError(f"its tensor {name} ends after the end of the file; the file is damaged or incomplete")
+    return info

@@ -1,0 +1,176 @@
+"""GGUF files, read: the model becomes a config and tensors with Hugging Face's names, and then one of tinylm's.
+
+The file may come from a stranger; its header is checked before anything else is read (gguf_header.py).
+"""
+
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinylm.config import MAX_BLOCKS
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.files import open_regular
+from tinylm.formats.families import convert
+from tinylm.formats.gguf_architectures import ARCHITECTURES, ROPE_FACTORS, Architecture, ConfigReader
+from tinylm.formats.gguf_header import Header, Metadata, TensorInfo, parse_header
+from tinylm.formats.gguf_tensors import Change
+from tinylm.formats.gguf_tokenizer import read_tokenizer
+from tinylm.formats.imported import ForeignModel
+from tinylm.text.tokenizer_errors import short_repr
+
+FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+CHUNK = 1 << 22  # numbers that are dequantized at a time
+
+
+class GGUFFile(NamedTuple):
+    """An open GGUF file. The mapping is private: writing to a tensor does not change the file."""
+
+    header: Header
+    data: mmap.mmap
+
+
+def read_gguf(path: Path) -> ForeignModel:
+    """Open the model in a GGUF file. Its tensors are mapped, not read; quantized ones become float32 when looked up.
+
+    Raises TinyLMError for a file that is damaged, or whose architecture, types of tensors, tokenizer or any setting is
+    not supported, and for quantized tensors without the package gguf (the extra `gguf`).
+    """
+    try:
+        file = open_gguf(path)
+        values, tensors = read_model(file)
+        _check_package(file.header)
+        family, config, converted = convert(values, tensors)
+        tokenizer = read_tokenizer(file.header.metadata, values["model_type"], config.vocab_size)
+    except OSError as error:
+        raise TinyLMError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise TinyLMError(f"Cannot read {path} as GGUF: {error}.") from error
+    return ForeignModel(family, config, converted, tokenizer.text, tokenizer.special, tokenizer.chat_template)
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    """Map a GGUF file and check its header. Raises OSError, and ValueError for a file that is damaged."""
+    with open_regular(path) as file:
+        try:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except ValueError:
+            raise ValueError("it is empty") from None
+    return GGUFFile(parse_header(data), data)
+
+
+def read_model(file: GGUFFile) -> tuple[dict[str, Any], dict[str, "StoredTensor"]]:
+    """A config.json of Hugging Face and the tensors under its names. Raises ValueError for what is not supported."""
+    metadata, infos = file.header.metadata, file.header.tensors
+    architecture = find_architecture(metadata)
+    values = read_config(architecture, metadata, infos, lambda name: load_tensor(file.data, infos[name]))
+    experts = values.get("num_experts", values.get("num_local_experts", 0))
+    layers = values.get("num_hidden_layers", values.get("n_layer", 0))
+    if layers > len(infos) or layers * experts > MAX_BLOCKS:
+        raise ValueError(f"it claims {layers:,} layers of {experts:,} experts and has {len(infos):,} tensors")
+    tensors: dict[str, StoredTensor] = {}
+    unknown = set(infos) - {ROPE_FACTORS}
+    for place in architecture.places(layers, experts):
+        if place.stored in infos:
+            heads = values[place.change.heads] if place.change.heads else 0
+            tensors[place.foreign] = StoredTensor(file.data, infos[place.stored], place.change, heads, place.expert)
+            tensors[place.foreign].check(experts)
+            unknown.discard(place.stored)
+    if unknown:
+        raise ValueError(f"it has the tensor {short_repr(min(unknown))}, which its architecture does not have")
+    return values, tensors
+
+
+def find_architecture(metadata: Metadata) -> Architecture:
+    """The architecture that the metadata names. Raises ValueError for one that tinylm does not read."""
+    metadata.require("general.type", "model")
+    if metadata.integer("split.count", 0, low=0) > 1:
+        raise ValueError("it is a part of a model; join the parts first, by llama-gguf-split")
+    name = metadata.text("general.architecture")
+    if name not in ARCHITECTURES:
+        raise ValueError(f"its architecture is {short_repr(name)}; tinylm reads {', '.join(sorted(ARCHITECTURES))}")
+    return ARCHITECTURES[name]
+
+
+def read_config(
+    architecture: Architecture, metadata: Metadata, tensors: Mapping[str, TensorInfo], load: Any
+) -> dict[str, Any]:
+    """The values of a config.json of Hugging Face. load: reads a tensor by its name. Raises ValueError."""
+    reader = ConfigReader(metadata, architecture.name, tensors, load)
+    values = architecture.read_config(reader)
+    reader.check_all_read()
+    return values
+
+
+class StoredTensor:
+    """A tensor of Hugging Face's model in a mapped file (a LazyTensor). expert: its index in one of all experts."""
+
+    def __init__(self, data: mmap.mmap, info: TensorInfo, change: Change, heads: int, expert: int | None) -> None:
+        self._data, self._info, self._change, self._heads, self._expert = data, info, change, heads, expert
+        shape = info.shape if expert is None else info.shape[1:]
+        self.shape = shape[::-1] if change.transposes else shape
+        self.dtype = FLOAT_TYPES.get(info.type.name, torch.float32)
+
+    def check(self, experts: int) -> None:
+        """Raise ValueError for a shape that the change cannot be applied to."""
+        name, shape = short_repr(self._info.name), self._info.shape
+        if self._expert is not None and (len(shape) != 3 or shape[0] != experts):
+            raise ValueError(f"its tensor {name} has the shape {list(shape)}; it must hold {experts} matrices")
+        multiple = 3 * self._heads if self._change.fused else 2 * self._heads
+        if self._heads and shape[0] % multiple:
+            raise ValueError(f"its tensor {name} has {shape[0]} rows, which {self._heads} heads cannot share")
+
+    def load(self) -> Tensor:
+        """The tensor: part of the mapped file where that has the same order and type of numbers, otherwise a copy."""
+        return self._change.read(load_tensor(self._data, self._info, self._expert), self._heads)
+
+
+def load_tensor(data: mmap.mmap, info: TensorInfo, index: int | None = None) -> Tensor:
+    """A tensor of the file, as it is stored; with an index, that part of its first dimension.
+
+    Floating-point types are mapped, quantized ones become float32.
+    """
+    shape, offset, size = info.shape, info.offset, info.size
+    if index is not None:
+        size //= shape[0]
+        shape, offset = shape[1:], offset + index * size
+    if info.type.name in FLOAT_TYPES:
+        dtype = FLOAT_TYPES[info.type.name]
+        return torch.frombuffer(data, dtype=dtype, count=size // dtype.itemsize, offset=offset).view(shape)
+    row_size = shape[-1] // info.type.elements * info.type.size
+    rows = np.frombuffer(data, dtype=np.uint8, count=size, offset=offset).reshape(-1, row_size)
+    return _dequantize(rows, info).view(shape)
+
+
+def _dequantize(rows: np.ndarray, info: TensorInfo) -> Tensor:
+    """rows: (number of rows, bytes per row). Returns a matrix of float32, (number of rows, numbers per row)."""
+    gguf = import_gguf()
+    kind = gguf.GGMLQuantizationType[info.type.name]
+    numbers = torch.empty(len(rows), info.shape[-1])
+    step = max(1, CHUNK // info.shape[-1])
+    with np.errstate(all="ignore"):  # a forged scale may be infinite; the weights are checked where they are used
+        for start in range(0, len(rows), step):
+            part = gguf.quants.dequantize(rows[start : start + step], kind)
+            numbers[start : start + step] = torch.from_numpy(part)
+    return numbers
+
+
+def _check_package(header: Header) -> None:
+    if any(info.type.name not in FLOAT_TYPES for info in header.tensors.values()):
+        import_gguf()
+
+
+def import_gguf() -> Any:
+    """The package gguf. Raises UsageError naming the extra that installs it."""
+    try:
+        import gguf
+    except ImportError as error:
+        raise UsageError(
+            "Reading quantized tensors of a GGUF file, and writing one, needs a package: install gguf (pip install "
+            "gguf), which is in tinylm's extra gguf."
+        ) from error
+    return gguf

@@ -1,0 +1,322 @@
+"""GGUF files, written for llama.cpp and ollama, each with a Modelfile beside it (story.gguf: story.Modelfile).
+
+A file is written under a temporary name, read again, compared with the model, and only then renamed.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+from torch import Tensor
+
+from tinylm.config import ModelConfig
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.files import flush_folder, replacing, write_text
+from tinylm.formats.families import find_family
+from tinylm.formats.family import ExportedTensors, Family, convert_tensors
+from tinylm.formats.family_choice import choose_family, resolve
+from tinylm.formats.gguf_architectures import BY_FAMILY, ROPE_FACTORS, Architecture, llama3_factors
+from tinylm.formats.gguf_header import TENSOR_TYPES, Metadata, TensorInfo
+from tinylm.formats.gguf_reader import FLOAT_TYPES, import_gguf, open_gguf, read_config, read_model
+from tinylm.formats.gguf_tensors import SAME, Change, TensorPlace
+from tinylm.formats.gguf_tokenizer import ReadTokenizer, read_tokenizer, write_tokenizer
+from tinylm.formats.imported import ForeignModel
+from tinylm.text.tokenizer_errors import wrap_library_errors
+from tinylm.text.tokenizer_file import token_ids, validate_tokenizer
+
+DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # llama_ftype of llama.cpp
+_TYPES = {kind.name: kind for kind in TENSOR_TYPES.values()}
+_NEVER_REDUCED = ("position_embd.weight", "ffn_gate_inp.weight", ROPE_FACTORS)  # as llama.cpp's converter has them
+QUANTIZATION_VERSION = 2
+MODELFILE_SUFFIX = ".Modelfile"  # after the name of the model, so that a folder can hold several
+CHATML_TURN = "<|im_start|>"
+CHATML = """{{ range .Messages }}<|im_start|>{{ .Role }}
+{{ .Content }}<|im_end|>
+{{ end }}<|im_start|>assistant
+"""
+# Largest error of a stored number, as a fraction of the largest number in its tensor.
+_ERRORS = {"F32": 2**-22, "F16": 2**-10, "BF16": 2**-8, "Q8_0": 1 / 127}
+SAMPLES = (
+    "",
+    "The quick brown fox doesn't jump.",
+    "  two  spaces\n\n\ttab\r\nend ",
+    "3.14159 + 2024 = 12345678",
+    "def f(x):\n    return x ** 2  # ok",
+    "ÄÖÜ äöü ß, naïve façade",
+    "中文字符和标点。日本語のテキスト",
+    "👍🏽 🇫🇷 \u200d emoji",
+    "<|endoftext|><|im_start|>user",
+    "I'LL we've IT'S",
+)
+CHUNK = 1 << 22  # numbers that are converted at a time
+TOLERANCE = 1e-6  # relative, of settings that a file stores in 32 bits
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A tensor to write: the tensors of Hugging Face's model that it holds, one or those of all experts."""
+
+    info: TensorInfo  # without an offset
+    sources: tuple[str, ...]
+    change: Change
+    heads: int
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Everything that is written: the model as a family, its tensors and the metadata by keys."""
+
+    model: ForeignModel
+    config: ModelConfig
+    family: Family
+    architecture: Architecture
+    tensors: Mapping[str, Tensor]
+    planned: tuple[_Planned, ...]
+    metadata: dict[str, Any]
+
+
+def write_gguf(path: Path, model: ForeignModel, dtype: str = "f16", name: str | None = None) -> str:
+    """Write a model as a GGUF file and a Modelfile beside it; return the name of the architecture.
+
+    dtype: of the matrices: f32, f16, bf16 or q8_0; a matrix that q8_0 cannot store is written as f16.
+    name: of the model, for people; default: that of the file.
+
+    Raises UsageError, before anything is written, for a model or a tokenizer that GGUF cannot represent; TinyLMError if
+    the written file cannot be read back with the same model; and OSError.
+    """
+    import_gguf()
+    if "\n" in path.name:
+        raise UsageError("The name of a GGUF file must not contain a line break.")
+    plan = _make_plan(model, DTYPES[dtype], name or path.stem)
+    with replacing(path) as unfinished:
+        _write(plan, unfinished)
+        try:
+            _verify(plan, unfinished)
+        except ValueError as error:
+            raise TinyLMError(f"{path} was written, but is not the same model when read again: {error}.") from error
+    write_text(path.with_suffix(MODELFILE_SUFFIX), _modelfile(path, model))
+    flush_folder(path.parent)
+    return plan.architecture.name
+
+
+# What to write.
+
+
+def _make_plan(model: ForeignModel, dtype: str, name: str) -> _Plan:
+    config = resolve(model.config)
+    family = choose_family(model.config, model.family)
+    architecture = BY_FAMILY[family.name]
+    tensors = ExportedTensors(family, model.config, model.tensors)
+    planned = tuple(_plan_tensors(architecture, config, tensors, dtype))
+    unplanned = set(tensors) - {source for tensor in planned for source in tensor.sources}
+    if unplanned:
+        raise UsageError(f"GGUF's {architecture.name} has no place for the tensor {min(unplanned)}.")
+    metadata = {
+        "general.architecture": architecture.name,
+        "general.type": "model",
+        "general.name": name,
+        "general.file_type": _FILE_TYPES[dtype],
+        "general.quantization_version": QUANTIZATION_VERSION,
+        **architecture.write_metadata(config),
+        **_tokenizer_metadata(model, config),
+    }
+    plan = _Plan(model, config, family, architecture, tensors, planned, metadata)
+    _check_expressible(plan)
+    return plan
+
+
+def _tokenizer_metadata(model: ForeignModel, config: ModelConfig) -> dict[str, Any]:
+    try:
+        spec = validate_tokenizer(model.tokenizer)
+        return write_tokenizer(spec, model.special, model.chat_template, config.vocab_size)
+    except ValueError as error:
+        raise UsageError(f"The tokenizer cannot be written as GGUF: {error}.") from error
+
+
+def _plan_tensors(
+    architecture: Architecture, config: ModelConfig, tensors: ExportedTensors, dtype: str
+) -> Iterator[_Planned]:
+    heads = {"num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads, "": 0}
+    places: dict[str, list[TensorPlace]] = {}
+    names = set(tensors)  # asking the mapping itself would convert the tensor
+    for place in architecture.places(config.layers, config.experts):
+        if place.foreign in names:
+            places.setdefault(place.stored, []).append(place)
+    for stored, parts in places.items():
+        first = parts[0]
+        shape = tensors.shape(first.foreign)
+        shape = shape[::-1] if first.change.transposes else shape
+        shape = shape if first.expert is None else (len(parts), *shape)
+        info = TensorInfo(stored, shape, _TYPES[_type_of(stored, shape, dtype)], 0)
+        yield _Planned(info, tuple(part.foreign for part in parts), first.change, heads[first.change.heads])
+    if config.rope_scaling is not None and config.rope_scaling.kind == "llama3":
+        yield _Planned(TensorInfo(ROPE_FACTORS, (config.head_dim // 2,), _TYPES["F32"], 0), (), SAME, 0)
+
+
+def _type_of(name: str, shape: Sequence[int], dtype: str) -> str:
+    if len(shape) == 1 or name.endswith(_NEVER_REDUCED):
+        return "F32"
+    return "F16" if shape[-1] % _TYPES[dtype].elements else dtype
+
+
+def _check_expressible(plan: _Plan) -> None:
+    """Raise UsageError naming the settings that the metadata loses."""
+    infos = {planned.info.name: planned.info for planned in plan.planned}
+    try:
+        values = read_config(plan.architecture, Metadata(plan.metadata), infos, lambda _: _rope_factors(plan.config))
+        found = resolve(find_family(values).config(values))
+    except ValueError as error:
+        raise UsageError(f"GGUF's {plan.architecture.name} cannot represent this model: {error}.") from error
+    if lost := _differences(plan.config, found):
+        settings = " and ".join(f"`{name}` {getattr(plan.config, name)}" for name in lost[:3])
+        raise UsageError(f"GGUF's {plan.architecture.name} cannot represent this model's {settings}.")
+
+
+def _differences(wanted: ModelConfig, found: ModelConfig) -> list[str]:
+    pairs = ((field.name, getattr(wanted, field.name), getattr(found, field.name)) for field in fields(ModelConfig))
+    return [name for name, ours, theirs in pairs if not _same(ours, theirs)]
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return math.isclose(ours, theirs, rel_tol=TOLERANCE)
+    if hasattr(ours, "__dataclass_fields__") and type(ours) is type(theirs):
+        return all(_same(getattr(ours, field.name), getattr(theirs, field.name)) for field in fields(ours))
+    return bool(ours == theirs)
+
+
+def _rope_factors(config: ModelConfig) -> Tensor:
+    assert config.rope_scaling is not None and config.head_dim is not None
+    return llama3_factors(config.rope_scaling, config.rope_theta, config.head_dim)
+
+
+# Writing.
+
+
+def _write(plan: _Plan, path: Path) -> None:
+    gguf = import_gguf()
+    writer = gguf.GGUFWriter(None, plan.architecture.name)
+    for key, value in plan.metadata.items():
+        if key == "general.architecture":  # which the writer adds itself
+            continue
+        writer.add_key_value(key, value, *_value_type(gguf, key, value))
+    for planned in plan.planned:
+        info = planned.info
+        kind = gguf.GGMLQuantizationType[info.type.name]
+        writer.add_tensor_info(info.name, info.shape, np.dtype(np.float32), info.size, kind)
+    try:
+        writer.write_header_to_file(path)
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for planned in plan.planned:
+            writer.write_tensor_data(_stored(plan, planned))
+    finally:
+        writer.close()
+
+
+def _value_type(gguf: Any, key: str, value: Any) -> tuple[Any, ...]:
+    kinds = gguf.GGUFValueType
+    if isinstance(value, list):
+        return kinds.ARRAY, {str: kinds.STRING, float: kinds.FLOAT32, int: kinds.INT32}[type(value[0])]
+    by_type = {bool: kinds.BOOL, int: kinds.UINT32, float: kinds.FLOAT32, str: kinds.STRING}
+    return (by_type[type(value)],)
+
+
+def _stored(plan: _Plan, planned: _Planned) -> np.ndarray:
+    """The bytes of a tensor as the file has them."""
+    parts = [_encode(tensor, planned.info) for tensor in _arranged(plan, planned)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _arranged(plan: _Plan, planned: _Planned) -> Iterator[Tensor]:
+    """The tensors of Hugging Face's model in the arrangement of the file, one after another."""
+    if not planned.sources:
+        yield _rope_factors(plan.config)
+    for source in planned.sources:
+        yield planned.change.write(plan.tensors[source], planned.heads)
+
+
+def _encode(tensor: Tensor, info: TensorInfo) -> np.ndarray:
+    """Numbers in the type of the tensor, as bytes. Raises UsageError for those that are too large for 16 bits."""
+    flat = tensor.detach().cpu().reshape(-1)
+    if info.type.name in FLOAT_TYPES:
+        dtype = FLOAT_TYPES[info.type.name]
+        if not float(flat.abs().max()) <= torch.finfo(dtype).max:
+            raise UsageError(
+                f"The tensor {info.name} has numbers that {info.type.name.lower()} cannot represent; write the model "
+                "with `dtype` f32 or bf16."
+            )
+        return flat.to(dtype).contiguous().view(torch.uint8).numpy()
+    gguf = import_gguf()
+    kind = gguf.GGMLQuantizationType[info.type.name]
+    parts = (part.float().numpy() for part in flat.split(CHUNK))  # CHUNK is a multiple of the numbers in a block
+    return np.concatenate([gguf.quants.quantize(part, kind).reshape(-1) for part in parts])
+
+
+# Checking.
+
+
+def _verify(plan: _Plan, path: Path) -> None:
+    """Read the file again and compare configuration, tensors and tokenizer. Raises ValueError for a difference."""
+    file = open_gguf(path)
+    values, tensors = read_model(file)
+    config = find_family(values).config(values)
+    if lost := _differences(plan.config, resolve(config)):
+        raise ValueError(f"its {lost[0]} differs")
+    convert_tensors(find_family(values), config, tensors)  # checks their names and shapes
+    for planned in plan.planned:
+        for source in planned.sources:
+            _compare(source, plan.tensors[source], tensors[source].load(), planned.info.type.name)
+    metadata = file.header.metadata
+    _compare_tokenizers(plan.model, read_tokenizer(metadata, values["model_type"], config.vocab_size))
+
+
+def _compare(name: str, written: Tensor, found: Tensor, kind: str) -> None:
+    written = written.detach().cpu().float()
+    largest = float(written.abs().max())
+    if written.shape != found.shape or not float((written - found.float()).abs().max()) <= _ERRORS[kind] * largest:
+        raise ValueError(f"its tensor {name} differs")
+
+
+def _compare_tokenizers(model: ForeignModel, found: ReadTokenizer) -> None:
+    if token_ids(json.loads(found.text)) != token_ids(validate_tokenizer(model.tokenizer)):
+        raise ValueError("its vocabulary differs")
+    if (found.special.end_of_text, found.special.add_bos) != (model.special.end_of_text, model.special.add_bos):
+        raise ValueError("its special tokens differ")
+    with wrap_library_errors():
+        ours, theirs = (tokenizers.Tokenizer.from_str(text) for text in (model.tokenizer, found.text))
+        for library in (ours, theirs):
+            library.encode_special_tokens = True
+        for text in SAMPLES:
+            ids = [library.encode(text, add_special_tokens=False).ids for library in (ours, theirs)]
+            if ids[0] != ids[1]:
+                raise ValueError(f"its tokenizer gives other ids for {text!r}")
+
+
+# The Modelfile of ollama.
+
+
+def _modelfile(path: Path, model: ForeignModel) -> str:
+    lines = [f"FROM ./{path.name}", f"PARAMETER num_ctx {model.config.context}"]
+    template = _template(model.chat_template)
+    if template is None:
+        lines.insert(0, "# Without TEMPLATE, ollama uses the chat template in the GGUF file if it knows that one.")
+    else:
+        lines.append(f'TEMPLATE """{template}"""')
+    ends = model.special.eos or (model.special.end_of_text,)
+    lines += [f'PARAMETER stop "{end}"' for end in ends if not set('"\\\n') & set(end)]
+    return "\n".join(lines) + "\n"
+
+
+def _template(chat_template: str | None) -> str | None:
+    """ollama's template: the prompt as it is, or ChatML; `None` for any other chat template."""
+    if chat_template is None:
+        return "{{ .Prompt }}"
+    return CHATML if CHATML_TURN in chat_template and "<|im_end|>" in chat_template else None

@@ -1,0 +1,131 @@
+"""Hugging Face model folders: config.json, safetensors weights and tokenizer.json, read and written."""
+
+import collections
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tinylm.config import ModelConfig
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.files import read_json, read_text, write_text
+from tinylm.formats.families import convert, find_family
+from tinylm.formats.family import ExportedTensors, Family
+from tinylm.formats.family_choice import choose_family, resolve
+from tinylm.formats.imported import ForeignModel
+from tinylm.formats.safetensors_files import WEIGHTS, inside, open_weights, write_file
+from tinylm.formats.special_tokens import (
+    CHAT_TEMPLATE,
+    GENERATION_CONFIG,
+    MAX_CONFIG_BYTES,
+    TOKENIZER_CONFIG,
+    read_chat_template,
+    read_object,
+    read_special_tokens,
+    token_id_fields,
+    tokenizer_config,
+    tokenizer_for_export,
+)
+from tinylm.text.tokenizer_file import TokenizerSpec, token_ids, validate_tokenizer
+
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+def is_model_folder(path: Path) -> bool:
+    """Whether a path is a folder with a config.json that names a `model_type`. A run of tinylm names none."""
+    try:
+        values = read_json(inside(path, CONFIG), MAX_CONFIG_BYTES)
+    except (OSError, ValueError):
+        return False
+    return isinstance(values, dict) and "model_type" in values
+
+
+def read_folder(folder: Path) -> ForeignModel:
+    """Open the model of a Hugging Face folder. Its weights are mapped, not read.
+
+    Raises UsageError for a folder without a config.json, and TinyLMError for one that is damaged, or whose family,
+    tokenizer or any setting is not supported.
+    """
+    if not (folder / CONFIG).is_file():
+        raise UsageError(f"{folder} is not a model folder of Hugging Face: it has no {CONFIG}.")
+    try:
+        values = read_object(folder, CONFIG)
+        find_family(values)  # before the weights are opened
+        family, config, tensors = convert(values, open_weights(folder))
+        tokenizer = _read_tokenizer(folder, config)
+        special = read_special_tokens(folder, values, tokenizer)
+        template = read_chat_template(folder)
+    except OSError as error:
+        name = Path(str(error.filename)).name if error.filename else "a file"
+        raise TinyLMError(f"Cannot import {folder}: {name} cannot be read ({error.strerror or error}).") from error
+    except ValueError as error:
+        raise TinyLMError(f"Cannot import {folder}: {error}.") from error
+    return ForeignModel(family, config, tensors, json.dumps(tokenizer, ensure_ascii=False), special, template)
+
+
+def _read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerSpec:
+    """The validated tokenizer.json. Raises ValueError for one with ids that the model has no rows for."""
+    if not (folder / TOKENIZER).exists():
+        raise ValueError(
+            f"it has no {TOKENIZER}; write one by transformers: "
+            'AutoTokenizer.from_pretrained("FOLDER").save_pretrained("FOLDER")'
+        )
+    try:
+        spec = validate_tokenizer(read_text(inside(folder, TOKENIZER)))
+    except ValueError as error:
+        raise ValueError(f"{TOKENIZER} cannot be used: {error}") from error
+    largest = max(token_ids(spec).values(), default=-1)
+    if largest >= config.vocab_size:
+        raise ValueError(f"{TOKENIZER} has the id {largest}, and its model has {config.vocab_size} ids")
+    return spec
+
+
+def write_folder(folder: Path, model: ForeignModel, dtype: torch.dtype | None = None) -> str:
+    """Write a model into a folder of Hugging Face, which must exist, and return the name of its family.
+
+    That is `model.family` if its shape fits. dtype: of the weights; `None`: each tensor's own. Raises UsageError,
+    before anything is written, for a model that no family can represent, and OSError.
+    """
+    family = choose_family(model.config, model.family)
+    spec = validate_tokenizer(model.tokenizer)
+    tensors = ExportedTensors(family, model.config, model.tensors)
+    fields = _config_fields(family, model, token_ids(spec)) | {"dtype": _dtype_name(tensors, dtype)}
+    write_file(folder / WEIGHTS, tensors, dtype)
+    write_text(folder / TOKENIZER, tokenizer_for_export(spec, model.special))
+    _write_json(folder / TOKENIZER_CONFIG, tokenizer_config(model.special, model.config.context))
+    if model.chat_template is not None:
+        write_text(folder / CHAT_TEMPLATE, model.chat_template)
+    _write_json(folder / GENERATION_CONFIG, _generation_fields(fields))
+    _write_json(folder / CONFIG, fields)  # last: a folder without it is not a model
+    return family.name
+
+
+def _config_fields(family: Family, model: ForeignModel, ids: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "architectures": [family.architecture],
+        "model_type": family.name,
+        **family.write_config(resolve(model.config)),
+        **token_id_fields(model.special, ids),
+        "use_cache": True,
+    }
+
+
+def _dtype_name(tensors: ExportedTensors, dtype: torch.dtype | None) -> str:
+    """The dtype that transformers loads the weights in: of most of them, if they keep their own."""
+    most = collections.Counter(tensors.dtype(name) for name in tensors).most_common(1)[0][0]
+    return DTYPE_NAMES[dtype or most]
+
+
+def _generation_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of generation_config.json. Without a padding token, transformers warns at each generation."""
+    ends = config["eos_token_id"]
+    first = ends[0] if isinstance(ends, list) else ends
+    pad = first if config["pad_token_id"] is None else config["pad_token_id"]
+    return {"bos_token_id": config["bos_token_id"], "eos_token_id": ends, "pad_token_id": pad}
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    write_text(path, json.dumps(values, ensure_ascii=False, indent=2) + "\n")

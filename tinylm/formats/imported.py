@@ -1,0 +1,26 @@
+"""A model that another tool made, opened here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tinylm.config import ModelConfig, SpecialTokens
+
+
+@dataclass(frozen=True)
+class ForeignModel:
+    """A model of another format.
+
+    family: name of its model family, as in `FAMILIES`; `None` for a model of tinylm that is exported.
+    tensors: by tinylm's names, in their own dtypes; mapped from the file or converted when they are looked up.
+    tokenizer: validated content of a tokenizer.json. Its ids may be fewer than the rows of the embedding.
+    chat_template: Jinja source, not yet checked; `None` without one.
+    """
+
+    family: str | None
+    config: ModelConfig
+    tensors: Mapping[str, Tensor]
+    tokenizer: str
+    special: SpecialTokens
+    chat_template: str | None

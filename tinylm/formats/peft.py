@@ -1,0 +1,285 @@
+"""LoRA adapters in PEFT's format, adapter_config.json and adapter_model.safetensors, for a model of a known family.
+
+A foreign matrix that fuses several of tinylm's, as GPT-2's c_attn, has one adapter. Each of the matrices has all of its
+A, and the rows of its B that belong to the matrix. `peft_writer` does the inverse.
+"""
+
+import collections
+import contextlib
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from tinylm.config import ModelConfig
+from tinylm.errors import TinyLMError
+from tinylm.files import hash_file, read_json
+from tinylm.formats.family import DTYPES, Family, Parameter, Rule
+from tinylm.formats.peft_config import ADAPTER_CONFIG, PeftConfig, read_peft_config
+from tinylm.formats.safetensors_files import StoredTensor, inside, open_file
+from tinylm.model.build import build_empty_model
+
+ADAPTER_WEIGHTS, ADAPTER_PICKLE = "adapter_model.safetensors", "adapter_model.bin"
+PREFIX = "base_model.model."
+MAX_CONFIG_BYTES = 1 << 22
+EMBEDDING, OUTPUT = "embedding", "output"  # tinylm's names of two modules
+LINEAR_PARTS = ("lora_A.weight", "lora_B.weight")
+EMBEDDING_PARTS = ("lora_embedding_A", "lora_embedding_B")
+_LORA = re.compile(rf"(.+)\.({'|'.join(map(re.escape, LINEAR_PARTS + EMBEDDING_PARTS))})")
+_BASE = ".base_layer"  # where PEFT moves the module that it adapts
+_EXPERT = "layers.{layer}.feedforward.experts.{expert}.{projection}"
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The update `scale` B A of a matrix (out, in), with A (r, in) and B (out, r).
+
+    Of the embedding (V, D): `scale` A^T B^T with A (r, V) and B (D, r).
+    """
+
+    A: Tensor
+    B: Tensor
+    scale: float
+
+
+@dataclass(frozen=True)
+class ForeignAdapter:
+    """An adapter of PEFT, by tinylm's names.
+
+    updates: by the name of a module. replaced: parameters that are saved whole. stored: parameters of the base that
+    PEFT saved with the adapter. The output layer has entries of its own where the base ties it to the embedding.
+    """
+
+    updates: Mapping[str, LowRank]
+    replaced: Mapping[str, Tensor]
+    stored: Mapping[str, Tensor]
+
+
+def is_adapter_folder(path: Path) -> bool:
+    """Whether there is an adapter of PEFT at a path. An adapter of tinylm has a config.json as well."""
+    return (path / ADAPTER_CONFIG).is_file() and not (path / "config.json").exists()
+
+
+def adapter_digest(folder: Path) -> str:
+    """SHA-256, in hexadecimal, of the two files of an adapter. Raises TinyLMError if they cannot be read."""
+    with _reading(folder):
+        parts = [hash_file(inside(folder, name)) for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def read_base_name(folder: Path) -> str | None:
+    """The name of the base model that an adapter records, for messages only: it could be any path.
+
+    Raises TinyLMError for a config that is damaged or not supported.
+    """
+    with _reading(folder):
+        return _read_config(folder).base
+
+
+def read_adapter(folder: Path, family: Family, config: ModelConfig) -> ForeignAdapter:
+    """The adapter in a folder, for a base model of this family and configuration. Its tensors are mapped, not read.
+
+    Raises TinyLMError for files that are damaged, for an adapter that is not a plain LoRA, and for tensors of modules
+    or shapes that the base model does not have.
+    """
+    with _reading(folder):
+        return _Reader(family, config, _read_config(folder)).read(_open_weights(folder))
+
+
+@contextlib.contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Context manager that adds the folder to an error."""
+    try:
+        yield
+    except OSError as error:
+        name = Path(str(error.filename)).name if error.filename else "a file"
+        raise TinyLMError(f"Cannot use {folder}: {name} cannot be read ({error.strerror or error}).") from error
+    except ValueError as error:
+        raise TinyLMError(f"Cannot use {folder}: {error}.") from error
+
+
+def _read_config(folder: Path) -> PeftConfig:
+    try:
+        values = read_json(inside(folder, ADAPTER_CONFIG), MAX_CONFIG_BYTES)
+    except ValueError as error:
+        raise ValueError(f"{ADAPTER_CONFIG} cannot be read: {error}") from error
+    return read_peft_config(values)
+
+
+def _open_weights(folder: Path) -> dict[str, StoredTensor]:
+    if not (folder / ADAPTER_WEIGHTS).exists() and (folder / ADAPTER_PICKLE).exists():
+        raise ValueError(
+            f"{ADAPTER_PICKLE} is a pickle, which can run code and is never opened. Where you trust it, load it by "
+            f"peft and save it again, which writes {ADAPTER_WEIGHTS}"
+        )
+    return open_file(inside(folder, ADAPTER_WEIGHTS))
+
+
+@dataclass(frozen=True)
+class _Stacked:
+    """A parameter that holds the matrices of all experts of a layer: its name, and those of its projections."""
+
+    name: str
+    layer: int
+    projections: tuple[str, ...]
+
+
+class _Reader:
+    """Converts the tensors of an adapter for a base model. All errors are ValueErrors."""
+
+    def __init__(self, family: Family, config: ModelConfig, peft: PeftConfig) -> None:
+        untied = replace(config, tie=False)  # PEFT adapts a tied output layer by itself
+        self._config, self._peft = config, peft
+        self._architecture = family.architecture
+        self._expected = build_empty_model(untied).state_dict()
+        self._parameters: dict[str, Parameter] = {p.foreign: p for p in family.parameters(untied)}
+        self._matrices: dict[str, tuple[Rule, tuple[str, ...]]] = {
+            foreign: (rule, ours)
+            for rule, foreign, ours in family.modules(untied)
+            if ours[0] != "position" and f"{foreign}.weight" in self._parameters
+            if len(self._parameters[f"{foreign}.weight"].shape) == 2
+        }
+        self._aliases = {new: foreign for foreign, new in family.renamed.items()}
+        self._stacked: dict[str, _Stacked] = {}
+        if family.stacked is not None:
+            routers = (foreign for _, foreign, ours in family.modules(untied) if ours[0].endswith(".router"))
+            for layer, router in enumerate(routers):
+                self._aliases[family.stacked.router.format(layer=layer)] = router
+                self._add_stacked(family.stacked.experts.format(layer=layer), layer, family.stacked.parameters)
+
+    def _add_stacked(self, module: str, layer: int, parameters: tuple[tuple[str, tuple[str, ...]], ...]) -> None:
+        """The names of the modules that PEFT nests around `module`, one for each parameter that it adapts."""
+        adapted = [item for item in parameters if self._is_target_parameter(f"{module}.{item[0]}")]
+        for outer, (name, projections) in enumerate(reversed(adapted)):
+            self._stacked[module + outer * _BASE] = _Stacked(f"{module}.{name}", layer, projections)
+
+    def _is_target_parameter(self, name: str) -> bool:
+        return any(f".{name}".endswith(f".{target}") for target in self._peft.target_parameters)
+
+    def read(self, tensors: Mapping[str, StoredTensor]) -> ForeignAdapter:
+        pairs: dict[str, dict[str, StoredTensor]] = collections.defaultdict(dict)
+        whole: dict[str, StoredTensor] = {}
+        for key, tensor in tensors.items():
+            name = key.removeprefix(PREFIX)
+            if name == key:
+                raise ValueError(f"its tensor {key[:200]} has no name of PEFT, which begins with {PREFIX}")
+            if tensor.dtype not in DTYPES:
+                raise ValueError(f"its tensor {name[:200]} is not of the type float32, float16 or bfloat16")
+            if match := _LORA.fullmatch(name):
+                pairs[match[1]][match[2]] = tensor
+            elif ".lora_" in name:
+                raise ValueError(f"its tensor {name[:200]} belongs to a variant of LoRA that is not supported")
+            else:
+                whole[name] = tensor
+        updates: dict[str, LowRank] = {}
+        for module, parts in pairs.items():
+            updates |= self._update(module, parts)
+        replaced, stored = self._whole(whole)
+        if not updates and not replaced:
+            raise ValueError(f"{ADAPTER_WEIGHTS} has no tensors of an adapter")
+        return ForeignAdapter(updates, replaced, stored)
+
+    def _update(self, module: str, parts: Mapping[str, StoredTensor]) -> dict[str, LowRank]:
+        """The updates by one adapter: of the matrices that a module fuses, or of all experts."""
+        stacked = self._stacked.get(module)
+        rule, ours = self._matrices.get(self._aliases.get(module, module), (None, ()))
+        if rule is None and stacked is None:
+            raise ValueError(f"it adapts {module[:200]}, which is no matrix of the base model ({self._architecture})")
+        a_name, b_name = EMBEDDING_PARTS if ours == (EMBEDDING,) else LINEAR_PARTS
+        if parts.keys() != {a_name, b_name}:
+            raise ValueError(f"the tensors of {module[:200]} are not {a_name} and {b_name}")
+        a, b = parts[a_name], parts[b_name]
+        if stacked is not None:
+            return self._update_experts(stacked, a, b)
+        assert rule is not None
+        shapes = [tuple(self._expected[f"{name}.weight"].shape) for name in ours]
+        outputs, inputs = sum(out for out, _ in shapes), shapes[0][1]
+        if ours == (EMBEDDING,):
+            outputs, inputs = inputs, outputs
+        rank = a.shape[0] if a.shape else 0
+        _check_shapes(module, a, b, (rank, inputs), (outputs, rank))
+        scale = self._peft.scale(f"{module}.weight" if self._is_target_parameter(f"{module}.weight") else module, rank)
+        whole_a, rows = _load(a), rule.split_outputs(_load(b), self._config.heads)
+        return {name: LowRank(whole_a, part, scale) for name, part in zip(ours, rows, strict=True)}
+
+    def _update_experts(self, stacked: _Stacked, a: StoredTensor, b: StoredTensor) -> dict[str, LowRank]:
+        """A is (E r, in) with the rows of an expert together; B is (out, r E) with the columns of a rank together."""
+        config, projections = self._config, stacked.projections
+        shapes = [self._expected[f"{self._expert(stacked, 0, name)}.weight"].shape for name in projections]
+        outputs, inputs = sum(shape[0] for shape in shapes), shapes[0][1]
+        rank = a.shape[0] // config.experts if a.shape else 0
+        rows = rank * config.experts
+        _check_shapes(stacked.name, a, b, (rows, inputs), (outputs, rows))
+        scale = self._peft.scale(stacked.name, rank)
+        by_expert_a = _load(a).unflatten(0, (config.experts, rank))  # (E, r, in)
+        by_expert_b = _load(b).unflatten(1, (rank, config.experts)).permute(2, 0, 1)  # (E, out, r)
+        return {
+            self._expert(stacked, expert, name): LowRank(by_expert_a[expert], part, scale)
+            for expert in range(config.experts)
+            for name, part in zip(projections, by_expert_b[expert].chunk(len(projections)), strict=True)
+        }
+
+    @staticmethod
+    def _expert(stacked: _Stacked, expert: int, projection: str) -> str:
+        return _EXPERT.format(layer=stacked.layer, expert=expert, projection=projection)
+
+    def _whole(self, tensors: Mapping[str, StoredTensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The parameters that replace those of the base, and those of the base that were saved with them."""
+        replaced: dict[str, Tensor] = {}
+        stored: dict[str, Tensor] = {}
+        found: set[str] = set()
+        for name, tensor in tensors.items():
+            module, _, kind = name.rpartition(".")
+            is_stored = kind == "weight" and module.endswith(_BASE)
+            module = module.removesuffix(_BASE)
+            foreign = f"{self._aliases.get(module, module)}.{kind}"
+            parameter = self._parameters.get(foreign)
+            is_saved = self._is_saved(module) or (kind == "bias" and self._peft.saves_biases)
+            if parameter is not None and parameter.ours == (f"{OUTPUT}.weight",):
+                is_saved |= self._config.tie and self._peft.ties
+            if parameter is None or not (is_stored or is_saved):
+                raise ValueError(
+                    f"it has the tensor {name[:200]}, for which its {ADAPTER_CONFIG} and {self._architecture} have no "
+                    "use"
+                )
+            _check_shape(name, tensor, parameter.shape)
+            parts = parameter.rule.split(_load(tensor), self._config.heads)
+            (stored if is_stored else replaced).update(zip(parameter.ours, parts, strict=True))
+            found.add(foreign)
+        for foreign in self._parameters.keys() - found:
+            if self._is_saved(foreign.rpartition(".")[0]):
+                raise ValueError(f"it lacks the tensor {foreign}, which modules_to_save of its {ADAPTER_CONFIG} names")
+        return replaced, stored
+
+    def _is_saved(self, module: str) -> bool:
+        """Whether a module or one that contains it ends with a name in `modules_to_save`, as PEFT compares them."""
+        targets = self._peft.modules_to_save
+        parts = module.split(".")
+        return bool(targets) and any(".".join(parts[:n]).endswith(targets) for n in range(1, len(parts) + 1))
+
+
+def _check_shapes(
+    module: str, a: StoredTensor, b: StoredTensor, shape_a: tuple[int, int], shape_b: tuple[int, int]
+) -> None:
+    _check_shape(f"{module}.lora_A", a, shape_a)
+    _check_shape(f"{module}.lora_B", b, shape_b)
+    if not shape_a[0]:
+        raise ValueError(f"its tensor {a.name[:200]} is empty")
+
+
+def _check_shape(name: str, tensor: StoredTensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape:
+        raise ValueError(
+            f"its tensor {name[:200]} has the shape {list(tensor.shape)[:8]}; with this base model it must have "
+            f"{list(shape)}"
+        )
+
+
+def _load(tensor: StoredTensor) -> Tensor:
+    values = tensor.load()
+    if not bool(values.isfinite().all()):
+        raise ValueError(f"its tensor {tensor.name[:200]} has values that are not finite numbers")
+    return values

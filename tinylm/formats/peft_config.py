@@ -1,0 +1,129 @@
+"""adapter_config.json of a LoRA by PEFT, in both directions.
+
+Errors of reading are ValueErrors with a reason that completes the sentence "Cannot use FOLDER: ".
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tinylm.formats.foreign_config import ForeignConfig
+from tinylm.formats.module_pattern import ModulePatterns
+from tinylm.validation import describe_value
+
+ADAPTER_CONFIG = "adapter_config.json"
+MAX_ENTRIES = 1 << 16  # of a list or of an object in a field
+BIASES = ("none", "all", "lora_only")
+
+# Fields that change the computation, with the values that stand for plain LoRA.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "task_type": ("CAUSAL_LM", None),
+    "use_dora": (False, None),
+    "use_qalora": (False, None),
+    "lora_bias": (False, None),
+    "use_bdlora": (None, False),
+    "layer_replication": (None, []),
+    "alora_invocation_tokens": (None,),
+    "trainable_token_indices": (None,),
+    "arrow_config": (None,),
+    "kasa_config": (None,),
+    "velora_config": (None,),
+    "monteclora_config": (None,),
+    "megatron_config": (None,),
+    # Others change the base weights (PiSSA, OLoRA, CorDA, LoRA-GA, LoftQ), unless the adapter was converted.
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
+}
+# The tensors show which modules are adapted, so that the fields that chose them are not evaluated.
+_WITHOUT_EFFECT = frozenset(
+    {
+        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+        *("auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version", "runtime_config"),
+        *("lora_dropout", "fan_in_fan_out", "megatron_core", "qalora_group_size"),
+        *("loftq_config", "eva_config", "corda_config", "lora_ga_config"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class PeftConfig:
+    """The fields of an adapter_config.json that loading needs.
+
+    base: the name of the base model, for messages only. modules_to_save: names, or ends of names, of modules that are
+    replaced. target_parameters: stacked parameters with a LoRA of their own. saves_biases: whether biases are replaced.
+    ties: whether an output layer that the base ties to the embedding is replaced with it.
+    """
+
+    base: str | None
+    rank: int
+    alpha: float
+    rank_stabilised: bool
+    ranks: "Pattern"
+    alphas: "Pattern"
+    modules_to_save: tuple[str, ...]
+    target_parameters: tuple[str, ...]
+    saves_biases: bool
+    ties: bool
+
+    def scale(self, name: str, rank: int) -> float:
+        """The factor of the update of a module. Raises ValueError if its tensors have another rank than the config."""
+        expected, alpha = self.ranks.value(name, self.rank), self.alphas.value(name, self.alpha)
+        if rank != expected:
+            raise ValueError(f"the tensors of {name} have the rank {rank}; its {ADAPTER_CONFIG} has {expected:g}")
+        return alpha / (math.sqrt(rank) if self.rank_stabilised else rank)
+
+
+class Pattern:
+    """`rank_pattern` or `alpha_pattern`: numbers by patterns of module names. The first that matches counts."""
+
+    def __init__(self, numbers: Mapping[str, float]) -> None:
+        self._numbers = numbers
+        self._patterns = ModulePatterns(list(numbers))
+
+    def value(self, name: str, default: float) -> float:
+        """The number for the module of this name."""
+        pattern = self._patterns.first_match(name)
+        return default if pattern is None else self._numbers[pattern]
+
+
+def read_peft_config(values: Any) -> PeftConfig:
+    """The config from the JSON value of its file."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{ADAPTER_CONFIG} is not a JSON object")
+    config = ForeignConfig(values, ADAPTER_CONFIG)
+    if not config.has("peft_type"):
+        raise ValueError(f"its {ADAPTER_CONFIG} lacks peft_type")
+    for name, allowed in _NEUTRAL.items():
+        config.require(name, *allowed)
+    bias = config.choice("bias", {name: name for name in BIASES}, "none")
+    base = config.value("base_model_name_or_path")
+    result = PeftConfig(
+        base=base if isinstance(base, str) and base else None,
+        rank=config.integer("r", 8),
+        alpha=config.number("lora_alpha", 8),
+        rank_stabilised=config.flag("use_rslora", False),
+        ranks=Pattern(_numbers(config, "rank_pattern")),
+        alphas=Pattern(_numbers(config, "alpha_pattern")),
+        modules_to_save=_names(config, "modules_to_save"),
+        target_parameters=_names(config, "target_parameters"),
+        saves_biases=bias != "none",
+        ties=config.flag("ensure_weight_tying", False),
+    )
+    config.check_others(_WITHOUT_EFFECT)
+    return result
+
+
+def _names(config: ForeignConfig, field: str) -> tuple[str, ...]:
+    value = config.value(field) or []
+    if not isinstance(value, list) or len(value) > MAX_ENTRIES or not all(isinstance(v, str) and v for v in value):
+        raise ValueError(f"{field} of its {ADAPTER_CONFIG} is {describe_value(value)}; it must be a list of names")
+    return tuple(value)
+
+
+def _numbers(config: ForeignConfig, field: str) -> dict[str, float]:
+    value = config.value(field) or {}
+    if not isinstance(value, dict) or len(value) > MAX_ENTRIES:
+        raise ValueError(f"{field} of its {ADAPTER_CONFIG} is {describe_value(value)}; it must be an object of numbers")
+    entries = ForeignConfig(value, ADAPTER_CONFIG)
+    return {name: entries.number(name) for name in value}

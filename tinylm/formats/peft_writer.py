@@ -1,0 +1,189 @@
+"""Writing a LoRA adapter of tinylm in PEFT's format, with the module names of a family of Hugging Face."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tinylm.config import AdapterConfig, ModelConfig
+from tinylm.errors import UsageError
+from tinylm.files import write_text
+from tinylm.formats.family import Family, Rule
+from tinylm.formats.peft import ADAPTER_WEIGHTS, EMBEDDING, EMBEDDING_PARTS, LINEAR_PARTS, OUTPUT, PREFIX
+from tinylm.formats.peft_config import ADAPTER_CONFIG
+from tinylm.formats.safetensors_files import write_file
+
+Factors = Mapping[str, tuple[Tensor, Tensor]]  # A (r, in) and B (out, r) of a LoRA by the name of its module
+
+
+@dataclass(frozen=True)
+class PeftAdapter:
+    """An adapter in PEFT's format before it is written. tensors, target_modules, ranks: by PEFT's names.
+
+    parts: by the pattern of a module, the number of adapters that one of a larger rank joins.
+    """
+
+    config: AdapterConfig
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    rules: dict[str, Rule] = field(default_factory=dict)
+    parts: dict[str, int] = field(default_factory=dict)
+    has_dropout: bool = True
+
+
+def convert_adapter(family: Family, model: ModelConfig, adapter: AdapterConfig, factors: Factors) -> PeftAdapter:
+    """The adapter for the family's class of transformers.
+
+    factors: A (r, V) and B (D, r) for the embedding. Where that is tied to the output layer, which is adapted with it,
+    the output layer has the same factors, transposed: PEFT does not adapt it otherwise.
+
+    Raises UsageError that names a target which PEFT cannot adapt in this family.
+    """
+    untied = replace(model, tie=False)
+    modules = [item for item in family.modules(untied) if any(name in factors for name in item[2])]
+    missing = factors.keys() - {name for _, _, ours in modules for name in ours}
+    if missing:
+        raise UsageError(f"PEFT cannot adapt {min(missing)}, since {family.architecture} has no such module.")
+    _check_experts(family, factors, adapter)
+    has_experts = family.stacked is not None and any(
+        name.endswith(".router") or ".experts." in name for name in factors
+    )
+    if has_experts and adapter.rank_stabilised:  # PEFT fuses experts as if their scale were alpha / r
+        adapter = replace(adapter, rank_stabilised=False, alpha=adapter.scale * adapter.rank)
+    result = PeftAdapter(adapter, has_dropout=not has_experts)
+    for rule, foreign, ours in modules:
+        result.rules[rule.foreign] = rule
+        if ours == (EMBEDDING,):
+            a, b = factors[EMBEDDING]
+            result.tensors.update(_named(foreign, EMBEDDING_PARTS, a, b))
+            if model.tie:
+                output = next(rule for rule in family.rules if rule.ours == (OUTPUT,))
+                result.rules[output.foreign] = output
+                names = (output.foreign, family.renamed.get(output.foreign, output.foreign))
+                for name in names:  # each version of transformers reads one, and ignores the other
+                    result.tensors.update(_named(name, LINEAR_PARTS, b.T, a.T))
+            continue
+        a, b = _fuse(rule, [factors.get(name) for name in ours], model.heads)
+        result.tensors.update(_named(foreign, LINEAR_PARTS, a, b))
+        if len(a) != adapter.rank:
+            result.parts[_suffix(rule)] = len(a) // adapter.rank
+    return result
+
+
+def _check_experts(family: Family, factors: Factors, adapter: AdapterConfig) -> None:
+    """transformers 5 fuses some projections of the experts, and PEFT adapts those together or not at all."""
+    if family.stacked is None:
+        return
+    adapted = {name.rpartition(".")[2] for name in factors if ".experts." in name}
+    for _, projections in family.stacked.parameters:
+        missing = [name for name in projections if name not in adapted]
+        if adapted.intersection(projections) and missing:
+            raise UsageError(
+                f"PEFT adapts {' and '.join(projections)} of the experts only together, and {' and '.join(missing)} is "
+                "not adapted; train the adapter with the `target` mlp."
+            )
+
+
+def _named(module: str, parts: tuple[str, str], a: Tensor, b: Tensor) -> dict[str, Tensor]:
+    return {f"{PREFIX}{module}.{part}": tensor for part, tensor in zip(parts, (a, b), strict=True)}
+
+
+def _fuse(rule: Rule, factors: Sequence[tuple[Tensor, Tensor] | None], heads: int) -> tuple[Tensor, Tensor]:
+    """A with the rows of all, and B with the columns of each in the rows of its outputs, else zero.
+
+    The matrices that a rule fuses have equal shapes.
+    """
+    present = [pair for pair in factors if pair is not None]
+    if len(factors) == 1:
+        return present[0]
+    rank = sum(len(a) for a, _ in present)
+    first = 0
+    blocks = []
+    for pair in factors:
+        block = present[0][1].new_zeros(len(present[0][1]), rank)
+        if pair is not None:
+            block[:, first : first + len(pair[0])] = pair[1]
+            first += len(pair[0])
+        blocks.append(block)
+    return torch.cat([a for a, _ in present]), rule.join_outputs(blocks, heads)
+
+
+def _suffix(rule: Rule) -> str:
+    """The name of a module within its layer, or its last part outside of the layers."""
+    for placeholder in ("{expert}.", "{layer}."):
+        if placeholder in rule.foreign:
+            return rule.foreign.rpartition(placeholder)[2]
+    return rule.foreign.rpartition(".")[2]
+
+
+def write_adapter(folder: Path, family: Family, adapter: PeftAdapter, base: str | None) -> None:
+    """Write the two files of an adapter into a folder, which must exist. base: name of the base model, as recorded.
+
+    Raises OSError.
+    """
+    write_file(folder / ADAPTER_WEIGHTS, _Tensors(adapter.tensors))
+    text = json.dumps(_config_fields(family, adapter, base), ensure_ascii=False, indent=2)
+    write_text(folder / ADAPTER_CONFIG, text + "\n")
+
+
+class _Tensors(dict[str, Tensor]):
+    """Tensors in memory, for `write_file`."""
+
+    def __iter__(self) -> Iterator[str]:
+        return super().__iter__()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self[name].shape)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self[name].dtype
+
+
+def _config_fields(family: Family, adapter: PeftAdapter, base: str | None) -> dict[str, Any]:
+    config = adapter.config
+    linear = [rule for rule in adapter.rules.values() if rule.ours != (EMBEDDING,)]
+    alphas = {
+        name: config.alpha * (math.sqrt(parts) if config.rank_stabilised else parts)
+        for name, parts in adapter.parts.items()
+    }
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": config.rank,
+        "lora_alpha": _number(config.alpha),
+        "lora_dropout": config.dropout if adapter.has_dropout else 0.0,  # PEFT has none for stacked experts
+        "use_rslora": config.rank_stabilised,
+        "target_modules": _target_modules(family, adapter),
+        "rank_pattern": {_escape(name): config.rank * parts for name, parts in adapter.parts.items()},
+        "alpha_pattern": {_escape(name): _number(alpha) for name, alpha in alphas.items()},
+        "bias": "none",
+        "fan_in_fan_out": bool(linear) and all(rule.transposed for rule in linear),
+        "modules_to_save": None,
+        "init_lora_weights": True,
+        "inference_mode": True,
+    }
+
+
+def _number(value: float) -> float:
+    return int(value) if value == int(value) else value
+
+
+def _escape(name: str) -> str:
+    return name.replace(".", r"\.")
+
+
+def _target_modules(family: Family, adapter: PeftAdapter) -> list[str]:
+    """The last part of each module's name, or more of it where other modules of the family have the same.
+
+    A renamed module has both names, of which each version of transformers has one.
+    """
+    others = {_suffix(rule).rpartition(".")[2] for rule in family.rules if rule.foreign not in adapter.rules}
+    names = (_suffix(rule) for rule in adapter.rules.values())
+    shortest = (name if name.rpartition(".")[2] in others else name.rpartition(".")[2] for name in names)
+    renamed = (new for foreign, new in family.renamed.items() if foreign in adapter.rules)
+    return sorted({*shortest, *renamed})

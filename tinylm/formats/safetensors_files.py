@@ -1,0 +1,156 @@
+"""Weights in safetensors files, one or several with an index, mapped into memory without a copy; and their writer.
+
+Functions that read raise OSError for a file that cannot be opened, and ValueError with a reason that completes the
+sentence "Cannot import FOLDER: ". Links out of the folder are not followed.
+"""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import safetensors
+import torch
+from torch import Tensor
+
+from tinylm.files import check_regular, is_link, read_json, replacing
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.bin", "consolidated.00.pth")
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+MAX_SHARDS = 1024
+MAX_TENSORS = 1 << 18
+_SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.safetensors")  # a plain name
+_ALIGNMENT = 8  # bytes, of the header
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a safetensors file. `dtype` is `None` for a number format that weights do not have."""
+
+    file: Any
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+
+    def load(self) -> Tensor:
+        """The tensor: a private mapping of the file's bytes, which are read when they are used."""
+        tensor: Tensor = self.file.get_tensor(self.name)
+        return tensor
+
+
+def open_weights(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of a model folder, by name, from `model.safetensors` or from the shards that its index names."""
+    if (folder / WEIGHTS).exists():
+        return open_file(inside(folder, WEIGHTS))
+    if (folder / INDEX).exists():
+        return _open_shards(folder)
+    if any((folder / name).exists() for name in PICKLES):
+        raise ValueError(
+            "its weights are pickles, which can run code and are never opened. Where you trust them, convert them by "
+            'transformers: AutoModelForCausalLM.from_pretrained("FOLDER").save_pretrained("NEW_FOLDER")'
+        )
+    raise ValueError(f"it has neither {WEIGHTS} nor {INDEX}")
+
+
+def open_file(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one safetensors file, by name."""
+    check_regular(path)
+    try:
+        file = safetensors.safe_open(path, framework="pt")
+        names = file.keys()
+        if len(names) > MAX_TENSORS:
+            raise ValueError(f"{path.name} has {len(names)} tensors; at most {MAX_TENSORS} are supported")
+        return {name: _stored(file, name) for name in names}
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path.name} is damaged or not a safetensors file ({str(error)[:200]})") from error
+
+
+def _stored(file: Any, name: str) -> StoredTensor:
+    view = file.get_slice(name)
+    return StoredTensor(file, name, tuple(view.get_shape()), DTYPES.get(view.get_dtype()))
+
+
+def _open_shards(folder: Path) -> dict[str, StoredTensor]:
+    index = read_json(inside(folder, INDEX))
+    shard_of = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(shard_of, dict) or not all(isinstance(name, str) for name in shard_of.values()):
+        raise ValueError(f"{INDEX} has no weight_map of tensors to files")
+    shards = sorted(set(shard_of.values()))
+    if not 1 <= len(shards) <= MAX_SHARDS:
+        raise ValueError(f"{INDEX} names {len(shards)} files; from 1 to {MAX_SHARDS} are supported")
+    tensors: dict[str, StoredTensor] = {}
+    for shard in shards:
+        if not _SHARD.fullmatch(shard):
+            raise ValueError(f"{INDEX} names {shard[:60]!r}, which is not the name of a safetensors file in the folder")
+        found = open_file(inside(folder, shard))
+        for name in found:
+            if shard_of.get(name) != shard:
+                raise ValueError(f"{shard} has the tensor {name[:200]}, which {INDEX} does not place there")
+        tensors |= found
+    if missing := shard_of.keys() - tensors.keys():
+        raise ValueError(f"{INDEX} names the tensor {min(missing)[:200]}, which is in none of its files")
+    return tensors
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The path of a file in the folder. Raises ValueError for a link, except within the cache of huggingface_hub.
+
+    There, `models--OWNER--NAME/snapshots/REVISION/FILE` links to `models--OWNER--NAME/blobs/DIGEST`.
+    """
+    path = folder / name
+    if not is_link(path):
+        return path
+    target, parent = path.resolve(), folder.resolve().parent
+    if parent.name == "snapshots" and target.parent == parent.parent / "blobs":
+        return target
+    raise ValueError(f"{name} is a link out of the folder, which is not followed")
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """The tensor's numbers, little-endian."""
+    if sys.byteorder != "little":
+        raise OSError("safetensors files are written on little-endian machines only")
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+class WritableTensors(Protocol):
+    """Tensors that are made one at a time."""
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def __getitem__(self, name: str, /) -> Tensor: ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor."""
+        ...
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype of a tensor, one of `DTYPES`."""
+        ...
+
+
+def write_file(path: Path, tensors: WritableTensors, dtype: torch.dtype | None = None) -> None:
+    """Replace a safetensors file, with one tensor at a time in memory. dtype: of all tensors; `None`: their own.
+
+    Raises OSError, after which the old file is intact.
+    """
+    dtypes = {name: dtype or tensors.dtype(name) for name in tensors}
+    names = sorted(dtypes, key=lambda name: (-dtypes[name].itemsize, name))  # so that all are aligned
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in names:
+        shape = tensors.shape(name)
+        begin, end = end, end + math.prod(shape) * dtypes[name].itemsize
+        header[name] = {"dtype": _NAMES[dtypes[name]], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with replacing(path) as unfinished, unfinished.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            file.write(_bytes(tensors[name].to("cpu", dtypes[name])))

@@ -1,0 +1,25 @@
+"""Prompts for a chat model: a conversation as the text of its chat template, up to where the answer begins."""
+
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.generation.prompts import EncodedPrompt
+from tinylm.text.answer_spans import ChatFormat
+from tinylm.text.chat import Conversation
+from tinylm.text.tokenizer import Tokenizer
+
+
+def encode_conversation(conversation: Conversation, format: ChatFormat, tokenizer: Tokenizer) -> EncodedPrompt:
+    """Encode a conversation whose next message is the model's. Its answer ends at the end token of the template.
+
+    Raises UsageError, with the conversation's location, for a conversation that the template refuses and for
+    characters that are not in the vocabulary.
+    """
+    try:
+        text = format.template.render(conversation.messages, conversation.tools, add_generation_prompt=True)
+        ids = [int(i) for i in tokenizer.encode_with_special(text)[0]]
+    except TinyLMError as error:
+        raise UsageError(f"{conversation.location}: {error}") from error
+    if not ids:
+        raise UsageError(f"{conversation.location}: the chat template renders no text.")
+    end = format.end_token()
+    end_ids = frozenset() if end is None else frozenset(int(i) for i in tokenizer.encode_with_special(end)[0])
+    return EncodedPrompt(text, ids, ids, end_ids)

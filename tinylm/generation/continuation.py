@@ -1,0 +1,92 @@
+"""Text generation with a decoder: samples that continue a prompt."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tinylm.generation.generated_text import Sample
+from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationConfig
+from tinylm.generation.generator import NextTokenModel, generate
+from tinylm.generation.prompts import EncodedPrompt
+from tinylm.generation.sampler import Sampler
+from tinylm.generation.speculative import DraftModel, generate_speculatively
+from tinylm.generation.text_stream import TextStream
+from tinylm.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class TokenGenerator:
+    """A decoder and how it generates tokens: with or without draft tokens, with or without the KV cache."""
+
+    model: NextTokenModel
+    draft: DraftModel | None = None
+    use_cache: bool = True
+
+    def tokens(self, prompt: Sequence[int], sampler: Sampler, num_samples: int, max_tokens: int) -> Iterator[list[int]]:
+        """Yield the next token of each sample, `max_tokens` times. Draft tokens are for a single sample."""
+        if self.draft is None:
+            return generate(self.model, [prompt] * num_samples, sampler, max_tokens, self.use_cache)
+        return generate_speculatively(self.model, prompt, sampler, max_tokens, self.draft)
+
+
+class TextChunk(NamedTuple):
+    """New text of one sample. sample: its index."""
+
+    sample: int
+    text: str
+
+
+class Continuation:
+    """The samples that continue one prompt. Iterating over it generates them, and yields their text in chunks.
+
+    prompt: the prompt's text. samples: empty until the iteration has ended.
+    """
+
+    def __init__(
+        self,
+        generator: TokenGenerator,
+        tokenizer: Tokenizer,
+        prompt: EncodedPrompt,
+        config: GenerationConfig,
+        first_stream: int = 0,
+    ) -> None:
+        """first_stream: random stream of the first sample; see `Sampler`."""
+        self.prompt = prompt.text
+        self.samples: list[Sample] = []
+        self._generator = generator
+        self._tokenizer = tokenizer
+        self._encoded = prompt
+        self._config = config
+        self._first_stream = first_stream
+
+    def run(self) -> list[Sample]:
+        """Generate and return all samples."""
+        for _ in self:
+            pass
+        return self.samples
+
+    def __iter__(self) -> Iterator[TextChunk]:
+        config, device = self._config, self._generator.model.device
+        rows = range(config.num_samples)
+        sampling = config.sampling(DEFAULT_TEMPERATURE)
+        vocab_size = self._tokenizer.vocab_size
+        sampler = Sampler(sampling, config.seed, config.num_samples, device, vocab_size, self._first_stream)
+        for row in rows:
+            sampler.observe(row, self._encoded.ids)
+        streams = [TextStream(self._tokenizer, config.stop, self._encoded.end_ids) for _ in rows]
+        texts = [""] * config.num_samples
+        for tokens in self._generator.tokens(self._encoded.start, sampler, config.num_samples, config.max_tokens):
+            for row, (stream, token) in enumerate(zip(streams, tokens, strict=True)):
+                if not stream.finished and (text := stream.push(token)):
+                    texts[row] += text
+                    yield TextChunk(row, text)
+            if all(stream.finished for stream in streams):
+                break
+        for row, stream in enumerate(streams):
+            if text := stream.finish():
+                texts[row] += text
+                yield TextChunk(row, text)
+        self.samples = [
+            Sample(self.prompt, text, stream.tokens, config.seed, stream.finish_reason)
+            for text, stream in zip(texts, streams, strict=True)
+        ]

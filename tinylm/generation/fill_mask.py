@@ -1,0 +1,87 @@
+"""Mask filling with an encoder (Devlin et al. 2019)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from tinylm.errors import UsageError
+from tinylm.model.encoder import Encoder
+from tinylm.text.tokenizer import MASK, Tokenizer
+
+DEFAULT_CANDIDATES = 5
+
+
+class Prediction(NamedTuple):
+    """The most likely tokens for one mask, most likely first, with their probabilities."""
+
+    tokens: list[int]
+    probabilities: list[float]
+
+
+class Candidate(NamedTuple):
+    """The text of a token predicted for a mask, with the token's probability."""
+
+    text: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class FilledPrompt:
+    """A filled prompt.
+
+    text: the prompt with each mask replaced by its most likely token. masks: the candidates for each mask, most likely
+    first.
+    """
+
+    prompt: str
+    text: str
+    masks: list[list[Candidate]]
+
+
+def fill_mask(model: Encoder, tokenizer: Tokenizer, prompt: str, candidates: int, name: str) -> FilledPrompt:
+    """Fill each `<mask>` of a prompt, independently of the others.
+
+    candidates: number of predictions per mask. name: what error messages call the prompt.
+
+    Raises UsageError for a prompt without a mask or longer than the context.
+    """
+    if MASK not in prompt:
+        raise UsageError(f"{name} has no {MASK} to fill; put one where a token is to be predicted.")
+    parts = prompt.split(MASK)
+    if tokenizer.kind != "char":  # a word's token includes the space before it, and so replaces that space too
+        parts = [part.removesuffix(" ") for part in parts[:-1]] + parts[-1:]
+    ids = [int(i) for i in tokenizer.encode(parts[0])]
+    for part in parts[1:]:
+        ids += [tokenizer.mask_id, *(int(i) for i in tokenizer.encode(part))]
+    if len(ids) > model.context:
+        raise UsageError(f"{name} has {len(ids)} tokens, and the model's context is {model.context}; shorten it.")
+    predictions = predict_masks(model, ids, tokenizer.mask_id, candidates, exclude=[tokenizer.end_of_text_id])
+    most_likely = (prediction.tokens[0] for prediction in predictions)
+    text = tokenizer.decode([next(most_likely) if token == tokenizer.mask_id else token for token in ids])
+    masks = [
+        [Candidate(tokenizer.decode([token]), probability) for token, probability in zip(*prediction, strict=True)]
+        for prediction in predictions
+    ]
+    return FilledPrompt(prompt, text, masks)
+
+
+@torch.inference_mode()
+def predict_masks(
+    model: Encoder, ids: Sequence[int], mask_id: int, candidates: int, exclude: Sequence[int] = ()
+) -> list[Prediction]:
+    """The `candidates` most likely tokens for each `mask_id` in `ids`, in order.
+
+    The mask token and the ids in `exclude` are not predicted; the probabilities of the other tokens add up to 1.
+    """
+    positions = [position for position, token in enumerate(ids) if token == mask_id]
+    inputs = torch.tensor([list(ids)], device=model.device)  # (1, T)
+    logits = model.logits(model(inputs).hidden[0, positions]).float()  # (N, V)
+    excluded = list({mask_id, *exclude})
+    logits[:, excluded] = -torch.inf
+    best = logits.softmax(dim=-1).topk(min(candidates, logits.shape[-1] - len(excluded)))  # (N, K)
+    return [
+        Prediction(tokens, probabilities)
+        for tokens, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]

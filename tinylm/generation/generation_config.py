@@ -1,0 +1,121 @@
+"""Settings of generation, with the names and defaults of `tinylm sample`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tinylm.validation import check_choice, check_numbers, require
+
+DEFAULT_TEMPERATURE = 0.8  # of a decoder
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How a token is sampled from logits. Raises UsageError for a value out of range.
+
+    temperature: softmax temperature; 0 is greedy.
+    top_k: keep the k most likely tokens; 0 is off.
+    top_p: keep the smallest set of most likely tokens with this total probability (nucleus sampling); 1 is off.
+    min_p: keep tokens with at least this fraction of the most likely token's probability; 0 is off.
+    repeat_penalty: above 1, tokens that occur in the prompt or the text become less likely; 1 is off.
+    """
+
+    temperature: float = DEFAULT_TEMPERATURE
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_numbers(vars(self))
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """How text is generated for one prompt. Raises UsageError for a value out of range.
+
+    max_tokens: maximum number of generated tokens per sample.
+    num_samples: samples per prompt, generated as one batch.
+    temperature: softmax temperature; 0 is greedy. Default: 0.8 for a decoder. An encoder-decoder uses beam search
+        where it is 0 or not given.
+    top_k, top_p, min_p, repeat_penalty: see SamplingConfig.
+    stop: stop sequences; the text ends before the first of them.
+    seed: random seed. Each sample has its own random stream; see `Sampler`.
+    """
+
+    max_tokens: int = 256
+    num_samples: int = 1
+    temperature: float | None = None
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_numbers(vars(self))
+        require("" not in self.stop, "`stop` is empty; give the text to stop at, or leave it out.")
+
+    def sampling(self, default_temperature: float) -> SamplingConfig:
+        """The settings of the sampler, with `default_temperature` if no temperature is given."""
+        temperature = default_temperature if self.temperature is None else self.temperature
+        return SamplingConfig(temperature, self.top_k, self.top_p, self.min_p, self.repeat_penalty)
+
+
+@dataclass(frozen=True)
+class SpeedConfig:
+    """Settings that change the speed of generation and not the text, except for rounding.
+
+    draft: auto, ngram or none: speculative decoding with draft tokens from n-grams of the training text.
+    compile: auto, on or off: compiled code for decoding steps on a CPU.
+    cache: use the KV cache.
+
+    Raises UsageError for another value.
+    """
+
+    draft: str = "auto"
+    compile: str = "auto"
+    cache: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice("draft", self.draft, ("auto", "ngram", "none"))
+        check_choice("compile", self.compile, ("auto", "on", "off"))
+
+
+@dataclass(frozen=True)
+class PromptPolicy:
+    """What to do with characters that are not in the vocabulary, and with prompts longer than the context.
+
+    unknown: error, or skip, which drops characters that are not in the vocabulary.
+    strict: raise an error for a prompt longer than the context, instead of cutting it with a warning.
+
+    Raises UsageError for another value of `unknown`.
+    """
+
+    unknown: str = "error"
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("unknown", self.unknown, ("error", "skip"))
+
+
+def settings_without_effect(architecture: str, sampled: bool) -> Sequence[tuple[tuple[str, ...], str]]:
+    """Groups of settings that have no effect on an architecture, each with the reason as a clause for error messages.
+
+    `sampled`: whether an encoder-decoder samples its targets, instead of using beam search.
+    """
+    beam_search, speed = ("beams", "length_penalty"), ("cache", "draft", "compile")
+    match architecture:
+        case "decoder":
+            return [(beam_search, "Beam search is for encoder-decoder models, and this model continues a prompt")]
+        case "encoder":
+            sampling = ("temperature", "top_p", "min_p", "repeat_penalty", "max_tokens", "num_samples", "stop")
+            reason = "An encoder fills all masks at once, each with its most likely token"
+            return [((*sampling, *beam_search, *speed), reason)]
+        case _:
+            always = (speed, "A target is generated with the cache, and printed when it is complete")
+            if sampled:
+                return [always, (beam_search, "With a `temperature` above 0, targets are sampled, without beam search")]
+            search_ignores = ("top_k", "top_p", "min_p", "repeat_penalty", "num_samples")
+            reason = "With no `temperature` above 0, targets are found by beam search, without sampling"
+            return [always, (search_ignores, reason)]

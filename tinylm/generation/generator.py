@@ -1,0 +1,127 @@
+"""Autoregressive generation with a KV cache: predict, sample, append, repeat (notes 002, 004)."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tinylm.generation.sampler import Sampler
+from tinylm.model.kv_cache import Cache
+
+
+class NextTokenModel(Protocol):
+    """The part of a model that generation uses."""
+
+    @property
+    def context(self) -> int:
+        """Context length in tokens."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Device that `last_logits` expects ids on."""
+        ...
+
+    def make_cache(self, batch: int, length: int, starts: Tensor | None = None) -> list[Cache]:
+        """One empty cache per layer, with `length` slots. starts: (B,) left padding per row; `None` without padding."""
+        ...
+
+    def last_logits(self, ids: Tensor, cache: Sequence[Cache] | None, count: int) -> Tensor:
+        """Logits after each of the last `count` ids: (B, T) -> (B, count, V). The ids follow those in the cache."""
+        ...
+
+
+def window_start(length: int, context: int) -> int:
+    """Index of the first token in the context window of a text of `length` tokens.
+
+    0 while the text fits the context. After that, the start advances by half a context at a time: a cache is reused for
+    half a context of tokens, and positions stay in the range that the model was trained on.
+    """
+    if length <= context:
+        return 0
+    hop = max(1, context // 2)
+    return -(-(length - context) // hop) * hop
+
+
+@torch.inference_mode()
+def generate(
+    model: NextTokenModel, prompts: Sequence[Sequence[int]], sampler: Sampler, max_tokens: int, use_cache: bool = True
+) -> Iterator[list[int]]:
+    """Yield one new token per prompt, `max_tokens` times. Prompts have at least one token; their lengths may differ.
+
+    Continues past the context length at a constant amortised cost per token. The tokens are the same with and without
+    the cache, except for rounding.
+    """
+    texts = [list(prompt) for prompt in prompts]
+    window = ContextWindow(model, texts, max_tokens) if use_cache else None
+    for _ in range(max_tokens):
+        logits = window.next_logits()[:, -1] if window else _logits_without_cache(model, texts)  # (B, V)
+        tokens: list[int] = sampler(logits).tolist()
+        for text, token in zip(texts, tokens, strict=True):
+            text.append(token)
+        yield tokens
+
+
+class ContextWindow:
+    """The window of each text that the model attends to, and its KV cache.
+
+    texts: the ids of each text; the caller appends new tokens to them. max_tokens: maximum
+    number of tokens appended.
+
+    When the window of one text advances, the cache is computed again for all texts; the other windows stay.
+    """
+
+    def __init__(self, model: NextTokenModel, texts: list[list[int]], max_tokens: int) -> None:
+        self._model = model
+        self._texts = texts
+        self._slots = min(model.context, max(map(len, texts)) + max_tokens)
+        self._starts: list[int] = []
+        self._cache: list[Cache] = []
+
+    def remaining(self) -> int:
+        """Number of tokens that can be appended to the first text before its window advances."""
+        length, context = len(self._texts[0]), self._model.context
+        return window_start(length, context) + context - length
+
+    def rewind(self, tokens: int) -> None:
+        """Drop the last `tokens` tokens from the cache. Raises ValueError for sliding-window caches, which cannot."""
+        for cache in self._cache:
+            cache.rewind(tokens)
+
+    def next_logits(self, draft: Sequence[int] = ()) -> Tensor:
+        """The logits after each text, (B, 1, V). With G draft tokens after a single text: (1, G+1, V), the logits after
+        the text and after each draft token.
+
+        The model computes only the last token of each text and the draft tokens, or all windows if one has advanced.
+        """
+        starts = [window_start(len(text), self._model.context) for text in self._texts]
+        if starts != self._starts:
+            self._starts = starts
+            ids, padding = _left_padded(self._model, self._texts, starts)
+            self._cache = self._model.make_cache(len(self._texts), self._slots, padding)
+        else:
+            ids = _tensor(self._model, [[text[-1]] for text in self._texts])  # (B, 1)
+        if draft:
+            ids = torch.cat((ids, _tensor(self._model, [list(draft)])), dim=1)  # (1, T+G)
+        return self._model.last_logits(ids, self._cache, len(draft) + 1)
+
+
+def _logits_without_cache(model: NextTokenModel, texts: list[list[int]]) -> Tensor:
+    """The logits after each text, computed from its whole window: (B, V)."""
+    ids, padding = _left_padded(model, texts, [window_start(len(text), model.context) for text in texts])
+    cache = None if padding is None else model.make_cache(len(texts), ids.shape[1], padding)
+    return model.last_logits(ids, cache, 1)[:, -1]
+
+
+def _left_padded(model: NextTokenModel, texts: list[list[int]], starts: list[int]) -> tuple[Tensor, Tensor | None]:
+    """The windows as one batch (B, T), padded on the left, and the padding per row (B,), `None` without padding."""
+    rows = [text[start:] for text, start in zip(texts, starts, strict=True)]
+    longest = max(map(len, rows))
+    padding = [longest - len(row) for row in rows]
+    ids = _tensor(model, [[0] * pad + row for pad, row in zip(padding, rows, strict=True)])
+    return ids, torch.tensor(padding, device=ids.device) if any(padding) else None
+
+
+def _tensor(model: NextTokenModel, rows: list[list[int]]) -> Tensor:
+    return torch.tensor(rows, device=model.device)

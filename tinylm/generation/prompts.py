@@ -1,0 +1,204 @@
+"""Prompts: one text, one per line, or lines of JSONL with their own settings; and their ids for a decoder."""
+
+import json
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tinylm.config import DataConfig
+from tinylm.errors import UsageError
+from tinylm.generation.generation_config import GenerationConfig, PromptPolicy
+from tinylm.reporter import Reporter
+from tinylm.text.chat import Conversation, parse_conversation
+from tinylm.text.readers import parse_json_line, require_encodable
+from tinylm.text.tokenizer import Tokenizer, describe_characters
+from tinylm.validation import RANGES, describe_value, require
+
+FORMATS = ("text", "jsonl", "lines")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt with its settings; `conversation` is given in place of the text for a chat.
+
+    location: the file and line it was read from; `None` for a single prompt.
+    keys: the settings given in its line of JSONL. adapter: the adapter named in that line.
+    """
+
+    text: str
+    config: GenerationConfig = GenerationConfig()  # noqa: RUF009, frozen
+    location: str | None = None
+    keys: frozenset[str] = frozenset()
+    adapter: str | None = None
+    conversation: Conversation | None = None
+
+    @property
+    def name(self) -> str:
+        """What messages call the prompt."""
+        return self.location or "The prompt"
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt for a decoder.
+
+    text: the prompt, without skipped characters. ids: its tokens. start: the ids to generate from (see `start_tokens`).
+    end_ids: tokens that end its continuation, besides those of the tokenizer.
+    """
+
+    text: str
+    ids: list[int]
+    start: list[int]
+    end_ids: frozenset[int] = frozenset()
+
+
+def encode_prompt(
+    prompt: Prompt,
+    tokenizer: Tokenizer,
+    context: int,
+    data: DataConfig | None,
+    policy: PromptPolicy,
+    reporter: Reporter,
+) -> EncodedPrompt:
+    """Encode a prompt for a decoder that was trained on `data`.
+
+    Raises UsageError for a character that is not in the vocabulary, unless the policy skips it, and under a strict
+    policy for a prompt longer than the context.
+    """
+    text = drop_unknown(prompt.text, tokenizer, policy, prompt.name, reporter)
+    ids = [int(i) for i in tokenizer.encode(text)] if text else []
+    if len(ids) > context:
+        message = f"{prompt.name} has {len(ids)} tokens, more than the context of {context}"
+        if policy.strict:
+            raise UsageError(f"{message}; shorten it, or leave out `strict` to use its last tokens.")
+        reporter.warn(f"{message}: only its last tokens are used.")
+    return EncodedPrompt(text, ids, start_tokens(tokenizer, data, ids))
+
+
+def start_tokens(tokenizer: Tokenizer, data: DataConfig | None, prompt: Sequence[int]) -> list[int]:
+    """The ids to generate from, at least one: those of the prompt or, for an empty prompt, the end-of-text token.
+
+    In training, that token precedes each document, but it does not occur in a corpus of a single document. A model
+    trained on one starts from a newline, if that is in the vocabulary. Where documents begin with a token of their own,
+    so does every prompt.
+    """
+    if tokenizer.bos_id is not None:
+        return [tokenizer.bos_id, *prompt]
+    if prompt:
+        return list(prompt)
+    if (data is not None and data.documents > 1) or tokenizer.unknown_characters("\n"):
+        return [tokenizer.end_of_text_id]
+    return [int(i) for i in tokenizer.encode("\n")]
+
+
+def drop_unknown(text: str, tokenizer: Tokenizer, policy: PromptPolicy, name: str, reporter: Reporter) -> str:
+    """The text without the characters that are not in the vocabulary; reports a warning if there are any.
+
+    name: what messages call the text. Raises UsageError for such characters unless the policy skips them.
+    """
+    unknown = tokenizer.unknown_characters(text)
+    if not unknown:
+        return text
+    if policy.unknown == "error":
+        raise UsageError(
+            f"{name} has a character that is not in the vocabulary: {describe_characters(unknown[0])} at offset "
+            f'{text.index(unknown[0])}. Replace it, or leave such characters out with `unknown="skip"`.'
+        )
+    reporter.warn(f"{name}: skipped characters that are not in the vocabulary: {describe_characters(unknown)}.")
+    return "".join(character for character in text if character not in unknown)
+
+
+def decode_utf8(data: bytes, name: str) -> str:
+    """The text of the bytes. name: what error messages call it. Raises UsageError for bytes that are not UTF-8."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{name} is not valid UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start}); convert it "
+            "to UTF-8."
+        ) from None
+
+
+def parse_prompts(text: str, format: str, config: GenerationConfig, name: str = "The prompt") -> list[Prompt]:
+    """The prompts in a text, by its format: text (one prompt), lines, or jsonl, whose lines can change settings.
+
+    config: the settings of all prompts. name: what error messages call the text.
+
+    Raises UsageError for a line, a key or a value that cannot be used.
+    """
+    match format:
+        case "text":
+            return [Prompt(text, config)]
+        case "lines":
+            lines = [line.removesuffix("\r") for line in text.split("\n")]
+            return [Prompt(line, config, f"{name}, line {number}") for number, line in enumerate(lines, start=1)]
+        case "jsonl":
+            prompts = [
+                _parse_line(line, f"{name}, line {number}", config)
+                for number, line in enumerate(text.split("\n"), start=1)
+                if line.strip()
+            ]
+            require(bool(prompts), f"{name} has no prompt in it; write one per line.")
+            return prompts
+    raise UsageError(f"`format` is {describe_value(format)}; it must be one of: {', '.join(FORMATS)}.")
+
+
+def require_plain_text(text: str, name: str) -> None:
+    """Raise UsageError for text that consists of JSON objects, which may be prompts whose format was not given."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    as_text = 'as a single prompt with `format="text"`'
+    if lines and all(isinstance(_json_or_none(line), dict) for line in lines):
+        raise UsageError(f'{name} looks like JSONL; read it as that with `format="jsonl"`, or {as_text}.')
+    if text.lstrip().startswith(("[", "{")) and isinstance(value := _json_or_none(text), (dict, list)):
+        objects = [value] if isinstance(value, dict) else value
+        if objects and all(isinstance(item, dict) for item in objects):
+            raise UsageError(
+                f'{name} looks like JSON; write one object per line for `format="jsonl"`, or read it {as_text}.'
+            )
+
+
+def _json_or_none(text: str) -> Any:
+    """The value of a JSON text; `None` if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _parse_line(line: str, location: str, config: GenerationConfig) -> Prompt:
+    """A line of JSONL as a prompt. A key whose value is null counts as absent."""
+    record = parse_json_line(line, location)
+    if not isinstance(record, dict) or not (isinstance(record.get("prompt"), str) or "messages" in record):
+        raise UsageError(f"{location}: expected an object with a string under 'prompt', or with 'messages'.")
+    types = typing.get_type_hints(GenerationConfig)
+    known = ("prompt", "messages", "tools", "adapter", *types)
+    unknown = [describe_value(key) for key in record if key not in known]
+    if unknown:
+        raise UsageError(f"{location}: unknown key {', '.join(unknown)}; the known ones are: {', '.join(known)}.")
+    values = {key: value for key, value in record.items() if value is not None}
+    chat = {key: values.pop(key) for key in ("messages", "tools") if key in values}
+    conversation = parse_conversation(chat, location) if chat else None
+    require(conversation is None or "prompt" not in values, f"{location}: give either 'prompt' or 'messages'.")
+    text = require_encodable(values.pop("prompt", ""), location)
+    adapter = values.pop("adapter", None)
+    is_string = isinstance(adapter, str | None)
+    require(is_string, f"{location}: 'adapter' is {describe_value(adapter)}; it must be a string.")
+    settings = {key: _parse_setting(key, value, types[key], location) for key, value in values.items()}
+    return Prompt(text, replace(config, **settings), location, frozenset(settings), adapter, conversation)
+
+
+def _parse_setting(key: str, value: Any, type_: Any, location: str) -> Any:
+    """A JSON value as a setting. Raises UsageError for a value of another type or out of range."""
+    subject = f"{location}: {key!r}"
+    if type_ == tuple[str, ...]:
+        strings = tuple(value) if isinstance(value, list) else (value,)
+        are_strings = all(isinstance(string, str) for string in strings)
+        require(are_strings, f"{subject} is {describe_value(value)}; it must be a string or a list of strings.")
+        require("" not in strings, f"{subject} is empty; give the text to stop at, or leave it out.")
+        return strings
+    numbers, name = (int, "a whole number") if type_ is int else ((int, float), "a number")
+    is_number = isinstance(value, numbers) and not isinstance(value, bool)
+    require(is_number, f"{subject} is {describe_value(value)}; it must be {name}.")
+    require(RANGES[key].contains(value), f"{subject} is {describe_value(value)}; it must be {RANGES[key]}.")
+    return value

@@ -1,0 +1,59 @@
+"""Incremental decoding of generated tokens to text, with stop sequences."""
+
+from collections.abc import Sequence
+
+from tinylm.text.tokenizer import StreamDecoder, Tokenizer
+
+
+class TextStream:
+    """Decodes the tokens of one sample. Text that may start a stop sequence is buffered until the match fails.
+
+    finish_reason: `stop` after a stop sequence, `end` after the end-of-text token, and `length` before.
+    tokens: number of tokens so far, without the end-of-text token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], end_ids: frozenset[int] = frozenset()) -> None:
+        """end_ids: tokens that end the text, besides those of the tokenizer."""
+        self._decoder: StreamDecoder = tokenizer.stream_decoder()
+        self._stop_ids = tokenizer.stop_ids | end_ids
+        self._stops = [stop for stop in stops if stop]
+        self._buffer = ""
+        self.tokens = 0
+        self.finish_reason = "length"
+
+    @property
+    def finished(self) -> bool:
+        """Whether a stop sequence or the end-of-text token has ended the text."""
+        return self.finish_reason != "length"
+
+    def push(self, token: int) -> str:
+        """Decode a token. Returns the text that is final, without what is buffered."""
+        if token in self._stop_ids:
+            self.finish_reason = "end"
+            return self._release(self._buffer + self._decoder.finish())
+        self.tokens += 1
+        return self._release(self._buffer + self._decoder.push(token))
+
+    def finish(self) -> str:
+        """End the text after the last token. Returns the rest of it, buffered text included."""
+        if self.finished:
+            return ""
+        text = self._release(self._buffer + self._decoder.finish())
+        rest, self._buffer = self._buffer, ""
+        return text + rest
+
+    def _release(self, text: str) -> str:
+        """The part of `text` (buffered and new) that is final; the rest is buffered. Ends at a stop sequence."""
+        found = [index for stop in self._stops if (index := text.find(stop)) >= 0]
+        if found:
+            self._buffer = ""
+            self.finish_reason = "stop"
+            return text[: min(found)]
+        keep = 0 if self.finish_reason == "end" else max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._buffer = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest proper prefix of `stop` that is a suffix of `text`."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

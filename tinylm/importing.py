@@ -1,0 +1,54 @@
+"""Importing: a foreign model becomes a run directory, with the same weights in the same dtype."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinylm.errors import UsageError
+from tinylm.formats.source import is_foreign
+from tinylm.open_model import find_model, open_model
+from tinylm.reporter import LogReporter, Reporter
+from tinylm.run_directory.commit import reserve
+from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.layout import CHECKPOINTS
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A run that was written by importing: its path, the model's family and its number of parameters."""
+
+    run: Path
+    family: str
+    parameters: int
+
+
+def import_model(
+    source: str | Path, out: str | Path | None = None, *, force: bool = False, reporter: Reporter | None = None
+) -> Imported:
+    """Write a run with the weights and the tokenizer of a foreign model.
+
+    source: a Hugging Face folder, hf:OWNER/NAME[@REVISION], or a GGUF file.
+    out: run directory to write. Default: the model's name under checkpoints/. force: replace an existing run there.
+
+    Raises UsageError for a source or path that cannot be used, and TinyLMError for damaged files and for a model that
+    tinylm cannot represent.
+    """
+    source, reporter = Path(source), reporter or LogReporter()
+    path = find_model(source, reporter)
+    if not is_foreign(path):
+        raise UsageError(f"{path} is not a Hugging Face folder or a GGUF file; runs of tinylm need no import.")
+    out = CHECKPOINTS / _name(source) if out is None else Path(out)
+    if out.resolve() == path.resolve():
+        raise UsageError(f"{out} is read here and never overwritten; choose another folder with `out`.")
+    with reserve(out, force):
+        model = open_model(path)
+        run = RunDirectory.create(out, model.config, model.tokenizer)
+        run.save_best(model.weights.tensors, model.config, model.weights.step, model.weights.val_loss)
+        run.commit()
+    assert model.config.family is not None
+    parameters = sum(parameter.numel() for parameter in model.network.parameters())
+    return Imported(out, model.config.family, parameters)
+
+
+def _name(source: Path) -> str:
+    """The name of a folder, of a file without .gguf, or of a hub's model without its owner and revision."""
+    return source.name.partition("@")[0].removesuffix(".gguf") or "imported"

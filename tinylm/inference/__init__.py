@@ -1,1 +1,0 @@
-"""From a prompt to text: generator (model, cache and sampler) and sampler (logits to a token)."""

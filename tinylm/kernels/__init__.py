@@ -1,0 +1,37 @@
+"""Code that depends on the processor or on private names of torch, each part with a portable fallback.
+
+Every module checks for the private names that it needs, when it is imported or called, and uses its fallback if this
+version of torch lacks them. Gains were measured on two cores of an AMD EPYC or an Intel Xeon; the numbers in
+parentheses are those of the decisions with the measurements.
+
+module             | needs                                     | gain                               | fallback
+------------------ | ----------------------------------------- | ---------------------------------- | ------------------
+onednn, `linear`   | CPU other than Intel's, fp32, 32 rows,    | 0.66 of the time of a training step| `F.linear` (MKL)
+                   | `torch.ops.mkldnn._linear_pointwise`      | (013)                              |
+onednn, `prepack`  | as above, and                             | 0.2 to 0.5 of the time of a        | `F.linear` (MKL)
+                   | `torch.ops.mkldnn._reorder_linear_weight` | matrix-vector product (013)        |
+short_attention    | CPU, in training: up to 512 keys in bf16, | 13,000 -> 22,000 tokens/s (010)    | fused attention
+                   | or attention dropout                      |                                    |
+rms_norm           | CPU, in training,                         | 0.55 -> 0.27 ms; with short        | `F.rms_norm`
+                   | `torch.ops.aten.                          | attention 31,600 -> 48,600         |
+                   | native_layer_norm_backward`               | tokens/s (010)                     |
+dropout_bits       | CPU                                       | 1.17 to 1.41 times the tokens/s    | `F.dropout`
+                   |                                           | of training with dropout (005)     |
+int8               | CPU,                                      | 0.1 to 0.6 of the time of fp32 for | weights converted
+                   | `torch.ops.aten._weight_int8pack_mm`      | a matrix-vector product (013)      | for each product
+aot_inductor       | CPU, C++ compiler,                        | 1.65 to 2.3 times the tokens/s of  | eager decoder
+                   | `torch._C._aoti.AOTIModelPackageLoader`,  | generation (017)                   |
+                   | `get_capabilities` (not in torch 2.9)     |                                    |
+compiler_cache     | `torch._inductor.codecache._HEADER_DIR`,  | security: other users cannot write | no precompiled
+                   | `_HEADER_LOCK_DIR`                        | to the compilers' caches (020)     | headers
+optimizers         | wrappers of `torch.optim` methods that    | first loss after 1.8 s instead of  | the methods with
+                   | `inspect.unwrap` removes                  | 3.9 s, with force_eager (018)      | their wrappers
+force_eager        | `Module._compiled_call_impl`, to discard  | see optimizers                     | all code of the
+                   | compiled code                             |                                    | process is eager
+cpu_features       | `torch.cpu.get_capabilities`, or in older | fp32 on CPUs where bf16 has 0.55   | fp32; Intel CPUs
+                   | versions `torch.cpu._is_*_supported`      | of its speed; MKL on Intel's (015) | by /proc/cpuinfo
+openmp_spin        | Linux, GNU libgomp                        | 10,000 -> 17,600 tokens/s where    | no spinning
+                   |                                           | wake-ups are slow (015)            |
+thread_latency     | -                                         | 830 -> 1,030 tokens/s of int8      | -
+                   |                                           | generation (013)                   |
+"""

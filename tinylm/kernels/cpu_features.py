@@ -1,0 +1,53 @@
+"""Features of this processor, as this version of torch reports them, and the identity that measurements depend on."""
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tinylm.machine_profile import identify_processor
+
+
+def capabilities() -> Mapping[str, Any]:
+    """Instruction sets, cache sizes and name of the processor; empty if torch does not report them (2.9)."""
+    return getattr(torch.cpu, "get_capabilities", dict)()
+
+
+def is_intel() -> bool:
+    """Whether the processor is known to be an Intel CPU."""
+    return "Intel" in (capabilities().get("cpu_name") or identify_processor().get("vendor_id", ""))
+
+
+def computes_bf16() -> bool:
+    """Whether the processor has bf16 matrix instructions, instead of converting to fp32 and back."""
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return x86 and (_supports("_is_avx512_bf16_supported", "avx512_bf16") or has_amx())
+
+
+def has_amx() -> bool:
+    """Whether the processor has AMX, the matrix units of Intel CPUs."""
+    return _supports("_is_amx_tile_supported", "amx_tile")
+
+
+def _supports(function: str, capability: str) -> bool:
+    if hasattr(torch.cpu, function):
+        return getattr(torch.cpu, function)()
+    return bool(capabilities().get(capability, False))
+
+
+def identify_torch() -> dict[str, Any]:
+    """All that the speed of torch on this processor depends on, as JSON: processor, version, libraries, threads."""
+    return {
+        **identify_processor(),
+        "capabilities": _digest(json.dumps(capabilities(), sort_keys=True, default=str)),
+        "torch": torch.__version__,
+        "libraries": _digest(torch.__config__.show()),  # versions of MKL and oneDNN, instruction sets
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

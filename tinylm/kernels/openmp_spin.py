@@ -1,0 +1,76 @@
+"""OpenMP spin: how long idle threads of torch poll for work before they sleep (decision 015).
+
+It is set by an environment variable, which libgomp reads when torch is imported.
+"""
+
+import os
+import threading
+import time
+
+from tinylm.machine_profile import Measurement, identify_processor
+
+SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # if the user has set either, it is kept
+NO_SPIN = 0  # if another process is busy, spinning makes a training step many times slower
+SPIN_COUNT = 10_000  # iterations, a fraction of a millisecond
+SLOW_WAKE_UP = 15e-6  # seconds; above it, spinning gains more on an idle machine than it loses on a busy one
+SERIES, PAUSE = 5, 0.005  # number of measurements and seconds between them, since other processes disturb some
+
+
+def choose_spin_count() -> int:
+    """The value for `GOMP_SPINCOUNT`: threads spin if waking one takes long, as on some virtual machines.
+
+    The wake-up latency is read from the machine profile, or measured in about 30 ms and recorded there.
+    """
+    try:
+        cores = sorted(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux; torch uses other thread libraries there
+        return NO_SPIN
+    if len(cores) == 1:
+        return NO_SPIN
+    try:
+        latency = wake_up_entry().get(lambda: {"seconds": _min_wake_up_seconds(cores[0], cores[-1])})["seconds"]
+    except (OSError, RuntimeError):  # a sandbox may forbid setting the affinity or starting a thread
+        return NO_SPIN
+    return SPIN_COUNT if latency > SLOW_WAKE_UP else NO_SPIN
+
+
+def wake_up_entry() -> Measurement:
+    """The machine profile's entry for the wake-up latency."""
+    return Measurement("wake-up", identify_processor(), {"seconds": (1e-9, 1.0)})
+
+
+def _min_wake_up_seconds(core: int, other: int) -> float:
+    found = []
+    for _ in range(SERIES):
+        found.append(_wake_up_seconds(core, other))
+        time.sleep(PAUSE)
+    return min(found)
+
+
+def _wake_up_seconds(core: int, other: int, rounds: int = 21) -> float:
+    """The median time to wake a sleeping thread on another core, in seconds: half of a round trip through two pipes."""
+    affinity = os.sched_getaffinity(0)
+    (ping_reader, ping_writer), (pong_reader, pong_writer) = os.pipe(), os.pipe()
+
+    def answer() -> None:
+        while os.read(ping_reader, 1):
+            os.write(pong_writer, b"!")
+
+    def one_way() -> float:
+        begun = time.perf_counter()
+        os.write(ping_writer, b"?")
+        os.read(pong_reader, 1)
+        return (time.perf_counter() - begun) / 2
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        os.sched_setaffinity(thread.native_id or 0, {other})
+        os.sched_setaffinity(0, {core})
+        return sorted(one_way() for _ in range(rounds))[rounds // 2]
+    finally:
+        os.close(ping_writer)  # ends the other thread
+        thread.join()
+        for end in (ping_reader, pong_reader, pong_writer):
+            os.close(end)
+        os.sched_setaffinity(0, affinity)

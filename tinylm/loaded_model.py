@@ -1,0 +1,553 @@
+"""A trained model in memory: `load` it from its run directory, then generate, evaluate or compute logits."""
+
+import copy
+import math
+import secrets
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinylm.adapters.load import AdapterSpec, LoadedAdapter, load_adapted_model, set_adapter_scale
+from tinylm.config import DataConfig, RunConfig
+from tinylm.device import DTYPES, autocast, choose_device, choose_inference_dtype, describe_device, weights_dtype
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.evaluation.baselines import baseline_bits_per_byte
+from tinylm.evaluation.chat import evaluate_chat
+from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.evaluation.masked import evaluate_masked
+from tinylm.evaluation.pairs import evaluate_pairs
+from tinylm.evaluation.result import Evaluation
+from tinylm.evaluation.text import evaluate_text
+from tinylm.generation.beam_search import BeamSearchConfig
+from tinylm.generation.chat_prompts import encode_conversation
+from tinylm.generation.compile_policy import Workload, choose_code, fuse_and_compile
+from tinylm.generation.continuation import Continuation, TokenGenerator
+from tinylm.generation.fill_mask import DEFAULT_CANDIDATES, FilledPrompt, fill_mask
+from tinylm.generation.generated_text import Sample
+from tinylm.generation.generation_config import GenerationConfig, PromptPolicy, SpeedConfig, settings_without_effect
+from tinylm.generation.generator import NextTokenModel
+from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown, encode_prompt
+from tinylm.generation.speculative import MIN_TOKENS_TO_DRAFT, DraftModel, NGramDraft, speculation_obstacle
+from tinylm.generation.thread_policy import ThreadPolicyDecoder
+from tinylm.generation.translate import is_sampled, translate
+from tinylm.kernels.thread_latency import thread_latency
+from tinylm.model.decoder import Decoder
+from tinylm.model.encoder import Encoder
+from tinylm.model.encoder_decoder import EncoderDecoder
+from tinylm.model.stack import Transformer
+from tinylm.open_model import find_model, open_model
+from tinylm.reporter import LogReporter, Reporter
+from tinylm.run_directory.find_run import find_run, newest_model, run_exists
+from tinylm.run_directory.layout import CHECKPOINTS
+from tinylm.text.answer_spans import ChatFormat
+from tinylm.text.chat import Conversation
+from tinylm.text.chat_template import CHATML
+from tinylm.text.chat_template_choice import chat_format, read_template
+from tinylm.text.corpus_loading import EvaluationTokens, TextSource, evaluation_tokens
+from tinylm.text.run_tokens import has_tokens, reopen_ids
+from tinylm.text.tokenizer import MASK, Tokenizer
+from tinylm.validation import check_choice, describe_value, require
+
+MAX_ADAPTER_SCALE = 1000
+
+Ids = Sequence[Sequence[int]] | Tensor
+
+
+@dataclass(eq=False)
+class Model:
+    """A trained model with its tokenizer and adapters. Made by `load`.
+
+    path: run directory of the model, or of its first adapter.
+    network: the torch module, in evaluation mode; its weights are fp32, or `dtype` if they were stored in 16 bits.
+    dtype: number format of its computation. quantize: "int8" quantizes the weights for generation.
+    data: description of the text that the model, or the selected adapter, was trained on.
+    """
+
+    path: Path
+    network: Transformer
+    config: RunConfig
+    tokenizer: Tokenizer
+    dtype: str = "fp32"
+    quantize: str = "none"
+    adapters: tuple[LoadedAdapter, ...] = ()
+    reporter: Reporter = field(default_factory=LogReporter)
+    data: DataConfig | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.data = self.adapters[0].data if self.adapters else self.config.data
+        self._prepared: dict[Path | None, _PreparedNetwork] = {}  # by the file of its compiled code; None: eager
+        self._prepared_in_place: _PreparedNetwork | None = None
+        self._drafts: dict[DataConfig, NGramDraft] = {}
+
+    @property
+    def architecture(self) -> str:
+        """decoder, encoder or encoder-decoder."""
+        return self.config.model.architecture
+
+    @property
+    def context(self) -> int:
+        """Context length in tokens."""
+        return self.network.context
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a text. Raises UsageError for characters that are not in the vocabulary."""
+        return [int(i) for i in self.tokenizer.encode(text)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of token ids."""
+        return self.tokenizer.decode(ids)
+
+    def select_adapter(self, index: int | None) -> None:
+        """Apply only the adapter with this index in `adapters`, or none (`None`)."""
+        for adapters in (self.adapters, *(prepared.adapters for prepared in self._prepared.values())):
+            for number, adapter in enumerate(adapters):
+                set_adapter_scale(adapter.layers, adapter.scale if number == index else 0.0)
+        self.data = self.config.data if index is None else self.adapters[index].data
+
+    def logits(self, ids: Ids, source: Ids | None = None) -> Tensor:
+        """The logits for token ids: (B, T) -> (B, T, V), in fp32.
+
+        At each position, a decoder predicts the next token, and an encoder the token itself.
+
+        source: (B, S) ids of the source texts, for an encoder-decoder.
+
+        Raises UsageError for ids that are not in the vocabulary, and for rows longer than the context.
+        """
+        inputs = [self._validated_ids(ids)]
+        if isinstance(self.network, EncoderDecoder):
+            require(source is not None, "An encoder-decoder needs the ids of a source as well.")
+            inputs.append(self._validated_ids(source))
+        with torch.no_grad(), autocast(self.network.device.type, self.dtype):
+            return self.network.logits(self.network(*inputs).hidden).float()
+
+    def _validated_ids(self, ids: Any) -> Tensor:
+        tensor = torch.as_tensor(ids, device=self.network.device).long()
+        require(tensor.ndim == 2, f"The ids have {tensor.ndim} dimensions; give rows of ids, (B, T).")
+        require(tensor.shape[1] <= self.context, f"The ids have rows longer than the context, {self.context}.")
+        known = ((tensor >= 0) & (tensor < self.network.vocab_size)).all()
+        require(bool(known), f"Ids must be from 0 to {self.network.vocab_size - 1}.")
+        return tensor
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        max_tokens: int = 256,
+        temperature: float | None = None,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repeat_penalty: float = 1.0,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+        num_samples: int = 1,
+        beams: int = 5,
+        length_penalty: float = 1.0,
+        unknown: str = "error",
+        strict: bool = False,
+        draft: str = "auto",
+        compile: str = "auto",
+        cache: bool = True,
+        stream: bool = False,
+    ) -> str | list[str] | Iterator[str]:
+        """Generate text. A decoder continues the prompt; an encoder fills each `<mask>` in it; an encoder-decoder
+        translates each of its lines.
+
+        Returns the text without the prompt (an encoder: the filled prompt); a list of texts for `num_samples` above 1;
+        with `stream`, an iterator over the chunks of a single text.
+
+        max_tokens, temperature, top_k, top_p, min_p, repeat_penalty, num_samples, stop: see GenerationConfig.
+        seed: the same seed gives the same text. Default: a random seed.
+        beams, length_penalty: see BeamSearchConfig.
+        unknown, strict: see PromptPolicy.
+        draft, compile, cache: see SpeedConfig.
+
+        Raises UsageError for a setting out of range or without effect, and for a prompt that cannot be used.
+        """
+        config = GenerationConfig(
+            max_tokens=max_tokens,
+            num_samples=num_samples,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repeat_penalty=repeat_penalty,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            seed=secrets.randbits(32) if seed is None else seed,
+        )
+        search, speed = BeamSearchConfig(beams, length_penalty), SpeedConfig(draft, compile, cache)
+        policy = PromptPolicy(unknown, strict)
+        self._reject_settings_without_effect(config, search, speed)
+        require(not stream or num_samples == 1, "`stream` is for a single sample; leave out `num_samples`.")
+        chunks = self._text_chunks(Prompt(prompt, config), search, policy, speed)
+        if stream:
+            return (text for _, text in chunks)
+        texts = [""] * num_samples
+        for sample, text in chunks:
+            texts[sample] += text
+        return texts if num_samples > 1 else texts[0]
+
+    def _reject_settings_without_effect(
+        self, config: GenerationConfig, *others: BeamSearchConfig | SpeedConfig
+    ) -> None:
+        given = [
+            setting.name
+            for settings in (config, *others)
+            for setting in fields(settings)
+            if getattr(settings, setting.name) != setting.default
+        ]
+        for names, reason in settings_without_effect(self.architecture, is_sampled(config)):
+            found = [f"`{name}`" for name in given if name in names]
+            require(not found, f"{reason}: leave out {', '.join(found)}.")
+
+    def _text_chunks(
+        self, prompt: Prompt, search: BeamSearchConfig, policy: PromptPolicy, speed: SpeedConfig
+    ) -> Iterator[tuple[int, str]]:
+        """The text of all samples in chunks, each with the index of its sample."""
+        match self.network:
+            case Decoder():
+                yield from self.continue_prompt(prompt, policy, speed)
+            case Encoder():
+                yield 0, self.fill_mask(prompt, policy).text
+            case _:
+                for number, sample in enumerate(self.translate(prompt, search, policy)):
+                    line, row = divmod(number, prompt.config.num_samples)
+                    yield row, f"\n{sample.text}" if line else sample.text
+
+    def continue_prompt(
+        self,
+        prompt: Prompt,
+        policy: PromptPolicy | None = None,
+        speed: SpeedConfig | None = None,
+        first_stream: int = 0,
+    ) -> Continuation:
+        """The samples that continue a prompt, for decoders. They are generated while the result is iterated over.
+
+        Sample i has the random stream (seed, first_stream + i). Raises the errors of `generate`.
+        """
+        policy = policy or PromptPolicy()
+        encoded = encode_prompt(prompt, self.tokenizer, self.context, self.data, policy, self.reporter)
+        self.reporter.note(f"Seed {prompt.config.seed}.")
+        return self.continue_encoded(encoded, prompt.config, speed, first_stream)
+
+    def chat_format(self, template: str | None = None) -> ChatFormat:
+        """The format of conversations. template: chatml or a file with a Jinja template. Default: the model's own.
+
+        Raises UsageError if the model is not a decoder, or has no chat template and none is given.
+        """
+        require(isinstance(self.network, Decoder), f"Chat needs a decoder; this model is an {self.architecture}.")
+        source = self.chat_template if template is None else read_template(template)
+        if source is None:
+            raise UsageError("The model has no chat template; give a `chat_template`.")
+        return chat_format(source, self.tokenizer)
+
+    def answer(
+        self, prompt: Prompt, format: ChatFormat, speed: SpeedConfig | None = None, first_stream: int = 0
+    ) -> Continuation:
+        """As `continue_prompt`, for a chat: answers to the prompt's conversation, or to its text as a user message.
+
+        Raises UsageError for a conversation that the template rejects or that leaves no room in the context.
+        """
+        question = {"role": "user", "content": prompt.text}
+        encoded = encode_conversation(
+            prompt.conversation or Conversation((question,), location=prompt.name), format, self.tokenizer
+        )
+        require(
+            len(encoded.ids) < self.context,
+            f"{prompt.name} has {len(encoded.ids)} tokens; the context of {self.context} has no room for an answer.",
+        )
+        return self.continue_encoded(encoded, prompt.config, speed, first_stream)
+
+    def continue_encoded(
+        self, encoded: EncodedPrompt, config: GenerationConfig, speed: SpeedConfig | None = None, first_stream: int = 0
+    ) -> Continuation:
+        """As `continue_prompt`, for a prompt that was encoded before, for example by a chat template."""
+        speed = speed or SpeedConfig()
+        prepared = self._prepare(Workload(config.max_tokens, config.num_samples, speed.cache), speed.compile)
+        assert prepared.model is not None
+        draft = None if prepared.is_compiled and speed.draft == "auto" else self._choose_draft(config, speed)
+        generator = TokenGenerator(prepared.model, draft, speed.cache)
+        return Continuation(generator, self.tokenizer, encoded, config, first_stream)
+
+    def fill_mask(self, prompt: Prompt, policy: PromptPolicy | None = None) -> FilledPrompt:
+        """Fill each `<mask>` of a prompt, for encoders, and list its `top_k` candidates (default: 5).
+
+        Raises the errors of `generate`.
+        """
+        encoder = self._prepare(Workload(1), "off").network
+        assert isinstance(encoder, Encoder)
+        policy = policy or PromptPolicy()
+        parts = prompt.text.split(MASK)
+        text = MASK.join(drop_unknown(part, self.tokenizer, policy, prompt.name, self.reporter) for part in parts)
+        return fill_mask(encoder, self.tokenizer, text, prompt.config.top_k or DEFAULT_CANDIDATES, prompt.name)
+
+    def translate(
+        self,
+        prompt: Prompt,
+        search: BeamSearchConfig | None = None,
+        policy: PromptPolicy | None = None,
+        first_stream: int = 0,
+    ) -> Iterator[Sample]:
+        """Yield the target of each line of a prompt, in order, for encoder-decoders.
+
+        With a temperature above 0, yields `num_samples` sampled targets of each line. Target i, counted over all lines,
+        has the random stream (seed, first_stream + i). Raises the errors of `generate`.
+        """
+        network = self._prepare(Workload(1), "off").network
+        assert isinstance(network, EncoderDecoder)
+        search, policy = search or BeamSearchConfig(), policy or PromptPolicy()
+        return translate(network, self.tokenizer, prompt, search, policy, self.reporter, first_stream)
+
+    def prepare_generation(self, workload: Workload, compile: str = "auto") -> None:
+        """Convert, fuse and quantize the network in place, and compile it if that saves time for the workload.
+
+        All later generation uses this network. That saves the memory of the copy that `generate` makes, but `evaluate`
+        and `logits` then use the prepared weights.
+
+        Raises UsageError if `compile` is "on" and not possible, and TinyLMError if it is "on" and compiling fails.
+        """
+        self._prepared_in_place = self._prepare(workload, compile, in_place=True)
+
+    def _prepare(self, workload: Workload, compile: str, in_place: bool = False) -> "_PreparedNetwork":
+        if self._prepared_in_place is not None:
+            return self._prepared_in_place
+        int8 = self.quantize == "int8"
+        network, adapters = self.network, self.adapters
+        code = choose_code(network, self.config.model, self.dtype, compile, workload, int8=int8)
+        if code in self._prepared:
+            return self._prepared[code]
+        if not in_place:
+            # Fusing replaces tensors, so the copy can share those of the original; only a conversion of the number
+            # format changes them in place.
+            converts = any(parameter.dtype != DTYPES[self.dtype] for parameter in network.parameters())
+            tensors = () if converts else (*network.parameters(), *network.buffers())
+            network, adapters = copy.deepcopy((network, adapters), {id(tensor): tensor for tensor in tensors})
+        network.to(DTYPES[self.dtype])
+        compiled = fuse_and_compile(network, code, int8=int8, required=compile == "on", reporter=self.reporter)
+        model = None
+        if isinstance(network, Decoder):
+            model = ThreadPolicyDecoder(network, thread_latency(self.reporter), compiled)
+        self._prepared[code] = _PreparedNetwork(network, adapters, model, compiled is not None)
+        return self._prepared[code]
+
+    def _choose_draft(self, config: GenerationConfig, speed: SpeedConfig) -> DraftModel | None:
+        """An n-gram model of the training text for speculative decoding, if it saves time or `speed.draft` is ngram.
+
+        Raises UsageError if `speed.draft` is ngram and it cannot be used.
+        """
+        assert isinstance(self.network, Decoder)
+        if speed.draft == "none":
+            return None
+        if speed.draft == "auto" and not (config.max_tokens >= MIN_TOKENS_TO_DRAFT and self._has_training_tokens()):
+            return None
+        obstacle = speculation_obstacle(self.network, config.num_samples, speed.cache)
+        if obstacle is None and self.data is None:
+            obstacle = "the model has no training text of its own"
+        if obstacle is None:
+            try:
+                return self._ngram_draft()
+            except TinyLMError as error:
+                obstacle = str(error).removesuffix(".")
+        if speed.draft == "ngram":
+            raise UsageError(f'`draft="ngram"` is not possible: {obstacle}; leave it out.')
+        return None
+
+    def _ngram_draft(self) -> NGramDraft:
+        """The n-gram model, built once per training text. Raises TinyLMError if the encoded text cannot be read."""
+        assert self.data is not None
+        if self.data not in self._drafts:
+            # Damaged tokens only lead to rejected draft tokens, so their hash need not be computed again.
+            tokens = reopen_ids(self.path, self.data, self.tokenizer, "train", trust_mtime=True)
+            self._drafts[self.data] = NGramDraft(tokens)
+        return self._drafts[self.data]
+
+    def _has_training_tokens(self) -> bool:
+        return self.data is not None and has_tokens(self.path, self.data, self.tokenizer)
+
+    def evaluate(
+        self,
+        files: str | Path | Sequence[str | Path] | TextSource | None = None,
+        *,
+        text: str | None = None,
+        batch_size: int | None = None,
+        stride: int | None = None,
+        baselines: bool = False,
+        beams: int = 5,
+        length_penalty: float = 1.0,
+        bleu_tokenize: str | None = None,
+        format: str = "auto",
+        text_key: str | None = None,
+        encoding: str = "utf-8",
+        unknown: str = "error",
+        chat_template: str | None = None,
+        train_on: str | None = None,
+    ) -> Evaluation:
+        """Loss, perplexity and further metrics on a text, or on the answers of conversations; for an encoder-decoder,
+        on pairs.
+
+        files: files, folders, glob patterns, or - for standard input; or a TextSource, which also sets how they are
+            read. Default: the validation text of the run.
+        text: the text itself, in place of files (pairs: a source, a tab and a target per line).
+        batch_size, stride, baselines, beams, length_penalty, bleu_tokenize: see EvaluationConfig.
+        format, text_key, encoding, unknown, chat_template, train_on: how files are read; see TextSource.
+
+        The loss is computed under autocast to `dtype`, from fp32 weights where the model has them.
+
+        Raises UsageError for a setting, a text or a file that cannot be used, and TinyLMError for damaged data.
+        """
+        config = EvaluationConfig(batch_size, stride, baselines, beams, length_penalty, bleu_tokenize)
+        config.check_architecture(self.architecture)
+        require(files is None or text is None, "Files and a text contradict each other; give one of them.")
+        if text is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "text"
+                file.write_bytes(text.encode())
+                format = "pairs" if self.architecture == "encoder-decoder" else "text"
+                kind, tokens = self._evaluation_tokens(TextSource(paths=(str(file),), format=format, unknown=unknown))
+        elif files is None or isinstance(files, TextSource):
+            kind, tokens = self._evaluation_tokens(files)
+        else:
+            paths = tuple(map(str, (files,) if isinstance(files, str | Path) else files))
+            source = TextSource(
+                paths=paths,
+                format=format,
+                text_key=text_key,
+                encoding=encoding,
+                unknown=unknown,
+                chat_template=chat_template,
+                train_on=train_on,
+            )
+            kind, tokens = self._evaluation_tokens(source)
+        arguments = (self.tokenizer, tokens, config, self.dtype, self.reporter)
+        match self.network:
+            case Decoder() as decoder if kind == "chat":
+                return evaluate_chat(decoder, *arguments)
+            case Decoder() as decoder:
+                result = evaluate_text(decoder, *arguments)
+            case Encoder() as encoder:
+                return evaluate_masked(encoder, *arguments)
+            case EncoderDecoder() as encoder_decoder:
+                return evaluate_pairs(encoder_decoder, *arguments)
+            case _:
+                raise TypeError(f"cannot evaluate a {type(self.network).__name__}")
+        if not baselines:
+            return result
+        scores = baseline_bits_per_byte(self.tokenizer, tokens, self._training_tokens(), self.reporter)
+        return replace(result, baselines=scores)
+
+    def _evaluation_tokens(self, source: TextSource | None) -> EvaluationTokens:
+        kind = "pairs" if self.architecture == "encoder-decoder" else "text"
+        chat = self._evaluation_chat_format if self.architecture == "decoder" else None
+        return evaluation_tokens(source, self.path, self.data, self.tokenizer, kind, self.reporter, chat)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the chat template: that of the first adapter with one, or the model's own."""
+        templates = [adapter.chat_template for adapter in self.adapters] + [self.config.tokenizer.chat_template]
+        return next(filter(None, templates), None)
+
+    def _evaluation_chat_format(self, text: TextSource) -> ChatFormat:
+        source = read_template(text.chat_template) if text.chat_template else self.chat_template or CHATML
+        return chat_format(source, self.tokenizer, text.train_on or "assistant")
+
+    def _training_tokens(self) -> np.ndarray | None:
+        """Tokens of the training text; `None`, with a warning, if they cannot be read."""
+        if self.data is None:
+            self.reporter.warn(
+                f"{self.path} has no training text of its own, so the character-level baseline is left out."
+            )
+            return None
+        try:
+            return reopen_ids(self.path, self.data, self.tokenizer, "train")
+        except TinyLMError as error:
+            self.reporter.warn(f"The character-level baseline is left out: {error}")
+            return None
+
+
+@dataclass(frozen=True)
+class _PreparedNetwork:
+    """A network that is converted, fused and quantized for generation.
+
+    adapters: the adapters on this copy of the network
+    model: next-token model of a decoder, which runs its single-token steps with the thread policy; otherwise `None`
+    """
+
+    network: Transformer
+    adapters: tuple[LoadedAdapter, ...]
+    model: NextTokenModel | None
+    is_compiled: bool
+
+
+def load(
+    path: str | Path | None = None,
+    *,
+    adapters: Sequence[str | Path] = (),
+    device: str = "auto",
+    dtype: str = "auto",
+    quantize: str = "none",
+    reporter: Reporter | None = None,
+) -> Model:
+    """Load a trained model, with adapters on it, for inference.
+
+    path: a run directory, or its name under checkpoints/. Default: the base model of the adapters, or without adapters
+        the newest model under checkpoints/.
+    adapters: run directories or names of adapters, all trained on the same base model, or folders of PEFT adapters,
+        which need their base model as `path`; "DIR=0.5" applies the adapter with a scale of 0.5.
+    device: auto (CUDA, then MPS, then the CPU), cuda, mps or cpu.
+    dtype: fp32, bf16, fp16 or auto: that of 16-bit weights; for fp32 weights, bf16 on CUDA where the device computes in
+        it, else fp32.
+    quantize: none, or int8 weights for generation, which are smaller, and faster on a CPU.
+    reporter: receives notes and warnings. Default: the logger `tinylm`.
+
+    Raises UsageError for a setting, a path or an adapter that cannot be used, and TinyLMError for damaged files.
+    """
+    reporter = reporter or LogReporter()
+    check_choice("quantize", quantize, ("none", "int8"))
+    check_choice("dtype", dtype, ("auto", *DTYPES))
+    chosen_device = choose_device(device)
+    run = None if path is None else find_model(Path(path), reporter)
+    loaded: Sequence[LoadedAdapter] = ()
+    if adapters:
+        specs = [_parse_adapter(str(adapter), reporter) for adapter in adapters]
+        network, config, tokenizer, loaded = load_adapted_model(specs, run, chosen_device.value)
+        for adapter in loaded:
+            if adapter.note is not None:
+                reporter.note(adapter.note)
+        run = specs[0].path
+    else:
+        run = run or newest_model(reporter)
+        network, config, tokenizer, _ = open_model(run, chosen_device.value)
+    chosen_dtype = choose_inference_dtype(dtype, chosen_device.value, weights_dtype(network))
+    reporter.note(
+        f"On {describe_device(chosen_device.value)}: {chosen_device.reason}; {chosen_dtype.value}: "
+        f"{chosen_dtype.reason}."
+    )
+    if weights_dtype(network) != torch.float32:  # fp32 weights are converted by autocast or for generation
+        network.to(DTYPES[chosen_dtype.value])
+    return Model(run, network, config, tokenizer, chosen_dtype.value, quantize, tuple(loaded), reporter)
+
+
+def _parse_adapter(text: str, reporter: Reporter) -> AdapterSpec:
+    """Parse the path or name of an adapter, with an optional scale after `=`.
+
+    Raises UsageError for a scale that is out of range, and for an adapter that does not exist.
+    """
+    path, _, scale = text.rpartition("=")
+    if not path or run_exists(Path(text)) or run_exists(CHECKPOINTS / text):
+        return AdapterSpec(find_run(Path(text), reporter))
+    try:
+        number = float(scale)
+    except ValueError:
+        number = math.nan
+    if not abs(number) <= MAX_ADAPTER_SCALE:
+        raise UsageError(
+            f"`adapter` {text[:200]}: {describe_value(scale)} is not a number from -{MAX_ADAPTER_SCALE} to "
+            f"{MAX_ADAPTER_SCALE}; write it as in {path[:200]}=0.5."
+        )
+    return AdapterSpec(find_run(Path(path), reporter), number)

@@ -1,0 +1,147 @@
+"""The machine profile: measurements of this machine, each made once (decision 020).
+
+A measurement that affects results must not be repeated, since it varies with the load. Each is a JSON file in the cache
+folder machine/. The file name contains a digest of the measurement's identity: all that the result depends on.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tinylm.cache_directory import is_private, private_folder
+from tinylm.errors import TinyLMError
+from tinylm.files import read_json, replacing
+from tinylm.reporter import Reporter
+
+FORMAT = 1  # of the profile; increase it when a measurement or its method changes
+MAX_BYTES = 1 << 16
+LOCK_SECONDS = 20.0  # longest wait for another process that is measuring
+UNRECORDED = "Until then the machine is measured at each start, and the same settings may give different results."
+PROCESSOR_FIELDS = (
+    *("vendor_id", "cpu family", "model", "model name", "stepping"),  # x86
+    *("CPU implementer", "CPU architecture", "CPU variant", "CPU part"),  # ARM
+)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Numbers that are measured once per machine, and recorded in a file.
+
+    name: name of the measurement, with which the file name begins.
+    identity: what the numbers depend on, as JSON values; if one changes, they are measured again.
+    bounds: the smallest and the largest plausible value of each number. Measured values are clamped to them, and a file
+        with values outside of them is ignored and replaced.
+    """
+
+    name: str
+    identity: Mapping[str, Any]
+    bounds: Mapping[str, tuple[float, float]]
+
+    def get(self, measure: Callable[[], Mapping[str, float]], reporter: Reporter | None = None) -> dict[str, float]:
+        """The recorded values. If there are none, they are measured with `measure` and recorded.
+
+        Without a usable cache folder, each call measures them, and the reporter receives a warning.
+        """
+        try:
+            file = self._file()
+        except TinyLMError as error:
+            if reporter is not None:
+                reporter.warn(f"{error} {UNRECORDED}")
+            return self._clamped(measure())
+        values = self._read(file)
+        if values is not None:
+            return values
+        if reporter is not None:
+            reporter.note("Measuring this machine, once...")
+        with _locked(file):
+            values = self._read(file)  # another process may have written it meanwhile
+            if values is None:
+                measured = self._clamped(measure())
+                values = self._read(file) or measured  # again, since waiting for the lock ends after LOCK_SECONDS
+                self._record(file, values, reporter)
+        return values
+
+    def _record(self, file: Path, values: Mapping[str, float], reporter: Reporter | None) -> None:
+        try:
+            self.write(values)
+        except (OSError, TinyLMError) as error:
+            reason = getattr(error, "strerror", None) or error
+            if reporter is not None:
+                reporter.warn(f"Cannot write {file}: {reason}; set TINYLM_CACHE to another folder. {UNRECORDED}")
+
+    def write(self, values: Mapping[str, float]) -> None:
+        """Record the values. Raises TinyLMError without a usable cache folder, and OSError for a failed write."""
+        with replacing(self._file()) as unfinished:
+            record = {"format": FORMAT, "identity": dict(self.identity), "values": dict(values)}
+            unfinished.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+    def _file(self) -> Path:
+        key = json.dumps([FORMAT, dict(self.identity), sorted(self.bounds)])
+        digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+        return private_folder("machine") / f"{self.name}-{digest}.json"
+
+    def _read(self, file: Path) -> dict[str, float] | None:
+        try:
+            record = read_json(file, MAX_BYTES) if is_private(file) else None
+        except (OSError, ValueError):
+            return None
+        if not isinstance(record, dict):
+            return None
+        values = record.get("values")
+        if (record.get("format"), record.get("identity")) != (FORMAT, dict(self.identity)):
+            return None
+        if not isinstance(values, dict) or values.keys() != self.bounds.keys():
+            return None
+        for name, (low, high) in self.bounds.items():
+            if type(values[name]) not in (int, float) or not low <= values[name] <= high:
+                return None
+        return {name: float(value) for name, value in values.items()}
+
+    def _clamped(self, values: Mapping[str, float]) -> dict[str, float]:
+        return {name: min(max(float(values[name]), low), high) for name, (low, high) in self.bounds.items()}
+
+
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Context manager that lets one process measure at a time, since two would disturb each other.
+
+    It does nothing on a file system without locks, and waits at most LOCK_SECONDS.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(file.with_suffix(".lock"), timeout=LOCK_SECONDS)
+    with contextlib.suppress(OSError, NotImplementedError, Timeout):
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def identify_processor() -> dict[str, Any]:
+    """The processor model and the number of cores this process may use, as JSON values. Imports no torch."""
+    fields = {"system": platform.system(), "architecture": platform.machine()}
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if not name.strip():  # the end of the first core
+                break
+            if name.strip() in PROCESSOR_FIELDS:
+                fields[name.strip()] = value.strip()
+    if "model name" not in fields:
+        fields["model name"] = platform.processor()
+    return {**fields, "cores": usable_cores()}
+
+
+def usable_cores() -> int:
+    """Number of cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        return os.cpu_count() or 1

@@ -1,0 +1,130 @@
+"""Key/value caches of one attention layer, for incremental decoding (note 002)."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Cache(Protocol):
+    """The key/value cache of one self-attention layer.
+
+    offset: number of tokens cached so far, padding included.
+    starts: (B,), the number of padding slots at the left of each row; `None` without padding.
+    """
+
+    offset: int
+    starts: Tensor | None
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append keys and values (B, K, T, W); return those that the new tokens attend to, each (B, K, S, W)."""
+        ...
+
+    def reorder(self, rows: Tensor) -> None:
+        """Replace row b by row rows[b], as beam search does. rows: (B',); B' may be smaller than B."""
+        ...
+
+    def rewind(self, tokens: int) -> None:
+        """Remove the last `tokens` tokens. Raises ValueError where older tokens were dropped to make room for them."""
+        ...
+
+
+class KVCache:
+    """Cache of full attention with `length` preallocated slots."""
+
+    def __init__(
+        self,
+        batch: int,
+        n_kv_heads: int,
+        length: int,
+        head_dim: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        starts: Tensor | None = None,
+    ) -> None:
+        self.keys = torch.empty(batch, n_kv_heads, length, head_dim, device=device, dtype=dtype)
+        self.values = torch.empty_like(self.keys)
+        self.starts = starts
+        self.offset = 0
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Cache.update`, with S = offset + T. Raises ValueError when the slots are used up."""
+        end = self.offset + keys.shape[2]
+        if end > self.keys.shape[2]:
+            raise ValueError(f"the cache has {self.keys.shape[2]} slots, and {end} are needed")
+        self.keys[:, :, self.offset : end] = keys
+        self.values[:, :, self.offset : end] = values
+        self.offset = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def reorder(self, rows: Tensor) -> None:
+        """As `Cache.reorder`."""
+        self.keys, self.values = self._reordered(self.keys, rows), self._reordered(self.values, rows)
+
+    def rewind(self, tokens: int) -> None:
+        """As `Cache.rewind`; never raises."""
+        self.offset -= tokens
+
+    def _reordered(self, slots: Tensor, rows: Tensor) -> Tensor:
+        """(B, K, length, W) -> (B', K, length, W). Copies the filled slots only."""
+        reordered = slots.new_empty(len(rows), *slots.shape[1:])  # (B', K, length, W)
+        reordered[:, :, : self.offset] = slots[rows, :, : self.offset]
+        return reordered
+
+
+class SlidingWindowCache:
+    """Cache of sliding-window attention: keeps the last `window` - 1 tokens, so that its memory is bounded."""
+
+    def __init__(
+        self,
+        batch: int,
+        n_kv_heads: int,
+        window: int,
+        head_dim: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        starts: Tensor | None = None,
+    ) -> None:
+        self.keys = torch.empty(batch, n_kv_heads, 0, head_dim, device=device, dtype=dtype)
+        self.values = torch.empty_like(self.keys)
+        self.window = window
+        self.starts = starts
+        self.offset = 0
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Cache.update`; returns the cached tokens (at most window - 1) and the new ones."""
+        keys, values = torch.cat((self.keys, keys), dim=2), torch.cat((self.values, values), dim=2)  # (B, K, S, W)
+        self.offset += keys.shape[2] - self.keys.shape[2]
+        kept = min(self.window - 1, keys.shape[2])
+        self.keys = keys[:, :, keys.shape[2] - kept :].clone()  # a view would keep the whole tensor alive
+        self.values = values[:, :, values.shape[2] - kept :].clone()
+        return keys, values
+
+    def reorder(self, rows: Tensor) -> None:
+        """As `Cache.reorder`."""
+        self.keys, self.values = self.keys[rows], self.values[rows]  # (B', K, S, W)
+
+    def rewind(self, tokens: int) -> None:
+        """As `Cache.rewind`; raises for any number of tokens but 0."""
+        if tokens:
+            raise ValueError("a sliding-window cache cannot be rewound: it has dropped older tokens")
+
+
+class CrossCache:
+    """Keys and values of the encoder's output, computed at the first decoding step and reused afterwards.
+
+    keys_and_values: each (B, K, S, W); `None` before `fill`.
+    """
+
+    def __init__(self) -> None:
+        self.keys_and_values: tuple[Tensor, Tensor] | None = None
+
+    def fill(self, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values, each (B, K, S, W)."""
+        self.keys_and_values = keys, values
+
+    def reorder(self, rows: Tensor) -> None:
+        """As `Cache.reorder`."""
+        if self.keys_and_values is not None:
+            keys, values = self.keys_and_values
+            self.keys_and_values = keys[rows], values[rows]  # (B', K, S, W) each

@@ -1,0 +1,133 @@
+"""Tasks: each joins a dataset with the objectives of training and of validation."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from tinylm.config import ModelConfig, TrainingConfig
+from tinylm.errors import UsageError
+from tinylm.objectives.loss import Objective, masked_token, next_token, sequence_to_sequence
+from tinylm.text.batches import Batch, Windows, evaluation_batches
+from tinylm.text.chat_batches import ChatBatches, ChatParts, chat_evaluation_batches, chat_rows, require_usable
+from tinylm.text.pair_batches import PairBatches, PairTokens, pair_evaluation_batches
+from tinylm.text.token_files import TokenFolder
+from tinylm.text.token_masking import MaskedWindows, masked_evaluation_batches
+from tinylm.text.tokenizer import Tokenizer
+
+
+class Task(Protocol):
+    """A dataset with its objectives.
+
+    objective: minimised in training.
+    validation_objective: the same without label smoothing; its mean is the validation loss.
+    steps_per_epoch: optimizer steps per pass over the training data.
+    """
+
+    objective: Objective
+    validation_objective: Objective
+    steps_per_epoch: float
+
+    def batch(self, number: int) -> Batch:
+        """Training batch by number. The same number gives the same batch, so that resuming is exact."""
+        ...
+
+    def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
+        """Validation batches of at most `rows` rows, with about `max_tokens` tokens in total; the same at each call."""
+        ...
+
+
+class NextToken:
+    """Predict each token from the tokens before it, in windows of `model.context` tokens."""
+
+    validation_objective: Objective = staticmethod(next_token)
+
+    def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
+        self.objective: Objective = functools.partial(next_token, smoothing=training.label_smoothing)
+        self._val = tokens.val
+        self._context = model.context
+        self.batch = Windows(tokens.train, model.context, training.batch_size, training.seed).batch
+        self.steps_per_epoch = len(tokens.train) / (training.batch_size * model.context)
+
+    def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
+        """As `Task.validation_batches`."""
+        return evaluation_batches(self._val, self._context, rows, max_tokens=max_tokens)
+
+
+class MaskedToken:
+    """Predict masked tokens from the other tokens of a window of `model.context` tokens."""
+
+    validation_objective: Objective = staticmethod(masked_token)
+
+    def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
+        self.objective: Objective = functools.partial(masked_token, smoothing=training.label_smoothing)
+        self._val = tokens.val
+        self._context = model.context
+        self._masking = {"mask_id": tokenizer.mask_id, "vocab_size": tokenizer.vocab_size}
+        self.batch = MaskedWindows(
+            tokens.train, model.context, training.batch_size, training.seed, **self._masking
+        ).batch
+        self.steps_per_epoch = len(tokens.train) / (training.batch_size * model.context)
+
+    def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
+        """As `Task.validation_batches`."""
+        return masked_evaluation_batches(self._val, self._context, rows, **self._masking, max_tokens=max_tokens)
+
+
+class SequenceToSequence:
+    """Predict each token of a target from the source and the target tokens before it."""
+
+    validation_objective: Objective = staticmethod(sequence_to_sequence)
+
+    def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
+        self.objective: Objective = functools.partial(sequence_to_sequence, smoothing=training.label_smoothing)
+        self._context = model.context
+        self._val = PairTokens(tokens.val, tokenizer.end_of_text_id)
+        train = PairTokens(tokens.train, tokenizer.end_of_text_id)
+        for part, pairs in (("training", train), ("validation", self._val)):
+            if not len(pairs.fitting(model.context)):
+                raise UsageError(
+                    f"No {part} pair fits the context of {model.context} tokens; the shortest needs "
+                    f"{pairs.contexts.min()}."
+                )
+        batches = PairBatches(train, model.context, training.batch_size, training.seed)
+        self.batch = batches.batch
+        self.steps_per_epoch = float(batches.batches_per_epoch)
+
+    def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
+        """As `Task.validation_batches`."""
+        return pair_evaluation_batches(self._val, self._context, rows, max_tokens)
+
+
+class Chat:
+    """Predict the scored tokens of conversations from the tokens before them in the same conversation."""
+
+    validation_objective: Objective = staticmethod(next_token)
+
+    def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
+        self.objective: Objective = functools.partial(next_token, smoothing=training.label_smoothing)
+        self._context = model.context
+        self._packed = training.pack
+        train, self._val = ChatParts.from_tokens(tokens)
+        for part, name in ((train, "training"), (self._val, "validation")):
+            require_usable(part, model.context, name)
+        rows = chat_rows(train, model.context, training.pack)
+        batches = ChatBatches(rows, training.batch_size, training.seed, sort=not training.pack)
+        self.batch = batches.batch
+        self.steps_per_epoch = float(batches.batches_per_epoch)
+
+    def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
+        """As `Task.validation_batches`."""
+        return chat_evaluation_batches(self._val, self._context, rows, self._packed, max_tokens)
+
+
+TASKS: dict[str, Callable[[TokenFolder, Tokenizer, ModelConfig, TrainingConfig], Task]] = {
+    "next-token": NextToken,
+    "masked-token": MaskedToken,
+    "sequence-to-sequence": SequenceToSequence,
+    "chat": Chat,
+}
+
+
+def make_task(tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> Task:
+    """The task of `training.objective` on encoded text. Raises UsageError when no example fits the context."""
+    return TASKS[training.objective](tokens, tokenizer, model, training)

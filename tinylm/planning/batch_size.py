@@ -1,0 +1,54 @@
+"""Batch size and micro-batch size."""
+
+from tinylm.config import ModelConfig
+from tinylm.machine import Machine
+from tinylm.planning import recipes
+from tinylm.planning.cost import device_class, training_speed, training_step_seconds
+from tinylm.planning.memory import TrainingMemory
+from tinylm.planning.plan_request import PlanRequest
+
+
+def choose_batch_size(machine: Machine, request: PlanRequest, config: ModelConfig) -> int:
+    """Sequences per optimizer step: the user's choice, or a number that leaves the run enough steps.
+
+    Tokens per step stay within TOKENS_PER_STEP of the device.
+    """
+    if "batch_size" in request.training:
+        batch_size: int = request.training["batch_size"]
+        return batch_size
+    min_tokens, _ = recipes.TOKENS_PER_STEP[device_class(machine)]
+    max_tokens = max_tokens_per_step(machine, config.width, request.optimizer)
+    budget = request.effective_budget
+    if budget.time is not None:
+        steps = recipes.MUON_TARGET_STEPS if request.optimizer == "muon" else recipes.TARGET_STEPS
+        optimizer_seconds = training_step_seconds(machine, config, 0, request.optimizer)
+        tokens = int((budget.time / steps - optimizer_seconds) * training_speed(machine, config))
+    elif budget.epochs is not None:
+        tokens = int(budget.epochs * request.data.train_tokens / recipes.TARGET_STEPS)
+    else:
+        tokens = max_tokens
+    return max(1, int(min(max(tokens, min_tokens), max_tokens) / request.tokens_per_sequence(config)))
+
+
+def max_tokens_per_step(machine: Machine, width: int, optimizer: str) -> int:
+    """The upper limit of tokens per step for a model of this width."""
+    _, max_tokens = recipes.TOKENS_PER_STEP[device_class(machine)]
+    return max(max_tokens, recipes.MUON_TOKENS_PER_WIDTH * width) if optimizer == "muon" else max_tokens
+
+
+def choose_micro_batch(
+    machine: Machine, request: PlanRequest, batch_size: int, memory: TrainingMemory, notices: list[str]
+) -> int:
+    """Sequences per forward pass: the user's choice or the whole batch, or fewer, with a notice, if memory is short."""
+    wanted: int = request.training.get("micro_batch", batch_size)
+    if machine.free_memory is None:
+        return wanted
+    fitting = int((recipes.MEMORY_SHARE * machine.free_memory - memory.fixed) / memory.per_sequence)
+    if fitting >= wanted:
+        return wanted
+    free = f"{machine.free_memory / 2**30:.1f} GB of free memory"
+    if fitting < 1:
+        notices.append(f"The {free} may not be enough for one sequence; choose a smaller `size` or `context`.")
+        return 1
+    notices.append(f"The micro-batch is {fitting}, which fits the {free}; the effective batch is still {batch_size}.")
+    return fitting

@@ -1,0 +1,106 @@
+"""The cost of training, estimated from the configuration of a model: parameters, FLOPs, tokens per second."""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tinylm.config import ModelConfig
+from tinylm.machine import Machine
+from tinylm.model.build import build_empty_model, count_parameters
+from tinylm.planning import recipes
+
+
+def parameters_by_part(config: ModelConfig) -> dict[str, int]:
+    """The number of parameters of each part of a model, and their `total`; tied weights count once."""
+    return count_parameters(build_empty_model(config))
+
+
+@functools.cache
+def matrix_parameters(config: ModelConfig) -> int:
+    """Parameters of the matrices that each token is multiplied by, the output layer included.
+
+    Not counted: embeddings (looked up), vectors (gains and biases), and experts that a token is not routed to. In an
+    encoder-decoder, both stacks are counted for every token, which is an overestimate.
+    """
+    total = config.width * config.vocab_size
+    for name, shape, layers in _layer_parameters(config):
+        if len(shape) == 2:
+            count = shape.numel()
+            if ".experts." in name:
+                count = count * config.experts_per_token // config.experts
+            total += layers * count
+    return total
+
+
+def _layer_parameters(config: ModelConfig) -> Iterator[tuple[str, torch.Size, int]]:
+    """Name and shape of each parameter of the first layer of each stack, and the number of layers of that stack.
+
+    All layers of a stack have the same shapes, so only one is built: a thousand would take seconds.
+    """
+    encoder_layers = None if config.encoder_layers is None else 1
+    no_windows: dict[str, Any] = {"local_window": None, "local_layers": (), "local_rope_theta": None}
+    first = replace(config, layers=1, encoder_layers=encoder_layers, **no_windows)
+    for name, parameter in build_empty_model(first).named_parameters():
+        if "layers." in name:
+            in_encoder = name.startswith("encoder.")
+            yield name, parameter.shape, config.encoder_layers or 1 if in_encoder else config.layers
+
+
+def training_flops(config: ModelConfig) -> float:
+    """FLOPs per token of the forward and the backward pass (Kaplan et al. 2020, section 2.1).
+
+    6 per matrix parameter, and 6 * layers * context * (heads * head_dim) for causal attention, in which a query
+    attends to half of the context on average.
+    """
+    return (
+        6 * matrix_parameters(config) + 6 * layers_per_token(config) * config.context * config.heads * config.head_dim
+    )
+
+
+@functools.cache
+def muon_flops(config: ModelConfig) -> int:
+    """FLOPs of an optimizer step of Muon: five Newton-Schulz iterations for each matrix R x C of a layer, R <= C.
+
+    An iteration multiplies R x C by C x R, R x R by R x R, and R x R by R x C (Jordan et al. 2024).
+    """
+    total = 0
+    for name, shape, layers in _layer_parameters(config):
+        if name.endswith(".weight") and len(shape) == 2 and ".router." not in name:
+            rows, columns = sorted(shape)
+            total += layers * 5 * 2 * (2 * rows * rows * columns + rows**3)
+    return total
+
+
+def training_speed(machine: Machine, config: ModelConfig) -> float:
+    """Expected tokens per second of the forward and the backward pass.
+
+    The time per token is that of matrix multiplication plus a constant time per layer.
+    """
+    layer_seconds = recipes.LAYER_SECONDS[device_class(machine)]
+    if machine.device == "cpu":
+        layer_seconds /= machine.threads
+    return 1 / (training_flops(config) / _model_matmul_rate(machine) + layers_per_token(config) * layer_seconds)
+
+
+def training_step_seconds(machine: Machine, config: ModelConfig, tokens: float, optimizer: str) -> float:
+    """Expected seconds of an optimizer step with this number of tokens, including the matrix multiplication of Muon."""
+    seconds = tokens / training_speed(machine, config)
+    return seconds + muon_flops(config) / _model_matmul_rate(machine) if optimizer == "muon" else seconds
+
+
+def _model_matmul_rate(machine: Machine) -> float:
+    """FLOP/s of matrix multiplication at the sizes that occur in a model."""
+    return recipes.MATMUL_EFFICIENCY[device_class(machine)] * machine.matmul_rate
+
+
+def device_class(machine: Machine) -> str:
+    """`cpu` or `gpu`: the keys of the tables in recipes.py."""
+    return "cpu" if machine.device == "cpu" else "gpu"
+
+
+def layers_per_token(config: ModelConfig) -> float:
+    """Layers that process a token; in an encoder-decoder the mean of both stacks, since each token is in one."""
+    return config.layers if config.encoder_layers is None else (config.encoder_layers + config.layers) / 2

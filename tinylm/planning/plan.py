@@ -1,0 +1,85 @@
+"""The plan of a training run: model, batch, schedule, time and memory, from the data, the budget and the machine."""
+
+from dataclasses import dataclass, replace
+
+from tinylm.config import ModelConfig, RuntimeConfig, TrainingConfig
+from tinylm.machine import Machine
+from tinylm.planning import recipes
+from tinylm.planning.batch_size import choose_batch_size, choose_micro_batch
+from tinylm.planning.cost import parameters_by_part
+from tinylm.planning.memory import training_memory
+from tinylm.planning.model_size import choose_model, with_dropout, with_output_layer
+from tinylm.planning.plan_request import PlanRequest
+from tinylm.planning.schedule import choose_length, choose_settings
+from tinylm.planning.sequence_length import choose_sequence_length
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A planned training run.
+
+    parameters: number of parameters of the model
+    steps, epochs: optimizer steps and passes over the training data; estimates if the budget is a time
+    seconds, memory: estimates, memory in bytes
+    notices: sentences for the user
+    """
+
+    model: ModelConfig
+    training: TrainingConfig
+    runtime: RuntimeConfig
+    parameters: int
+    steps: int
+    epochs: float
+    seconds: float
+    memory: int
+    notices: tuple[str, ...]
+
+
+def plan_training(machine: Machine, request: PlanRequest) -> Plan:
+    """Choose every setting that the request leaves open.
+
+    Raises UsageError for choices that contradict each other, the data or the base.
+    """
+    notices: list[str] = []
+    sequence_length = choose_sequence_length(request, notices)
+    context = None
+    if sequence_length is not None:  # planned as for a model with this context
+        assert request.base is not None
+        context = request.base.context
+        request = replace(request, base=replace(request.base, context=sequence_length))
+    config = choose_model(machine, request, notices)
+    batch_size = choose_batch_size(machine, request, config)
+    length = choose_length(machine, request, config, batch_size)
+    config = with_output_layer(config, request, length)
+    parameters = parameters_by_part(config)["total"]
+    config = with_dropout(config, request, length, parameters)
+    memory = training_memory(machine, request, config, parameters)
+    micro_batch = choose_micro_batch(machine, request, batch_size, memory, notices)
+    settings = choose_settings(machine, request, config, length, parameters, notices)
+    settings["sequence_length"] = sequence_length
+    budget = request.effective_budget
+    seconds = budget.time or length.steps * length.step_seconds * (1 + recipes.EVALUATION_SHARE)
+    return Plan(
+        model=config if context is None else replace(config, context=context),
+        training=TrainingConfig(**{**settings, "batch_size": batch_size, "micro_batch": micro_batch, "budget": budget}),
+        runtime=machine.runtime(compile=choose_compile(machine, request, config, seconds)),
+        parameters=parameters,
+        steps=length.steps,
+        epochs=length.epochs,
+        seconds=seconds,
+        memory=memory.total(micro_batch),
+        notices=tuple(notices),
+    )
+
+
+def choose_compile(machine: Machine, request: PlanRequest, config: ModelConfig, seconds: float) -> bool:
+    """Whether to compile layers: the user's choice, or in runs that are long enough, if compiled layers are faster.
+
+    Tensor sizes change at every step with pairs, with conversations that are not packed and with experts, and each new
+    size would be compiled again.
+    """
+    if request.compile != "auto":
+        return request.compile == "on"
+    padded = config.architecture == "encoder-decoder" or (request.chat is not None and not request.packs(config))
+    constant_sizes = not padded and config.experts == 1
+    return constant_sizes and machine.compiled_is_faster and seconds >= recipes.MIN_SECONDS_TO_COMPILE

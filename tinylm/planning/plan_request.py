@@ -1,0 +1,118 @@
+"""The input of a plan: the data and the user's choices."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tinylm.config import AdapterConfig, Budget, DataConfig, ModelConfig
+from tinylm.errors import UsageError
+from tinylm.planning.recipes import DEFAULT_SECONDS, RECIPES, Recipe
+from tinylm.presets import PRESETS, SIZES
+from tinylm.text.chat_batches import ChatParts, ChatRows, chat_rows, worth_packing
+from tinylm.text.pair_batches import PairContexts
+from tinylm.validation import check_choice, check_numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """A training run before it is planned.
+
+    data, vocab_size: the encoded corpus
+    model: the user's choices of `preset`, `size` and fields of ModelConfig; empty with a `base`
+    training: the user's choices of fields of TrainingConfig, and of `warmup_steps`
+    budget: without one, a run ends when the validation loss stops improving, or after DEFAULT_SECONDS
+    compile: auto, on or off
+    base: the model to train further, or the base model of `adapter`
+    chat: the conversations, if the data are such
+    pair_contexts: the context that each pair needs, if the data are pairs
+
+    Raises UsageError for values outside their range and for choices that contradict each other.
+    """
+
+    data: DataConfig
+    vocab_size: int
+    model: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+    budget: Budget | None = None
+    compile: str = "auto"
+    base: ModelConfig | None = None
+    adapter: AdapterConfig | None = None
+    pair_contexts: PairContexts | None = None
+    chat: ChatParts | None = None
+
+    def __post_init__(self) -> None:
+        check_numbers(self.training)
+        check_choice("compile", self.compile, ("auto", "on", "off"))
+        check_choice("preset", self.preset, tuple(PRESETS))
+        check_choice("size", self.size, ("auto", *SIZES))
+        if self.size != "auto" and self.model.keys() >= SIZES[self.size].keys():
+            parts = ", ".join(f"`{name}`" for name in SIZES[self.size])
+            raise UsageError(f"`size` sets {parts}, and all of them are given; leave out `size` or one of them.")
+        if "pack" in self.training and self.chat is None:
+            raise UsageError("`pack` is for conversations, and the text has none; leave it out.")
+        if self.training.get("schedule") == "constant" and self.training.get("min_lr") is not None:
+            raise UsageError('`min_lr` has no effect with `schedule="constant"`; leave one of them out.')
+
+    @property
+    def preset(self) -> str:
+        """The preset of the model; for a base, the preset of its initialisation."""
+        return self.base.initialisation if self.base else self.model.get("preset", "modern")
+
+    @property
+    def size(self) -> str:
+        """The chosen size, or `auto`."""
+        return self.model.get("size", "auto")
+
+    @property
+    def model_fields(self) -> dict[str, Any]:
+        """The chosen fields of ModelConfig."""
+        return {name: value for name, value in self.model.items() if name not in ("preset", "size")}
+
+    @property
+    def recipe_name(self) -> str:
+        """Key of RECIPES: the kind of the adapter, or the preset."""
+        return self.preset if self.adapter is None else self.adapter.kind
+
+    @property
+    def recipe(self) -> Recipe:
+        """The defaults of this kind of training."""
+        return RECIPES[self.recipe_name]
+
+    @property
+    def optimizer(self) -> str:
+        """The chosen optimizer, or that of the recipe."""
+        return self.training.get("optimizer", self.recipe.settings.get("optimizer", "adamw"))
+
+    @property
+    def is_new_modern(self) -> bool:
+        """Whether a model of preset modern is trained from scratch: decisions 014 and 019 apply to it."""
+        return self.base is None and self.recipe_name == "modern"
+
+    @property
+    def effective_budget(self) -> Budget:
+        """The chosen budget, or DEFAULT_SECONDS."""
+        return self.budget or Budget(time=DEFAULT_SECONDS)
+
+    @property
+    def seconds(self) -> float:
+        """Training time in seconds; DEFAULT_SECONDS for a budget in steps or epochs."""
+        return self.effective_budget.time or DEFAULT_SECONDS
+
+    def packs(self, config: ModelConfig) -> bool:
+        """Whether conversations share rows: the user's choice, or what is faster for the context of a model."""
+        assert self.chat is not None
+        if "pack" in self.training:
+            return bool(self.training["pack"])
+        return worth_packing(self.chat.train, config.context)
+
+    def chat_rows(self, config: ModelConfig) -> ChatRows:
+        """The rows of the training conversations for the context of a model."""
+        assert self.chat is not None
+        return chat_rows(self.chat.train, config.context, self.packs(config))
+
+    def tokens_per_sequence(self, config: ModelConfig) -> float:
+        """Tokens per row of a batch: a window of the context, or the mean of a pair's source and target together."""
+        if self.chat is not None:
+            rows = self.chat_rows(config)
+            return rows.n_tokens / len(rows)
+        return self.data.train_tokens / self.data.train_pairs if self.data.train_pairs else config.context

@@ -1,0 +1,124 @@
+"""All fitted constants of planning; the other files of this package have none.
+
+Each row names the decision in docs/decisions/ that measured it or the publication it is from, or says "not measured".
+An epoch is one pass over the training text.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Recipes: how each preset and each kind of adapter is trained.
+
+LR_BASE_WIDTH = 128  # the model width at which the learning rates below were measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The defaults of one kind of training.
+
+    lr, lr_exponent: the peak learning rate is lr * (LR_BASE_WIDTH / width) ** lr_exponent
+    settings: fields of TrainingConfig; without `min_lr`, it is the peak learning rate divided by MIN_LR_DIVISOR
+    """
+
+    lr: float
+    lr_exponent: float
+    settings: Mapping[str, Any]
+
+
+ADAPTER_SETTINGS = {"schedule": "linear", "beta2": 0.99, "warmup": 0.05, "min_lr": 0.0, "weight_decay": 0.0}
+RECIPES = {
+    # Decisions 008 (Muon) and 012. The weight decay follows from the number of epochs: see below.
+    "modern": Recipe(
+        lr=6e-3,
+        lr_exponent=0.5,
+        settings={"schedule": "linear", "optimizer": "muon", "beta2": 0.99, "warmup": 0.02, "min_lr": 0.0},
+    ),
+    # The learning rate of nanoGPT's character model: 0.001 at a width of 384.
+    "gpt2": Recipe(lr=3e-3, lr_exponent=1.0, settings={"schedule": "cosine", "beta2": 0.99, "warmup": 0.05}),
+    # Vaswani et al. 2017, section 5.3, with a warmup in proportion to the run; learning rate and warmup: not measured.
+    "original": Recipe(
+        lr=1e-3,
+        lr_exponent=1.0,
+        settings={
+            "schedule": "inverse-sqrt",
+            "optimizer": "adam",
+            "beta2": 0.98,
+            "epsilon": 1e-9,
+            "warmup": 0.1,
+            "weight_decay": 0.0,
+            "min_lr": 0.0,
+        },
+    ),
+    # Decision 022. For LoRA, `lr` is for rank * scale = LORA_ALPHA; it is proportional to (rank * scale)^-0.5.
+    "lora": Recipe(lr=1e-2, lr_exponent=0.5, settings=ADAPTER_SETTINGS),
+    "bottleneck": Recipe(lr=2e-2, lr_exponent=0.5, settings=ADAPTER_SETTINGS),
+}
+LORA_ALPHA = 16.0  # decision 022
+MAX_ADAPTER_LR_FACTOR = 2.0  # decision 022: largest learning rate of an adapter, as a multiple of its recipe's `lr`
+MIN_LR_DIVISOR = 10  # Brown et al. 2020: the learning rate ends at a tenth of its peak
+
+# Preset modern: weight decay (also where training is continued), dropout and output layer (only of new models).
+
+WEIGHT_DECAY_PER_EPOCH = 0.12  # decision 014
+MIN_WEIGHT_DECAY, MAX_WEIGHT_DECAY = 0.1, 3.0  # decision 014
+WEIGHT_DECAY_LIMIT = (1.0, 0.1)  # decision 014: upper limit = first + second x parameters per token
+DROPOUT_PER_EPOCH = 1 / 1500  # decision 014: dropout = this x epochs x parameters per token
+MIN_DROPOUT, MAX_DROPOUT = 0.04, 0.2  # decision 014: below the minimum it is 0
+UNTIED_MAX_TOKENS = 2_500_000  # decision 019: a decoder trained on more tokens ties the output layer to the embedding
+UNTIED_MAX_VOCABULARY = 4096  # decision 019: so does one with a larger vocabulary
+
+# Pairs of a source and a target.
+
+PAIR_DROPOUT = 0.3  # decision 008
+PAIR_DROPOUT_MAX_PAIRS = 1_000_000  # not measured: larger corpora are seen too few times to overfit
+PAIR_LABEL_SMOOTHING = 0.1  # Vaswani et al. 2017, section 5.4
+MIN_PAIR_CONTEXT, PAIR_CONTEXT_MULTIPLE = 128, 32  # not measured
+PAIR_CONTEXT_QUANTILE, PAIR_CONTEXT_FACTOR = (
+    0.99,
+    2,
+)  # not measured: pairs above this multiple of it are left out
+
+# Length of a run without a budget; also the time assumed for a budget in steps or epochs where one is needed.
+
+DEFAULT_SECONDS = 600.0  # not measured
+DEFAULT_PATIENCE = 10  # evaluations; not measured
+
+# Size of the model: the largest that gets enough training tokens per parameter.
+
+TOKENS_PER_PARAMETER = 1.8  # decision 018
+LONG_CONTEXT, SEQUENCE_LENGTH = 1024, 512  # a base model with more context is trained further on shorter sequences
+MAX_USEFUL_EPOCHS = 40  # not measured: tokens of later epochs do not count, since a larger model would overfit
+
+# Batch size.
+
+TOKENS_PER_STEP = {  # minimum and maximum
+    "cpu": (1024, 2048),  # decisions 012 and 018
+    "gpu": (8192, 65_536),  # not measured
+}
+MUON_TOKENS_PER_WIDTH = 8  # decision 012: raises the upper limit of tokens per step in wide models
+TARGET_STEPS = 1500  # decision 018: steps that a run should have if its budget allows them
+MUON_TARGET_STEPS = 800  # decision 018: the same for Muon with a budget in time
+
+# Evaluation, saving, logging and compiling.
+
+EVALUATIONS = 12  # in a run, or one per MIN_EVALUATION_SECONDS if those are fewer; not measured
+MIN_EVALUATION_SECONDS = 1.0  # of training between two evaluations; not measured
+EVALUATION_SHARE = 0.05  # of the training time; not measured
+MIN_EVALUATION_TOKENS, MAX_EVALUATION_TOKENS = 20_000, 1_000_000  # not measured
+MAX_SAVE_SECONDS = 60.0  # between two saves; not measured
+LOGS, MAX_LOG_STEPS = 100, 100  # log lines per run, and maximum of steps between two; not measured
+MIN_SECONDS_TO_COMPILE = 600.0  # training time for which compiling is worth its 40 s (decision 018: not for 80 s)
+
+# Cost of a step: see cost.py. The CPU's figures were measured on two cores of an AMD EPYC for widths from 96 to 384.
+
+MATMUL_EFFICIENCY = {"cpu": 0.75, "gpu": 0.35}  # share of the machine's matmul rate; gpu: not measured
+LAYER_SECONDS = {"cpu": 9e-6, "gpu": 5e-8}  # per token and layer besides matmuls, on one core; gpu: not measured
+EVALUATION_SPEEDUP = 2.0  # tokens per second of evaluation divided by those of training; not measured
+
+# Memory: see memory.py.
+
+MEMORY_SHARE = 0.7  # of the free memory that a plan may use; not measured
+PARAMETER_BYTES = 16  # fp32: the weight, its gradient and two moments of Adam
+ACTIVATIONS_PER_WIDTH, ACTIVATIONS_PER_FFN_WIDTH = 20, 6  # fp32 values per token and layer; not measured
+LOGIT_BYTES = 12  # per token and vocabulary entry: logits, their softmax and its gradient

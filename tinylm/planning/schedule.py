@@ -1,0 +1,115 @@
+"""The schedule of a run: steps and epochs, learning rate, warmup, weight decay, intervals."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tinylm.config import AdapterConfig, ModelConfig, objective_for
+from tinylm.machine import Machine
+from tinylm.planning import recipes
+from tinylm.planning.cost import training_speed, training_step_seconds
+from tinylm.planning.plan_request import PlanRequest
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """Optimizer steps, passes over the training data, tokens trained on, and expected seconds per step."""
+
+    steps: int
+    epochs: float
+    tokens: float
+    step_seconds: float
+
+
+def choose_length(machine: Machine, request: PlanRequest, config: ModelConfig, batch_size: int) -> RunLength:
+    """The length of a run with this batch size; an estimate if the budget is a time."""
+    if request.chat is not None:
+        steps_per_epoch = float(math.ceil(len(request.chat_rows(config)) / batch_size))
+    elif request.pair_contexts is None:
+        steps_per_epoch = request.data.train_tokens / config.context / batch_size
+    else:  # the last batch of an epoch may be smaller
+        fitting = int((request.pair_contexts.train <= config.context).sum())
+        steps_per_epoch = max(1, math.ceil(fitting / batch_size))
+    tokens_per_step = batch_size * request.tokens_per_sequence(config)
+    step_seconds = training_step_seconds(machine, config, tokens_per_step, request.optimizer)
+    steps = request.effective_budget.total_steps(steps_per_epoch) or max(1, int(request.seconds / step_seconds))
+    return RunLength(steps, steps / steps_per_epoch, steps * tokens_per_step, step_seconds)
+
+
+def choose_learning_rate(recipe: str, width: int, adapter: AdapterConfig | None = None) -> float:
+    """The peak learning rate of a recipe in RECIPES for a model of this width, and for this adapter.
+
+    For LoRA it is also proportional to (rank * scale)^-0.5. For any adapter it is at most MAX_ADAPTER_LR_FACTOR times
+    the recipe's `lr` (decision 022).
+    """
+    base = recipes.RECIPES[recipe].lr
+    lr = base * (recipes.LR_BASE_WIDTH / width) ** recipes.RECIPES[recipe].lr_exponent
+    if adapter is not None:
+        if adapter.kind == "lora":
+            lr *= math.sqrt(recipes.LORA_ALPHA / (adapter.rank * adapter.scale))
+        lr = min(lr, recipes.MAX_ADAPTER_LR_FACTOR * base)
+    return float(f"{lr:.2g}")
+
+
+def choose_weight_decay(epochs: float, parameters_per_token: float) -> float:
+    """The weight decay of a model of preset modern (decision 014).
+
+    It is proportional to the epochs, clamped to [MIN_WEIGHT_DECAY, limit], where the limit grows with the parameters
+    per training token, up to MAX_WEIGHT_DECAY.
+    """
+    base_limit, limit_per_parameter = recipes.WEIGHT_DECAY_LIMIT
+    limit = min(base_limit + limit_per_parameter * parameters_per_token, recipes.MAX_WEIGHT_DECAY)
+    return float(f"{min(max(recipes.WEIGHT_DECAY_PER_EPOCH * epochs, recipes.MIN_WEIGHT_DECAY), limit):.2g}")
+
+
+def choose_intervals(machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength) -> dict[str, int]:
+    """Steps between evaluations, saves and log lines, and the tokens of an evaluation, as fields of TrainingConfig.
+
+    Evaluations are frequent enough to show overfitting, on a sample that takes EVALUATION_SHARE of the training time.
+    """
+    chosen, steps = request.training, length.steps
+    min_steps = round(recipes.MIN_EVALUATION_SECONDS / length.step_seconds)
+    eval_every = chosen.get("eval_every") or max(1, steps // recipes.EVALUATIONS, min(steps, min_steps))
+    eval_seconds = recipes.EVALUATION_SHARE * eval_every * length.step_seconds
+    eval_tokens = int(eval_seconds * recipes.EVALUATION_SPEEDUP * training_speed(machine, config))
+    max_save_steps = max(1, int(recipes.MAX_SAVE_SECONDS / length.step_seconds))
+    return {
+        "eval_every": eval_every,
+        "eval_tokens": min(recipes.MAX_EVALUATION_TOKENS, max(recipes.MIN_EVALUATION_TOKENS, eval_tokens)),
+        "save_every": chosen.get("save_every") or min(eval_every, max_save_steps),
+        "log_every": max(1, min(steps // recipes.LOGS, recipes.MAX_LOG_STEPS)),
+    }
+
+
+def choose_warmup(request: PlanRequest, length: RunLength, notices: list[str]) -> float:
+    """Warmup as a fraction of the run: from the chosen `warmup_steps` or `warmup`, or the recipe."""
+    warmup_steps = request.training.get("warmup_steps")
+    if warmup_steps is None:
+        return request.training.get("warmup", request.recipe.settings["warmup"])
+    warmup = warmup_steps / length.steps
+    if request.effective_budget.time is not None and warmup > 1:  # the number of steps is only an estimate
+        notices.append(f"The time is enough for about {length.steps} steps: all of them are warmup.")
+        return 1.0
+    return warmup
+
+
+def choose_settings(
+    machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength, parameters: int, notices: list[str]
+) -> dict[str, Any]:
+    """The fields of TrainingConfig besides batch size and budget: the user's choices, and defaults of the recipe."""
+    settings = {
+        **request.recipe.settings,
+        "objective": objective_for(config.architecture, request.data.kind),
+        "lr": choose_learning_rate(request.recipe_name, config.width, request.adapter),
+        "label_smoothing": recipes.PAIR_LABEL_SMOOTHING if request.data.train_pairs else 0.0,
+        "patience": recipes.DEFAULT_PATIENCE if request.budget is None else None,
+        **choose_intervals(machine, request, config, length),
+    }
+    if request.chat is not None:
+        settings["pack"] = request.packs(config)
+    if request.recipe_name == "modern":
+        settings["weight_decay"] = choose_weight_decay(length.epochs, parameters / request.data.train_tokens)
+    settings |= {name: value for name, value in request.training.items() if name != "warmup_steps"}
+    settings["warmup"] = choose_warmup(request, length, notices)
+    settings.setdefault("min_lr", settings["lr"] / recipes.MIN_LR_DIVISOR)
+    return settings

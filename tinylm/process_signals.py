@@ -1,0 +1,85 @@
+"""Signal handlers of the process: Ctrl-C, SIGTERM and a closed terminal end it after cleanup, without a traceback.
+
+During training, `tinylm.training.graceful_stop` replaces these handlers: a signal then saves the run first.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+TERMINATION_SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+
+
+class Interrupted(BaseException):
+    """Raised in the main thread by the first signal, so that `finally` blocks run and remove temporary files."""
+
+
+class _Handler:
+    """Signal handler: the first signal raises Interrupted, the second one ends the process immediately."""
+
+    def __init__(self) -> None:
+        self.number = 0  # of the first signal; 0 before
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        # An exception within an import would leave a partly initialised module, and libraries replace it by their own.
+        if self.number or _is_importing(frame):
+            end_by_signal(number)
+        self.number = number
+        raise Interrupted
+
+    def end_if_lost(self, unraisable: Any) -> None:
+        """For sys.unraisablehook: Interrupted raised in a finalizer or a callback does not propagate."""
+        if issubclass(unraisable.exc_type, Interrupted):
+            end_by_signal(self.number)
+        sys.__unraisablehook__(unraisable)
+
+
+def run_with_signal_handlers(program: Callable[[], object]) -> None:
+    """Run `program`. A signal raises Interrupted in it, and then ends the process as the signal does by default.
+
+    Signals that were ignored when the process started (nohup, background jobs of a script) stay ignored.
+    """
+    handler = _Handler()
+    try:
+        try:
+            sys.unraisablehook = handler.end_if_lost
+            for number in catchable_signals():
+                signal.signal(number, handler)
+            program()
+        finally:  # while Python shuts down, signals end the process
+            for number in catchable_signals():
+                signal.signal(number, signal.SIG_DFL)
+    except BaseException:
+        if handler.number:
+            end_by_signal(handler.number)
+        raise
+
+
+def catchable_signals() -> list[signal.Signals]:
+    """The TERMINATION_SIGNALS that are neither ignored nor handled outside of Python."""
+    return [number for number in TERMINATION_SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+
+
+def was_interrupted() -> bool:
+    """Whether a signal has arrived. The exception being handled is then Interrupted, or was caused by it."""
+    handlers = [signal.getsignal(number) for number in TERMINATION_SIGNALS]
+    return any(isinstance(handler, _Handler) and handler.number for handler in handlers)
+
+
+def end_by_signal(number: int) -> None:
+    """End the process as the signal does by default. A shell then reports 130 for SIGINT and 143 for SIGTERM."""
+    if os.name == "posix":
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(128 + number)  # on Windows, and for process 1 of a container, on which signals have no default effect
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False

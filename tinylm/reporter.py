@@ -1,0 +1,48 @@
+"""The interface through which library code reports notes, warnings and progress."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+
+class Reporter(Protocol):
+    """Receives notes, warnings and progress. The command line's is `tinylm.console.Console`."""
+
+    def note(self, message: str) -> None:
+        """Report information, such as a default that was chosen."""
+        ...
+
+    def warn(self, message: str) -> None:
+        """Report something that the user may not intend."""
+        ...
+
+    def counting(self, what: str, total: int | None, unit: str) -> AbstractContextManager[Callable[[int], None]]:
+        """Context manager for the progress of work that is counted, for example in bytes.
+
+        what: name of the work. total: number of units, if known. unit: name of the unit.
+
+        Yields a function of the number of units done since its last call.
+        """
+        ...
+
+
+class LogReporter:
+    """Sends notes and warnings to the logger `tinylm`, at the levels INFO and WARNING. Ignores progress."""
+
+    def __init__(self) -> None:
+        self._logger = logging.getLogger("tinylm")
+
+    def note(self, message: str) -> None:
+        """Log at the level INFO."""
+        self._logger.info(message)
+
+    def warn(self, message: str) -> None:
+        """Log at the level WARNING."""
+        self._logger.warning(message)
+
+    @contextlib.contextmanager
+    def counting(self, what: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
+        """Context manager that reports nothing."""
+        yield lambda done: None

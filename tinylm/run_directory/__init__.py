@@ -1,0 +1,12 @@
+"""A run on disk, in JSON and safetensors only: reading a run directory executes no code.
+
+    config.json  tokenizer.json  metrics.jsonl
+    model.safetensors          the best weights by validation loss (of an adapter: adapter_model.safetensors)
+    last/                      weights, optimizer.safetensors, state.json, and manifest.json with the SHA-256 of each
+    tokens/                    the encoded text, if it was read from standard input
+
+1. After a kill or a full disk at any instant, the directory holds the best weights of one save and a complete `last/`.
+2. A new run is prepared in a hidden directory beside its path and moved to its path with its first save.
+3. One process at a time writes a run.
+4. Reading a run detects damaged files and files that do not belong together.
+"""

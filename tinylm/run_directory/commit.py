@@ -1,0 +1,158 @@
+"""Creating and replacing a run, so that a kill at any instant leaves the old run or the new one.
+
+Two renames replace a run, and two replace its `last/`. After a kill between two renames, the `recover_` functions
+finish the replacement or undo it.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tinylm.errors import RunExistsError, UsageError
+from tinylm.files import flush_folder, is_link, is_unfinished, remove_tree
+from tinylm.run_directory.layout import (
+    ADAPTER_FILE,
+    MODEL_FILE,
+    RUN_FILES,
+    RUN_FOLDERS,
+    replaced_directory,
+    staging_directory,
+)
+from tinylm.run_directory.lock import lock_run
+
+
+@contextlib.contextmanager
+def reserve(path: Path, force: bool) -> Iterator[Path]:
+    """Context manager that locks `path` for a new run and checks that it is free (see `check_free`).
+
+    Yields the hidden directory in which the run is prepared. At the end, this directory and new parent directories are
+    deleted, unless the run was committed.
+
+    Raises UsageError if `path` is not free or another process is writing there, and TinyLMError if nothing can be
+    written there.
+    """
+    missing = [folder for folder in path.absolute().parents if not folder.exists()]
+    try:
+        with lock_run(path):
+            check_free(path, force)
+            try:
+                yield staging_directory(path)
+            finally:
+                shutil.rmtree(staging_directory(path), ignore_errors=True)
+    finally:
+        for folder in missing:
+            with contextlib.suppress(OSError):  # raised if it is not empty
+                folder.rmdir()
+
+
+def check_free(path: Path, force: bool) -> None:
+    """Raise UsageError if a new run must not be written to `path`: RunExistsError if `force` would permit it.
+
+    `force` permits replacing a run, but never a folder that contains other files. An interrupted replacement is
+    recovered first, and other leftovers of an interrupted run are deleted.
+    """
+    recover_run(path)
+    if is_link(path):
+        raise UsageError(f"{path} is a link; set `out` to the folder itself, {path.resolve()}.")
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file; choose another folder with `out`.")
+    if path.exists() and any(path.iterdir()):
+        check_no_foreign_files(path)
+        if not force:
+            raise RunExistsError(path)
+        _check_replaceable(path)
+    for leftover in (staging_directory(path), replaced_directory(path)):
+        remove_tree(leftover)
+        if os.path.lexists(leftover):  # it may belong to another user
+            raise UsageError(f"{leftover} is in the way and cannot be deleted; choose another `out`.")
+
+
+def _check_replaceable(path: Path) -> None:
+    """Raise UsageError if the run at `path` cannot be replaced, before training starts.
+
+    Creates and deletes a folder in each folder of the run: permissions do not show whether a file system is read-only
+    or a folder immutable.
+    """
+    for folder in (path, *(path / name for name in RUN_FOLDERS)):
+        if folder.is_dir() and not is_link(folder):
+            try:
+                Path(tempfile.mkdtemp(prefix=".config.json.", suffix=".tmp", dir=folder)).rmdir()
+            except OSError as error:
+                raise UsageError(
+                    f"Cannot replace {path}: {folder} cannot be written: {error.strerror}; choose another folder with "
+                    "`out`."
+                ) from error
+
+
+def check_no_foreign_files(path: Path) -> None:
+    """Raise UsageError if the folder contains anything that is not part of a run, or has no config.json."""
+    run_entries = (*RUN_FILES, *RUN_FOLDERS)
+    entries = [entry.name for entry in path.iterdir()]
+    foreign = [name for name in entries if name not in run_entries and not is_unfinished(name, RUN_FILES)]
+    if foreign:
+        listed = ", ".join(foreign[:3])
+        raise UsageError(f"{path} contains files that do not belong to a run ({listed}); choose another `out`.")
+    if not (path / "config.json").exists():
+        raise UsageError(f"{path} contains no run: it has no config.json; choose another `out`.")
+
+
+def commit(staging: Path, path: Path) -> None:
+    """Move the prepared run at `staging` to `path`. A run that is there is replaced and deleted.
+
+    Raises UsageError if the folder at `path` contains other files, and OSError if a rename fails.
+    """
+    replaced = replaced_directory(path)
+    if path.exists() and any(path.iterdir()):
+        check_no_foreign_files(path)
+        path.rename(replaced)
+    staging.rename(path)
+    with contextlib.suppress(OSError):  # the run is in place; without the flush, a power failure may undo the rename
+        flush_folder(path.parent)
+    if replaced.exists():
+        with contextlib.suppress(OSError):  # `check_free` deletes what is left when the next run is created
+            remove_run(replaced)
+
+
+def remove_run(path: Path) -> None:
+    """Delete the files of a run, config.json last, and then its folder. Raises OSError if it contains other files."""
+    for name in RUN_FOLDERS:
+        remove_tree(path / name)
+    remove_unfinished(path)
+    for name in reversed(RUN_FILES):
+        (path / name).unlink(missing_ok=True)
+    path.rmdir()
+
+
+def remove_unfinished(path: Path) -> None:
+    """Delete the partially written files that a kill left in a run directory."""
+    for entry in path.iterdir():
+        if is_unfinished(entry.name, RUN_FILES):
+            remove_tree(entry)
+
+
+def recover_run(path: Path) -> None:
+    """Recover an interrupted replacement of the run at `path`: move the new run there, or else the old one back.
+
+    A new run without a `last/`, as imports and merges make it, may be incomplete, so that the old one comes back.
+    """
+    if path.exists():
+        return
+    staging, replaced = staging_directory(path), replaced_directory(path)
+    if (staging / "last" / "manifest.json").exists():
+        staging.rename(path)
+    elif any((replaced / name).exists() for name in (MODEL_FILE, ADAPTER_FILE)):  # deleted before config.json
+        replaced.rename(path)
+
+
+def recover_last(run: Path) -> Path:
+    """Recover an interrupted replacement of `last/` in the directory `run`. Returns the path of `last/`."""
+    last = run / "last"
+    if not last.exists():
+        for name in ("last.new", "last.old"):
+            if (run / name / "manifest.json").exists():
+                (run / name).rename(last)
+                break
+    return last

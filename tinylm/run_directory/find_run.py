@@ -1,0 +1,73 @@
+"""Finding run directories: by path, by name under checkpoints/, or the newest model. Does not import torch."""
+
+import difflib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tinylm.errors import NoModelError, NoRunError, UsageError
+from tinylm.reporter import Reporter
+from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE, replaced_directory, staging_directory
+
+MAX_DEPTH = 4  # levels of folders that are searched for runs
+
+
+def run_directories(folder: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
+    """Run directories below `folder`, sorted by path. Hidden folders and folders inside of a run are skipped."""
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.name[0] != ".")
+    except OSError:  # an unreadable folder is skipped
+        return
+    for path in (path for path in paths if path.is_dir()):  # is_dir is False for a circular link
+        if os.path.lexists(path / "config.json"):
+            yield path
+        elif depth > 1 and not path.is_symlink():
+            yield from run_directories(path, depth - 1)
+
+
+def run_names(file: str) -> list[str]:
+    """Names, as paths relative to checkpoints/, of the runs that contain a file named `file`."""
+    return [
+        path.relative_to(CHECKPOINTS).as_posix() for path in run_directories(CHECKPOINTS) if (path / file).is_file()
+    ]
+
+
+def find_run(name: Path, reporter: Reporter) -> Path:
+    """The run directory at the path `name`, or the run with that name under checkpoints/.
+
+    If there are both, the run at the path is used and reported as a note. Raises UsageError, with similar names in its
+    message, if there is neither.
+    """
+    by_name = CHECKPOINTS / name
+    is_name = not name.is_absolute() and ".." not in name.parts and name.name and run_exists(by_name)
+    if is_name and by_name.resolve() != name.resolve():
+        if os.path.lexists(name / "config.json"):
+            reporter.note(f"Using the path {name}; the run of that name under {CHECKPOINTS}/ is {by_name}.")
+            return name
+        return by_name  # what is at the path is often the text that the run was trained on
+    if run_exists(name):
+        return name
+    names = [path.relative_to(CHECKPOINTS).as_posix() for path in run_directories(CHECKPOINTS)]
+    similar = difflib.get_close_matches(name.as_posix().removeprefix(f"{CHECKPOINTS}/"), names, 3, 0.6)
+    if similar:
+        raise UsageError(f"There is no run at {name}; perhaps you mean {' or '.join(similar)}.")
+    raise NoRunError(f"There is no run at {name}.")
+
+
+def run_exists(path: Path) -> bool:
+    """Whether there is a file or folder at `path`, or a run whose replacement there was interrupted by a kill."""
+    try:
+        hidden = (staging_directory(path), replaced_directory(path)) if path.name else ()
+        return os.path.lexists(path) or any(directory.exists() for directory in hidden)
+    except OSError:
+        return False
+
+
+def newest_model(reporter: Reporter) -> Path:
+    """The most recently trained model under checkpoints/, reported as a note. Raises NoModelError if there is none."""
+    weights = [path / MODEL_FILE for path in run_directories(CHECKPOINTS) if (path / MODEL_FILE).is_file()]
+    if not weights:
+        raise NoModelError(f"There is no trained model under {CHECKPOINTS}/; train one, or name one with `model`.")
+    path = max(weights, key=lambda file: file.stat().st_mtime).parent
+    reporter.note(f"Using {path}, the newest model.")
+    return path

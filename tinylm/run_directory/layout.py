@@ -1,0 +1,32 @@
+"""The names of the files of a run, and of the hidden directories beside it while it is created or replaced."""
+
+from pathlib import Path
+
+from tinylm.config import RunConfig
+
+CHECKPOINTS = Path("checkpoints")  # where runs are written by default
+MODEL_FILE = "model.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"
+PEFT_FILE = "adapter_config.json"  # of a LoRA adapter
+RUN_FILES = ("config.json", "tokenizer.json", "metrics.jsonl", MODEL_FILE, ADAPTER_FILE, PEFT_FILE)
+RUN_FOLDERS = ("last", "last.new", "last.old", "tokens")
+
+
+def weights_file(config: RunConfig) -> str:
+    """Name of the weights file of a model or an adapter."""
+    return MODEL_FILE if config.adapter is None else ADAPTER_FILE
+
+
+def staging_directory(path: Path) -> Path:
+    """Where a new run for `path` is prepared until its first save."""
+    return path.with_name(f".{path.name}.tinylm-new")
+
+
+def replaced_directory(path: Path) -> Path:
+    """Where the run at `path` is moved while another one replaces it."""
+    return path.with_name(f".{path.name}.tinylm-old")
+
+
+def lock_file(path: Path) -> Path:
+    """The file that is locked while a process writes the run at `path`."""
+    return path.with_name(f".{path.name}.tinylm-lock")

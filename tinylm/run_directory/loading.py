@@ -1,0 +1,156 @@
+"""Reading and verifying a run, which may be damaged or made by an attacker.
+
+The functions raise UsageError for a path that is not a run, and TinyLMError for a file of a run that is damaged, does
+not belong to the other files, or has the format of another version.
+"""
+
+import hashlib
+import json
+import math
+import operator
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from tinylm.config import RunConfig
+from tinylm.errors import AdapterNotModelError, NoRunError, TinyLMError, UsageError
+from tinylm.files import check_folder, read_json
+from tinylm.model.build import build_empty_model
+from tinylm.model.stack import Transformer
+from tinylm.run_directory.commit import recover_run
+from tinylm.run_directory.layout import weights_file
+from tinylm.run_directory.weights import Weights, read_header, read_weights_file, require_tensors
+from tinylm.text.tokenizer import Tokenizer
+from tinylm.validation import COUNT_FROM_0
+
+MAX_CONFIG_BYTES, MAX_STATE_BYTES = 1 << 24, 1 << 22  # a config.json may list many corpus files
+PICKLE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+
+
+def read_config(path: Path) -> RunConfig:
+    """The configuration of the run at `path`. Recovers an interrupted replacement of the run first."""
+    recover_run(path)
+    if not path.exists():
+        raise NoRunError(f"There is no run at {path}.")
+    if path.is_file():
+        raise UsageError(
+            f"{path} is a file, and a model is a run directory. Pickled checkpoints are never opened, since opening "
+            "one can execute its author's code."
+        )
+    file = path / "config.json"
+    try:
+        values = read_json(file, MAX_CONFIG_BYTES)
+        recorded = values.pop("digest", None) if isinstance(values, dict) else None
+        config = RunConfig.from_json(values)
+        if recorded != config_digest(values):
+            raise TinyLMError("it has changed since it was saved; copy the run again")
+        return config
+    except FileNotFoundError:
+        raise NoRunError(f"{path} is not a run directory: it has no config.json.") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise TinyLMError(f"{file} is damaged ({reason}). Copy the run again.") from error
+    except TinyLMError as error:
+        raise TinyLMError(f"Cannot use {file}: {error}.") from error
+
+
+def config_digest(values: dict[str, Any]) -> str:
+    """SHA-256, in hexadecimal, of the values of config.json without its `digest`."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def read_tokenizer(path: Path, config: RunConfig) -> Tokenizer:
+    """The tokenizer of a run, verified by its digest in the configuration."""
+    file = path / "tokenizer.json"
+    if not file.exists():
+        raise TinyLMError(f"{path} has no tokenizer.json; copy the whole run directory.")
+    tokenizer = Tokenizer.load(file, config.tokenizer.special)
+    # The embedding of an imported model may have rows beyond the vocabulary, which pad its size.
+    fits = operator.le if config.family else operator.eq
+    if tokenizer.sha256 != config.tokenizer.sha256 or not fits(tokenizer.vocab_size, config.model.vocab_size):
+        raise TinyLMError(f"{file} is not the tokenizer that these weights were trained with; restore the run's own.")
+    return tokenizer
+
+
+def read_weights(path: Path, config: RunConfig) -> Weights:
+    """The best weights of a run, verified by their digest; see `read_weights_file`."""
+    file = path / weights_file(config)
+    if not file.exists():
+        pickles = [entry.name for entry in path.iterdir() if entry.suffix in PICKLE_SUFFIXES]
+        hint = f"; {pickles[0]} is not opened, since a pickle can execute its author's code" if pickles else ""
+        raise TinyLMError(f"{path} has no {file.name}{hint}. Copy the whole run directory.")
+    return read_weights_file(file, config)
+
+
+class LoadedModel(NamedTuple):
+    """A model in evaluation mode, and what belongs to it."""
+
+    network: Transformer
+    config: RunConfig
+    tokenizer: Tokenizer
+    weights: Weights
+
+
+def load_model(path: Path, device: str = "cpu") -> LoadedModel:
+    """The model of a run with its best weights. Raises AdapterNotModelError for the run of an adapter."""
+    config = read_config(path)
+    if config.adapter is not None:
+        raise AdapterNotModelError(path, config.adapter.kind)
+    tokenizer = read_tokenizer(path, config)
+    weights = read_weights(path, config)
+    network = restore_model(config, weights.tensors, path).to(device).eval()
+    return LoadedModel(network, config, tokenizer, weights)
+
+
+def restore_model(config: RunConfig, tensors: dict[str, Tensor], source: Path) -> Transformer:
+    """A model with the given weights, which are not copied.
+
+    source: where they come from, for messages. Raises TinyLMError if they do not fit the configuration.
+    """
+    model = build_empty_model(config.model)
+    require_tensors(tensors, model.state_dict(), source, any_float=config.family is not None)
+    model.load_state_dict(tensors, assign=True)
+    return model
+
+
+def summarise(path: Path) -> dict[str, Any]:
+    """What a list of runs shows, without reading the tensors.
+
+    kind: model or adapter. parameters: their number. step, best_step: of the last save and of the best weights.
+    val_loss: of the best weights, in nats per token. saved: time when those were saved, in seconds since the epoch.
+    """
+    config = read_config(path)
+    file = path / weights_file(config)
+    header = read_header(file)
+    step = header.step
+    try:
+        if os.path.lexists(path / "last"):
+            check_folder(path / "last")
+            step = read_json(path / "last" / "state.json", MAX_STATE_BYTES)["step"]
+            if type(step) is not int or not COUNT_FROM_0.contains(step):
+                raise ValueError(f"its step is {str(step)[:40]}")
+        saved = file.stat().st_mtime
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TinyLMError(f"{path / 'last'} is damaged ({error}). Copy the run again.") from error
+    return {
+        "kind": "model" if config.adapter is None else "adapter",
+        "parameters": _count_parameters(header.shapes, shared_b=config.adapter is not None and config.adapter.share_b),
+        "step": step,
+        "best_step": header.step,
+        "val_loss": header.val_loss,
+        "saved": saved,
+    }
+
+
+def _count_parameters(shapes: dict[str, tuple[int, ...]], shared_b: bool) -> int:
+    """Number of parameters in tensors of these shapes, by name.
+
+    With `shared_b`, a LoRA B that is shared by the layers of one name and shape is counted once.
+    """
+    distinct = {
+        (name.split(".")[-3], shape) if shared_b and ".lora_B." in name else name: math.prod(shape)
+        for name, shape in shapes.items()
+    }
+    return sum(distinct.values())

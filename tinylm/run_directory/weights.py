@@ -1,0 +1,195 @@
+"""Weights as safetensors files, which are replaced atomically and verified by a digest when they are read.
+
+All functions that read raise TinyLMError for a file that is damaged, was not written by tinylm, or does not fit its
+configuration.
+"""
+
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from tinylm.config import RunConfig
+from tinylm.device import free_memory
+from tinylm.errors import TinyLMError
+from tinylm.files import check_regular, parse_json, replacing
+from tinylm.serialization import non_defaults
+from tinylm.validation import COUNT_FROM_0
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Weights with the configuration that they belong to.
+
+    tensors: by name. step, val_loss: at which they were saved; nats per token.
+    """
+
+    tensors: dict[str, Tensor]
+    config: RunConfig
+    step: int = 0
+    val_loss: float | None = None
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Identifies the weights with their model and tokenizer. Computed at first use, which reads all tensors."""
+        return digest(self.tensors, self.config, self.step, self.val_loss)
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of a weights file: the shapes of the tensors by name, and what it records for `Weights`."""
+
+    shapes: dict[str, tuple[int, ...]]
+    step: int
+    val_loss: float | None
+    digest: str
+
+
+SAFETENSORS_DTYPES = ("F32", "F16", "BF16")  # that are read
+TORCH_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def read_header(file: Path) -> Header:
+    """Read the header of a weights file, without its tensors."""
+    try:
+        check_regular(file)
+        with safetensors.safe_open(file, framework="pt") as tensors:
+            names = tensors.keys()  # a safe_open object is not iterable
+            shapes = {name: tuple(tensors.get_slice(name).get_shape()) for name in names}
+            metadata = tensors.metadata() or {}
+    except (OSError, safetensors.SafetensorError) as error:
+        raise _damaged(file, error) from error
+    return Header(shapes, *_identity(file, metadata))
+
+
+def _identity(file: Path, metadata: dict[str, str]) -> tuple[int, float | None, str]:
+    """The step, validation loss and digest in the metadata of a weights file, checked."""
+    try:
+        step, val_loss = int(metadata["step"]), parse_json(metadata["val_loss"])
+        if not COUNT_FROM_0.contains(step):
+            raise ValueError(f"its step is {str(step)[:40]}")
+        if val_loss is not None and (type(val_loss) not in (int, float) or not math.isfinite(val_loss)):
+            raise ValueError(f"its validation loss is {str(val_loss)[:40]}")
+        return step, val_loss, metadata["digest"]
+    except KeyError as error:
+        raise TinyLMError(f"{file} was not written by tinylm: it has no {error}.") from error
+    except (ValueError, OverflowError) as error:
+        raise TinyLMError(f"{file} is damaged ({str(error)[:200]}). Copy the run again.") from error
+
+
+def read_weights_file(file: Path, config: RunConfig) -> Weights:
+    """All tensors of a weights file, verified by their digest.
+
+    The digest proves that the file is complete and belongs to `config`. It does not prove who wrote the file.
+    """
+    tensors, metadata = read_tensors(file)
+    step, val_loss, recorded = _identity(file, metadata)
+    weights = Weights(tensors, config, step, val_loss)
+    if weights.digest != recorded:
+        raise TinyLMError(
+            f"{file} is damaged, or belongs to another config.json: its content does not match its digest. "
+            "Copy the run again."
+        )
+    return weights
+
+
+def require_tensors(
+    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], source: Path, *, any_float: bool = False
+) -> None:
+    """Raise TinyLMError unless `found` has the names, shapes and dtypes of `expected`, and only finite values.
+
+    source: where the tensors come from, for the message. any_float: a tensor may be fp32, fp16 or bf16.
+    """
+    for kind, names in (("lacks", expected.keys() - found.keys()), ("has the unknown", found.keys() - expected.keys())):
+        if names:
+            raise TinyLMError(f"{source} does not fit its config.json: it {kind} tensor {min(names)[:200]}.")
+    for name, tensor in found.items():
+        shape = tuple(expected[name].shape)
+        dtype = tensor.dtype if any_float and tensor.dtype in TORCH_DTYPES else expected[name].dtype
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+            raise TinyLMError(
+                f"{source} does not fit its config.json: {name} is {tensor.dtype} {tuple(tensor.shape)}, not {dtype} "
+                f"{shape}."
+            )
+        if not is_finite(tensor):
+            raise TinyLMError(f"{source} cannot be used: {name} has values that are not finite numbers.")
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all values are finite numbers. The tensor is not empty.
+
+    `torch.isfinite` takes 20 times as long, and more memory than the tensor has.
+    """
+    return all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(tensor.detach()))  # NaN is returned, too
+
+
+def digest(tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None) -> str:
+    """SHA-256, in hexadecimal, of the tensors with their names, dtypes and shapes, and of the configurations of model
+    and adapter, the tokenizer, the step and the validation loss.
+    """
+    adapter = None if config.adapter is None else non_defaults(config.adapter)
+    identity = [non_defaults(config.model), config.tokenizer.sha256, adapter, step, val_loss]
+    result = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        result.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        result.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return result.hexdigest()
+
+
+def write_weights(path: Path, tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None) -> None:
+    """Replace a weights file: tensors and, in its metadata, step, validation loss and digest.
+
+    Raises OSError and SafetensorError; the old file then stays intact.
+    """
+    metadata = {
+        "format": "pt",
+        "step": str(step),
+        "val_loss": json.dumps(val_loss),
+        "digest": digest(tensors, config, step, val_loss),
+    }
+    write_tensors(path, tensors, metadata)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Replace a safetensors file. Raises OSError and SafetensorError; the old file then stays intact."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with replacing(path) as unfinished:
+        safetensors.torch.save_file(tensors, unfinished, metadata)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors of a safetensors file, by name, and its metadata.
+
+    Raises TinyLMError for a damaged file, a dtype that is not in SAFETENSORS_DTYPES, and a file larger than the free
+    memory.
+    """
+    try:
+        size, free = check_regular(path).st_size, free_memory("cpu")
+        if free is not None and size > free:
+            raise TinyLMError(f"{path} needs {size / 2**30:.1f} GB of memory, and {free / 2**30:.1f} GB are free.")
+        with safetensors.safe_open(path, framework="pt") as file:
+            names = file.keys()  # a safe_open object is not iterable
+            for name in names:
+                if (dtype := file.get_slice(name).get_dtype()) not in SAFETENSORS_DTYPES:
+                    raise ValueError(f"{name[:200]} is {dtype}, and weights are {', '.join(SAFETENSORS_DTYPES)}")
+            return {name: file.get_tensor(name).clone() for name in names}, file.metadata() or {}
+    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> TinyLMError:
+    """The error for a safetensors file that cannot be read."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return TinyLMError(
+        f"{path} is damaged or not a safetensors file ({str(reason)[:200]}). Copy the run again; pickles are never "
+        "opened."
+    )

@@ -1,0 +1,105 @@
+"""The text of a conversation, and the characters of it that are scored."""
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.text.chat import Conversation
+from tinylm.text.chat_template import ChatTemplate
+
+
+class ScoredText(NamedTuple):
+    """The text of a conversation, and the ranges of its characters that are scored, in order and without overlap."""
+
+    text: str
+    spans: list[range]
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """How conversations become text of which a part is scored.
+
+    special_tokens: texts that the tokenizer encodes as one token each.
+    train_on: which text is scored: that of each assistant's message with its end token (assistant), of the last of them
+        (last), or all text (all).
+    """
+
+    template: ChatTemplate
+    special_tokens: tuple[str, ...] = ()
+    train_on: str = "assistant"
+
+    def render(self, conversation: Conversation) -> ScoredText:
+        """The text and the scored spans of a conversation.
+
+        `{% generation %}` blocks of the template are the spans of answers. For a template without them, an answer is
+        what is added to the conversation before it with the generation prompt; white space after a special token at its
+        end is not scored.
+
+        Raises UsageError, with the location, for a conversation that the template refuses or fails on, and for one
+        whose beginning the template renders in another way when more messages follow.
+        """
+        try:
+            return self._render(conversation)
+        except TinyLMError as error:
+            if str(error).startswith(conversation.location):
+                raise
+            raise UsageError(f"{conversation.location}: {error}") from error
+
+    def _render(self, conversation: Conversation) -> ScoredText:
+        messages, tools = conversation.messages, conversation.tools
+        text, spans = self.template.marked(messages, tools)
+        if not text:
+            raise UsageError("The chat template renders no text.")
+        if self.train_on == "all":
+            return ScoredText(text, [range(len(text))])
+        answers = conversation.answers()
+        if self.template.marks_answers:
+            if self.train_on == "last" and answers:
+                earlier = len(self.template.marked(messages[: answers[-1]], tools)[1]) if answers[-1] else 0
+                spans = spans[earlier:]
+        else:
+            wanted = answers[-1:] if self.train_on == "last" else answers
+            spans = [self._span_of(conversation, index, text) for index in wanted]
+        return ScoredText(text, [span for span in spans if span])
+
+    def _span_of(self, conversation: Conversation, index: int, text: str) -> range:
+        """The span of message `index` in the text of the whole conversation, found by rendering prefixes."""
+        messages, tools = conversation.messages, conversation.tools
+        prompt = self.template.render(messages[:index], tools, add_generation_prompt=True)
+        answered = text if index + 1 == len(messages) else self.template.render(messages[: index + 1], tools)
+        if not answered.startswith(prompt):
+            self._refuse(conversation, index, prompt, answered, "message {} is its answer")
+        if not text.startswith(answered):
+            self._refuse(conversation, index, answered, text, "other messages follow message {}")
+        answer = answered[len(prompt) :]
+        stripped = answer.rstrip()
+        if stripped.endswith(self.special_tokens):
+            answer = stripped
+        return range(len(prompt), len(prompt) + len(answer))
+
+    def _refuse(self, conversation: Conversation, index: int, expected: str, found: str, when: str) -> None:
+        at = next((i for i, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), len(found))
+        raise UsageError(
+            f"{conversation.location}: the chat template renders the beginning of this conversation in another way "
+            f"when {when.format(index + 1)}: {expected[at : at + 40]!r} becomes {found[at : at + 40]!r}. So its "
+            "answers cannot be found; use a `chat_template` with {% generation %} blocks, or set `train_on` to last or "
+            "all."
+        )
+
+    def ordinary_text(self, text: str) -> Iterator[str]:
+        """The non-empty parts of a rendered text between its special tokens."""
+        return filter(None, token_pattern(self.special_tokens).split(text)) if self.special_tokens else iter([text])
+
+    def end_token(self) -> str | None:
+        """The special token at the end of an answer; `None` for a template without one."""
+        probe = Conversation(({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}))
+        text, spans = ChatFormat(self.template, self.special_tokens, "last").render(probe)
+        answer = text[spans[-1].start : spans[-1].stop] if spans else ""
+        return next((token for token in self.special_tokens if answer.endswith(token)), None)
+
+
+def token_pattern(tokens: Collection[str]) -> re.Pattern[str]:
+    """A pattern of any of the tokens; where several match, the longest."""
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))

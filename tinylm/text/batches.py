@@ -1,0 +1,144 @@
+"""Batches of token windows for next-token training and evaluation."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinylm.errors import TinyLMError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of sequences. All tensors but `mask` are int64.
+
+    ids: (B, T), the input of the decoder or encoder.
+    targets: (B, T), the id to predict at each position.
+    mask: (B, T), bool, True for targets that count in the loss; `None` if all do.
+    source, source_lengths: (B, S) and (B,), the sources of pairs and their lengths without padding.
+    segments: (B, T), where several texts share a row: the number of each token's text, from 1, and 0 for padding.
+    lengths: (B,), where rows are padded to the right: the tokens of each row without padding.
+    """
+
+    ids: Tensor
+    targets: Tensor
+    mask: Tensor | None = None
+    source: Tensor | None = None
+    source_lengths: Tensor | None = None
+    segments: Tensor | None = None
+    lengths: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.ids.shape[0]
+
+    @property
+    def n_targets(self) -> int:
+        """Number of targets that count in the loss."""
+        return self.targets.numel() if self.mask is None else int(self.mask.sum())
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of tokens, without padding but with the sources."""
+        if self.segments is not None:
+            return int((self.segments > 0).sum())
+        if self.lengths is not None:
+            return int(self.lengths.sum())
+        if self.source_lengths is None:
+            return self.ids.numel()
+        return self.n_targets + int(self.source_lengths.sum())
+
+    def split(self, rows: int) -> Iterator["Batch"]:
+        """Yield micro-batches of at most `rows` sequences."""
+        for start in range(0, len(self), rows):
+            part = slice(start, start + rows)
+            yield self._map(lambda tensor, part=part: tensor[part])  # type: ignore[misc]
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch with all its tensors on `device`."""
+        return self._map(lambda tensor: tensor.to(device))
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        tensors = [getattr(self, field.name) for field in fields(self)]
+        return Batch(*(None if tensor is None else function(tensor) for tensor in tensors))  # type: ignore[arg-type]
+
+
+class Windows:
+    """Training batches of windows of `context` tokens that do not overlap.
+
+    Each epoch starts at a random offset and visits every window once, in random order. Batch number n depends only on
+    the seed and n, so a resumed run continues with the same batches. Raises TinyLMError for `context` tokens or fewer.
+    """
+
+    def __init__(self, tokens: np.ndarray, context: int, batch_size: int, seed: int) -> None:
+        if len(tokens) <= context:
+            raise TinyLMError(
+                f"{len(tokens)} tokens are too few for a window of {context} and the token after it; give more text."
+            )
+        self._tokens = tokens
+        self._context = context
+        self._batch_size = batch_size
+        self._seed = seed
+        self._n_targets = len(tokens) - 1
+        # One window fewer than would fit, to leave room for the offset.
+        self.windows_per_epoch = max(1, self._n_targets // context - 1)
+        self._epoch = -1
+        self._offset = 0
+        self._order = np.zeros(0, dtype=np.int64)
+
+    def batch(self, number: int) -> Batch:
+        """Batch number `number`: ids and targets of (batch_size, context)."""
+        first = number * self._batch_size
+        starts = np.array([self._start(index) for index in range(first, first + self._batch_size)])
+        return windows_at(self._tokens, starts, self._context)
+
+    def _start(self, index: int) -> int:
+        """The position of the first token of window `index`, which counts on over the epochs."""
+        epoch, position = divmod(index, self.windows_per_epoch)
+        if epoch != self._epoch:
+            rng = np.random.Generator(np.random.PCG64([self._seed, epoch]))
+            slack = self._n_targets - self.windows_per_epoch * self._context
+            self._epoch = epoch
+            self._offset = int(rng.integers(0, min(slack, self._context), endpoint=True))
+            self._order = rng.permutation(self.windows_per_epoch)
+        return self._offset + int(self._order[position]) * self._context
+
+
+def evaluation_batches(
+    tokens: np.ndarray, context: int, batch_size: int, stride: int | None = None, max_tokens: int | None = None
+) -> Iterator[Batch]:
+    """Yield batches of windows in which every token of `tokens` (N,) but the first counts in the loss exactly once.
+
+    Windows start every `stride` tokens, at most `context` (default: `context`, so that they do not overlap). The mask
+    excludes targets that an earlier window has scored. With `max_tokens`, yields a fixed selection of evenly spaced
+    windows with about that many scored targets in total.
+    """
+    stride = stride or context
+    n_targets = len(tokens) - 1
+    starts = np.arange(0, max(n_targets - (context - stride), 1), stride)
+    if max_tokens is not None and max_tokens < n_targets:
+        starts = starts[np.linspace(0, len(starts) - 1, max(1, max_tokens // stride)).astype(int)]
+    full = starts[starts + context <= n_targets]
+    for first in range(0, len(full), batch_size):
+        rows = full[first : first + batch_size]
+        yield _mask_overlap(windows_at(tokens, rows, context), rows, context - stride)
+    for start in starts[len(full) :]:
+        row = np.array([start])
+        yield _mask_overlap(windows_at(tokens, row, n_targets - start), row, context - stride)
+
+
+def _mask_overlap(batch: Batch, starts: np.ndarray, overlap: int) -> Batch:
+    """Exclude the first `overlap` targets of every window but the first, which the previous window has scored."""
+    if not overlap:
+        return batch
+    mask = torch.ones(batch.targets.shape, dtype=torch.bool)
+    mask[torch.from_numpy(starts > 0), :overlap] = False
+    return Batch(batch.ids, batch.targets, mask)
+
+
+def windows_at(tokens: np.ndarray, starts: np.ndarray, context: int) -> Batch:
+    """A batch of windows of `context` tokens at the positions `starts` (B,), with the next tokens as targets."""
+    rows = np.stack([tokens[start : start + context + 1] for start in starts]).astype(np.int64)  # (B, T + 1)
+    ids = torch.from_numpy(rows)
+    return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())

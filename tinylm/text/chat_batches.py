@@ -1,0 +1,215 @@
+"""Batches of conversations: several in each row without attention between them, or one in each row with padding."""
+
+import bisect
+import functools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from tinylm.errors import UsageError
+from tinylm.text.batches import Batch
+from tinylm.text.chat_tokens import ChatTokens
+from tinylm.text.token_files import TokenFolder
+
+POOL_BATCHES = 50  # batches whose conversations are sorted by length together, if rows are not packed
+PADDING = 0  # any id: the loss leaves it out, and no other token attends to it
+MIN_PACKED_ROW = 512  # tokens, if the context is as long: longer rows need less padding, shorter ones less attention
+MIN_PACKED_CONVERSATIONS = 3  # per row, on average: with fewer, packed rows are slower (benchmarks/packing.py)
+
+
+class ChatParts(NamedTuple):
+    """The training conversations and the validation conversations of a run."""
+
+    train: ChatTokens
+    val: ChatTokens
+
+    @classmethod
+    def from_tokens(cls, tokens: TokenFolder) -> "ChatParts":
+        """Those in a token folder."""
+        return cls(ChatTokens(tokens.train), ChatTokens(tokens.val))
+
+
+def require_usable(tokens: ChatTokens, context: int, name: str) -> None:
+    """Raise UsageError if none of the conversations, called `name`, has a scored token within the context."""
+    if len(tokens.usable(context)):
+        return
+    if tokens.unscored == len(tokens):
+        raise UsageError(f"Nothing is scored in the {name} conversations: none has an answer of the assistant.")
+    least = int(tokens.first_scored[tokens.first_scored < tokens.lengths].min())
+    raise UsageError(
+        f"No {name} conversation has a scored token within the context of {context} tokens; the shortest beginning "
+        f"before an answer has {least}."
+    )
+
+
+def describe_left_out(tokens: ChatTokens, context: int, name: str) -> list[str]:
+    """Sentences about the conversations, called `name`, that are cut, or left out since nothing of them is scored."""
+    sentences = []
+    if tokens.unscored:
+        sentences.append(
+            f"{tokens.unscored:,} of {len(tokens):,} {name} conversations are left out: nothing in them is scored."
+        )
+    cut = int((tokens.lengths - 1 > context).sum())
+    if cut:
+        lost = len(tokens) - tokens.unscored - len(tokens.usable(context))
+        sentences.append(
+            f"{cut:,} of {len(tokens):,} {name} conversations are cut to the context of {context} tokens (the longest "
+            f"has {tokens.lengths.max() - 1}); {lost:,} of them lose all answers and are left out."
+        )
+    return sentences
+
+
+class ChatRows:
+    """Rows of conversations for a model of a context length. Conversations without a scored token are left out; there
+    must be others (`require_usable`).
+
+    Longer conversations are cut at their end. With `packed`, several share a row of `width` tokens, so that the rows
+    have little padding; otherwise each has its own, which is padded to the longest of the batch.
+
+    rows: the conversations of each row, as indices. lengths: (R,), the tokens of each row without padding.
+    """
+
+    def __init__(self, tokens: ChatTokens, context: int, packed: bool, indices: np.ndarray | None = None) -> None:
+        self._tokens = tokens
+        self._context = context
+        self._packed = packed
+        self._inputs = tokens.inputs(context)
+        chosen = tokens.usable(context) if indices is None else indices
+        longest = int(self._inputs[chosen].max())
+        self.width = _packed_width(longest, context) if packed else longest
+        self.rows = (
+            pack(chosen, self._inputs, self.width) if packed else [chosen[i : i + 1] for i in range(len(chosen))]
+        )
+        self.lengths = np.array([self._inputs[row].sum() for row in self.rows])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of tokens of all rows, without padding."""
+        return int(self.lengths.sum())
+
+    def batch(self, numbers: Sequence[int] | np.ndarray) -> Batch:
+        """A batch of the rows with these numbers: packed (B, width), or else (B, T) for the longest."""
+        width = self.width if self._packed else int(self.lengths[numbers].max())
+        shape = (len(numbers), width)
+        ids, targets, segments = np.full(shape, PADDING), np.full(shape, PADDING), np.zeros(shape, dtype=np.int64)
+        mask = np.zeros(shape, dtype=bool)
+        for place, number in enumerate(numbers):
+            start = 0
+            for segment, index in enumerate(self.rows[number], start=1):
+                stop = start + self._inputs[index]
+                tokens, scored = (part[: stop - start + 1] for part in self._tokens.tokens(index))
+                ids[place, start:stop], targets[place, start:stop] = tokens[:-1], tokens[1:]
+                mask[place, start:stop], segments[place, start:stop] = scored[1:], segment
+                start = stop
+        return Batch(
+            torch.from_numpy(ids),
+            torch.from_numpy(targets),
+            torch.from_numpy(mask),
+            segments=torch.from_numpy(segments) if self._packed else None,
+            lengths=None if self._packed else torch.from_numpy(self.lengths[numbers]),
+        )
+
+
+def _packed_width(longest: int, context: int) -> int:
+    return min(context, max(longest, MIN_PACKED_ROW))
+
+
+def worth_packing(tokens: ChatTokens, context: int) -> bool:
+    """Whether a packed row holds enough conversations to be faster than one conversation per row."""
+    inputs = tokens.inputs(context)[tokens.usable(context)]
+    if not len(inputs):
+        return False
+    return _packed_width(int(inputs.max()), context) >= MIN_PACKED_CONVERSATIONS * float(inputs.mean())
+
+
+def pack(indices: np.ndarray, lengths: np.ndarray, width: int) -> list[np.ndarray]:
+    """Distribute items over few rows of `width`: best fit in order of decreasing length.
+
+    Each item goes into the row with the least room that is enough for it (Johnson 1974). `lengths` are those of all
+    items, at most `width`; `indices` the items to distribute.
+    """
+    rows: list[list[int]] = []
+    by_room: dict[int, list[int]] = {}  # the rows with that many free tokens
+    rooms: list[int] = []  # the keys of `by_room`, sorted
+    for index in indices[np.argsort(-lengths[indices], kind="stable")]:
+        length = int(lengths[index])
+        at = bisect.bisect_left(rooms, length)
+        if at == len(rooms):
+            rows.append([])
+            number, room = len(rows) - 1, width
+        else:
+            room = rooms[at]
+            number = by_room[room].pop()
+            if not by_room[room]:
+                del by_room[room], rooms[at]
+        rows[number].append(int(index))
+        if room - length not in by_room:
+            by_room[room - length] = []
+            bisect.insort(rooms, room - length)
+        by_room[room - length].append(number)
+    return [np.array(row) for row in rows]
+
+
+@functools.lru_cache(maxsize=2)
+def chat_rows(tokens: ChatTokens, context: int, packed: bool) -> ChatRows:
+    """All rows of the conversations, which a plan and the task after it share. There must be usable conversations."""
+    return ChatRows(tokens, context, packed)
+
+
+class ChatBatches:
+    """Training batches of rows of conversations. Each epoch has every row once, in another order.
+
+    Rows that are not packed are sorted by length within pools of POOL_BATCHES batches. Batch number n depends only on
+    the seed and n.
+    """
+
+    def __init__(self, rows: ChatRows, batch_size: int, seed: int, sort: bool) -> None:
+        self._rows = rows
+        self._batch_size = batch_size
+        self._seed = seed
+        self._sort = sort
+        self.batches_per_epoch = -(-len(rows) // batch_size)
+        self._epoch = -1
+        self._batches: list[np.ndarray] = []
+
+    def batch(self, number: int) -> Batch:
+        """Batch number `number`: at most `batch_size` rows."""
+        epoch, position = divmod(number, self.batches_per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._batches = epoch, self._shuffled(epoch)
+        return self._rows.batch(self._batches[position])
+
+    def _shuffled(self, epoch: int) -> list[np.ndarray]:
+        rng = np.random.Generator(np.random.PCG64([self._seed, epoch]))
+        order = rng.permutation(len(self._rows))
+        size = self._batch_size
+        if not self._sort:
+            return [order[first : first + size] for first in range(0, len(order), size)]
+        batches: list[np.ndarray] = []
+        for start in range(0, len(order), POOL_BATCHES * size):
+            pool = order[start : start + POOL_BATCHES * size]
+            pool = pool[np.argsort(self._rows.lengths[pool], kind="stable")]
+            batches += [pool[first : first + size] for first in range(0, len(pool), size)]
+        return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def chat_evaluation_batches(
+    tokens: ChatTokens, context: int, rows: int, packed: bool, max_tokens: int | None = None
+) -> Iterator[Batch]:
+    """Yield batches of at most `rows` rows with the conversations that have a scored token, each once.
+
+    With `max_tokens`, yields a fixed selection of evenly spaced conversations with about that many scored tokens.
+    """
+    indices = tokens.usable(context)
+    if max_tokens is not None and max_tokens < tokens.n_scored:
+        count = max(1, len(indices) * max_tokens // tokens.n_scored)
+        indices = indices[np.linspace(0, len(indices) - 1, count).astype(int)]
+    examples = ChatRows(tokens, context, packed, indices)
+    order = np.argsort(examples.lengths, kind="stable")
+    for first in range(0, len(order), rows):
+        yield examples.batch(order[first : first + rows])

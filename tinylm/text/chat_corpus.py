@@ -1,0 +1,111 @@
+"""A corpus of conversations, each rendered by a chat template into a document."""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+
+from tinylm.text.answer_spans import ChatFormat, ScoredText
+from tinylm.text.chat import Conversation, read_conversations
+from tinylm.text.compression import Progress, no_progress
+from tinylm.text.corpus import Corpus, CorpusStats, Stream, scan_stream
+
+
+@dataclass(frozen=True)
+class ChatCorpus(Corpus):
+    """A corpus of conversations. Each file is JSONL or a JSON array. `chat` renders them.
+
+    In the stream, a document is the text of a conversation without its special tokens.
+    """
+
+    chat: ChatFormat | None = None
+    _lengths: list[int] = field(default_factory=list, init=False, repr=False, compare=False)  # set by `scan`
+
+    kind: ClassVar[str] = "chat"
+    detects_json: ClassVar[bool] = True
+
+    @property
+    def has_json(self) -> bool:
+        """False: `text_key` does not apply to conversations."""
+        return False
+
+    @property
+    def train_on(self) -> str:
+        """The texts that are scored: see ChatFormat."""
+        assert self.chat is not None
+        return self.chat.train_on
+
+    def conversations(self, progress: Progress = no_progress) -> Iterator[Conversation]:
+        """Yield the conversations of all files. `progress` receives the bytes read from the disk.
+
+        Conversations with a message that `drop_unknown` leaves empty are skipped. Raises UsageError, with the line
+        number, for an invalid line.
+        """
+        for file in self.files:
+            for conversation in read_conversations(file, self.encoding, progress):
+                known = conversation if self.drop_unknown is None else conversation.map_contents(self.drop_unknown)
+                if known is not None:
+                    yield known
+
+    def examples(self, progress: Progress = no_progress) -> Iterator[ScoredText]:
+        """Yield the text of each conversation with its scored spans. Raises UsageError as `ChatFormat.render` does."""
+        assert self.chat is not None
+        return map(self.chat.render, self.conversations(progress))
+
+    def examples_between(self, start: int, stop: int, progress: Progress = no_progress) -> Iterator[ScoredText]:
+        """Yield the examples that have the characters of the stream from `start` up to `stop`."""
+        assert self.chat is not None
+        position = 0
+        lengths = iter(self._lengths)
+        for conversation in self.conversations(progress):
+            if position >= stop:
+                return
+            known_length = next(lengths, None)
+            if position < start and known_length is not None:  # rendering takes most of the time
+                position += known_length
+                continue
+            example = self.chat.render(conversation)
+            if position >= start:
+                yield example
+            position += self._length(example)
+
+    def _length(self, example: ScoredText) -> int:
+        assert self.chat is not None
+        return sum(map(len, self._known(self.chat.ordinary_text(example.text))))
+
+    def _known(self, parts: Iterable[str]) -> Iterable[str]:
+        return parts if self.drop_unknown is None else map(self.drop_unknown, parts)
+
+    def _documents(self, progress: Progress) -> Iterator[Iterable[str]]:
+        assert self.chat is not None
+        for example in self.examples(progress):
+            yield self.chat.ordinary_text(example.text)
+
+    def scan(self, progress: Progress = no_progress) -> CorpusStats:
+        """As `Corpus.scan`. The fingerprint is one of the texts with special tokens and scored spans."""
+        assert self.chat is not None
+        chat, lengths, digest = self.chat, self._lengths, hashlib.sha256()
+        lengths.clear()
+
+        def stream() -> Stream:
+            for example in self.examples(progress):
+                if lengths:
+                    yield None
+                spans = [(span.start, span.stop) for span in example.spans]
+                digest.update(json.dumps([example.text, spans]).encode())
+                parts = list(self._known(chat.ordinary_text(example.text)))
+                lengths.append(sum(map(len, parts)))
+                yield from filter(None, parts)
+
+        stats = scan_stream(stream())
+        return replace(stats, documents=len(lengths), fingerprint=digest.hexdigest())
+
+    def safe_split_point(self, characters: int) -> int:
+        """The largest number of characters, at most `characters`, that make up whole conversations."""
+        lengths = self._lengths or [self._length(example) for example in self.examples()]
+        totals = np.fromiter(itertools.accumulate(lengths, initial=0), dtype=np.int64)
+        return int(totals[np.searchsorted(totals, characters, side="right") - 1])

@@ -1,0 +1,110 @@
+"""Encoded conversations: each token with a flag of whether it is scored.
+
+In an array of codes, a token is 4 id + 2 scored + first, where `first` marks the first token of a conversation.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from tinylm.errors import TinyLMError
+from tinylm.text.answer_spans import ScoredText
+from tinylm.text.token_files import Encoding
+from tinylm.text.tokenizer import Tokenizer
+
+CODES_PER_ID = 4
+SCORED, FIRST = 2, 1
+
+
+def encode_example(example: ScoredText, tokenizer: Tokenizer) -> np.ndarray:
+    """The codes of a rendered conversation: (N,) of uint32. A token is scored if it starts inside a span.
+
+    Raises UsageError for characters without an id.
+    """
+    ids, starts = tokenizer.encode_with_special(example.text)
+    codes = CODES_PER_ID * ids.astype(np.uint32)
+    for span in example.spans:
+        first, last = np.searchsorted(starts, [span.start, span.stop])
+        codes[first:last] |= SCORED
+    codes[:1] |= FIRST
+    return codes
+
+
+def encode_examples(examples: Iterable[ScoredText], tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, int]]:
+    """Yield the codes, (N,), of each conversation, and its number of characters."""
+    for example in examples:
+        yield encode_example(example, tokenizer), len(example.text)
+
+
+CHAT_ENCODING = Encoding(encode_examples, CODES_PER_ID)
+
+
+def ids_of(codes: np.ndarray) -> np.ndarray:
+    """The token ids of codes: (N,) -> (N,)."""
+    return codes // CODES_PER_ID
+
+
+MarkedText = tuple[tuple[str, bool], ...]  # parts of a text in order, each scored or not
+
+
+class ChatTokens:
+    """The conversations in an array of codes, of which a token is scored only if another one precedes it.
+
+    lengths: (N,), tokens of each conversation. first_scored: (N,), index of the first scored token in each; its length
+    where none is. Raises TinyLMError if the array does not begin with a conversation.
+    """
+
+    def __init__(self, codes: np.ndarray) -> None:
+        self._codes = codes
+        self._starts = np.flatnonzero(codes & FIRST)
+        if len(codes) and (not len(self._starts) or self._starts[0]):
+            raise TinyLMError("The encoded text is damaged: it does not begin with a conversation.")
+        self.lengths = np.diff(self._starts, append=len(codes))
+        scored = np.flatnonzero(codes & SCORED)
+        scored = scored[(codes[scored] & FIRST) == 0]
+        self.n_scored = len(scored)
+        following = np.append(scored, len(codes))[np.searchsorted(scored, self._starts)]
+        self.first_scored = np.minimum(following - self._starts, self.lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def tokens(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """The ids, (N,) of int64, and the scored flags, (N,) of bool, of a conversation."""
+        start = self._starts[index]
+        codes = np.asarray(self._codes[start : start + self.lengths[index]], dtype=np.int64)
+        return ids_of(codes), (codes & SCORED) > 0
+
+    def scored_ids(self, context: int) -> np.ndarray:
+        """The ids of the scored tokens that a model of that context predicts, (N,)."""
+        parts = [np.zeros(0, dtype=np.int64)]
+        for index in self.usable(context):
+            ids, scored = (part[1 : context + 1] for part in self.tokens(index))
+            parts.append(ids[scored])
+        return np.concatenate(parts)
+
+    @property
+    def unscored(self) -> int:
+        """Number of conversations without a scored token."""
+        return int((self.first_scored == self.lengths).sum())
+
+    def usable(self, context: int) -> np.ndarray:
+        """The indices of the conversations with a scored token in their first `context` + 1 tokens."""
+        return np.flatnonzero((self.first_scored < self.lengths) & (self.first_scored <= context))
+
+    def inputs(self, context: int) -> np.ndarray:
+        """The number of tokens that each conversation feeds into a model of that context, (N,): all but the last."""
+        return np.minimum(self.lengths - 1, context)
+
+
+def marked_examples(tokens: ChatTokens, tokenizer: Tokenizer, number: int) -> tuple[MarkedText, ...]:
+    """The texts of the first `number` conversations, special tokens included, with their scored parts marked."""
+    examples = []
+    for index in range(min(number, len(tokens))):
+        ids, scored = tokens.tokens(index)
+        scored[:1] = False  # nothing precedes it
+        edges = [0, *(np.flatnonzero(np.diff(scored)) + 1), len(ids)]
+        parts = ((tokenizer.decode_with_special(ids[a:b]), bool(scored[a])) for a, b in itertools.pairwise(edges))
+        examples.append(tuple(parts))
+    return tuple(examples)

@@ -1,0 +1,233 @@
+"""Split a corpus into training and validation text, and encode both parts into token files."""
+
+import glob
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tinylm.cache_directory import private_folder
+from tinylm.config import DataConfig
+from tinylm.errors import TinyLMError, UnknownCharactersError, UsageError
+from tinylm.text.chat_corpus import ChatCorpus
+from tinylm.text.chat_tokens import CHAT_ENCODING
+from tinylm.text.compression import Progress, no_progress
+from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats, Stream, slice_stream
+from tinylm.text.pair_batches import PairTokens
+from tinylm.text.pairs import PairCorpus
+from tinylm.text.token_files import TEXT_ENCODING, Encoding, TokenFolder, encode_to_folder, token_key
+from tinylm.text.tokenizer import Tokenizer, describe_characters
+from tinylm.validation import check_numbers
+
+MIN_TOKENS = {"train": 3, "val": 2}  # of each part
+
+CORPUS_TYPES: dict[str, type[Corpus]] = {corpus.kind: corpus for corpus in (Corpus, PairCorpus, ChatCorpus)}
+ENCODINGS: dict[str, Encoding] = {"text": TEXT_ENCODING, "pairs": TEXT_ENCODING, "chat": CHAT_ENCODING}
+
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class SplitCorpus:
+    """A corpus split into training and validation text, with statistics from one pass over its files.
+
+    The first `train_characters` characters of `corpus` are for training. Validation is on `val_corpus`, or without one
+    on the rest of `corpus`. `val_fraction` is the requested share of that rest in `corpus`.
+    """
+
+    corpus: Corpus
+    stats: CorpusStats
+    val_corpus: Corpus | None
+    val_stats: CorpusStats | None
+    train_characters: int
+    val_fraction: float = 0.0
+
+    @property
+    def characters(self) -> int:
+        """Number of characters of training and validation text."""
+        return self.stats.characters + (self.val_stats.characters if self.val_stats else 0)
+
+    @property
+    def alphabet(self) -> str:
+        """The distinct characters of training and validation text, sorted."""
+        return "".join(sorted({*self.stats.alphabet, *(self.val_stats.alphabet if self.val_stats else "")}))
+
+    def train_stream(self) -> Stream:
+        """The training text. Raises TinyLMError if a file has changed since the first pass."""
+        return _require_length(self.train_characters, slice_stream(self.corpus.stream(), 0, self.train_characters))
+
+    def train_documents(self) -> Iterator[Any]:
+        """The training text as the encoding of its kind of corpus takes it: a stream, or rendered conversations."""
+        if isinstance(self.corpus, ChatCorpus):
+            return self.corpus.examples_between(0, self.train_characters)
+        return self.train_stream()
+
+    def val_documents(self) -> Iterator[Any]:
+        """The validation text, as `train_documents`."""
+        if isinstance(self.val_corpus, ChatCorpus):
+            return self.val_corpus.examples()
+        if isinstance(self.corpus, ChatCorpus):
+            return self.corpus.examples_between(self.train_characters, self.stats.characters)
+        return self.val_stream()
+
+    def val_stream(self) -> Stream:
+        """The validation text. Raises TinyLMError if a file has changed since the first pass."""
+        if self.val_corpus is not None:
+            assert self.val_stats is not None
+            return _require_length(self.val_stats.characters, self.val_corpus.stream())
+        characters = self.stats.characters
+        return _require_length(
+            characters - self.train_characters, slice_stream(self.corpus.stream(), self.train_characters, characters)
+        )
+
+
+def _require_length(characters: int, stream: Stream) -> Stream:
+    """Yield the stream; raise TinyLMError at its end unless it has the given number of characters."""
+    for chunk in stream:
+        characters -= len(chunk or "")
+        yield chunk
+    if characters:
+        raise TinyLMError("A file of the text changed while it was being read; run the command again.")
+
+
+def split_corpus(
+    corpus: Corpus, val_corpus: Corpus | None, val_fraction: float, progress: Progress = no_progress
+) -> SplitCorpus:
+    """Scan all the text and choose the split point. `progress` receives the bytes read from the disk.
+
+    Raises UsageError for a text that is empty or cannot be decoded, and for a `val_fraction` outside of (0, 1).
+    """
+    check_numbers({"val_fraction": val_fraction})
+    stats = scan_corpus(corpus, progress)
+    val_stats = scan_corpus(val_corpus, progress) if val_corpus is not None else None
+    held_out = 0 if val_stats else max(1, int(stats.characters * val_fraction))
+    return SplitCorpus(
+        corpus, stats, val_corpus, val_stats, corpus.safe_split_point(stats.characters - held_out), val_fraction
+    )
+
+
+def scan_corpus(corpus: Corpus, progress: Progress) -> CorpusStats:
+    """The statistics of a corpus. Raises UsageError if it contains no text, or none with ids in the vocabulary."""
+    stats = corpus.scan(progress)
+    if not stats.characters and corpus.drop_unknown is not None:
+        raise UsageError(f"None of the characters of {corpus.name} has an id in the vocabulary; give another text.")
+    if not stats.characters:
+        raise UsageError(f"{corpus.name} contains no text; give a file that does.")
+    return stats
+
+
+def require_known_characters(tokenizer: Tokenizer, alphabet: str, owner: str, model: Path | None = None) -> None:
+    """Raise UnknownCharactersError with a list of the characters of `alphabet` that have no id.
+
+    `owner` is the subject of the message, such as "The model". `model` is the path of the model that the tokenizer
+    belongs to; the error has it if the vocabulary can be extended.
+    """
+    unknown = tokenizer.unknown_characters(alphabet)
+    if unknown:
+        raise UnknownCharactersError(
+            f"{owner} has no id for {len(unknown)} of the text's characters, {describe_characters(unknown)}; skip such "
+            'characters with `unknown="skip"`.',
+            model if tokenizer.kind == "char" else None,
+        )
+
+
+def corpus_without_unknown(corpus: Corpus, tokenizer: Tokenizer) -> Corpus:
+    """The corpus without the characters that have no id. Pairs with a side that becomes empty are skipped."""
+
+    def drop_unknown(text: str) -> str:
+        unknown = tokenizer.unknown_characters(text)
+        return text.translate(dict.fromkeys(map(ord, unknown))) if unknown else text
+
+    return replace(corpus, drop_unknown=drop_unknown)
+
+
+def drop_unknown_characters(split: SplitCorpus, tokenizer: Tokenizer, progress: Progress = no_progress) -> SplitCorpus:
+    """Remove the characters that have no id from a text, and split it again; `progress` as for `split_corpus`.
+
+    Raises UsageError if no text is left.
+    """
+    corpus = corpus_without_unknown(split.corpus, tokenizer)
+    val_corpus = corpus_without_unknown(split.val_corpus, tokenizer) if split.val_corpus else None
+    return split_corpus(corpus, val_corpus, split.val_fraction, progress)
+
+
+def check_encoder(tokenizer: Tokenizer, sample: Sequence[str], warn: Warn) -> None:
+    """Compare the encoder with the `tokenizers` library on a sample; if ids differ, warn and switch to the library."""
+    encoder = tokenizer.encoder
+    if not tokenizer.check_encoder(sample):
+        warn(
+            f"The ids of {encoder} for this text differ from those of the tokenizers library. The text is encoded with "
+            "the library, which is slower. Install the version of gigatoken that tinylm requires, or report a bug."
+        )
+
+
+def encode_split(
+    split: SplitCorpus,
+    tokenizer: Tokenizer,
+    folder: Path | None = None,
+    progress: Progress = no_progress,
+    warn: Warn = lambda message: None,
+    encoder: str | None = None,
+) -> tuple[TokenFolder, DataConfig]:
+    """Encode both parts into the token folder `folder`, by default one in the cache, and describe them.
+
+    `progress` receives the number of characters encoded, and `warn` a message if the ids of the encoder differ from
+    those of the `tokenizers` library on a sample of the text. `encoder` replaces the name of the tokenizer's encoder in
+    the key, to encode the text of a run again. Raises UsageError if either part is too short.
+    """
+    kind = split.corpus.kind
+    if kind != ChatCorpus.kind:  # these are encoded by the library
+        val_sample = split.val_stats.sample if split.val_stats else ()
+        check_encoder(tokenizer, [*split.stats.sample, *val_sample], warn)
+    encoder = encoder or (tokenizer.encoder_with_special if kind == ChatCorpus.kind else tokenizer.encoder)
+    val_fingerprint = split.val_stats.fingerprint if split.val_stats else None
+    key = token_key(split.stats.fingerprint, val_fingerprint, split.train_characters, tokenizer, encoder)
+    path = folder or private_folder("tokens") / key
+    # Windows cannot rename a folder that contains a mapped file, and a new run directory is renamed when complete.
+    mapped = folder is None or os.name != "nt"
+    parts = (split.train_documents, split.val_documents)
+    tokens = encode_to_folder(path, key, *parts, tokenizer, progress, encoding=ENCODINGS[kind], mapped=mapped)
+    for part, minimum, n_tokens in (
+        ("training", MIN_TOKENS["train"], len(tokens.train)),
+        ("validation", MIN_TOKENS["val"], len(tokens.val)),
+    ):
+        if n_tokens < minimum:
+            raise UsageError(
+                f"{split.corpus.name} leaves {n_tokens} tokens for {part}, and at least {minimum} are needed; give "
+                "more text, or another `val_fraction`."
+            )
+    data = DataConfig(
+        kind=kind,
+        corpus=_absolute(split.corpus),
+        val_corpus=_absolute(split.val_corpus) if split.val_corpus else (),
+        text_key=split.corpus.text_key,
+        encoding=split.corpus.encoding,
+        format=split.corpus.format,
+        unknown="error" if split.corpus.drop_unknown is None else "skip",
+        train_characters=split.train_characters,
+        fingerprint=split.stats.fingerprint,
+        val_fingerprint=val_fingerprint,
+        encoder=encoder,
+        tokens_in_run=folder is not None,
+        characters=split.stats.characters,
+        bytes=split.stats.bytes,
+        documents=split.stats.documents,
+        train_tokens=len(tokens.train),
+        val_tokens=len(tokens.val),
+        train_pairs=len(PairTokens(tokens.train, tokenizer.end_of_text_id)) if kind == PairCorpus.kind else 0,
+        train_on=split.corpus.train_on,
+    )
+    return tokens, data
+
+
+def _absolute(corpus: Corpus) -> tuple[str, ...]:
+    """The paths of a corpus as absolute paths; `-` is unchanged."""
+    return tuple(path if path == STANDARD_INPUT else _absolute_path(path) for path in corpus.paths)
+
+
+def _absolute_path(path: str) -> str:
+    """Make a path or glob pattern absolute; a pattern gets the path of the current folder with its magic escaped."""
+    if glob.has_magic(path) and not os.path.lexists(path):
+        return str(Path(glob.escape(str(Path.cwd())), path))
+    return str(Path(path).absolute())

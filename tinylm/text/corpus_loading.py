@@ -1,0 +1,285 @@
+"""Load, split and encode the texts that a user names, with progress and reports of skipped files and characters."""
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tinylm.config import TRAIN_ON, DataConfig
+from tinylm.errors import UsageError
+from tinylm.reporter import Reporter
+from tinylm.text.answer_spans import ChatFormat
+from tinylm.text.chat_corpus import ChatCorpus
+from tinylm.text.chat_tokens import CHAT_ENCODING
+from tinylm.text.compression import SPOOL_FILE
+from tinylm.text.corpus import STANDARD_INPUT, Corpus, find_corpus
+from tinylm.text.corpus_encoding import (
+    CORPUS_TYPES,
+    SplitCorpus,
+    check_encoder,
+    corpus_without_unknown,
+    drop_unknown_characters,
+    encode_split,
+    require_known_characters,
+    split_corpus,
+)
+from tinylm.text.file_selection import describe_skipped, format_size, holds_chat
+from tinylm.text.run_tokens import encode_again, find_run_corpus, reopen_part
+from tinylm.text.token_files import TokenFolder, encode_in_memory, encode_stream
+from tinylm.text.tokenizer import Tokenizer, describe_characters
+from tinylm.validation import check_choice
+
+DEFAULT_VAL_FRACTION = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSource:
+    """Texts and how they are read. `paths` are files, folders and glob patterns, or - for standard input.
+
+    `format`, `text_key`, `encoding` and `unknown` are the settings of the same names in a DataConfig. Validation is on
+    the path `val_data`, or else on the last `val_fraction` of the text (default: 0.1). Conversations are rendered by
+    `chat_template` (chatml or the path of a file; default: that of the model) and scored as `train_on` says. A setting
+    that does not apply to the text is an error, unless its name is in `optional`; then it is ignored.
+    """
+
+    paths: tuple[str, ...]
+    format: str = "auto"
+    text_key: str | None = None
+    encoding: str = "utf-8"
+    unknown: str = "error"
+    val_data: str | None = None
+    val_fraction: float | None = None
+    chat_template: str | None = None
+    train_on: str | None = None
+    optional: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        check_choice("unknown", self.unknown, ("error", "skip"))
+        if self.train_on is not None:
+            check_choice("train_on", self.train_on, TRAIN_ON)
+
+
+ChatFormatOf = Callable[[TextSource], ChatFormat]  # the format of conversations in a source
+
+
+def load_text(
+    source: TextSource, spool: Path, kind: str, reporter: Reporter, chat: ChatFormatOf | None = None
+) -> SplitCorpus:
+    """Find, scan and split the texts. `kind` is "text" or "pairs"; standard input is copied into the folder `spool`.
+
+    chat: for a model that can be trained on conversations, which are then read where the text has them.
+
+    Raises UsageError for contradictory settings, for settings that do not apply to the text, and for a text that
+    cannot be read.
+    """
+    if source.val_data is not None and source.val_fraction is not None:
+        raise UsageError("`val_data` and `val_fraction` contradict each other; give one of them.")
+    if source.val_data == STANDARD_INPUT and STANDARD_INPUT in source.paths:
+        raise UsageError("Standard input cannot be both the text and `val_data`; put one of them into a file.")
+    parts = [source.paths] if source.val_data is None else [source.paths, (source.val_data,)]
+    corpus, *val_corpus = _find_corpora(source, parts, spool, kind, reporter, chat)
+    fraction = DEFAULT_VAL_FRACTION if source.val_fraction is None else source.val_fraction
+    with reporter.counting("reading", sum(part.size for part in (corpus, *val_corpus)), "bytes") as advance:
+        return split_corpus(corpus, val_corpus[0] if val_corpus else None, fraction, advance)
+
+
+def _find_corpora(
+    source: TextSource,
+    parts: Sequence[Sequence[str]],
+    spool: Path,
+    kind: str,
+    reporter: Reporter,
+    chat: ChatFormatOf | None,
+) -> list[Corpus]:
+    """Find one corpus per list of paths in `parts`, and report skipped files.
+
+    Raises UsageError for a setting that does not apply to any of the corpora.
+    """
+    format = source.format
+    requires_json = source.text_key is not None and "text_key" not in source.optional
+    if format in (("text", "lines") if kind == "pairs" else ("pairs",)):
+        if "format" not in source.optional:
+            reason = "an encoder-decoder takes pairs" if kind == "pairs" else "only an encoder-decoder takes them"
+            raise UsageError(f'`format="{format}"` does not fit the model: {reason}. Leave it out.')
+        format = "auto"
+    if format == ChatCorpus.kind:
+        kind = _require_chat(chat, "`format`")
+    if kind == "pairs" and requires_json:
+        raise UsageError(
+            "`text_key` is for documents; JSONL of pairs has the keys 'source' and 'target'. Leave `text_key` out."
+        )
+    text_key = "text" if source.text_key is None else source.text_key
+    corpora = [find_corpus(paths, text_key, source.encoding, spool, CORPUS_TYPES[kind], format) for paths in parts]
+    if kind == "text" and format == "auto" and not requires_json and any(map(_holds_chat, corpora)):
+        kind = _require_chat(chat, corpora[0].name)
+    corpora = _with_chat_format(source, corpora, kind, chat)
+    if requires_json and not any(corpus.has_json for corpus in corpora):
+        raise UsageError(
+            "`text_key` is for JSONL, and no file is JSONL; leave it out, or read the files as JSONL with "
+            '`format="jsonl"`.'
+        )
+    for corpus in corpora:
+        _report_skipped(corpus, reporter)
+    return corpora
+
+
+def _holds_chat(corpus: Corpus) -> bool:
+    return any(holds_chat(file, corpus.encoding) for file in corpus.files)
+
+
+def _require_chat(chat: ChatFormatOf | None, owner: str) -> str:
+    """The kind of a corpus of conversations. Raises UsageError for a model that is not trained on them."""
+    if chat is None:
+        raise UsageError(f"{owner} is for conversations (chat), and only decoders are trained on them.")
+    return ChatCorpus.kind
+
+
+def _with_chat_format(
+    source: TextSource, corpora: Sequence[Corpus], kind: str, chat: ChatFormatOf | None
+) -> list[Corpus]:
+    """The corpora, read as conversations if `kind` says so. Raises UsageError for their settings if it does not."""
+    if kind == ChatCorpus.kind:
+        assert chat is not None
+        chosen = chat(source)
+        return [_as_chat(corpus, chosen) for corpus in corpora]
+    given = [name for name in ("chat_template", "train_on") if getattr(source, name) and name not in source.optional]
+    if given:
+        names = " and ".join(f"`{name}`" for name in given)
+        raise UsageError(
+            f"{names} is for conversations, and the text has none: JSONL with 'messages', or with 'prompt' and "
+            "'completion'."
+        )
+    return list(corpora)
+
+
+def _as_chat(corpus: Corpus, chat: ChatFormat) -> ChatCorpus:
+    return ChatCorpus(
+        corpus.paths, corpus.files, corpus.text_key, corpus.encoding, corpus.format, corpus.skipped, chat=chat
+    )
+
+
+def _report_skipped(corpus: Corpus, reporter: Reporter) -> None:
+    """Report skipped files per folder, as a warning if they are larger than the corpus."""
+    for folder in dict.fromkeys(file.folder for file in corpus.skipped):
+        files = [file for file in corpus.skipped if file.folder == folder]
+        report = reporter.warn if sum(file.size for file in files) > corpus.size else reporter.note
+        report(f"Skipped in {folder}: {describe_skipped(files)}. Read: {format_size(corpus.size)}.")
+
+
+def handle_unknown_characters(
+    split: SplitCorpus, tokenizer: Tokenizer, unknown: str, reporter: Reporter, *, owner: str, model: Path | None
+) -> SplitCorpus:
+    """Remove the characters that have no id from the text, with a warning, if `unknown` is "skip".
+
+    If it is "error", raises UnknownCharactersError for such characters; `owner` and `model` are as for
+    `require_known_characters`.
+    """
+    unknown_characters = tokenizer.unknown_characters(split.alphabet)
+    if not unknown_characters:
+        return split
+    if unknown != "skip":
+        require_known_characters(tokenizer, split.alphabet, owner, model)
+    parts = [part for part in (split.corpus, split.val_corpus) if part]
+    with reporter.counting("reading", sum(part.size for part in parts), "bytes") as advance:
+        remaining = drop_unknown_characters(split, tokenizer, advance)
+    _report_dropped(unknown_characters, split.characters - remaining.characters, reporter)
+    return remaining
+
+
+def _report_dropped(characters: str, count: int, reporter: Reporter) -> None:
+    reporter.warn(
+        f"Skipped {count:,} characters of the text that have no id, {len(characters)} different ones "
+        f"({describe_characters(characters)})."
+    )
+
+
+def encode_text(
+    split: SplitCorpus, tokenizer: Tokenizer, run: Path, reporter: Reporter
+) -> tuple[TokenFolder, DataConfig]:
+    """Encode both parts into the cache, or, for text from standard input, into tokens/ of the directory `run`.
+
+    The copy of standard input in `run` is deleted. Raises UsageError if either part is too short.
+    """
+    piped = any(STANDARD_INPUT in part.paths for part in (split.corpus, split.val_corpus) if part)
+    folder = run / "tokens" if piped else None
+    with reporter.counting("encoding", split.stats.characters, "characters") as advance:
+        encoded = encode_split(split, tokenizer, folder, advance, reporter.warn)
+    if piped:
+        (run / SPOOL_FILE).unlink()
+    return encoded
+
+
+def encode_recorded_text(
+    run: Path,
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    source: TextSource,
+    reporter: Reporter,
+    chat_template: str | None = None,
+) -> TokenFolder:
+    """Encode the text of a run whose token files are no longer in the cache; of `source`, only the paths are used.
+
+    chat_template: that of the run.
+
+    Raises UsageError unless `source` is the text that the run was trained on.
+    """
+    if STANDARD_INPUT in (*source.paths, source.val_data):
+        raise UsageError("With `resume`, the text is read from files; put standard input into a file.")
+    corpus = find_run_corpus(source.paths, data, tokenizer, chat_template)
+    val_corpus = find_run_corpus((source.val_data,), data, tokenizer, chat_template) if source.val_data else None
+    with reporter.counting("reading", corpus.size, "bytes") as advance:
+        return encode_again(run, data, tokenizer, corpus, val_corpus, advance)
+
+
+class EvaluationTokens(NamedTuple):
+    """An encoded text: its kind of corpus, and its ids, or the codes of conversations, (N,)."""
+
+    kind: str
+    codes: np.ndarray
+
+
+def evaluation_tokens(
+    source: TextSource | None,
+    run: Path,
+    data: DataConfig | None,
+    tokenizer: Tokenizer,
+    kind: str,
+    reporter: Reporter,
+    chat: ChatFormatOf | None = None,
+) -> EvaluationTokens:
+    """Encode a text or pairs (`kind`) in memory. Without a source, open the validation tokens of the run.
+
+    chat: as for `load_text`.
+
+    No file is written but a temporary copy of standard input, which is read twice. Raises UsageError for an empty text,
+    for unknown characters unless the source skips them, and if neither a source nor `data` is given.
+    """
+    if source is None:
+        if data is None:
+            raise UsageError(f"{run} has no validation {kind} of its own; name a file to evaluate on.")
+        name = "conversations" if data.kind == ChatCorpus.kind else data.kind
+        reporter.note(f"Evaluating on the validation {name} of {run}.")
+        return EvaluationTokens(data.kind, reopen_part(run, data, tokenizer, "val"))
+    piped = STANDARD_INPUT in source.paths
+    with tempfile.TemporaryDirectory() if piped else contextlib.nullcontext("") as folder:
+        (corpus,) = _find_corpora(source, [source.paths], Path(folder), kind, reporter, chat)
+        stats = corpus.scan()
+        if not stats.characters:
+            raise UsageError(f"{corpus.name} contains no text; give a file that does.")
+        unknown_characters = tokenizer.unknown_characters(stats.alphabet)
+        if unknown_characters and source.unknown != "skip":
+            require_known_characters(tokenizer, stats.alphabet, "The model", run)
+        if unknown_characters:
+            corpus = corpus_without_unknown(corpus, tokenizer)
+            _report_dropped(unknown_characters, stats.characters - corpus.scan().characters, reporter)
+        with reporter.counting("encoding", stats.characters, "characters") as advance:
+            if isinstance(corpus, ChatCorpus):
+                codes = encode_in_memory(corpus.examples(), tokenizer, CHAT_ENCODING, advance)
+            else:
+                check_encoder(tokenizer, stats.sample, reporter.warn)
+                codes = encode_stream(corpus.stream(), tokenizer, advance)
+        return EvaluationTokens(corpus.kind, codes)

@@ -1,0 +1,116 @@
+"""Byte-level BPE encoded by gigatoken, with the same ids as the `tokenizers` library (decision 002).
+
+gigatoken is optional. Where it cannot be imported, raises an error or gives other ids, the caller falls back to the
+library (decision 021).
+"""
+
+import importlib.metadata
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
+from tinylm.text.tokenizer_file import TokenizerSpec
+
+RESET_AFTER = 1 << 24  # characters encoded until the word cache of gigatoken is emptied
+
+
+class GigatokenBPE:
+    """Encoder for a byte-level BPE tokenizer. Thread-safe; `usable` becomes False at the first error or difference.
+
+    gigatoken caches every distinct word without a limit, so its tokenizer is created anew after RESET_AFTER characters.
+    It does not support concurrent calls, hence the lock.
+    """
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        self._vocabulary = _vocabulary_without_added(spec)
+        # Without added tokens, text that looks like a special token is encoded as text.
+        model = {**spec["model"], "vocab": self._vocabulary}
+        self._file = json.dumps({**spec, "model": model, "added_tokens": []})
+        self._tokenizer: Any = None  # gigatoken.Tokenizer
+        self._characters_since_reset = 0
+        self._lock = threading.Lock()
+        self.usable = True
+
+    def encode(self, text: str) -> np.ndarray | None:
+        """Return the token ids, (T,) of uint32, or `None` if gigatoken is not usable."""
+        with self._lock:
+            if not self.usable:
+                return None
+            try:
+                with wrap_library_errors():
+                    if self._tokenizer is None or self._characters_since_reset > RESET_AFTER:
+                        import gigatoken
+
+                        self._tokenizer, self._characters_since_reset = gigatoken.Tokenizer.from_json(self._file), 0
+                    self._characters_since_reset += len(text)
+                    return np.asarray(self._tokenizer.encode(text), dtype=np.uint32)
+            except TokenizerLibraryError:
+                self.usable, self._tokenizer = False, None
+                return None
+
+    @property
+    def encoder(self) -> str | None:
+        """The name `gigatoken` and its version, or `None` if it is not usable."""
+        self.encode("")  # sets `usable`: imports gigatoken and loads the vocabulary
+        return f"gigatoken {importlib.metadata.version('gigatoken')}" if self.usable else None
+
+    def matches(self, sample: Iterable[str], reference: Callable[[str], np.ndarray]) -> bool:
+        """Whether `encode` and `reference` return the same ids for each text; otherwise `usable` becomes False."""
+        for text in sample:
+            ids = self.encode(text)
+            if ids is not None and not np.array_equal(ids, reference(text)):
+                self.usable = False
+                return False
+        return True
+
+    def token_bytes(self, vocab_size: int) -> list[bytes]:
+        """The bytes that each id decodes to, a list of `vocab_size`; empty for special tokens and unused ids."""
+        byte_of = dict(byte_alphabet())
+        token_bytes = [b""] * vocab_size
+        for token, i in self._vocabulary.items():
+            token_bytes[i] = bytes(byte_of[character] for character in token)
+        return token_bytes
+
+
+def is_byte_level_bpe(spec: TokenizerSpec) -> bool:
+    """Whether it is byte-level BPE as in GPT-2: with its pre-tokenizer, no normalizer and no option of the model."""
+    model, pre_tokenizer = spec["model"], spec["pre_tokenizer"] or {}
+    if model["type"] != "BPE" or spec["normalizer"] or model.get("ignore_merges") or model.get("byte_fallback"):
+        return False
+    if pre_tokenizer.get("type") != "ByteLevel" or pre_tokenizer.get("add_prefix_space"):
+        return False
+    if not pre_tokenizer.get("use_regex", True) or not added_tokens_are_special(spec):
+        return False
+    if any(model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix")):
+        return False
+    vocabulary = _vocabulary_without_added(spec)
+    merged = {"".join(pair if isinstance(pair, list) else pair.split(" ")) for pair in model["merges"]}
+    alphabet = {character for character, _ in byte_alphabet()}
+    used = {character for token in vocabulary for character in token}
+    return used <= alphabet and merged | alphabet <= vocabulary.keys()
+
+
+def added_tokens_are_special(spec: TokenizerSpec) -> bool:
+    """Whether all added tokens are special, so that text is never encoded as one of them."""
+    return all(token["special"] for token in spec["added_tokens"])
+
+
+def _vocabulary_without_added(spec: TokenizerSpec) -> dict[str, int]:
+    """The vocabulary of a BPE model without the added tokens."""
+    added = {token["content"] for token in spec["added_tokens"]}
+    return {token: i for token, i in spec["model"]["vocab"].items() if token not in added}
+
+
+def byte_alphabet() -> Iterator[tuple[str, int]]:
+    """Yield (character, byte) for each byte, as `bytes_to_unicode` of GPT-2 (Radford et al. 2019)."""
+    substitutes = 0
+    for byte in range(256):
+        if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or 0xAE <= byte <= 0xFF:
+            yield chr(byte), byte
+        else:
+            yield chr(256 + substitutes), byte
+            substitutes += 1

@@ -1,0 +1,140 @@
+"""Batches of encoded pairs for an encoder-decoder."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinylm.errors import TinyLMError
+from tinylm.text.batches import Batch
+from tinylm.text.token_files import TokenFolder
+
+POOL_BATCHES = 50  # batches whose pairs are sorted by length together
+
+
+class PairTokens:
+    """Pairs in an array of token ids, in which the end-of-text id separates all sources and targets.
+
+    In batches, a source is followed by the end-of-text id, and a target is preceded and followed by it. `lengths`,
+    (N, 2), are the numbers of tokens of source and target without end-of-text ids. Raises TinyLMError if there are not
+    as many targets as sources.
+    """
+
+    def __init__(self, tokens: np.ndarray, end_of_text_id: int) -> None:
+        ends = np.flatnonzero(tokens == end_of_text_id)
+        if len(tokens) and (not len(ends) or ends[-1] != len(tokens) - 1):
+            ends = np.append(ends, len(tokens))  # there is no end-of-text id after the last target
+        starts = np.append(0, ends[:-1] + 1)
+        if len(ends) % 2:
+            raise TinyLMError(f"The encoded text is damaged: its {len(ends)} documents are not pairs.")
+        self._tokens = tokens
+        self._end_of_text_id = end_of_text_id
+        self._starts = starts.reshape(-1, 2)
+        self.lengths = (ends - starts).reshape(-1, 2)
+
+    @property
+    def contexts(self) -> np.ndarray:
+        """The context length that each pair needs, (N,): its longer side and an end-of-text id."""
+        return (self.lengths + 1).max(axis=1)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def source(self, index: int) -> np.ndarray:
+        """The token ids of a source, (S,)."""
+        return self._side(index, 0)
+
+    def target(self, index: int) -> np.ndarray:
+        """The token ids of a target, (T,)."""
+        return self._side(index, 1)
+
+    def _side(self, index: int, side: int) -> np.ndarray:
+        start = self._starts[index, side]
+        return self._tokens[start : start + self.lengths[index, side]].astype(np.int64)
+
+    def fitting(self, context: int) -> np.ndarray:
+        """The indices of the pairs that fit into a context of that length."""
+        return np.flatnonzero(self.contexts <= context)
+
+    def batch(self, indices: Sequence[int] | np.ndarray) -> Batch:
+        """A batch of the pairs with the given indices, padded with the end-of-text id; the mask excludes padding."""
+        end = [self._end_of_text_id]
+        sources = [np.append(self.source(i), end) for i in indices]
+        targets = [np.concatenate((end, self.target(i), end)) for i in indices]
+        source, source_lengths = pad_rows(sources, self._end_of_text_id)  # (B, S), (B,)
+        ids, lengths = pad_rows(targets, self._end_of_text_id)  # (B, T + 1), (B,)
+        mask = torch.arange(ids.shape[1] - 1) < (lengths - 1).unsqueeze(1)  # (B, T)
+        return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), mask, source, source_lengths)
+
+
+def pad_rows(rows: Sequence[np.ndarray], padding: int) -> tuple[Tensor, Tensor]:
+    """Pad rows of token ids on the right: (B, T) of int64, and the lengths of the rows, (B,)."""
+    lengths = torch.tensor([len(row) for row in rows])
+    ids = torch.full((len(rows), int(lengths.max())), padding)
+    for row, values in zip(ids, rows, strict=True):
+        row[: len(values)] = torch.from_numpy(values)
+    return ids, lengths
+
+
+class PairContexts(NamedTuple):
+    """The context lengths that the training pairs and the validation pairs need, (N,) each."""
+
+    train: np.ndarray
+    val: np.ndarray
+
+    @classmethod
+    def from_tokens(cls, tokens: TokenFolder, end_of_text_id: int) -> "PairContexts":
+        """The context lengths that the pairs in a token folder need."""
+        return cls(*(PairTokens(part, end_of_text_id).contexts for part in (tokens.train, tokens.val)))
+
+
+class PairBatches:
+    """Training batches of pairs of similar length, which need little padding. Pairs that do not fit are left out.
+
+    Each epoch shuffles the pairs, sorts them by length within pools of POOL_BATCHES batches, splits the pools into
+    batches and shuffles the batches. Batch number n depends only on the seed and n.
+    """
+
+    def __init__(self, pairs: PairTokens, context: int, batch_size: int, seed: int) -> None:
+        self._pairs = pairs
+        self._fitting = pairs.fitting(context)
+        self._batch_size = batch_size
+        self._seed = seed
+        self.batches_per_epoch = -(-len(self._fitting) // batch_size)
+        self._epoch = -1
+        self._batches: list[np.ndarray] = []
+
+    def batch(self, number: int) -> Batch:
+        """Batch number `number`: at most `batch_size` pairs."""
+        epoch, position = divmod(number, self.batches_per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._batches = epoch, self._shuffled(epoch)
+        return self._pairs.batch(self._batches[position])
+
+    def _shuffled(self, epoch: int) -> list[np.ndarray]:
+        rng = np.random.Generator(np.random.PCG64([self._seed, epoch]))
+        order = rng.permutation(self._fitting)
+        size, batches = self._batch_size, []
+        for start in range(0, len(order), POOL_BATCHES * size):
+            pool = order[start : start + POOL_BATCHES * size]
+            pool = pool[np.lexsort(self._pairs.lengths[pool].T)]  # by target length; ties by source length
+            batches += [pool[first : first + size] for first in range(0, len(pool), size)]
+        return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def pair_evaluation_batches(
+    pairs: PairTokens, context: int, batch_size: int, max_tokens: int | None = None
+) -> Iterator[Batch]:
+    """Yield batches of the pairs that fit into the context, sorted by target length.
+
+    With `max_tokens`, yields a fixed selection of evenly spaced pairs with about that many target tokens in total.
+    """
+    indices = pairs.fitting(context)
+    total = int((pairs.lengths[indices, 1] + 1).sum())
+    if max_tokens is not None and max_tokens < total:
+        indices = indices[np.linspace(0, len(indices) - 1, max(1, len(indices) * max_tokens // total)).astype(int)]
+    indices = indices[np.argsort(pairs.lengths[indices, 1], kind="stable")]
+    for first in range(0, len(indices), batch_size):
+        yield pairs.batch(indices[first : first + batch_size])

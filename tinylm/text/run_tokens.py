@@ -1,0 +1,131 @@
+"""The token files of an existing run: open them, or encode the text of the run again."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from tinylm.cache_directory import private_folder
+from tinylm.config import DataConfig
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.text.chat_corpus import ChatCorpus
+from tinylm.text.chat_template_choice import chat_format
+from tinylm.text.chat_tokens import ids_of
+from tinylm.text.compression import Progress, no_progress
+from tinylm.text.corpus import STANDARD_INPUT, Corpus, find_corpus
+from tinylm.text.corpus_encoding import (
+    CORPUS_TYPES,
+    ENCODINGS,
+    MIN_TOKENS,
+    SplitCorpus,
+    corpus_without_unknown,
+    encode_split,
+    scan_corpus,
+)
+from tinylm.text.token_files import TokenFolder, open_part, token_key
+from tinylm.text.tokenizer import Tokenizer
+
+
+def find_run_corpus(
+    paths: tuple[str, ...], data: DataConfig, tokenizer: Tokenizer, chat_template: str | None = None
+) -> Corpus:
+    """Find the corpus at `paths`, to be read with the settings in the `data` of a run and with its chat template.
+
+    Errors: see `find_corpus`; TinyLMError for a run on conversations without a usable template.
+    """
+    corpus = find_corpus(paths, data.text_key, data.encoding, corpus_type=CORPUS_TYPES[data.kind], format=data.format)
+    if isinstance(corpus, ChatCorpus):
+        if chat_template is None:
+            raise TinyLMError("The run was trained on conversations, but has no chat template.")
+        corpus = replace(corpus, chat=chat_format(chat_template, tokenizer, data.train_on))
+    return corpus_without_unknown(corpus, tokenizer) if data.unknown == "skip" else corpus
+
+
+def reopen_tokens(run: Path, data: DataConfig, tokenizer: Tokenizer) -> TokenFolder:
+    """Open the token files of a run, in the run directory or in the cache.
+
+    The corpus paths in `data` are not opened, since an untrusted run could name any file. Raises TinyLMError if the
+    token files are missing or damaged.
+    """
+    train, val = (reopen_part(run, data, tokenizer, part) for part in ("train", "val"))
+    return TokenFolder(_locate_tokens(run, data, tokenizer)[0], train, val)
+
+
+def reopen_part(
+    run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *, trust_mtime: bool = False
+) -> np.ndarray:
+    """Open one part, "train" or "val", of the token files of a run: (N,), read-only. `trust_mtime`: see `open_part`.
+
+    Of conversations, these are codes: see `tinylm.text.chat_tokens`; `reopen_ids` returns ids. Raises TinyLMError if
+    the part is missing or damaged.
+    """
+    folder, key = _locate_tokens(run, data, tokenizer)
+    if not os.path.lexists(folder):
+        recorded = ", ".join(("standard input" if path == STANDARD_INPUT else path) for path in data.corpus)
+        raise TinyLMError(
+            f"The encoded text of {run} is no longer in the cache; name its training text again, together with "
+            f"`resume` (the run recorded the path {recorded[:200]})."
+        )
+    codes = ENCODINGS[data.kind].codes_per_id * tokenizer.vocab_size
+    ids = open_part(folder, part, key, codes, trust_mtime=trust_mtime)
+    if len(ids) != (data.train_tokens if part == "train" else data.val_tokens) or len(ids) < MIN_TOKENS[part]:
+        raise TinyLMError(f"The encoded text in {folder} does not belong to {run}; delete that folder.")
+    return ids
+
+
+def reopen_ids(
+    run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *, trust_mtime: bool = False
+) -> np.ndarray:
+    """As `reopen_part`, as token ids for any kind of corpus."""
+    codes = reopen_part(run, data, tokenizer, part, trust_mtime=trust_mtime)
+    return ids_of(codes) if data.kind == ChatCorpus.kind else codes
+
+
+def has_tokens(run: Path, data: DataConfig, tokenizer: Tokenizer) -> bool:
+    """Whether the token folder of a run exists; its content is not checked."""
+    try:
+        return _locate_tokens(run, data, tokenizer)[0].is_dir()
+    except TinyLMError:  # the user has no cache folder
+        return False
+
+
+def _locate_tokens(run: Path, data: DataConfig, tokenizer: Tokenizer) -> tuple[Path, str]:
+    """The token folder of a run and its key."""
+    key = token_key(data.fingerprint, data.val_fingerprint, data.train_characters, tokenizer, data.encoder)
+    return (run / "tokens" if data.tokens_in_run else private_folder("tokens") / key), key
+
+
+def encode_again(
+    run: Path,
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    corpus: Corpus,
+    val_corpus: Corpus | None,
+    progress: Progress = no_progress,
+) -> TokenFolder:
+    """Encode the text of a run whose token files are no longer in the cache, into the same folder as before.
+
+    `progress` receives the bytes read from the disk, then the number of characters encoded. Raises UsageError unless
+    `corpus` and `val_corpus` are the texts that the run was trained on.
+    """
+    stats = scan_corpus(corpus, progress)
+    val_stats = scan_corpus(val_corpus, progress) if val_corpus else None
+    for name, part_stats, recorded in (
+        (corpus.name, stats, data.fingerprint),
+        (val_corpus.name if val_corpus else "The validation text", val_stats, data.val_fingerprint),
+    ):
+        if (part_stats.fingerprint if part_stats else None) != recorded:
+            raise UsageError(
+                f"{name} is not the text that {run} was trained on, or has changed since. Restore it, or start a new "
+                "run from the weights of this one."
+            )
+    split = SplitCorpus(corpus, stats, val_corpus, val_stats, data.train_characters)
+    folder = run / "tokens" if data.tokens_in_run else None
+    tokens, _ = encode_split(split, tokenizer, folder, progress, encoder=data.encoder)
+    if (len(tokens.train), len(tokens.val)) != (data.train_tokens, data.val_tokens):
+        raise TinyLMError(
+            f"The text no longer has as many tokens as {run} recorded, which were encoded by {data.encoder}. Install "
+            "that version, or start a new run from the weights of this one."
+        )
+    return tokens

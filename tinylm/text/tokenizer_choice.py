@@ -1,0 +1,70 @@
+"""Choose the tokenizer of a new model: train one on the training text, or load a tokenizer.json."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tinylm.errors import UsageError
+from tinylm.text.chat_corpus import ChatCorpus
+from tinylm.text.corpus import Corpus, Stream, rechunk
+from tinylm.text.corpus_encoding import SplitCorpus
+from tinylm.text.pairs import PairCorpus
+from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, train_bpe, train_char
+
+# Limits up to which `tokenizer="auto"` chooses a character tokenizer.
+MAX_CHAR_ALPHABET = 256  # distinct characters
+MAX_CHAR_TEXT = 20_000_000  # characters
+# Default BPE vocabulary sizes by length of the text: (characters up to which it applies, size), decision 016.
+VOCAB_SIZES = ((3_000_000, 1024), (10_000_000, 4096), (100_000_000, 8192))
+LARGEST_VOCAB_SIZE = 16_384  # for longer texts
+BPE_SAMPLE = 1 << 23  # characters to train BPE on, to bound memory: one million distinct words take 1 GB
+
+
+def choose_tokenizer(split: SplitCorpus, tokenizer: str, vocab_size: int | None) -> Tokenizer:
+    """Train or load a tokenizer: "auto", "char", "bpe", or the path of a tokenizer.json.
+
+    A character tokenizer gets the characters of the training and the validation text; BPE is trained on the training
+    text alone. A loaded tokenizer may have no ids for some characters of the text; `require_known_characters` checks
+    that. A trained one has the special tokens of a corpus of conversations. Raises UsageError for contradictory
+    settings, and TinyLMError for a file that is not a tokenizer.
+    """
+    pairs = isinstance(split.corpus, PairCorpus)
+    if tokenizer == "auto":
+        small = len(split.alphabet) <= MAX_CHAR_ALPHABET and split.stats.characters <= MAX_CHAR_TEXT
+        # Pairs always get BPE, which makes their sequences short.
+        tokenizer = "char" if small and not pairs and vocab_size is None else "bpe"
+    if vocab_size is not None and tokenizer != "bpe":
+        raise UsageError(f"`vocab_size` is for BPE, and the tokenizer is {tokenizer!r}; leave `vocab_size` out.")
+    special = _chat_tokens(split.corpus)
+    if tokenizer == "char":
+        return train_char(split.alphabet, special)
+    if tokenizer == "bpe":
+        sample = sample_for_tokenizer(split.train_stream(), split.train_characters, BPE_SAMPLE)
+        size = _default_vocab_size(split.stats.characters, pairs) if vocab_size is None else vocab_size
+        return train_bpe(sample, size, special)
+    path = Path(tokenizer)
+    if not path.is_file():
+        raise UsageError(f"`tokenizer` is {tokenizer!r}; it must be auto, char, bpe or the path of a tokenizer.json.")
+    return Tokenizer.load(path.resolve())  # `load` refuses links; this one was named by the user
+
+
+def _chat_tokens(corpus: Corpus) -> tuple[str, ...]:
+    """The special tokens of a corpus besides the end-of-text token."""
+    if not isinstance(corpus, ChatCorpus) or corpus.chat is None:
+        return ()
+    return tuple(token for token in corpus.chat.special_tokens if token != END_OF_TEXT)
+
+
+def _default_vocab_size(characters: int, pairs: bool) -> int:
+    size = next((size for limit, size in VOCAB_SIZES if characters <= limit), LARGEST_VOCAB_SIZE)
+    return 2 * size if pairs else size  # sources and targets are often in two languages (decision 009)
+
+
+def sample_for_tokenizer(stream: Stream, characters: int, limit: int, chunk: int = 1 << 16) -> Iterator[str]:
+    """Yield text to train BPE on: the whole stream, or evenly spaced chunks with about `limit` characters in total.
+
+    `characters` is the length of the stream, and `chunk` the length of a chunk. Chunks end at line ends if possible:
+    the parts of a split word would be new words, and the memory of the trainer grows with the number of distinct words.
+    """
+    stride = max(1, -(-characters // limit))
+    chunks = rechunk(stream, lambda text: text.rfind("\n", 0, chunk) + 1 if len(text) >= chunk else 0, 4 * chunk)
+    return (text for index, text in enumerate(c for c in chunks if c is not None) if index % stride == 0)

@@ -1,0 +1,125 @@
+"""`tinylm.train`, `tinylm.finetune_lora` and `tinylm.finetune_adapter`: training from Python."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+from tinylm.errors import InterruptedRunError
+from tinylm.reporter import LogReporter, Reporter
+from tinylm.training.pipeline import EventCallback, Session, TrainingResult, train_run
+from tinylm.training.resume import resume_run
+from tinylm.training.settings import AdapterSettings, LoRASettings, TrainSettings
+from tinylm.training.training_request import (
+    Files,
+    ResumeRequest,
+    TrainingRequest,
+    bottleneck_request,
+    lora_request,
+    resume_request,
+    train_request,
+)
+
+PathLike = str | Path
+Callbacks = Sequence[EventCallback]
+
+
+def train(
+    files: Files = (),
+    out: PathLike | None = None,
+    *,
+    resume: PathLike | None = None,
+    callbacks: Callbacks = (),
+    reporter: Reporter | None = None,
+    **settings: Unpack[TrainSettings],
+) -> TrainingResult:
+    """Train a language model on text files.
+
+    files: text files, folders, glob patterns, or - for standard input
+    out: run directory to write. Default: checkpoints/<name of the first file>.
+    resume: run directory to continue from its last save, in place of a new run; only the settings of its length
+        (`steps`, `epochs`, `time`, `patience`) and of its intervals can change
+    callbacks: functions that are called with each event of `tinylm.training.events`
+    reporter: receives notes, warnings and progress. Default: the logger `tinylm`.
+    settings: the options of `tinylm train`, with the same names and defaults; see TrainSettings
+
+    Ctrl-C saves the run and ends training; the result then has `stopped_by="signal"`.
+
+    Raises UsageError for settings, files and paths that cannot be used, DivergedError for a loss that is not finite,
+    TinyLMError if the run cannot be written, and KeyboardInterrupt for a second Ctrl-C or one before the first save.
+    """
+    request: TrainingRequest | ResumeRequest
+    if resume is None:
+        request = train_request(files, _path(out), settings)
+    else:
+        request = resume_request(Path(resume), files, _with_out(settings, out))
+    return _run(request, callbacks, reporter)
+
+
+def finetune_lora(
+    files: Files = (),
+    model: PathLike | None = None,
+    out: PathLike | None = None,
+    *,
+    resume: PathLike | None = None,
+    callbacks: Callbacks = (),
+    reporter: Reporter | None = None,
+    **settings: Unpack[LoRASettings],
+) -> TrainingResult:
+    """Fine-tune a model on other text files with LoRA. The files of the base model are not changed.
+
+    model: run directory of the base model, or its name under checkpoints/. Default: the newest model there.
+    out: run directory of the adapter to write. Default: <model>-lora.
+    settings: the options of `tinylm finetune-lora`, with the same names and defaults; see LoRASettings
+
+    The other arguments, the result and the errors are those of `train`.
+    """
+    request: TrainingRequest | ResumeRequest
+    if resume is None:
+        request = lora_request(files, _path(model), _path(out), settings)
+    else:
+        request = resume_request(Path(resume), files, _with_out(settings, out), adapter_kind="lora", base=_path(model))
+    return _run(request, callbacks, reporter)
+
+
+def finetune_adapter(
+    files: Files = (),
+    model: PathLike | None = None,
+    out: PathLike | None = None,
+    *,
+    resume: PathLike | None = None,
+    callbacks: Callbacks = (),
+    reporter: Reporter | None = None,
+    **settings: Unpack[AdapterSettings],
+) -> TrainingResult:
+    """Fine-tune a model on other text files with bottleneck adapters after each sublayer (Houlsby et al. 2019).
+
+    out: run directory of the adapter to write. Default: <model>-adapter.
+    settings: the options of `tinylm finetune-adapter`, with the same names and defaults; see AdapterSettings
+
+    The other arguments, the result and the errors are those of `finetune_lora`.
+    """
+    request: TrainingRequest | ResumeRequest
+    if resume is None:
+        request = bottleneck_request(files, _path(model), _path(out), settings)
+    else:
+        request = resume_request(
+            Path(resume), files, _with_out(settings, out), adapter_kind="bottleneck", base=_path(model)
+        )
+    return _run(request, callbacks, reporter)
+
+
+def _run(request: TrainingRequest | ResumeRequest, callbacks: Callbacks, reporter: Reporter | None) -> TrainingResult:
+    session = Session(reporter=reporter or LogReporter(), callbacks=tuple(callbacks))
+    try:
+        return train_run(request, session) if isinstance(request, TrainingRequest) else resume_run(request, session)
+    except InterruptedRunError as error:
+        raise KeyboardInterrupt(str(error)) from None
+
+
+def _path(path: PathLike | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
+def _with_out(settings: Mapping[str, Any], out: PathLike | None) -> dict[str, Any]:
+    """The settings with `out`, if given: `resume_request` rejects it like every setting that resuming cannot change."""
+    return {**settings, **({} if out is None else {"out": out})}

@@ -1,0 +1,111 @@
+"""Events that a training run sends to its callbacks, and their records in metrics.jsonl."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tinylm.config import RunConfig
+from tinylm.model.stack import Transformer
+from tinylm.planning.plan import Plan
+from tinylm.text.chat_tokens import MarkedText
+from tinylm.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """Sent after each optimizer step.
+
+    step: number of the step, from 1
+    progress: used fraction of the budget, from 0 to 1, before the step
+    """
+
+    step: int
+    progress: float
+
+
+@dataclass(frozen=True)
+class Logged:
+    """Sent every `log_every` steps. `loss` and the metrics of the model are means since the previous Logged event.
+
+    loss: nats per token
+    lr: learning rate of this step
+    grad_norm: of this step, before clipping; `None` if fp16 loss scaling skipped the step
+    tokens_per_second: since the previous Logged event, without the time of evaluations and saves
+    seconds: since the start of the run, in all of its sessions
+    metrics: routing metrics of a mixture of experts, and with `log_gradients` the `gradient_norms` of this step
+    """
+
+    step: int
+    progress: float
+    loss: float
+    lr: float
+    grad_norm: float | None
+    tokens_per_second: float
+    seconds: float
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Sent every `eval_every` steps and at the end.
+
+    val_loss: nats per token
+    best: whether `val_loss` is the lowest so far
+    seconds: since the start of the run, in all of its sessions
+    """
+
+    step: int
+    val_loss: float
+    best: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A message for the user, such as a smaller micro-batch after running out of memory."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Sent before a new run is created. `parameters` is the number of trainable parameters."""
+
+    plan: Plan
+    config: RunConfig
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Before a new run on conversations begins, if they are wanted: the first of them, with their scored parts."""
+
+    examples: tuple[MarkedText, ...]
+
+
+@dataclass(frozen=True)
+class Started:
+    """Sent when the training of the run at `path`, new or resumed, begins."""
+
+    path: Path
+    config: RunConfig
+    model: Transformer
+    tokenizer: Tokenizer
+
+
+Event = Planned | Examples | Started | Stepped | Logged | Evaluated | Notice
+
+
+def metrics_record(event: Logged | Evaluated) -> dict[str, Any]:
+    """The event as a JSON record, as in metrics.jsonl and in --json output."""
+    if isinstance(event, Evaluated):
+        return {"step": event.step, "val_loss": event.val_loss, "seconds": round(event.seconds, 3)}
+    return {
+        "step": event.step,
+        "loss": event.loss,
+        "lr": event.lr,
+        "grad_norm": event.grad_norm,
+        "tokens_per_second": round(event.tokens_per_second, 1),
+        "seconds": round(event.seconds, 3),
+        **event.metrics,
+    }

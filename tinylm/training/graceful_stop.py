@@ -1,0 +1,74 @@
+"""Graceful stop of training: the first signal (Ctrl-C, SIGTERM) saves the run and stops; a second one stops at once.
+
+The handlers that hold outside of training are in `tinylm.process_signals`.
+"""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Collection, Iterator
+from types import FrameType
+from typing import Any
+
+from tinylm.process_signals import catchable_signals
+from tinylm.training.trainer import StopTraining
+
+DUPLICATE_SECONDS = 0.5  # a second signal within this time is a copy of the first, sent by a shell or by timeout(1)
+
+
+class StopRequest:
+    """Whether training was asked to stop. `signal_number` is that of the first signal, 0 if none has arrived."""
+
+    def __init__(self) -> None:
+        self.signal_number = 0
+        self._received = 0.0
+        self._checked = False
+
+    def check(self) -> None:
+        """Raise StopTraining if a signal was received."""
+        self._checked = True
+        if self.signal_number:
+            raise StopTraining
+
+    def receive(self, number: int) -> bool:
+        """Record a signal. Returns whether to stop at once, without a save.
+
+        True for a second signal, and before the first `check`: there is nothing to save yet, and compiling the model
+        may take a minute.
+        """
+        if not self._checked:
+            return True
+        now = time.monotonic()
+        if not self.signal_number:
+            self.signal_number, self._received = number, now
+            return False
+        return now - self._received > DUPLICATE_SECONDS
+
+
+@contextlib.contextmanager
+def stop_on_signals(numbers: Collection[int]) -> Iterator[StopRequest]:
+    """Context manager that yields a StopRequest, which records the first of the given signals.
+
+    A second signal calls the previous handler, and raises KeyboardInterrupt if that returns. Signals that are ignored
+    (nohup, background jobs of a script) stay ignored. Does nothing outside of the main thread, the only one in which
+    Python handles signals.
+    """
+    request = StopRequest()
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handled = [number for number in catchable_signals() if number in numbers] if in_main_thread else []
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in handled}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if request.receive(number):
+            if callable(before[number]):
+                before[number](number, frame)
+            raise KeyboardInterrupt
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

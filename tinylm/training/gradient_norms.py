@@ -1,0 +1,38 @@
+"""Gradient norms by layer, for the log."""
+
+import math
+import re
+
+import torch
+from torch import Tensor, nn
+
+
+def layer_gradient_norms(model: nn.Module) -> dict[str, float | None]:
+    """The L2 norm of the gradient of each layer (`layers.0`) and of each module outside of layers (`embedding`).
+
+    A norm is `None` if it is not finite, as in a step that fp16 loss scaling skips. Parameters without a gradient are
+    left out.
+    """
+    parts: list[str] = []  # the layer or module of each parameter
+    norms: list[Tensor] = []  # each (2,)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            layer = re.match(r"(?:encoder\.)?layers\.\d+", name)
+            parts.append(layer[0] if layer else name.rpartition(".")[0])
+            norms.append(_scaled_norm(parameter.grad.detach()))
+    norms_by_part: dict[str, list[float]] = {}
+    for part, (norm, scale) in zip(parts, torch.stack(norms).tolist() if norms else (), strict=True):
+        norms_by_part.setdefault(part, []).append(norm * scale)
+    totals = {part: math.hypot(*values) for part, values in norms_by_part.items()}
+    return {part: total if math.isfinite(total) else None for part, total in totals.items()}
+
+
+def _scaled_norm(gradient: Tensor) -> Tensor:
+    """(2,): the norm of the gradient divided by its largest absolute entry, and that entry. Their product is the norm.
+
+    It is computed in fp32, since MPS has no float64. Without the division, squares of entries above 1.8e19 overflow.
+    """
+    gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+    scale = gradient.abs().max()
+    norm = torch.linalg.vector_norm(gradient / scale.clamp(min=torch.finfo(gradient.dtype).tiny))
+    return torch.stack([norm, scale])

@@ -1,0 +1,251 @@
+"""The pipeline of a training run: load model and text, plan, prepare the run directory, train, return the result."""
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from tinylm.adapters.lora import peft_config
+from tinylm.config import RunConfig, TokenizerConfig
+from tinylm.errors import InterruptedRunError, UsageError
+from tinylm.machine import Machine, choose_machine
+from tinylm.planning.plan import Plan, plan_training
+from tinylm.planning.plan_request import PlanRequest
+from tinylm.reporter import LogReporter, Reporter
+from tinylm.run_directory.commit import reserve
+from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.metrics_log import read_metrics
+from tinylm.text.chat_batches import ChatParts
+from tinylm.text.chat_tokens import ChatTokens, MarkedText, marked_examples
+from tinylm.text.corpus_loading import encode_text, handle_unknown_characters, load_text
+from tinylm.text.pair_batches import PairContexts
+from tinylm.text.token_files import TokenFolder
+from tinylm.text.tokenizer import Tokenizer
+from tinylm.training.events import Event, Examples, Planned, Started
+from tinylm.training.graceful_stop import stop_on_signals
+from tinylm.training.run import TrainingRun
+from tinylm.training.start import StartingModel
+from tinylm.training.training_request import TrainingRequest
+
+if TYPE_CHECKING:
+    from tinylm.loaded_model import Model
+
+EventCallback = Callable[[Event], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """How one process reports and stops a run.
+
+    reporter: receives notes, warnings and progress
+    callbacks: each is called with every event
+    started: `time.monotonic()` from which the training time of this process counts
+    stop_signals: the first of these signals saves the run and ends training; a second one has its usual effect
+    """
+
+    reporter: Reporter = field(default_factory=LogReporter)
+    callbacks: Sequence[EventCallback] = ()
+    started: float = field(default_factory=time.monotonic)
+    stop_signals: Sequence[int] = (signal.SIGINT,)
+
+    def report(self, event: Event) -> None:
+        """Call each callback with the event."""
+        for callback in self.callbacks:
+            callback(event)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """The result of training a run, over all of its sessions.
+
+    run: the run directory
+    history: the records of metrics.jsonl. A training record has `step`, `loss`, `lr`, `grad_norm`, `tokens_per_second`
+        and `seconds`; an evaluation record has `step`, `val_loss` and `seconds`.
+    stopped_by: steps, epochs, time, patience, or signal
+    step, epochs: optimizer steps, and passes over the training data, so far
+    val_loss: the last validation loss, in nats per token
+    best_val_loss, best_step: the lowest validation loss, and its step
+    parameters: number of trainable parameters
+    seconds: training time, in all sessions
+    signal_number: the signal that stopped this session, 0 if none did
+    base: the base model of an adapter; `None` for a run of a model
+    """
+
+    run: Path
+    history: list[dict[str, Any]] = field(repr=False)
+    stopped_by: str
+    step: int
+    epochs: float
+    val_loss: float
+    best_val_loss: float
+    best_step: int
+    parameters: int
+    seconds: float
+    signal_number: int = 0
+    base: Path | None = field(default=None, repr=False)
+
+    def load(self) -> "Model":
+        """Load the model with the weights of the lowest validation loss.
+
+        If the run trained an adapter, load it on its base model.
+        """
+        from tinylm.loaded_model import load
+
+        return load(self.run) if self.base is None else load(self.base, adapters=[self.run])
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether the run trained an adapter."""
+        return self.base is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRun:
+    """A new run before its directory is written to `out`."""
+
+    out: Path
+    plan: Plan
+    config: RunConfig
+    model: StartingModel
+    tokenizer: Tokenizer
+    tokens: TokenFolder
+
+    @property
+    def trainable_parameters(self) -> int:
+        """The number of trainable parameters."""
+        if self.model.network is None:
+            return self.plan.parameters
+        return sum(parameter.numel() for parameter in self.model.network.parameters() if parameter.requires_grad)
+
+    def examples(self, number: int) -> tuple[MarkedText, ...]:
+        """The first `number` training conversations, split into text that counts in the loss and text that does not."""
+        if self.config.data is None or self.config.data.kind != "chat":
+            raise UsageError("`show_examples` is for conversations, and the text has none; leave it out.")
+        return marked_examples(ChatTokens(self.tokens.train), self.tokenizer, number)
+
+    def create(self) -> TrainingRun:
+        """Write the new run directory, which appears at `out` with the first save, and build the model."""
+        adapter = self.config.adapter
+        is_lora = adapter is not None and adapter.kind == "lora"
+        adapter_config = peft_config(adapter, self.model.architecture) if adapter is not None and is_lora else None
+        directory = RunDirectory.create(self.out, self.config, self.tokenizer, adapter_config)
+        network = self.model.build(self.plan.model, self.plan.training.seed)
+        return TrainingRun(directory, self.config, network, self.tokenizer, self.tokens)
+
+
+def plan_run(request: TrainingRequest, reporter: Reporter) -> PreparedRun:
+    """Load the model and the text, and plan the run, as `train_run` does; writes no run directory."""
+    setup = _Setup.of(request, reporter)
+    out = setup.out
+    if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())) and not request.force:
+        reporter.note(f"{out} already exists; set `force` to replace it, or choose another `out`.")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        return setup.prepare(Path(folder))
+
+
+def train_run(request: TrainingRequest, session: Session) -> TrainingResult:
+    """Train a new run.
+
+    Raises InterruptedRunError if a signal stops it before the first save, which leaves no files, UsageError for
+    settings and files that cannot be used, DivergedError for a loss that is not finite, and TinyLMError for a run that
+    cannot be written or does not fit in memory.
+    """
+    setup = _Setup.of(request, session.reporter)
+    with reserve(setup.out, request.force) as staging:
+        prepared = setup.prepare(staging)
+        session.report(Planned(prepared.plan, prepared.config, prepared.trainable_parameters))
+        if request.show_examples:
+            session.report(Examples(prepared.examples(request.show_examples)))
+        return train_to_end(prepared.create(), session)
+
+
+def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
+    """Train a run whose directory is written and locked, until it stops. Raises the errors of `train_run`."""
+    session.report(Started(run.directory.path, run.config, run.model, run.tokenizer))
+    with stop_on_signals(session.stop_signals) as stop:
+        outcome = run.train(session.report, stop.check, started=session.started)
+    state = outcome.state
+    if state.best_loss is None or state.val_loss is None:
+        raise InterruptedRunError("Stopped before the first save; nothing was written.", stop.signal_number)
+    return TrainingResult(
+        run=run.directory.path,
+        history=read_metrics(run.directory.path),
+        stopped_by=outcome.stopped_by,
+        step=state.step,
+        epochs=state.step / run.task.steps_per_epoch,
+        val_loss=state.val_loss,
+        best_val_loss=state.best_loss,
+        best_step=state.best_step,
+        parameters=run.trainable_parameters,
+        seconds=state.seconds,
+        signal_number=stop.signal_number,
+        base=None if run.config.adapter is None else Path(run.config.adapter.base),
+    )
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """A request, with the machine, the run directory to load from and the run directory to write."""
+
+    request: TrainingRequest
+    machine: Machine
+    source: Path | None
+    out: Path
+    reporter: Reporter
+
+    @classmethod
+    def of(cls, request: TrainingRequest, reporter: Reporter) -> Self:
+        """Choose the machine and the paths. Raises UsageError if the run would replace the base model."""
+        machine = choose_machine(request.device, request.dtype, reporter)
+        reporter.note(f"On {machine.reasons}.")
+        source = request.start.find_source(reporter)
+        out = request.out or request.start.default_out(source, request.text)
+        if source is not None and out.resolve() == source.resolve():
+            raise UsageError(f"{out} is the base model, which is never written to; choose another `out`.")
+        return cls(request, machine, source, out, reporter)
+
+    def prepare(self, staging: Path) -> PreparedRun:
+        """Load the model, read and encode the text, and plan. Text from standard input is kept in `staging`."""
+        request, reporter = self.request, self.reporter
+        model = request.start.load(self.source, request.training.get("seed", 0))
+        choose_chat_format = model.choose_chat_format if model.architecture == "decoder" else None
+        split = load_text(request.text, staging, model.corpus_kind, reporter, choose_chat_format)
+        tokenizer = request.start.fit_tokenizer(model, split, reporter)
+        unknown = request.text.unknown
+        split = handle_unknown_characters(split, tokenizer, unknown, reporter, owner=model.owner, model=self.source)
+        tokens, data = encode_text(split, tokenizer, staging, reporter)
+        contexts = PairContexts.from_tokens(tokens, tokenizer.end_of_text_id) if data.kind == "pairs" else None
+        plan = plan_training(
+            self.machine,
+            PlanRequest(
+                data=data,
+                vocab_size=tokenizer.vocab_size,
+                model=request.start.choices,
+                training=request.training,
+                budget=request.budget,
+                compile=request.compile,
+                base=model.config,
+                adapter=model.adapter,
+                pair_contexts=contexts,
+                chat=ChatParts.from_tokens(tokens) if data.kind == "chat" else None,
+            ),
+        )
+        config = RunConfig.new(
+            model=plan.model,
+            tokenizer=TokenizerConfig(
+                kind=tokenizer.kind,
+                sha256=tokenizer.sha256,
+                special=tokenizer.special,
+                chat_template=model.chat_template,
+            ),
+            data=data,
+            training=plan.training,
+            runtime=plan.runtime,
+            adapter=model.adapter,
+            family=model.family,
+        )
+        return PreparedRun(out=self.out, plan=plan, config=config, model=model, tokenizer=tokenizer, tokens=tokens)

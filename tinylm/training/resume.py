@@ -1,0 +1,110 @@
+"""Resuming a run from its last save, after an interruption or with a larger budget."""
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from tinylm.adapters.adapter import load_adapter_tensors
+from tinylm.adapters.load import add_adapter, find_adapters, load_base_model
+from tinylm.config import RunConfig
+from tinylm.device import choose_device, describe_device
+from tinylm.duration import format_duration, format_duration_setting
+from tinylm.errors import NotTrainedError, OtherRunKindError, UsageError
+from tinylm.model.stack import Transformer
+from tinylm.run_directory.directory import LastSave, RunDirectory
+from tinylm.run_directory.find_run import find_run
+from tinylm.run_directory.loading import read_config, read_tokenizer, restore_model
+from tinylm.run_directory.lock import lock_run
+from tinylm.text.corpus_loading import encode_recorded_text
+from tinylm.text.run_tokens import reopen_tokens
+from tinylm.training.pipeline import Session, TrainingResult, train_to_end
+from tinylm.training.run import TrainingRun
+from tinylm.training.state import TrainerState
+from tinylm.training.stop_conditions import StoppingRule
+from tinylm.training.training_request import ResumeRequest
+from tinylm.validation import RANGES
+
+
+def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
+    """Continue a run with its recorded settings, except for those in the request.
+
+    A finished run is not trained further; a warning names the setting that extends it, and its result is returned.
+
+    Raises UsageError for a run whose time budget is used up, for a run of another kind than the request's, and for a
+    run that was merged, not trained; otherwise the errors of `train_run`.
+    """
+    path = find_run(request.run, session.reporter)
+    base = request.base and find_run(request.base, session.reporter)
+    config = read_config(path)
+    if config.training is None or config.runtime is None or config.data is None:
+        raise NotTrainedError(path)
+    if (config.adapter.kind if config.adapter else None) != request.adapter_kind:
+        raise OtherRunKindError(path)
+    device = choose_device(config.runtime.device).value
+    session.reporter.note(f"On {describe_device(device)} in {config.runtime.dtype}, as when {path} began.")
+    if config.adapter is None and (adapters := find_adapters(path)):
+        session.reporter.warn(
+            f"{', '.join(run.name for run in adapters[:3])} was trained on the weights of {path}, and cannot be loaded "
+            "after better weights replace them; to keep both, copy the run first."
+        )
+    with lock_run(path.absolute()):
+        directory = RunDirectory(path)
+        save = directory.load_last(config)
+        tokenizer = read_tokenizer(path, config)
+        if request.text is None:
+            tokens = reopen_tokens(path, config.data, tokenizer)
+        else:
+            tokens = encode_recorded_text(
+                path, config.data, tokenizer, request.text, session.reporter, config.tokenizer.chat_template
+            )
+        training = replace(config.training, budget=request.budget or config.training.budget, **request.training)
+        config = replace(config, training=training)
+        state = TrainerState.from_json(save.state)
+        model = _restore_model(path, config, save, base)
+        run = TrainingRun(directory, config, model, tokenizer, tokens, save)
+        rule = StoppingRule.of(training, run.task.steps_per_epoch)
+        if finished := _describe_finished(rule, state, state.seconds + time.monotonic() - session.started):
+            message = f"{path} is finished: {finished} continues it."
+            if training.budget.time is not None and not rule.patience_exhausted(state):
+                raise UsageError(message)
+            session.reporter.warn(message)
+        session.reporter.note(f"Resuming {path} at step {state.step}.")
+        return train_to_end(run, session)
+
+
+def _restore_model(path: Path, config: RunConfig, save: LastSave, base: Path | None) -> Transformer:
+    """The model with the weights of the save, on the CPU; for an adapter, its base model with the adapter."""
+    if config.adapter is None:
+        return restore_model(config, save.weights, path)
+    model = load_base_model(path, config.adapter, base, "cpu").network
+    load_adapter_tensors(add_adapter(model, config.adapter), save.weights, path)
+    return model
+
+
+def _describe_finished(rule: StoppingRule, state: TrainerState, seconds: float) -> str | None:
+    """Why a run is finished, and the setting that extends it; `None` if it is not finished."""
+    match rule.finished_by(state, seconds):
+        case "patience":
+            assert rule.patience is not None
+            more = 2 * max(rule.patience, state.evals_since_best)
+            return f"the last {state.evals_since_best} evaluations brought no improvement; `patience={more}`"
+        case "time":
+            time = rule.budget.time
+            assert time is not None
+            longer = min(2 * max(time, math.ceil(seconds + rule.reserve(state))), RANGES["time"].high)
+            return (
+                f"it was trained for {format_duration(state.seconds)}, and its `time` of "
+                f"{format_duration_setting(time)} is the total of all its sessions; "
+                f'`time="{format_duration_setting(longer)}"`'
+            )
+        case "epochs":
+            epochs, total_steps = rule.budget.epochs, rule.total_steps
+            assert epochs is not None and total_steps is not None
+            more_epochs = max(2 * epochs, epochs * math.ceil(1 + state.step / total_steps))
+            return f"all {total_steps} steps of `epochs={epochs:g}` are done; `epochs={more_epochs:g}`"
+        case "steps":
+            assert rule.total_steps is not None
+            more = 2 * max(rule.total_steps, state.step)
+            return f"all {rule.total_steps} steps are done; `steps={more}`"
+    return None

@@ -1,0 +1,147 @@
+"""Training on a run directory: builds the optimizer, compiles the layers, restores a save and runs the trainer."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tinylm.adapters.adapter import adapter_layers, adapter_tensors
+from tinylm.config import RunConfig, RuntimeConfig, TrainingConfig
+from tinylm.device import DTYPES, weights_dtype
+from tinylm.model.stack import Transformer
+from tinylm.objectives.tasks import Task, make_task
+from tinylm.run_directory.directory import LastSave, RunDirectory
+from tinylm.text.token_files import TokenFolder
+from tinylm.text.tokenizer import Tokenizer
+from tinylm.training.compile_layers import compile_layers
+from tinylm.training.events import Evaluated, Event, Logged, metrics_record
+from tinylm.training.gradient_norms import layer_gradient_norms
+from tinylm.training.optimizer import build_optimizer
+from tinylm.training.state import TrainerState, optimizer_tensors, restore_optimizer
+from tinylm.training.trainer import Outcome, Trainer, TrainerHooks, TrainingJob
+
+
+@dataclass
+class TrainingRun:
+    """A run directory, and all that is needed to train its model.
+
+    resume_from: a save whose weights the model has, and whose optimizer and trainer state are restored; `None` for a
+        new run
+    """
+
+    directory: RunDirectory
+    config: RunConfig
+    model: Transformer
+    tokenizer: Tokenizer
+    tokens: TokenFolder
+    resume_from: LastSave | None = None
+
+    @property
+    def training(self) -> TrainingConfig:
+        """`config.training`, which every training run has."""
+        assert self.config.training is not None
+        return self.config.training
+
+    @property
+    def runtime(self) -> RuntimeConfig:
+        """`config.runtime`, which every training run has."""
+        assert self.config.runtime is not None
+        return self.config.runtime
+
+    @functools.cached_property
+    def task(self) -> Task:
+        """The batches and the objective."""
+        context = self.training.sequence_length or self.config.model.context
+        return make_task(self.tokens, self.tokenizer, replace(self.config.model, context=context), self.training)
+
+    @property
+    def trainable_parameters(self) -> int:
+        """The number of trainable parameters."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+    def train(
+        self,
+        report: Callable[[Event], None] = lambda event: None,
+        check_stop: Callable[[], None] = lambda: None,
+        *,
+        started: float,
+    ) -> Outcome:
+        """Train until the budget is used up, the validation loss stops improving, or `check_stop` raises StopTraining.
+
+        Weights, state and metrics are written to the run directory.
+
+        report: called with every event
+        check_stop: called between steps and batches
+        started: the `time.monotonic()` from which the time of this session counts
+
+        Raises the errors of `Trainer.run`, and SaveError if the run directory cannot be written.
+        """
+        torch.set_num_threads(self.runtime.threads)
+        torch.manual_seed(self.training.seed)
+        self.model.to(self.runtime.device)
+        set_weights_dtype(self.model, DTYPES[self.runtime.dtype])
+        optimizer = build_optimizer(self.model, self.training, self.runtime.dtype)
+        self._compile(report)
+        if self.resume_from is None:
+            state = TrainerState(micro_batch=self.training.micro_batch)
+        else:
+            restore_optimizer(optimizer, self.model, self.resume_from.optimizer)
+            state = TrainerState.from_json(self.resume_from.state)
+            self.directory.write_config(self.config)
+            self.directory.truncate_metrics(state.step)
+
+        def record(event: Event) -> None:
+            if isinstance(event, Logged | Evaluated):
+                self.directory.append_metrics(metrics_record(event))
+            report(event)
+
+        hooks = TrainerHooks(record, check_stop)
+        if self.training.log_gradients:
+            hooks.extra_metrics = lambda: {"gradient_norms": layer_gradient_norms(self.model)}
+        job = TrainingJob(self.model, self.task, optimizer, self.training, self.runtime.dtype)
+        return Trainer(job, state, _RunStore(self.directory, self.config), hooks, started=started).run()
+
+    def _compile(self, report: Callable[[Event], None]) -> None:
+        """Compile the layers if `runtime.compile` is set; if that fails, record `compile` as False."""
+        if not self.runtime.compile:
+            return
+        batch = next(self.task.batch(0).split(self.training.micro_batch))
+        if not compile_layers(self.model, batch, self.task.objective, self.runtime.dtype, report):
+            self.config = replace(self.config, runtime=replace(self.runtime, compile=False))
+            self.directory.write_config(self.config)
+
+
+@torch.no_grad()
+def set_weights_dtype(model: Transformer, dtype: torch.dtype) -> None:
+    """Prepare the weights, in place, for training under autocast to `dtype`.
+
+    Frozen matrices become bf16 if that is the format: autocast would round them each time they are used, and store the
+    result for the backward pass. Trained parameters stay fp32, since 16 bits lose small updates. Frozen
+    vectors are copied, since one that is mapped from a file keeps the whole file in memory.
+    """
+    if weights_dtype(model) != dtype:
+        model.float()  # autocast to one 16-bit format does not compute with weights of the other
+    if dtype == torch.bfloat16:
+        for parameter in model.parameters():
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(dtype) if parameter.dim() > 1 else parameter.data.clone()
+
+
+class _RunStore:
+    """Saves the model and state of a trainer into a run directory: all weights, or only those of the adapter."""
+
+    def __init__(self, directory: RunDirectory, config: RunConfig) -> None:
+        self._directory = directory
+        self._config = config
+
+    def save_best(self, model: Transformer, step: int, val_loss: float) -> None:
+        self._directory.save_best(self._tensors(model), self._config, step, val_loss)
+
+    def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> None:
+        optimizer_state = optimizer_tensors(optimizer, model)
+        self._directory.save_last(self._tensors(model), optimizer_state, state.to_json(), self._config)
+
+    def _tensors(self, model: Transformer) -> dict[str, Tensor]:
+        return dict(model.state_dict()) if self._config.adapter is None else adapter_tensors(adapter_layers(model))

@@ -1,0 +1,327 @@
+"""The model that a training run starts from: new, from another run, or a base model with a new adapter."""
+
+import glob
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from tinylm.adapters.bottleneck import sublayers
+from tinylm.adapters.load import add_adapter
+from tinylm.adapters.lora import TARGETS, max_rank, target_modules
+from tinylm.config import OBJECTIVES, AdapterConfig, ModelConfig, RunConfig, default_objective
+from tinylm.errors import UsageError
+from tinylm.model.build import build_model, extend_vocabulary
+from tinylm.model.stack import Transformer
+from tinylm.open_model import find_model, open_model
+from tinylm.reporter import Reporter
+from tinylm.run_directory.find_run import newest_model
+from tinylm.run_directory.layout import CHECKPOINTS
+from tinylm.text.answer_spans import ChatFormat
+from tinylm.text.chat_corpus import ChatCorpus
+from tinylm.text.chat_template import CHATML
+from tinylm.text.chat_template_choice import chat_format, read_template, template_tokens
+from tinylm.text.compression import content_stem
+from tinylm.text.corpus import STANDARD_INPUT
+from tinylm.text.corpus_encoding import SplitCorpus
+from tinylm.text.corpus_loading import TextSource
+from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, describe_characters
+from tinylm.text.tokenizer_choice import choose_tokenizer
+
+DEFAULT_RANK = 8
+
+
+@dataclass
+class StartingModel:
+    """A model before its training is planned.
+
+    architecture: decoder, encoder or encoder-decoder
+    owner: whose vocabulary it is, for messages, as in "The model checkpoints/a"
+    config, network: `None` for a new model, which is built when its config is planned
+    tokenizer: `None` until it is chosen for the text
+    adapter: the adapter to train on the model
+    chat_template: the template that conversations are rendered with; `None` for a model that has none
+    adds_tokens: whether special tokens of a template that the tokenizer does not have can be added to it
+    family: of an imported model
+    """
+
+    architecture: str
+    owner: str
+    config: ModelConfig | None = None
+    network: Transformer | None = None
+    tokenizer: Tokenizer | None = None
+    adapter: AdapterConfig | None = None
+    chat_template: str | None = None
+    adds_tokens: bool = False
+    family: str | None = None
+
+    @property
+    def corpus_kind(self) -> str:
+        """The kind of corpus that the architecture is trained on: text or pairs."""
+        return OBJECTIVES[default_objective(self.architecture)].corpus
+
+    def choose_chat_format(self, text: TextSource) -> ChatFormat:
+        """The format of conversations: with the chosen template, that of the model, or ChatML. It becomes the model's.
+
+        Raises UsageError for a template that cannot be read, and TinyLMError for one that is not a template.
+        """
+        source = read_template(text.chat_template) if text.chat_template else self.chat_template or CHATML
+        extended = self.adds_tokens and source != self.chat_template
+        self.chat_template = source
+        return chat_format(source, self.tokenizer, text.train_on or "assistant", extended=extended)
+
+    def build(self, config: ModelConfig, seed: int) -> Transformer:
+        """The network in training mode; a new network is initialised from `config` and `seed`."""
+        return build_model(config, seed) if self.network is None else self.network.train()
+
+
+class Start(Protocol):
+    """What a run starts from: NewModel, TrainedModel or NewAdapter."""
+
+    @property
+    def choices(self) -> Mapping[str, Any]:
+        """The settings of the model that were given: fields of ModelConfig, `preset` and `size`."""
+        ...
+
+    def find_source(self, reporter: Reporter) -> Path | None:
+        """The run directory to load from, which is never written to; `None` for a new model.
+
+        Raises UsageError if there is no such run.
+        """
+        ...
+
+    def default_out(self, source: Path | None, text: TextSource) -> Path:
+        """The run directory to write if none was given."""
+        ...
+
+    def load(self, source: Path | None, seed: int) -> StartingModel:
+        """Load the model in `source`, if there is one, and add an adapter that is initialised from `seed`."""
+        ...
+
+    def fit_tokenizer(self, model: StartingModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
+        """The tokenizer for the text: trained on it, or that of the model.
+
+        Raises UsageError for a tokenizer that cannot be used or extended.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewModel:
+    """A new model.
+
+    choices: fields of ModelConfig, `preset` and `size`
+    tokenizer: auto, char, bpe, or the path of a tokenizer.json
+    """
+
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: str | None = None
+    vocab_size: int | None = None
+
+    def find_source(self, reporter: Reporter) -> None:
+        return None
+
+    def default_out(self, source: Path | None, text: TextSource) -> Path:
+        return CHECKPOINTS / run_name(text.paths[0])
+
+    def load(self, source: Path | None, seed: int) -> StartingModel:
+        architecture = self.choices.get("architecture", "decoder")
+        return StartingModel(architecture, f"The tokenizer {self.tokenizer}")
+
+    def fit_tokenizer(self, model: StartingModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
+        tokenizer = choose_tokenizer(split, self.tokenizer or "auto", self.vocab_size)
+        if isinstance(split.corpus, ChatCorpus) and split.corpus.chat is not None:
+            chat = split.corpus.chat
+            tokenizer = tokenizer.with_special_tokens(chat.special_tokens, [chat.end_token() or END_OF_TEXT])
+        return tokenizer.with_mask_token() if model.architecture == "encoder" else tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """The weights, architecture and tokenizer of another run. `extend_vocab` extends the vocabulary for the text."""
+
+    run: Path
+    extend_vocab: bool = False
+    choices: Mapping[str, Any] = field(default_factory=dict, init=False)
+
+    def find_source(self, reporter: Reporter) -> Path:
+        return find_model(self.run, reporter)
+
+    def default_out(self, source: Path | None, text: TextSource) -> Path:
+        return CHECKPOINTS / run_name(text.paths[0])
+
+    def load(self, source: Path | None, seed: int) -> StartingModel:
+        assert source is not None
+        network, config, tokenizer, _ = open_model(source)
+        owner = f"The tokenizer of {source}"
+        return replace(_starting_model(owner, config, network.float(), tokenizer), adds_tokens=True)
+
+    def fit_tokenizer(self, model: StartingModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
+        """With `extend_vocab`, add unknown characters to the tokenizer, and to the network's weights in place.
+
+        The special tokens of a chat template that the tokenizer does not have are added in any case.
+        """
+        assert model.tokenizer is not None
+        unknown = model.tokenizer.unknown_characters(split.alphabet)
+        tokenizer = model.tokenizer
+        if self.extend_vocab and unknown:
+            tokenizer = self._with_characters(model, unknown)
+            reporter.note(f"Added to the vocabulary: {describe_characters(unknown)}.")
+        if isinstance(split.corpus, ChatCorpus) and split.corpus.chat is not None:
+            chat = split.corpus.chat
+            missing = [token for token in chat.special_tokens if token not in tokenizer.added_tokens]
+            if missing:
+                end_of_text = tokenizer.special.end_of_text
+                eos = dict.fromkeys((chat.end_token() or end_of_text, *tokenizer.special.eos, end_of_text))
+                tokenizer = tokenizer.with_special_tokens(missing, list(eos))
+                reporter.note(f"Added to the vocabulary: {', '.join(missing)}.")
+        assert model.network is not None and model.config is not None
+        if tokenizer.vocab_size > model.config.vocab_size:
+            extend_vocabulary(model.network, tokenizer.vocab_size)
+            model.config = replace(model.config, vocab_size=tokenizer.vocab_size)
+        return tokenizer
+
+    def _with_characters(self, model: StartingModel, unknown: str) -> Tokenizer:
+        assert model.tokenizer is not None
+        if model.tokenizer.kind != "char":
+            raise UsageError(
+                f"`extend_vocab` needs a character tokenizer, and this model's is {model.tokenizer.kind}; train a new "
+                "model on the text."
+            )
+        return model.tokenizer.with_characters(unknown)
+
+
+class AdapterShape(Protocol):
+    """The settings of an adapter: LoRA or Bottleneck. The default run directory is the base's name and `suffix`."""
+
+    @property
+    def suffix(self) -> str: ...
+
+    def config(self, model: Transformer, base: Path, digest: str) -> AdapterConfig:
+        """The configuration of the adapter on `model`, which was loaded from `base` and has the weights' `digest`.
+
+        Raises UsageError if the adapter does not fit the model.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRA:
+    """The settings of a LoRA.
+
+    rank: default: 8, or the largest that fits; alpha: default: twice the rank
+    target: names of weight matrices, as in `tinylm.adapters.lora.TARGETS`
+    """
+
+    rank: int | None = None
+    alpha: float | None = None
+    rank_stabilised: bool = False
+    share_b: bool = False
+    dropout: float = 0.0
+    target: Sequence[str] = ("attention",)
+    suffix: str = field(default="-lora", init=False)
+
+    def config(self, model: Transformer, base: Path, digest: str) -> AdapterConfig:
+        targets = target_modules(self.target, model)
+        if targets == TARGETS["embedding"] and (self.dropout or self.share_b):
+            raise UsageError(
+                "`dropout` and `share_b` are for linear layers, and the embedding is a lookup table; leave them out."
+            )
+        rank = min(DEFAULT_RANK, max_rank(model, targets)) if self.rank is None else self.rank
+        return AdapterConfig(
+            base=str(base),
+            base_digest=digest,
+            rank=rank,
+            alpha=2.0 * rank if self.alpha is None else self.alpha,
+            dropout=self.dropout,
+            targets=targets,
+            rank_stabilised=self.rank_stabilised,
+            share_b=self.share_b,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bottleneck:
+    """The settings of bottleneck adapters with hidden size `bottleneck`, one after each sublayer."""
+
+    bottleneck: int = 16
+    dropout: float = 0.0
+    suffix: str = field(default="-adapter", init=False)
+
+    def config(self, model: Transformer, base: Path, digest: str) -> AdapterConfig:
+        width = model.embedding.weight.shape[1]
+        if not 1 <= self.bottleneck <= width:
+            raise UsageError(f"`bottleneck` is {self.bottleneck}; it must be from 1 to the model's width, {width}.")
+        return AdapterConfig(
+            base=str(base),
+            base_digest=digest,
+            kind="bottleneck",
+            rank=self.bottleneck,
+            dropout=self.dropout,
+            targets=sublayers(model),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewAdapter:
+    """A new adapter on a base model. `base` is its run directory; default: the newest model under checkpoints/."""
+
+    shape: AdapterShape
+    base: Path | None = None
+    choices: Mapping[str, Any] = field(default_factory=dict, init=False)
+
+    def find_source(self, reporter: Reporter) -> Path:
+        path = newest_model(reporter) if self.base is None else find_model(self.base, reporter)
+        return path if path.name else path.absolute()  # Path(".") has no name to append the suffix to
+
+    def default_out(self, source: Path | None, text: TextSource) -> Path:
+        assert source is not None
+        return source.with_name(source.name + self.shape.suffix)
+
+    def load(self, source: Path | None, seed: int) -> StartingModel:
+        assert source is not None
+        network, config, tokenizer, weights = open_model(source)
+        adapter = self.shape.config(network, source.resolve(), config.recovered_digest or weights.digest)
+        add_adapter(network, adapter, seed)
+        return _starting_model(f"The model {source}", config, network, tokenizer, adapter)
+
+    def fit_tokenizer(self, model: StartingModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
+        assert model.tokenizer is not None
+        if isinstance(split.corpus, ChatCorpus) and model.chat_template is not None:
+            missing = [
+                token for token in template_tokens(model.chat_template) if token not in model.tokenizer.added_tokens
+            ]
+            if missing:
+                reporter.warn(
+                    f"{', '.join(missing)} of the chat template are no special tokens of the model; they are encoded "
+                    "as other text."
+                )
+        return model.tokenizer
+
+
+def _starting_model(
+    owner: str, config: RunConfig, network: Transformer, tokenizer: Tokenizer, adapter: AdapterConfig | None = None
+) -> StartingModel:
+    return StartingModel(
+        architecture=config.model.architecture,
+        owner=owner,
+        config=config.model,
+        network=network,
+        tokenizer=tokenizer,
+        adapter=adapter,
+        chat_template=config.tokenizer.chat_template,
+        family=config.family,
+    )
+
+
+def run_name(text: str) -> str:
+    """The default name of a run that is trained on the file, folder or glob pattern `text`.
+
+    It is the file's name without suffixes; for a pattern, that of the folder it matches in; for standard input, stdin.
+    """
+    if text == STANDARD_INPUT:
+        return "stdin"
+    path = Path(text)
+    while glob.has_magic(path.name) and not path.exists():
+        path = path.parent
+    return content_stem(path.resolve().name) or "run"

@@ -1,0 +1,205 @@
+"""Requests for a new or a resumed training run, made from settings by name."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tinylm.config import Budget
+from tinylm.duration import parse_duration
+from tinylm.errors import UsageError
+from tinylm.text.corpus_loading import TextSource
+from tinylm.training.settings import (
+    INTERVAL_NAMES,
+    LENGTH_NAMES,
+    MODEL_NAMES,
+    OPTIMIZER_NAMES,
+    RESUMABLE_NAMES,
+    AdapterSettings,
+    LoRASettings,
+    TextSettings,
+    TrainSettings,
+    given_settings,
+    reject_fixed_settings,
+)
+from tinylm.training.start import AdapterShape, Bottleneck, LoRA, NewAdapter, NewModel, Start, TrainedModel
+from tinylm.validation import check_numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRequest:
+    """A new run.
+
+    start: a new model, the weights of another run, or a base model with a new adapter
+    out: run directory to write, by default that of `start.default_out`; `force` replaces an existing run there
+    training: the given fields of TrainingConfig, and `warmup_steps`; other fields are planned
+    budget: default: training ends when the validation loss stops improving, or after ten minutes
+    device, dtype, compile: auto, or a value of RuntimeConfig (compile: on or off)
+    show_examples: number of training conversations in the event Examples
+    """
+
+    start: Start
+    text: TextSource
+    out: Path | None = None
+    force: bool = False
+    training: Mapping[str, Any] = field(default_factory=dict)
+    budget: Budget | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    compile: str = "auto"
+    show_examples: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeRequest:
+    """A run that continues from its last save.
+
+    run: run directory
+    adapter_kind: lora or bottleneck if the run trains an adapter, `None` if it trains a model
+    text: the text of the run, if its encoded tokens are neither in the cache nor in the run
+    base: the run directory of an adapter's base model, if it was moved
+    training: fields of TrainingConfig to change: intervals and patience
+    budget: replaces that of the run
+    """
+
+    run: Path
+    adapter_kind: str | None = None
+    text: TextSource | None = None
+    base: Path | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)
+    budget: Budget | None = None
+
+
+Files = str | Path | Sequence[str | Path]
+
+
+def train_request(
+    files: Files, out: Path | None, settings: Mapping[str, Any], optional: Collection[str] = ()
+) -> TrainingRequest:
+    """A request to train a model.
+
+    settings: as in TrainSettings
+    optional: names of settings that are ignored where they do not apply, such as those from the environment
+
+    Raises UsageError for settings that contradict each other, that do not apply and are not optional, or that are out
+    of range, and TypeError for unknown ones.
+    """
+    chosen = given_settings(settings, TrainSettings.__annotations__)
+    init_from, extend_vocab = chosen.get("init_from"), chosen.get("extend_vocab", False)
+    if init_from is not None:
+        fixed = {"tokenizer", "vocab_size", *MODEL_NAMES}
+        chosen = reject_fixed_settings(chosen, "init_from", fixed, optional)
+    elif extend_vocab:
+        raise UsageError("`extend_vocab` extends the vocabulary of an existing model; name it with `init_from`.")
+    if chosen.get("unknown") == "skip" and "unknown" not in optional:
+        if extend_vocab:
+            raise UsageError('`extend_vocab` and `unknown="skip"` contradict each other; give one of them.')
+        if init_from is None and chosen.get("tokenizer") in (None, "auto", "char", "bpe"):
+            raise UsageError(
+                "`unknown` is for a given vocabulary, that of `init_from` or of `tokenizer=PATH`; leave it out."
+            )
+    start: Start
+    if init_from is not None:
+        start = TrainedModel(run=Path(init_from), extend_vocab=extend_vocab)
+    else:
+        choices = _select(chosen, MODEL_NAMES)
+        if "local_layers" in choices:
+            choices["local_layers"] = tuple(choices["local_layers"])
+        start = NewModel(choices=choices, **_select(chosen, ("tokenizer", "vocab_size")))
+    return _request(start, files, out, chosen, optional)
+
+
+def lora_request(
+    files: Files, model: Path | None, out: Path | None, settings: Mapping[str, Any], optional: Collection[str] = ()
+) -> TrainingRequest:
+    """A request to train a LoRA adapter on `model`, with the settings of LoRASettings; otherwise as `train_request`."""
+    chosen = given_settings(settings, LoRASettings.__annotations__)
+    if isinstance(chosen.get("target"), str):
+        chosen["target"] = (chosen["target"],)
+    parts = ("rank", "alpha", "rank_stabilised", "share_b", "dropout", "target")
+    return _adapter_request(LoRA(**_select(chosen, parts)), files, model, out, chosen, optional)
+
+
+def bottleneck_request(
+    files: Files, model: Path | None, out: Path | None, settings: Mapping[str, Any], optional: Collection[str] = ()
+) -> TrainingRequest:
+    """A request to train bottleneck adapters on `model`, with AdapterSettings; otherwise as `train_request`."""
+    chosen = given_settings(settings, AdapterSettings.__annotations__)
+    shape = Bottleneck(**_select(chosen, ("bottleneck", "dropout")))
+    return _adapter_request(shape, files, model, out, chosen, optional)
+
+
+def _adapter_request(
+    shape: AdapterShape,
+    files: Files,
+    model: Path | None,
+    out: Path | None,
+    chosen: Mapping[str, Any],
+    optional: Collection[str],
+) -> TrainingRequest:
+    return _request(NewAdapter(shape=shape, base=model), files, out, chosen, optional)
+
+
+def _request(
+    start: Start, files: Files, out: Path | None, chosen: Mapping[str, Any], optional: Collection[str]
+) -> TrainingRequest:
+    check_numbers(chosen)
+    paths = _file_paths(files)
+    if not paths:
+        raise UsageError("There is no text to train on; name files or folders, or - for standard input.")
+    return TrainingRequest(
+        start=start,
+        text=TextSource(paths=paths, optional=frozenset(optional), **_select(chosen, TextSettings.__annotations__)),
+        out=out,
+        force=chosen.get("force", False),
+        training=_select(chosen, OPTIMIZER_NAMES | INTERVAL_NAMES | {"patience", "seed"}),
+        budget=_budget(chosen),
+        **_select(chosen, ("device", "dtype", "compile", "show_examples")),
+    )
+
+
+def resume_request(
+    run: Path,
+    files: Files,
+    settings: Mapping[str, Any],
+    optional: Collection[str] = (),
+    *,
+    adapter_kind: str | None = None,
+    base: Path | None = None,
+) -> ResumeRequest:
+    """A request to continue `run`. `adapter_kind` and `base` are as in ResumeRequest.
+
+    files: the text of the run, if its encoded tokens are neither in the cache nor in the run
+    settings: those of LengthSettings and IntervalSettings, and with `files` also `val_data`
+
+    Raises UsageError for any other setting that is given, unless its name is in `optional`.
+    """
+    paths = _file_paths(files)
+    resumable = RESUMABLE_NAMES | ({"val_data"} if paths else set())
+    fixed = settings.keys() - resumable
+    chosen = reject_fixed_settings(given_settings(settings, settings.keys()), "resume", fixed, optional)
+    check_numbers(chosen)
+    return ResumeRequest(
+        run=run,
+        adapter_kind=adapter_kind,
+        text=TextSource(paths=paths, val_data=chosen.get("val_data")) if paths else None,
+        base=base,
+        training=_select(chosen, INTERVAL_NAMES | {"patience"}),
+        budget=_budget(chosen),
+    )
+
+
+def _file_paths(files: Files) -> tuple[str, ...]:
+    return (str(files),) if isinstance(files, str | Path) else tuple(str(file) for file in files)
+
+
+def _select(settings: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name in names}
+
+
+def _budget(chosen: Mapping[str, Any]) -> Budget | None:
+    """Raises UsageError for more than one of steps, epochs and time."""
+    values = _select(chosen, LENGTH_NAMES - {"patience"})
+    if isinstance(values.get("time"), str):
+        values["time"] = parse_duration(values["time"])
+    return Budget(**values) if values else None

@@ -1,5 +1,8 @@
 # make demo    trains on data/corpus.txt for at most two minutes and prints a sample
-# make test    runs the tests      make lint    runs ruff and mypy
+# make test    runs the tests that take less than seconds each, on all cores; make test-slow runs the others
+# make test-all    runs both      make lint    runs ruff and mypy
+# make docs-check    runs the commands of the documents
+# make wheel-check   installs a wheel into clean environments, with and without each extra, and uses it
 # All of them install into .venv first, with the versions of constraints.txt.
 
 PYTHON ?= python3
@@ -7,19 +10,30 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-slow test-all lint docs-check wheel-check clean
 
 demo: $(VENV)/installed
 	$(BIN)/tinylm train data/corpus.txt --out checkpoints/demo --time 90s --force
 	$(BIN)/tinylm sample --model checkpoints/demo --max-tokens 400 --seed 1
 
 test: $(VENV)/installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
+test-slow: $(VENV)/installed-test
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m slow
+
+test-all: test test-slow
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs-check: $(VENV)/installed-docs
+	$(BIN)/python docs/check.py
+
+wheel-check:
+	$(PYTHON) tests/check_wheel.py
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +42,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 $(VENV)/installed-test: $(VENV)/installed
 	$(PIP) install --quiet --constraint constraints.txt --editable ".[test,lint]"
+	touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed-test
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[test,lint,bench]"
 	touch $@
 
 clean:

@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests.machines import write_profile
+from tests.trained_runs import adapter, bpe_run, encoder, run, shelf, shelf_cache, translator  # noqa: F401, fixtures
 
 # The same examples for everyone, so that a change is judged by itself; --hypothesis-profile explore looks for others.
 # A busy machine is slow, and that is no failure.

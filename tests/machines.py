@@ -1,28 +1,39 @@
-"""A machine to plan for, which is not measured."""
+"""A machine for plans in tests, without measurements."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tinylm.config import RuntimeConfig
-from tinylm.cost import COMPARED, Machine, products_entry
-from tinylm.inference.threads import pace_entry
-from tinylm.spinning import wake_up_entry
+from tinylm.kernels.openmp_spin import wake_up_entry
+from tinylm.kernels.thread_latency import thread_latency_entry
+from tinylm.machine import COMPARED_DTYPES, Machine, matmul_rates_entry
 
-FLOPS = 1e11
+MATMUL_RATE = 1e11  # FLOP/s
+GIB = 1 << 30
 
 
-def machine(device: str = "cpu", flops: float = FLOPS, dtype: str = "fp32") -> Machine:
-    return Machine(RuntimeConfig(device=device, dtype=dtype, compile=False, threads=1), "because", flops)
+def machine(device: str = "cpu", **properties: Any) -> Machine:
+    """A machine with one thread, enough memory, no special kernels, and the given properties."""
+    plain: dict[str, Any] = {
+        "dtype": "fp32",
+        "threads": 1,
+        "matmul_rate": MATMUL_RATE,
+        "free_memory": 64 * GIB,
+        "compiled_is_faster": True,
+        "max_unfused_keys": 0,
+        "reasons": "because",
+    }
+    return Machine(device=device, **{**plain, **properties})
 
 
 def write_profile(cache: Path) -> None:
-    """Record in a cache folder what a command would measure for a second: bf16 is no faster."""
+    """Records in a cache folder what a command would measure in a second: bf16 is not faster."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TINYLM_CACHE", str(cache))
-        for dtypes in (COMPARED, ("fp32",), ("bf16",)):
-            products_entry("cpu", dtypes).write(dict.fromkeys(dtypes, FLOPS))
-        pace_entry().write({"waking": 0.0, "reading": 1e10})
+        for dtypes in (COMPARED_DTYPES, ("fp32",), ("bf16",)):
+            matmul_rates_entry("cpu", dtypes).write(dict.fromkeys(dtypes, MATMUL_RATE))
+        thread_latency_entry().write({"wake_up": 0.0, "bandwidth": 1e10})
         wake_up_entry().write({"seconds": 1e-6})
-        patch.setenv("GOMP_SPINCOUNT", "0")  # as a process of its own has, after that
-        pace_entry().write({"waking": 0.0, "reading": 1e10})
+        patch.setenv("GOMP_SPINCOUNT", "0")  # as a process with this profile sets it
+        thread_latency_entry().write({"wake_up": 0.0, "bandwidth": 1e10})

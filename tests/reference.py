@@ -1,5 +1,5 @@
 """The decoder as its formulas read: numpy, float64, one token and one head at a time. Slow, plain,
-and sharing nothing with the code it judges.
+and sharing nothing with the code under test.
 
 A row vector x meets a matrix as x W, as in the study notes; a weight stored as (outputs, inputs) is transposed first.
 Symbols: T tokens, D width, H heads, K key/value heads, W head width, V vocabulary.
@@ -58,9 +58,11 @@ def sinusoid(position: int, feature: int, width: int) -> float:
     return math.sin(angle) if feature % 2 == 0 else math.cos(angle)
 
 
-def rotate_pair(first: float, second: float, angle: float, table: Precision = np.float64) -> tuple[float, float]:
-    """(first + i second) e^(i angle), as a pair again; `table` is the precision the cosine and sine are stored in."""
-    turn = cmath.exp(1j * angle)
+def rotate_pair(
+    first: float, second: float, angle: float, table: Precision = np.float64, magnitude: float = 1.0
+) -> tuple[float, float]:
+    """magnitude (first + i second) e^(i angle), as a pair; `table` is the precision of stored cosines and sines."""
+    turn = magnitude * cmath.exp(1j * angle)
     turned = complex(first, second) * complex(float(table(turn.real)), float(table(turn.imag)))
     return turned.real, turned.imag
 
@@ -121,7 +123,7 @@ def decoder_logits(
         return np.array([one(row, gain, bias) for row in x])
 
     def split(x: Array, heads: int) -> list[Array]:
-        return [x[:, h * config.head_width : (h + 1) * config.head_width] for h in range(heads)]
+        return [x[:, h * config.head_dim : (h + 1) * config.head_dim] for h in range(heads)]
 
     def place(head: Array, norm_name: str) -> Array:
         """Queries or keys of one head, made ready for the dot product."""

@@ -21,7 +21,7 @@ from tests.reference import (
     layer_norm,
     relu,
     rms_norm,
-    rotary,
+    rotate_pair,
     silu,
     sinusoid,
     softmax,
@@ -31,7 +31,14 @@ Weights = dict[str, Array]
 Visible = Callable[[int, int], bool]
 Prefix = tuple[int, ...]
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"gelu": gelu, "relu": relu, "silu": silu}
+
+def gelu_exact(x: Array) -> Array:
+    """x times the probability that a standard normal variable is below it: x / 2 (1 + erf(x / sqrt(2)))."""
+    return np.array([entry / 2 * (1 + math.erf(entry / math.sqrt(2))) for entry in x])
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"gelu": gelu, "gelu-exact": gelu_exact, "relu": relu, "silu": silu}
+GATES: dict[str, Callable[[Array], Array]] = {"swiglu": silu, "geglu": gelu, "geglu-exact": gelu_exact}
 POSITIONS = ("rope", "learned", "sinusoidal", "relative", "none")
 
 
@@ -66,13 +73,13 @@ def attend_full(
     relative_keys: Array | None = None,
     relative_values: Array | None = None,
     clip: int | None = None,
-    scaled: bool = True,
+    multiplier: float | None = None,
 ) -> Array:
     """One head: e_ij = q_i . (k_j + aK_ij) / sqrt(W), and head_i = sum_j softmax_j(e_ij) (v_j + aV_ij).
 
     The sums run over every j that i may see; aK_ij and aV_ij are rows of two tables (2 clip + 1, W) by the clipped
     offset j - i, and zero without a table (Shaw et al. 2018, section 3; note 002). Queries (T, W), keys and
-    values (S, W). `scaled=False` leaves out 1/sqrt(W).
+    values (S, W). `multiplier` replaces 1/sqrt(W).
     """
 
     def offset_vector(table: Array | None, i: int, j: int) -> Array | float:
@@ -86,13 +93,71 @@ def attend_full(
     heads = []
     for i, query in enumerate(queries):
         seen = [j for j in range(len(keys)) if visible(i, j)]
-        scale = math.sqrt(len(query)) if scaled else 1.0
-        scores = np.array([query @ (keys[j] + offset_vector(relative_keys, i, j)) / scale for j in seen])
+        scale = 1 / math.sqrt(len(query)) if multiplier is None else multiplier
+        scores = np.array([query @ (keys[j] + offset_vector(relative_keys, i, j)) * scale for j in seen])
         head = np.zeros(values.shape[1])
         for weight, j in zip(softmax(scores), seen, strict=True):
             head = head + weight * (values[j] + offset_vector(relative_values, i, j))
         heads.append(head)
     return np.array(heads)
+
+
+# Rotation: which features turn, and how fast.
+
+
+def rope_rate(pair: int, width: int, theta: float, scaling: Any) -> float:
+    """Radians per token of one pair of features, of `width` rotated ones: theta^(-2i/width), or a scaled rate.
+
+    linear: the rate over s (Chen et al. 2023). llama3 (Llama 3.1), with the wavelength 2 pi / rate and the context L
+    before scaling: a wavelength above L / low is divided as in linear, one below L / high kept, and between them the
+    two are mixed by (L / wavelength - low) / (high - low). yarn (Peng et al. 2023): the same by the index of the pair,
+    between the pairs that turn beta_fast times and beta_slow times in L, rounded outwards.
+    """
+    rate = theta ** (-2 * pair / width)
+    if scaling is None:
+        return rate
+    slow = rate / scaling.factor
+    if scaling.kind == "linear":
+        return slow
+    length = scaling.original_context
+    if scaling.kind == "llama3":
+        wavelength = 2 * math.pi / rate
+        if wavelength > length / scaling.low_freq_factor:
+            return slow
+        if wavelength < length / scaling.high_freq_factor:
+            return rate
+        mix = (length / wavelength - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        return (1 - mix) * slow + mix * rate
+    assert scaling.kind == "yarn"
+    ends = [
+        width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        for turns in (scaling.beta_fast, scaling.beta_slow)
+    ]
+    low, high = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), width - 1)
+    ramp = min(1.0, max(0.0, (pair - low) / (high - low)))
+    return slow * ramp + rate * (1 - ramp)
+
+
+def rope_magnitude(scaling: Any) -> float:
+    """The factor of turned vectors: sqrt(1/t) = 0.1 ln(s) + 1 of yarn (Peng et al. 2023, equation 22), else 1."""
+    if scaling is None or scaling.kind != "yarn":
+        return 1.0
+    return 0.1 * math.log(scaling.factor) + 1 if scaling.attention_factor is None else scaling.attention_factor
+
+
+def rotary_part(
+    x: Array, position: int, rates: list[float], magnitude: float = 1.0, table: Precision = np.float64
+) -> Array:
+    """One head's vector with pair (i, i + R/2) of its first R features turned by position times rate; the rest stays.
+
+    `table` is the precision in which cosines and sines, times the magnitude, are stored.
+    """
+    half = len(rates)
+    turned = x.copy()
+    for i, rate in enumerate(rates):
+        angle = position * rate
+        turned[i], turned[i + half] = rotate_pair(x[i], x[i + half], angle, table, magnitude)
+    return turned
 
 
 # Feed-forward: one network, or a few of many.
@@ -101,13 +166,13 @@ FEEDFORWARD_PARTS = ("up_proj", "up_bias", "gate_proj", "gate_bias", "down_proj"
 
 
 def feedforward(x: Array, parts: Weights, activation: str) -> Array:
-    """act(x U^T + b_U) D^T + b_D for one token (note 002, FNN); swiglu has (silu(x G^T + b_G) * (x U^T + b_U)) within.
+    """act(x U^T + b_U) D^T + b_D for one token (note 002, FNN), or (gate(x G^T + b_G) * (x U^T + b_U)) D^T + b_D.
 
-    `parts` holds `up_proj` (F, D), `down_proj` (D, F), for swiglu `gate_proj` (F, D), and their biases if any.
+    `parts` holds `up_proj` (F, D), `down_proj` (D, F), of gated ones `gate_proj` (F, D), and their biases if any.
     """
     up = _affine(x @ parts["up_proj"].T, None, parts.get("up_bias"))
-    if activation == "swiglu":
-        inner = silu(_affine(x @ parts["gate_proj"].T, None, parts.get("gate_bias"))) * up
+    if activation in GATES:
+        inner = GATES[activation](_affine(x @ parts["gate_proj"].T, None, parts.get("gate_bias"))) * up
     else:
         inner = ACTIVATIONS[activation](up)
     return _affine(inner @ parts["down_proj"].T, None, parts.get("down_bias"))
@@ -123,27 +188,29 @@ def router_probabilities(x: Array, router_weight: Array) -> Array:
     return softmax(x @ router_weight.T)
 
 
-def route(x: Array, router_weight: Array, k: int) -> list[tuple[int, float]]:
+def route(x: Array, router_weight: Array, k: int, normalise: bool | None = None) -> list[tuple[int, float]]:
     """The k likeliest experts and their weights p_e / sum of the chosen p, largest first (Shazeer et al. 2017).
 
-    A softmax over all logits, renormalised over the chosen, is the softmax over the chosen logits alone. A single
-    expert keeps its p_e, through which alone the router learns (Fedus et al. 2021).
+    A softmax over all logits, renormalised over the chosen, is the softmax over the chosen logits alone. Unless
+    `normalise` decides, a single expert keeps its p_e, through which alone the router learns (Fedus et al. 2021).
     """
     probabilities = router_probabilities(x, router_weight)
     chosen = largest(probabilities, k)
-    if k == 1:
-        return [(chosen[0], float(probabilities[chosen[0]]))]
+    if not (k > 1 if normalise is None else normalise):
+        return [(e, float(probabilities[e])) for e in chosen]
     total = sum(float(probabilities[e]) for e in chosen)
     return [(e, float(probabilities[e]) / total) for e in chosen]
 
 
-def experts_forward(x: Array, weights: Weights, prefix: str, k: int, activation: str, mode: str) -> Array:
+def experts_forward(
+    x: Array, weights: Weights, prefix: str, k: int, activation: str, mode: str, normalise: bool | None = None
+) -> Array:
     """One token through its chosen experts, with w_e from `route` (note 002, Mixture of experts).
 
     "route": sum over chosen e of w_e expert_e(x). "merge": every matrix and bias becomes the sum over chosen e of
     w_e times that of expert e, and x passes through that one network.
     """
-    chosen = route(x, weights[f"{prefix}.router.weight"], k)
+    chosen = route(x, weights[f"{prefix}.router.weight"], k, normalise)
     names = [name for name in FEEDFORWARD_PARTS if f"{prefix}.{name}" in weights]
     out = np.zeros(len(x))
     if mode == "route":
@@ -192,8 +259,15 @@ class _Stack:
         self.table = table
 
     def linear(self, x: Array, name: str) -> Array:
-        assert (f"{name}.bias" in self.weights) == self.config.bias
+        assert (f"{name}.bias" in self.weights) == self.has_bias(name)
         return _affine(x @ self.weights[f"{name}.weight"].T, None, self.weights.get(f"{name}.bias"))
+
+    def has_bias(self, name: str) -> bool:
+        """Whether the projection has a bias: as its group says, or as all of them."""
+        groups = {"qkv_bias": "qkv", "output_bias": "o", "ffn_bias": ("up", "gate", "down")}
+        group = next(group for group, letters in groups.items() if name.split(".")[-1].split("_")[0] in letters)
+        own = getattr(self.config, group, None)
+        return self.config.bias if own is None else own
 
     def norm(self, x: Array, name: str) -> Array:
         if self.config.norm == "none":
@@ -202,13 +276,18 @@ class _Stack:
         gain, bias = self.weights.get(f"{name}.weight"), self.weights.get(f"{name}.bias")
         assert (gain is not None) == self.config.norm_gain
         assert (bias is not None) == self.config.norm_bias
-        return np.array([one(row, gain, bias) for row in x])
+        if getattr(self.config, "norm_unit_offset", False):
+            gain = 1 + gain
+        eps = getattr(self.config, "norm_epsilon", None)
+        return np.array([one(row, gain, bias, **({} if eps is None else {"eps": eps})) for row in x])
 
     def embed(self, ids: list[int]) -> Array:
         """Token embeddings, scaled if asked, plus the absolute positions 0, 1, ... where the scheme adds them."""
         width = self.config.width
         x = np.array([self.weights["embedding.weight"][token] for token in ids])
-        if self.config.scale_embedding:
+        if getattr(self.config, "embedding_scale", None) is not None:
+            x = x * self.config.embedding_scale
+        elif self.config.scale_embedding:
             x = x * math.sqrt(width)
         for p in range(len(ids)):
             if self.config.position == "learned":
@@ -219,14 +298,26 @@ class _Stack:
 
     def heads(self, x: Array, name: str, norm_name: str | None, rotated: bool) -> list[Array]:
         """The projection `name` of x, cut into heads of width W, each normalised and rotated where that applies."""
-        projected, width = self.linear(x, name), self.config.head_width
+        projected, width = self.linear(x, name), self.config.head_dim
         heads = [projected[:, start : start + width] for start in range(0, projected.shape[1], width)]
         if norm_name is not None and self.config.qk_norm:
             heads = [self.norm(head, norm_name) for head in heads]
         if rotated:
-            theta = self.config.rope_theta
-            heads = [np.array([rotary(row, p, theta, self.table) for p, row in enumerate(head)]) for head in heads]
+            rates, magnitude = self.rotation(int(name.split("layers.")[1].split(".")[0]))
+            heads = [
+                np.array([rotary_part(row, p, rates, magnitude, self.table) for p, row in enumerate(head)])
+                for head in heads
+            ]
         return heads
+
+    def rotation(self, layer: int) -> tuple[list[float], float]:
+        """The rates of a layer's pairs of features, and the factor of what is turned."""
+        config = self.config
+        width = getattr(config, "rotary_dim", None) or config.head_dim
+        theta, scaling = config.rope_theta, getattr(config, "rope_scaling", None)
+        if getattr(config, "local_rope_theta", None) is not None and layer in config.local_layers:
+            theta, scaling = config.local_rope_theta, None
+        return [rope_rate(pair, width, theta, scaling) for pair in range(width // 2)], rope_magnitude(scaling)
 
     def attention(self, x: Array, memory: Array, name: str, visible: Visible, positions: bool) -> Array:
         """Queries from x (T, D), keys and values from `memory` (S, D); query head h reads key head h // (H / K).
@@ -244,7 +335,9 @@ class _Stack:
             relative = {part: self.weights[f"{name}.core.{part}"] for part in ("relative_keys", "relative_values")}
             relative["clip"] = config.relative_clip
         group = config.heads // config.kv_heads
-        relative["scaled"] = getattr(config, "attention_scale", True)
+        relative["multiplier"] = getattr(config, "attention_multiplier", None)
+        if not getattr(config, "attention_scale", True):
+            relative["multiplier"] = 1.0
         heads = [
             attend_full(q, keys[h // group], values[h // group], visible, **relative) for h, q in enumerate(queries)
         ]
@@ -252,32 +345,36 @@ class _Stack:
 
     def feedforward(self, x: Array, name: str) -> Array:
         config, weights = self.config, self.weights
-        names = ("up", "gate", "down") if config.activation == "swiglu" else ("up", "down")
+        names = ("up", "gate", "down") if config.activation in GATES else ("up", "down")
+        biased = self.has_bias("down_proj")
         if getattr(config, "experts", 1) > 1:
             stacked = {f"{name}.router.weight": weights[f"{name}.router.weight"]}
             assert len(stacked[f"{name}.router.weight"]) == config.experts
             for part in names:
                 own = [f"{name}.experts.{e}.{part}_proj" for e in range(config.experts)]
                 stacked[f"{name}.{part}_proj"] = np.array([weights[f"{expert}.weight"] for expert in own])
-                assert all((f"{expert}.bias" in weights) == config.bias for expert in own)
-                if config.bias:
+                assert all((f"{expert}.bias" in weights) == biased for expert in own)
+                if biased:
                     stacked[f"{name}.{part}_bias"] = np.array([weights[f"{expert}.bias"] for expert in own])
-            k, mode = config.experts_per_token, config.expert_mode
-            return np.array([experts_forward(row, stacked, name, k, config.activation, mode) for row in x])
+            k, mode, normalise = config.experts_per_token, config.expert_mode, getattr(config, "normalise_top_k", None)
+            return np.array([experts_forward(row, stacked, name, k, config.activation, mode, normalise) for row in x])
         parts = {}
         for part in names:
             parts[f"{part}_proj"] = weights[f"{name}.{part}_proj.weight"]
-            assert (f"{name}.{part}_proj.bias" in weights) == config.bias
-            if config.bias:
+            assert (f"{name}.{part}_proj.bias" in weights) == biased
+            if biased:
                 parts[f"{part}_bias"] = weights[f"{name}.{part}_proj.bias"]
         return np.array([feedforward(row, parts, config.activation) for row in x])
 
     def sublayer(self, x: Array, name: str, function: Callable[[Array], Array]) -> Array:
-        """Pre-norm: x + f(norm(x)). Post-norm: norm(x + f(x)) (note 004, Layer Normalisation).
+        """Pre-norm: x + f(norm(x)). Post-norm: norm(x + f(x)) (note 004, Layer Normalisation). Sandwich:
+        x + post_norm(f(norm(x))) (Gemma 3).
 
         Without residual connections, the same without x +.
         """
         kept = x if getattr(self.config, "residual", True) else np.zeros_like(x)
+        if self.config.norm_placement == "sandwich":
+            return kept + self.norm(function(self.norm(x, f"{name}_norm")), f"{name}_post_norm")
         if self.config.norm_placement == "pre":
             return kept + function(self.norm(x, f"{name}_norm"))
         return self.norm(kept + function(x), f"{name}_norm")
@@ -293,6 +390,10 @@ class _Stack:
         """Self-attention, then cross-attention if there is a memory, then feed-forward."""
         name = f"{self.prefix}layers.{n}"
         attention, crossing, feeding = (f"{name}.{part}" for part in ("attention", "cross_attention", "feedforward"))
+        if getattr(self.config, "parallel_residual", False):  # x + attention(norm(x)) + feedforward(norm(x))
+            placed, fed = (self.norm(x, f"{part}_norm") for part in (attention, feeding))
+            attended = self.adapted(self.attention(placed, placed, attention, visible, True), attention)
+            return x + attended + self.adapted(self.feedforward(fed, feeding), feeding)
         x = self.sublayer(
             x, attention, lambda y: self.adapted(self.attention(y, y, attention, visible, True), attention)
         )
@@ -308,7 +409,7 @@ class _Stack:
         x = self.embed(ids)
         for n in range(self.config.encoder_layers if self.prefix else self.config.layers):
             x = self.layer(x, n, visible(n), memory)
-        return self.norm(x, f"{self.prefix}norm") if self.config.norm_placement == "pre" else x
+        return x if self.config.norm_placement == "post" else self.norm(x, f"{self.prefix}norm")
 
     def logits(self, hidden: Array) -> Array:
         return hidden @ self.weights["embedding.weight" if self.config.tie else "output.weight"].T

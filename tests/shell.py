@@ -1,4 +1,4 @@
-"""The command line within a test: what a user types, and what comes back on each stream."""
+"""Running the command line in a test, and checking its output on each stream."""
 
 import contextlib
 import hashlib
@@ -29,12 +29,12 @@ WORDS = "the old man said it was a cold morning by the sea, and he went home to 
 
 
 def environment() -> dict[str, str]:
-    """Of a process that is to find tinylm wherever it runs, and to leave other tests a core."""
+    """The environment of a child process: with tinylm on its path, and one thread."""
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 def default_signals() -> None:
-    """For `preexec_fn`: a process that gets signals though these tests may run under nohup or in the background."""
+    """For `preexec_fn`: restores signal handling where the tests run under nohup or in the background."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
@@ -77,7 +77,7 @@ def run_child(command: Sequence[str], limit: float = CHILD_LIMIT, **options: Any
 
 
 def story(characters: int, seed: int = 0) -> str:
-    """Lines of a few words, of the same 33 or so characters whatever the seed."""
+    """Lines of a few words, with about the same 33 distinct characters for every seed."""
     rng = random.Random(seed)
     lines = [WORDS]
     while sum(map(len, lines)) < characters:
@@ -90,14 +90,14 @@ def tinylm(*arguments: object, stdin: bytes | str = "", env: dict[str, str] | No
 
 
 def done(*arguments: object, stdin: bytes | str = "", env: dict[str, str] | None = None) -> Result:
-    """A command that is expected to work."""
+    """Runs a command that must succeed."""
     result = tinylm(*arguments, stdin=stdin, env=env)
     assert result.exit_code == 0, result.output
     return result
 
 
 def records(result: Result) -> list[dict[str, Any]]:
-    """Every line of stdout must be a JSON object."""
+    """The lines of stdout, each a JSON object."""
     return [json.loads(line, parse_constant=_no_constant) for line in result.stdout.splitlines()]
 
 
@@ -106,7 +106,7 @@ def _no_constant(name: str) -> None:
 
 
 def refused(result: Result, code: int, *parts: str, sentences: int = 2) -> None:
-    """An error as it should be: the exit code, nothing on stdout, and a line of a sentence or two with these parts."""
+    """Checks an error: exit code, empty stdout, and a line of at most `sentences` sentences that has the parts."""
     assert result.exit_code == code, result.output
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
@@ -119,7 +119,7 @@ def refused(result: Result, code: int, *parts: str, sentences: int = 2) -> None:
 
 
 def misused(result: Result, *parts: str) -> None:
-    """An option refused before the command ran: exit 2, and the parts in the frame, however it was wrapped."""
+    """Checks an error of the parser: exit 2, and the parts in its frame, with lines joined."""
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     said = " ".join(re.sub("[│╭╮╰╯─]", " ", result.stderr).split())
@@ -128,7 +128,7 @@ def misused(result: Result, *parts: str) -> None:
 
 
 def edit_config(run: Path, **sections: dict[str, Any]) -> None:
-    """Change some values of a run's configuration, as if it had been saved so."""
+    """Changes values of a run's configuration, with a valid digest."""
     config = json.loads((run / "config.json").read_text())
     del config["digest"]
     for name, values in sections.items():
@@ -151,6 +151,6 @@ def copied(run: Path, to: Path) -> Path:
 
 
 def same_tensors(one: Path, other: Path) -> bool:
-    """Whether two safetensors files hold the same, to the bit; the order of their metadata is chance."""
+    """Whether two safetensors files have equal tensors; the order of their metadata is arbitrary."""
     a, b = safetensors.torch.load_file(one), safetensors.torch.load_file(other)
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -1,3 +1,5 @@
+"""The command line as a whole: help, errors and exit codes, sources of options, pipes and signals."""
+
 import contextlib
 import json
 import os
@@ -28,25 +30,28 @@ from tests.shell import (
     story,
 )
 from tests.shell import tinylm as shell
-from tinylm.checkpoint import load_model
 from tinylm.cli import app
 from tinylm.errors import DivergedError, InterruptedRunError, TinyLMError, UsageError
+from tinylm.run_directory.loading import load_model
 from tinylm.streams import prepare_streams
 
 HEAVY = {"torch", "numpy", "tokenizers", "safetensors", "gigatoken"}
 COMMANDS = (
     "train",
     "sample",
+    "chat",
     "eval",
     "finetune-lora",
     "finetune-adapter",
+    "import",
+    "export",
     "merge-lora",
     "runs",
     "info",
     "train-tokenizer",
 )
-full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
-posix = pytest.mark.skipif(os.name != "posix", reason="signals and pipes as POSIX has them")
+full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and pipes")
 
 
 @pytest.fixture(autouse=True)
@@ -71,11 +76,11 @@ def process(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "tinylm", *map(str, arguments)]
 
 
-# Starting and helping
+# Start and help
 
 
-def test_help_is_instant_since_nothing_heavy_is_imported() -> None:
-    """Importing torch takes longer than all of --help; numpy and the tokenizers are not free, either."""
+def test_help_imports_no_slow_library() -> None:
+    """Importing torch takes longer than all else that --help does; numpy and tokenizers are slow, too."""
     program = f"""
 import sys
 from tinylm.cli import app
@@ -89,7 +94,7 @@ sys.exit(f"imported: {{heavy}}" if heavy else 0)
     assert result.stderr == ""
 
 
-def test_the_commands_are_those_that_are_documented() -> None:
+def test_the_commands_are_the_documented_ones() -> None:
     commands = typer.main.get_command(app).commands
     assert tuple(commands) == COMMANDS
     listing = done("--help").stdout
@@ -97,7 +102,7 @@ def test_the_commands_are_those_that_are_documented() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_names_every_option_with_its_meaning(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_has_every_option_with_its_description(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 400)
     shown = " ".join(done(name, "--help").stdout.split())
     command = typer.main.get_command(app).commands[name]
@@ -111,7 +116,7 @@ def test_help_names_every_option_with_its_meaning(name: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_writes_every_name_out_in_80_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_truncates_no_name_in_80_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
     words = set(done(name, "--help").stdout.split())
     for parameter in typer.main.get_command(app).commands[name].params:
@@ -120,20 +125,20 @@ def test_help_writes_every_name_out_in_80_columns(name: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_the_options_that_all_share(name: str) -> None:
+def test_every_command_has_the_common_options(name: str) -> None:
     command = typer.main.get_command(app).commands[name]
     spellings = {spelling for parameter in command.params for spelling in parameter.opts}
     assert {"--quiet", "-q", "--json", "--debug", "--config"} <= spellings
 
 
-def test_version_and_the_bare_command() -> None:
+def test_version_is_printed_and_no_argument_prints_the_usage() -> None:
     assert done("--version").stdout == f"tinylm {tinylm.__version__}\n"
     bare = shell()
     assert bare.exit_code == 2
     assert "Usage: tinylm" in bare.output
 
 
-def test_a_version_variable_of_someone_elses_is_not_an_option() -> None:
+def test_the_environment_variable_tinylm_version_sets_no_option() -> None:
     done("runs", env={"TINYLM_VERSION": "1.2.3"})
 
 
@@ -142,7 +147,7 @@ def test_completion_can_be_installed() -> None:
 
 
 @pytest.mark.parametrize("words", [("dance",), ("train", "--dance"), ("merge-lora",), ("runs", "a", "b")])
-def test_what_is_not_understood_is_exit_2(words: tuple[str, ...]) -> None:
+def test_unknown_commands_and_options_have_exit_code_2(words: tuple[str, ...]) -> None:
     misused(shell(*words), "Usage: tinylm", "--help")
     misused(shell("sample", "-n"), "Option '-n' requires an argument")
 
@@ -162,7 +167,7 @@ def test_errors_have_their_exit_codes(error: TinyLMError, code: int, monkeypatch
     def fail(path: Path) -> None:
         raise error
 
-    monkeypatch.setattr("tinylm.checkpoint.read_config", fail)
+    monkeypatch.setattr("tinylm.run_directory.loading.read_config", fail)
     result = shell("info", ".")
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", "Error: The disk is full.\n")
     debugged = shell("info", ".", "--debug")
@@ -172,11 +177,11 @@ def test_errors_have_their_exit_codes(error: TinyLMError, code: int, monkeypatch
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interruption_is_said_and_is_no_error(number: int, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_is_a_note_and_not_an_error(number: int, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(path: Path) -> None:
         raise InterruptedRunError("All is saved.", number)
 
-    monkeypatch.setattr("tinylm.checkpoint.read_config", stop)
+    monkeypatch.setattr("tinylm.run_directory.loading.read_config", stop)
     result = shell("info", ".", "--quiet")
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", "All is saved.\n")
 
@@ -186,30 +191,30 @@ def test_an_interruption_is_said_and_is_no_error(number: int, code: int, monkeyp
     [
         (
             ZeroDivisionError("division by zero"),
-            "Something went wrong inside tinylm (ZeroDivisionError: division by zero).",
+            "Internal error of tinylm (ZeroDivisionError: division by zero).",
         ),
-        (PermissionError(13, "Permission denied", "/x/y"), "Cannot use /x/y: Permission denied."),
-        (OSError("no reason"), "The operating system reports: no reason."),
-        (MemoryError(), "Out of memory."),
+        (PermissionError(13, "Permission denied", "/x/y"), "Cannot access /x/y: Permission denied."),
+        (OSError("no reason"), "Operating system error: no reason."),
+        (MemoryError(), "Out of memory. Free some memory, then run the command again."),
     ],
 )
-def test_unexpected_errors_are_a_sentence_and_exit_1(
+def test_unexpected_errors_print_a_sentence_and_have_exit_code_1(
     error: Exception, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(path: Path) -> None:
         raise error
 
-    monkeypatch.setattr("tinylm.checkpoint.read_config", fail)
+    monkeypatch.setattr("tinylm.run_directory.loading.read_config", fail)
     refused(shell("info", "."), 1, words)
     assert "Traceback" in shell("info", ".", "--debug").stderr
     assert "Traceback" in shell("info", ".", env={"TINYLM_INFO_DEBUG": "1"}).stderr
 
 
-def test_ctrl_c_at_any_other_time_is_quiet_and_130(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_outside_of_training_prints_nothing_and_has_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(path: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tinylm.checkpoint.read_config", interrupt)
+    monkeypatch.setattr("tinylm.run_directory.loading.read_config", interrupt)
     result = shell("info", ".")
     assert (result.exit_code, result.stdout) == (130, "")
     assert "Traceback" not in result.stderr
@@ -220,7 +225,7 @@ def test_a_path_that_is_not_utf_8_is_an_ordinary_error() -> None:
     command = [*process("info"), b"\xff" + "\U0001f30d".encode()]
     result = subprocess.run(command, capture_output=True, env=environment(), timeout=60)
     assert result.returncode == 2
-    assert result.stderr.decode().startswith("Error: There is no run at \\udcff🌍;")
+    assert result.stderr.decode().startswith("Error: There is no run at \\udcff🌍.")
 
 
 def test_no_color_is_honoured() -> None:
@@ -247,16 +252,21 @@ def test_flag_beats_environment_beats_file_beats_default(here: Path) -> None:
     assert "length:    about " in planned()
 
 
-def test_a_bad_value_that_was_not_typed_is_said_to_be_from_where_it_is(here: Path) -> None:
+def test_the_message_for_a_bad_value_names_the_variable_or_file_that_it_comes_from(here: Path) -> None:
     (here / "my.toml").write_text('steps = "some"\n')
-    misused(shell("train", "corpus.txt", env={"TINYLM_TRAIN_STEPS": "few"}), "'--steps'", "in the environment: 'few'")
-    misused(shell("train", "corpus.txt", "--config", "my.toml"), "'--steps'", "in the --config file: 'some'")
+    misused(
+        shell("train", "corpus.txt", env={"TINYLM_TRAIN_STEPS": "few"}),
+        "'--steps'",
+        "in the environment variable",
+        "TINYLM_TRAIN_STEPS",
+    )
+    misused(shell("train", "corpus.txt", "--config", "my.toml"), "'--steps'", "in the file my.toml: 'some'")
     typed = shell("train", "corpus.txt", "--steps", "many")
     misused(typed, "'--steps'")
     assert "(in the" not in typed.stderr
 
 
-def test_a_command_of_two_words_has_variables_too(trained: Path) -> None:
+def test_a_command_with_a_hyphen_has_environment_variables(trained: Path) -> None:
     def adapter(**env: str) -> str:
         options = ("--model", trained, "--out", "ad", "--steps", 1, "--batch-size", 4, "--dry-run")
         return done("finetune-lora", "corpus.txt", *options, env=env).stdout
@@ -269,12 +279,12 @@ def test_a_command_of_two_words_has_variables_too(trained: Path) -> None:
     assert large == 3 * small
 
 
-def test_a_variable_may_name_the_file(here: Path) -> None:
+def test_an_environment_variable_can_name_the_file_of_options(here: Path) -> None:
     (here / "my.toml").write_text("steps = 11\n")
     assert "length:    11 steps" in planned(env={"TINYLM_TRAIN_CONFIG": "my.toml"})
 
 
-def test_a_file_spells_options_with_hyphens_or_underscores(here: Path) -> None:
+def test_a_file_names_options_with_hyphens_or_underscores(here: Path) -> None:
     (here / "my.toml").write_text(
         'steps = 1\nbatch-size = 7\nmicro_batch = 3\nlr = 1\nnorm-gain = false\nseed = 4\nout = "o"'
     )
@@ -285,7 +295,7 @@ def test_a_file_spells_options_with_hyphens_or_underscores(here: Path) -> None:
     assert (config.training.lr, config.model.norm_gain) == (1.0, False)
 
 
-def test_a_file_may_set_lists_texts_and_switches(here: Path, trained: Path) -> None:
+def test_a_file_can_set_lists_texts_and_switches(here: Path, trained: Path) -> None:
     (here / "train.toml").write_text('corpus = ["corpus.txt"]\ntime = "5m"\nquiet = true\ndry-run = true\n')
     assert done("train", "--config", "train.toml").stderr == ""
     (here / "train.toml").write_text('corpus = "corpus.txt"\ntime = 300\ndry-run = true\n')
@@ -308,7 +318,7 @@ def test_a_file_may_set_lists_texts_and_switches(here: Path, trained: Path) -> N
         (None, ("Cannot read --config my.toml: No such file",)),
     ],
 )
-def test_a_bad_file_is_named(content: str | bytes | None, parts: tuple[str, ...], here: Path) -> None:
+def test_the_error_names_an_invalid_file(content: str | bytes | None, parts: tuple[str, ...], here: Path) -> None:
     if content is not None:
         (here / "my.toml").write_bytes(content if isinstance(content, bytes) else content.encode())
     refused(shell("train", "corpus.txt", "--config", "my.toml", *TINY), 2, *parts)
@@ -329,7 +339,9 @@ def test_a_variable_with_a_value_of_the_wrong_kind_names_the_option() -> None:
 def test_values_from_file_and_environment_are_checked_like_flags(here: Path) -> None:
     (here / "my.toml").write_text("width = 15")
     refused(
-        shell("train", "corpus.txt", "--config", "my.toml", "--heads", 2, "--steps", 1), 2, "--heads 2 does not divide"
+        shell("train", "corpus.txt", "--config", "my.toml", "--heads", 2, "--steps", 1),
+        2,
+        "--heads is 2; it must divide",
     )
     refused(shell("train", "corpus.txt", "--steps", 1, env={"TINYLM_TRAIN_BATCH_SIZE": "0"}), 2, "--batch-size is 0")
     contradiction = shell("train", "corpus.txt", "--steps", 1, env={"TINYLM_TRAIN_EPOCHS": "2"})
@@ -344,8 +356,8 @@ CHEAP = [("--help",), ("train", "--help"), ("--version",), ("runs", "--help")]
 
 
 @contextlib.contextmanager
-def dead(kind: str) -> Iterator[int]:
-    """A file that cannot be written to: on a full disk, a pipe that nobody reads, or a terminal that has gone."""
+def unwritable(kind: str) -> Iterator[int]:
+    """The descriptor of a file that cannot be written: on a full disk, a pipe without a reader, a closed terminal."""
     if kind == "full":
         writer = os.open("/dev/full", os.O_WRONLY)
     else:
@@ -361,7 +373,7 @@ def process_on(words: tuple[str, ...], folder: Path, **streams: int) -> "subproc
 
 
 def run_on(stdout: int, stderr: int, *arguments: object) -> int:
-    """The exit code of a command whose streams are these files, in this process."""
+    """The exit code of a command that runs in this process, with these file descriptors as stdout and stderr."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(os.fdopen(stdout, "w", closefd=False)))
         stack.enter_context(contextlib.redirect_stderr(os.fdopen(stderr, "w", closefd=False)))
@@ -375,16 +387,16 @@ def run_on(stdout: int, stderr: int, *arguments: object) -> int:
 @full
 @pytest.mark.parametrize("words", CHEAP)
 def test_a_result_that_does_not_fit_on_the_disk_is_an_error(words: tuple[str, ...], trained: Path) -> None:
-    with dead("full") as stdout:
+    with unwritable("full") as stdout:
         result = process_on(words, trained.parent, stdout=stdout)
-    said = f"Error: {FULL}; free some space, or send the output elsewhere.\n"
+    said = f"Error: {FULL}; free some space, or redirect the output.\n"
     assert (result.returncode, result.stderr) == (1, said)
 
 
 @posix
 @pytest.mark.parametrize("words", CHEAP)
-def test_a_result_that_nobody_reads_is_no_error(words: tuple[str, ...], trained: Path) -> None:
-    with dead("pipe") as stdout:
+def test_a_result_without_a_reader_is_not_an_error(words: tuple[str, ...], trained: Path) -> None:
+    with unwritable("pipe") as stdout:
         result = process_on(words, trained.parent, stdout=stdout)
     assert (result.returncode, result.stderr) == (0, "")
 
@@ -395,15 +407,15 @@ def test_a_result_that_nobody_reads_is_no_error(words: tuple[str, ...], trained:
 def test_an_error_that_cannot_be_written_keeps_its_exit_code(
     kind: str, words: tuple[str, ...], code: int, here: Path
 ) -> None:
-    with dead(kind) as stderr:
+    with unwritable(kind) as stderr:
         result = process_on(words, here, stderr=stderr)
     assert (result.returncode, result.stdout) == (code, "")
 
 
 @full
 @pytest.mark.parametrize("kind", ["full", "pipe", "terminal"])
-def test_training_goes_on_to_its_end_without_anyone_to_tell(kind: str, here: Path) -> None:
-    with dead(kind) as stderr, (here / "out.txt").open("w") as stdout:
+def test_training_completes_without_a_reader_of_its_messages(kind: str, here: Path) -> None:
+    with unwritable(kind) as stderr, (here / "out.txt").open("w") as stdout:
         assert run_on(stdout.fileno(), stderr, "train", "corpus.txt", "--out", "run", "--steps", 3, *TINY) == 0
     assert (here / "out.txt").read_text() == "run\n"
     assert json.loads((here / "run/last/state.json").read_text())["step"] == 3
@@ -412,11 +424,11 @@ def test_training_goes_on_to_its_end_without_anyone_to_tell(kind: str, here: Pat
 @full
 @pytest.mark.parametrize("options", [(), ("--json",)])
 @pytest.mark.parametrize("kind, code", [("full", 1), ("pipe", 0), ("terminal", 0)])
-def test_training_goes_on_to_its_end_without_its_output(
+def test_training_completes_without_a_reader_of_its_output(
     kind: str, code: int, options: tuple[str, ...], here: Path
 ) -> None:
     command = ("train", "corpus.txt", "--out", "run", "--steps", 3, "--log-every", 1, *TINY, *options)
-    with dead(kind) as stdout, (here / "err.txt").open("w") as stderr:
+    with unwritable(kind) as stdout, (here / "err.txt").open("w") as stderr:
         assert run_on(stdout, stderr.fileno(), *command) == code
     assert json.loads((here / "run/last/state.json").read_text())["step"] == 3
     said = (here / "err.txt").read_text().splitlines()[-1]
@@ -429,19 +441,19 @@ def test_training_goes_on_to_its_end_without_its_output(
 @full
 @pytest.mark.parametrize("command", [("sample", "-n", 10_000), ("sample", "-n", 9, "--json"), ("eval", "corpus.txt")])
 @pytest.mark.parametrize("kind, code", [("full", 1), ("pipe", 0), ("terminal", 0)])
-def test_output_that_cannot_be_written_ends_what_only_writes_it(
+def test_output_that_cannot_be_written_ends_a_command_that_only_prints(
     kind: str, code: int, command: tuple[object, ...], trained: Path, here: Path
 ) -> None:
-    with dead(kind) as stdout, (here / "err.txt").open("w") as stderr:
+    with unwritable(kind) as stdout, (here / "err.txt").open("w") as stderr:
         assert run_on(stdout, stderr.fileno(), *command, "--model", trained, "--quiet") == code
     said = (here / "err.txt").read_text()
-    assert said == (f"Error: {FULL}; free some space, or send the output elsewhere.\n" if code else "")
+    assert said == (f"Error: {FULL}; free some space, or redirect the output.\n" if code else "")
 
 
 @posix
 @pytest.mark.parametrize("words", [("runs", "a"), ("info", "--quiet", "a"), ()])
-def test_names_of_files_in_a_message_of_typers_cannot_act_on_the_terminal(words: tuple[str, ...]) -> None:
-    """A pattern such as * may have put them there."""
+def test_file_names_in_messages_of_typer_are_escaped_on_a_terminal(words: tuple[str, ...]) -> None:
+    """A shell may insert such file names for a pattern such as *."""
     ours, theirs = os.openpty()
     with os.fdopen(theirs, "w") as terminal:
         with contextlib.redirect_stderr(terminal), pytest.raises(SystemExit) as exit:
@@ -467,7 +479,7 @@ def test_a_closed_pipe_ends_quietly(trained: Path) -> None:
 
 @posix
 @pytest.mark.parametrize("closed, stdout", [("<&-", "run\n"), (">&-", ""), ("2>&-", "run\n"), ("<&- >&- 2>&-", "")])
-def test_a_stream_that_is_closed_leads_nowhere(closed: str, stdout: str, here: Path) -> None:
+def test_output_to_a_closed_stream_is_dropped(closed: str, stdout: str, here: Path) -> None:
     command = " ".join(process("train", "corpus.txt", "--out", "run", "--steps", 1, *TINY))
     result = run_child(["bash", "-c", f"{command} {closed}"])
     assert (result.returncode, result.stdout) == (0, stdout), result.stderr
@@ -479,24 +491,22 @@ import atexit, gc, sys
 from tinylm.__main__ import main
 
 atexit.register(lambda: print(gc.get_freeze_count()))  # comes after what main registers
-sys.argv = ["tinylm", "--version"]
+sys.argv = ["tinylm", "runs"]
 main()
 """
 
 
-def test_a_process_does_not_look_through_its_imports_for_garbage_once_more_when_it_ends() -> None:
+def test_at_exit_the_garbage_collector_ignores_imported_objects() -> None:
     result = run_child([sys.executable, "-c", ENDING])
-    version, frozen = result.stdout.splitlines()
-    assert version == f"tinylm {tinylm.__version__}"
-    assert int(frozen) > 1000, "so many objects are set aside"
+    assert int(result.stdout.splitlines()[-1]) > 1000  # gc.freeze has moved them out of its reach
 
 
 @posix
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int, code: int, here: Path) -> None:
-    """The run then goes on to the very weights of one that was left alone."""
+    """The resumed run ends with the weights of an uninterrupted run."""
     options = ("--dtype", "fp32", "--dropout", "0.1", "--log-every", 1)
-    # What a plan makes of the length, which is not the same for both.
+    # Settings that the plan would derive from the length, which differs between the two runs.
     options = ("--schedule", "constant", "--warmup-steps", 0, "--weight-decay", 0, "--tie", *options)
     options = ("--eval-every", 100, "--save-every", 100, *options, *TINY)
     command = process("train", "corpus.txt", "--out", "my run", "--steps", 100_000, "--json", *options)
@@ -509,7 +519,7 @@ def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int
         _, stderr = child.communicate()
     assert child.returncode == code
     said = stderr.splitlines()[-1]
-    match = re.fullmatch(r"Stopped at step (\d+), and all of it is saved\. Go on with: tinylm (.*)", said)
+    match = re.fullmatch(r"Stopped at step (\d+); the run is saved\. Resume it with: tinylm (.*)", said)
     assert match, stderr
     assert match[2] == "train --resume 'my run'"
     more = int(match[1]) + 2
@@ -523,7 +533,7 @@ def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int
 @posix
 @pytest.mark.skipif(sys.platform == "darwin", reason="Linux hangs up a process group when its terminal closes")
 def test_a_closed_terminal_saves_the_work(here: Path) -> None:
-    """All three streams are the terminal, which is gone when the process has its last words."""
+    """All three streams are the terminal, which is closed when the process prints its last message."""
     import fcntl
     import termios
 

@@ -1,3 +1,5 @@
+"""Configurations: invalid values are errors that name the setting, and JSON gives an equal configuration."""
+
 import dataclasses
 import json
 import math
@@ -5,16 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.variants import small
 from tinylm import config as c
-from tinylm import presets
-from tinylm.checks import RANGES, Range, check_values, flag
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.model.build import build_empty_model
-from tinylm.records import chosen, from_json
+from tinylm.model.build import build_empty_model, build_model
+from tinylm.serialization import from_json, non_defaults
+from tinylm.validation import RANGES, Range, check_values
 
 INFINITE, NAN = math.inf, math.nan
 
@@ -40,8 +42,16 @@ def adapter(**choices: Any) -> c.AdapterConfig:
     return c.AdapterConfig(**{**plain, **choices})
 
 
+def scaling(**choices: Any) -> c.RopeScaling:
+    return c.RopeScaling(**{"kind": "yarn", "factor": 4.0, "original_context": 8, **choices})
+
+
+def special(**choices: Any) -> c.SpecialTokens:
+    return c.SpecialTokens(**choices)
+
+
 def dataset(**choices: Any) -> c.DataConfig:
-    """Any value of the right type will do, but for the kind."""
+    """A DataConfig with an arbitrary value of the right type in each field except `kind`."""
     by_type: dict[str, Any] = {
         "str": "a",
         "int": 1,
@@ -51,104 +61,134 @@ def dataset(**choices: Any) -> c.DataConfig:
         "str | None": "a",
     }
     plain = {field.name: by_type[str(field.type)] for field in dataclasses.fields(c.DataConfig)}
-    return c.DataConfig(**{**plain, "kind": "text", **choices})
+    return c.DataConfig(**{**plain, "kind": "text", "train_on": "last", **choices})
 
 
-def made(**choices: Any) -> c.ModelConfig:
-    return presets.make_model_config(**{"vocab_size": 50, "preset": "modern", "size": "nano", **choices})
+Invalid = tuple[Callable[..., object], dict[str, Any], str, tuple[str, ...]]
 
 
-Refusal = tuple[Callable[..., object], dict[str, Any], str, tuple[str, ...]]
-
-
-def each(make: Callable[..., object], names: str, values: tuple[Any, ...], *words: str) -> list[Refusal]:
-    return [(make, {name: value}, flag(name), words) for name in names.split() for value in values]
+def each(make: Callable[..., object], names: str, values: tuple[Any, ...], *words: str) -> list[Invalid]:
+    return [(make, {name: value}, f"`{name}`", words) for name in names.split() for value in values]
 
 
 def outside(bounds: Range) -> tuple[Any, ...]:
-    """Numbers that are not in the range: next to its ends, and far away."""
-    below = bounds.least if bounds.open_start else math.nextafter(bounds.least, -INFINITE)
-    above = bounds.most if bounds.open_end else math.nextafter(bounds.most, INFINITE)
+    """Numbers outside of the range: next to its ends, and far beyond."""
+    below = bounds.low if bounds.open_low else math.nextafter(bounds.low, -INFINITE)
+    above = bounds.high if bounds.open_high else math.nextafter(bounds.high, INFINITE)
     return below, above, -1, 10**400, -(10**400), INFINITE, -INFINITE, NAN
 
 
-# Who refuses, what it is given, the flag that the message opens the way to, and the words that say what is allowed.
-REFUSALS: list[Refusal] = [
-    *each(small, "position", ("alibi", ""), "rope, learned, sinusoidal"),
+LOCAL: dict[str, Any] = {"local_window": 3, "local_layers": (0,)}
+
+# A call that raises an error, its arguments, the setting that the message names, and other words of the message.
+INVALID: list[Invalid] = [
+    *each(small, "position", ("fourier", ""), "rope, learned, sinusoidal"),
     *each(small, "norm", ("batchnorm",), "rmsnorm, layernorm"),
-    *each(small, "norm_placement", ("middle",), "pre, post"),
-    *each(small, "activation", ("tanh",), "swiglu, gelu, relu"),
+    *each(small, "norm_placement", ("middle",), "pre, post, sandwich"),
+    *each(small, "activation", ("tanh",), "swiglu, gelu, relu, gelu-exact, geglu, geglu-exact"),
+    (small, {"head_dim": 5}, "`position`", ("even `head_dim`", "5 is odd")),
+    *each(small, "rotary_dim", (3, 6), "even", "at most the head dimension (4)"),
+    (small, {"position": "learned", "rotary_dim": 2}, "`rotary_dim`", ('`position="rope"`',)),
+    (small, {"position": "none", "rope_scaling": scaling()}, "`rope_scaling`", ('`position="rope"`',)),
+    (small, {"position": "learned", **LOCAL, "local_rope_theta": 9.0}, "`local_rope_theta`", ('`position="rope"`',)),
+    (small, {"local_rope_theta": 9.0}, "`local_rope_theta`", ("needs `local_window`",)),
+    (
+        small,
+        {**LOCAL, "local_rope_theta": 9.0, "architecture": "encoder-decoder", "encoder_layers": 1},
+        "`local_rope_theta`",
+        ("decoders",),
+    ),
+    (small, {"rope_theta": 1.0, "rope_scaling": scaling()}, "`rope_scaling`", ("yarn", "`rope_theta`", "above 1")),
+    (small, {"norm": "none", "norm_epsilon": 1e-5}, "`norm_epsilon`", ('`norm="none"`',)),
+    (small, {"norm": "layernorm", "norm_unit_offset": True}, "`norm_unit_offset`", ('`norm="rmsnorm"`',)),
+    (small, {"norm_gain": False, "norm_unit_offset": True}, "`norm_unit_offset`", ("`norm_gain`",)),
+    (small, {"norm_placement": "sandwich", "residual": False}, "`norm_placement`", ("`residual`",)),
+    (small, {"parallel_residual": True, "residual": False}, "`parallel_residual`", ("`residual`",)),
+    (small, {"parallel_residual": True, "norm_placement": "post"}, "`parallel_residual`", ('`norm_placement="pre"`',)),
+    (
+        small,
+        {"parallel_residual": True, "architecture": "encoder-decoder", "encoder_layers": 1},
+        "`parallel_residual`",
+        ("cross-attention",),
+    ),
+    (
+        small,
+        {"attention_multiplier": 0.1, "attention_scale": False},
+        "`attention_multiplier`",
+        ("`attention_scale=False`",),
+    ),
+    *each(small, "normalise_top_k", (True, False), "`experts`"),
+    *each(scaling, "kind", ("dynamic", ""), "linear, llama3, yarn"),
+    (scaling, {"original_context": None}, "`original_context`", ("yarn",)),
+    (scaling, {"kind": "llama3", "original_context": None}, "`original_context`", ("llama3",)),
+    (scaling, {"low_freq_factor": 4.0}, "`low_freq_factor`", ("below `high_freq_factor` (4.0)",)),
+    (scaling, {"beta_slow": 32.0}, "`beta_slow`", ("below `beta_fast` (32.0)",)),
+    (scaling, {"kind": "llama3", "attention_factor": 1.5}, "`attention_factor`", ("yarn", "llama3")),
+    (special, {"add_bos": True}, "`add_bos`", ("`bos`",)),
     *each(small, "initialisation", ("zero",), "modern, gpt2, original"),
-    (small, {"width": 18}, "--heads", ("--width 18", "multiple of 4", "1, 2, 3, 6, 9, 18 heads")),
-    (small, {"kv_heads": 3}, "--kv-heads", ("--heads 4", "one of 1, 2, 4")),
-    (small, {"kv_heads": 8}, "--kv-heads", ("--heads 4", "one of 1, 2, 4")),
-    (small, {"width": 12}, "--position", ("--width 12", "--heads 4", "3 a head", "even", "--position learned")),
-    (small, {"width": 15, "heads": 1, "kv_heads": 1, "position": "sinusoidal"}, "--position", ("even --width", "15")),
+    (small, {"width": 18}, "`heads`", ("`width` (18)", "multiple of 4", "one of 1, 2, 3, 6, 9, 18,")),
+    (small, {"kv_heads": 3}, "`kv_heads`", ("`heads` (4)", "one of 1, 2, 4")),
+    (small, {"kv_heads": 8}, "`kv_heads`", ("`heads` (4)", "one of 1, 2, 4")),
+    (small, {"width": 12}, "`position`", ("`width` 12", "`heads` 4", "is 3", "even", '`position="learned"`')),
+    (small, {"width": 15, "heads": 1, "kv_heads": 1, "position": "sinusoidal"}, "`position`", ("even `width`", "15")),
     *each(small, "architecture", ("rnn",), "decoder, encoder, encoder-decoder"),
     *each(small, "expert_mode", ("sum",), "route, merge"),
-    (small, {"experts": 3, "experts_per_token": 4}, "--experts-per-token", ("--experts 3",)),
-    (small, {"experts": 3, "experts_per_token": 1, "expert_mode": "merge"}, "--expert-mode", ("2 or more",)),
-    (small, {"local_window": 4}, "--local-window", ("needs --local-layers",)),
-    (small, {"local_layers": (0,)}, "--local-layers", ("needs --local-window",)),
-    (small, {"local_window": 0, "local_layers": (0,)}, "--local-window", ("from 1 to",)),
-    (small, {"local_window": 4, "local_layers": (0, 2)}, "--local-layers", ("layer 2", "from 0 to 1")),
-    (small, {"local_window": 4, "local_layers": (1, 1)}, "--local-layers", ("twice",)),
-    (small, {"architecture": "encoder", "local_window": 4, "local_layers": (0,)}, "--local-window", ("look back",)),
-    (small, {"encoder_layers": 2}, "--encoder-layers", ("--architecture encoder-decoder", "--architecture is decoder")),
-    (small, {"architecture": "encoder-decoder"}, "--architecture", ("needs --encoder-layers",)),
-    (made, {"preset": "huge"}, "--preset", ("modern, gpt2, original",)),
-    (made, {"size": "huge"}, "--size", ("nano, micro, tiny, mini, small, medium, base",)),
-    *each(made, "width heads kv_heads layers context ffn_width", (0, -2), "from 1 to"),
+    (small, {"experts": 3, "experts_per_token": 4}, "`experts_per_token`", ("at most `experts` (3)",)),
+    (small, {"experts": 3, "experts_per_token": 1, "expert_mode": "merge"}, "`expert_mode`", ("2 or more",)),
+    (small, {"local_window": 4}, "`local_window`", ("needs `local_layers`",)),
+    (small, {"local_layers": (0,)}, "`local_layers`", ("needs `local_window`",)),
+    (small, {"local_window": 0, "local_layers": (0,)}, "`local_window`", ("from 1 to",)),
+    (small, {"local_window": 4, "local_layers": (0, 2)}, "`local_layers`", ("layer 2", "from 0 to 1")),
+    (small, {"local_window": 4, "local_layers": (1, 1)}, "`local_layers`", ("twice",)),
+    (
+        small,
+        {"architecture": "encoder", "local_window": 4, "local_layers": (0,)},
+        "`local_window`",
+        ("bidirectional",),
+    ),
+    (small, {"encoder_layers": 2}, "`encoder_layers`", ('`architecture="encoder-decoder"`', "`architecture` is dec")),
+    (small, {"architecture": "encoder-decoder"}, "`architecture`", ("needs `encoder_layers`",)),
     *each(training, "average", (1e-320,), "from 1e-06 to 0.5"),
     *each(runtime, "device", ("tpu", ""), "cuda, mps, cpu"),
     *each(dataset, "kind", ("image",), "text, pairs"),
-    (small, {"layers": 1024, "experts": 17}, "--layers", ("--experts", "17408", "at most 16384")),
-    (small, {"context": 1 << 20, "width": 1024}, "--position", ("--context 1048576", "at most 33554432")),
-    (small, {"context": 1 << 20, "width": 64, "position": "sinusoidal"}, "--position", ("--context 1048576",)),
-    (small, {"layers": 1024, "width": 1 << 16, "ffn_width": 1 << 18}, "--width", ("too large", "at most 1.1e+12")),
-    (made, {"heads": 5}, "--heads", ("--width 96", "1, 2, 3, 4, 6")),
-    (made, {"width": 33}, "--position", ("--width 33", "even", "--position learned")),
-    *each(made, "relative_clip", (16, 3), "--position relative", "leave it out"),
-    (made, {"rope_theta": 1e4, "position": "learned"}, "--rope-theta", ("--position rope", "leave it out")),
-    (made, {"local_window": 64, "context": 64}, "--local-window", ("a --context above 64", "leave it out")),
-    (made, {"experts_per_token": 2}, "--experts-per-token", ("--experts", "leave it out")),
-    (made, {"expert_mode": "merge", "experts": 1}, "--expert-mode", ("--experts", "leave it out")),
-    (made, {"expert_balance": 0.1}, "--expert-balance", ("--experts", "leave it out")),
-    (made, {"expert_balance": 0.1, "experts": 2}, "--expert-balance", ("more --experts than --experts-per-token",)),
-    (made, {"relative_clip": 99, "position": "relative"}, "--relative-clip", ("a --context of at least 99",)),
-    (made, {"norm": "none", "norm_bias": True}, "--norm-bias", ("a --norm", "leave it out")),
-    (c.Budget, {}, "--steps", ("--epochs", "--time")),
-    (c.Budget, {"steps": 5, "time": 6.0}, "--steps", ("--time", "give one")),
-    (c.Budget, {"steps": 5, "epochs": 1.0, "time": 6.0}, "--steps", ("--epochs", "--time", "give one")),
-    (training, {"min_lr": 0.1}, "--min-lr", ("--lr 0.001",)),
-    (training, {"warmup": 1.5}, "--warmup-steps", ("fewer", "longer budget")),
+    (small, {"layers": 1024, "experts": 17}, "`layers`", ("`experts`", "17408", "at most 16384")),
+    (small, {"context": 1 << 20, "width": 1024}, "`position`", ("`context` 1048576", "at most 33554432")),
+    (small, {"context": 1 << 20, "width": 64, "position": "sinusoidal"}, "`position`", ("`context` 1048576",)),
+    (small, {"layers": 1024, "width": 1 << 16, "ffn_width": 1 << 18}, "`width`", ("too large", "at most 1.1e+12")),
+    (c.Budget, {}, "`steps`", ("`epochs`", "`time`")),
+    (c.Budget, {"steps": 5, "time": 6.0}, "`steps`", ("`time`", "set one")),
+    (c.Budget, {"steps": 5, "epochs": 1.0, "time": 6.0}, "`steps`", ("`epochs`", "`time`", "set one")),
+    (training, {"min_lr": 0.1}, "`min_lr`", ("at most `lr` (0.001)",)),
+    (training, {"warmup": 1.5}, "`warmup_steps`", ("fewer", "longer budget")),
     *each(training, "schedule", ("sudden",), "trapezoid, cosine, linear, inverse-sqrt, constant"),
     *each(training, "optimizer", ("sgd",), "adamw, adam"),
-    (training, {"micro_batch": 5}, "--micro-batch", ("--batch-size 4",)),
+    (training, {"micro_batch": 5}, "`micro_batch`", ("at most `batch_size` (4)",)),
     *each(runtime, "dtype", ("int8",), "fp32, bf16, fp16"),
-    (adapter, {"targets": ()}, "--target", ()),
+    (adapter, {"targets": ()}, "`target`", ()),
 ]
 
 
 @pytest.mark.parametrize(
-    ("make", "choices", "flag", "words"),
-    REFUSALS,
-    ids=[f"{make.__name__}-{'-'.join(f'{k}={v}' for k, v in choices.items())}" for make, choices, *_ in REFUSALS],
+    ("make", "choices", "setting", "words"),
+    INVALID,
+    ids=[f"{make.__name__}-{'-'.join(f'{k}={v}' for k, v in choices.items())}" for make, choices, *_ in INVALID],
 )
-def test_a_refusal_names_the_flag_and_what_is_allowed(
-    make: Callable[..., object], choices: dict[str, Any], flag: str, words: tuple[str, ...]
+def test_the_error_names_the_setting_and_the_allowed_values(
+    make: Callable[..., object], choices: dict[str, Any], setting: str, words: tuple[str, ...]
 ) -> None:
     with pytest.raises(UsageError) as caught:
         make(**choices)
     assert caught.value.exit_code == 2
     message = str(caught.value)
-    assert f"{flag} " in message or f"{flag}:" in message or f"{flag}," in message
+    assert setting in message or f"{setting[:-1]}=" in message
     for word in words:
         assert word in message
 
 
 CONFIGURATIONS = (
     c.ModelConfig,
+    c.RopeScaling,
+    c.SpecialTokens,
     c.Budget,
     c.TrainingConfig,
     c.RuntimeConfig,
@@ -159,6 +199,8 @@ CONFIGURATIONS = (
 )
 MAKERS: dict[type, Callable[..., object]] = {
     c.ModelConfig: small,
+    c.RopeScaling: scaling,
+    c.SpecialTokens: special,
     c.Budget: c.Budget,
     c.TrainingConfig: training,
     c.RuntimeConfig: runtime,
@@ -175,7 +217,7 @@ NUMBERS = [
 
 def test_every_number_of_a_configuration_has_a_range() -> None:
     assert {name for _, name in NUMBERS} <= set(RANGES)
-    assert all(math.isfinite(bounds.least) and math.isfinite(bounds.most) for bounds in RANGES.values())
+    assert all(math.isfinite(bounds.low) and math.isfinite(bounds.high) for bounds in RANGES.values())
 
 
 @pytest.mark.parametrize(
@@ -183,36 +225,36 @@ def test_every_number_of_a_configuration_has_a_range() -> None:
     [(kind, name) for kind, name in NUMBERS if kind in MAKERS and name != "warmup"],
     ids=lambda part: getattr(part, "__name__", part),
 )
-def test_a_number_outside_of_its_range_is_refused_in_a_sentence(kind: type, name: str) -> None:
+def test_the_error_for_a_number_out_of_range_is_a_sentence(kind: type, name: str) -> None:
     for value in outside(RANGES[name]):
-        with pytest.raises(UsageError, match=rf"^{flag(name)} (is|can) .*; it must be .*\d\.$") as caught:
+        with pytest.raises(UsageError, match=rf"^`{name}` (is|can) .*; it must be .*\d\.$") as caught:
             MAKERS[kind](**{name: value})
         assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize("warmup", [-0.1, 1.5, INFINITE, NAN])
-def test_a_share_of_warmup_that_is_none_is_refused(warmup: float) -> None:
-    with pytest.raises(UsageError, match="--warmup"):
+def test_a_warmup_that_is_not_a_fraction_is_an_error(warmup: float) -> None:
+    with pytest.raises(UsageError, match="`warmup"):
         training(warmup=warmup)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CONFIGURATIONS if kind not in (c.Budget, c.RunConfig)])
-def test_a_string_that_is_too_long_or_no_text_is_refused(kind: type) -> None:
+def test_a_string_that_is_too_long_or_not_text_is_an_error(kind: type) -> None:
     fields = [field.name for field in dataclasses.fields(kind) if str(field.type) == "str"]
     make = MAKERS.get(kind, lambda **values: c.TokenizerConfig(**{"kind": "char", "sha256": "0", **values}))
     for name in fields:
         for value in ("x" * 5000, "a\0b", "\ud800"):
-            with pytest.raises(UsageError, match=flag(name)):
+            with pytest.raises(UsageError, match=f"`{name}`"):
                 make(**{name: value})
 
 
-def test_a_list_that_is_too_long_is_refused() -> None:
+def test_a_list_that_is_too_long_is_an_error() -> None:
     for make, name in ((adapter, "targets"), (small, "local_layers"), (dataset, "corpus")):
-        with pytest.raises(UsageError, match=f"{flag(name)} has .* entries; it can have at most"):
+        with pytest.raises(UsageError, match=f"`{name}` has .* entries; it can have at most"):
             make(**{name: ("0",) * ((1 << 20) + 1)})
 
 
-def test_values_of_any_length_and_kind_make_a_short_message() -> None:
+def test_the_message_about_a_long_value_is_short() -> None:
     for value in ("a" * 10**6, 10**5000, [[[]]] * 1000, {"a": 1}, b"x" * 1000):
         with pytest.raises(TypeError) as caught:
             from_json(float if isinstance(value, str) else str, value)
@@ -226,6 +268,8 @@ def test_values_of_any_length_and_kind_make_a_short_message() -> None:
         {},
         {"tie": False},
         {"experts": 3},
+        {"head_dim": 80},
+        {"activation": "geglu"},
         {"position": "learned", "activation": "gelu"},
         {"position": "relative"},
         {"architecture": "encoder-decoder", "encoder_layers": 3},
@@ -233,7 +277,7 @@ def test_values_of_any_length_and_kind_make_a_short_message() -> None:
     ],
     ids=str,
 )
-def test_the_parameters_that_bound_a_model_are_those_of_the_model_itself_within_norms_and_routers(
+def test_approximate_parameters_are_those_of_the_model_without_norms_and_routers(
     choices: dict[str, Any],
 ) -> None:
     config = small(**{"vocab_size": 300, "width": 64, "ffn_width": 128, **choices})
@@ -243,8 +287,8 @@ def test_the_parameters_that_bound_a_model_are_those_of_the_model_itself_within_
     assert counted >= config.approximate_parameters * 0.8
 
 
-@pytest.mark.parametrize("make", [small, training, runtime, adapter, dataset, made])
-def test_what_the_refusals_start_from_is_accepted(make: Callable[..., object]) -> None:
+@pytest.mark.parametrize("make", [small, training, runtime, adapter, dataset, scaling, special])
+def test_the_configurations_that_these_tests_modify_are_valid(make: Callable[..., object]) -> None:
     make()
 
 
@@ -256,18 +300,22 @@ def test_what_the_refusals_start_from_is_accepted(make: Callable[..., object]) -
         (small, {"context": 262_144, "heads": 32, "kv_heads": 8, "width": 4096}),
         (small, {"width": 15, "heads": 1, "kv_heads": 1, "position": "learned"}),
         (small, {"width": 12, "position": "sinusoidal"}),
+        (small, {"width": 18, "head_dim": 6}),
+        (small, {"head_dim": 5, "rotary_dim": 4}),
+        (small, {"head_dim": 5, "position": "learned"}),
+        (special, {"add_bos": True, "bos": "<s>", "eos": ("</s>", "<end>")}),
         (training, {"min_lr": 1e-3, "warmup": 0.0, "weight_decay": 0.0, "grad_clip": 0.0, "seed": 0, "beta1": 0.0}),
         (training, {"micro_batch": 4, "warmup": 1.0, "patience": 1, "eval_tokens": 1}),
         (c.Budget, {"epochs": 0.01}),
     ],
 )
-def test_the_edge_of_what_is_allowed_is_allowed(make: Callable[..., object], choices: dict[str, Any]) -> None:
+def test_values_at_the_bounds_are_valid(make: Callable[..., object], choices: dict[str, Any]) -> None:
     made_config = make(**choices)
     assert {name: getattr(made_config, name) for name in choices} == choices
 
 
-def test_a_budget_knows_its_kind_and_its_steps() -> None:
-    """Three epochs of 100 tokens at 32 a step are 9.4 steps; the last one is taken too."""
+def test_a_budget_has_a_kind_and_a_number_of_steps() -> None:
+    """Three epochs of 100 tokens at 32 tokens per step are 9.4 steps, rounded up."""
     assert [c.Budget(**{kind: 3}).kind for kind in ("steps", "epochs", "time")] == ["steps", "epochs", "time"]
     assert c.Budget(steps=7).total_steps(100 / 32) == 7
     assert c.Budget(epochs=3).total_steps(100 / 32) == 10
@@ -281,123 +329,61 @@ def test_a_config_cannot_be_changed() -> None:
         small().width = 32
 
 
-# A preset, a size and choices make a model.
-
-
-def test_the_presets_are_the_models_they_are_named_after() -> None:
-    modern, gpt2, original = (made(preset=preset, size="micro") for preset in ("modern", "gpt2", "original"))
-    for model in (modern, gpt2, original):
-        assert (model.layers, model.heads, model.width, model.context) == (4, 4, 128, 128)
-        assert model.tie and model.norm_gain and model.dropout == 0
-    assert (modern.position, modern.norm, modern.norm_placement, modern.activation) == (
-        "rope",
-        "rmsnorm",
-        "pre",
-        "swiglu",
-    )
-    assert modern.qk_norm and not modern.bias and not modern.norm_bias and modern.kv_heads == 2
-    assert (gpt2.position, gpt2.norm, gpt2.norm_placement, gpt2.activation) == ("learned", "layernorm", "pre", "gelu")
-    assert not gpt2.qk_norm and gpt2.bias and gpt2.norm_bias and gpt2.kv_heads == 4 and not gpt2.scale_embedding
-    assert (original.position, original.norm, original.norm_placement) == ("sinusoidal", "layernorm", "post")
-    assert original.activation == "relu" and original.bias and original.norm_bias and original.scale_embedding
-    assert not original.qk_norm and original.kv_heads == 4
-
-
-@pytest.mark.parametrize(
-    ("width", "activation", "expected"), [(96, "swiglu", 256), (128, "swiglu", 352), (96, "gelu", 384)]
-)
-def test_the_feed_forward_is_four_widths_or_two_thirds_of_it_for_swiglu(
-    width: int, activation: str, expected: int
-) -> None:
-    """8/3 of 96 is 256, and of 128 is 341.3, rounded up to a multiple of 32."""
-    assert made(width=width, activation=activation).ffn_width == expected
-
-
-def test_a_choice_wins_over_size_and_preset_and_none_is_no_choice() -> None:
-    chosen = made(preset="gpt2", layers=7, norm_bias=False, tie=False, ffn_width=50, width=None, dropout=None)
-    assert (chosen.layers, chosen.norm_bias, chosen.tie, chosen.ffn_width) == (7, False, False, 50)
-    assert (chosen.width, chosen.dropout, chosen.vocab_size) == (96, 0.0, 50)
-
-
-@given(
-    width=st.integers(1, 400),
-    preset=st.sampled_from(sorted(presets.PRESETS)),
-    size=st.sampled_from(sorted(presets.SIZES)),
-    kv_heads=st.none() | st.integers(1, 4),
-)
-@settings(deadline=None, max_examples=300)
-def test_heads_fit_any_width_that_can_be_fitted(width: int, preset: str, size: str, kv_heads: int | None) -> None:
-    """Heads divide the width, leave pairs to rotate, suit the kv heads, and are as near to the size's own as can be."""
-    wanted = presets.SIZES[size]["heads"]
-    dividing = [heads for heads in range(1, width + 1) if width % heads == 0 and heads % (kv_heads or 1) == 0]
-    paired = [heads for heads in dividing if width // heads % 2 == 0]
-    if preset == "modern":
-        fitting = paired  # what rotates does so in pairs of a head's features
-    else:
-        fitting = dividing
-        assume(preset == "gpt2" or width % 2 == 0)  # sinusoids pair the features of the whole width
-
-    if not fitting:
-        with pytest.raises(UsageError):
-            made(width=width, preset=preset, size=size, kv_heads=kv_heads)
-        return
-    model = made(width=width, preset=preset, size=size, kv_heads=kv_heads)
-    assert model.width == width
-    assert model.heads in fitting
-    assert abs(model.heads - wanted) == min(abs(heads - wanted) for heads in fitting)
-    assert model.kv_heads == (
-        kv_heads or (model.heads // 2 if preset == "modern" and model.heads % 2 == 0 else model.heads)
-    )
-
-
-def test_heads_of_an_odd_width_serve_where_nothing_is_rotated() -> None:
-    assert made(preset="gpt2", width=12, kv_heads=4).heads == 4
-
-
-def test_an_odd_width_gets_fitting_heads_where_positions_need_no_pairs() -> None:
-    assert (made(preset="gpt2", size="mini", width=255).heads, made(preset="gpt2", size="mini", width=251).heads) == (
-        3,
-        1,
-    )
-
-
-def test_heads_that_were_chosen_are_never_replaced() -> None:
-    assert made(width=100, heads=10).heads == 10
-    with pytest.raises(UsageError, match="--heads 7 does not divide --width 100"):
-        made(width=100, heads=7)
-
-
-# To JSON and back.
+# To JSON and back
 
 
 def within(name: str) -> st.SearchStrategy[float]:
     bounds = RANGES[name]
-    return st.floats(bounds.least, bounds.most, exclude_min=bounds.open_start, exclude_max=bounds.open_end)
+    return st.floats(bounds.low, bounds.high, exclude_min=bounds.open_low, exclude_max=bounds.open_high)
 
 
 def counted(name: str, most: float = math.inf) -> st.SearchStrategy[int]:
-    return st.integers(int(RANGES[name].least), int(min(RANGES[name].most, most)))
+    return st.integers(int(RANGES[name].low), int(min(RANGES[name].high, most)))
 
 
 text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 words = st.lists(text).map(tuple)
 
 
+scalings = st.builds(
+    c.RopeScaling,
+    kind=st.sampled_from(c.ROPE_SCALINGS),
+    factor=within("factor"),
+    original_context=counted("original_context"),
+    low_freq_factor=st.floats(0.1, 1),
+    high_freq_factor=st.floats(2, 100),
+    beta_fast=st.floats(2, 100),
+    beta_slow=st.floats(0.1, 1),
+)
+
+
 @st.composite
 def models(draw: st.DrawFn) -> c.ModelConfig:
     kv_heads = draw(st.integers(1, 4))
     heads = kv_heads * draw(st.integers(1, 4))
+    position = draw(st.sampled_from(c.POSITIONS))
+    norm = draw(st.sampled_from(c.NORMS))
+    rope: dict[str, Any] = {}
+    if position == "rope":
+        rope["rope_scaling"] = draw(st.none() | scalings)
+        rope["rotary_dim"] = draw(st.none() | st.just(2))
     return c.ModelConfig(
         vocab_size=draw(counted("vocab_size")),
-        context=draw(counted("context", 1 << 17)),
+        context=draw(counted("context", 1 << 15)),
         layers=draw(counted("layers")),
         heads=heads,
         kv_heads=kv_heads,
         width=heads * 2 * draw(st.integers(1, 20)),
         ffn_width=draw(counted("ffn_width")),
-        position=draw(st.sampled_from(c.POSITIONS)),
-        rope_theta=draw(within("rope_theta")),
-        norm=draw(st.sampled_from(c.NORMS)),
+        position=position,
+        **rope,
+        rope_theta=draw(st.floats(RANGES["rope_theta"].low, RANGES["rope_theta"].high, exclude_min=True)),
+        head_dim=draw(st.none() | st.integers(1, 40).map(lambda half: 2 * half)),
+        norm=norm,
+        norm_epsilon=None if norm == "none" else draw(st.none() | within("norm_epsilon")),
+        **{n: draw(st.none() | st.booleans()) for n in ("qkv_bias", "output_bias", "ffn_bias")},
+        embedding_scale=draw(st.none() | within("embedding_scale")),
+        attention_multiplier=draw(st.none() | within("attention_multiplier")),
         norm_placement=draw(st.sampled_from(c.NORM_PLACEMENTS)),
         activation=draw(st.sampled_from(c.ACTIVATIONS)),
         dropout=draw(within("dropout")),
@@ -453,7 +439,7 @@ runtimes = st.builds(
     dtype=st.sampled_from(c.DTYPES),
     compile=st.booleans(),
     threads=counted("threads"),
-    product_rate=st.none() | within("product_rate"),
+    matmul_rate=st.none() | within("matmul_rate"),
 )
 adapters = st.builds(
     c.AdapterConfig,
@@ -464,30 +450,54 @@ adapters = st.builds(
     dropout=within("dropout"),
     targets=st.lists(text, min_size=1).map(tuple),
 )
-runs = st.builds(
-    c.RunConfig,
-    version=text,
-    created=text,
-    model=models(),
-    tokenizer=st.builds(c.TokenizerConfig, kind=text, sha256=text),
-    data=st.none() | datasets,
-    training=st.none() | trainings(),
-    runtime=st.none() | runtimes,
-    adapter=st.none() | adapters,
-    merged=words,
-    unmerged_digest=st.none() | text,
-    merged_steps=st.lists(counted("merged_steps"), max_size=3).map(tuple),
-)
 
 
-@given(run=runs)
+@st.composite
+def runs(draw: st.DrawFn) -> c.RunConfig:
+    model = draw(models())
+    objective = c.default_objective(model.architecture)
+    training = draw(st.none() | trainings())
+    data = draw(st.none() | datasets)
+    return c.RunConfig(
+        version=draw(text),
+        created=draw(text),
+        model=model,
+        tokenizer=draw(st.builds(c.TokenizerConfig, kind=text, sha256=text)),
+        data=data and dataclasses.replace(data, kind=c.OBJECTIVES[objective].corpus),
+        training=training and dataclasses.replace(training, objective=objective),
+        runtime=draw(st.none() | runtimes),
+        adapter=draw(st.none() | adapters),
+        merged=draw(words),
+        unmerged_digest=draw(st.none() | text),
+        merged_steps=tuple(draw(st.lists(counted("merged_steps"), max_size=3))),
+    )
+
+
+@given(run=runs())
 @settings(deadline=None, max_examples=150)
-def test_every_accepted_run_survives_json(run: c.RunConfig) -> None:
+def test_every_valid_run_configuration_is_equal_after_json(run: c.RunConfig) -> None:
     assert c.RunConfig.from_json(json.loads(json.dumps(run.to_json()))) == run
 
 
+@pytest.mark.parametrize("objective", ["masked-token", "sequence-to-sequence"])
+def test_an_objective_that_does_not_fit_the_architecture_is_an_error(objective: str) -> None:
+    with pytest.raises(UsageError, match=f"objective {objective} does not fit"):
+        c.RunConfig(
+            version="1",
+            created="now",
+            model=small(),
+            tokenizer=c.TokenizerConfig(kind="bpe", sha256="0"),
+            training=training(objective=objective),
+        )
+
+
+@pytest.mark.parametrize("architecture", c.ARCHITECTURES)
+def test_every_architecture_has_a_default_objective_that_fits_it(architecture: str) -> None:
+    assert architecture in c.OBJECTIVES[c.default_objective(architecture)].architectures
+
+
 def document(*path: str, value: object = None) -> Any:
-    """A good run as JSON gives it, with the value at a path replaced, or taken away where the value is `...`."""
+    """A valid configuration as JSON values, with the value at a path replaced, or removed where it is `...`."""
     run = c.RunConfig(
         version="1",
         created="now",
@@ -510,11 +520,11 @@ def document(*path: str, value: object = None) -> Any:
     return values
 
 
-def test_the_document_that_the_next_tests_damage_is_read() -> None:
+def test_the_document_that_the_next_tests_modify_is_valid() -> None:
     assert c.RunConfig.from_json(document()).data is not None
 
 
-def test_whole_numbers_are_read_where_fractions_are_meant() -> None:
+def test_an_integer_is_read_as_a_float() -> None:
     run = c.RunConfig.from_json(document("training", "budget", value={"steps": None, "epochs": 3, "time": None}))
     assert run.training is not None
     assert isinstance(run.training.budget.epochs, float)
@@ -548,7 +558,7 @@ def test_whole_numbers_are_read_where_fractions_are_meant() -> None:
         (("format",), True),
         (("format",), None),
         (("format",), 1.5),
-        (("model", "position"), "alibi"),
+        (("model", "position"), "fourier"),
         (("model", "kv_heads"), 3),
         (("training", "lr"), -1.0),
         (("adapter", "targets"), []),
@@ -574,35 +584,85 @@ def test_whole_numbers_are_read_where_fractions_are_meant() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_document_with_unknown_keys_or_wrong_values_is_refused(path: tuple[str, ...], value: object) -> None:
+def test_a_document_with_unknown_keys_or_wrong_values_is_an_error(path: tuple[str, ...], value: object) -> None:
     with pytest.raises(TinyLMError, match="it is not a tinylm run configuration"):
         c.RunConfig.from_json(document(*path, value=value))
 
 
 @pytest.mark.parametrize("values", [None, [], "text", 3, {}])
-def test_what_is_no_run_at_all_is_refused(values: object) -> None:
+def test_a_value_that_is_not_a_run_configuration_is_an_error(values: object) -> None:
     with pytest.raises(TinyLMError, match="it is not a tinylm run configuration"):
         c.RunConfig.from_json(values)
 
 
-def test_a_newer_format_is_refused_with_its_number_even_if_all_else_has_changed() -> None:
-    for values in (document("format", value=3), {"format": 3, "surprise": 1}):
-        with pytest.raises(TinyLMError, match=r"format 3, this one reads 2.*upgrade tinylm") as caught:
+def test_the_error_for_a_newer_format_has_its_number_even_if_everything_else_has_changed() -> None:
+    for values in (document("format", value=c.FORMAT + 1), {"format": c.FORMAT + 1, "surprise": 1}):
+        with pytest.raises(
+            TinyLMError, match=rf"format {c.FORMAT + 1}, this one reads {c.FORMAT}.*upgrade tinylm"
+        ) as caught:
             c.RunConfig.from_json(values)
         assert caught.value.exit_code == 1
 
 
-def test_a_refusal_says_what_is_wrong_in_the_document() -> None:
+def test_the_error_says_what_is_wrong_in_the_document() -> None:
     with pytest.raises(TinyLMError, match=r"unknown: oddity, surprise"):
         c.RunConfig.from_json({**document(), "surprise": 1, "oddity": 2})
     with pytest.raises(TinyLMError, match=r"expected int, found '16'"):
         c.RunConfig.from_json(document("model", "width", value="16"))
 
 
-def test_what_was_chosen_is_the_same_when_a_later_version_has_more_fields() -> None:
-    """Weights are bound to it by their digest, and stay readable."""
+def test_non_defaults_are_the_same_in_a_later_version_with_more_fields() -> None:
+    """The digest of the weights includes them, and must stay valid."""
     later = dataclasses.make_dataclass("Later", [("more", int, 7)], bases=(c.ModelConfig,), frozen=True, kw_only=True)
     values = {"vocab_size": 9, "context": 8, "layers": 1, "heads": 2, "kv_heads": 2, "width": 8, "ffn_width": 8}
     for changes in ({}, {"position": "learned"}, {"dropout": 0.5, "local_window": 3, "local_layers": (0,)}):
-        assert chosen(later(**values, **changes)) == chosen(c.ModelConfig(**values, **changes)) == values | changes
-    assert chosen(later(**values, more=8)) == values | {"more": 8}
+        assert (
+            non_defaults(later(**values, **changes))
+            == non_defaults(c.ModelConfig(**values, **changes))
+            == values | changes
+        )
+    assert non_defaults(later(**values, more=8)) == values | {"more": 8}
+
+
+def test_the_head_dimension_is_filled_in_and_is_not_a_default_only_where_it_is_independent() -> None:
+    """The digest of the weights of older runs, which had no such field, stays valid."""
+    assert small().head_dim == small(head_dim=4).head_dim == 4
+    assert small() == small(head_dim=4) == small(head_dim=None)
+    assert "head_dim" not in non_defaults(small(head_dim=4))
+    assert non_defaults(small(head_dim=6))["head_dim"] == 6
+    assert small(width=18, head_dim=4).head_dim == 4
+    values = c.RunConfig.from_json(document("model", "head_dim", value=...))
+    assert values.model == small()
+
+
+def test_values_of_nested_configurations_that_are_not_defaults_are_json_values() -> None:
+    config = small(rope_scaling=c.RopeScaling(kind="yarn", factor=2.0, original_context=64))
+    assert non_defaults(config)["rope_scaling"] == {"kind": "yarn", "factor": 2.0, "original_context": 64}
+
+
+ODD: tuple[Any, ...] = (None, True, False, 0, 1, 2, 3, 6, 7, 1 << 20, -1, 0.0, 1e-9, 0.5, 1.0, 1e9, NAN, INFINITE, "")
+ODD += ("yarn", "llama3", "sandwich", "post", "none", "rmsnorm", "layernorm", "learned", "geglu", (), (0,), (0, 1), {})
+ODD += ({"kind": "yarn", "factor": 2.0}, {"kind": "yarn", "factor": 2.0, "original_context": 1}, {"kind": "linear"})
+ODD += ({"kind": "llama3", "factor": 1e6, "original_context": 3}, {"kind": "linear", "factor": 1.5})
+
+
+@given(
+    forged=st.dictionaries(
+        st.sampled_from([field.name for field in dataclasses.fields(c.ModelConfig)]), st.sampled_from(ODD), max_size=6
+    )
+)
+@settings(deadline=None, max_examples=400)
+def test_a_forged_model_is_refused_or_can_be_built_and_computes(forged: dict[str, Any]) -> None:
+    """Refused with a sentence, as a run's config.json is; a model of a few thousand weights also runs."""
+    values = document()
+    values["model"] |= json.loads(json.dumps(forged))
+    try:
+        config = c.RunConfig.from_json(values).model
+    except TinyLMError as error:
+        assert str(error).startswith("it is not a tinylm run configuration")
+        return
+    if config.approximate_parameters < 50_000 and config.context < 10_000 and config.experts < 10:
+        model = build_model(config)
+        assert model.probe(torch.tensor([[0, config.vocab_size - 1]])[:, : config.context]).hidden.shape[0] == 1
+    elif config.context < 10_000:
+        build_empty_model(config)

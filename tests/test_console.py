@@ -1,3 +1,5 @@
+"""The console: results on stdout, messages and progress on stderr, with control characters escaped on a terminal."""
+
 import contextlib
 import io
 import json
@@ -10,10 +12,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tinylm.console import PLAIN_SECONDS, Console, duration, shorten
+from tinylm.console import PLAIN_SECONDS, Console, shorten_number
 
-posix = pytest.mark.skipif(os.name != "posix", reason="a terminal as POSIX has it")
-
+posix = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX terminal")
 
 END = b"\0end of what was written\0"
 
@@ -25,7 +26,7 @@ class Terminal(io.StringIO):
 
 @contextlib.contextmanager
 def terminal(columns: int = 80) -> Iterator[Callable[[], str]]:
-    """Both streams lead to a terminal of so many columns; the yielded function gives what came since the last time."""
+    """Connect both streams to a terminal; yields a function that returns its output since the last call."""
     import fcntl
     import struct
     import termios
@@ -50,13 +51,13 @@ def terminal(columns: int = 80) -> Iterator[Callable[[], str]]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock whose hand is moved by changing its one number."""
+    """The time of `time.monotonic()`, as the only entry of a list."""
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return now
 
 
-def test_results_go_to_stdout_as_they_are_and_notes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_go_to_stdout_unchanged_and_notes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console()
     console.result("[bold]a\tb[/bold]\r\n", end="")
     console.note("[red]" + "word " * 50 + "/path/1")
@@ -65,7 +66,28 @@ def test_results_go_to_stdout_as_they_are_and_notes_to_stderr(capsys: pytest.Cap
     assert captured.err == "[red]" + "word " * 50 + "/path/1\n"
 
 
-def test_warnings_and_errors_are_said_even_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+MARKED = (("user\nHi ", False), ("[b]Hello\x07<|im_end|>", True), ("\n", False))
+
+
+def test_marked_parts_are_in_brackets_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    Console(quiet=True).marked("Example 1:", MARKED)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "Example 1:\nuser\nHi [[[b]Hello\x07<|im_end|>]]\n\n"
+
+
+@posix
+def test_marked_parts_are_coloured_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with terminal() as shown:
+        Console().marked("Example 1:", MARKED)
+        text = shown()
+    assert "\x1b[32m[b]Hello\\u0007<|im_end|>\x1b[0m" in text
+    assert "user\nHi " in text.replace("\r", "") and "[[" not in text
+
+
+def test_warnings_and_errors_are_printed_even_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(quiet=True)
     console.note("a note")
     console.warn("look out")
@@ -75,7 +97,7 @@ def test_warnings_and_errors_are_said_even_when_quiet(capsys: pytest.CaptureFixt
     assert captured.err == "Warning: look out\nError: it broke\n"
 
 
-# Every code below is one that some terminal acts on. The list is written out here, and not computed as in the console.
+# Characters that a terminal interprets, written out here instead of computed as in the console.
 HOSTILE = "\x00\x07\x08\x0b\x0c\r\x1b]0;title\x07\x1b[2J\x7f\x80\x9b31m\x9f\u202e\u202a\u2066\u2069\udc9b"
 ESCAPED = (
     r"\u0000\u0007\u0008\u000b\u000c\u000d\u001b]0;title\u0007\u001b[2J\u007f\u0080\u009b31m\u009f"
@@ -85,7 +107,7 @@ HARMLESS = "tab\tnewline\né 日本 👍🏽 עברית \u200d\u200f [bold]x[/bo
 
 
 @posix
-def test_on_a_terminal_control_characters_are_escaped_and_all_else_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_only_control_characters_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")  # no colours
     with terminal() as shown:
         console = Console()
@@ -120,7 +142,7 @@ def test_progress_on_a_terminal_is_escaped() -> None:
 
 
 @posix
-def test_text_in_chunks_is_escaped_as_if_it_came_at_once() -> None:
+def test_text_in_chunks_is_escaped_like_the_whole_text() -> None:
     with terminal() as shown:
         for character in HARMLESS + HOSTILE:
             Console().result(character, end="")
@@ -128,7 +150,7 @@ def test_text_in_chunks_is_escaped_as_if_it_came_at_once() -> None:
 
 
 @posix
-def test_json_on_a_terminal_means_the_same() -> None:
+def test_json_on_a_terminal_has_the_same_value() -> None:
     values = {"text": HARMLESS + HOSTILE}
     with terminal() as shown:
         Console().record(values)
@@ -137,7 +159,7 @@ def test_json_on_a_terminal_means_the_same() -> None:
     assert not {character for character in HOSTILE if not character.isprintable()} & {*text}
 
 
-def test_into_a_pipe_all_characters_go_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_characters_are_written_into_a_pipe_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape", newline="") for _ in range(2)]
     monkeypatch.setattr(sys, "stdout", streams[0])
     monkeypatch.setattr(sys, "stderr", streams[1])
@@ -152,8 +174,8 @@ def test_into_a_pipe_all_characters_go_unchanged(monkeypatch: pytest.MonkeyPatch
     assert err == f"Error: {HARMLESS}{HOSTILE}\n"
 
 
-def test_half_a_character_of_a_json_file_is_shown_as_it_was_written_there(capsys: pytest.CaptureFixture[str]) -> None:
-    """UTF-8 has no code for it, so that printing it would be an internal error."""
+def test_a_lone_surrogate_of_a_json_file_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """It has no UTF-8 encoding, so printing it would raise an error."""
     text = json.loads('"\\ud83d and \\udfff"')
     Console().result(text)
     Console().record({"text": text})
@@ -169,7 +191,7 @@ def test_a_record_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(out) == {"text": "é\n", "n": 1}
 
 
-def test_progress_off_a_terminal_is_a_plain_line_every_few_seconds(
+def test_progress_without_a_terminal_is_a_plain_line_every_few_seconds(
     capsys: pytest.CaptureFixture[str], clock: list[float]
 ) -> None:
     with Console().progress() as show:
@@ -183,7 +205,7 @@ def test_progress_off_a_terminal_is_a_plain_line_every_few_seconds(
 
 
 @pytest.mark.parametrize("name", ["FORCE_COLOR", "TTY_COMPATIBLE"])
-def test_no_variable_makes_a_bar_where_there_is_no_terminal(
+def test_no_environment_variable_enables_a_bar_without_a_terminal(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "1")
@@ -194,7 +216,7 @@ def test_no_variable_makes_a_bar_where_there_is_no_terminal(
     assert "\r" not in capsys.readouterr().err
 
 
-def test_progress_on_a_terminal_is_a_bar_that_moves_and_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_on_a_terminal_is_a_moving_bar_that_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
     console = Console()
     assert console.on_terminal
@@ -221,7 +243,7 @@ def test_progress_on_a_terminal_is_a_bar_that_moves_and_leaves(monkeypatch: pyte
         (20, "loss"),
     ],
 )
-def test_a_narrow_terminal_shows_the_first_fields_of_progress_whole(columns: int, first: str) -> None:
+def test_a_narrow_terminal_shows_the_first_fields_of_progress_in_full(columns: int, first: str) -> None:
     with terminal(columns) as shown, Console().progress() as show:
         show(0.0, "")
         time.sleep(0.25)
@@ -231,14 +253,14 @@ def test_a_narrow_terminal_shows_the_first_fields_of_progress_whole(columns: int
     assert "tok/s" in first or not re.search(r"@\d\d?\b|12|step \d\d?\b", line.replace("1.234", ""))
 
 
-def test_quiet_shows_no_progress_anywhere(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+def test_a_quiet_console_shows_no_progress(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
     with Console(quiet=True).progress() as show:
         clock[0] += 100
         show(0.5, "half")
     assert capsys.readouterr().err == ""
 
 
-def test_counting_says_how_much_is_done_and_how_fast(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+def test_counting_shows_units_done_and_units_per_second(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
     with Console().counting("reading", 40_000, "characters") as advance:
         clock[0] += 10
         advance(10_000)
@@ -249,14 +271,14 @@ def test_counting_says_how_much_is_done_and_how_fast(capsys: pytest.CaptureFixtu
     )
 
 
-def test_counting_to_an_unknown_number_works(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+def test_counting_works_without_a_total(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
     with Console().counting("reading", None, "characters") as advance:
         clock[0] += 10
         advance(50)
     assert "reading: 50 characters" in capsys.readouterr().err
 
 
-def test_a_table_sets_numbers_to_the_right_and_cuts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_aligns_numbers_right_and_truncates_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     Console().table(("name", "loss", "age"), [("a" * 200, "10.25", "-"), ("[b]", "9.5", "3s")])
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines == [
@@ -266,7 +288,7 @@ def test_a_table_sets_numbers_to_the_right_and_cuts_nothing(capsys: pytest.Captu
     ]
 
 
-def test_a_table_without_titles_has_no_empty_line_on_top(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_without_titles_has_no_header_line(capsys: pytest.CaptureFixture[str]) -> None:
     Console().table(("", ""), [("loss", "1.5")])
     assert capsys.readouterr().out == "loss  1.5\n"
 
@@ -283,21 +305,5 @@ def test_a_table_without_titles_has_no_empty_line_on_top(capsys: pytest.CaptureF
         (999_999_999, "1.0G"),
     ],
 )
-def test_numbers_are_shortened(number: float, text: str) -> None:
-    assert shorten(number) == text
-
-
-@pytest.mark.parametrize(
-    "seconds, text",
-    [
-        (0, "0s"),
-        (59.4, "59s"),
-        (59.9, "1m 00s"),
-        (60, "1m 00s"),
-        (3599.9, "1h 00m"),
-        (3725, "1h 02m"),
-        (90_000, "25h 00m"),
-    ],
-)
-def test_durations_are_for_people(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+def test_numbers_are_shortened_with_a_suffix(number: float, text: str) -> None:
+    assert shorten_number(number) == text

@@ -1,14 +1,57 @@
+"""The bundled corpus: its script reproduces it, and its text is consistent."""
+
+import re
+import runpy
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 from tests.shell import CHILD_LIMIT
 
 DATA = Path(__file__).parent.parent / "data"
+CORPUS = (DATA / "corpus.txt").read_text("ascii")
 
 
-def test_the_corpus_is_what_its_script_makes() -> None:
+def test_the_script_reproduces_the_corpus() -> None:
     made = subprocess.run(
         [sys.executable, str(DATA / "make_corpus.py")], capture_output=True, check=True, timeout=CHILD_LIMIT
     ).stdout
     assert made == (DATA / "corpus.txt").read_bytes()
+
+
+def test_each_slot_of_the_grammar_names_a_rule_or_a_kept_value() -> None:
+    program = runpy.run_path(str(DATA / "make_corpus.py"))
+    rules = program["parse_rules"]("".join(path.read_text("ascii") for path in (DATA / "grammar").glob("*.txt")))
+    templates = [template for rule in rules.values() for template in chain.from_iterable(rule)]
+    slots = [slot for template in templates for slot in re.findall(r"\{([^{}]+)\}", template)]
+    kept = {slot.split("=")[0] for slot in slots if "=" in slot}
+    assert not kept & set(rules)
+    expressions = [re.sub(r"^\w+=|^\w+\.\.\w+ ", "", slot) for slot in slots]
+    names = {re.sub(r"^\w+ |^\$|[.@].*$", "", expression) for expression in expressions if ".." not in expression}
+    names = set(chain.from_iterable(re.split(r"[-+*]", name) for name in names if not name.startswith("'")))
+    built_in = {*"ABCD", "E", "name", "first_name", *program["CASES"]}
+    assert {name for name in names if not name.isdigit()} <= built_in | kept | set(rules)
+
+
+def test_the_corpus_has_no_leftover_grammar_notation_and_no_wrong_article() -> None:
+    assert not re.search(r"[{}<>\[\]~*^|#@$/]", CORPUS)
+    assert not re.search(r" [,.;:!?]|\. [a-z]|\ba (?!one|once|eu|ewe)[aeio]", CORPUS.replace("\n", " "))
+
+
+def test_the_ledgers_of_the_corpus_add_up() -> None:
+    ledgers = re.findall(r"^Sold to .*\n\n((?:\d+ .* at \d+ +\d+\n)+)Total +(\d+)\n(.*)\n?(.*)", CORPUS, re.MULTILINE)
+    assert len(ledgers) > 50
+    for rows, total, payment, rest in ledgers:
+        sums = [[int(number) for number in re.findall(r"\d+", row)] for row in rows.splitlines()]
+        assert all(number * price == cost for number, price, cost in sums)
+        assert sum(cost for _, _, cost in sums) == int(total)
+        paid = int(payment.split()[-1])
+        difference = int(rest.split()[-1]) if rest else 0
+        assert paid - difference == int(total) if rest.startswith("Change") else paid + difference == int(total)
+
+
+def test_each_person_has_the_same_trade_and_street_in_the_whole_corpus() -> None:
+    facts = re.findall(r"\n\n\n([A-Z]+) ([A-Z]+)\n\n\w+ \w+ is the ([\w\s-]+?)\s+of\s+([\w\s]+?)\.", CORPUS)
+    assert len(facts) > 10
+    assert len({fact[:2] for fact in facts}) == len({tuple(" ".join(part.split()) for part in fact) for fact in facts})

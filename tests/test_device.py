@@ -1,3 +1,5 @@
+"""Choice of device and number format, and free memory, on pretended machines."""
+
 import os
 import platform
 from collections.abc import Callable
@@ -11,13 +13,13 @@ from tinylm.errors import UsageError
 
 
 def training_dtype(wanted: str, device: str, bf16: float = 3.0) -> d.Choice:
-    """`bf16`: how many times as fast as those of fp32 its products are."""
+    """The choice on a machine whose matrix products are `bf16` times as fast in bf16 as in fp32."""
     return d.choose_training_dtype(wanted, device, {"fp32": 1e11, "bf16": bf16 * 1e11}.__getitem__)
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Pretend to be a machine with these devices."""
+    """A function that makes torch report only the given devices."""
 
     def pretend(*devices: str, capability: tuple[int, int] = (9, 0)) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in devices)
@@ -43,21 +45,21 @@ def test_auto_is_cuda_then_mps_then_the_cpu(
     assert d.choose_device("auto") == d.Choice(chosen, reason)
 
 
-def test_a_device_that_was_asked_for_is_used(machine: Callable[..., None]) -> None:
+def test_a_requested_device_is_used(machine: Callable[..., None]) -> None:
     machine("cuda", "mps")
     for name in ("cuda", "mps", "cpu"):
-        assert d.choose_device(name) == d.Choice(name, "asked for")
+        assert d.choose_device(name) == d.Choice(name, "requested")
 
 
 @pytest.mark.parametrize(
     ("there", "wanted", "words"),
     [
-        ((), "cuda", "--device cuda is not available to torch .* use one of: cpu"),
-        (("cuda",), "mps", "--device mps is not available to torch .* use one of: cuda, cpu"),
-        ((), "tpu", "--device is 'tpu'; it must be one of: auto, cuda, mps, cpu"),
+        ((), "cuda", '`device="cuda"` is not available to torch .* use one of: cpu'),
+        (("cuda",), "mps", '`device="mps"` is not available to torch .* use one of: cuda, cpu'),
+        ((), "tpu", "`device` is 'tpu'; it must be one of: auto, cuda, mps, cpu"),
     ],
 )
-def test_a_device_that_is_not_there_is_bad_usage(
+def test_an_absent_device_is_a_usage_error(
     machine: Callable[..., None], there: tuple[str, ...], wanted: str, words: str
 ) -> None:
     machine(*there)
@@ -84,7 +86,7 @@ def test_cuda_trains_in_bf16_from_ampere_on(
         ("arm64", True, True, False),
     ],
 )
-def test_a_cpu_trains_in_bf16_only_where_it_multiplies_in_it(
+def test_a_cpu_trains_in_bf16_only_if_it_has_bf16_instructions(
     processor: str, avx: bool, amx: bool, bf16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: processor)
@@ -95,36 +97,34 @@ def test_a_cpu_trains_in_bf16_only_where_it_multiplies_in_it(
 
 
 @pytest.mark.parametrize("bf16, dtype", [(0.5, "fp32"), (1.1, "fp32"), (1.3, "bf16"), (8, "bf16")])
-def test_a_cpu_trains_in_bf16_only_where_that_is_faster(
-    bf16: float, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cpu_trains_in_bf16_only_if_bf16_is_faster(bf16: float, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(d, "computes_bf16", lambda device: True)
     assert training_dtype("auto", "cpu", bf16).value == dtype
     assert training_dtype("auto", "cuda", bf16).value == "bf16"
-    assert training_dtype("bf16", "cpu", bf16) == d.Choice("bf16", "asked for")
+    assert training_dtype("bf16", "cpu", bf16) == d.Choice("bf16", "requested")
 
 
-def test_mps_computes_in_fp32_unless_told_otherwise() -> None:
+def test_mps_computes_in_fp32_by_default() -> None:
     assert training_dtype("auto", "mps").value == d.choose_inference_dtype("auto", "mps").value == "fp32"
-    assert training_dtype("fp16", "mps") == d.Choice("fp16", "asked for")
+    assert training_dtype("fp16", "mps") == d.Choice("fp16", "requested")
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-def test_a_format_that_was_asked_for_is_used(dtype: str) -> None:
+def test_a_requested_dtype_is_used(dtype: str) -> None:
     for choose in (training_dtype, d.choose_inference_dtype):
-        assert choose(dtype, "cuda") == d.Choice(dtype, "asked for")
+        assert choose(dtype, "cuda") == d.Choice(dtype, "requested")
 
 
-def test_formats_that_cannot_be_are_refused() -> None:
-    with pytest.raises(UsageError, match="--dtype fp16 needs a GPU; on a CPU use bf16 or fp32"):
+def test_an_unknown_or_impossible_dtype_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match='`dtype="fp16"` needs a GPU; on a CPU use bf16 or fp32'):
         training_dtype("fp16", "cpu")
     for choose in (training_dtype, d.choose_inference_dtype):
-        with pytest.raises(UsageError, match="--dtype is 'int8'; it must be one of: auto, fp32, bf16, fp16"):
+        with pytest.raises(UsageError, match="`dtype` is 'int8'; it must be one of: auto, fp32, bf16, fp16"):
             choose("int8", "cpu")
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.half)])
-def test_products_are_computed_in_the_format_and_weights_stay_in_fp32(name: str, dtype: torch.dtype) -> None:
+def test_products_are_computed_in_the_dtype_and_weights_stay_in_fp32(name: str, dtype: torch.dtype) -> None:
     layer = torch.nn.Linear(2, 2)
     with d.autocast("cpu", name):
         assert layer(torch.ones(1, 2)).dtype == dtype
@@ -149,13 +149,13 @@ def test_compiling_needs_a_compiler(
     assert d.can_compile(device) == can
 
 
-def test_the_compiler_of_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiler_in_the_environment_variable_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "mycc")
     monkeypatch.setattr(d.shutil, "which", lambda name: name if name == "mycc" else None)
     assert d.can_compile("cpu")
 
 
-def test_a_device_is_described_by_what_it_computes_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_description_of_a_device_has_its_name_or_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Big One")
     assert d.describe_device("cuda") == "cuda (Big One)"
     assert d.describe_device("cpu") == f"cpu ({torch.get_num_threads()} threads)"
@@ -164,7 +164,7 @@ def test_a_device_is_described_by_what_it_computes_with(monkeypatch: pytest.Monk
 
 @pytest.fixture
 def system(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Pretend that these system files say this, that others are missing, and that the machine has 8,000 bytes."""
+    """A function that replaces the system's files (all others are missing) and its physical memory in bytes."""
 
     def pretend(files: dict[str, str], physical: int | None = 8000) -> None:
         def read_text(path: Path, *args: object, **kwargs: object) -> str:
@@ -199,13 +199,13 @@ LIMIT, USED, STAT = (f"/sys/fs/cgroup/memory.{name}" for name in ("max", "curren
         ({}, None, None),
     ],
 )
-def test_free_memory_is_the_least_of_what_the_system_says(
+def test_free_memory_is_the_smallest_limit_of_the_system(
     system: Callable[..., None], files: dict[str, str], physical: int | None, free: int | None
 ) -> None:
     system(files, physical)
     assert d.free_memory("cpu") == free
 
 
-def test_free_memory_of_cuda_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_of_cuda_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (123, 456))
     assert d.free_memory("cuda") == 123

@@ -1,4 +1,4 @@
-"""Files that somebody else may have prepared."""
+"""Access to files that an attacker may have prepared, and atomic replacement of files."""
 
 import hashlib
 import os
@@ -19,6 +19,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def make_odd(kind: str, path: Path, target: Path) -> None:
+    """Create something other than a regular file at `path`; links point to `target`."""
     if kind == "link":
         path.symlink_to(target)
     elif kind == "broken link":
@@ -37,7 +38,7 @@ ODD = ("link", "broken link", "fifo", "folder", "device")
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("opener", [files.open_regular, files.open_append, files.read_text, files.hash_file])
-def test_what_is_not_a_regular_file_is_neither_opened_nor_waited_for(
+def test_anything_but_a_regular_file_is_an_os_error_without_blocking(
     kind: str, opener: object, file: Path, tmp_path: Path
 ) -> None:
     make_odd(kind, tmp_path / "odd", file)
@@ -47,7 +48,7 @@ def test_what_is_not_a_regular_file_is_neither_opened_nor_waited_for(
 
 
 @pytest.mark.parametrize("exchanged", ["link", "fifo"])
-def test_a_file_that_is_exchanged_after_it_was_checked_is_not_opened(
+def test_a_file_replaced_after_the_check_is_not_opened(
     exchanged: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "check_regular", lambda path: None)
@@ -84,7 +85,7 @@ def test_a_file_over_the_limit_is_not_read(file: Path) -> None:
         ("", "Expecting value"),
     ],
 )
-def test_what_is_not_json_is_a_value_error(text: str, reason: str) -> None:
+def test_invalid_json_is_a_value_error(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         files.parse_json(text)
 
@@ -93,7 +94,7 @@ def test_what_is_not_json_is_a_value_error(text: str, reason: str) -> None:
     ("folder", "umask", "mode"),
     [(0o777, 0o022, 0o644), (0o777, 0o077, 0o600), (0o777, 0o002, 0o664), (0o700, 0o002, 0o600)],
 )
-def test_a_replaced_file_has_no_more_rights_than_its_folder_and_the_umask_give(
+def test_a_replaced_file_has_no_more_permissions_than_its_folder_and_the_umask_give(
     folder: int, umask: int, mode: int, tmp_path: Path
 ) -> None:
     tmp_path.chmod(folder)
@@ -116,7 +117,7 @@ def test_a_replaced_file_appears_when_it_is_complete(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_link_is_replaced_and_not_followed(file: Path, tmp_path: Path) -> None:
+def test_replacing_a_link_keeps_its_target(file: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(file)
     with files.replacing(tmp_path / "link") as unfinished:
         unfinished.write_text("new")
@@ -124,7 +125,7 @@ def test_a_link_is_replaced_and_not_followed(file: Path, tmp_path: Path) -> None
     assert not (tmp_path / "link").is_symlink()
 
 
-def test_a_replacement_that_fails_changes_nothing(file: Path, tmp_path: Path) -> None:
+def test_a_failed_replacement_leaves_the_file_unchanged(file: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), files.replacing(file) as unfinished:
         unfinished.write_text("half")
         raise KeyboardInterrupt
@@ -132,7 +133,7 @@ def test_a_replacement_that_fails_changes_nothing(file: Path, tmp_path: Path) ->
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_the_name_of_a_replacement_cannot_be_predicted_and_is_known_for_what_it_is(tmp_path: Path) -> None:
+def test_the_name_of_an_unfinished_file_is_random_and_recognised(tmp_path: Path) -> None:
     names = set()
     for _ in range(5):
         with files.replacing(tmp_path / "config.json") as unfinished:
@@ -143,7 +144,7 @@ def test_the_name_of_a_replacement_cannot_be_predicted_and_is_known_for_what_it_
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_a_link_is_deleted_and_what_it_points_to_stays(kind: str, file: Path, tmp_path: Path) -> None:
+def test_deleting_a_link_keeps_its_target(kind: str, file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "inside").write_text("kept")
@@ -153,7 +154,7 @@ def test_a_link_is_deleted_and_what_it_points_to_stays(kind: str, file: Path, tm
     assert (folder / "inside").read_text() == "kept"
 
 
-def test_a_folder_is_deleted_with_its_links_and_not_with_their_targets(file: Path, tmp_path: Path) -> None:
+def test_deleting_a_folder_keeps_the_targets_of_its_links(file: Path, tmp_path: Path) -> None:
     (tmp_path / "folder" / "deep").mkdir(parents=True)
     (tmp_path / "folder" / "deep" / "link").symlink_to(file)
     files.remove_tree(tmp_path / "folder")
@@ -161,7 +162,7 @@ def test_a_folder_is_deleted_with_its_links_and_not_with_their_targets(file: Pat
     files.remove_tree(tmp_path / "folder")
 
 
-def test_a_folder_is_told_from_a_link_to_one(tmp_path: Path) -> None:
+def test_a_link_to_a_folder_is_not_accepted_as_a_folder(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     files.check_folder(tmp_path / "folder")
     (tmp_path / "link").symlink_to(tmp_path / "folder")
@@ -170,7 +171,7 @@ def test_a_folder_is_told_from_a_link_to_one(tmp_path: Path) -> None:
             files.check_folder(path)
 
 
-def test_a_fifo_with_a_writer_is_refused_as_well(tmp_path: Path) -> None:
+def test_a_fifo_with_a_writer_is_an_os_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     writer = threading.Thread(target=lambda: os.close(os.open(tmp_path / "fifo", os.O_RDWR)), daemon=True)
     writer.start()

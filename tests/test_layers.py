@@ -1,4 +1,4 @@
-"""Who may import whom, held by reading every import, those within functions too."""
+"""Which module may import which. Every import statement is read, also those inside of functions."""
 
 import ast
 import sys
@@ -14,13 +14,27 @@ LEVELS = (
     {"__main__"},
     {"cli"},
     {"commands"},
-    {"plan", "training", "console"},
-    {"tasks", "evaluation", "inference", "adapters", "checkpoint", "weights", "place", "baselines", "cost"},
-    {"objective", "model", "text", "device"},
-    {"machine", "compiler", "spinning"},
-    {"cache", "files"},
-    {"config", "presets", "checks", "records", "errors", "interrupts", "streams"},
+    {"training", "loaded_model", "chat_session", "importing", "exporting", "console"},
+    {"evaluation", "planning", "generation", "adapters"},
+    {"open_model"},
+    {"run_directory", "formats"},
+    {"objectives", "model", "text", "device", "machine"},
+    {"kernels"},
+    {"machine_profile"},
+    {"cache_directory", "files"},
+    {
+        "config",
+        "duration",
+        "presets",
+        "validation",
+        "serialization",
+        "errors",
+        "process_signals",
+        "reporter",
+        "streams",
+    },
 )
+ALLOWED_IN_KERNELS = ("tinylm.machine_profile", "tinylm.cache_directory", "tinylm.errors", "tinylm.reporter")
 MODULES = {".".join(path.relative_to(HOME.parent).with_suffix("").parts): path for path in sorted(HOME.rglob("*.py"))}
 
 
@@ -38,31 +52,31 @@ def imports(path: Path) -> set[str]:
 
 
 def level(module: str) -> int:
-    """Of a module of ours by its dotted name, counted from the top."""
-    room = module.split(".")[1]
-    return next(index for index, rooms in enumerate(LEVELS) if room in rooms)
+    """The level of a module of tinylm by its dotted name, counted from the top."""
+    package = module.split(".")[1]
+    return next(index for index, packages in enumerate(LEVELS) if package in packages)
 
 
-def ours(module: str) -> set[str]:
-    """What of tinylm itself it imports; the version in tinylm/__init__.py is anyone's."""
+def own_imports(module: str) -> set[str]:
+    """The modules of tinylm that a module imports, except tinylm/__init__.py, whose version any module may read."""
     return {name for name in imports(MODULES[module]) if name.startswith("tinylm.") and name != "tinylm.__init__"}
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name != "tinylm.__init__"])
-def test_nothing_imports_upward(module: str) -> None:
-    upward = {name for name in ours(module) if level(name) < level(module)}
+def test_no_module_imports_one_of_a_higher_level(module: str) -> None:
+    upward = {name for name in own_imports(module) if level(name) < level(module)}
     assert not upward
 
 
-def test_nothing_imports_in_a_circle() -> None:
-    graph = {module: {name for name in ours(module) if name in MODULES} for module in MODULES}
+def test_there_are_no_import_cycles() -> None:
+    graph = {module: {name for name in own_imports(module) if name in MODULES} for module in MODULES}
     assert len(list(TopologicalSorter(graph).static_order())) == len(MODULES)
 
 
-def test_commands_are_the_only_users_of_the_console_besides_the_cli() -> None:
-    users = {module for module in MODULES if "tinylm.console" in ours(module)}
+def test_only_the_cli_and_the_commands_import_the_console() -> None:
+    users = {module for module in MODULES if "tinylm.console" in own_imports(module)}
     assert {module.split(".")[1] for module in users} == {"cli", "commands"}
-    assert ours("tinylm.console") == set()
+    assert own_imports("tinylm.console") == set()
 
 
 def test_only_the_console_imports_rich_or_tqdm() -> None:
@@ -71,27 +85,48 @@ def test_only_the_console_imports_rich_or_tqdm() -> None:
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("tinylm.model.")])
-def test_a_model_imports_torch_config_and_errors_and_nothing_else(module: str) -> None:
+def test_the_model_imports_only_torch_kernels_config_and_errors(module: str) -> None:
     for name in imports(MODULES[module]):
         root = name.split(".")[0]
-        own = name.startswith("tinylm.model") or name in ("tinylm.config", "tinylm.errors")
+        own = name.startswith(("tinylm.model", "tinylm.kernels")) or name in ("tinylm.config", "tinylm.errors")
         assert root == "torch" or root in sys.stdlib_module_names or own, name
 
 
-def test_leaves_import_nothing_but_the_standard_library_and_each_other() -> None:
-    leaves = {f"tinylm.{room}" for room in LEVELS[-1]}
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("tinylm.kernels.")])
+def test_kernels_import_only_torch_the_machine_profile_and_what_it_needs(module: str) -> None:
+    for name in imports(MODULES[module]):
+        root = name.split(".")[0]
+        own = name.startswith("tinylm.kernels") or name in ALLOWED_IN_KERNELS
+        assert root == "torch" or root in sys.stdlib_module_names or own, name
+
+
+def test_the_lowest_level_imports_only_the_standard_library_and_itself() -> None:
+    leaves = {f"tinylm.{module}" for module in LEVELS[-1]}
     for module in leaves:
         foreign = {name.split(".")[0] for name in imports(MODULES[module])} - sys.stdlib_module_names
         assert foreign <= {"tinylm"}
-        assert ours(module) <= leaves
-    assert ours("tinylm.errors") == set()
+        assert own_imports(module) <= leaves
+    assert own_imports("tinylm.errors") == set()
+
+
+def test_planning_imports_no_kernel_no_device_and_of_the_model_only_the_build() -> None:
+    """It takes the properties of the machine from `tinylm.machine`."""
+    used = set().union(*(own_imports(m) for m in MODULES if m.startswith("tinylm.planning.")))
+    assert {name for name in used if name.startswith(("tinylm.kernels", "tinylm.device"))} == set()
+    assert {name for name in used if name.startswith("tinylm.model.")} == {"tinylm.model.build"}
 
 
 def test_only_the_build_reads_the_model_config() -> None:
-    readers = {m for m in MODULES if m.startswith("tinylm.model.") and "tinylm.config" in ours(m)}
+    readers = {m for m in MODULES if m.startswith("tinylm.model.") and "tinylm.config" in own_imports(m)}
     assert readers == {"tinylm.model.build"}
 
 
-def test_every_room_has_its_level() -> None:
-    rooms = {module.split(".")[1] for module in MODULES} - {"__init__"}
-    assert rooms <= set().union(*LEVELS)
+def test_every_package_has_a_level() -> None:
+    packages = {module.split(".")[1] for module in MODULES} - {"__init__"}
+    assert packages <= set().union(*LEVELS)
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("tinylm.formats.")])
+def test_formats_know_models_and_texts_but_no_runs_and_no_adapters(module: str) -> None:
+    same_level = {name.split(".")[1] for name in own_imports(module) if level(name) == level(module)}
+    assert same_level <= {"formats"}

@@ -1,191 +1,138 @@
-"""The machine profile: measured once, then read; whatever else lies in its place is ignored."""
+"""The machine of a run, chosen by capabilities and by measurements that are made once."""
 
-import errno
-import json
-import os
-import stat
-import threading
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import itertools
+import platform
+import sys
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.machines import MATMUL_RATE
 from tinylm import machine as module
-from tinylm.cache import private_folder
-from tinylm.machine import Measurement, identify_processor
+from tinylm.config import RuntimeConfig
+from tinylm.machine import COMPARED_DTYPES, choose_machine, matmul_rates_entry, measure_matmul_rates, round_rate
 
-BOUNDS = {"fast": (1.0, 1e6), "slow": (0.0, 10.0)}
-VALUES = {"fast": 1234.5, "slow": 0.1 + 0.2}
+posix_clock = pytest.mark.skipif(sys.platform == "win32", reason="thread time has a resolution of 16 ms there")
 
 
-class Reported:
+class Recorder:
+    """A reporter that keeps its notes."""
+
     def __init__(self) -> None:
         self.notes: list[str] = []
-        self.warnings: list[str] = []
 
     def note(self, message: str) -> None:
         self.notes.append(message)
 
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
+    warn = note
 
 
-def entry(**identity: object) -> Measurement:
-    return Measurement("speeds", {"processor": "a", **identity}, BOUNDS)
-
-
-def never() -> dict[str, float]:
-    raise AssertionError("measured again")
-
-
-def only_file() -> Path:
-    (file,) = private_folder("machine").glob("speeds-*.json")
-    return file
-
-
-def test_what_was_measured_is_read_from_then_on_to_the_bit() -> None:
-    reported = Reported()
-    assert entry().get(lambda: VALUES, reported) == VALUES
-    assert entry().get(never, reported) == VALUES
-    assert reported.notes == ["Measuring this machine, once..."]
-    assert reported.warnings == []
-    assert stat.S_IMODE(only_file().stat().st_mode) == 0o600
-
-
-def test_another_processor_another_value_and_another_format_are_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry().get(lambda: VALUES)
-    other = {"fast": 2.0, "slow": 2.0}
-    assert entry(processor="b").get(lambda: other) == other
-    assert Measurement("speeds", {"processor": "a"}, {"fast": (1.0, 3.0)}).get(lambda: other) == {"fast": 2.0}
-    assert entry().get(never) == VALUES
-    monkeypatch.setattr(module, "FORMAT", module.FORMAT + 1)
-    assert entry().get(lambda: other) == other
-
-
-def test_a_value_that_cannot_be_true_is_brought_within_its_bounds() -> None:
-    assert entry().get(lambda: {"fast": float("inf"), "slow": -1.0}) == {"fast": 1e6, "slow": 0.0}
-
-
-def with_values(**values: object) -> Callable[[dict[str, object]], str]:
-    return lambda record: json.dumps({**record, "values": {**VALUES, **values}})
+def test_a_machine_has_the_rate_of_the_profile_and_a_run_records_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reporter = Recorder()
+    monkeypatch.setattr(module, "free_memory", lambda device: 123)
+    found = choose_machine("cpu", "fp32", reporter)
+    assert (found.device, found.dtype) == ("cpu", "fp32")
+    assert found.threads == torch.get_num_threads()
+    assert found.reasons.startswith("cpu (")
+    assert "requested; fp32: requested" in found.reasons
+    assert found.matmul_rate == round_rate(MATMUL_RATE)
+    assert found.free_memory == 123
+    assert found.runtime(compile=True) == RuntimeConfig(
+        device="cpu", dtype="fp32", compile=True, threads=found.threads, matmul_rate=found.matmul_rate
+    )
+    assert reporter.notes == []
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("device", "dtype", "onednn", "faster"),
     [
-        pytest.param(lambda record: "", id="empty"),
-        pytest.param(lambda record: json.dumps(record)[:-9], id="cut"),
-        pytest.param(lambda record: "[" * 100_000, id="deep"),
-        pytest.param(lambda record: json.dumps(record) + " " * (module.MOST_BYTES + 1), id="huge"),
-        pytest.param(lambda record: "[]", id="a list"),
-        pytest.param(lambda record: json.dumps({**record, "values": []}), id="values are a list"),
-        pytest.param(lambda record: json.dumps({**record, "format": "1"}), id="format is a string"),
-        pytest.param(lambda record: json.dumps({**record, "identity": {"processor": "b"}}), id="another processor"),
-        pytest.param(lambda record: json.dumps({**record, "values": {"fast": 1234.5}}), id="a value is missing"),
-        pytest.param(with_values(more=1.0), id="a value too many"),
-        pytest.param(with_values(fast="1234"), id="a string"),
-        pytest.param(with_values(fast=True), id="a boolean"),
-        pytest.param(with_values(fast=None), id="null"),
-        pytest.param(with_values(fast=float("nan")), id="NaN"),
-        pytest.param(with_values(fast=float("inf")), id="infinity"),
-        pytest.param(with_values(fast=-5), id="negative"),
-        pytest.param(with_values(fast=10**400), id="400 digits"),
-        pytest.param(lambda record: json.dumps(record).replace("1234.5", "1" * 10_000), id="10,000 digits"),
-        pytest.param(lambda record: json.dumps(record).replace("1234.5", "1e999"), id="1e999"),
-        pytest.param(lambda record: "\udcff", id="not UTF-8"),
+        ("cpu", "bf16", True, True),
+        ("cpu", "fp32", True, False),
+        ("cpu", "fp32", False, True),
+        ("cuda", "fp32", True, True),
     ],
 )
-def test_a_forged_or_damaged_file_is_ignored_and_replaced(damage: Callable[[dict[str, object]], str]) -> None:
-    entry().write(VALUES)
-    record = json.loads(only_file().read_text())
-    only_file().write_text(damage(record), errors="surrogateescape")
-    again = {"fast": 7.0, "slow": 7.0}
-    assert entry().get(lambda: again) == again
-    assert entry().get(never) == again
+def test_compiled_is_faster_unless_eager_code_uses_onednn_or_there_is_no_compiler(
+    device: str, dtype: str, onednn: bool, faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinylm.kernels.onednn.is_preferred", lambda: onednn)
+    monkeypatch.setattr(module, "can_compile", lambda device: True)
+    assert module.compiled_is_faster(device, dtype) == faster
+    monkeypatch.setattr(module, "can_compile", lambda device: False)
+    assert not module.compiled_is_faster(device, dtype)
 
 
-def test_a_file_that_others_can_write_is_not_trusted() -> None:
-    entry().write(VALUES)
-    only_file().chmod(0o666)
-    again = {"fast": 7.0, "slow": 7.0}
-    assert entry().get(lambda: again) == again
-    assert stat.S_IMODE(only_file().stat().st_mode) == 0o600
+@pytest.mark.parametrize("bf16, dtype", [(5e10, "fp32"), (5e11, "bf16")])
+def test_the_number_format_is_the_faster_one_if_capabilities_do_not_determine_it(
+    bf16: float, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = {"fp32": 1e11, "bf16": bf16}
+    pretend_capabilities(monkeypatch, bf16=True, amx=False)
+    matmul_rates_entry("cpu", COMPARED_DTYPES).write(rates)
+    found = choose_machine("cpu", "auto", Recorder())
+    assert (found.dtype, found.matmul_rate) == (dtype, round_rate(rates[dtype]))
 
 
-def test_a_link_in_its_place_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    entry().write(VALUES)
-    file = only_file()
-    file.rename(tmp_path / "target")
-    file.symlink_to(tmp_path / "target")
-    again = {"fast": 7.0, "slow": 7.0}
-    assert entry().get(lambda: again) == again
-    assert not file.is_symlink()
-    assert json.loads((tmp_path / "target").read_text())["values"] == VALUES
+@pytest.mark.parametrize("bf16, amx, dtype", [(True, True, "bf16"), (False, False, "fp32")])
+def test_timings_do_not_change_a_number_format_that_capabilities_determine(
+    bf16: bool, amx: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_capabilities(monkeypatch, bf16=bf16, amx=amx)
+    for rates in ({"fp32": 1e9, "bf16": 1e12}, {"fp32": 1e12, "bf16": 1e9}):
+        for name, rate in rates.items():
+            matmul_rates_entry("cpu", (name,)).write({name: rate})
+        assert choose_machine("cpu", "auto", Recorder()).dtype == dtype
 
 
-def test_without_a_cache_that_can_be_trusted_each_start_measures_and_one_warning_says_why() -> None:
-    private_folder("machine").chmod(0o777)
-    for _ in range(2):
-        reported = Reported()
-        assert entry().get(lambda: VALUES, reported) == VALUES
-        (warning,) = reported.warnings
-        assert "Other users can write to the cache folder" in warning
-        assert "the same command may give other results" in warning
-    assert list((Path(os.environ["TINYLM_CACHE"]) / "machine").glob("speeds-*")) == []
+def pretend_capabilities(patch: pytest.MonkeyPatch, bf16: bool, amx: bool) -> None:
+    patch.setattr(platform, "machine", lambda: "x86_64")
+    patch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
+    patch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
 
 
-def test_a_full_disk_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path) -> Iterator[Path]:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def test_formats_are_timed_in_turns_and_the_best_rate_of_each_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rounds but one are slow, as if another process were busy."""
+    timed: list[str] = []
 
-    monkeypatch.setattr(module, "replacing", full)
-    reported = Reported()
-    assert entry().get(lambda: VALUES, reported) == VALUES
-    (warning,) = reported.warnings
-    assert "No space left on device" in warning and "set TINYLM_CACHE" in warning
+    def rate(device: str, dtype: str) -> float:
+        timed.append(dtype)
+        return {"fp32": 2e11, "bf16": 4e11}[dtype] / (1 if len(timed) in (5, 6) else 50)
 
-
-def test_commands_that_start_together_use_the_measurement_of_one() -> None:
-    measured, found, begin = [], [], threading.Barrier(4, timeout=20)
-
-    def measure() -> dict[str, float]:
-        measured.append(threading.get_ident())
-        time.sleep(0.2)  # long enough for all to find no file
-        return {"fast": float(len(measured)), "slow": 0.0}
-
-    def start() -> None:
-        begin.wait()
-        found.append(entry().get(measure))
-
-    starts = [threading.Thread(target=start, daemon=True) for _ in range(4)]
-    for thread in starts:
-        thread.start()
-    for thread in starts:
-        thread.join(timeout=30)
-    assert found == [{"fast": 1.0, "slow": 0.0}] * 4
+    monkeypatch.setattr(module, "_measure_matmul_rate", rate)
+    monkeypatch.setattr(module, "MEASURE_SECONDS", 0.0)
+    assert measure_matmul_rates("cpu", COMPARED_DTYPES) == {"fp32": 2e11, "bf16": 4e11}
+    assert timed == ["fp32", "bf16"] * module.MIN_ROUNDS
 
 
-def test_where_there_are_no_locks_it_is_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise NotImplementedError("this file system has no locks")
+@posix_clock
+def test_a_rate_is_the_processor_time_of_one_thread_times_the_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clock of the thread is replaced by one that advances by 2 ms at each reading."""
+    threads, seen = torch.get_num_threads(), set()
 
-    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
-    assert entry().get(lambda: VALUES) == VALUES
-    assert entry().get(never) == VALUES
+    def clock() -> float:
+        seen.add(torch.get_num_threads())
+        return next(ticks)
+
+    ticks = (0.002 * i for i in itertools.count())
+    monkeypatch.setattr(module.time, "thread_time", clock)
+    monkeypatch.setattr(module, "MEASURE_SECONDS", 0.0)
+    torch.set_num_threads(2)
+    try:
+        rates = measure_matmul_rates("cpu", ("fp32",))
+    finally:
+        torch.set_num_threads(threads)
+    assert rates["fp32"] == pytest.approx(2 * 2 * 2048 * 512 * 512 / 0.002)
+    assert seen == {1}
 
 
-def test_a_processor_is_identified_by_what_stays_the_same() -> None:
-    found = identify_processor()
-    assert found == identify_processor() == json.loads(json.dumps(found))
-    assert found["cores"] >= 1
-
-
-@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="reads the system's own list")
-def test_a_processor_is_named_as_the_system_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    named = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
-    found = identify_processor()
-    assert {found["model name"]} == named or not named
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
-    assert identify_processor()["cores"] == 3
+@given(st.floats(1e6, 1e18), st.floats(-0.04, 0.04))
+def test_a_rounded_rate_is_close_and_mostly_equal_in_another_measurement(rate: float, error: float) -> None:
+    assert 2**-0.126 < round_rate(rate) / rate < 2**0.126
+    middle = round_rate(rate)
+    assert round_rate(middle * (1 + error)) == middle

@@ -1,4 +1,4 @@
-"""The judge is judged by numbers worked out by hand."""
+"""The float64 reference of the model, checked against numbers worked out by hand."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_sinusoids_worked_by_hand() -> None:
     assert [reference.sinusoid(7, i, 4) for i in range(4)] == pytest.approx(expected)
 
 
-def test_a_quarter_turn() -> None:
+def test_rope_by_a_quarter_turn_worked_by_hand() -> None:
     assert reference.rotate_pair(1.0, 2.0, math.pi / 2) == pytest.approx((-2.0, 1.0))
 
 

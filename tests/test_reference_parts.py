@@ -1,4 +1,4 @@
-"""The judge of the further parts is judged by numbers worked out by hand, and by enumeration."""
+"""The float64 reference of further parts, checked against numbers worked out by hand, and by enumeration."""
 
 import math
 
@@ -11,18 +11,18 @@ from tests.variants import randomised, small
 from tinylm.model.build import build_model
 
 
-def test_relative_tables_are_read_by_the_clipped_offset() -> None:
-    """With queries of 1, keys and values of 0 and all visible, weights and output come from the tables alone."""
+def test_relative_position_tables_are_indexed_by_the_clipped_offset() -> None:
+    """With queries of 1, and keys and values of 0, attention weights and output come from the tables alone."""
     tables = np.array([[0.0], [math.log(2)], [math.log(3)]]), np.array([[10.0], [20.0], [30.0]])
     zero = np.zeros((3, 1))
     every = reference_parts.bidirectional(3)
     heads = reference_parts.attend_full(np.ones((3, 1)), zero, zero, every, *tables, clip=1)
-    # rows for j - i: token 0 sees 0, 1, 2 clipped to 1; token 1 sees -1, 0, 1; token 2 sees -2 clipped to -1, -1, 0
+    # offsets j - i, clipped to -1 ... 1: for token 0: 0, 1, 1; for token 1: -1, 0, 1; for token 2: -1, -1, 0
     first, second, third = (2 * 20 + 3 * 30 + 3 * 30) / 8, (10 + 2 * 20 + 3 * 30) / 6, (10 + 10 + 2 * 20) / 4
     np.testing.assert_allclose(heads, [[first], [second], [third]])
 
 
-def test_a_window_of_two_is_a_token_and_the_one_before_it() -> None:
+def test_a_window_of_two_covers_a_token_and_its_predecessor() -> None:
     local = reference_parts.windowed(2)
     assert [[local(i, j) for j in range(4)] for i in (0, 2)] == [
         [True, False, False, False],
@@ -30,7 +30,7 @@ def test_a_window_of_two_is_a_token_and_the_one_before_it() -> None:
     ]
 
 
-def test_without_further_parts_the_decoder_is_the_plain_one() -> None:
+def test_the_extended_reference_equals_the_plain_reference_without_extensions() -> None:
     config = small()
     model = randomised(build_model(config).double())
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
@@ -39,7 +39,7 @@ def test_without_further_parts_the_decoder_is_the_plain_one() -> None:
 
 
 def test_two_experts_worked_by_hand_differ_when_they_are_merged() -> None:
-    """Logits 0, ln 3 and less: weights 1/4 and 3/4. Each expert multiplies 1 by its up and down, which multiply."""
+    """Logits 0 and ln 3 give weights 1/4 and 3/4; the third is not in the top 2. An expert computes down * relu(up)."""
     weights = {
         "m.router.weight": np.array([[0.0], [math.log(3)], [-1.0]]),
         "m.up_proj": np.array([[[1.0]], [[2.0]], [[9.0]]]),
@@ -66,14 +66,14 @@ def test_load_balance_and_entropy_worked_by_hand() -> None:
 
 
 def test_label_smoothing_worked_by_hand() -> None:
-    """Probabilities 1/4 and 3/4; half of the weight is on the target and half is even."""
+    """Probabilities 1/4 and 3/4; half of the weight is on the target, and half is uniform."""
     expected = math.log(4) / 2 + (math.log(4) + math.log(4 / 3)) / 4
     assert reference_parts.label_smoothed(np.array([0.0, math.log(3)]), 0, 0.5) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("refill", [True, False])
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
-def test_a_beam_that_holds_every_sequence_finds_the_best_of_all(length_penalty: float, refill: bool) -> None:
+def test_exhaustive_beam_search_finds_the_best_sequence(length_penalty: float, refill: bool) -> None:
     def model(prefix: tuple[int, ...]) -> Array:
         return np.log(np.random.default_rng(prefix).dirichlet(np.ones(3)))
 

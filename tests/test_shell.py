@@ -1,4 +1,4 @@
-"""What the other tests rely on when they start processes."""
+"""Child processes that tests start: they have default signal handlers, and end at their time limit."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import pytest
 
 from tests.shell import ROOT, child_process, run_child
 
-posix = pytest.mark.skipif(os.name != "posix", reason="signals and process groups as POSIX has them")
+posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and process groups")
 CHILD = "tests/test_shell.py::test_a_child_starts_with_default_signals"
 
 
@@ -21,7 +21,7 @@ def test_a_child_starts_with_default_signals() -> None:
 
 @posix
 def test_a_child_starts_with_default_signals_in_a_test_run_that_ignores_them() -> None:
-    """As under nohup and in a background job."""
+    """As under nohup, and in background jobs of a script."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", CHILD]
     ignoring = f"import os, signal; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; os.execv({command[0]!r}, "
     result = run_child([sys.executable, "-c", f"{ignoring}{command})"], cwd=ROOT)
@@ -30,7 +30,7 @@ def test_a_child_starts_with_default_signals_in_a_test_run_that_ignores_them() -
 
 @posix
 def test_a_child_that_ignores_signals_ends_at_its_limit_with_all_that_it_started() -> None:
-    """Its own child holds the pipe open."""
+    """The child of the child holds the pipe open."""
     script = "trap '' INT HUP TERM; sleep 1000 & echo started; sleep 1000"
     with child_process(["bash", "-c", script], limit=1.0, stdout=subprocess.PIPE) as child:
         assert child.communicate() == ("started\n", None)

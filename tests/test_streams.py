@@ -1,3 +1,5 @@
+"""The standard streams: failed writes to stdout are one error, and failed writes to stderr are dropped."""
+
 import contextlib
 import errno
 import io
@@ -12,12 +14,12 @@ import pytest
 from tinylm.errors import ClosedOutputError, OutputError
 from tinylm.streams import prepare_streams
 
-posix = pytest.mark.skipif(os.name != "posix", reason="pipes, terminals and devices as POSIX has them")
-full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX pipes and terminals")
+full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 
 
 class Disk(io.BytesIO):
-    """Fails as it is told to, one write after another; `None` is a write that works."""
+    """A raw stream whose writes raise the given errors in turn; `None` is a write that succeeds."""
 
     def __init__(self, *failures: int | None, descriptor: int = -1) -> None:
         super().__init__()
@@ -35,7 +37,7 @@ class Disk(io.BytesIO):
 
 @pytest.fixture(autouse=True)
 def streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """prepare_streams replaces these, and they come back."""
+    """Restore the streams that prepare_streams replaces."""
     for name in ("stdin", "stdout", "stderr"):
         monkeypatch.setattr(sys, name, getattr(sys, name))
 
@@ -58,7 +60,7 @@ def opened(descriptor: int) -> io.FileIO:
     return io.FileIO(descriptor, "w", closefd=False)
 
 
-def test_text_arrives_in_utf_8_and_bytes_of_a_path_as_they_were() -> None:
+def test_text_is_written_in_utf_8_and_bytes_of_a_path_unchanged() -> None:
     out, err = Disk(), Disk()
     prepared(out, err)
     print("é \udcff")
@@ -68,8 +70,8 @@ def test_text_arrives_in_utf_8_and_bytes_of_a_path_as_they_were() -> None:
 
 
 @full
-def test_a_full_disk_is_an_error_once_and_then_silence() -> None:
-    """Otherwise Python's flush at exit would fail again, and end the process with code 120."""
+def test_a_full_disk_is_one_error_and_later_writes_are_dropped() -> None:
+    """Otherwise Python's flush at exit would fail, too, and the process would end with exit code 120."""
     with Path("/dev/full").open("wb", buffering=0) as device:
         prepared(device)
         with pytest.raises(
@@ -82,7 +84,7 @@ def test_a_full_disk_is_an_error_once_and_then_silence() -> None:
 
 
 @posix
-def test_a_closed_pipe_is_no_error(pipe: tuple[int, int]) -> None:
+def test_a_closed_pipe_is_a_closed_output_error(pipe: tuple[int, int]) -> None:
     os.close(pipe[0])
     prepared(opened(pipe[1]))
     with pytest.raises(ClosedOutputError) as caught:
@@ -92,7 +94,7 @@ def test_a_closed_pipe_is_no_error(pipe: tuple[int, int]) -> None:
 
 
 @posix
-def test_a_terminal_that_has_gone_is_no_error() -> None:
+def test_a_closed_terminal_is_a_closed_output_error() -> None:
     ours, theirs = os.openpty()
     prepared(opened(theirs))
     os.close(ours)
@@ -101,7 +103,7 @@ def test_a_terminal_that_has_gone_is_no_error() -> None:
     os.close(theirs)
 
 
-def test_a_disk_that_cannot_be_written_is_an_error_where_a_terminal_would_have_gone(tmp_path: Path) -> None:
+def test_an_io_error_of_a_disk_is_an_output_error(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as file:
         prepared(Disk(errno.EIO, descriptor=file.fileno()))
         with pytest.raises(OutputError) as caught:
@@ -110,7 +112,7 @@ def test_a_disk_that_cannot_be_written_is_an_error_where_a_terminal_would_have_g
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EBADF])
-def test_messages_that_cannot_be_written_are_dropped_and_later_ones_are_tried(number: int) -> None:
+def test_messages_that_cannot_be_written_are_dropped_and_later_ones_are_written(number: int) -> None:
     err = Disk(None, number, number, None)
     prepared(Disk(), err)
     for message in ("one", "two", "three", "four"):
@@ -119,8 +121,8 @@ def test_messages_that_cannot_be_written_are_dropped_and_later_ones_are_tried(nu
 
 
 @posix
-def test_a_pipe_that_does_not_block_gets_all_of_the_output(pipe: tuple[int, int]) -> None:
-    """A terminal program in the same pipeline may have made it so; Python's own streams lose what does not fit."""
+def test_a_non_blocking_pipe_receives_all_output(pipe: tuple[int, int]) -> None:
+    """Another program of a pipeline may make the pipe non-blocking; Python's own streams then lose output."""
     os.set_blocking(pipe[1], False)
     prepared(opened(pipe[1]))
     text = "0123456789" * 50_000  # more than a pipe holds
@@ -140,8 +142,8 @@ def test_a_pipe_that_does_not_block_gets_all_of_the_output(pipe: tuple[int, int]
     assert found == [len(text)]
 
 
-def test_a_stream_without_bytes_beneath_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a notebook's."""
+def test_a_stream_without_a_buffer_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of a notebook."""
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     prepare_streams()

@@ -8,7 +8,7 @@ from tests import reference_parts
 from tests.variants import every_variant, randomised, small
 from tinylm.adapters.adapter import adapter_layers, adapter_tensors, load_adapter_tensors
 from tinylm.adapters.bottleneck import SUBLAYERS, Bottleneck, add_bottlenecks, sublayers
-from tinylm.adapters.load import set_strength
+from tinylm.adapters.load import set_adapter_scale
 from tinylm.config import AdapterConfig, ModelConfig
 from tinylm.model.build import build_model
 from tinylm.model.stack import Transformer
@@ -33,12 +33,12 @@ def adapted(config: ModelConfig, seed: int = 0) -> Transformer:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for layer in add_bottlenecks(model, SETTINGS).values():
-            for parameter in layer.trained().values():
+            for parameter in layer.trainable_parameters().values():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3)
     return model
 
 
-def test_the_output_is_the_formula_around_a_module_that_does_nothing() -> None:
+def test_a_bottleneck_around_an_identity_equals_the_formula() -> None:
     torch.manual_seed(0)
     layer = Bottleneck(torch.nn.Identity(), 5, 3, 0.0).double()
     for parameter in layer.parameters():
@@ -50,7 +50,7 @@ def test_the_output_is_the_formula_around_a_module_that_does_nothing() -> None:
 
 
 @every_variant
-def test_it_begins_at_no_change_and_stands_after_both_sublayers_of_every_layer(config: ModelConfig) -> None:
+def test_new_bottlenecks_follow_both_sublayers_of_every_layer_and_change_nothing(config: ModelConfig) -> None:
     model = exact(config)
     before = logits(model)
     layers = add_bottlenecks(model, SETTINGS)
@@ -60,17 +60,17 @@ def test_it_begins_at_no_change_and_stands_after_both_sublayers_of_every_layer(c
 
 
 @every_variant
-def test_it_is_trained_saved_and_loaded_by_name(config: ModelConfig) -> None:
+def test_saved_bottlenecks_load_by_name_and_can_be_scaled_to_zero(config: ModelConfig) -> None:
     one, other = adapted(config), adapted(config, seed=1)
     tensors = adapter_tensors(adapter_layers(one))
     assert not torch.allclose(logits(one), logits(other))
     load_adapter_tensors(adapter_layers(other), tensors, Path("adapter"))
     assert torch.equal(logits(one), logits(other))
-    set_strength(adapter_layers(other), 0.0)
+    set_adapter_scale(adapter_layers(other), 0.0)
     assert torch.equal(logits(other), logits(exact(config)))
 
 
-def test_an_encoder_decoder_has_one_after_cross_attention_too() -> None:
+def test_an_encoder_decoder_has_a_bottleneck_after_cross_attention() -> None:
     model = exact(small(architecture="encoder-decoder", encoder_layers=1, layers=1))
     assert sublayers(model) == SUBLAYERS
     assert sublayers(exact(small())) == ("attention", "feedforward")

@@ -10,7 +10,7 @@ def network() -> nn.Module:
     return model
 
 
-def test_wanted_modules_are_replaced_at_any_depth_and_the_rest_stays() -> None:
+def test_matching_modules_are_replaced_at_any_depth_and_the_others_stay() -> None:
     model = network()
     head = model.get_submodule("head")
     names = replace_modules(
@@ -22,7 +22,7 @@ def test_wanted_modules_are_replaced_at_any_depth_and_the_rest_stays() -> None:
     assert model(torch.ones(1, 2)).shape == (1, 1)
 
 
-def test_a_replacement_that_holds_the_old_module_is_not_replaced_again() -> None:
+def test_a_replacement_that_contains_the_old_module_is_not_replaced_again() -> None:
     model = network()
     names = replace_modules(
         model, lambda name, module: isinstance(module, nn.Linear), lambda name, old: nn.Sequential(old)
@@ -31,7 +31,7 @@ def test_a_replacement_that_holds_the_old_module_is_not_replaced_again() -> None
     assert isinstance(model[0][0], nn.Linear)
 
 
-def test_nothing_wanted_changes_nothing() -> None:
+def test_without_a_match_the_model_does_not_change() -> None:
     model = network()
     before = list(model.modules())
     assert replace_modules(model, lambda name, module: False, lambda name, module: nn.Identity()) == []

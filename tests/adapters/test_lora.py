@@ -9,17 +9,17 @@ from torch import Tensor, nn
 from tests import reference_parts
 from tests.variants import every_variant, randomised, small
 from tinylm.adapters.adapter import adapter_layers, adapter_tensors, load_adapter_tensors
-from tinylm.adapters.load import set_strength
+from tinylm.adapters.load import set_adapter_scale
 from tinylm.adapters.lora import (
     TARGETS,
     LoRAEmbedding,
     LoRALinear,
     add_lora,
     check_merged,
-    largest_rank,
+    max_rank,
     merge_lora,
-    module_names,
     peft_config,
+    target_modules,
 )
 from tinylm.config import AdapterConfig, ModelConfig
 from tinylm.errors import TinyLMError, UsageError
@@ -41,13 +41,13 @@ def exact(config: ModelConfig) -> Decoder:
 
 
 def adapted(config: ModelConfig, adapter: AdapterConfig | None = None, seed: int = 0) -> Decoder:
-    """With B drawn too, so that the adapter changes something."""
+    """An adapted model in which B is random instead of zero, so that the adapter has an effect."""
     model = exact(config)
     add_lora(model, adapter or settings(), seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for layer in adapter_layers(model).values():
-            for parameter in layer.trained().values():
+            for parameter in layer.trainable_parameters().values():
                 if not parameter.any():
                     parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3)
     return model
@@ -66,43 +66,43 @@ def wrapped(inputs: int = 6, outputs: int = 4, bias: bool = True, dropout: float
     return layer
 
 
-# One layer
+# One layer.
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_output_is_the_formula(bias: bool) -> None:
-    """y_o = sum_i W_oi x_i + b_o + alpha / r sum_k B_ok sum_i A_ki x_i, entry by entry (seed 002, with A r x k)."""
+def test_the_output_equals_the_formula(bias: bool) -> None:
+    """y_o = sum_i W_oi x_i + b_o + alpha / r sum_k B_ok sum_i A_ki x_i, entry by entry (note 002, with A r x k)."""
     layer = wrapped(bias=bias)
     x = torch.randn(3, 6, dtype=torch.float64)
     w, a, b = (p.detach().numpy() for p in (layer.base.weight, layer.lora_A, layer.lora_B))
     found = layer(x).detach().numpy()
     for row, entries in enumerate(x.numpy()):
         for o in range(4):
-            own = sum(w[o, i] * entries[i] for i in range(6)) + (layer.base.bias[o].item() if bias else 0.0)
+            base = sum(w[o, i] * entries[i] for i in range(6)) + (layer.base.bias[o].item() if bias else 0.0)
             update = sum(b[o, k] * sum(a[k, i] * entries[i] for i in range(6)) for k in range(2))
-            assert found[row, o] == pytest.approx(own + 3.0 / 2 * update, rel=1e-12)
+            assert found[row, o] == pytest.approx(base + 3.0 / 2 * update, rel=1e-12)
 
 
-def test_the_update_is_the_scaled_product() -> None:
+def test_the_weight_change_is_the_scaled_product_of_b_and_a() -> None:
     layer = wrapped()
     w, a, b = (p.detach().numpy().copy() for p in (layer.base.weight, layer.lora_A, layer.lora_B))
-    np.testing.assert_allclose((layer.weight + layer.update()).detach(), w + 1.5 * (b @ a), rtol=1e-12)
+    np.testing.assert_allclose((layer.weight + layer.delta_weight()).detach(), w + 1.5 * (b @ a), rtol=1e-12)
     x = torch.randn(3, 6, dtype=torch.float64)
-    layer.strength = 0.5
+    layer.adapter_scale = 0.5
     expected = reference_parts.lora(x.numpy(), w, a, b, alpha=1.5, rank=2) + layer.base.bias.detach().numpy()
     np.testing.assert_allclose(layer(x).detach(), expected, rtol=1e-12)
-    layer.strength = 0.0
+    layer.adapter_scale = 0.0
     assert torch.equal(layer(x), layer.base(x))
 
 
-def test_shapes_are_rank_by_inputs_and_outputs_by_rank() -> None:
+def test_a_is_rank_by_inputs_and_b_is_outputs_by_rank_of_zeros() -> None:
     layer = LoRALinear(nn.Linear(6, 4), 2, 1.0, 0.0)
     assert (layer.lora_A.shape, layer.lora_B.shape) == ((2, 6), (4, 2))
     assert layer.lora_B.count_nonzero() == 0
     assert layer.lora_A.count_nonzero() == 12
 
 
-def test_dropout_touches_the_adapters_input_alone_and_in_training_alone() -> None:
+def test_dropout_applies_only_to_the_adapters_input_and_only_in_training() -> None:
     layer = wrapped(dropout=0.5)
     x = torch.ones(2000, 6, dtype=torch.float64)
     layer.eval()
@@ -117,11 +117,11 @@ def test_dropout_touches_the_adapters_input_alone_and_in_training_alone() -> Non
     torch.testing.assert_close(layer(x), layer.base(x), rtol=0, atol=0)
 
 
-# A whole model
+# A whole model.
 
 
 @every_variant
-def test_it_begins_at_no_change(config: ModelConfig) -> None:
+def test_a_new_adapter_does_not_change_the_outputs(config: ModelConfig) -> None:
     model = exact(config)
     before = logits(model)
     add_lora(model, settings())
@@ -148,7 +148,7 @@ def test_only_a_and_b_are_trained(config: ModelConfig) -> None:
 
 
 @every_variant
-def test_merged_equals_adapted_and_not_the_base(config: ModelConfig) -> None:
+def test_merged_logits_equal_adapted_ones_and_differ_from_the_base(config: ModelConfig) -> None:
     base, model = exact(config), adapted(config)
     before = logits(model)
     merge_lora(model)
@@ -158,7 +158,7 @@ def test_merged_equals_adapted_and_not_the_base(config: ModelConfig) -> None:
     assert not adapter_layers(model)
 
 
-def test_a_is_drawn_from_the_seed_and_nothing_else_is() -> None:
+def test_the_seed_determines_a_and_leaves_the_global_generator_alone() -> None:
     one, again, other = (build_model(small()) for _ in range(3))
     for model, seed in ((one, 5), (again, 5), (other, 6)):
         before = torch.get_rng_state()
@@ -169,11 +169,11 @@ def test_a_is_drawn_from_the_seed_and_nothing_else_is() -> None:
     assert not any(torch.equal(first[name], different[name]) for name in first if "lora_A" in name)
 
 
-# Targets
+# Targets.
 
 
 @pytest.mark.parametrize(
-    "words, names",
+    "targets, names",
     [
         (["attention"], ("q_proj", "k_proj", "v_proj", "o_proj")),
         (["query,value"], ("q_proj", "v_proj")),
@@ -182,51 +182,51 @@ def test_a_is_drawn_from_the_seed_and_nothing_else_is() -> None:
         (["mlp", "output"], ("gate_proj", "up_proj", "down_proj", "o_proj")),
     ],
 )
-def test_words_stand_for_projections(words: list[str], names: tuple[str, ...]) -> None:
-    assert module_names(words, build_model(small())) == names
+def test_target_names_stand_for_projections(targets: list[str], names: tuple[str, ...]) -> None:
+    assert target_modules(targets, build_model(small())) == names
 
 
-@pytest.mark.parametrize("words", [["brain"], ["query,"], [""], ["Query"]])
-def test_other_words_are_refused_with_those_there_are(words: list[str]) -> None:
-    with pytest.raises(UsageError, match=f"--target .* is not known; choose from: {', '.join(TARGETS)}."):
-        module_names(words, build_model(small()))
+@pytest.mark.parametrize("targets", [["brain"], ["query,"], [""], ["Query"]])
+def test_an_error_about_an_unknown_target_lists_the_known_ones(targets: list[str]) -> None:
+    with pytest.raises(UsageError, match=f"`target` is .*; it must be one of: {', '.join(TARGETS)}."):
+        target_modules(targets, build_model(small()))
 
 
-@pytest.mark.parametrize("word", TARGETS)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("preset", ["modern", "gpt2"])
-def test_a_target_adapts_these_projections_of_every_layer_and_no_other(word: str, preset: str) -> None:
-    """A plain feed-forward layer has no gate."""
+def test_a_target_adapts_its_projections_in_every_layer_and_no_others(target: str, preset: str) -> None:
+    """A feed-forward layer without a gate has no gate_proj."""
     model = build_model(small(preset, kv_heads=4))
-    there = {name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
-    expected = {name for name in there if name.rpartition(".")[2] in TARGETS[word]}
+    present = {name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
+    expected = {name for name in present if name.rpartition(".")[2] in TARGETS[target]}
     if not expected:
-        assert word == "router"
+        assert target == "router"
         return
-    assert set(add_lora(model, settings(targets=TARGETS[word]))) == expected
+    assert set(add_lora(model, settings(targets=TARGETS[target]))) == expected
     assert set(adapter_layers(model)) == expected
     assert sum("layers." in name for name in expected) % 2 == 0  # two layers
 
 
 def test_a_target_that_is_not_in_the_model_is_refused() -> None:
-    with pytest.raises(UsageError, match="--target gate_proj names nothing"):
+    with pytest.raises(UsageError, match="`target` gate_proj matches no module"):
         add_lora(build_model(small("gpt2", kv_heads=4)), settings(targets=("gate_proj",)))
 
 
-def test_experts_and_a_router_are_targets_of_a_mixture_alone() -> None:
+def test_experts_and_router_are_targets_only_in_a_mixture_of_experts() -> None:
     mixture, dense = build_model(small(experts=3)), build_model(small())
-    for words in (["experts"], ["query", "router"]):
-        assert module_names(words, mixture)
-        with pytest.raises(UsageError, match="is for a mixture of experts, and this model is dense"):
-            module_names(words, dense)
-    assert module_names(["mlp", "all"], dense)
-    layers = add_lora(mixture, settings(targets=module_names(["experts", "router"], mixture)))
+    for targets in (["experts"], ["query", "router"]):
+        assert target_modules(targets, mixture)
+        with pytest.raises(UsageError, match="needs a mixture of experts; this model is dense"):
+            target_modules(targets, dense)
+    assert target_modules(["mlp", "all"], dense)
+    layers = add_lora(mixture, settings(targets=target_modules(["experts", "router"], mixture)))
     assert len(layers) == 2 * (3 * 3 + 1)
 
 
 @pytest.mark.parametrize("targets, rank", [(("router",), 3), (("q_proj", "router"), 16), (("k_proj",), 8)])
-def test_the_largest_rank_is_that_of_the_largest_matrix(targets: tuple[str, ...], rank: int) -> None:
+def test_the_maximum_rank_is_that_of_the_largest_matrix(targets: tuple[str, ...], rank: int) -> None:
     model = build_model(small(experts=3, kv_heads=2))
-    assert largest_rank(model, targets) == rank
+    assert max_rank(model, targets) == rank
     add_lora(model, settings(rank=rank, targets=targets))
     with pytest.raises(UsageError, match=f"a rank of at most {rank}"):
         add_lora(build_model(small(experts=3, kv_heads=2)), settings(rank=rank + 1, targets=targets))
@@ -236,16 +236,16 @@ MODELS = {"tied": small(), "untied": small(tie=False), "experts": small(experts=
 
 
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS.keys())
-def test_every_matrix_can_be_adapted_and_merged_and_taken_out_again(config: ModelConfig) -> None:
-    """The embedding as well, and where the output shares it, the output with it."""
+def test_every_matrix_can_be_adapted_merged_and_unmerged(config: ModelConfig) -> None:
+    """Including the embedding and, if it is tied, the output layer."""
     everything = settings(targets=TARGETS["all"])
     base, model = exact(config), adapted(config, everything)
     before, original = logits(model), logits(base)
     assert not torch.allclose(before, original, atol=1e-3)
-    update = {name: layer.update() for name, layer in adapter_layers(model).items()}
+    changes = {name: layer.delta_weight() for name, layer in adapter_layers(model).items()}
     merge_lora(model)
     torch.testing.assert_close(logits(model), before, rtol=0, atol=1e-10)
-    for name, value in update.items():
+    for name, value in changes.items():
         expected = base.get_submodule(name).weight + value
         torch.testing.assert_close(model.get_submodule(name).weight, expected, rtol=0, atol=1e-12)
 
@@ -255,7 +255,7 @@ def test_every_matrix_can_be_adapted_and_merged_and_taken_out_again(config: Mode
     torch.testing.assert_close(logits(model), original, rtol=0, atol=1e-10)
 
 
-def test_an_adapted_embedding_is_the_formula() -> None:
+def test_an_adapted_embedding_equals_the_formula() -> None:
     """Row t of W0 + s A^T B^T."""
     torch.manual_seed(0)
     layer = LoRAEmbedding(nn.Embedding(7, 4).double(), 2, 1.5)
@@ -275,8 +275,8 @@ def test_a_rank_stabilised_adapter_is_scaled_by_the_root_of_the_rank() -> None:
     assert {layer.scale for layer in layers.values()} == {1.5}
 
 
-def test_one_b_is_shared_by_the_matrices_of_a_name() -> None:
-    """Each keeps an A of its own; a file has a copy of B for each, so that anyone can read it."""
+def test_matrices_of_one_name_can_share_one_b() -> None:
+    """Each layer has its own A. The saved tensors contain a copy of B per layer, so that PEFT can read them."""
     model = exact(small(experts=3))
     layers = add_lora(model, settings(share_b=True))
     owners: dict[int, set[str]] = {}
@@ -284,43 +284,45 @@ def test_one_b_is_shared_by_the_matrices_of_a_name() -> None:
         owners.setdefault(id(layer.lora_B), set()).add(name.rpartition(".")[2])
     assert sorted(map(tuple, owners.values())) == sorted((name,) for name in EVERYWHERE)
     assert len({id(layer.lora_A) for layer in layers.values()}) == len(layers)
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    alone = sum(
-        p.numel() for layer in add_lora(exact(small(experts=3)), settings()).values() for p in layer.trained().values()
+    shared_size = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    separate_size = sum(
+        p.numel()
+        for layer in add_lora(exact(small(experts=3)), settings()).values()
+        for p in layer.trainable_parameters().values()
     )
-    assert trained < alone
+    assert shared_size < separate_size
     tensors = adapter_tensors(layers)
     assert len({tensor.data_ptr() for tensor in tensors.values()}) == 2 * len(layers)
 
 
-# Several on one base
+# Several adapters on one base model.
 
 
-def test_adapters_on_one_base_add_up_by_their_strengths() -> None:
+def test_adapters_on_one_base_add_up_in_proportion_to_their_scales() -> None:
     one, two = (adapter_tensors(adapter_layers(adapted(small(), seed=seed))) for seed in (1, 2))
     both = exact(small())
     first, second = add_lora(both, settings()), add_lora(both, settings())
     load_adapter_tensors(first, one, Path("adapter"))
     load_adapter_tensors(second, two, Path("adapter"))
-    for strengths, seeds in (((1, 0), (1,)), ((0, 1), (2,)), ((0, 0), ())):
-        set_strength(first, strengths[0])
-        set_strength(second, strengths[1])
+    for scales, seeds in (((1, 0), (1,)), ((0, 1), (2,)), ((0, 0), ())):
+        set_adapter_scale(first, scales[0])
+        set_adapter_scale(second, scales[1])
         expected = adapted(small(), seed=seeds[0]) if seeds else exact(small())
         torch.testing.assert_close(logits(both), logits(expected), rtol=0, atol=1e-12)
-    set_strength(first, 1.0)
-    set_strength(second, -0.5)
+    set_adapter_scale(first, 1.0)
+    set_adapter_scale(second, -0.5)
     summed = exact(small())
     with torch.no_grad():
-        for seed, strength in ((1, 1.0), (2, -0.5)):
+        for seed, scale in ((1, 1.0), (2, -0.5)):
             for name, layer in adapter_layers(adapted(small(), seed=seed)).items():
-                summed.get_submodule(name).weight += strength * layer.update()
+                summed.get_submodule(name).weight += scale * layer.delta_weight()
     torch.testing.assert_close(logits(both), logits(summed), rtol=0, atol=1e-10)
 
 
-# On disk
+# Tensors in PEFT's format.
 
 
-def test_tensors_carry_pefts_names_and_come_back() -> None:
+def test_tensors_have_peft_names_and_load_back() -> None:
     model, other = adapted(small()), adapted(small(), seed=1)
     tensors = {name: tensor.detach().clone() for name, tensor in adapter_tensors(adapter_layers(model)).items()}
     assert "base_model.model.layers.1.attention.q_proj.lora_A.weight" in tensors
@@ -331,7 +333,7 @@ def test_tensors_carry_pefts_names_and_come_back() -> None:
 
 
 @pytest.mark.parametrize("how", ["missing", "surplus", "shape", "empty"])
-def test_tensors_of_another_adapter_are_refused_and_change_nothing(how: str) -> None:
+def test_tensors_of_another_adapter_are_refused_without_changing_the_model(how: str) -> None:
     model = adapted(small())
     before = logits(model)
     tensors = {name: torch.zeros_like(tensor) for name, tensor in adapter_tensors(adapter_layers(model)).items()}
@@ -352,7 +354,7 @@ def test_tensors_of_another_adapter_are_refused_and_change_nothing(how: str) -> 
 @pytest.mark.parametrize(
     "architecture, task", [("decoder", "CAUSAL_LM"), ("encoder", None), ("encoder-decoder", "SEQ_2_SEQ_LM")]
 )
-def test_pefts_configuration_says_what_was_trained(architecture: str, task: str | None) -> None:
+def test_the_peft_config_describes_the_adapter(architecture: str, task: str | None) -> None:
     config = peft_config(settings(rank=4, alpha=6.0, dropout=0.1, targets=("q_proj",)), architecture)
     assert config["task_type"] == task
     assert (config["r"], config["lora_alpha"], config["lora_dropout"]) == (4, 6.0, 0.1)
@@ -360,7 +362,7 @@ def test_pefts_configuration_says_what_was_trained(architecture: str, task: str 
     assert config["peft_type"] == "LORA"
 
 
-# The check before a merge is written
+# The check of a merge.
 
 
 def merged_copy(config: ModelConfig) -> Decoder:
@@ -369,40 +371,40 @@ def merged_copy(config: ModelConfig) -> Decoder:
     return model
 
 
-def test_a_right_merge_passes_and_says_by_how_much() -> None:
+def test_a_correct_merge_passes_with_its_differences() -> None:
     difference, change = check_merged(exact(small()), adapted(small()), merged_copy(small()))
     assert difference < 1e-10
     assert change > 0.01
 
 
-def test_a_wrong_merge_is_caught() -> None:
-    with pytest.raises(TinyLMError, match="logits differ from the adapter's by"):
+def test_a_wrong_merge_is_an_error() -> None:
+    with pytest.raises(TinyLMError, match="The logits of the merged and the adapted model differ by"):
         check_merged(exact(small()), adapted(small()), exact(small()))
 
 
-def test_a_merge_that_is_not_a_number_is_caught() -> None:
+def test_a_merge_with_nan_logits_is_an_error() -> None:
     broken = merged_copy(small())
     with torch.no_grad():
         next(broken.parameters()).fill_(math.nan)
-    with pytest.raises(TinyLMError, match="differ from the adapter's by nan"):
+    with pytest.raises(TinyLMError, match="differ by nan"):
         check_merged(exact(small()), adapted(small()), broken)
 
 
-def test_an_adapter_that_changes_nothing_is_caught() -> None:
-    idle = exact(small())
-    add_lora(idle, settings())
-    with pytest.raises(TinyLMError, match="The adapter changes nothing"):
-        check_merged(exact(small()), idle, exact(small()))
+def test_merging_an_adapter_without_effect_is_an_error() -> None:
+    untrained = exact(small())
+    add_lora(untrained, settings())
+    with pytest.raises(TinyLMError, match="The adapter has no effect"):
+        check_merged(exact(small()), untrained, exact(small()))
 
 
 @pytest.mark.parametrize(
     "values, message",
     [
-        ({"rank": 0}, "--rank is 0"),
-        ({"alpha": 0.0}, "--alpha is 0.0"),
-        ({"alpha": math.inf}, "--alpha is inf"),
-        ({"dropout": 1.0}, "--dropout is 1.0"),
-        ({"targets": ()}, "--target names no module"),
+        ({"rank": 0}, "`rank` is 0"),
+        ({"alpha": 0.0}, "`alpha` is 0.0"),
+        ({"alpha": math.inf}, "`alpha` is inf"),
+        ({"dropout": 1.0}, "`dropout` is 1.0"),
+        ({"targets": ()}, "`target` names no module"),
     ],
 )
 def test_settings_out_of_range_are_refused(values: dict[str, float], message: str) -> None:

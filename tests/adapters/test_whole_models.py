@@ -1,4 +1,4 @@
-"""Adapters in whole models of every architecture. Judge: the formulas in float64, one token at a time."""
+"""Adapters in whole models of every architecture, compared with float64 formulas for one token at a time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +13,8 @@ from tests import reference_parts
 from tests.variants import randomised, small
 from tinylm.adapters.adapter import adapter_layers
 from tinylm.adapters.bottleneck import add_bottlenecks, sublayers
-from tinylm.adapters.inject import plain_name
-from tinylm.adapters.lora import LoRAEmbedding, LoRALinear, add_lora, module_names
+from tinylm.adapters.inject import unwrapped_name
+from tinylm.adapters.lora import LoRAEmbedding, LoRALinear, add_lora, target_modules
 from tinylm.config import AdapterConfig, ModelConfig
 from tinylm.model.build import build_model
 from tinylm.model.encoder_decoder import EncoderDecoder
@@ -26,7 +26,7 @@ SOURCES = torch.tensor([[9, 7, 9, 3], [5, 0, 0, 0]])
 LENGTHS = torch.tensor([4, 1])
 
 
-PutOn = Callable[..., None]
+AddAdapter = Callable[..., None]
 
 
 def both(**choices: Any) -> ModelConfig:
@@ -48,7 +48,7 @@ MODELS = {
 
 
 def with_lora(model: Transformer, rank: int = RANK) -> None:
-    targets = module_names(["all"], model)
+    targets = target_modules(["all"], model)
     config = AdapterConfig(base="b", base_digest="d", rank=rank, alpha=ALPHA, dropout=0.0, targets=targets)
     add_lora(model, config)
 
@@ -60,7 +60,7 @@ def with_bottlenecks(model: Transformer, rank: int = RANK) -> None:
     add_bottlenecks(model, config)
 
 
-every_kind = pytest.mark.parametrize("put_on", [with_lora, with_bottlenecks], ids=["lora", "bottleneck"])
+every_kind = pytest.mark.parametrize("add", [with_lora, with_bottlenecks], ids=["lora", "bottleneck"])
 
 
 def every_model(*kinds: str) -> pytest.MarkDecorator:
@@ -68,14 +68,14 @@ def every_model(*kinds: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("config", chosen.values(), ids=[name.replace(" ", "-") for name in chosen])
 
 
-def adapted(config: ModelConfig, put_on: PutOn) -> Transformer:
-    """In float64, and with all of the adapter drawn, so that it changes something."""
+def adapted(config: ModelConfig, add: AddAdapter) -> Transformer:
+    """A float64 model with random adapter parameters, so that the adapter has an effect."""
     model = randomised(build_model(config)).double()
-    put_on(model)
+    add(model)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for layer in adapter_layers(model).values():
-            for parameter in layer.trained().values():
+            for parameter in layer.trainable_parameters().values():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3)
     return model
 
@@ -88,22 +88,22 @@ def logits_of(model: Transformer, ids: list[list[int]], rows: slice = slice(None
 
 
 def plain_weights(model: Transformer) -> dict[str, np.ndarray]:
-    """A model's parameters by the names they have without adapters; a low-rank update is added to its matrix."""
-    weights = {plain_name(name): value.detach().numpy().copy() for name, value in model.named_parameters()}
+    """The parameters by their names without adapters, with LoRA's weight changes added."""
+    weights = {unwrapped_name(name): value.detach().numpy().copy() for name, value in model.named_parameters()}
     for name, layer in adapter_layers(model).items():
         if isinstance(layer, LoRALinear):
             a, b = layer.lora_A.detach().numpy(), layer.lora_B.detach().numpy()
-            weights[f"{plain_name(name)}.weight"] += ALPHA / RANK * b @ a
+            weights[f"{unwrapped_name(name)}.weight"] += ALPHA / RANK * b @ a
         elif isinstance(layer, LoRAEmbedding):
             a, b = layer.lora_embedding_A.detach().numpy(), layer.lora_embedding_B.detach().numpy()
-            weights[f"{plain_name(name)}.weight"] += ALPHA / RANK * (b @ a).T
+            weights[f"{unwrapped_name(name)}.weight"] += ALPHA / RANK * (b @ a).T
     return weights
 
 
 @every_kind
 @every_model()
-def test_logits_are_the_formula(config: ModelConfig, put_on: PutOn) -> None:
-    model = adapted(config, put_on)
+def test_logits_equal_the_formula(config: ModelConfig, add: AddAdapter) -> None:
+    model = adapted(config, add)
     weights = plain_weights(model)
     found = logits_of(model, IDS)
     for row, ids in enumerate(IDS):
@@ -121,8 +121,8 @@ def test_logits_are_the_formula(config: ModelConfig, put_on: PutOn) -> None:
 
 @every_kind
 @every_model()
-def test_rows_together_equal_rows_alone(config: ModelConfig, put_on: PutOn) -> None:
-    model = adapted(config, put_on)
+def test_logits_of_a_batch_equal_those_of_single_rows(config: ModelConfig, add: AddAdapter) -> None:
+    model = adapted(config, add)
     together = logits_of(model, IDS)
     for row, ids in enumerate(IDS):
         alone = logits_of(model, [ids], slice(row, row + 1))[0]
@@ -132,8 +132,8 @@ def test_rows_together_equal_rows_alone(config: ModelConfig, put_on: PutOn) -> N
 @every_kind
 @every_model("decoder", "encoder-decoder")
 @torch.no_grad()
-def test_decoding_with_a_cache_equals_reading_at_once(config: ModelConfig, put_on: PutOn) -> None:
-    model = adapted(config, put_on)
+def test_decoding_with_a_cache_equals_one_forward_pass(config: ModelConfig, add: AddAdapter) -> None:
+    model = adapted(config, add)
     cache = model.make_cache(2, 6)
     parts = []
     if isinstance(model, EncoderDecoder):
@@ -149,13 +149,13 @@ def test_decoding_with_a_cache_equals_reading_at_once(config: ModelConfig, put_o
 
 @every_kind
 @every_model()
-def test_one_batch_can_be_learned_by_heart_with_the_base_as_it_was(config: ModelConfig, put_on: PutOn) -> None:
+def test_training_overfits_one_batch_and_leaves_the_base_unchanged(config: ModelConfig, add: AddAdapter) -> None:
     torch.manual_seed(0)
     model = randomised(build_model(config))
-    with torch.no_grad():  # so that the frozen output layer allows to be sure of a token
+    with torch.no_grad():  # lets the frozen output layer give probabilities near 1
         (model.embedding if model.output is None else model.output).weight.mul_(5)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    put_on(model, 8)
+    add(model, 8)
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(trained, lr=0.02)
@@ -169,5 +169,5 @@ def test_one_batch_can_be_learned_by_heart_with_the_base_as_it_was(config: Model
         optimizer.step()
     else:
         pytest.fail(f"the worst loss is still {losses.max():.3f}")
-    after = {plain_name(name): value for name, value in model.state_dict().items()}
+    after = {unwrapped_name(name): value for name, value in model.state_dict().items()}
     assert all(torch.equal(after[name], value) for name, value in before.items())

@@ -15,6 +15,8 @@ from tinylm.device import can_compile
 from tinylm.model.build import build_model
 from tinylm.training.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 measure = importlib.import_module("measure")
 
 SHAPE = ["--layers", "1", "--heads", "2", "--width", "16", "--context", "24", "--rounds", "1", "--warmup", "0"]
@@ -136,7 +138,7 @@ def test_a_step_that_is_timed_is_one_step_and_neither_evaluates_nor_saves(monkey
 def test_both_decode_the_same_tokens() -> None:
     peer, decoding = importlib.import_module("peer"), importlib.import_module("decoding")
     model, twin = peer.build_pair(small("gpt2", kv_heads=4))
-    written = decoding.tinylm_tokens(decoding.arranged(model), 20, streams=3)
+    written = decoding.tinylm_tokens(decoding.fused_copy(model), 20, streams=3)
     assert written == decoding.peer_tokens(twin, 20, streams=3)
     assert written == decoding.tinylm_tokens(model, 20, streams=3, use_cache=False)
     assert [len(stream) for stream in written] == [20, 20, 20]
@@ -189,7 +191,7 @@ def test_what_long_contexts_cost_is_printed_for_each_length(capsys: pytest.Captu
     assert [row[1].strip() for row in rows] == ["context", "-" * 7, "32", "64", "tokens cached", "-" * 13, "2", "14"]
     config = measure.make_model_config(preset="modern", size="small", vocab_size=65, layers=1, heads=2, width=16)
     weights = sum(4 * p.numel() for p in contexts.build_model(config).parameters())
-    token = 2 * 4 * config.kv_heads * config.head_width
+    token = 2 * 4 * config.kv_heads * config.head_dim
     assert float(rows[-1][4]) == pytest.approx((weights + 14 * token) / (weights + 2 * token), abs=0.01)
 
 
@@ -312,9 +314,8 @@ def test_ways_of_fine_tuning_are_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finetuning = importlib.import_module("finetuning")
-    monkeypatch.setattr(
-        finetuning, "DENSE", {name: finetuning.DENSE[name] for name in ("full", "LoRA, rank 8", "LoRA, rank 8, one B")}
-    )
+    dense = ("full", "LoRA, rank 8", "LoRA, rank 8, shared B")
+    monkeypatch.setattr(finetuning, "DENSE", {name: finetuning.DENSE[name] for name in dense})
     monkeypatch.setattr(finetuning, "MIXED", {"router": f"{finetuning.LORA} --rank 2 --target router"})
     monkeypatch.setattr(finetuning, "TARGETS", ("attention",))
     monkeypatch.setattr(finetuning, "RATES", (1e-3,))
@@ -330,12 +331,12 @@ def test_ways_of_fine_tuning_are_compared(
         for line in capsys.readouterr().out.splitlines()
         if line.startswith("|") and "--" not in line
     ]
-    names = ["dense base", "untuned", "full", "LoRA rank 8", "LoRA rank 8 one B", "base with experts"]
+    names = ["dense base", "untuned", "full", "LoRA rank 8", "LoRA rank 8 shared B", "base with experts"]
     assert [row[0] for row in rows[:6]] == names
-    full, lora, one_b, router = rows[2], rows[3], rows[4], rows[7]
+    full, lora, shared, router = rows[2], rows[3], rows[4], rows[7]
     outputs = 16 + 8 + 8 + 16  # of four projections, with one key/value head of eight
     assert int(lora[1]) == 2 * 8 * (4 * 16 + outputs)
-    assert int(one_b[1]) == int(lora[1]) - 8 * outputs
+    assert int(shared[1]) == int(lora[1]) - 8 * outputs
     assert int(router[1]) == 2 * 2 * (16 + 2)
     assert float(full[4]) < float(lora[4]) < float(rows[1][4])
     assert all(int(row[2]) > 50 for row in (full, lora, router))

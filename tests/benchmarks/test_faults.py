@@ -13,7 +13,10 @@ import pytest
 
 from tests.shell import ROOT, run_child
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="the attacks use signals and forks")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.name != "posix", reason="the attacks use signals and forks"),
+]
 FEW = {"kills": 3, "disks": 10, "flips": 6, "forgeries": 16, "options": 30, "combinations": 8, "interrupts": 3}
 
 
@@ -55,7 +58,7 @@ def ran(**how: object) -> list[str]:
         ({"code": 120, "stderr": "x"}, "exit code 120: x"),
         ({"code": 1}, "exit code 1 without a message"),
         ({"code": 1, "stderr": "Traceback (most recent call last):\nKeyError: 1"}, "traceback: KeyError: 1"),
-        ({"code": 1, "stderr": "Error: Something went wrong inside tinylm (x)."}, "internal error"),
+        ({"code": 1, "stderr": "Error: Internal error of tinylm (x)."}, "internal error"),
         ({"code": 0, "stderr": "thread '<unnamed>' panicked at src/lib.rs"}, "panic: panicked at"),
         ({"stdout": "canary-7f3a"}, "content of a file outside its folders was printed"),
     ],

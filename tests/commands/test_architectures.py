@@ -1,4 +1,4 @@
-"""An encoder and an encoder-decoder from the command line, from training to answers."""
+"""Encoders and encoder-decoders on the command line."""
 
 import importlib.util
 import json
@@ -9,42 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.machines import write_profile
 from tests.shell import TINY, done, records, refused, snapshot, tinylm
-from tinylm.checkpoint import load_model, read_config
+from tests.trained_runs import BOTH, REVERSED, SOURCES, pairs_file
 from tinylm.device import DTYPES
-from tinylm.inference.translate import find_targets
-
-SOURCES = ["abc", "bca", "cab", "acb", "bac", "cba", "aab", "bbc", "cca", "abb"]
-REVERSED = [(source, " ".join(reversed(source))) for source in SOURCES]
-SHAPE = ("--layers", 1, "--heads", 2, "--width", 32, "--batch-size", 10)
-BOTH = ("--architecture", "encoder-decoder", "--tokenizer", "char", *SHAPE, "--dropout", 0, "--label-smoothing", 0)
-
-
-def pairs_file(path: Path, pairs: list[tuple[str, str]] = REVERSED) -> Path:
-    path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs * 4))
-    return path
-
-
-@pytest.fixture(scope="session")
-def encoder(shelf: Path) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TINYLM_CACHE", str(shelf / "cache"))
-        write_profile(shelf / "cache")
-        done("train", shelf / "one.txt", "--architecture", "encoder", "--out", shelf / "enc", "--steps", 30, *TINY)
-    return shelf / "enc"
-
-
-@pytest.fixture(scope="session")
-def translator(shelf: Path) -> Path:
-    """It has learned by heart to write ten words of three letters backwards."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TINYLM_CACHE", str(shelf / "cache"))
-        write_profile(shelf / "cache")
-        pairs = pairs_file(shelf / "pairs.tsv")
-        done("train", pairs, "--val-data", pairs, "--out", shelf / "mt", "--steps", 400, "--lr", 0.006, *BOTH)
-    return shelf / "mt"
-
+from tinylm.generation.translate import search_targets
+from tinylm.run_directory.loading import load_model, read_config
 
 # The encoder.
 
@@ -55,7 +24,7 @@ def test_an_encoder_fills_the_masks_of_a_prompt(encoder: Path) -> None:
     filled = result.stdout.removesuffix("\n")
     assert len(filled) == len("the old man s")
     assert (filled[:4], filled[5:10], filled[11:]) == ("the ", "ld ma", " s")
-    assert not tokenizer.unknown(filled)
+    assert not tokenizer.unknown_characters(filled)
     (record,) = records(done("sample", "-m", encoder, "-p", "the <mask>ld", "--json", "--top-k", 3))
     assert (record["prompt"], len(record["masks"])) == ("the <mask>ld", 1)
     probabilities = [candidate["probability"] for candidate in record["masks"][0]]
@@ -64,7 +33,7 @@ def test_an_encoder_fills_the_masks_of_a_prompt(encoder: Path) -> None:
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_an_encoder_is_scored_under_a_mask_that_is_always_the_same(encoder: Path, shelf: Path) -> None:
+def test_encoder_metrics_use_fixed_masks_at_every_batch_size(encoder: Path, shelf: Path) -> None:
     one, other = (
         records(done("eval", shelf / "two.txt", "-m", encoder, "--json", "--batch-size", rows))[0] for rows in (1, 7)
     )
@@ -75,7 +44,7 @@ def test_an_encoder_is_scored_under_a_mask_that_is_always_the_same(encoder: Path
     assert "accuracy" in done("eval", "-m", encoder).stdout
 
 
-def test_text_that_looks_like_a_mask_is_text_to_train_on(here: Path) -> None:
+def test_a_mask_marker_in_a_training_text_is_plain_text(here: Path) -> None:
     (here / "t.txt").write_text("a <mask> b\n" * 60)
     done("train", "t.txt", "--architecture", "encoder", "--out", "run", "--steps", 1, *TINY)
     config = read_config(here / "run")
@@ -89,23 +58,25 @@ def test_text_that_looks_like_a_mask_is_text_to_train_on(here: Path) -> None:
         (("-p", "no mask"), "The prompt has no <mask> to fill"),
         (
             ("-p", "a <mask>", "--stream"),
-            "An encoder fills all masks at once, each with its likeliest guess: leave out --stream.",
+            "An encoder fills all masks at once, each with its most likely token: leave out --stream.",
         ),
         (("-p", "a <mask>", "--beams", 3), "leave out --beams"),
         (("-p", "a <mask>", "--separator", "x"), "leave out --separator"),
         (("-p", "a <mask>", "-t", 1, "--no-echo", "--no-cache"), "leave out --temperature, --no-echo, --no-cache"),
         (("-p", "a <mask>é"), "'é' (U+00E9)"),
-        (("-p", "<mask>" * 17), "The prompt has 17 tokens, and the model sees 16"),
+        (("-p", "<mask>" * 17), "The prompt has 17 tokens, and the model's context is 16"),
     ],
 )
-def test_what_an_encoder_cannot_do_is_said(options: tuple[object, ...], words: str, encoder: Path) -> None:
+def test_prompts_and_options_that_an_encoder_cannot_use_are_errors(
+    options: tuple[object, ...], words: str, encoder: Path
+) -> None:
     refused(tinylm("sample", "-m", encoder, *options), 2, words)
 
 
 # The encoder-decoder.
 
 
-def test_a_source_gives_its_target_and_lines_give_lines_in_order(translator: Path, here: Path) -> None:
+def test_sources_are_translated_line_by_line_in_order(translator: Path, here: Path) -> None:
     source, target = REVERSED[3]
     assert done("sample", "-m", translator, "-p", source).stdout == f"{target}\n"
     sources = "\n".join([*(source for source, _ in REVERSED), ""])
@@ -118,23 +89,23 @@ def test_a_source_gives_its_target_and_lines_give_lines_in_order(translator: Pat
     assert targets == "abc\tc b a\n\t\ncab\tb a c\n"
 
 
-def test_no_source_gives_no_target(translator: Path) -> None:
+def test_empty_sources_have_empty_targets(translator: Path) -> None:
     for text, targets in (("", ""), ("abc\n\n", "c b a\n\n")):
         assert done("sample", "-m", translator, "-f", "-", stdin=text).stdout == targets
 
 
-def test_sources_may_end_in_carriage_returns_and_stand_among_spaces(translator: Path) -> None:
+def test_carriage_returns_and_spaces_around_a_source_are_ignored(translator: Path) -> None:
     assert done("sample", "-m", translator, "-f", "-", stdin="abc\r\n  bca \r\n").stdout == "c b a\na c b\n"
 
 
-def test_without_a_source_there_is_no_target(translator: Path) -> None:
-    refused(tinylm("sample", "-m", translator), 2, "There is no source; give one with --prompt")
+def test_a_missing_source_is_an_error(translator: Path) -> None:
+    refused(tinylm("sample", "-m", translator), 2, "There is no source text; give it with --prompt")
     assert done("sample", "-m", translator, "-p", "abc", "--no-stream").stdout == "c b a\n"
 
 
 @pytest.mark.parametrize("context, steps", [(32, 2), (4, 1)])
-def test_an_epoch_is_planned_in_the_steps_that_it_takes(context: int, steps: int, here: Path) -> None:
-    """Twelve pairs of which four fit a context of 4, in batches of ten."""
+def test_the_planned_steps_of_an_epoch_count_only_pairs_that_fit(context: int, steps: int, here: Path) -> None:
+    """Twelve pairs in batches of ten; a context of 4 tokens fits four of them."""
     lines = [("ab", "ba")] * 4 + [("abcd", "dcba")] * 8
     (here / "p.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in lines))
     options = ("p.tsv", "--val-data", "p.tsv", *BOTH, "--context", context, "--epochs", 1, "--json")
@@ -143,25 +114,25 @@ def test_an_epoch_is_planned_in_the_steps_that_it_takes(context: int, steps: int
     assert plan["steps"] == last["step"] == steps
 
 
-def test_a_record_of_a_target_has_a_score(translator: Path) -> None:
+def test_json_records_of_targets_have_a_score(translator: Path) -> None:
     one, two = records(done("sample", "-m", translator, "-f", "-", "--json", stdin="abc\nbca\n"))
     assert (one["prompt"], one["text"], one["tokens"], one["finish_reason"]) == ("abc", "c b a", 5, "end")
     assert two["text"] == "a c b"
     assert -0.5 < one["score"] < 0
 
 
-def test_a_target_ends_before_the_first_stop_text(translator: Path) -> None:
+def test_a_target_ends_before_the_first_stop_sequence(translator: Path) -> None:
     (record,) = records(done("sample", "-m", translator, "-p", "abc", "--json", "--stop", "a", "--stop", "b"))
     assert (record["text"], record["finish_reason"]) == ("c ", "stop")
 
 
-def test_an_unknown_character_is_said_to_be_in_its_source(translator: Path) -> None:
+def test_an_unknown_character_is_reported_with_the_number_of_its_source(translator: Path) -> None:
     refused(
         tinylm("sample", "-m", translator, "-f", "-", stdin="abc\nabé\n"), 2, "Source 2 has a character", "offset 2"
     )
 
 
-def test_lines_of_a_format_are_sources_with_settings_of_their_own(translator: Path) -> None:
+def test_sources_from_lines_and_jsonl_may_have_their_own_settings(translator: Path) -> None:
     """An empty line has an empty target, so that the lines of both sides correspond."""
     sample = ("sample", "-m", translator, "-f", "-", "--format")
     assert done(*sample, "lines", stdin="abc\n\nbca\n").stdout == "c b a\n\na c b\n"
@@ -175,7 +146,7 @@ def test_lines_of_a_format_are_sources_with_settings_of_their_own(translator: Pa
     assert done(*sample, "jsonl", stdin=f"{text}\n{drawn}").stdout.endswith(expected)
 
 
-def test_a_setting_of_a_line_that_has_no_effect_is_refused_by_its_line(translator: Path, encoder: Path) -> None:
+def test_a_setting_without_effect_in_jsonl_is_an_error_that_names_the_line(translator: Path, encoder: Path) -> None:
     text = json.dumps({"prompt": "abc", "top_k": 3, "num_samples": 2})
     found = tinylm("sample", "-m", translator, "-p", "-", "--format", "jsonl", stdin=text)
     refused(found, 2, "leave out 'top_k', 'num_samples' of Standard input, line 1.")
@@ -184,7 +155,7 @@ def test_a_setting_of_a_line_that_has_no_effect_is_refused_by_its_line(translato
     refused(found, 2, "leave out 'max_tokens' of Standard input, line 1.")
 
 
-def test_an_unknown_character_of_a_line_is_said_to_be_there(translator: Path, encoder: Path) -> None:
+def test_an_invalid_prompt_is_reported_with_its_line(translator: Path, encoder: Path) -> None:
     lines = ("--format", "lines")
     found = tinylm("sample", "-m", translator, "-p", "-", *lines, stdin="abc\nabé\n")
     assert found.stdout == "c b a\n"
@@ -193,14 +164,14 @@ def test_an_unknown_character_of_a_line_is_said_to_be_there(translator: Path, en
     refused(found, 2, "Standard input, line 1 has no <mask> to fill")
 
 
-def test_each_line_draws_from_numbers_of_its_own(translator: Path) -> None:
-    """The second line of a seed is not the first of the next seed."""
+def test_each_source_has_its_own_random_stream(translator: Path) -> None:
+    """Nine different targets: the second line with seed 0 does not use the stream of the first line with seed 1."""
     options = ("sample", "-m", translator, "-f", "-", "-t", 5, "-n", 12)
     drawn = [done(*options, "--seed", seed, stdin="abc\nabc\nabc\n").stdout.splitlines() for seed in (0, 1, 2)]
     assert len({target for targets in drawn for target in targets}) == 9
 
 
-def test_targets_can_be_drawn_and_the_same_seed_draws_the_same(translator: Path) -> None:
+def test_sampled_targets_are_reproducible_with_a_seed(translator: Path) -> None:
     options = ("-m", translator, "-p", "abc", "-t", 1, "--num-samples", 4, "--seed", 1)
     drawn = done("sample", *options).stdout
     assert done("sample", *options).stdout == drawn
@@ -210,7 +181,7 @@ def test_targets_can_be_drawn_and_the_same_seed_draws_the_same(translator: Path)
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_eval_says_how_near_the_targets_are(translator: Path, shelf: Path, here: Path) -> None:
+def test_eval_compares_generated_targets_with_the_references(translator: Path, shelf: Path, here: Path) -> None:
     (record,) = records(done("eval", shelf / "pairs.tsv", "-m", translator, "--json"))
     assert (record["exact_match"], record["pairs"], record["tokens"]) == (1.0, 40, 240)
     assert record["chrf"] == pytest.approx(100)
@@ -223,22 +194,24 @@ def test_eval_says_how_near_the_targets_are(translator: Path, shelf: Path, here:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_targets_that_eval_compares_are_searched_for_in_the_format_asked_for(
+def test_eval_generates_targets_in_the_requested_dtype(
     dtype: str, translator: Path, shelf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     formats = set()
 
-    def watched(network: torch.nn.Module, *rest: Any) -> Iterator[Any]:
+    def recorded(network: torch.nn.Module, *rest: Any) -> Iterator[Any]:
         formats.update(parameter.dtype for parameter in network.parameters())
-        return find_targets(network, *rest)
+        return search_targets(network, *rest)
 
-    monkeypatch.setattr("tinylm.inference.translate.find_targets", watched)
+    monkeypatch.setattr("tinylm.evaluation.pairs.search_targets", recorded)
     (record,) = records(done("eval", shelf / "pairs.tsv", "-m", translator, "--json", "--dtype", dtype))
     assert formats == {DTYPES[dtype]}
     assert record["exact_match"] == 1.0
 
 
-def test_what_eval_cannot_do_with_pairs_is_said(translator: Path, shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eval_options_that_pairs_cannot_use_are_errors(
+    translator: Path, shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     of_pairs = ("eval", shelf / "pairs.tsv", "-m", translator)
     refused(tinylm(*of_pairs, "--text-key", "body"), 2, "--text-key is for documents")
     found = importlib.util.find_spec
@@ -246,7 +219,7 @@ def test_what_eval_cannot_do_with_pairs_is_said(translator: Path, shelf: Path, m
     refused(tinylm(*of_pairs, "--bleu-tokenize", "none"), 2, "pip install sacrebleu; leave out --bleu-tokenize")
 
 
-def test_bleu_is_that_of_the_library_on_the_lines(translator: Path, here: Path) -> None:
+def test_bleu_equals_that_of_sacrebleu(translator: Path, here: Path) -> None:
     import sacrebleu
 
     pairs = [("abc", "c b a b c"), ("bca", "a c b c c b")]
@@ -257,7 +230,7 @@ def test_bleu_is_that_of_the_library_on_the_lines(translator: Path, here: Path) 
     assert record["bleu"] == pytest.approx(expected.score)
 
 
-def test_info_and_resume_know_an_encoder_decoder(translator: Path, here: Path) -> None:
+def test_info_and_resume_work_for_an_encoder_decoder(translator: Path, here: Path) -> None:
     (record,) = records(done("info", translator, "--json"))
     assert record["config"]["model"]["architecture"] == "encoder-decoder"
     assert {"encoder attention", "cross_attention"} <= record["parameters_by_part"].keys()
@@ -266,7 +239,7 @@ def test_info_and_resume_know_an_encoder_decoder(translator: Path, here: Path) -
 
 
 @pytest.mark.parametrize("line", ["no tab", "a\tb\tc", "a\t"])
-def test_a_malformed_line_is_named_and_nothing_is_left(line: str, here: Path) -> None:
+def test_a_malformed_pair_is_reported_with_its_line_and_nothing_is_written(line: str, here: Path) -> None:
     (here / "bad.tsv").write_text(f"abc\tcba\n{line}\n")
     before = snapshot(here)
     result = tinylm("train", "bad.tsv", *BOTH, "--steps", 1)
@@ -277,32 +250,34 @@ def test_a_malformed_line_is_named_and_nothing_is_left(line: str, here: Path) ->
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--stream",), "and printed once it is whole: leave out --stream."),
+        (("--stream",), "and printed when it is complete: leave out --stream."),
         (("--separator", ","), "leave out --separator."),
         (("--beams", 0), "--beams is 0"),
         (("--beams", 257), "--beams is 257; it must be from 1 to 256"),
         (("--length-penalty", "1e9"), "--length-penalty is 1000000000.0; it must be from -10 to 10"),
         (("--length-penalty", "nan"), "--length-penalty is nan"),
-        (("--beams", 2, "-t", 1), "targets are drawn and not searched for: leave out --beams."),
-        (("--num-samples", 2), "unless there is a --temperature: leave out --num-samples."),
+        (("--beams", 2, "-t", 1), "targets are sampled, without beam search: leave out --beams."),
+        (("--num-samples", 2), "beam search, without sampling: leave out --num-samples."),
         (("--top-k", 3, "--repeat-penalty", 2), "leave out --top-k, --repeat-penalty."),
     ],
 )
-def test_what_an_encoder_decoder_cannot_do_is_said(options: tuple[object, ...], words: str, translator: Path) -> None:
+def test_options_that_an_encoder_decoder_cannot_use_are_errors(
+    options: tuple[object, ...], words: str, translator: Path
+) -> None:
     refused(tinylm("sample", "-m", translator, "-p", "abc", *options), 2, words)
 
 
-def test_what_a_variable_says_of_every_run_is_not_said_of_a_search(translator: Path) -> None:
+def test_sampling_options_from_variables_are_ignored_in_beam_search(translator: Path) -> None:
     sources = ("-m", translator, "-p", "abc\nbca", "--echo")
     variables = {"TINYLM_SAMPLE_NUM_SAMPLES": "2", "TINYLM_SAMPLE_CACHE": "0", "TINYLM_SAMPLE_TOP_K": "3"}
     assert done("sample", *sources, env=variables).stdout == done("sample", *sources).stdout
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_what_a_variable_says_of_every_evaluation_is_not_said_of_masks(encoder: Path) -> None:
+def test_decoder_options_from_variables_are_ignored_for_encoders(encoder: Path) -> None:
     variables = {"TINYLM_EVAL_STRIDE": "3", "TINYLM_EVAL_BASELINES": "1"}
     assert done("eval", "-m", encoder, env=variables).stdout == done("eval", "-m", encoder).stdout
-    refused(tinylm("eval", "-m", encoder, "--stride", 3), 2, "--stride and --baselines are for models that read")
+    refused(tinylm("eval", "-m", encoder, "--stride", 3), 2, "--stride is for decoder models; leave it out.")
 
 
 def test_a_mask_is_never_filled_with_a_mask_or_the_end_of_text(encoder: Path) -> None:
@@ -312,46 +287,46 @@ def test_a_mask_is_never_filled_with_a_mask_or_the_end_of_text(encoder: Path) ->
     assert sorted(texts) == sorted({tokenizer.decode([i]) for i in range(config.model.vocab_size)} - {""})
 
 
-def test_a_long_source_is_cut_with_a_word_or_refused(translator: Path) -> None:
+def test_a_long_source_is_truncated_with_a_warning_or_with_strict_an_error(translator: Path) -> None:
     long = "abc" * 100
-    assert "the rest is left out" in done("sample", "-m", translator, "-p", long).stderr
+    assert "only the first" in done("sample", "-m", translator, "-p", long).stderr
     refused(tinylm("sample", "-m", translator, "-p", long, "--strict"), 2, "Source 1 has 300 tokens")
 
 
-def test_options_of_targets_are_refused_for_text(run: Path, here: Path) -> None:
-    refused(tinylm("sample", "-m", run, "--beams", 2), 2, "searches for no target: leave out --beams.")
+def test_encoder_decoder_options_are_errors_for_decoders(run: Path, here: Path) -> None:
+    refused(tinylm("sample", "-m", run, "--beams", 2), 2, "continues a prompt: leave out --beams.")
     refused(tinylm("sample", "-m", run, "--length-penalty", 2), 2, "leave out --length-penalty.")
     refused(tinylm("eval", "-m", run, "--beams", 2), 2, "--beams is for encoder-decoder models; leave it out.")
     refused(tinylm("eval", "-m", run, "--bleu-tokenize", "none"), 2, "--bleu-tokenize is for encoder-decoder models")
 
 
-def test_options_of_text_are_refused_for_targets(translator: Path) -> None:
-    refused(tinylm("eval", "-m", translator, "--baselines"), 2, "--stride and --baselines are for models of text")
+def test_decoder_options_are_errors_for_encoder_decoders(translator: Path) -> None:
+    refused(tinylm("eval", "-m", translator, "--baselines"), 2, "--baselines is for decoder models; leave it out.")
 
 
 @pytest.mark.parametrize("part", ["training", "validation"])
-def test_pairs_of_which_none_fits_are_refused(part: str, here: Path) -> None:
+def test_pairs_that_are_all_longer_than_the_context_are_an_error(part: str, here: Path) -> None:
     fitting, long = pairs_file(here / "fitting.tsv"), pairs_file(here / "long.tsv", [("abc" * 9, "a b c")])
     train, val = (long, fitting) if part == "training" else (fitting, long)
     result = tinylm("train", train, "--val-data", val, "--out", "run", "--context", 16, "--steps", 1, *BOTH)
-    refused(result, 2, f"No pair for {part} fits the context of 16 tokens; the shortest needs 28.")
+    refused(result, 2, f"No {part} pair fits the context of 16 tokens; the shortest needs 28.")
 
 
-def test_what_next_fits_the_architecture(encoder: Path, translator: Path) -> None:
+def test_the_commands_in_info_fit_the_architecture(encoder: Path, translator: Path) -> None:
     assert '--prompt "... <mask> ..."' in done("info", encoder).stdout
     assert f"tinylm eval --model {translator} pairs.tsv" in done("info", translator).stdout
 
 
-def test_an_encoder_learns_new_characters_and_keeps_its_mask(encoder: Path, here: Path) -> None:
+def test_extending_the_vocabulary_of_an_encoder_keeps_its_mask_token(encoder: Path, here: Path) -> None:
     (here / "new.txt").write_text("the old man said λόγος\n" * 60)
     options = ("--init-from", encoder, "--extend-vocab", "--out", "new", "--batch-size", 4, "--steps", 1)
     done("train", "new.txt", *options)
     old, new = load_model(encoder)[2], load_model(here / "new")[2]
-    assert (new.mask, new.end_of_text) == (old.mask, old.end_of_text)
+    assert (new.mask_id, new.end_of_text_id) == (old.mask_id, old.end_of_text_id)
     assert done("sample", "-m", "new", "-p", "λ<mask>γος", "-q").stdout.startswith("λ")
 
 
-def test_a_mixture_of_experts_logs_its_router_and_local_layers_are_chosen_by_number(here: Path) -> None:
+def test_routing_metrics_are_logged_and_local_layers_are_chosen_by_index(here: Path) -> None:
     (here / "t.txt").write_text("the old man said it\n" * 60)
     flags = (
         "--layers",
@@ -376,11 +351,11 @@ def test_a_mixture_of_experts_logs_its_router_and_local_layers_are_chosen_by_num
     refused(tinylm("train", "t.txt", "--local-window", 4, "--local-layers", "99"), 2, "names layer 99")
 
 
-def test_pairs_have_no_key_to_choose(here: Path) -> None:
+def test_text_key_is_an_error_for_pairs(here: Path) -> None:
     refused(tinylm("train", pairs_file(here / "p.tsv"), *BOTH, "--text-key", "body"), 2, "--text-key is for documents")
 
 
-def test_pairs_may_be_lines_of_jsonl(here: Path) -> None:
+def test_pairs_may_be_jsonl(here: Path) -> None:
     lines = [json.dumps({"source": source, "target": target}) for source, target in REVERSED * 2]
     (here / "p.jsonl").write_text("\n".join(lines))
     done("train", "p.jsonl", "--out", "run", "--steps", 1, *BOTH)

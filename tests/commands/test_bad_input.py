@@ -1,4 +1,4 @@
-"""Bad texts, bad run folders, absent devices and full disks: a sentence or two, the exit code, and nothing lost."""
+"""Bad texts, damaged run directories, missing devices and full disks: message, exit code, and that nothing is lost."""
 
 import errno
 import json
@@ -14,19 +14,20 @@ import torch
 
 from tests.machines import write_profile
 from tests.shell import TINY, copied, done, edit_config, refused, same_tensors, snapshot, story, tinylm
-from tinylm.checkpoint import RunFolder, load_model
+from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.loading import load_model
 
-LEARN = (*TINY, "--steps", 1)
+ONE_STEP = (*TINY, "--steps", 1)
 
 
 # Texts
 
 TEXTS: dict[str, tuple[bytes | None, str]] = {
     "missing": (None, "There is no file or folder 'text.txt'; check the path, or use - for standard input."),
-    "empty": (b"", "text.txt has no text in it; give a file that has some."),
-    "byte order mark": (b"\xef\xbb\xbf", "text.txt has no text in it; give a file that has some."),
-    "one character": (b"x", "text.txt leaves 0 tokens for training, and 3 are needed; give more text"),
-    "four characters": (b"abcd", "text.txt leaves 1 tokens for validation, and 2 are needed; give more text"),
+    "empty": (b"", "text.txt contains no text; give a file that does."),
+    "byte order mark": (b"\xef\xbb\xbf", "text.txt contains no text; give a file that does."),
+    "one character": (b"x", "text.txt leaves 0 tokens for training, and at least 3 are needed; give more text"),
+    "four characters": (b"abcd", "text.txt leaves 1 tokens for validation, and at least 2 are needed; give more text"),
     "invalid UTF-8": (b"the sea \xff\xfe", "text.txt is not valid UTF-8 (byte 0xFF at offset 8), and looks"),
     "cut UTF-8": (
         "the sea é".encode()[:-1],
@@ -36,67 +37,71 @@ TEXTS: dict[str, tuple[bytes | None, str]] = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_bad_text_is_named_and_leaves_nothing(name: str, here: Path) -> None:
+def test_an_invalid_text_is_an_error_and_nothing_is_written(name: str, here: Path) -> None:
     content, message = TEXTS[name]
     if content is not None:
         (here / "text.txt").write_bytes(content)
     before = snapshot(here)
-    refused(tinylm("train", "text.txt", *LEARN), 2, message)
+    refused(tinylm("train", "text.txt", *ONE_STEP), 2, message)
     assert snapshot(here) == before
 
 
 @pytest.mark.parametrize(
-    "content, part", [(b"", "standard input has no text"), (b"the \xff", "standard input is not valid")]
+    "content, part", [(b"", "standard input contains no text"), (b"the \xff", "standard input is not valid")]
 )
-def test_a_bad_text_on_standard_input_leaves_nothing(content: bytes, part: str, here: Path) -> None:
-    refused(tinylm("train", "-", "--out", "run", *LEARN, stdin=content), 2, part)
+def test_invalid_standard_input_is_an_error_and_nothing_is_written(content: bytes, part: str, here: Path) -> None:
+    refused(tinylm("train", "-", "--out", "run", *ONE_STEP, stdin=content), 2, part)
     assert list(here.iterdir()) == []
 
 
-def test_the_offset_of_an_invalid_byte_is_counted_in_the_whole_file(here: Path) -> None:
-    """Across the pieces that a file is read in."""
+def test_the_offset_of_an_invalid_byte_counts_from_the_start_of_the_file(here: Path) -> None:
+    """The file is read in several chunks."""
     (here / "text.txt").write_bytes(b"e\xcc\x81" * 400_000 + b"\xff")
-    refused(tinylm("train", "text.txt", *LEARN), 2, "text.txt is not valid UTF-8 (byte 0xFF at offset 1200000).")
+    refused(tinylm("train", "text.txt", *ONE_STEP), 2, "text.txt is not valid UTF-8 (byte 0xFF at offset 1200000).")
 
 
-def test_a_folder_without_text_is_named(here: Path) -> None:
+def test_a_folder_without_text_is_an_error(here: Path) -> None:
     (here / "folder/.git").mkdir(parents=True)
     (here / "folder/.git/config").write_text("hidden")
     (here / "folder/picture.png").write_bytes(b"\x89PNG\0\0\0")
     (here / "folder/empty.txt").touch()
     before = snapshot(here)
-    refused(tinylm("train", "folder", *LEARN), 2, "The folder folder has no text files in it (left out: 1")
+    refused(tinylm("train", "folder", *ONE_STEP), 2, "The folder folder contains no text files (skipped: 1")
     assert snapshot(here) == before
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-def test_a_pipe_is_refused_before_it_can_be_read_half(here: Path) -> None:
+def test_a_named_pipe_is_an_error(here: Path) -> None:
     os.mkfifo(here / "pipe")
-    refused(tinylm("train", "pipe", *LEARN), 2, "pipe is a pipe or a device, which cannot be read twice; send it to -")
+    refused(
+        tinylm("train", "pipe", *ONE_STEP),
+        2,
+        "pipe is a pipe or a device, which cannot be read twice; read it as standard input (-)",
+    )
 
 
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("{", "lines.jsonl, line 2: not JSON"),
-        ('{"body": "x"}', "lines.jsonl, line 2: no text under 'text' (found: body); name the field with --text-key."),
-        ('{"text": 7}', "lines.jsonl, line 2: under 'text' is 7, which is not a text; correct it"),
+        ("{", "lines.jsonl, line 2: invalid JSON"),
+        ('{"body": "x"}', "lines.jsonl, line 2: no text under 'text' (found: body); name the key with --text-key."),
+        ('{"text": 7}', "lines.jsonl, line 2: the value under 'text' is 7, which is not a string"),
         ("[1]", "lines.jsonl, line 2: no text under 'text' (found: list)"),
     ],
 )
-def test_a_bad_line_of_jsonl_is_named(line: str, message: str, here: Path) -> None:
+def test_an_invalid_line_of_jsonl_is_reported_with_its_number(line: str, message: str, here: Path) -> None:
     (here / "lines.jsonl").write_text(json.dumps({"text": story(100)}) + "\n" + line + "\n")
-    refused(tinylm("train", "lines.jsonl", *LEARN), 2, message)
+    refused(tinylm("train", "lines.jsonl", *ONE_STEP), 2, message)
 
 
-def test_a_whole_text_given_as_a_path_is_an_error_of_bearable_length(here: Path) -> None:
-    result = tinylm("train", story(3000), *LEARN)
+def test_a_very_long_path_is_shortened_in_the_error(here: Path) -> None:
+    result = tinylm("train", story(3000), *ONE_STEP)
     assert result.exit_code != 0
     assert "Error: " in result.stderr and "File name too long" in result.stderr
-    assert len(result.stderr) < 500
+    assert len(result.stderr.partition("Error: ")[2]) < 500
 
 
-# Run folders
+# Run directories
 
 
 def flip(path: Path, offset: int) -> None:
@@ -136,20 +141,26 @@ def cut(name: str) -> Callable[[Path], None]:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no weights": (lambda run: (run / "model.safetensors").unlink(), "has no model.safetensors. Copy the whole folder"),
+    "no weights": (
+        lambda run: (run / "model.safetensors").unlink(),
+        "has no model.safetensors. Copy the whole run directory",
+    ),
     "empty weights": (lambda run: (run / "model.safetensors").write_bytes(b""), "model.safetensors is damaged"),
     "truncated weights": (cut("model.safetensors"), "model.safetensors is damaged"),
     "first byte flipped": (lambda run: flip(run / "model.safetensors", 0), "model.safetensors is damaged"),
     "last byte flipped": (lambda run: flip(run / "model.safetensors", -1), "does not match its digest"),
     "foreign weights": (foreign, "model.safetensors was not written by tinylm: it has no"),
     "renamed tensor": (renamed_tensor, "does not match its digest"),
-    "pickle": (pickled, "model.pt is not opened, since a pickle can run its author's code"),
+    "pickle": (pickled, "model.pt is not opened, since a pickle can execute its author's code"),
     "pickle under our name": (
         lambda run: torch.save({}, run / "model.safetensors"),
         "is damaged or not a safetensors file",
     ),
-    "no tokenizer": (lambda run: (run / "tokenizer.json").unlink(), "has no tokenizer.json; copy the whole folder"),
-    "truncated tokenizer": (cut("tokenizer.json"), "tokenizer.json is not a tokenizer"),
+    "no tokenizer": (
+        lambda run: (run / "tokenizer.json").unlink(),
+        "no tokenizer.json; copy the whole run directory",
+    ),
+    "truncated tokenizer": (cut("tokenizer.json"), "tokenizer.json as a tokenizer"),
     "another tokenizer": (other_tokenizer, "tokenizer.json is not the tokenizer that these weights were trained with"),
     "truncated config": (cut("config.json"), "config.json is damaged"),
     "another config": (changed_config, "belongs to another config.json"),
@@ -168,7 +179,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_run_is_refused_with_the_reason(name: str, run: Path, here: Path) -> None:
+def test_a_damaged_run_is_an_error_with_the_reason(name: str, run: Path, here: Path) -> None:
     damage, message = DAMAGE[name]
     path = copied(run, here / "bad")
     damage(path)
@@ -179,7 +190,7 @@ def test_a_damaged_run_is_refused_with_the_reason(name: str, run: Path, here: Pa
     assert snapshot(here) == before
 
 
-def test_every_flipped_bit_of_the_weights_is_found_or_harmless(run: Path, here: Path) -> None:
+def test_every_flipped_bit_in_the_weights_is_detected_or_harmless(run: Path, here: Path) -> None:
     """At offsets spread over header and tensors, the weights are refused or unchanged."""
     path = copied(run, here / "bad")
     file = path / "model.safetensors"
@@ -198,23 +209,23 @@ def test_every_flipped_bit_of_the_weights_is_found_or_harmless(run: Path, here: 
 
 
 class Bomb:
-    """A pickle that leaves a trace when it is opened."""
+    """Its pickle creates a folder when it is loaded."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return os.mkdir, ("exploded",)
 
 
 @pytest.mark.parametrize("option", ["--model", "--adapter"])
-def test_a_pickle_is_refused_and_not_run(option: str, here: Path) -> None:
+def test_a_pickle_is_rejected_without_loading_it(option: str, here: Path) -> None:
     (here / "model.pt").write_bytes(pickle.dumps(Bomb()))
-    refused(tinylm("sample", option, "model.pt"), 2, "model.pt is a file", "pickled checkpoints are never opened")
+    refused(tinylm("sample", option, "model.pt"), 2, "model.pt is a file", "Pickled checkpoints are never opened")
     (here / "folder").mkdir()
     shutil.copy("model.pt", "folder/pytorch_model.bin")
-    refused(tinylm("sample", option, "folder"), 2, "folder is not a run folder: it has no config.json")
+    refused(tinylm("sample", option, "folder"), 2, "folder is not a run directory: it has no config.json")
     assert not (here / "exploded").exists()
 
 
-def test_pickles_within_a_run_are_not_run(run: Path, here: Path) -> None:
+def test_pickles_in_a_run_directory_are_never_loaded(run: Path, here: Path) -> None:
     path = copied(run, here / "bad")
     for name in ("model.safetensors", "last/model.safetensors", "last/optimizer.safetensors"):
         (path / name).write_bytes(pickle.dumps(Bomb()))
@@ -225,7 +236,9 @@ def test_pickles_within_a_run_are_not_run(run: Path, here: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
 @pytest.mark.parametrize("how", ["missing", "cut", "flipped"])
-def test_a_damaged_save_cannot_be_resumed_but_still_samples(name: str, how: str, run: Path, here: Path) -> None:
+def test_a_run_with_a_damaged_last_save_can_be_sampled_but_not_resumed(
+    name: str, how: str, run: Path, here: Path
+) -> None:
     path = copied(run, here / "bad")
     file = path / "last" / name
     if how == "missing":
@@ -241,7 +254,7 @@ def test_a_damaged_save_cannot_be_resumed_but_still_samples(name: str, how: str,
     done("sample", "-m", path, "-n", 2)
 
 
-def test_a_run_without_a_save_cannot_be_resumed(run: Path, here: Path) -> None:
+def test_a_run_without_a_last_save_cannot_be_resumed(run: Path, here: Path) -> None:
     path = copied(run, here / "bad")
     shutil.rmtree(path / "last")
     refused(
@@ -250,12 +263,12 @@ def test_a_run_without_a_save_cannot_be_resumed(run: Path, here: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [("sample", "--model"), ("train", "--resume"), ("info",), ("sample", "--adapter")])
-def test_a_missing_run_is_exit_2(command: tuple[str, ...]) -> None:
-    refused(tinylm(*command, "nowhere"), 2, "There is no run at nowhere; tinylm runs lists what there is.")
+def test_a_missing_run_exits_with_2(command: tuple[str, ...]) -> None:
+    refused(tinylm(*command, "nowhere"), 2, "There is no run at nowhere. List the runs with: tinylm runs.")
 
 
 @pytest.mark.parametrize("name", ["cut", "flipped", "missing"])
-def test_a_damaged_adapter_is_refused(name: str, adapter: Path, here: Path) -> None:
+def test_a_damaged_adapter_is_an_error(name: str, adapter: Path, here: Path) -> None:
     path = copied(adapter, here / "bad")
     file = path / "adapter_model.safetensors"
     {"cut": lambda: os.truncate(file, 200), "flipped": lambda: flip(file, -1), "missing": file.unlink}[name]()
@@ -269,15 +282,13 @@ def test_a_damaged_adapter_is_refused(name: str, adapter: Path, here: Path) -> N
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps"])
-def test_a_device_that_is_not_there_is_refused(
-    device: str, run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_device_is_an_error(device: str, run: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     (here / "text.txt").write_text(story(1000))
     before = snapshot(here)
     commands = (
-        ("train", "text.txt", *LEARN),
+        ("train", "text.txt", *ONE_STEP),
         ("sample", "-m", run),
         ("eval", "text.txt", "-m", run),
         ("finetune-lora", "text.txt", "-m", run, "--out", "ad", "--steps", 1),
@@ -287,7 +298,9 @@ def test_a_device_that_is_not_there_is_refused(
     assert snapshot(here) == before
 
 
-def test_a_run_from_a_gpu_says_that_there_is_none_here(run: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_from_a_gpu_can_be_sampled_but_not_resumed_without_one(
+    run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     path = copied(run, here / "gpu")
     edit_config(path, runtime={"device": "cuda"})
@@ -295,15 +308,17 @@ def test_a_run_from_a_gpu_says_that_there_is_none_here(run: Path, here: Path, mo
     done("sample", "-m", path, "-n", 1)
 
 
-def test_out_of_memory_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_names_the_options_that_reduce_memory(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*sizes: object, **how: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000 bytes.")
 
     (here / "text.txt").write_text(story(1000))
     before = snapshot(here)
-    monkeypatch.setattr(RunFolder, "create", refuse)
+    monkeypatch.setattr(RunDirectory, "create", refuse)
     refused(
-        tinylm("train", "text.txt", *LEARN), 1, "Out of memory. Choose a smaller --size, --context or --batch-size."
+        tinylm("train", "text.txt", *ONE_STEP),
+        1,
+        "Out of memory. Reduce one of: --size, --context, --batch-size, --micro-batch.",
     )
     assert snapshot(here) == before
 
@@ -312,7 +327,7 @@ def test_out_of_memory_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class FullDisk:
-    """fsync fails from its n-th call on, as on a disk that is full by then."""
+    """Makes os.fsync fail as on a full disk, after `works` successful calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, works: int) -> None:
         self.calls = 0
@@ -330,8 +345,10 @@ class FullDisk:
 FULL = "No space left on device"
 
 
-def test_a_disk_full_at_the_first_save_leaves_no_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever of the writing that comes before the run appears at its path is the first to fail."""
+def test_a_disk_full_at_the_first_save_leaves_a_complete_run_or_nothing(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the writes before the run appears at its path is the first to fail in turn."""
     (here / "text.txt").write_text(story(1000))
     before = snapshot(here)
     failures = 0
@@ -340,7 +357,7 @@ def test_a_disk_full_at_the_first_save_leaves_no_folder(here: Path, monkeypatch:
             patch.setenv("TINYLM_CACHE", str(here.parent / f"cache-{works}"))
             write_profile(here.parent / f"cache-{works}")
             disk = FullDisk(patch, works)
-            result = tinylm("train", "text.txt", "--out", "run", *LEARN)
+            result = tinylm("train", "text.txt", "--out", "run", *ONE_STEP)
         if disk.calls <= works:
             break
         failures += 1
@@ -353,7 +370,7 @@ def test_a_disk_full_at_the_first_save_leaves_no_folder(here: Path, monkeypatch:
     assert failures > 10
 
 
-def test_a_disk_full_while_replacing_a_run_keeps_the_old_one_or_the_new(
+def test_a_disk_full_while_replacing_a_run_leaves_the_old_or_the_new_run(
     run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "text.txt").write_text(story(1000))
@@ -363,7 +380,7 @@ def test_a_disk_full_while_replacing_a_run_keeps_the_old_one_or_the_new(
     for works in range(12):
         with monkeypatch.context() as patch:
             FullDisk(patch, works)
-            result = tinylm("train", "text.txt", "--out", "old", "--force", *LEARN)
+            result = tinylm("train", "text.txt", "--out", "old", "--force", *ONE_STEP)
         refused(result, 1, FULL)
         load_model(path)
         kept += snapshot(path) == before
@@ -373,7 +390,7 @@ def test_a_disk_full_while_replacing_a_run_keeps_the_old_one_or_the_new(
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_a_disk_full_during_a_later_save_keeps_the_last_one(
+def test_a_disk_full_during_a_later_save_keeps_the_previous_save(
     run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = copied(run, here / "again")
@@ -395,9 +412,7 @@ def test_a_disk_full_during_a_later_save_keeps_the_last_one(
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_a_tensor_file_that_cannot_be_written_is_an_error_that_names_the_run(
-    run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_error_of_safetensors_names_the_run(run: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = copied(run, here / "again")
 
     def fail(*arguments: object) -> None:
@@ -405,19 +420,31 @@ def test_a_tensor_file_that_cannot_be_written_is_an_error_that_names_the_run(
 
     monkeypatch.setattr(safetensors.torch, "save_file", fail)
     result = tinylm("train", "--resume", path, "--steps", 202)
-    refused(result, 1, f"Cannot save to {path}", FULL, "What was saved there before is intact", "free some space")
+    refused(
+        result,
+        1,
+        f"Cannot write {path}: ",
+        FULL,
+        "; the last save is intact.",
+        f"then continue: tinylm train --resume {path}",
+    )
     monkeypatch.undo()
     load_model(path)
 
 
-def test_a_cache_that_cannot_be_written_names_the_variable(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_is_an_error_that_names_its_variable(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "text.txt").write_text(story(1000))
     (here / "file").touch()
     monkeypatch.setenv("TINYLM_CACHE", str(here / "file" / "cache"))
-    refused(tinylm("train", "text.txt", *LEARN), 1, "Cannot create", "set TINYLM_CACHE to another folder")
+    refused(tinylm("train", "text.txt", *ONE_STEP), 1, "Cannot create", "set TINYLM_CACHE to another folder")
 
 
-def test_a_place_that_cannot_be_written_is_named(here: Path) -> None:
+def test_an_unwritable_out_directory_is_an_error(here: Path) -> None:
     (here / "text.txt").write_text(story(1000))
-    refused(tinylm("train", "text.txt", "--out", "text.txt/run", *LEARN), 1, "Cannot save to text.txt/run", "--out")
-    refused(tinylm("train", "text.txt", "--out", "text.txt", *LEARN), 2, "text.txt is a file; choose another folder")
+    refused(
+        tinylm("train", "text.txt", "--out", "text.txt/run", *ONE_STEP),
+        1,
+        "Cannot write text.txt/run: cannot create",
+        "--out",
+    )
+    refused(tinylm("train", "text.txt", "--out", "text.txt", *ONE_STEP), 2, "text.txt is a file; choose another folder")

@@ -1,3 +1,5 @@
+"""tinylm eval."""
+
 import math
 from pathlib import Path
 
@@ -6,13 +8,14 @@ import torch
 import torch.nn.functional as F
 
 from tests.shell import TINY, copied, done, edit_config, misused, records, refused, snapshot, story, tinylm
-from tinylm.baselines import ngram_bits_per_byte
-from tinylm.checkpoint import load_model, read_config, summarise
+from tinylm.evaluation.baselines import ngram_bits_per_byte
+from tinylm.run_directory.loading import load_model, read_config, summarise
 
 KEYS = ["loss", "perplexity", "bits_per_character", "bits_per_byte", "tokens", "characters", "bytes"]
 
 
 def evaluated(*arguments: object, **how: str | bytes) -> dict[str, float]:
+    """The JSON record of tinylm eval."""
     (record,) = records(done("eval", *arguments, "--json", **how))
     return record
 
@@ -24,7 +27,7 @@ def text(here: Path) -> Path:
     return path
 
 
-def test_json_has_the_promised_keys_and_they_agree(run: Path, text: Path) -> None:
+def test_json_has_the_documented_keys_with_consistent_values(run: Path, text: Path) -> None:
     record = evaluated("-m", run, text)
     assert list(record) == KEYS
     scored = len(text.read_text()) - 1
@@ -34,8 +37,8 @@ def test_json_has_the_promised_keys_and_they_agree(run: Path, text: Path) -> Non
     assert record["bits_per_byte"] == record["bits_per_character"]
 
 
-def test_the_loss_is_the_mean_over_windows_of_the_context(run: Path, text: Path) -> None:
-    """The definition, one window at a time: nats of every token but the first given those before it in its window."""
+def test_the_loss_is_the_mean_over_windows_of_the_context_length(run: Path, text: Path) -> None:
+    """By definition, one window at a time: the loss of each token given those before it in its window."""
     model, config, tokenizer, _ = load_model(run)
     ids, context = tokenizer.encode(text.read_text()).astype(int), config.model.context
     nats = 0.0
@@ -47,29 +50,31 @@ def test_the_loss_is_the_mean_over_windows_of_the_context(run: Path, text: Path)
     assert evaluated("-m", run, text)["loss"] == pytest.approx(nats / (len(ids) - 1), rel=1e-6)
 
 
-def test_a_table_without_json(run: Path, text: Path) -> None:
+def test_without_json_a_table_is_printed(run: Path, text: Path) -> None:
     record = evaluated("-m", run, text)
     lines = done("eval", "-m", run, text).stdout.splitlines()
-    names = "nats a token,perplexity,bits a character,bits a byte,tokens scored,characters scored,bytes scored"
+    names = "nats per token,perplexity,bits per character,bits per byte,tokens scored,characters scored,bytes scored"
     assert [line.rpartition("  ")[0].strip() for line in lines] == names.split(",")
     assert lines[0].split()[-1] == f"{record['loss']:.4f}"
 
 
-def test_stderr_says_device_and_number_format(run: Path, text: Path) -> None:
+def test_stderr_has_device_and_number_format(run: Path, text: Path) -> None:
     assert done("eval", "-m", run, text).stderr.startswith("On cpu (1 threads): no GPU was found; fp32: exact.\n")
     assert done("eval", "-m", run, text, "--quiet").stderr == ""
 
 
 @pytest.mark.parametrize("kind", ["run", "bpe_run"])
-def test_the_batch_size_changes_nothing(kind: str, text: Path, request: pytest.FixtureRequest) -> None:
+def test_metrics_do_not_depend_on_the_batch_size(kind: str, text: Path, request: pytest.FixtureRequest) -> None:
     model = request.getfixturevalue(kind)
     one, *others = (evaluated("-m", model, text, "--batch-size", rows) for rows in (1, 2, 5, 1000))
     for other in others:
         assert other == {key: pytest.approx(value, rel=1e-6) for key, value in one.items()}
 
 
-def test_a_stride_scores_each_token_once_with_more_in_sight(run: Path, text: Path, adapter: Path, shelf: Path) -> None:
-    """Stride 1 by its definition: every token given the whole context before it."""
+def test_with_a_stride_each_token_is_scored_once_with_more_context(
+    run: Path, text: Path, adapter: Path, shelf: Path
+) -> None:
+    """Stride 1 by definition: each token is predicted from a full context before it."""
     model, config, tokenizer, _ = load_model(run)
     ids, context = tokenizer.encode(text.read_text()).astype(int), config.model.context
     nats = 0.0
@@ -82,12 +87,12 @@ def test_a_stride_scores_each_token_once_with_more_in_sight(run: Path, text: Pat
     assert sliding["tokens"] == whole["tokens"]
     assert sliding["loss"] == pytest.approx(nats / (len(ids) - 1), rel=1e-6)
     assert sliding["loss"] != whole["loss"]
-    periodic = shelf / "two.txt"  # which repeats itself: what came before tells what comes
+    periodic = shelf / "two.txt"  # periodic: more context makes it easier to predict
     sliding, whole = evaluated("--adapter", adapter, periodic, "--stride", 1), evaluated("--adapter", adapter, periodic)
     assert sliding["loss"] < whole["loss"]
 
 
-def test_bpe_counts_characters_and_bytes_of_the_text(bpe_run: Path, here: Path) -> None:
+def test_bits_per_character_and_byte_count_the_text_and_not_the_bpe_tokens(bpe_run: Path, here: Path) -> None:
     (here / "t.txt").write_text("xé日本 the sea")
     record = evaluated("-m", bpe_run, "t.txt")
     assert (record["characters"], record["bytes"]) == (11, 2 + 6 + 8)
@@ -96,7 +101,7 @@ def test_bpe_counts_characters_and_bytes_of_the_text(bpe_run: Path, here: Path) 
     assert record["bits_per_byte"] == pytest.approx(nats / math.log(2) / record["bytes"])
 
 
-def test_several_texts_are_documents_joined_by_the_end_of_text(run: Path, here: Path) -> None:
+def test_several_texts_are_joined_by_the_end_of_text_token(run: Path, here: Path) -> None:
     for name in "ab":
         (here / f"{name}.txt").write_text(story(300))
     record = evaluated("-m", run, "a.txt", "b.txt")
@@ -104,7 +109,7 @@ def test_several_texts_are_documents_joined_by_the_end_of_text(run: Path, here: 
     assert record["tokens"] == 2 * len(story(300))
 
 
-def test_standard_input_folders_and_jsonl_are_texts(run: Path, text: Path, here: Path) -> None:
+def test_texts_may_be_standard_input_folders_and_jsonl(run: Path, text: Path, here: Path) -> None:
     expected = evaluated("-m", run, text)
     assert evaluated("-m", run, "-", stdin=text.read_text()) == expected
     (here / "folder").mkdir()
@@ -114,16 +119,16 @@ def test_standard_input_folders_and_jsonl_are_texts(run: Path, text: Path, here:
     assert evaluated("-m", run, "a.jsonl", "--text-key", "body")["tokens"] == 6
 
 
-def test_a_text_named_like_an_option_comes_after_two_dashes(run: Path, here: Path, text: Path) -> None:
+def test_a_file_named_like_an_option_can_be_given_after_two_dashes(run: Path, here: Path, text: Path) -> None:
     expected = evaluated("-m", run, text)
     text.rename(here / "--quiet")
     assert records(done("eval", "-m", run, "--json", "--", "--quiet")) == [expected]
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_without_a_text_it_is_the_runs_own_validation_text(run: Path) -> None:
+def test_without_a_text_the_validation_text_of_the_run_is_evaluated(run: Path) -> None:
     result = done("eval", "-m", run, "--json")
-    assert f"On the validation text of {run}." in result.stderr
+    assert f"Evaluating on the validation text of {run}." in result.stderr
     (record,) = records(result)
     data = read_config(run).data
     assert data is not None
@@ -131,7 +136,7 @@ def test_without_a_text_it_is_the_runs_own_validation_text(run: Path) -> None:
     assert record["loss"] == pytest.approx(summarise(run)["val_loss"], rel=1e-4)
 
 
-def test_a_run_on_standard_input_has_a_validation_text_of_its_own(here: Path) -> None:
+def test_a_run_trained_on_standard_input_keeps_its_validation_text(here: Path) -> None:
     done("train", "-", "--steps", 1, *TINY, stdin=story(1000))
     assert evaluated()["tokens"] == int(len(story(1000)) * 0.1) - 1
 
@@ -148,38 +153,38 @@ def test_baselines_are_compressors_and_a_character_model_of_the_training_text(
     training = (shelf / "one.txt").read_text()[: data.train_characters]
     expected = ngram_bits_per_byte(training, text.read_text())
     assert record["baselines"]["order-5 characters"] == pytest.approx(expected)
-    assert "bits a byte, gzip" in done("eval", "-m", run, text, "--baselines").stdout
+    assert "bits per byte, gzip" in done("eval", "-m", run, text, "--baselines").stdout
 
 
-def test_characters_that_the_model_never_saw_are_listed(run: Path, here: Path) -> None:
+def test_unknown_characters_are_listed(run: Path, here: Path) -> None:
     (here / "t.txt").write_text("the sea é and ü")
     refused(
         tinylm("eval", "-m", run, "t.txt"),
         2,
-        "does not know 2 of the text's characters: ",
+        "has no id for 2 of the text's characters, ",
         "'é' (U+00E9), 'ü' (U+00FC)",
     )
 
 
-def test_a_text_of_one_token_cannot_be_scored(run: Path, here: Path) -> None:
+def test_a_text_of_one_token_is_an_error(run: Path, here: Path) -> None:
     (here / "t.txt").write_text("t")
     refused(tinylm("eval", "-m", run, "t.txt"), 2, "fewer than 2 tokens (1)", "give more text")
 
 
-def test_two_tokens_are_enough(run: Path, here: Path) -> None:
+def test_a_text_of_two_tokens_can_be_evaluated(run: Path, here: Path) -> None:
     (here / "t.txt").write_text("th")
     assert evaluated("-m", run, "t.txt")["tokens"] == 1
 
 
 @pytest.mark.parametrize(
-    "content, message", [(b"", "has no text in it"), (b"the \xff", "not valid UTF-8 (byte 0xFF at offset 4)")]
+    "content, message", [(b"", "contains no text"), (b"the \xff", "not valid UTF-8 (byte 0xFF at offset 4)")]
 )
-def test_texts_that_cannot_be_read_are_named(content: bytes, message: str, run: Path, here: Path) -> None:
+def test_a_text_that_cannot_be_read_is_an_error(content: bytes, message: str, run: Path, here: Path) -> None:
     (here / "t.txt").write_bytes(content)
     refused(tinylm("eval", "-m", run, "t.txt"), 2, f"t.txt {'is ' if content else ''}{message}")
 
 
-def test_a_missing_text_is_named(run: Path) -> None:
+def test_a_missing_text_is_an_error(run: Path) -> None:
     refused(tinylm("eval", "-m", run, "no.txt"), 2, "'no.txt'")
 
 
@@ -197,22 +202,22 @@ def test_a_missing_text_is_named(run: Path) -> None:
         ("--device tpu", "--device is 'tpu'"),
     ],
 )
-def test_values_that_cannot_be_used_are_named(flags: str, message: str, run: Path, text: Path) -> None:
+def test_invalid_values_are_reported_with_their_flags(flags: str, message: str, run: Path, text: Path) -> None:
     refused(tinylm("eval", "-m", run, text, *flags.split()), 2, message)
 
 
-def test_values_of_the_wrong_kind_are_refused(run: Path, text: Path) -> None:
+def test_values_of_the_wrong_type_are_usage_errors(run: Path, text: Path) -> None:
     misused(tinylm("eval", "-m", run, text, "--stride", "far"), "--stride")
 
 
-def test_an_adapter_predicts_its_text_better_than_the_base(run: Path, adapter: Path, shelf: Path) -> None:
+def test_an_adapter_has_a_lower_loss_on_its_text_than_the_base(run: Path, adapter: Path, shelf: Path) -> None:
     base, adapted = evaluated("-m", run, shelf / "two.txt"), evaluated("--adapter", adapter, shelf / "two.txt")
     assert adapted["loss"] < base["loss"]
     assert adapted["tokens"] == base["tokens"]
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_an_adapter_without_a_text_is_scored_on_the_text_that_it_was_validated_on(run: Path, adapter: Path) -> None:
+def test_without_a_text_an_adapter_is_evaluated_on_its_validation_text(run: Path, adapter: Path) -> None:
     data = read_config(adapter).data
     assert data is not None
     assert evaluated("--adapter", adapter)["tokens"] == data.val_tokens - 1
@@ -225,12 +230,14 @@ def test_evaluating_writes_no_file(run: Path, text: Path, here: Path) -> None:
     assert (snapshot(run), snapshot(here)) == before
 
 
-def test_a_validation_text_that_is_gone_says_so(run: Path, here: Path) -> None:
+def test_without_its_training_data_a_run_needs_a_text_and_has_no_character_model_baseline(
+    run: Path, here: Path
+) -> None:
     path = copied(run, here / "moved")
     edit_config(path, data={"corpus": ["gone.txt"]})
-    refused(tinylm("eval", "-m", path), 1, "is not here any more; name the text", "gone.txt")
+    refused(tinylm("eval", "-m", path), 1, "is no longer in the cache; name its training text", "gone.txt")
     text = here / "t.txt"
     text.write_text(story(300))
     result = done("eval", "-m", path, text, "--baselines", "--json")
-    assert "Warning: The character model is left out: " in result.stderr
+    assert "Warning: The character-level baseline is left out: " in result.stderr
     assert set(records(result)[0]["baselines"]) == {"gzip", "xz"}

@@ -1,11 +1,13 @@
+"""tinylm finetune-adapter, and several adapters on one base."""
+
 import json
 from pathlib import Path
 
 import pytest
 
 from tests.shell import copied, done, records, refused, snapshot, tinylm
-from tinylm.checkpoint import read_config
 from tinylm.config import DataConfig
+from tinylm.run_directory.loading import read_config
 
 SHORT = ("--steps", 40, "--batch-size", 4, "--lr", 0.01)
 
@@ -17,11 +19,11 @@ def second(here: Path) -> Path:
     return path
 
 
-def test_a_bottleneck_adapter_learns_its_text_and_leaves_the_base_alone(second: Path, run: Path, here: Path) -> None:
+def test_a_bottleneck_adapter_lowers_the_loss_without_changing_the_base(second: Path, run: Path, here: Path) -> None:
     before = snapshot(run)
     result = done("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT, "--bottleneck", 4)
     assert result.stdout == "ad\n"
-    assert "adapter:   4 features after attention, feedforward: 296 parameters" in result.stderr
+    assert "adapter:   hidden size 4 after attention, feedforward: 296 parameters" in result.stderr
     assert snapshot(run) == before
     assert {path.name for path in (here / "ad").iterdir()} == {
         "config.json",
@@ -36,14 +38,14 @@ def test_a_bottleneck_adapter_learns_its_text_and_leaves_the_base_alone(second: 
     assert adapted["loss"] < base["loss"]
 
 
-def test_it_begins_at_no_change(second: Path, run: Path, here: Path) -> None:
+def test_a_new_adapter_does_not_change_the_output(second: Path, run: Path, here: Path) -> None:
     done("finetune-adapter", second, "-m", run, "-o", "ad", "--steps", 1, "--lr", 1e-30, "--batch-size", 4)
     options = ("-n", 30, "-t", 0)
     assert done("sample", "--adapter", "ad", "-m", run, *options).stdout == done("sample", "-m", run, *options).stdout
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_it_can_be_resumed_by_its_own_command(second: Path, run: Path, here: Path) -> None:
+def test_a_bottleneck_adapter_is_resumed_by_finetune_adapter(second: Path, run: Path, here: Path) -> None:
     done("finetune-adapter", second, "-m", run, "--steps", 2, "-o", "ad", "--batch-size", 4)
     (record,) = records(done("info", "ad", "--json"))
     assert record["commands"]["resume"] == "tinylm finetune-adapter --resume ad"
@@ -53,26 +55,27 @@ def test_it_can_be_resumed_by_its_own_command(second: Path, run: Path, here: Pat
     refused(again, 2, "finetune-adapter --resume ad", sentences=4)
 
 
-def test_it_cannot_be_merged_and_says_what_to_do(second: Path, run: Path, here: Path) -> None:
+def test_merging_a_bottleneck_adapter_is_an_error_with_the_alternative(second: Path, run: Path, here: Path) -> None:
     done("finetune-adapter", second, "-m", run, "-o", "ad", "--steps", 1, "--batch-size", 4)
-    refused(
-        tinylm("merge-lora", "ad", "--out", "merged"), 2, "cannot be merged; sample and eval take it with --adapter"
-    )
+    ways = "Use it with --adapter, in tinylm sample and tinylm eval."
+    refused(tinylm("merge-lora", "ad", "--out", "merged"), 2, "cannot be merged", ways)
 
 
 @pytest.mark.parametrize("size", [0, 17, 99_999_999])
-def test_a_bottleneck_wider_than_the_model_is_none(size: int, second: Path, run: Path, here: Path) -> None:
+def test_an_invalid_bottleneck_size_is_an_error(size: int, second: Path, run: Path, here: Path) -> None:
     result = tinylm("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT, "--bottleneck", size)
     refused(result, 2, f"--bottleneck is {size}; it must be from 1 to ")
 
 
-def test_it_is_gone_on_with_by_its_own_command(second: Path, run: Path, adapter: Path, here: Path) -> None:
+def test_resuming_with_the_wrong_command_names_the_right_one(
+    second: Path, run: Path, adapter: Path, here: Path
+) -> None:
     done("finetune-adapter", second, "-m", run, "-o", "ad", "--steps", 1, "--batch-size", 4)
-    refused(tinylm("finetune-lora", "--resume", "ad"), 2, "go on with it by tinylm finetune-adapter --resume ad")
-    refused(tinylm("train", "--resume", adapter), 2, f"go on with it by tinylm finetune-lora --resume {adapter}")
+    refused(tinylm("finetune-lora", "--resume", "ad"), 2, "To continue it: tinylm finetune-adapter --resume ad.")
+    refused(tinylm("train", "--resume", adapter), 2, f"To continue it: tinylm finetune-lora --resume {adapter}.")
 
 
-def test_the_default_folder_has_its_kind_in_its_name(second: Path, run: Path, here: Path) -> None:
+def test_the_default_directory_is_named_after_base_and_adapter_kind(second: Path, run: Path, here: Path) -> None:
     base = copied(run, here / "base")
     assert done("finetune-adapter", second, "-m", base, "--steps", 1).stdout == f"{here}/base-adapter\n"
     config = read_config(here / "base-adapter").adapter
@@ -82,7 +85,7 @@ def test_the_default_folder_has_its_kind_in_its_name(second: Path, run: Path, he
 # Several adapters on one base
 
 
-def test_adapters_act_together_and_by_their_strengths(second: Path, run: Path, adapter: Path, here: Path) -> None:
+def test_adapters_are_combined_with_their_scales(second: Path, run: Path, adapter: Path, here: Path) -> None:
     done("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT)
 
     def loss(*adapters: object) -> float:
@@ -97,14 +100,16 @@ def test_adapters_act_together_and_by_their_strengths(second: Path, run: Path, a
     assert min(base, lora) < loss(f"{adapter}=0.5") < max(base, lora)
 
 
-def test_adapters_of_different_bases_are_refused(second: Path, run: Path, adapter: Path, here: Path) -> None:
+def test_adapters_of_different_bases_are_an_error(second: Path, run: Path, adapter: Path, here: Path) -> None:
     done("train", second, "--out", "other", "--steps", 1, "--init-from", run, "--batch-size", 4)
     done("finetune-lora", second, "-m", "other", "-o", "ad", "--steps", 1, "--batch-size", 4)
-    refused(tinylm("sample", "--adapter", adapter, "--adapter", "ad"), 1, "was made for another base", sentences=3)
+    refused(
+        tinylm("sample", "--adapter", adapter, "--adapter", "ad"), 1, "was trained on another base model", sentences=3
+    )
 
 
-def test_equal_lines_of_prompts_are_answered_differently(run: Path, here: Path) -> None:
-    """As the samples of one prompt are, and from the same numbers."""
+def test_equal_prompts_get_different_samples(run: Path, here: Path) -> None:
+    """They use the random streams of the samples of a single prompt."""
     (here / "prompts.jsonl").write_text(json.dumps({"prompt": "no"}) + "\n" + json.dumps({"prompt": "no"}) + "\n")
     options = ("-m", run, "-n", 30, "--seed", 3, "--json")
     lines = [record["text"] for record in records(done("sample", "-f", "prompts.jsonl", *options))]
@@ -112,32 +117,32 @@ def test_equal_lines_of_prompts_are_answered_differently(run: Path, here: Path) 
     assert len(set(lines)) == 2
 
 
-def test_an_empty_prompt_begins_as_the_text_of_its_own_adapter_does(
+def test_an_empty_prompt_starts_as_the_training_text_of_its_adapter(
     second: Path, run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "two.jsonl").write_text("".join(json.dumps({"text": second.read_text()}) + "\n" for _ in range(2)))
     done("finetune-adapter", "two.jsonl", "-m", run, "-o", "many", *SHORT)
     done("finetune-adapter", second, "-m", run, "-o", "one", *SHORT)
-    begun: list[int] = []
+    documents: list[int] = []
 
     def start(tokenizer: object, data: DataConfig, prompt: object) -> list[int]:
-        begun.append(data.documents)
+        documents.append(data.documents)
         return [1]
 
-    monkeypatch.setattr("tinylm.inference.text.start_tokens", start)
+    monkeypatch.setattr("tinylm.generation.prompts.start_tokens", start)
     lines = [json.dumps({"prompt": "", "adapter": name}) for name in ("many", "one")]
     (here / "prompts.jsonl").write_text("\n".join([*lines, json.dumps({"prompt": ""})]))
     done("sample", "-m", run, "-f", "prompts.jsonl", "-n", 1)
-    assert begun == [2, 1, 1]
+    assert documents == [2, 1, 1]
 
 
-@pytest.mark.parametrize("strength", ["half", "nan", "inf", ""])
-def test_a_strength_that_is_no_number_is_refused(strength: str, adapter: Path) -> None:
-    refused(tinylm("sample", "--adapter", f"{adapter}={strength}"), 2, f"{strength!r} is no number", "=0.5")
+@pytest.mark.parametrize("scale", ["half", "nan", "inf", ""])
+def test_an_adapter_scale_that_is_not_a_number_is_an_error(scale: str, adapter: Path) -> None:
+    refused(tinylm("sample", "--adapter", f"{adapter}={scale}"), 2, f"{scale!r} is not a number", "=0.5")
 
 
-def test_lines_of_prompts_may_each_name_their_adapter(second: Path, run: Path, adapter: Path, here: Path) -> None:
-    """The base is loaded once, and each line's text is what its adapter alone would have written."""
+def test_each_line_of_prompts_may_name_an_adapter(second: Path, run: Path, adapter: Path, here: Path) -> None:
+    """The base is loaded once, and each text is the one that --adapter gives."""
     done("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT)
     options = ("-n", 30, "-t", 0, "--json")
     prompts = [
@@ -165,18 +170,18 @@ def test_lines_of_prompts_may_each_name_their_adapter(second: Path, run: Path, a
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", "prompts.jsonl, line 1: not JSON"),
-        ('{"text": "a"}', "prompts.jsonl, line 1: expected an object with a text under 'prompt'"),
-        ('{"prompt": "a", "adapter": 3}', "line 1: 'adapter' is 3; it must be a text"),
-        ('{"prompt": "a \\ud800"}', "line 1: half a surrogate pair at character 2"),
+        ("{", "prompts.jsonl, line 1: invalid JSON"),
+        ('{"text": "a"}', "prompts.jsonl, line 1: expected an object with a string under 'prompt'"),
+        ('{"prompt": "a", "adapter": 3}', "line 1: 'adapter' is 3; it must be a string"),
+        ('{"prompt": "a \\ud800"}', "line 1: a lone surrogate at character 2"),
         ("", "prompts.jsonl has no prompt in it"),
     ],
 )
-def test_a_bad_line_of_prompts_is_named(line: str, words: str, run: Path, here: Path) -> None:
+def test_an_invalid_line_of_prompts_is_reported_with_its_number(line: str, words: str, run: Path, here: Path) -> None:
     (here / "prompts.jsonl").write_text(line)
     refused(tinylm("sample", "-m", run, "-f", "prompts.jsonl"), 2, words)
 
 
-def test_an_adapter_for_all_and_one_for_a_line_contradict(run: Path, adapter: Path, here: Path) -> None:
+def test_the_adapter_option_contradicts_adapters_named_in_lines(run: Path, adapter: Path, here: Path) -> None:
     (here / "prompts.jsonl").write_text(json.dumps({"prompt": "a", "adapter": str(adapter)}))
     refused(tinylm("sample", "--adapter", adapter, "-f", "prompts.jsonl"), 2, "some lines name their own")

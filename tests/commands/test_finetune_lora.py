@@ -1,3 +1,5 @@
+"""tinylm finetune-lora."""
+
 import json
 from pathlib import Path
 
@@ -19,8 +21,8 @@ from tests.shell import (
     story,
     tinylm,
 )
-from tinylm.adapters.load import WantedAdapter, load_adapted
-from tinylm.checkpoint import load_model, read_config
+from tinylm.adapters.load import AdapterSpec, load_adapted_model
+from tinylm.run_directory.loading import load_model, read_config
 
 FILES = {"config.json", "tokenizer.json", "metrics.jsonl", "adapter_model.safetensors", "adapter_config.json", "last"}
 SHORT = ("--steps", 2, "--batch-size", 4)
@@ -50,14 +52,14 @@ def test_stdout_is_the_path_and_nothing_else(second: Path, run: Path, here: Path
     assert done("finetune-lora", second, "-m", run, "-o", "quiet", *SHORT, "--quiet").stderr == ""
 
 
-def test_the_default_folder_stands_beside_the_base(second: Path, run: Path, here: Path) -> None:
+def test_the_default_directory_is_beside_the_base(second: Path, run: Path, here: Path) -> None:
     copied(run, here / "checkpoints/base")
     result = done("finetune-lora", second, *SHORT)
     assert result.stdout == "checkpoints/base-lora\n"
     assert "Using checkpoints/base, the newest model." in result.stderr
 
 
-def test_the_default_folder_from_within_the_base(
+def test_the_default_directory_is_beside_a_base_given_as_a_dot(
     second: Path, run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(copied(run, here / "base"))
@@ -65,21 +67,21 @@ def test_the_default_folder_from_within_the_base(
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_json_counts_the_parameters_that_are_trained(second: Path, run: Path, here: Path) -> None:
+def test_json_counts_only_trained_parameters(second: Path, run: Path, here: Path) -> None:
     last = records(done("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, "--rank", 3, "--json"))[-1]
     assert last["parameters"] == sum(tensor.numel() for tensor in peft_tensors(here / "ad").values())
     again = records(done("finetune-lora", "--resume", "ad", "-m", run, "--steps", 3, "--json"))[-1]
     assert again["parameters"] == last["parameters"]
 
 
-def test_the_base_stays_as_it_is_to_the_byte(second: Path, run: Path) -> None:
+def test_the_files_of_the_base_are_not_changed(second: Path, run: Path) -> None:
     before = snapshot(run)
     finetuned(second, run, "ad")
     assert snapshot(run) == before
 
 
 @pytest.mark.parametrize("out", ["base", "./base/../base"])
-def test_the_base_is_no_place_for_the_adapter_even_by_force(out: str, second: Path, run: Path, here: Path) -> None:
+def test_an_adapter_never_replaces_its_base_even_with_force(out: str, second: Path, run: Path, here: Path) -> None:
     copied(run, here / "base")
     before = snapshot(here)
     result = tinylm("finetune-lora", second, "-m", "base", "-o", out, "--force", *SHORT)
@@ -87,8 +89,8 @@ def test_the_base_is_no_place_for_the_adapter_even_by_force(out: str, second: Pa
     assert snapshot(here) == before
 
 
-def test_it_begins_at_no_change(second: Path, run: Path, here: Path) -> None:
-    """The evaluation before the first step is the base's own."""
+def test_a_new_adapter_does_not_change_the_output(second: Path, run: Path, here: Path) -> None:
+    """The evaluation before the first step gives the loss of the base."""
     finetuned(second, run, "ad", "--dtype", "fp32")
     first = json.loads((here / "ad/metrics.jsonl").read_text().splitlines()[0])
     data = read_config(here / "ad").data
@@ -106,7 +108,7 @@ def test_a_longer_run_lowers_the_loss(second: Path, run: Path) -> None:
     assert losses[-1] < losses[0] - 0.1
 
 
-def test_files_are_those_of_peft(second: Path, run: Path) -> None:
+def test_the_files_have_the_format_of_peft(second: Path, run: Path) -> None:
     adapter = finetuned(second, run, "ad", "--rank", 3, "--alpha", 5, "--dropout", 0.1, "--target", "query,mlp")
     model = load_model(run)[0]
     expected = {}
@@ -131,7 +133,7 @@ def test_files_are_those_of_peft(second: Path, run: Path) -> None:
     }
 
 
-def test_peft_itself_computes_the_same_from_these_files(adapter: Path, run: Path) -> None:
+def test_peft_computes_the_same_logits_from_the_files(adapter: Path, run: Path) -> None:
     model = load_model(run)[0]
     ids = torch.arange(16).unsqueeze(0)
     with torch.inference_mode():
@@ -139,21 +141,21 @@ def test_peft_itself_computes_the_same_from_these_files(adapter: Path, run: Path
         peft.inject_adapter_in_model(peft.LoraConfig.from_pretrained(str(adapter)), model)
         tensors = {name.removeprefix("base_model.model."): tensor for name, tensor in peft_tensors(adapter).items()}
         outcome = peft.set_peft_model_state_dict(model, tensors)
-        ours = load_adapted([WantedAdapter(adapter)], None, "cpu")[0]
+        ours = load_adapted_model([AdapterSpec(adapter)], None, "cpu")[0]
         theirs = model.eval().logits(model(ids).hidden)
         torch.testing.assert_close(theirs, ours.logits(ours(ids).hidden), rtol=0, atol=1e-5)
     assert outcome.unexpected_keys == []
     assert not torch.allclose(theirs, base, atol=1e-2)
 
 
-def test_the_scale_is_twice_by_default(second: Path, run: Path) -> None:
+def test_alpha_is_twice_the_rank_by_default(second: Path, run: Path) -> None:
     settings = read_config(finetuned(second, run, "ad", "-r", 5)).adapter
     assert settings is not None
     assert (settings.rank, settings.alpha, settings.dropout) == (5, 10.0, 0.0)
     assert settings.targets == ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-def test_targets_may_be_given_in_one_word_or_several(second: Path, run: Path) -> None:
+def test_targets_may_be_a_list_or_repeated_options(second: Path, run: Path) -> None:
     for name, options in (("a", ("--target", "key,value")), ("b", ("--target", "key", "--target", "value"))):
         settings = read_config(finetuned(second, run, name, *options)).adapter
         assert settings is not None and settings.targets == ("k_proj", "v_proj")
@@ -165,9 +167,7 @@ def test_the_adapter_records_its_base_by_path_and_digest(adapter: Path, run: Pat
     assert (settings.base, settings.base_digest) == (str(run.resolve()), load_model(run)[3].digest)
 
 
-def test_a_base_that_was_renamed_is_found_and_one_that_was_moved_is_given_by_model(
-    second: Path, run: Path, here: Path
-) -> None:
+def test_a_renamed_base_is_found_and_a_moved_base_is_given_with_model(second: Path, run: Path, here: Path) -> None:
     copied(run, here / "base")
     finetuned(second, here / "base", "ad")
     expected = done("sample", "--adapter", "ad", "-n", 20, "--seed", 1).stdout
@@ -175,20 +175,20 @@ def test_a_base_that_was_renamed_is_found_and_one_that_was_moved_is_given_by_mod
     assert done("sample", "--adapter", "ad", "-n", 20, "--seed", 1).stdout == expected
     (here / "elsewhere").mkdir()
     moved = (here / "renamed").rename(here / "elsewhere" / "base")
-    gone = (("sample", "--adapter", "ad"), ("eval", "--adapter", "ad", second), ("finetune-lora", "--resume", "ad"))
-    for command in gone:
+    commands = (("sample", "--adapter", "ad"), ("eval", "--adapter", "ad", second), ("finetune-lora", "--resume", "ad"))
+    for command in commands:
         refused(tinylm(*command), 2, "is neither beside it nor under checkpoints/", f"{here}/base", "--model")
     assert done("sample", "--adapter", "ad", "-m", moved, "-n", 20, "--seed", 1).stdout == expected
     done("finetune-lora", "--resume", "ad", "--model", moved, "--steps", 3)
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_an_adapter_for_another_base_is_refused(adapter: Path, run: Path, second: Path, here: Path) -> None:
-    """Another base of the very same shape."""
+def test_an_adapter_with_another_base_is_an_error(adapter: Path, run: Path, second: Path, here: Path) -> None:
+    """The other base has the same shape."""
     other = copied(run, here / "other")
     done("train", "--resume", other, "--steps", 205, "--eval-every", 1, "--log-every", 1)
     done("train", second, "--init-from", other, "--out", "cousin", *SHORT, "--lr", "0.1", "--val-data", second)
-    text = "an adapter fits only the base it was trained on"
+    text = "name the base model that it was trained on"
     before = snapshot(here)
     for command in (("sample",), ("eval", second)):
         refused(tinylm(*command, "--adapter", adapter, "--model", "cousin"), 1, text, str(adapter), "cousin")
@@ -198,7 +198,7 @@ def test_an_adapter_for_another_base_is_refused(adapter: Path, run: Path, second
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_an_adapter_goes_on_to_the_very_weights_it_would_have_had(second: Path, run: Path, here: Path) -> None:
+def test_a_resumed_adapter_has_the_weights_of_an_uninterrupted_run(second: Path, run: Path, here: Path) -> None:
     options = ("--schedule", "constant", "--eval-every", 2, "--save-every", 2, "--dropout", 0.2, "--target", "mlp")
     for name, steps in (("whole", 6), ("parts", 4)):
         done("finetune-lora", second, "-m", run, "-o", name, "--steps", steps, "--batch-size", 4, *options)
@@ -211,11 +211,11 @@ def test_an_adapter_goes_on_to_the_very_weights_it_would_have_had(second: Path, 
 @pytest.mark.parametrize(
     "option, value", [("--rank", 4), ("--alpha", 3), ("--target", "mlp"), ("--lr", 1), ("--out", "x")]
 )
-def test_resuming_refuses_what_is_fixed(option: str, value: object, adapter: Path) -> None:
+def test_resuming_with_a_fixed_option_is_an_error(option: str, value: object, adapter: Path) -> None:
     refused(tinylm("finetune-lora", "--resume", adapter, option, value), 2, f"--resume fixes {option}")
 
 
-def test_resuming_refuses_another_text(adapter: Path, run: Path, shelf: Path) -> None:
+def test_resuming_with_another_text_is_an_error(adapter: Path, run: Path, shelf: Path) -> None:
     refused(tinylm("finetune-lora", shelf / "one.txt", "-m", run, "--resume", adapter), 2, "is not the text that")
 
 
@@ -227,26 +227,26 @@ def test_dry_run_writes_nothing(second: Path, run: Path, here: Path) -> None:
 
 
 @pytest.mark.parametrize("option", [("--dropout", 0.1), ("--share-b",)])
-def test_what_an_embedding_cannot_have_is_refused(option: tuple[object, ...], second: Path, run: Path) -> None:
+def test_dropout_and_shared_b_are_errors_for_embeddings(option: tuple[object, ...], second: Path, run: Path) -> None:
     result = tinylm("finetune-lora", second, "-m", run, *SHORT, "--target", "embedding", *option)
     refused(result, 2, "--dropout and --share-b are for linear layers")
 
 
-def test_the_default_rank_is_one_that_a_small_router_has(second: Path, shelf: Path, here: Path) -> None:
+def test_the_default_rank_fits_a_small_router(second: Path, shelf: Path, here: Path) -> None:
     done("train", shelf / "one.txt", "-o", "mix", "--steps", 1, "--experts", 3, *TINY)
     result = done("finetune-lora", second, "-m", "mix", "-o", "ad", *SHORT, "--target", "router", "--dry-run")
     assert "adapter:   rank 3 on router: " in result.stdout
 
 
 @pytest.mark.parametrize("rank", [17, 100_000])
-def test_a_rank_that_no_matrix_has_is_refused(rank: int, second: Path, run: Path, here: Path) -> None:
+def test_a_rank_larger_than_the_matrices_is_an_error(rank: int, second: Path, run: Path, here: Path) -> None:
     before = snapshot(here)
     result = tinylm("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, "--rank", rank)
     refused(result, 2, f"--rank is {rank}; ")
     assert snapshot(here) == before
 
 
-def test_a_second_adapter_at_the_same_place_is_refused(adapter: Path, second: Path, run: Path, here: Path) -> None:
+def test_an_existing_adapter_is_replaced_only_with_force(adapter: Path, second: Path, run: Path, here: Path) -> None:
     path = copied(adapter, here / "ad")
     before = snapshot(path)
     result = tinylm("finetune-lora", second, "-m", run, "-o", "ad", *SHORT)
@@ -257,21 +257,21 @@ def test_a_second_adapter_at_the_same_place_is_refused(adapter: Path, second: Pa
     assert settings is not None and settings.rank == 2
 
 
-def test_standard_input_is_kept_in_the_adapter(run: Path, second: Path, here: Path) -> None:
+def test_text_from_standard_input_is_kept_in_the_adapter(run: Path, second: Path, here: Path) -> None:
     assert done("finetune-lora", "-", "-m", run, "-o", "ad", *SHORT, stdin=second.read_text()).stdout == "ad\n"
     assert (here / "ad/tokens").is_dir()
     done("finetune-lora", "--resume", "ad", "--model", run, "--steps", 3)
 
 
-def test_characters_that_the_base_never_saw_are_listed(run: Path, here: Path) -> None:
+def test_unknown_characters_are_listed(run: Path, here: Path) -> None:
     (here / "t.txt").write_text(story(300) + "é ü")
     before = snapshot(here)
     result = tinylm("finetune-lora", "t.txt", "-m", run, "-o", "ad", *SHORT)
-    refused(result, 2, "does not know 2 of the text's characters", "'é' (U+00E9), 'ü' (U+00FC)")
+    refused(result, 2, "has no id for 2 of the text's characters", "'é' (U+00E9), 'ü' (U+00FC)")
     assert snapshot(here) == before
 
 
-def test_an_adapter_is_no_base(adapter: Path, second: Path) -> None:
+def test_an_adapter_as_base_is_an_error(adapter: Path, second: Path) -> None:
     refused(tinylm("finetune-lora", second, "-m", adapter, "-o", "ad", *SHORT), 2, "is an adapter, not a model")
 
 
@@ -282,29 +282,31 @@ def test_an_adapter_is_no_base(adapter: Path, second: Path) -> None:
         ("--alpha 0", "--alpha is 0.0"),
         ("--alpha nan", "--alpha is nan"),
         ("--dropout 1", "--dropout is 1.0"),
-        ("--target brain", "--target 'brain' is not known; choose from: attention"),
+        ("--target brain", "--target is 'brain'; it must be one of: attention"),
         ("--epochs 2", "--steps and --epochs contradict each other"),
         ("--batch-size 0", "--batch-size is 0"),
         ("--lr 0", "--lr is 0.0"),
     ],
 )
-def test_values_that_cannot_be_used_are_named(flags: str, message: str, second: Path, run: Path, here: Path) -> None:
+def test_invalid_values_are_reported_with_their_flags(
+    flags: str, message: str, second: Path, run: Path, here: Path
+) -> None:
     before = snapshot(here)
     refused(tinylm("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, *flags.split()), 2, message)
     assert snapshot(here) == before
 
 
-def test_values_of_the_wrong_kind_are_refused(second: Path) -> None:
+def test_values_of_the_wrong_type_are_usage_errors(second: Path) -> None:
     misused(tinylm("finetune-lora", second, "--rank", "high"), "--rank", "integer")
 
 
-def test_no_text_and_no_model_say_what_to_type(second: Path) -> None:
+def test_without_a_text_or_a_model_the_error_has_an_example_command(second: Path) -> None:
     refused(tinylm("finetune-lora"), 2, "tinylm finetune-lora other.txt", "standard input")
     refused(tinylm("finetune-lora", second), 2, "no trained model under checkpoints/")
 
 
-def test_a_text_shorter_than_the_context_is_refused(run: Path, here: Path) -> None:
-    """The base fixes the context: it cannot shrink, and there is no option for it."""
+def test_a_text_shorter_than_the_context_is_an_error(run: Path, here: Path) -> None:
+    """The base fixes the context length, so it cannot be shortened."""
     (here / "t.txt").write_text("no joy, no bed")
     result = tinylm("finetune-lora", "t.txt", "-m", run, "-o", "ad", *SHORT, "--val-fraction", 0.3)
     refused(result, 2, "has 10 tokens", "a context of 16 needs 17; give more text.")
@@ -312,12 +314,10 @@ def test_a_text_shorter_than_the_context_is_refused(run: Path, here: Path) -> No
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_training_a_base_further_warns_of_its_adapters_and_they_say_why_they_no_longer_fit(
-    adapter: Path, run: Path, here: Path
-) -> None:
+def test_training_a_base_further_warns_that_its_adapters_no_longer_fit(adapter: Path, run: Path, here: Path) -> None:
     base = copied(run, here / "checkpoints" / "base")
     lora = copied(adapter, here / "checkpoints" / "lora")
     edit_config(lora, adapter={"base": str(base)})
     result = done("train", "--resume", base, "--steps", 400, "--eval-every", 1)
     assert "Warning: lora was trained on the weights of" in result.stderr
-    refused(tinylm("sample", "--adapter", lora), 2, "base has other weights than those that", "it was trained on since")
+    refused(tinylm("sample", "--adapter", lora), 2, "base does not have the weights that", "it was trained further")

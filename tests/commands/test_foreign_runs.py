@@ -1,6 +1,4 @@
-"""Run directories from strangers, with every digest right: opening one ends with an error at worst, and touches nothing
-else.
-"""
+"""Forged run directories with valid digests: the worst result of opening one is an error, and no other file changes."""
 
 import hashlib
 import json
@@ -17,27 +15,28 @@ from torch import Tensor
 
 from tests.machines import write_profile
 from tests.shell import TINY, copied, done, edit_config, records, refused, snapshot, story, tinylm
-from tinylm.checkpoint import read_config, read_weights
-from tinylm.weights import read_tensors, write_tensors, write_weights
+from tinylm.run_directory.loading import read_config, read_weights
+from tinylm.run_directory.weights import read_tensors, write_tensors, write_weights
 
 DEEP = "[" * 100_000 + "]" * 100_000
-CANARY = "what a stranger must not change\n"
+CANARY = "must not change\n"
 
 
 @pytest.fixture(scope="session")
 def piped(shelf: Path) -> Path:
-    """A run with its encoded text inside, as one from standard input has it."""
+    """A run that was trained on standard input, so that it contains its encoded text."""
     text = (shelf / "one.txt").read_bytes()
-    rhythm = ("--steps", 4, "--eval-every", 2, "--log-every", 1, "--save-every", 2)
+    intervals = ("--steps", 4, "--eval-every", 2, "--log-every", 1, "--save-every", 2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TINYLM_CACHE", str(shelf / "cache"))
         write_profile(shelf / "cache")
-        done("train", "-", "--out", shelf / "piped", *rhythm, *TINY, stdin=text)
+        done("train", "-", "--out", shelf / "piped", *intervals, *TINY, stdin=text)
     return shelf / "piped"
 
 
 @pytest.fixture
 def bad(piped: Path, here: Path) -> Path:
+    """A copy of the run, to be forged."""
     return copied(piped, here / "checkpoints" / "bad")
 
 
@@ -67,26 +66,26 @@ def commands(run: Path) -> list[tuple[object, ...]]:
     ]
 
 
-def survives(run: Path, canary: Path) -> list[int]:
-    """The exit codes of every command that may open a run, none of which ends otherwise than it should."""
+def run_all_commands(run: Path, canary: Path) -> list[int]:
+    """Run every command that may open the run. Checks that none crashes or changes `canary`; returns the exit codes."""
     codes = []
     before = snapshot(canary)
     for command in commands(run):
         result = tinylm(*command, stdin=story(300))
         assert result.exit_code in (0, 1, 2, 3), (command, result.output)
-        for sign in ("Traceback", "went wrong inside", "Out of memory"):
+        for sign in ("Traceback", "Internal error", "Out of memory"):
             assert sign not in result.output, command
         codes.append(result.exit_code)
         assert snapshot(canary) == before, command
     return codes
 
 
-def test_the_run_that_is_forged_below_works_as_it_is(bad: Path, canary: Path) -> None:
-    """Only what takes an adapter refuses it."""
-    assert survives(bad, canary) == [0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 0]
+def test_the_run_works_before_it_is_forged(bad: Path, canary: Path) -> None:
+    """Only commands that need an adapter reject it."""
+    assert run_all_commands(bad, canary) == [0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 0]
 
 
-# Files in the place of others
+# Links, devices and the like in place of regular files
 
 
 FILES = (
@@ -98,7 +97,7 @@ FILES = (
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder", "device", "empty", "deep"])
-def test_nothing_but_a_regular_file_is_opened_in_a_run(kind: str, name: str, bad: Path, canary: Path) -> None:
+def test_only_regular_files_of_a_run_are_opened(kind: str, name: str, bad: Path, canary: Path) -> None:
     file = bad / name
     content = file.read_bytes()
     file.unlink()
@@ -113,38 +112,38 @@ def test_nothing_but_a_regular_file_is_opened_in_a_run(kind: str, name: str, bad
         file.symlink_to("/dev/zero")
     else:
         file.write_text(DEEP if kind == "deep" else "")
-    codes = survives(bad, canary)
+    codes = run_all_commands(bad, canary)
     assert any(codes) or name == "metrics.jsonl"
     assert len(codes) == len(commands(bad))
 
 
 @pytest.mark.parametrize("name", ["last", "tokens"])
-def test_no_folder_of_a_run_is_a_link(name: str, bad: Path, canary: Path) -> None:
+def test_a_link_in_place_of_a_folder_of_a_run_is_an_error(name: str, bad: Path, canary: Path) -> None:
     (bad / name).rename(canary / name)
     (bad / name).symlink_to(canary / name)
-    codes = survives(bad, canary)
+    codes = run_all_commands(bad, canary)
     assert codes[-1] == 1
 
 
 @pytest.mark.parametrize("name", ["config.json.tmp", "metrics.jsonl.tmp", "model.safetensors.tmp", "state.json.tmp"])
-def test_no_link_waits_for_what_a_resumed_run_writes(name: str, bad: Path, canary: Path) -> None:
+def test_resuming_does_not_write_through_links_with_temporary_names(name: str, bad: Path, canary: Path) -> None:
     for folder in (bad, bad / "last"):
         (folder / name).symlink_to(canary / "file")
-    survives(bad, canary)
+    run_all_commands(bad, canary)
     assert (canary / "file").read_text() == CANARY
 
 
 @pytest.mark.parametrize("name", ["last.new", "last.old"])
-def test_no_link_to_a_folder_is_written_into_or_emptied(name: str, bad: Path, canary: Path) -> None:
+def test_resuming_does_not_write_to_or_empty_linked_folders(name: str, bad: Path, canary: Path) -> None:
     (bad / name).symlink_to(canary)
-    survives(bad, canary)
+    run_all_commands(bad, canary)
     done("train", "--resume", bad, "--steps", 12)
     assert snapshot(canary) == {"file": CANARY.encode()}
     assert not (bad / name).is_symlink()
 
 
 @pytest.mark.parametrize("name", [".out.tinylm-new", ".out.tinylm-old", ".out.tinylm-lock"])
-def test_no_link_beside_a_new_run_is_written_into_or_emptied(name: str, here: Path, canary: Path) -> None:
+def test_training_does_not_write_to_or_empty_links_beside_the_run(name: str, here: Path, canary: Path) -> None:
     target = canary / "file" if name.endswith("lock") else canary
     (here / name).symlink_to(target)
     tinylm("train", "-", "--steps", 1, *TINY, "--out", "out", stdin=story(500))
@@ -155,7 +154,7 @@ def test_no_link_beside_a_new_run_is_written_into_or_emptied(name: str, here: Pa
 
 
 def edit_tokens(run: Path, **changes: Any) -> None:
-    """Change what tokens.json says of both parts."""
+    """Change the entries of both parts in tokens.json."""
     file = run / "tokens" / "tokens.json"
     record = json.loads(file.read_text())
     for part in ("train", "val"):
@@ -164,7 +163,7 @@ def edit_tokens(run: Path, **changes: Any) -> None:
 
 
 def set_token(run: Path, value: int) -> None:
-    """Put an id into both parts, and say so in the record."""
+    """Put a token id into both parts, with valid digests."""
     file = run / "tokens" / "tokens.json"
     record = json.loads(file.read_text())
     for part in ("train", "val"):
@@ -188,23 +187,23 @@ def set_token(run: Path, value: int) -> None:
         {"changed": 0, "sha256": "0" * 64},
     ],
 )
-def test_a_forged_record_of_tokens_is_refused(changes: dict[str, Any], bad: Path, canary: Path) -> None:
+def test_a_forged_tokens_json_is_an_error(changes: dict[str, Any], bad: Path, canary: Path) -> None:
     edit_tokens(bad, **changes)
-    codes = survives(bad, canary)
+    codes = run_all_commands(bad, canary)
     assert (codes[1], codes[2], codes[-1]) == (2, 1, 1)
 
 
-def test_an_id_that_is_not_in_the_vocabulary_is_refused(bad: Path, canary: Path) -> None:
+def test_a_token_id_outside_the_vocabulary_is_an_error(bad: Path, canary: Path) -> None:
     set_token(bad, 255)
-    codes = survives(bad, canary)
+    codes = run_all_commands(bad, canary)
     assert (codes[1], codes[2], codes[-1]) == (2, 1, 1)
     refused(tinylm("eval", "--model", bad), 1, "val.bin has an id that is not in the vocabulary")
 
 
-def test_a_text_is_hashed_again_before_it_drafts_only_if_it_was_changed(
+def test_tokens_for_speculative_decoding_are_hashed_only_if_the_file_was_changed(
     bad: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model corrects wrong guesses, so that size and time are enough there; nothing else relies on them."""
+    """The model rejects wrong draft tokens, so that size and modification time suffice here, and only here."""
     hashed: list[str] = []
     digest = hashlib.file_digest
 
@@ -222,31 +221,36 @@ def test_a_text_is_hashed_again_before_it_drafts_only_if_it_was_changed(
     assert len(hashed) == 1
 
 
-def test_the_paths_recorded_in_a_run_are_shown_and_not_opened(bad: Path, here: Path, canary: Path) -> None:
+def test_recorded_corpus_paths_are_printed_but_never_opened(bad: Path, here: Path, canary: Path) -> None:
     fifo = here / "fifo"
     os.mkfifo(fifo)
     for path in (str(fifo), "/", "/etc", "/dev/zero", str(canary)):
         edit_config(bad, data={"corpus": [path], "val_corpus": [path], "tokens_in_run": False})
-        codes = survives(bad, canary)
+        codes = run_all_commands(bad, canary)
         assert codes[-1] == 1
-    refused(tinylm("train", "--resume", bad, "--steps", 9), 1, "is not here any more; name the text", str(canary))
+    refused(
+        tinylm("train", "--resume", bad, "--steps", 9),
+        1,
+        "is no longer in the cache; name its training text",
+        str(canary),
+    )
 
 
 # Weights and state
 
 
 def resave(run: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    """Change the tensors of both saves, as if they had been saved so."""
+    """Change the tensors of the run and of last/, with valid digests."""
     config = read_config(run)
     for folder in (run, run / "last"):
         weights = read_weights(folder, config)
         change(weights.tensors)
         write_weights(folder / "model.safetensors", weights.tensors, config, weights.step, weights.val_loss)
-    sign(run)
+    write_manifest(run)
 
 
-def sign(run: Path) -> None:
-    """Write the manifest of last/ anew."""
+def write_manifest(run: Path) -> None:
+    """Write the manifest of last/ again, with the digests of the present files."""
     last = run / "last"
     hashes = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in last.iterdir() if f.name != "manifest.json"}
     (last / "manifest.json").write_text(json.dumps(hashes))
@@ -267,17 +271,17 @@ TENSORS: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_tensors_that_do_not_fit_the_configuration_are_refused(name: str, bad: Path, canary: Path) -> None:
+def test_tensors_that_do_not_fit_the_configuration_are_an_error(name: str, bad: Path, canary: Path) -> None:
     change, message = TENSORS[name]
     resave(bad, change)
     refused(tinylm("sample", "--model", bad, "-n", 2), 1, message, sentences=3)
-    codes = survives(bad, canary)
+    codes = run_all_commands(bad, canary)
     assert (codes[0], codes[2], codes[-1]) == (1, 1, 1)
 
 
-def test_weights_that_overflow_end_without_an_internal_error(bad: Path, canary: Path) -> None:
+def test_weights_that_overflow_cause_no_internal_error(bad: Path, canary: Path) -> None:
     resave(bad, lambda tensors: [tensor.fill_(3e38) for tensor in tensors.values()])
-    survives(bad, canary)
+    run_all_commands(bad, canary)
 
 
 def set_metadata(run: Path, **changes: str) -> None:
@@ -296,13 +300,13 @@ def set_metadata(run: Path, **changes: str) -> None:
     ],
     ids=lambda changes: f"{next(iter(changes))}={next(iter(changes.values()))[:9]}",
 )
-def test_what_a_weights_file_says_of_itself_is_checked(changes: dict[str, str], bad: Path, canary: Path) -> None:
+def test_the_metadata_of_a_weights_file_are_validated(changes: dict[str, str], bad: Path, canary: Path) -> None:
     set_metadata(bad, **changes)
     refused(tinylm("sample", "--model", bad), 1, "model.safetensors is damaged", sentences=3)
-    survives(bad, canary)
+    run_all_commands(bad, canary)
 
 
-def test_one_bad_run_is_one_line_and_hides_no_other(bad: Path, piped: Path, here: Path) -> None:
+def test_a_damaged_run_is_one_line_of_the_list_and_hides_no_other(bad: Path, piped: Path, here: Path) -> None:
     copied(piped, here / "checkpoints" / "good")
     set_metadata(bad, val_loss='"low"')
     rows = records(done("runs", "--json"))
@@ -313,31 +317,30 @@ def test_one_bad_run_is_one_line_and_hides_no_other(bad: Path, piped: Path, here
 def set_state(run: Path, **changes: Any) -> None:
     file = run / "last" / "state.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-    sign(run)
+    write_manifest(run)
 
 
-NUMBERS = ("step", "seconds", "setup_seconds", "micro_batch", "best_loss", "evaluated", "nats", "scored", "sequences")
+COUNTERS = ("step", "micro_batch", "last_eval_step", "n_tokens", "n_sequences")
+NUMBERS = (*COUNTERS, "seconds", "setup_seconds", "best_loss", "loss_sum")
 
 
 @pytest.mark.parametrize("value", ["x", -7, 1 << 60, float("nan"), float("inf"), [], {}, True])
-def test_a_state_that_no_training_saved_is_refused(value: Any, bad: Path, canary: Path) -> None:
+def test_an_impossible_training_state_is_an_error(value: Any, bad: Path, canary: Path) -> None:
     file = bad / "last" / "state.json"
     whole = file.read_text()
-    for name in (*NUMBERS, "rng", "told", "scaler", "unknown"):
-        may_be = {-7: ("best_loss", "nats"), 1 << 60: ("seconds", "setup_seconds", "best_loss", "nats")}
-        if (type(value) is int and name in may_be[value]) or (name in ("told", "scaler") and value == {}):
+    for name in (*NUMBERS, "rng", "metrics", "scaler", "unknown"):
+        may_be = {-7: ("best_loss", "loss_sum"), 1 << 60: ("seconds", "setup_seconds", "best_loss", "loss_sum")}
+        if (type(value) is int and name in may_be[value]) or (name in ("metrics", "scaler") and value == {}):
             continue
         set_state(bad, **{name: value})
         refused(tinylm("train", "--resume", bad, "--steps", 9), 1, "damaged", sentences=3)
         file.write_text(whole)
-    sign(bad)
-    assert survives(bad, canary)[-1] == 0
+    write_manifest(bad)
+    assert run_all_commands(bad, canary)[-1] == 0
 
 
 @pytest.mark.parametrize("left, position", [(624, 624), (0, 0), (1, 625), (625, 0), (-1, 1), (300, 300), (2, 0)])
-def test_a_state_of_random_numbers_that_would_be_read_beyond_its_end_is_refused(
-    left: int, position: int, bad: Path
-) -> None:
+def test_a_generator_state_with_an_index_out_of_range_is_an_error(left: int, position: int, bad: Path) -> None:
     state = bytearray.fromhex(json.loads((bad / "last" / "state.json").read_text())["rng"]["cpu"])
     struct.pack_into("=i", state, 8, left)
     struct.pack_into("=Q", state, 16, position)
@@ -346,7 +349,7 @@ def test_a_state_of_random_numbers_that_would_be_read_beyond_its_end_is_refused(
 
 
 @pytest.mark.parametrize("drawn", [0, 1, 2, 623, 624, 625, 1000])
-def test_every_state_of_random_numbers_that_torch_has_is_accepted(drawn: int, bad: Path) -> None:
+def test_every_generator_state_that_torch_produces_is_accepted(drawn: int, bad: Path) -> None:
     generator = torch.Generator().manual_seed(3)
     torch.rand(drawn, generator=generator)
     set_state(bad, rng={"cpu": generator.get_state().numpy().tobytes().hex()})
@@ -355,17 +358,15 @@ def test_every_state_of_random_numbers_that_torch_has_is_accepted(drawn: int, ba
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["last/model.safetensors", "last/optimizer.safetensors", "tokens/train.bin"])
-def test_a_file_of_holes_is_not_read_for_hours(name: str, bad: Path) -> None:
+def test_a_huge_sparse_file_is_an_error_before_it_is_read(name: str, bad: Path) -> None:
     os.truncate(bad / name, 1 << 40)
     if name.startswith("tokens"):
         edit_tokens(bad, tokens=1 << 40)
-    refused(tinylm("train", "--resume", bad, "--steps", 9), 1, "it is almost empty for its size", sentences=3)
+    refused(tinylm("train", "--resume", bad, "--steps", 9), 1, "it is a sparse file, almost empty", sentences=3)
 
 
-def test_a_file_of_metrics_with_too_many_lines_is_not_read_to_its_end(
-    bad: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tinylm.checkpoint.METRICS_LINES", 1000)
+def test_a_metrics_file_with_too_many_lines_is_an_error(bad: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinylm.run_directory.metrics_log.MAX_LINES", 1000)
     with (bad / "metrics.jsonl").open("a") as file:
         file.write("\n" * 1001)
     refused(tinylm("info", bad), 1, "has more than 1000 lines")
@@ -376,7 +377,7 @@ def change_optimizer(run: Path, change: Callable[[dict[str, Tensor]], object]) -
     tensors, metadata = read_tensors(file)
     change(tensors)
     write_tensors(file, tensors, metadata)
-    sign(run)
+    write_manifest(run)
 
 
 MOMENTUM = "layers.0.attention.q_proj.weight/momentum_buffer"
@@ -393,7 +394,7 @@ OPTIMIZERS: dict[str, Callable[[dict[str, Tensor]], object]] = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_state_that_does_not_fit_is_refused(name: str, bad: Path) -> None:
+def test_an_optimizer_state_that_does_not_fit_is_an_error(name: str, bad: Path) -> None:
     change_optimizer(bad, OPTIMIZERS[name])
     message = "damaged" if name == "integer" else "The saved optimizer does not fit the model"
     refused(tinylm("train", "--resume", bad, "--steps", 9), 1, message, sentences=3)
@@ -415,13 +416,13 @@ def test_an_optimizer_state_that_does_not_fit_is_refused(name: str, bad: Path) -
     ],
     ids=lambda line: line[:26],
 )
-def test_a_line_of_metrics_that_is_none_is_left_out(line: str, bad: Path, canary: Path) -> None:
+def test_an_invalid_line_of_metrics_is_skipped(line: str, bad: Path, canary: Path) -> None:
     expected = records(done("info", bad, "--json"))[0]["curve"]
     with (bad / "metrics.jsonl").open("a") as file:
         file.write(line + "\n")
     assert records(done("info", bad, "--json"))[0]["curve"] == expected
     done("info", bad)
-    assert survives(bad, canary)[-1] == 0
+    assert run_all_commands(bad, canary)[-1] == 0
 
 
 # Adapters
@@ -447,7 +448,7 @@ def test_the_base_of_an_adapter_is_found_by_its_digest_and_not_by_its_recorded_p
 
 
 def reseal_adapter(adapter: Path) -> None:
-    """Sign an adapter's weights for its configuration."""
+    """Save the weights of an adapter again, with the digest of its present configuration."""
     config = read_config(adapter)
     tensors, metadata = read_tensors(adapter / "adapter_model.safetensors")
     write_weights(
@@ -456,7 +457,7 @@ def reseal_adapter(adapter: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing", "extra", "misshaped", "infinite"])
-def test_tensors_of_an_adapter_that_do_not_fit_are_refused(name: str, adapter: Path, run: Path, here: Path) -> None:
+def test_adapter_tensors_that_do_not_fit_are_an_error(name: str, adapter: Path, run: Path, here: Path) -> None:
     copied(run, here / "checkpoints" / "run")
     lora = copied(adapter, here / "checkpoints" / "lora")
     config = read_config(lora)

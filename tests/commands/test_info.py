@@ -1,3 +1,5 @@
+"""tinylm info."""
+
 import json
 import shlex
 from pathlib import Path
@@ -5,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.shell import copied, done, records, refused, tinylm
-from tinylm.checkpoint import load_model
+from tinylm.config import FORMAT
+from tinylm.run_directory.loading import load_model
 
 KEYS = {"run", "kind", "parameters", "step", "best_step", "val_loss", "saved", "config", "parameters_by_part"}
 KEYS |= {"tokenizer", "curve", "commands"}
 
 
-def test_json_is_one_object_with_the_promised_keys(run: Path) -> None:
+def test_json_is_one_object_with_the_documented_keys(run: Path) -> None:
     (record,) = records(done("info", run, "--json"))
     assert set(record) == KEYS
     saved = json.loads((run / "config.json").read_text())
@@ -27,14 +30,14 @@ def test_json_is_one_object_with_the_promised_keys(run: Path) -> None:
 
 def test_text_shows_configuration_parameters_tokenizer_corpus_curve_and_commands(run: Path, shelf: Path) -> None:
     stdout = done("info", run).stdout
-    for title in ("run", "model", "parameters", "tokenizer", "data", "training", "runtime", "curve", "what next"):
+    for title in ("run", "model", "parameters", "tokenizer", "data", "training", "runtime", "curve", "commands"):
         assert f"\n{title}\n" in "\n" + stdout
     for line in ("  width              16", "  kind               char", f"  corpus             {shelf / 'one.txt'}"):
         assert line in stdout.splitlines()
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_the_commands_it_names_work(run: Path, adapter: Path, here: Path, shelf: Path) -> None:
+def test_the_printed_commands_work(run: Path, adapter: Path, here: Path, shelf: Path) -> None:
     (here / "text.txt").write_text("the sea")
     (here / "other.txt").write_text((shelf / "two.txt").read_text())
     model, tune = copied(run, here / "a model"), copied(adapter, here / "tune")
@@ -48,7 +51,7 @@ def test_the_commands_it_names_work(run: Path, adapter: Path, here: Path, shelf:
             done(*words, *short.get(name, ()))
 
 
-def test_an_adapter_is_marked_and_its_commands_take_it_as_such(adapter: Path) -> None:
+def test_the_commands_for_an_adapter_use_the_adapter_option(adapter: Path) -> None:
     (record,) = records(done("info", adapter, "--json"))
     assert record["kind"] == "adapter"
     assert set(record["commands"]) == {"resume", "sample", "evaluate", "merge"}
@@ -56,14 +59,14 @@ def test_an_adapter_is_marked_and_its_commands_take_it_as_such(adapter: Path) ->
     assert "\nadapter\n" in done("info", adapter).stdout
 
 
-def test_a_merged_model_offers_no_resuming(adapter: Path) -> None:
+def test_a_merged_model_has_no_resume_command(adapter: Path) -> None:
     done("merge-lora", adapter, "--out", "merged")
     (record,) = records(done("info", "merged", "--json"))
     assert "resume" not in record["commands"]
     assert record["curve"] == []
 
 
-def test_without_a_run_it_is_the_newest(run: Path, here: Path) -> None:
+def test_the_default_is_the_newest_model(run: Path, here: Path) -> None:
     copied(run, here / "checkpoints/mine")
     result = done("info", "--json")
     assert "Using checkpoints/mine" in result.stderr
@@ -71,7 +74,7 @@ def test_without_a_run_it_is_the_newest(run: Path, here: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["run", "adapter"])
-def test_the_folder_one_stands_in_is_a_run_too(
+def test_a_dot_names_the_run_in_the_working_directory(
     kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = request.getfixturevalue(kind)
@@ -80,22 +83,24 @@ def test_the_folder_one_stands_in_is_a_run_too(
     assert record["run"] == str(path)
 
 
-def test_a_cut_line_of_metrics_is_left_out(run: Path, here: Path) -> None:
+def test_a_truncated_line_of_metrics_is_skipped(run: Path, here: Path) -> None:
     path = copied(run, here / "cut")
     metrics = path / "metrics.jsonl"
     metrics.write_text(metrics.read_text() + '{"step": 201, "val_l')
     assert records(done("info", path, "--json"))[0]["curve"][-1]["step"] == 200
 
 
-def test_damage_is_named(run: Path, here: Path) -> None:
+def test_a_damaged_run_is_an_error_that_names_the_file(run: Path, here: Path) -> None:
     path = copied(run, here / "bad")
     (path / "model.safetensors").write_bytes(b"\0" * 50)
     refused(tinylm("info", path), 1, str(path / "model.safetensors"), "damaged")
     (path / "config.json").write_text('{"format": 99}')
-    refused(tinylm("info", path), 1, "written by a newer tinylm (format 99, this one reads 2)", "upgrade tinylm")
+    refused(
+        tinylm("info", path), 1, f"written by a newer tinylm (format 99, this one reads {FORMAT})", "upgrade tinylm"
+    )
 
 
-def test_a_path_that_is_no_run_is_named(here: Path) -> None:
+def test_a_path_that_is_not_a_run_is_an_error(here: Path) -> None:
     refused(tinylm("info", "nowhere"), 2, "There is no run at nowhere", "tinylm runs")
     (here / "empty").mkdir()
-    refused(tinylm("info", "empty"), 2, "empty is not a run folder: it has no config.json")
+    refused(tinylm("info", "empty"), 2, "empty is not a run directory: it has no config.json")

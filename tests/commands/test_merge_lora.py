@@ -1,3 +1,5 @@
+"""tinylm merge-lora."""
+
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -6,12 +8,13 @@ import pytest
 import torch
 
 from tests.shell import copied, done, records, refused, snapshot, tinylm
-from tinylm.adapters.load import WantedAdapter, load_adapted
+from tinylm.adapters.load import AdapterSpec, load_adapted_model
 from tinylm.adapters.lora import LoRALinear
-from tinylm.checkpoint import RunFolder, load_model, read_config, read_weights
+from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.loading import load_model, read_config, read_weights
 
 
-def test_stdout_is_the_path_and_stderr_what_was_checked(adapter: Path) -> None:
+def test_stdout_is_the_path_and_stderr_has_the_checked_difference(adapter: Path) -> None:
     result = done("merge-lora", adapter, "--out", "merged")
     assert result.stdout == "merged\n"
     assert "Checked: merged and unmerged logits differ by " in result.stderr
@@ -26,11 +29,11 @@ def test_json_gives_the_run_and_both_differences(adapter: Path) -> None:
     assert record["difference"] < 1e-4 < record["change"]
 
 
-def test_the_merged_model_predicts_what_base_and_adapter_did_together(adapter: Path, run: Path, here: Path) -> None:
+def test_the_merged_model_has_the_logits_of_base_and_adapter(adapter: Path, run: Path, here: Path) -> None:
     done("merge-lora", adapter, "--out", "merged")
     merged, merged_config, *_ = load_model(here / "merged")
     base, base_config, *_ = load_model(run)
-    adapted, *_ = load_adapted([WantedAdapter(adapter)], None, "cpu")
+    adapted, *_ = load_adapted_model([AdapterSpec(adapter)], None, "cpu")
     ids = torch.arange(16).reshape(1, 16)
     with torch.inference_mode():
         logits = [model.logits(model(ids).hidden) for model in (merged, adapted, base)]
@@ -56,26 +59,25 @@ def test_the_merged_model_is_a_plain_run(adapter: Path, run: Path, shelf: Path, 
     done("train", shelf / "one.txt", "--init-from", "copy", "--steps", 1, "--batch-size", 4)
 
 
-def test_a_merged_model_cannot_be_resumed_and_says_so(adapter: Path) -> None:
+def test_resuming_a_merged_model_is_an_error(adapter: Path) -> None:
     done("merge-lora", adapter, "--out", "merged")
     refused(tinylm("train", "--resume", "merged"), 2, "was not trained but merged", "tinylm train --init-from merged")
 
 
-def test_an_adapter_that_changes_nothing_is_not_merged(run: Path, shelf: Path, here: Path) -> None:
+def test_merging_an_adapter_without_effect_is_an_error(run: Path, shelf: Path, here: Path) -> None:
     options = ("--steps", 1, "--lr", "1e-30", "--batch-size", 4)
     done("finetune-lora", shelf / "two.txt", "-m", run, "-o", "idle", *options)
     before = snapshot(here)
-    refused(tinylm("merge-lora", "idle", "-m", run, "--out", "merged"), 1, "changes nothing", "train it for longer")
+    refused(tinylm("merge-lora", "idle", "-m", run, "--out", "merged"), 1, "has no effect", "train it for longer")
     assert snapshot(here) == before
 
 
-def test_a_merge_that_goes_wrong_is_noticed_and_writes_nothing(
+def test_a_wrong_merge_is_detected_and_nothing_is_written(
     adapter: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A scale that is lost in merging."""
-
-    monkeypatch.setattr(LoRALinear, "update", lambda self: self.lora_B @ self.lora_A)
-    refused(tinylm("merge-lora", adapter, "--out", "merged"), 1, "logits differ", "nothing was written")
+    """The merge leaves out the scale alpha / rank."""
+    monkeypatch.setattr(LoRALinear, "delta_weight", lambda self: self.lora_B @ self.lora_A)
+    refused(tinylm("merge-lora", adapter, "--out", "merged"), 1, "differ by", "nothing was written")
     assert list(here.iterdir()) == []
 
 
@@ -94,16 +96,18 @@ def step_of(path: Path) -> int:
     return read_weights(path, read_config(path)).step
 
 
-def test_a_merge_that_is_undone_has_the_step_of_what_is_left(adapter: Path, run: Path, shelf: Path, here: Path) -> None:
-    """Of the base, or of the adapter that is still merged; the steps are told apart by being different."""
+def test_undoing_a_merge_restores_the_step_of_the_remaining_weights(
+    adapter: Path, run: Path, shelf: Path, here: Path
+) -> None:
+    """That is the step of the base, or of the adapter that is still merged; the three steps differ."""
     done("merge-lora", adapter, "--out", "one")
     done("finetune-lora", shelf / "one.txt", "-m", "one", "--out", "later", "--steps", 7, "--lr", "0.05", "--seed", 1)
     done("merge-lora", "later", "--out", "both")
     base, first, last = step_of(run), step_of(adapter), step_of(here / "later")
     assert len({base, first, last}) == 3
     assert (step_of(here / "one"), step_of(here / "both")) == (first, last)
-    for taken_out, rest, left in ((adapter, "later", last), ("later", adapter, first)):
-        done("merge-lora", taken_out, "--undo", "--model", "both", "--out", "part", "--force")
+    for removed, rest, left in ((adapter, "later", last), ("later", adapter, first)):
+        done("merge-lora", removed, "--undo", "--model", "both", "--out", "part", "--force")
         assert step_of(here / "part") == left
         done("merge-lora", rest, "--undo", "--model", "part", "--out", "none", "--force")
         assert step_of(here / "none") == base
@@ -113,26 +117,24 @@ def test_a_merge_that_is_undone_has_the_step_of_what_is_left(adapter: Path, run:
 
 
 @pytest.mark.parametrize("steps", [(), (3,), (3, 4, 5)])
-def test_a_merge_that_does_not_record_the_steps_of_its_parts_is_undone_to_step_zero(
-    steps: tuple[int, ...], adapter: Path, here: Path
-) -> None:
-    """As in a folder written before steps were recorded, or a damaged one."""
+def test_without_recorded_steps_an_undone_merge_has_step_0(steps: tuple[int, ...], adapter: Path, here: Path) -> None:
+    """As in runs that were written before steps were recorded, and in damaged ones."""
     done("merge-lora", adapter, "--out", "merged")
     config = read_config(here / "merged")
-    RunFolder(here / "merged").write_config(replace(config, merged_steps=steps))
+    RunDirectory(here / "merged").write_config(replace(config, merged_steps=steps))
     result = done("merge-lora", adapter, "--undo", "--model", "merged", "--out", "undone")
     assert "does not record the step of its base" in result.stderr
     assert step_of(here / "undone") == 0
 
 
-def test_an_adapter_of_the_base_fits_what_was_merged_and_taken_out_again(
+def test_adapters_of_the_base_fit_again_after_a_merge_is_undone(
     adapter: Path, run: Path, shelf: Path, here: Path
 ) -> None:
-    """Tasks are switched by taking out one adapter and putting in another (seed 002)."""
+    """Switching tasks: the merge of one adapter is undone, and another adapter is merged (note 002)."""
     options = ("--steps", 5, "--lr", "0.05", "--seed", 1)
     done("finetune-lora", shelf / "two.txt", "-m", run, "--out", "other", *options)
     done("merge-lora", adapter, "--out", "merged")
-    refused(tinylm("sample", "-m", "merged", "--adapter", "other"), 1, "was made for other weights")
+    refused(tinylm("sample", "-m", "merged", "--adapter", "other"), 1, "was trained on other weights")
     done("merge-lora", adapter, "--undo", "--model", "merged", "--out", "undone")
     done("merge-lora", "other", "--model", "undone", "--out", "switched")
     done("merge-lora", "other", "--out", "straight")
@@ -148,27 +150,27 @@ def test_an_adapter_of_the_base_fits_what_was_merged_and_taken_out_again(
     done("sample", "-m", "again", "--adapter", "third", "--adapter", adapter, "-n", 1)
 
 
-def test_a_merge_that_no_one_recorded_the_base_of_recovers_no_one_knows_what(
+def test_without_a_recorded_base_digest_later_adapters_do_not_fit_the_recovered_base(
     adapter: Path, shelf: Path, here: Path
 ) -> None:
-    """As in a folder written before bases were recorded: the first adapter fits, the later one's base was the merge."""
+    """As in runs written before that digest was recorded. The base of the later adapter was the merged model."""
     done("merge-lora", adapter, "--out", "one")
     config = read_config(here / "one")
-    RunFolder(here / "one").write_config(replace(config, unmerged_digest=None))
+    RunDirectory(here / "one").write_config(replace(config, unmerged_digest=None))
     done("finetune-lora", shelf / "one.txt", "-m", "one", "--out", "later", "--steps", 5, "--lr", "0.05", "--seed", 1)
     done("merge-lora", "later", "--out", "both")
     done("merge-lora", adapter, "--undo", "--model", "both", "--out", "rest")
     done("merge-lora", "later", "--undo", "--model", "rest", "--out", "base")
-    refused(tinylm("sample", "-m", "base", "--adapter", "later"), 1, "was made for other weights")
+    refused(tinylm("sample", "-m", "base", "--adapter", "later"), 1, "was trained on other weights")
 
 
-def test_of_two_adapters_that_were_merged_each_can_be_taken_out(adapter: Path, shelf: Path, here: Path) -> None:
-    """The later one was trained on what the first made of the base."""
+def test_either_of_two_merged_adapters_can_be_removed(adapter: Path, shelf: Path, here: Path) -> None:
+    """The later adapter was trained on the base with the first one merged into it."""
     done("merge-lora", adapter, "--out", "one")
     done("finetune-lora", shelf / "one.txt", "-m", "one", "--out", "later", "--steps", 5, "--lr", "0.05", "--seed", 1)
     done("merge-lora", "later", "--out", "both")
-    for name, taken_out in (("first", adapter), ("last", here / "later")):
-        done("merge-lora", taken_out, "--undo", "--model", "both", "--out", name)
+    for name, removed in (("first", adapter), ("last", here / "later")):
+        done("merge-lora", removed, "--undo", "--model", "both", "--out", name)
     done("merge-lora", adapter, "--undo", "--model", "last", "--out", "base")
     weights = {name: load_model(here / name)[0].state_dict() for name in ("one", "both", "first", "last", "base")}
     later, base = (
@@ -183,14 +185,14 @@ def test_of_two_adapters_that_were_merged_each_can_be_taken_out(adapter: Path, s
     refused(tinylm("merge-lora", adapter, "--undo", "--model", "base", "--out", "x"), 2, "was not made by merging")
 
 
-def test_only_what_was_merged_can_be_undone(adapter: Path, run: Path, here: Path) -> None:
+def test_undo_needs_a_model_that_the_adapter_was_merged_into(adapter: Path, run: Path, here: Path) -> None:
     undo = ("merge-lora", adapter, "--undo", "--out", "undone")
     refused(tinylm(*undo), 2, "--undo takes the adapter out of a merged model; name that with --model.")
     refused(tinylm(*undo, "--model", run), 2, "was not made by merging", "name the adapter that it was made with")
     assert list(here.iterdir()) == []
 
 
-def test_a_folder_that_is_there_is_not_replaced_without_force(adapter: Path, run: Path, here: Path) -> None:
+def test_an_existing_run_is_replaced_only_with_force(adapter: Path, run: Path, here: Path) -> None:
     path = copied(run, here / "merged")
     before = snapshot(path)
     refused(tinylm("merge-lora", adapter, "--out", "merged"), 2, "merged already holds a run", "--force", sentences=4)
@@ -199,16 +201,16 @@ def test_a_folder_that_is_there_is_not_replaced_without_force(adapter: Path, run
     assert set(snapshot(path)) == {"config.json", "tokenizer.json", "model.safetensors"}
 
 
-def test_a_model_is_no_adapter(run: Path) -> None:
+def test_a_model_in_place_of_an_adapter_is_an_error(run: Path) -> None:
     refused(tinylm("merge-lora", run, "--out", "merged"), 2, "is a model, not an adapter")
 
 
-def test_a_missing_adapter_is_named() -> None:
+def test_a_missing_adapter_is_an_error() -> None:
     refused(tinylm("merge-lora", "no-such", "--out", "merged"), 2, "There is no run at no-such")
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_neither_the_base_nor_the_adapter_is_merged_over(named: bool, adapter: Path, run: Path, here: Path) -> None:
+def test_base_and_adapter_are_never_overwritten(named: bool, adapter: Path, run: Path, here: Path) -> None:
     base = copied(run, here / "checkpoints" / "base")
     lora = copied(adapter, here / "checkpoints" / "lora")
     before = snapshot(here)

@@ -1,4 +1,4 @@
-"""Prompts of tinylm sample from JSONL and lines, with settings of their own, and how samples are separated."""
+"""Prompts of tinylm sample: formats, settings of single lines, stop sequences and separators."""
 
 import json
 from pathlib import Path
@@ -18,42 +18,43 @@ def jsonl(*lines: dict[str, Any]) -> str:
 
 
 def answers(run: Path, text: str, *options: object) -> list[dict[str, Any]]:
-    """The records for prompts of JSONL on standard input."""
+    """The records of tinylm sample for JSONL prompts on standard input."""
     return records(done("sample", "-m", run, "-f", "-", "--format", "jsonl", "--json", "-q", *options, stdin=text))
 
 
-def alone(run: Path, *options: object) -> list[dict[str, Any]]:
+def sampled(run: Path, *options: object) -> list[dict[str, Any]]:
+    """The records of tinylm sample with these options."""
     return records(done("sample", "-m", run, "--json", "-q", *options))
 
 
 # Formats
 
 
-def test_jsonl_on_standard_input_is_the_same_as_in_a_file(run: Path, here: Path) -> None:
+def test_jsonl_prompts_may_come_from_standard_input_or_a_file(run: Path, here: Path) -> None:
     text = jsonl({"prompt": "the"}, {"prompt": "no joy"})
     (here / "p.jsonl").write_text(text)
     found = answers(run, text, "-n", 9, "--seed", 1)
     assert [record["prompt"] for record in found] == ["the", "no joy"]
-    assert found == alone(run, "-f", "p.jsonl", "-n", 9, "--seed", 1)
+    assert found == sampled(run, "-f", "p.jsonl", "-n", 9, "--seed", 1)
     dashed = done("sample", "-m", run, "-p", "-", "--format", "jsonl", "-n", 9, "--seed", 1, "--json", stdin=text)
     assert found == records(dashed)
 
 
-def test_lines_are_prompts_one_by_one_and_an_empty_line_is_an_empty_prompt(run: Path, here: Path) -> None:
+def test_with_format_lines_each_line_is_a_prompt_even_if_it_is_empty(run: Path, here: Path) -> None:
     (here / "p.txt").write_bytes(b"the\r\n\nno joy\n")
-    found = alone(run, "-f", "p.txt", "--format", "lines", "-n", 9, "--seed", 1)
+    found = sampled(run, "-f", "p.txt", "--format", "lines", "-n", 9, "--seed", 1)
     assert [record["prompt"] for record in found] == ["the", "", "no joy"]
     assert found == answers(run, jsonl(*({"prompt": text} for text in ("the", "", "no joy"))), "-n", 9, "--seed", 1)
 
 
-def test_the_format_is_stronger_than_the_suffix(run: Path, here: Path) -> None:
+def test_the_format_option_overrides_the_file_name(run: Path, here: Path) -> None:
     (here / "p.jsonl").write_text("the\nsea\n")
-    (record,) = alone(run, "-f", "p.jsonl", "--format", "text", "-n", 1)
+    (record,) = sampled(run, "-f", "p.jsonl", "--format", "text", "-n", 1)
     assert record["prompt"] == "the\nsea"
 
 
 @pytest.mark.parametrize("text", ['{"prompt": "the"}\n', '{"prompt": "a"}\n\n{"b": 1}\n'])
-def test_standard_input_that_is_jsonl_is_not_continued_as_text(text: str, bpe_run: Path, here: Path) -> None:
+def test_jsonl_without_a_format_is_an_error(text: str, bpe_run: Path, here: Path) -> None:
     for how in ("-p", "-f"):
         refused(
             tinylm("sample", "-m", bpe_run, how, "-", stdin=text),
@@ -68,19 +69,19 @@ def test_standard_input_that_is_jsonl_is_not_continued_as_text(text: str, bpe_ru
     assert record["prompt"] == text.removesuffix("\n")
 
 
-def test_json_over_several_lines_is_not_continued_as_text(bpe_run: Path) -> None:
+def test_multi_line_json_without_a_format_is_an_error(bpe_run: Path) -> None:
     for value in ([{"prompt": "a"}, {"prompt": "b"}], {"prompt": "a"}):
         result = tinylm("sample", "-m", bpe_run, "-p", "-", stdin=json.dumps(value, indent=2))
         refused(result, 2, "Standard input looks like JSON; write one object per line for --format jsonl")
 
 
 @pytest.mark.parametrize("text", ['{"prompt": "the', "[1, 2]", "{}\nand so on", "[" * 100_000, '"the"'])
-def test_text_that_only_begins_like_json_is_a_prompt(text: str, bpe_run: Path) -> None:
+def test_text_that_only_starts_like_json_is_a_plain_prompt(text: str, bpe_run: Path) -> None:
     done("sample", "-m", bpe_run, "-p", "-", "-n", 1, stdin=text)
     done("sample", "-m", bpe_run, "-p", '{"prompt": "typed"}', "-n", 1)
 
 
-def test_a_format_that_does_not_exist_is_refused(run: Path) -> None:
+def test_an_unknown_format_is_an_error(run: Path) -> None:
     refused(
         tinylm("sample", "-m", run, "--format", "csv"), 2, "--format is 'csv'; it must be one of: text, jsonl, lines"
     )
@@ -89,8 +90,8 @@ def test_a_format_that_does_not_exist_is_refused(run: Path) -> None:
 # Settings of a line
 
 
-def test_a_line_is_answered_by_its_own_settings_as_by_the_same_options(run: Path) -> None:
-    """A line's values are stronger than the options, which are stronger than the defaults."""
+def test_settings_in_a_line_act_like_the_same_options(run: Path) -> None:
+    """The settings of a line override the options, and these the defaults."""
     options = ("--seed", 7, "-t", 0.9, "-n", 12)
     lines: list[tuple[dict[str, Any], tuple[object, ...]]] = [
         ({"seed": 3, "max_tokens": 5}, ("--seed", 3, "-n", 5)),
@@ -103,17 +104,17 @@ def test_a_line_is_answered_by_its_own_settings_as_by_the_same_options(run: Path
         ({"seed": 5, "num_samples": 3}, ("--seed", 5, "--num-samples", 3)),
     ]
     found = answers(run, jsonl(*({"prompt": "the", **keys} for keys, _ in lines)), *options)
-    expected = [record for _, own in lines for record in alone(run, "-p", "the", *options, *own)]
+    expected = [record for _, own in lines for record in sampled(run, "-p", "the", *options, *own)]
     assert found == expected
     assert len({record["text"] for record in found}) > 7
 
 
-def test_null_is_the_option(run: Path) -> None:
+def test_null_in_a_line_leaves_the_option_in_effect(run: Path) -> None:
     line = {"prompt": "the", "seed": None, "stop": None, "temperature": None, "adapter": None}
-    assert answers(run, jsonl(line), "--seed", 2) == alone(run, "-p", "the", "--seed", 2)
+    assert answers(run, jsonl(line), "--seed", 2) == sampled(run, "-p", "the", "--seed", 2)
 
 
-def test_a_line_with_a_seed_gives_the_same_text_wherever_it_stands(run: Path) -> None:
+def test_a_line_with_a_seed_gives_the_same_text_at_every_position(run: Path) -> None:
     line = {"prompt": "the old", "seed": 11}
     (expected,) = answers(run, jsonl(line), "-n", 30, "--seed", 1)
     others = [{"prompt": "no"}, {"prompt": "a", "num_samples": 3}, {"prompt": "joy", "seed": 5}]
@@ -123,17 +124,20 @@ def test_a_line_with_a_seed_gives_the_same_text_wherever_it_stands(run: Path) ->
     assert answers(run, jsonl(line, {"prompt": "no"}), "-n", 30, "--seed", 2)[1:] == plain
 
 
-def test_a_record_has_the_seed_that_repeats_its_line(run: Path) -> None:
+def test_the_seed_in_a_record_reproduces_its_text(run: Path) -> None:
     first, second = answers(run, jsonl({"prompt": "the"}, {"prompt": "the", "seed": 9}), "-n", 20)
     assert second["seed"] == 9
-    assert alone(run, "-p", "the", "--seed", first["seed"], "-n", 20) == [first]
-    assert alone(run, "-p", "the", "--seed", 9, "-n", 20) == [second]
+    assert sampled(run, "-p", "the", "--seed", first["seed"], "-n", 20) == [first]
+    assert sampled(run, "-p", "the", "--seed", 9, "-n", 20) == [second]
 
 
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"max_token": 3, "x": 1}, "unknown key 'max_token', 'x'; the known ones are: prompt, adapter, max_tokens,"),
+        (
+            {"max_token": 3, "x": 1},
+            "unknown key 'max_token', 'x'; the known ones are: prompt, messages, tools, ",
+        ),
         ({"max_tokens": 0}, "'max_tokens' is 0; it must be from 1 to 2147483647."),
         ({"max_tokens": 2.5}, "'max_tokens' is 2.5; it must be a whole number."),
         ({"max_tokens": True}, "'max_tokens' is True; it must be a whole number."),
@@ -148,18 +152,20 @@ def test_a_record_has_the_seed_that_repeats_its_line(run: Path) -> None:
         ({"min_p": 1}, "'min_p' is 1; it must be at least 0 and below 1."),
         ({"repeat_penalty": float("inf")}, "'repeat_penalty' is inf;"),
         ({"seed": -1}, "'seed' is -1; it must be at least 0 and below 9223372036854775808."),
-        ({"stop": 3}, "'stop' is 3; it must be a text or a list of texts."),
+        ({"stop": 3}, "'stop' is 3; it must be a string or a list of strings."),
         ({"stop": ["a", ""]}, "'stop' is empty;"),
-        ({"stop": [["a"]]}, "'stop' is a list; it must be a text or"),
-        ({"adapter": 3}, "'adapter' is 3; it must be a text."),
+        ({"stop": [["a"]]}, "'stop' is a list; it must be a string or"),
+        ({"adapter": 3}, "'adapter' is 3; it must be a string."),
     ],
 )
-def test_a_bad_value_is_named_by_file_line_and_key(keys: dict[str, Any], words: str, run: Path, here: Path) -> None:
+def test_an_invalid_value_is_reported_with_file_line_and_key(
+    keys: dict[str, Any], words: str, run: Path, here: Path
+) -> None:
     (here / "p.jsonl").write_text(jsonl({"prompt": "the"}, {"prompt": "the", **keys}))
     refused(tinylm("sample", "-m", run, "-f", "p.jsonl"), 2, f"p.jsonl, line 2: {words}")
 
 
-def test_a_prompt_that_cannot_be_read_is_named_by_its_line(run: Path) -> None:
+def test_an_invalid_prompt_is_reported_with_its_line(run: Path) -> None:
     text = jsonl({"prompt": "é"})
     stdin = ("sample", "-m", run, "-p", "-", "--format")
     refused(
@@ -172,14 +178,14 @@ def test_a_prompt_that_cannot_be_read_is_named_by_its_line(run: Path) -> None:
 # Stop sequences and separators
 
 
-def test_escapes_in_stop_and_separator(run: Path) -> None:
+def test_stop_and_separator_may_contain_escapes(run: Path) -> None:
     options = ("-m", run, "-n", 200, "--seed", 4)
     whole = records(done("sample", *options, "--json"))[0]["text"]
     assert "\n" in whole
     (record,) = records(done("sample", *options, "--stop", r"\n", "--json"))
     assert (record["text"], record["finish_reason"]) == (whole[: whole.index("\n")], "stop")
     assert records(done("sample", *options, "--stop", "\n", "--json")) == [record]
-    texts = [one["text"] for one in alone(run, "-n", 5, "--seed", 4, "--num-samples", 2)]
+    texts = [one["text"] for one in sampled(run, "-n", 5, "--seed", 4, "--num-samples", 2)]
     for written, meant in ((r"\n", "\n"), (r"\t|\t", "\t|\t"), (r"\\n", r"\n"), ("", ""), ("\n", "\n"), ("é", "é")):
         result = done("sample", "-m", run, "-n", 5, "--seed", 4, "--num-samples", 2, "--separator", written)
         assert result.stdout == meant.join(texts) + "\n"
@@ -196,18 +202,18 @@ def test_escapes_in_stop_and_separator(run: Path) -> None:
         (r"\N", "before 'N'"),
     ],
 )
-def test_any_other_escape_is_refused(name: str, text: str, where: str, run: Path) -> None:
+def test_any_other_escape_is_an_error(name: str, text: str, where: str, run: Path) -> None:
     message = rf"--{name} has a backslash {where}; write \n (line feed), \t (tab) or \\ (backslash)."
     refused(tinylm("sample", "-m", run, f"--{name}", text), 2, message)
 
 
-def test_an_empty_stop_sequence_is_refused(run: Path) -> None:
+def test_an_empty_stop_sequence_is_an_error(run: Path) -> None:
     refused(tinylm("sample", "-m", run, "--stop", "", "--stop", "a"), 2, "--stop is empty; give the text to stop at")
 
 
-def test_a_list_comes_one_per_line(run: Path) -> None:
+def test_samples_can_be_printed_one_per_line(run: Path) -> None:
     options = ("--num-samples", 4, "--no-echo", "--stop", r"\n", "--separator", r"\n", "--seed", 3)
-    names = [record["text"] for record in alone(run, *options)]
+    names = [record["text"] for record in sampled(run, *options)]
     assert len(names) == 4
     assert done("sample", "-m", run, *options).stdout == "".join(name + "\n" for name in names)
 
@@ -223,17 +229,17 @@ def test_prompts_of_a_file_are_separated_in_the_same_way_as_samples(run: Path) -
 # The seed
 
 
-def test_a_random_seed_is_printed_and_repeats_the_text(run: Path) -> None:
+def test_the_printed_random_seed_reproduces_the_text(run: Path) -> None:
     first = done("sample", "-m", run, "-n", 30)
-    (said,) = (line for line in first.stderr.splitlines() if line.startswith("Seed "))
-    seed = said.removeprefix("Seed ").removesuffix(".")
+    (note,) = (line for line in first.stderr.splitlines() if line.startswith("Seed "))
+    seed = note.removeprefix("Seed ").removesuffix(".")
     assert done("sample", "-m", run, "-n", 30, "--seed", seed).stdout == first.stdout
 
 
 # Numbers
 
 
-BOUNDED = (
+NUMBER_OPTIONS = (
     *("temperature", "top-k", "top-p", "min-p", "repeat-penalty", "max-tokens", "num-samples", "seed"),
     *("beams", "length-penalty"),
 )
@@ -242,28 +248,17 @@ NUMBERS = ("nan", "inf", "-inf", "-1", "1e308", "-1e-300", "9" * 400, str(2**63)
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "temperature",
-        "top-k",
-        "top-p",
-        "min-p",
-        "repeat-penalty",
-        "max-tokens",
-        "num-samples",
-        "seed",
-        "beams",
-        "length-penalty",
-    ],
+    NUMBER_OPTIONS,
 )
 @pytest.mark.parametrize("value", NUMBERS, ids=lambda value: value[:9])
-def test_a_number_out_of_bounds_is_named(name: str, value: str, run: Path) -> None:
+def test_a_number_out_of_range_is_reported_with_its_flag(name: str, value: str, run: Path) -> None:
     result = tinylm("sample", "-m", run, f"--{name}={value}", "-q")
-    if name == "length-penalty" and value in ("-1", "-1e-300"):  # in bounds, but of no use to this model
+    if name == "length-penalty" and value in ("-1", "-1e-300"):  # in range, but without effect on a decoder
         refused(result, 2, "leave out --length-penalty.")
     else:
         assert result.exit_code == 2, result.output
         assert f"--{name}" in result.stderr and len(result.stderr) < 7000
-        assert "Traceback" not in result.stderr and "Something went wrong" not in result.stderr
+        assert "Traceback" not in result.stderr and "Internal error" not in result.stderr
 
 
 COUNTS = st.one_of(st.integers(1, 20), st.integers(0, 2**31 - 1), st.sampled_from([-1, 2**31, 2**63, HUGE]))
@@ -296,13 +291,13 @@ SWITCHES = ("--strict", "--stream", "--no-stream", "--echo", "--no-echo", "--no-
     st.fixed_dictionaries({}, optional=OPTIONS),
     st.lists(st.sampled_from(SWITCHES), max_size=4, unique=True),
 )
-def test_no_combination_of_options_is_an_internal_error(
+def test_no_combination_of_options_causes_an_internal_error(
     run: Path, options: dict[str, Any], switches: list[str]
 ) -> None:
     words = [f"{name}={value}" for name, value in options.items()]
     length = () if "--max-tokens" in options else ("-n", 8)
     result = tinylm("sample", "-m", run, "--compile", "off", *length, *words, *switches)
     assert result.exit_code in (0, 2), result.output
-    assert "Traceback" not in result.stderr and "Something went wrong" not in result.stderr
+    assert "Traceback" not in result.stderr and "Internal error" not in result.stderr
     if result.exit_code == 0 and "--json" in switches:
         assert all(0 <= record["seed"] < 2**63 for record in records(result))

@@ -1,24 +1,26 @@
+"""tinylm runs."""
+
 import os
 from pathlib import Path
 
 import pytest
 
 from tests.shell import copied, done, records, refused, tinylm
-from tinylm.checkpoint import load_model, summarise
 from tinylm.errors import TinyLMError
+from tinylm.run_directory.loading import load_model, summarise
 
 KEYS = ["name", "path", "kind", "parameters", "step", "best_step", "val_loss", "saved"]
 
 
 def shelve(here: Path, **runs: Path) -> None:
-    """Runs under checkpoints/, the first the newest."""
+    """Copy runs to checkpoints/, the first as the newest."""
     for age, (name, source) in enumerate(runs.items()):
         path = copied(source, here / "checkpoints" / name)
         for file in path.iterdir():
             os.utime(file, (2e9 - age, 2e9 - age))
 
 
-def test_a_table_of_name_kind_size_steps_loss_and_age_newest_first(run: Path, adapter: Path, here: Path) -> None:
+def test_the_table_has_name_kind_size_steps_loss_and_age_newest_first(run: Path, adapter: Path, here: Path) -> None:
     shelve(here, young=run, tune=adapter, old=run)
     result = done("runs")
     header, *rows = (line.split() for line in result.stdout.splitlines())
@@ -28,8 +30,8 @@ def test_a_table_of_name_kind_size_steps_loss_and_age_newest_first(run: Path, ad
     assert result.stderr == ""
 
 
-def test_runs_stand_in_the_order_of_their_weights_and_damaged_ones_last(run: Path, here: Path) -> None:
-    """A run that was begun first, trained for long, and saved last."""
+def test_runs_are_sorted_by_the_time_of_their_weights_with_damaged_runs_last(run: Path, here: Path) -> None:
+    """The run `long` was started first and saved last."""
     shelve(here, short=run, long=run, torn=run)
     os.utime(here / "checkpoints/long/model.safetensors", (3e9, 3e9))
     assert "Using checkpoints/long, the newest model." in done("sample", "-n", 1).stderr
@@ -37,7 +39,7 @@ def test_runs_stand_in_the_order_of_their_weights_and_damaged_ones_last(run: Pat
     assert [record["name"] for record in records(done("runs", "--json"))] == ["long", "short", "torn"]
 
 
-def test_json_has_the_promised_keys(run: Path, here: Path) -> None:
+def test_json_has_the_documented_keys(run: Path, here: Path) -> None:
     shelve(here, mine=run)
     (record,) = records(done("runs", "--json"))
     assert list(record) == KEYS
@@ -47,7 +49,7 @@ def test_json_has_the_promised_keys(run: Path, here: Path) -> None:
     assert record["parameters"] == sum(tensor.numel() for tensor in weights.tensors.values())
 
 
-def test_a_damaged_run_is_listed_as_such_and_hides_no_other(run: Path, here: Path) -> None:
+def test_damaged_runs_are_listed_and_hide_no_other(run: Path, here: Path) -> None:
     shelve(here, good=run, torn=run, empty=run, bare=run)
     with (here / "checkpoints/torn/model.safetensors").open("r+b") as file:
         file.truncate(100)
@@ -60,7 +62,7 @@ def test_a_damaged_run_is_listed_as_such_and_hides_no_other(run: Path, here: Pat
     assert "torn/model.safetensors" in errors["torn"] and "empty/config.json" in errors["empty"]
 
 
-def test_other_folders_and_unfinished_runs_are_passed_over(run: Path, here: Path) -> None:
+def test_other_folders_and_unfinished_runs_are_skipped(run: Path, here: Path) -> None:
     shelve(here, mine=run, unfinished=run)
     (here / "checkpoints/unfinished").rename(here / "checkpoints/.unfinished.new")
     (here / "checkpoints/notes").mkdir()
@@ -68,24 +70,26 @@ def test_other_folders_and_unfinished_runs_are_passed_over(run: Path, here: Path
     assert [record["name"] for record in records(done("runs", "--json"))] == ["mine"]
 
 
-def test_a_long_name_is_not_cut(run: Path, here: Path) -> None:
+def test_a_long_name_is_not_truncated(run: Path, here: Path) -> None:
     shelve(here, **{"n" * 150: run})
     assert "n" * 150 in done("runs").stdout
 
 
-def test_another_folder_may_be_named(run: Path, shelf: Path, adapter: Path) -> None:
+def test_another_folder_can_be_listed(run: Path, shelf: Path, adapter: Path) -> None:
     names = {record["name"] for record in records(done("runs", shelf, "--json"))}
     assert {"run", "adapter"} <= names
 
 
-def test_nothing_yet_is_no_error() -> None:
+def test_an_empty_list_is_not_an_error() -> None:
     result = done("runs")
     assert result.stdout == ""
     assert "tinylm train corpus.txt" in result.stderr
     assert done("runs", "--json").stdout == ""
 
 
-def test_one_run_that_cannot_be_read_hides_no_other(run: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_cannot_be_read_is_listed_with_a_shortened_error(
+    run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(path: Path) -> dict[str, object]:
         if path.name == "locked":
             raise PermissionError(13, "Permission denied", str(path))
@@ -94,7 +98,7 @@ def test_one_run_that_cannot_be_read_hides_no_other(run: Path, here: Path, monke
         return summarise(path)
 
     shelve(here, good=run, locked=run, torn=run)
-    monkeypatch.setattr("tinylm.checkpoint.summarise", fail)
+    monkeypatch.setattr("tinylm.run_directory.loading.summarise", fail)
     errors = {record["name"]: record.get("error", "") for record in records(done("runs", "--json"))}
     assert errors["good"] == "" and "Permission denied" in errors["locked"] and errors["torn"].endswith("x" * 500)
     lines = done("runs").stdout.splitlines()
@@ -102,7 +106,7 @@ def test_one_run_that_cannot_be_read_hides_no_other(run: Path, here: Path, monke
     assert "damaged: [Errno 13] Permission denied" in lines[2] and "damaged: torn is damaged: xxx" in lines[3]
 
 
-def test_a_run_in_a_folder_of_runs_has_the_name_of_both(run: Path, here: Path) -> None:
+def test_a_run_in_a_subfolder_is_named_by_its_relative_path(run: Path, here: Path) -> None:
     shelve(here, **{"top": run, "group/inner": run, "group/deep/er": run, ".hidden/not": run})
     (here / "checkpoints/loop").symlink_to(here / "checkpoints")
     names = [record["name"] for record in records(done("runs", "--json"))]
@@ -110,7 +114,7 @@ def test_a_run_in_a_folder_of_runs_has_the_name_of_both(run: Path, here: Path) -
 
 
 @pytest.mark.parametrize("folder", [(), (".",), ("elsewhere",), ("checkpoints",)])
-def test_every_name_that_is_printed_is_accepted(run: Path, here: Path, folder: tuple[str, ...]) -> None:
+def test_every_printed_name_is_accepted_by_info(run: Path, here: Path, folder: tuple[str, ...]) -> None:
     shelve(here, one=run, **{"group/two": run})
     copied(run, here / "elsewhere/three")
     printed = [line.split()[0] for line in done("runs", *folder).stdout.splitlines()[1:]]
@@ -119,5 +123,5 @@ def test_every_name_that_is_printed_is_accepted(run: Path, here: Path, folder: t
         done("info", name)
 
 
-def test_a_missing_folder_is_named() -> None:
+def test_a_missing_folder_is_an_error() -> None:
     refused(tinylm("runs", "nowhere"), 2, "There is no folder nowhere")

@@ -1,66 +1,67 @@
+"""tinylm sample with a decoder."""
+
 import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tests.shell import copied, done, misused, records, refused, snapshot, tinylm
-from tests.variants import small
-from tinylm.cache import cache_root
-from tinylm.checkpoint import RunFolder, load_model, read_config
-from tinylm.commands.compiling import choose_code
-from tinylm.commands.model import open_model
-from tinylm.console import Console
+from tinylm.cache_directory import cache_root
 from tinylm.device import can_compile
-from tinylm.errors import TinyLMError, UsageError
-from tinylm.inference.compiled import CompiledDecoder, load_compiled
-from tinylm.model.build import build_model
+from tinylm.errors import TinyLMError
+from tinylm.generation.compiled_decoder import CompiledDecoder, load_compiled
+from tinylm.generation.speculative import NGramDraft
 from tinylm.model.decoder import Decoder
+from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.loading import load_model, read_config
 
 PROMPT = "the old man"
 
 
-def written(*arguments: object, **how: object) -> str:
+def sampled(*arguments: object, **how: object) -> str:
+    """The stdout of tinylm sample with seed 1 and 40 tokens, unless the arguments say otherwise."""
     return done("sample", "--seed", 1, "-n", 40, *arguments, **how).stdout
 
 
-def test_stdout_is_the_prompt_and_the_text_and_a_line_end(run: Path) -> None:
+def test_stdout_is_the_prompt_the_text_and_a_line_break(run: Path) -> None:
     (record,) = records(done("sample", "-m", run, "-p", PROMPT, "-n", 40, "--seed", 1, "--json"))
-    assert written("-m", run, "-p", PROMPT) == PROMPT + record["text"] + "\n"
-    assert written("-m", run, "-p", PROMPT, "--no-echo") == record["text"] + "\n"
+    assert sampled("-m", run, "-p", PROMPT) == PROMPT + record["text"] + "\n"
+    assert sampled("-m", run, "-p", PROMPT, "--no-echo") == record["text"] + "\n"
 
 
-def test_stderr_says_device_and_why_seed_and_speed(run: Path) -> None:
+def test_stderr_has_device_seed_and_speed(run: Path) -> None:
     stderr = done("sample", "-m", run, "-n", 5, "--seed", 7, "--device", "cpu").stderr
-    assert stderr.startswith("On cpu (1 threads): asked for; fp32: exact.\nSeed 7.\n")
-    assert "tokens in " in stderr and stderr.endswith(" a second.\n")
+    assert stderr.startswith("On cpu (1 threads): requested; fp32: exact.\nSeed 7.\n")
+    assert "tokens in " in stderr and stderr.endswith(" per second.\n")
 
 
 def test_quiet_leaves_stderr_empty(run: Path) -> None:
     assert done("sample", "-m", run, "-n", 5, "-q").stderr == ""
 
 
-def test_json_has_the_promised_keys(run: Path) -> None:
+def test_json_has_the_documented_keys(run: Path) -> None:
     (record,) = records(done("sample", "-m", run, "-p", PROMPT, "-n", 6, "--seed", 3, "--json"))
     assert list(record) == ["prompt", "text", "tokens", "seed", "finish_reason"]
     assert (record["prompt"], record["tokens"], record["seed"], record["finish_reason"]) == (PROMPT, 6, 3, "length")
     assert len(record["text"]) == 6
 
 
-def test_without_a_seed_one_is_drawn_and_said_and_repeats_the_text(run: Path) -> None:
+def test_the_random_seed_in_a_record_reproduces_the_text(run: Path) -> None:
     (record,) = records(done("sample", "-m", run, "-n", 40, "--json"))
     (again,) = records(done("sample", "-m", run, "-n", 40, "--json"))
     assert record["seed"] != again["seed"]
-    assert written("-m", run, "--seed", record["seed"]) == record["text"] + "\n"
+    assert sampled("-m", run, "--seed", record["seed"]) == record["text"] + "\n"
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(run: Path) -> None:
-    assert written("-m", run) == written("-m", run)
-    assert written("-m", run) != written("-m", run, "--seed", 2)
+def test_the_same_seed_gives_the_same_text_and_another_seed_another_text(run: Path) -> None:
+    assert sampled("-m", run) == sampled("-m", run)
+    assert sampled("-m", run) != sampled("-m", run, "--seed", 2)
 
 
-def test_sample_i_is_the_same_whatever_the_number_of_samples(run: Path) -> None:
+def test_a_sample_does_not_depend_on_the_number_of_samples(run: Path) -> None:
     one, three, five = (
         [r["text"] for r in records(done("sample", "-m", run, "-n", 40, "--seed", 1, "--json", "--num-samples", n))]
         for n in (1, 3, 5)
@@ -70,27 +71,27 @@ def test_sample_i_is_the_same_whatever_the_number_of_samples(run: Path) -> None:
     assert len(set(five)) == 5
 
 
-def test_several_samples_are_separated(run: Path) -> None:
+def test_several_samples_are_printed_with_separators(run: Path) -> None:
     options = ("-m", run, "-p", PROMPT, "--num-samples", 3)
     texts = [record["text"] for record in records(done("sample", "-n", 40, "--seed", 1, *options, "--json"))]
-    assert written(*options) == "\n---\n".join(PROMPT + text for text in texts) + "\n"
+    assert sampled(*options) == "\n---\n".join(PROMPT + text for text in texts) + "\n"
 
 
-def test_temperature_0_takes_the_likeliest_token_whatever_the_seed(run: Path) -> None:
-    text = written("-m", run, "-t", 0, "--no-echo", "-p", PROMPT)
-    assert text == written("-m", run, "-t", 0, "--seed", 99, "--no-echo", "-p", PROMPT)
+def test_temperature_0_takes_the_most_likely_token_with_every_seed(run: Path) -> None:
+    text = sampled("-m", run, "-t", 0, "--no-echo", "-p", PROMPT)
+    assert text == sampled("-m", run, "-t", 0, "--seed", 99, "--no-echo", "-p", PROMPT)
     model, _, tokenizer, _ = load_model(run)
     ids = torch.tensor([tokenizer.encode(PROMPT).tolist()])
     with torch.inference_mode():
-        likeliest = int(model.logits(model(ids).hidden[0, -1]).argmax())
-    assert text[0] == tokenizer.decode([likeliest])
-    assert text == written("-m", run, "--top-k", 1, "--no-echo", "-p", PROMPT)
+        most_likely = int(model.logits(model(ids).hidden[0, -1]).argmax())
+    assert text[0] == tokenizer.decode([most_likely])
+    assert text == sampled("-m", run, "--top-k", 1, "--no-echo", "-p", PROMPT)
 
 
 @pytest.mark.parametrize("kind", ["run", "bpe_run"])
 @pytest.mark.parametrize("seed", range(3))
 def test_streamed_text_equals_text_printed_at_once(kind: str, seed: int, request: pytest.FixtureRequest) -> None:
-    """Bytes drawn almost evenly are mostly broken UTF-8."""
+    """At temperature 10, byte tokens are almost uniform, so that most of the text is invalid UTF-8."""
     options = ("-m", request.getfixturevalue(kind), "-p", PROMPT, "-n", 120, "--seed", seed, "-t", 10)
     streamed, whole = (done("sample", *options, how).stdout for how in ("--stream", "--no-stream"))
     assert streamed == whole
@@ -99,50 +100,70 @@ def test_streamed_text_equals_text_printed_at_once(kind: str, seed: int, request
 
 @pytest.mark.parametrize("choice", [("-t", 0), ("-t", 1.0, "--repeat-penalty", 1.2), ("--quantize", "int8")], ids=str)
 @pytest.mark.usefixtures("shelf_cache")
-def test_a_draft_changes_no_text(choice: tuple[object, ...], run: Path) -> None:
-    """600 tokens are enough for a draft by itself, and go far past the context."""
+def test_speculative_decoding_does_not_change_the_text(choice: tuple[object, ...], run: Path) -> None:
+    """600 tokens are enough for `--draft auto`, and go far past the context."""
     texts = [
-        written("-m", run, "-n", 600, *choice, *draft) for draft in ((), ("--draft", "ngram"), ("--draft", "none"))
+        sampled("-m", run, "-n", 600, *choice, *draft) for draft in ((), ("--draft", "ngram"), ("--draft", "none"))
     ]
     assert texts[0] == texts[1] == texts[2]
 
 
-def test_without_the_training_text_there_is_a_draft_only_where_it_was_not_asked_for(run: Path, here: Path) -> None:
+@pytest.mark.usefixtures("shelf_cache")
+def test_the_ngrams_of_the_training_text_are_counted_once_for_all_prompts(
+    run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[NGramDraft] = []
+
+    def counted(tokens: np.ndarray) -> NGramDraft:
+        made.append(NGramDraft(tokens))
+        return made[-1]
+
+    monkeypatch.setattr("tinylm.loaded_model.NGramDraft", counted)
+    (here / "prompts.jsonl").write_text('{"prompt": "the"}\n' * 3)
+    done("sample", "-m", run, "-f", here / "prompts.jsonl", "-n", 5, "--draft", "ngram")
+    assert len(made) == 1
+
+
+def test_without_the_training_text_draft_ngram_is_an_error_and_auto_works(run: Path, here: Path) -> None:
     alone = copied(run, here / "alone")
     config = read_config(alone)
     assert config.data is not None
     data = replace(config.data, fingerprint="0" * 64)
-    RunFolder(alone).write_config(replace(config, data=data))
-    assert written("-m", alone, "-n", 600) == written("-m", run, "-n", 600)
+    RunDirectory(alone).write_config(replace(config, data=data))
+    assert sampled("-m", alone, "-n", 600) == sampled("-m", run, "-n", 600)
     refused(
-        tinylm("sample", "-m", alone, "--draft", "ngram"), 2, "--draft ngram is not possible", "is not here any more"
+        tinylm("sample", "-m", alone, "--draft", "ngram"),
+        2,
+        "--draft ngram is not possible",
+        "is no longer in the cache",
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_compile("cpu"), reason="there is no C++ compiler")
-def test_compiled_code_changes_no_text_and_is_kept_for_next_time(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = written("-m", run, "-n", 200, "--compile", "off")
+def test_compiled_code_gives_the_same_text_and_is_cached(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = sampled("-m", run, "-n", 200, "--compile", "off")
     first = done("sample", "-m", run, "-n", 200, "--seed", 1, "--compile", "on")
-    assert first.stdout == expected and "Compiling, once for models of this shape" in first.stderr
+    assert first.stdout == expected and "Compiling the decoding step, once for all models" in first.stderr
     (kept,) = (cache_root() / "compiled").iterdir()
-    monkeypatch.setattr("tinylm.inference.compiled.compile_decoder", None)
+    monkeypatch.setattr("tinylm.generation.compile_policy.compile_decoder", None)
     used: list[Path] = []
 
     def load(decoder: Decoder, file: Path) -> CompiledDecoder:
         used.append(file)
         return load_compiled(decoder, file)
 
-    monkeypatch.setattr("tinylm.inference.compiled.load_compiled", load)
+    monkeypatch.setattr("tinylm.generation.compile_policy.load_compiled", load)
     again = done("sample", "-m", run, "-n", 200, "--seed", 1)
     assert again.stdout == expected and "ompil" not in again.stderr
     assert used == [kept]
-    written("-m", run, "-n", 127)
-    written("-m", run, "-n", 200, "--num-samples", 2)
+    sampled("-m", run, "-n", 127)
+    sampled("-m", run, "-n", 200, "--num-samples", 2)
     assert used == [kept]
 
 
-def compiling_by(outcome: Exception | None, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """In place of a compiler, one that notes what it was to write."""
+def fake_compiler(outcome: Exception | None, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Replaces the compiler by one that records the files it was asked for."""
     asked: list[Path] = []
 
     def compile_decoder(decoder: object, file: Path) -> None:
@@ -150,10 +171,10 @@ def compiling_by(outcome: Exception | None, monkeypatch: pytest.MonkeyPatch) -> 
         if outcome is not None:
             raise outcome
 
-    monkeypatch.setattr("tinylm.inference.compiled.compile_decoder", compile_decoder)
-    monkeypatch.setattr("tinylm.inference.compiled.load_compiled", lambda decoder, file: None)
-    monkeypatch.setattr("tinylm.device.can_compile", lambda device: True)
-    monkeypatch.setattr("tinylm.commands.compiling.COMPILE_FROM", 300)
+    monkeypatch.setattr("tinylm.generation.compile_policy.compile_decoder", compile_decoder)
+    monkeypatch.setattr("tinylm.generation.compile_policy.load_compiled", lambda decoder, file: None)
+    monkeypatch.setattr("tinylm.generation.compile_policy.can_compile", lambda device: True)
+    monkeypatch.setattr("tinylm.generation.compile_policy.MIN_TOKENS_TO_COMPILE", 300)
     return asked
 
 
@@ -170,78 +191,55 @@ def compiling_by(outcome: Exception | None, monkeypatch: pytest.MonkeyPatch) -> 
         ("-n 5 --compile on", True),
     ],
 )
-def test_many_tokens_of_one_sample_are_worth_compiling(
+def test_only_many_tokens_of_a_single_sample_are_compiled(
     flags: str, compiles: bool, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = compiling_by(None, monkeypatch)
+    asked = fake_compiler(None, monkeypatch)
     done("sample", "-m", run, *flags.split())
     assert bool(asked) == compiles
 
 
-def test_prompts_of_a_file_are_counted_together_where_compiling_is_weighed(
+def test_the_tokens_of_all_prompts_count_towards_compiling(
     run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = compiling_by(None, monkeypatch)
+    asked = fake_compiler(None, monkeypatch)
     for prompts, times in ((2, 0), (3, 1)):
         (here / "prompts.jsonl").write_text('{"prompt": "the"}\n' * prompts)
         done("sample", "-m", run, "-f", here / "prompts.jsonl", "-n", 100)
         assert len(asked) == times
 
 
-def test_a_compiler_that_fails_is_an_error_where_it_was_asked_for_and_a_warning_elsewhere(
+def test_a_failing_compiler_is_an_error_with_compile_on_and_otherwise_a_warning(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = written("-m", run, "-n", 300)
-    compiling_by(TinyLMError("It failed."), monkeypatch)
+    expected = sampled("-m", run, "-n", 300)
+    fake_compiler(TinyLMError("It failed."), monkeypatch)
     text = done("sample", "-m", run, "-n", 300, "--seed", 1)
     assert text.stdout == expected and "Warning: It failed.\n" in text.stderr
     refused(tinylm("sample", "-m", run, "--compile", "on"), 1, "It failed.")
 
 
-def test_compiling_without_a_compiler_is_refused_where_it_was_asked_for(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = compiling_by(None, monkeypatch)
-    monkeypatch.setattr("tinylm.device.can_compile", lambda device: False)
+def test_a_missing_compiler_is_an_error_only_with_compile_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = fake_compiler(None, monkeypatch)
+    monkeypatch.setattr("tinylm.generation.compile_policy.can_compile", lambda device: False)
     done("sample", "-m", run, "-n", 300)
-    refused(tinylm("sample", "-m", run, "--compile", "on"), 2, "there is no C++ compiler here; leave it out")
+    refused(tinylm("sample", "-m", run, "--compile", "on"), 2, "there is no C++ compiler; leave it out")
     assert not asked
 
 
-def test_what_is_not_compiled_is_refused_where_that_was_asked_for(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = open_model(Console(quiet=True), run, None, "cpu")
-    given = {"int8": False, "tokens": 10**6, "samples": 1, "cache": True}
-    others = {
-        "merge-lora": replace(opened, adapters=(object(),)),
-        "write on from a prompt": replace(opened, network=build_model(small(architecture="encoder"))),
-    }
-    for reason, other in others.items():
-        assert choose_code(other, "auto", **given) is None
-        with pytest.raises(UsageError, match=f"--compile on is not possible: .*{reason}.*; leave it out"):
-            choose_code(other, "on", **given)
-
-    def homeless(name: str) -> Path:
-        raise TinyLMError("There is no home folder for a cache; set TINYLM_CACHE to a folder.")
-
-    monkeypatch.setattr("tinylm.cache.private_folder", homeless)
-    assert choose_code(opened, "auto", **given) is None
-    with pytest.raises(UsageError, match="There is no home folder for a cache; set TINYLM_CACHE to a folder"):
-        choose_code(opened, "on", **given)
-
-
-def test_text_is_printed_while_it_is_written(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces: list[str] = []
-    monkeypatch.setattr("tinylm.console.Console.result", lambda self, text, end="\n": pieces.append(text + end))
+def test_tokens_are_printed_as_they_are_generated(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks: list[str] = []
+    monkeypatch.setattr("tinylm.console.Console.result", lambda self, text, end="\n": chunks.append(text + end))
     done("sample", "-m", run, "-p", PROMPT, "-n", 10, "--seed", 1)
-    assert pieces[0] == PROMPT
-    assert len(pieces) == 12 and pieces[-1] == "\n"
-    pieces.clear()
+    assert chunks[0] == PROMPT
+    assert len(chunks) == 12 and chunks[-1] == "\n"
+    chunks.clear()
     done("sample", "-m", run, "-p", PROMPT, "-n", 10, "--seed", 1, "--no-stream")
-    assert len(pieces) == 2
+    assert len(chunks) == 2
 
 
 @pytest.mark.parametrize("kind", ["run", "bpe_run"])
-def test_a_stop_text_ends_the_text_before_it(kind: str, request: pytest.FixtureRequest) -> None:
+def test_a_stop_sequence_ends_the_text_before_it(kind: str, request: pytest.FixtureRequest) -> None:
     options = ("-m", request.getfixturevalue(kind), "--seed", 4, "-n", 80)
     whole = records(done("sample", *options, "--json"))[0]["text"]
     for stop in (whole[10:12], whole[20:27]):
@@ -258,13 +256,13 @@ def test_stop_may_be_given_several_times(run: Path) -> None:
     assert record["text"] == whole[: min(whole.index(whole[30:33]), whole.index(whole[12:15]))]
 
 
-def test_a_stop_text_in_the_prompt_does_not_count(run: Path) -> None:
+def test_a_stop_sequence_in_the_prompt_is_ignored(run: Path) -> None:
     (record,) = records(done("sample", "-m", run, "-p", "sea", "--stop", "sea", "-n", 2, "--seed", 1, "--json"))
     assert (record["tokens"], record["finish_reason"]) == (2, "length")
 
 
-def test_the_end_of_text_ends_the_text(run: Path) -> None:
-    """At a temperature this high, every token comes up."""
+def test_the_end_of_text_token_ends_a_sample(run: Path) -> None:
+    """At temperature 9, every token is sampled now and then."""
     reasons = {}
     for record in records(done("sample", "-m", run, "-n", 200, "-t", 9, "--num-samples", 8, "--seed", 0, "--json")):
         reasons.setdefault(record["finish_reason"], record)
@@ -274,26 +272,26 @@ def test_the_end_of_text_ends_the_text(run: Path) -> None:
 
 
 def test_an_empty_prompt_works(run: Path) -> None:
-    assert written("-m", run, "-p", "") == written("-m", run)
-    assert len(written("-m", run, "-p", "")) > 1
+    assert sampled("-m", run, "-p", "") == sampled("-m", run)
+    assert len(sampled("-m", run, "-p", "")) > 1
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
-def test_a_prompt_from_a_file_or_standard_input_is_the_prompt(end: str, run: Path, here: Path) -> None:
-    expected = written("-m", run, "-p", PROMPT)
+def test_a_prompt_may_come_from_a_file_or_standard_input(end: str, run: Path, here: Path) -> None:
+    expected = sampled("-m", run, "-p", PROMPT)
     (here / "prompt.txt").write_bytes((PROMPT + end).encode())
-    assert written("-m", run, "-f", "prompt.txt") == expected
-    assert written("-m", run, "-f", "-", stdin=PROMPT + end) == expected
-    assert written("-m", run, "-p", "-", stdin=(PROMPT + end).encode()) == expected
+    assert sampled("-m", run, "-f", "prompt.txt") == expected
+    assert sampled("-m", run, "-f", "-", stdin=PROMPT + end) == expected
+    assert sampled("-m", run, "-p", "-", stdin=(PROMPT + end).encode()) == expected
 
 
-def test_only_one_line_end_is_dropped(run: Path) -> None:
+def test_only_one_line_break_is_dropped_from_the_end_of_a_prompt(run: Path) -> None:
     (record,) = records(done("sample", "-m", run, "-p", "-", "-n", 1, "--json", stdin="sea\n\n"))
     assert record["prompt"] == "sea\n"
 
 
 @pytest.mark.parametrize("where", ["file", "stdin", "argument"])
-def test_a_prompt_of_invalid_utf_8_names_the_place(where: str, run: Path, here: Path) -> None:
+def test_an_invalid_utf_8_prompt_is_reported_with_source_and_offset(where: str, run: Path, here: Path) -> None:
     (here / "p.txt").write_bytes(b"the \xff sea")
     how = {"file": ("-f", "p.txt"), "stdin": ("-p", "-"), "argument": ("-p", "the \udcff sea")}[where]
     name = {"file": "p.txt", "stdin": "Standard input", "argument": "The prompt"}[where]
@@ -304,93 +302,95 @@ def test_a_prompt_of_invalid_utf_8_names_the_place(where: str, run: Path, here: 
     )
 
 
-def test_a_missing_prompt_file_is_named(run: Path) -> None:
+def test_a_missing_prompt_file_is_an_error(run: Path) -> None:
     refused(tinylm("sample", "-m", run, "-f", "no.txt"), 2, "--prompt-file no.txt", "No such file")
 
 
-def test_a_character_the_model_never_saw_is_named_with_code_point_and_offset(run: Path) -> None:
+def test_an_unknown_character_is_reported_with_code_point_and_offset(run: Path) -> None:
     refused(tinylm("sample", "-m", run, "-p", "the sea é"), 2, "'é' (U+00E9) at offset 8", "--unknown skip")
 
 
-def test_unknown_skip_leaves_such_characters_out_and_says_so(run: Path) -> None:
+def test_unknown_skip_drops_unknown_characters_with_a_warning(run: Path) -> None:
     result = done("sample", "-m", run, "-p", "the é old ü man", "--unknown", "skip", "--seed", 1, "-n", 40)
-    assert result.stdout == written("-m", run, "-p", "the  old  man")
+    assert result.stdout == sampled("-m", run, "-p", "the  old  man")
     assert "Warning: " in result.stderr
     assert "'é' (U+00E9), 'ü' (U+00FC)" in result.stderr
     nothing = done("sample", "-m", run, "-p", "éü", "--unknown", "skip", "--seed", 1, "-n", 40)
-    assert nothing.stdout == written("-m", run)
+    assert nothing.stdout == sampled("-m", run)
 
 
-def test_a_bpe_model_takes_any_character(bpe_run: Path) -> None:
+def test_a_byte_level_bpe_model_accepts_any_character(bpe_run: Path) -> None:
     assert done("sample", "-m", bpe_run, "-p", "日本 é", "-n", 3).stdout.startswith("日本 é")
 
 
-def test_text_like_a_special_token_stays_text(bpe_run: Path) -> None:
+def test_the_spelling_of_a_special_token_in_a_prompt_is_plain_text(bpe_run: Path) -> None:
     (record,) = records(done("sample", "-m", bpe_run, "-p", "<|endoftext|>", "-n", 3, "--json"))
     assert record["prompt"] == "<|endoftext|>"
 
 
-def test_a_prompt_longer_than_the_context_goes_on_from_its_tail_with_a_warning(run: Path) -> None:
+def test_a_prompt_longer_than_the_context_is_continued_from_its_tail_with_a_warning(run: Path) -> None:
     prompt = "the old man said it was cold"
     result = done("sample", "-m", run, "-p", prompt, "-n", 40, "--seed", 1)
     assert (
-        "Warning: The prompt has 28 tokens, and the model sees 16 at a time: it goes on from the tail." in result.stderr
+        "Warning: The prompt has 28 tokens, more than the context of 16: only its last tokens are used."
+        in result.stderr
     )
     assert result.stdout.startswith(prompt)
     assert len(result.stdout) > len(prompt) + 20
 
 
-def test_strict_refuses_a_prompt_longer_than_the_context(run: Path) -> None:
-    refused(tinylm("sample", "-m", run, "-p", "a" * 17, "--strict"), 2, "17 tokens", "sees 16", "--strict")
+def test_with_strict_a_prompt_longer_than_the_context_is_an_error(run: Path) -> None:
+    result = tinylm("sample", "-m", run, "-p", "a" * 17, "--strict")
+    refused(result, 2, "17 tokens, more than the context of 16", "--strict")
     done("sample", "-m", run, "-p", "a" * 16, "--strict", "-n", 1)
 
 
-def test_generation_runs_on_past_the_context(run: Path) -> None:
+def test_generation_continues_past_the_context(run: Path) -> None:
     for record in records(done("sample", "-m", run, "-n", 100, "--num-samples", 6, "--seed", 2, "--json")):
         assert record["tokens"] == 100 or record["finish_reason"] == "end"
 
 
 @pytest.mark.parametrize("kind", ["run", "bpe_run"])
-def test_the_cache_changes_nothing(kind: str, request: pytest.FixtureRequest) -> None:
+def test_the_cache_does_not_change_the_text(kind: str, request: pytest.FixtureRequest) -> None:
     options = ("-m", request.getfixturevalue(kind), "-p", PROMPT, "-n", 60, "--num-samples", 2)
-    assert written(*options) == written(*options, "--no-cache")
+    assert sampled(*options) == sampled(*options, "--no-cache")
 
 
-def test_quantized_weights_write_nearly_the_same(run: Path) -> None:
-    exact, rough = (written("-m", run, "-t", 0, "-n", 12, "--quantize", how) for how in ("none", "int8"))
+def test_int8_weights_give_the_same_first_tokens(run: Path) -> None:
+    exact, rough = (sampled("-m", run, "-t", 0, "-n", 12, "--quantize", how) for how in ("none", "int8"))
     assert rough[:4] == exact[:4]
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-def test_every_number_format_samples(dtype: str, run: Path) -> None:
+def test_every_number_format_can_sample(dtype: str, run: Path) -> None:
     result = done("sample", "-m", run, "-n", 5, "--dtype", dtype, "--quantize", "int8")
-    assert f"; {dtype}: asked for." in result.stderr
+    assert f"; {dtype}: requested." in result.stderr
 
 
-def test_top_k_top_p_and_min_p_narrow_the_choice_to_the_likeliest(run: Path) -> None:
-    greedy = written("-m", run, "-t", 0)
+def test_extreme_top_k_top_p_and_min_p_leave_only_the_most_likely_token(run: Path) -> None:
+    greedy = sampled("-m", run, "-t", 0)
     for option, value in (("-k", 1), ("--top-p", 0.0001), ("--min-p", 0.9999)):
-        assert written("-m", run, option, value) == greedy
-        assert written("-m", run) != greedy
+        assert sampled("-m", run, option, value) == greedy
+        assert sampled("-m", run) != greedy
 
 
 def test_a_repeat_penalty_makes_repetition_rarer(run: Path) -> None:
-    plain, penalised = (written("-m", run, "-n", 12, "-t", 0.2, "--repeat-penalty", x) for x in (1, 50))
+    plain, penalised = (sampled("-m", run, "-n", 12, "-t", 0.2, "--repeat-penalty", x) for x in (1, 50))
     assert len(set(penalised)) > len(set(plain))
 
 
 def test_an_adapter_changes_the_text_and_finds_its_base(adapter: Path, run: Path) -> None:
-    with_it = written("--adapter", adapter, "-t", 0.5, "-n", 100)
-    assert with_it != written("-m", run, "-t", 0.5, "-n", 100)
-    assert with_it == written("--adapter", adapter, "-m", run, "-t", 0.5, "-n", 100)
+    with_it = sampled("--adapter", adapter, "-t", 0.5, "-n", 100)
+    assert with_it != sampled("-m", run, "-t", 0.5, "-n", 100)
+    assert with_it == sampled("--adapter", adapter, "-m", run, "-t", 0.5, "-n", 100)
 
 
-def test_a_model_is_no_adapter_and_an_adapter_no_model(run: Path, adapter: Path) -> None:
+def test_a_model_as_adapter_and_an_adapter_as_model_are_errors(run: Path, adapter: Path) -> None:
     refused(tinylm("sample", "--adapter", run), 2, "is a model, not an adapter", "--model")
     refused(tinylm("sample", "--model", adapter), 2, "is an adapter, not a model", "--adapter", "merge-lora")
 
 
-def test_the_newest_model_is_chosen_and_said_and_never_an_adapter(run: Path, adapter: Path, here: Path) -> None:
+def test_the_default_is_the_newest_model_and_never_an_adapter(run: Path, adapter: Path, here: Path) -> None:
     for age, (name, source) in enumerate({"hidden": run, "adapter": adapter, "new": run, "old": run}.items()):
         path = copied(source, here / "checkpoints" / name)
         for file in path.glob("*.safetensors"):
@@ -400,7 +400,7 @@ def test_the_newest_model_is_chosen_and_said_and_never_an_adapter(run: Path, ada
     assert f"Using {Path('checkpoints/new')}, the newest model.\n" in result.stderr
 
 
-def test_no_model_at_all_says_how_to_get_one() -> None:
+def test_without_a_model_the_error_says_how_to_train_one() -> None:
     refused(tinylm("sample"), 2, "no trained model under checkpoints/", "tinylm train corpus.txt", "--model")
 
 
@@ -423,9 +423,9 @@ def test_no_model_at_all_says_how_to_get_one() -> None:
         ("--draft good", "--draft is 'good'; it must be one of: auto, ngram, none"),
         (
             "--draft ngram --num-samples 2",
-            "--draft ngram is not possible: it is for one sample at a time; leave it out",
+            "--draft ngram is not possible: speculative decoding is for one sample at a time; leave it out",
         ),
-        ("--draft ngram --no-cache", "it needs the cache"),
+        ("--draft ngram --no-cache", "speculative decoding needs the cache"),
         ("--compile yes", "--compile is 'yes'; it must be one of: auto, on, off"),
         ("--compile on --num-samples 2", "--compile on is not possible: it is for one sample at a time; leave it out"),
         ("--compile on --no-cache", "it needs the cache"),
@@ -434,15 +434,15 @@ def test_no_model_at_all_says_how_to_get_one() -> None:
         ("--dtype int8", "--dtype is 'int8'"),
     ],
 )
-def test_values_that_cannot_be_used_are_named(flags: str, message: str, run: Path) -> None:
+def test_invalid_values_are_reported_with_their_flags(flags: str, message: str, run: Path) -> None:
     refused(tinylm("sample", "-m", run, *flags.split()), 2, message)
 
 
-def test_values_of_the_wrong_kind_are_refused(run: Path) -> None:
+def test_values_of_the_wrong_type_are_usage_errors(run: Path) -> None:
     misused(tinylm("sample", "-m", run, "-n", "many"), "--max-tokens", "integer")
 
 
 def test_sampling_writes_no_file(run: Path, here: Path) -> None:
     before = snapshot(run), snapshot(here)
-    written("-m", run)
+    sampled("-m", run)
     assert (snapshot(run), snapshot(here)) == before

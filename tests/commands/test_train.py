@@ -1,3 +1,5 @@
+"""tinylm train."""
+
 import dataclasses
 import inspect
 import json
@@ -9,16 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.machines import FLOPS
+from tests.machines import MATMUL_RATE
 from tests.shell import TINY, copied, done, misused, records, refused, same_tensors, snapshot, story, tinylm
-from tinylm.checkpoint import RunFolder, load_model, read_config
 from tinylm.commands.train import train
 from tinylm.config import ModelConfig, TrainingConfig
 from tinylm.console import Console
-from tinylm.cost import coarse
 from tinylm.errors import ClosedOutputError
-from tinylm.place import only_user
-from tinylm.training.signals import StopRequest
+from tinylm.machine import round_rate
+from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.loading import load_model, read_config
+from tinylm.run_directory.lock import lock_run
+from tinylm.run_directory.metrics_log import read_metrics
+from tinylm.training.graceful_stop import StopRequest
 
 FILES = {"config.json", "tokenizer.json", "metrics.jsonl", "model.safetensors", "last"}
 LAST_RECORD = {"run", "step", "val_loss", "best_step", "best_val_loss", "parameters", "seconds", "stopped_by"}
@@ -33,11 +37,11 @@ def test_stdout_is_the_path_and_nothing_else(corpus: Path, here: Path) -> None:
     assert [path.name for path in (here / "checkpoints").iterdir()] == ["corpus"]
 
 
-def test_the_plan_is_told_first(corpus: Path) -> None:
+def test_the_plan_is_printed_first(corpus: Path) -> None:
     lines = done("train", corpus, "--steps", 2, *TINY).stderr.splitlines()
-    told = ("On", "tokenizer:", "text:", "model:", "batch:", "length:", "time:", "memory:")
-    assert [line.split()[0] for line in lines[: len(told)]] == list(told)
-    assert "cpu" in lines[0] and "asked for" not in lines[0]
+    titles = ("On", "tokenizer:", "text:", "model:", "batch:", "length:", "time:", "memory:")
+    assert [line.split()[0] for line in lines[: len(titles)]] == list(titles)
+    assert "cpu" in lines[0] and "requested" not in lines[0]
     assert "1 layers, 2 heads, width 16, context 16" in lines[3]
     assert lines[-1].startswith("Best validation loss: ")
     assert "all steps are done" in lines[-2]
@@ -48,7 +52,7 @@ def test_quiet_leaves_stderr_empty(corpus: Path) -> None:
     assert (result.stdout, result.stderr) == ("checkpoints/corpus\n", "")
 
 
-def test_json_gives_one_object_a_line_under_the_names_of_metrics_jsonl(corpus: Path, here: Path) -> None:
+def test_json_prints_the_lines_of_metrics_jsonl_and_then_the_result(corpus: Path, here: Path) -> None:
     options = ("--steps", 4, "--log-every", 2, "--eval-every", 2, *TINY, "--json")
     *lines, last = records(done("train", corpus, *options))
     assert [set(line) for line in lines] == [EVALUATED, LOGGED, EVALUATED, LOGGED, EVALUATED]
@@ -60,7 +64,7 @@ def test_json_gives_one_object_a_line_under_the_names_of_metrics_jsonl(corpus: P
     assert [json.loads(line) for line in metrics] == lines
 
 
-def test_parameters_in_json_are_the_models_own(corpus: Path, here: Path) -> None:
+def test_parameters_in_json_are_those_of_the_model(corpus: Path, here: Path) -> None:
     last = records(done("train", corpus, "--steps", 1, *TINY, "--json"))[-1]
     model, *_ = load_model(here / "checkpoints/corpus")
     assert last["parameters"] == sum(parameter.numel() for parameter in model.parameters())
@@ -79,44 +83,42 @@ def test_dry_run_prints_the_plan_and_writes_nothing(corpus: Path, here: Path) ->
     assert snapshot(here) == before
 
 
-def test_the_same_command_has_the_same_plan_however_busy_the_machine_is(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By timings that say the opposite of each other: the first ones are kept, and recorded in the plan."""
+def test_the_plan_does_not_depend_on_how_busy_the_machine_is(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With contradictory timings: the first ones are kept in the machine profile, and recorded in the plan."""
     shutil.rmtree(os.environ["TINYLM_CACHE"])
     monkeypatch.setattr("tinylm.device.must_compare_bf16", lambda device: True)
     monkeypatch.setattr("tinylm.device.computes_bf16", lambda device: True)
-    monkeypatch.setattr("tinylm.cost.must_compare_bf16", lambda device: True)
+    monkeypatch.setattr("tinylm.machine.must_compare_bf16", lambda device: True)
     commands = [("--steps", 300), ("--epochs", 2), ("--time", "2m")]
 
     def plans(rates: dict[str, float]) -> list[str]:
-        monkeypatch.setattr("tinylm.cost._product_rate", lambda device, dtype: rates[dtype])
+        monkeypatch.setattr("tinylm.machine._measure_matmul_rate", lambda device, dtype: rates[dtype])
         return [done("train", corpus, *command, "--dry-run", "--json").stdout for command in commands]
 
     quiet = plans({"fp32": 3e11, "bf16": 9e11})
     assert {json.loads(plan)["runtime"]["dtype"] for plan in quiet} == {"bf16"}
-    assert all(8e11 < json.loads(plan)["runtime"]["product_rate"] < 1e12 for plan in quiet)
+    assert all(8e11 < json.loads(plan)["runtime"]["matmul_rate"] < 1e12 for plan in quiet)
     assert plans({"fp32": 2e10, "bf16": 1e9}) == quiet
     shutil.rmtree(os.environ["TINYLM_CACHE"])
     busy = plans({"fp32": 2e10, "bf16": 1e9})
-    assert all(a != b for a, b in zip(quiet, busy, strict=True)), "the timings do steer the plan"
+    assert all(a != b for a, b in zip(quiet, busy, strict=True)), "the timings affect the plan"
 
 
-def test_a_run_records_the_rate_that_its_plan_was_made_for(corpus: Path, here: Path) -> None:
+def test_a_run_records_the_matmul_rate_of_its_plan(corpus: Path, here: Path) -> None:
     done("train", corpus, "--steps", 1, *TINY)
     runtime = read_config(here / "checkpoints/corpus").runtime
-    assert runtime is not None and runtime.product_rate == coarse(FLOPS)
-    assert "product rate" in done("info", "checkpoints/corpus").stdout
+    assert runtime is not None and runtime.matmul_rate == round_rate(MATMUL_RATE)
+    assert "matmul rate" in done("info", "checkpoints/corpus").stdout
 
 
-def test_a_cache_that_others_can_write_is_one_warning_about_the_machine(corpus: Path) -> None:
+def test_a_machine_profile_that_others_can_write_is_one_warning(corpus: Path) -> None:
     (Path(os.environ["TINYLM_CACHE"]) / "machine").chmod(0o777)
     result = done("train", corpus, "--steps", 1, *TINY, "--dry-run")
-    assert result.stderr.count("the same command may give other results") == 1
+    assert result.stderr.count("the same settings may give different results") == 1
 
 
 @pytest.mark.parametrize("name, run", [("my text.v2.txt", "my text.v2"), ("folder", "folder"), ("-", "stdin")])
-def test_the_default_folder_is_named_after_the_corpus(name: str, run: str, here: Path) -> None:
+def test_the_default_directory_is_named_after_the_corpus(name: str, run: str, here: Path) -> None:
     text = story(1500)
     if name == "folder":
         (here / name).mkdir()
@@ -127,7 +129,7 @@ def test_the_default_folder_is_named_after_the_corpus(name: str, run: str, here:
     assert result.stdout == f"checkpoints/{run}\n"
 
 
-def test_a_second_run_at_the_same_place_is_refused_and_says_what_to_type(run: Path, here: Path, corpus: Path) -> None:
+def test_an_existing_run_at_out_is_an_error_with_the_alternatives(run: Path, here: Path, corpus: Path) -> None:
     path = copied(run, here / "checkpoints" / "corpus")
     before = snapshot(here)
     ways = ("tinylm train --resume checkpoints/corpus", "--force", "--out")
@@ -146,23 +148,23 @@ def test_force_replaces_a_run(run: Path, here: Path, corpus: Path) -> None:
     assert [entry.name for entry in here.iterdir() if entry.name.startswith(".")] == []
 
 
-def test_force_never_deletes_a_folder_of_other_things(here: Path, corpus: Path) -> None:
+def test_force_never_deletes_a_folder_with_other_files(here: Path, corpus: Path) -> None:
     (here / "photos").mkdir()
     (here / "photos/beach.jpg").write_bytes(b"sand")
     before = snapshot(here)
     result = tinylm("train", corpus, "--out", "photos", "--force", "--steps", 1, *TINY)
-    refused(result, 2, "photos holds other things than a run (beach.jpg)", "--out")
+    refused(result, 2, "photos contains files that do not belong to a run (beach.jpg)", "--out")
     assert snapshot(here) == before
 
 
-def test_force_keeps_the_old_run_when_the_new_one_cannot_begin(run: Path, here: Path) -> None:
+def test_force_keeps_the_old_run_if_the_new_one_cannot_start(run: Path, here: Path) -> None:
     path = copied(run, here / "old")
     before = snapshot(path)
     refused(tinylm("train", "missing.txt", "--out", path, "--force"), 2, "'missing.txt'")
     assert snapshot(path) == before
 
 
-def test_an_empty_folder_is_a_place_and_a_link_is_none(run: Path, corpus: Path, here: Path) -> None:
+def test_out_may_be_an_empty_folder_but_not_a_link(run: Path, corpus: Path, here: Path) -> None:
     (here / "empty").mkdir()
     done("train", corpus, "--out", "empty", "--steps", 1, *TINY)
     load_model(here / "empty")
@@ -173,13 +175,13 @@ def test_an_empty_folder_is_a_place_and_a_link_is_none(run: Path, corpus: Path, 
     assert snapshot(here) == before
 
 
-def test_the_command_to_type_is_quoted(run: Path, corpus: Path, here: Path) -> None:
+def test_suggested_commands_are_quoted_for_the_shell(run: Path, corpus: Path, here: Path) -> None:
     copied(run, here / "my run")
     result = tinylm("train", corpus, "--out", "my run", "--steps", 1, *TINY)
     refused(result, 2, "tinylm train --resume 'my run'", sentences=4)
 
 
-def test_a_signal_before_the_first_save_leaves_nothing(
+def test_after_a_signal_before_the_first_save_nothing_is_written(
     corpus: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StopRequest, "__init__", lambda self: setattr(self, "signal_number", 2))
@@ -191,17 +193,17 @@ def test_a_signal_before_the_first_save_leaves_nothing(
 
 
 @pytest.mark.parametrize("out", [".", ".."])
-def test_a_folder_that_cannot_be_replaced_as_a_whole_is_no_place_for_a_run(out: str, corpus: Path, here: Path) -> None:
+def test_out_cannot_be_the_working_directory_or_its_parent(out: str, corpus: Path, here: Path) -> None:
     refused(tinylm("train", corpus, "--out", out, "--steps", 1, *TINY), 2, "--out")
     assert [path.name for path in here.iterdir()] == [corpus.name]
 
 
-def test_out_may_lie_in_folders_that_are_not_there_yet(corpus: Path, here: Path) -> None:
+def test_missing_parent_folders_of_out_are_created(corpus: Path, here: Path) -> None:
     assert done("train", corpus, "--out", "a/b/c", "--steps", 1, *TINY).stdout == "a/b/c\n"
     load_model(here / "a/b/c")
 
 
-def test_val_data_is_what_is_validated_on(corpus: Path, here: Path) -> None:
+def test_val_data_is_the_validation_text(corpus: Path, here: Path) -> None:
     (here / "val.txt").write_text(story(500, seed=3))
     done("train", corpus, "--val-data", "val.txt", "--steps", 1, *TINY)
     data = read_config(here / "checkpoints/corpus").data
@@ -219,19 +221,19 @@ def test_val_data_may_be_standard_input(corpus: Path, here: Path) -> None:
     done("train", "--resume", "checkpoints/corpus", "--steps", 2)
 
 
-def test_standard_input_cannot_be_both_texts() -> None:
+def test_standard_input_cannot_be_both_training_and_validation_text() -> None:
     result = tinylm("train", "-", "--val-data", "-", "--steps", 1, *TINY, stdin=story(500))
     refused(result, 2, "Standard input", "--val-data")
 
 
-def test_val_fraction_is_cut_from_the_end_by_characters(corpus: Path, here: Path) -> None:
+def test_val_fraction_is_a_fraction_of_the_characters_at_the_end(corpus: Path, here: Path) -> None:
     done("train", corpus, "--val-fraction", "0.25", "--steps", 1, *TINY)
     data = read_config(here / "checkpoints/corpus").data
     assert data is not None
     assert data.val_tokens == int(len(corpus.read_text()) * 0.25)
 
 
-def test_folders_and_jsonl_are_documents_joined_by_the_end_of_text(here: Path) -> None:
+def test_documents_of_folders_and_jsonl_are_joined_by_the_end_of_text_token(here: Path) -> None:
     text = story(900)
     (here / "books").mkdir()
     for name in ("a.txt", "b.txt"):
@@ -246,7 +248,7 @@ def test_folders_and_jsonl_are_documents_joined_by_the_end_of_text(here: Path) -
     assert data.train_tokens + data.val_tokens == 5 * len(text) + 4
 
 
-def test_encoding_is_honoured_and_a_byte_order_mark_dropped(here: Path) -> None:
+def test_texts_are_decoded_with_encoding_and_without_a_byte_order_mark(here: Path) -> None:
     text = story(1500).replace("said", "saïd")
     (here / "latin.txt").write_bytes(text.encode("latin-1"))
     (here / "mark.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
@@ -282,7 +284,7 @@ def test_epochs_are_passes_over_the_training_text(corpus: Path, here: Path) -> N
     assert last["step"] == -(-data.train_tokens // (2 * 4 * 16))
 
 
-def test_a_run_goes_on_to_the_very_weights_it_would_have_had(corpus: Path, here: Path) -> None:
+def test_a_resumed_run_has_the_weights_of_an_uninterrupted_run(corpus: Path, here: Path) -> None:
     options = (*TINY, "--dropout", "0.1", "--schedule", "constant", "--eval-every", 2, "--save-every", 2)
     done("train", corpus, "--out", "whole", "--steps", 6, *options)
     done("train", corpus, "--out", "parts", "--steps", 4, *options)
@@ -291,13 +293,13 @@ def test_a_run_goes_on_to_the_very_weights_it_would_have_had(corpus: Path, here:
     assert "at step 4" in result.stderr
     for name in ("model", "optimizer"):
         assert same_tensors(here / f"whole/last/{name}.safetensors", here / f"parts/last/{name}.safetensors")
-    steps = [[m["step"] for m in RunFolder(here / name).read_metrics()] for name in ("whole", "parts")]
+    steps = [[m["step"] for m in read_metrics(here / name)] for name in ("whole", "parts")]
     assert steps[0] == steps[1]
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_what_was_logged_after_the_last_save_is_not_logged_twice(run: Path, here: Path) -> None:
-    """As after a kill between two saves."""
+def test_steps_logged_after_the_last_save_are_not_in_the_metrics_twice(run: Path, here: Path) -> None:
+    """As after the process was killed between two saves."""
     path = copied(run, here / "again")
     logged = (path / "metrics.jsonl").read_text()
     (path / "metrics.jsonl").write_text(logged + '{"step": 201, "loss": 9.0}\n{"step": 202, "lo')
@@ -308,7 +310,7 @@ def test_what_was_logged_after_the_last_save_is_not_logged_twice(run: Path, here
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_resuming_changes_budget_and_rhythm_and_records_them(run: Path, here: Path) -> None:
+def test_resuming_may_change_budget_and_intervals_and_records_them(run: Path, here: Path) -> None:
     path = copied(run, here / "again")
     done(
         "train",
@@ -347,36 +349,36 @@ def test_resuming_changes_budget_and_rhythm_and_records_them(run: Path, here: Pa
         ("--init-from", "x"),
     ],
 )
-def test_resuming_refuses_every_other_option(option: str, value: object, run: Path) -> None:
+def test_resuming_with_any_other_option_is_an_error(option: str, value: object, run: Path) -> None:
     before = snapshot(run)
     refused(tinylm("train", "--resume", run, option, value, "--steps", 300), 2, f"--resume fixes {option}")
     assert snapshot(run) == before
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_what_the_environment_says_of_every_run_is_no_reason_to_refuse_to_resume(run: Path, here: Path) -> None:
+def test_other_options_from_variables_are_ignored_when_resuming(run: Path, here: Path) -> None:
     path = copied(run, here / "run")
     done("train", "--resume", path, "--steps", 201, env={"TINYLM_TRAIN_DEVICE": "cpu"})
 
 
-def test_a_run_that_another_process_is_writing_is_left_to_it(run: Path, corpus: Path, here: Path) -> None:
-    """Neither begun beside it, nor resumed, nor replaced."""
+def test_a_run_that_another_process_is_writing_is_locked(run: Path, corpus: Path, here: Path) -> None:
+    """It can neither be replaced nor resumed."""
     path = copied(run, here / "run")
     before = snapshot(path)
-    with only_user(path):
+    with lock_run(path):
         for options in ((corpus, "--out", path, "--force", *TINY), ("--resume", path)):
-            refused(tinylm("train", *options, "--steps", 300), 2, f"Another tinylm is writing {path}", "--out")
+            refused(tinylm("train", *options, "--steps", 300), 2, f"Another process is writing {path}", "--out")
     assert snapshot(path) == before
     assert [entry.name for entry in here.iterdir() if entry.name.startswith(".")] == []
 
 
-def test_resuming_refuses_another_text(run: Path, corpus: Path) -> None:
+def test_resuming_with_another_text_is_an_error(run: Path, corpus: Path) -> None:
     corpus.write_text("another")
     refused(tinylm("train", corpus, "--resume", run), 2, "is not the text that")
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_a_refused_resume_leaves_the_recorded_budget_as_it_was(run: Path, here: Path) -> None:
+def test_a_failed_resume_does_not_change_the_recorded_budget(run: Path, here: Path) -> None:
     path = copied(run, here / "again")
     before = snapshot(path)
     refused(
@@ -385,7 +387,7 @@ def test_a_refused_resume_leaves_the_recorded_budget_as_it_was(run: Path, here: 
     assert snapshot(path) == before
 
 
-def test_a_resumed_run_needs_its_corpus_only_when_the_cache_is_gone(here: Path, corpus: Path) -> None:
+def test_resuming_needs_the_corpus_only_if_the_cache_is_gone(here: Path, corpus: Path) -> None:
     done("train", corpus, "--steps", 1, *TINY)
     text = corpus.read_text()
     corpus.unlink()
@@ -393,7 +395,7 @@ def test_a_resumed_run_needs_its_corpus_only_when_the_cache_is_gone(here: Path, 
     shutil.rmtree(os.environ["TINYLM_CACHE"])
     resume = ("train", "--resume", "checkpoints/corpus", "--steps", 3)
     corpus.write_text(text)
-    refused(tinylm(*resume), 1, "is not here any more; name the text", "corpus.txt")
+    refused(tinylm(*resume), 1, "is no longer in the cache; name its training text", "corpus.txt")
     corpus.write_text(text + "more")
     refused(tinylm(*resume, corpus), 2, "corpus.txt is not the text that checkpoints/corpus was trained on")
     moved = corpus.rename(here / "moved.txt")
@@ -401,7 +403,7 @@ def test_a_resumed_run_needs_its_corpus_only_when_the_cache_is_gone(here: Path, 
     done(*resume, moved)
 
 
-def test_a_run_on_standard_input_keeps_its_tokens_and_can_be_resumed(here: Path) -> None:
+def test_a_run_trained_on_standard_input_keeps_its_tokens_and_can_be_resumed(here: Path) -> None:
     text = story(1500)
     assert done("train", "-", "--steps", 1, *TINY, stdin=text).stdout == "checkpoints/stdin\n"
     path = here / "checkpoints/stdin"
@@ -410,10 +412,10 @@ def test_a_run_on_standard_input_keeps_its_tokens_and_can_be_resumed(here: Path)
     moved = path.rename(here / "moved")
     done("train", "--resume", moved, "--steps", 2)
     shutil.rmtree(moved / "tokens")
-    refused(tinylm("train", "--resume", moved, "--steps", 3), 1, "is not here any more", "standard input")
+    refused(tinylm("train", "--resume", moved, "--steps", 3), 1, "is no longer in the cache", "standard input")
 
 
-def test_init_from_begins_with_another_runs_weights_shape_and_tokenizer(run: Path, corpus: Path, here: Path) -> None:
+def test_init_from_takes_weights_shape_and_tokenizer_of_another_run(run: Path, corpus: Path, here: Path) -> None:
     before = snapshot(run)
     options = ("--steps", 1, "--batch-size", 4, "--lr", "1e-20", "--dtype", "fp32")
     done("train", corpus, "--init-from", run, *options)
@@ -426,18 +428,18 @@ def test_init_from_begins_with_another_runs_weights_shape_and_tokenizer(run: Pat
     assert snapshot(run) == before
 
 
-def test_init_from_fixes_model_and_tokenizer(run: Path, corpus: Path) -> None:
+def test_model_and_tokenizer_options_are_errors_with_init_from(run: Path, corpus: Path) -> None:
     refused(
         tinylm("train", corpus, "--init-from", run, "--layers", 2, "--tokenizer", "bpe"), 2, "--tokenizer, --layers"
     )
 
 
-def test_init_from_may_learn_new_characters_when_it_is_told_to(run: Path, here: Path) -> None:
-    """Known characters keep their ids and weights; new ones begin as the mean of those."""
+def test_extend_vocab_adds_new_characters_to_the_model(run: Path, here: Path) -> None:
+    """Known characters keep their ids and weights; the weights of new ones start as the mean of the old ones."""
     (here / "new.txt").write_text("the old man said λόγος\n" * 60)
     options = ("--init-from", run, "--extend-vocab", "--out", "new", "--batch-size", 4)
     result = done("train", "new.txt", *options, "--steps", 1, "--lr", 1e-30, "--weight-decay", 0)
-    assert "New to the model: 'γ' (U+03B3)" in result.stderr
+    assert "Added to the vocabulary: 'γ' (U+03B3)" in result.stderr
     old, _, old_tokenizer, _ = load_model(run)
     new, config, tokenizer, _ = load_model(here / "new")
     assert config.model.vocab_size == tokenizer.vocab_size == old_tokenizer.vocab_size + 5
@@ -451,17 +453,17 @@ def test_init_from_may_learn_new_characters_when_it_is_told_to(run: Path, here: 
     done("train", "--resume", "new", "--steps", 2)
 
 
-def test_extend_vocab_needs_a_model_to_extend(corpus: Path, run: Path, here: Path) -> None:
+def test_extend_vocab_needs_init_from(corpus: Path, run: Path, here: Path) -> None:
     refused(tinylm("train", corpus, "--extend-vocab", *TINY), 2, "name it with --init-from")
     done("train", corpus, "--init-from", run, "--extend-vocab", "--steps", 1, "--batch-size", 4)  # nothing is new
 
 
-def test_init_from_refuses_characters_that_the_model_never_saw(run: Path, here: Path) -> None:
+def test_unknown_characters_are_an_error_with_init_from(run: Path, here: Path) -> None:
     (here / "greek.txt").write_text(story(500) + "λόγος")
     refused(tinylm("train", "greek.txt", "--init-from", run, "--steps", 1), 2, "'λ' (U+03BB)", "5 of the text's")
 
 
-def test_init_from_an_adapter_says_what_to_do(adapter: Path, corpus: Path) -> None:
+def test_init_from_an_adapter_is_an_error_that_suggests_merging(adapter: Path, corpus: Path) -> None:
     refused(tinylm("train", corpus, "--init-from", adapter), 2, "is an adapter", "tinylm merge-lora")
 
 
@@ -473,20 +475,20 @@ def test_the_tokenizer_may_come_from_a_file(kind: str, corpus: Path, here: Path)
     assert read_config(here / "checkpoints/corpus").tokenizer.kind == kind
 
 
-def test_a_tokenizer_that_does_not_know_the_text_is_refused(corpus: Path, here: Path) -> None:
+def test_a_given_tokenizer_without_ids_for_the_text_is_an_error(corpus: Path, here: Path) -> None:
     (here / "abc.txt").write_text("abcabc" * 50)
     done("train-tokenizer", "abc.txt", "--kind", "char", "--out", "t.json")
-    refused(tinylm("train", corpus, "--tokenizer", "t.json", "--steps", 1), 2, "t.json does not know", "' ' (U+0020)")
+    refused(tinylm("train", corpus, "--tokenizer", "t.json", "--steps", 1), 2, "t.json has no id for", "' ' (U+0020)")
 
 
-def test_a_short_text_shrinks_the_context_with_a_notice(here: Path) -> None:
+def test_a_short_text_shortens_the_default_context_with_a_warning(here: Path) -> None:
     (here / "short.txt").write_text("to be or not to be, that is it")
     result = done("train", "short.txt", "--steps", 1, "--layers", 1, "--heads", 2, "--width", 16)
-    assert "Warning: The training text has only 27 tokens: the context shrinks to 26." in result.stderr
+    assert "Warning: The training text has only 27 tokens: the context is shortened to 26." in result.stderr
     assert read_config(here / "checkpoints/short").model.context == 26
 
 
-def test_a_short_text_and_a_long_context_say_tokens_available_and_needed(here: Path) -> None:
+def test_a_chosen_context_longer_than_the_text_is_an_error_with_both_lengths(here: Path) -> None:
     (here / "short.txt").write_text("to be or not to be, that is it")
     before = snapshot(here)
     result = tinylm("train", "short.txt", "--steps", 1, *TINY, "--context", 64)
@@ -494,14 +496,14 @@ def test_a_short_text_and_a_long_context_say_tokens_available_and_needed(here: P
     assert snapshot(here) == before
 
 
-def test_divergence_is_exit_3_and_the_weights_from_before_are_kept(corpus: Path, here: Path) -> None:
+def test_divergence_exits_with_3_and_keeps_the_last_saved_weights(corpus: Path, here: Path) -> None:
     options = ("--steps", 50, "--lr", 1000, "--warmup-steps", 0, "--schedule", "constant", *TINY)
     result = tinylm("train", corpus, *options)
-    refused(result, 3, "stopped being a finite number", "--lr (it is 1000)", sentences=3)
+    refused(result, 3, "is not finite", "--lr (it is 1000)", sentences=3)
     load_model(here / "checkpoints/corpus")
 
 
-def test_a_text_that_is_learned_by_heart_is_pointed_out(here: Path) -> None:
+def test_overfitting_is_a_warning(here: Path) -> None:
     (here / "twice.txt").write_text("abcdefgh" * 30 + "hgfedcba" * 4)
     options = ("--steps", 60, "--eval-every", 20, "--lr", "0.05", "--warmup-steps", 0, *TINY)
     result = done("train", "twice.txt", *options, "--quiet")
@@ -509,14 +511,14 @@ def test_a_text_that_is_learned_by_heart_is_pointed_out(here: Path) -> None:
 
 
 @pytest.mark.parametrize("time, seconds", [("90", 90), ("90s", 90), ("5m", 300), ("1h30m", 5400), ("1.5h", 5400)])
-def test_a_length_of_time_is_written_in_hours_minutes_and_seconds(time: str, seconds: float, corpus: Path) -> None:
-    told = done("train", corpus, "--time", time, *TINY, "--dry-run").stdout
+def test_time_is_given_in_hours_minutes_and_seconds(time: str, seconds: float, corpus: Path) -> None:
+    plan = done("train", corpus, "--time", time, *TINY, "--dry-run").stdout
     minutes, rest = divmod(seconds, 60)
     expected = f"{minutes // 60}h {minutes % 60:02d}m" if minutes >= 60 else f"{minutes}m {rest:02d}s"
-    assert f"time:      about {expected}\n" in told
+    assert f"time:      about {expected}\n" in plan
 
 
-def test_every_part_of_the_model_has_a_flag(corpus: Path, here: Path) -> None:
+def test_model_options_set_the_model_configuration(corpus: Path, here: Path) -> None:
     flags = "--kv-heads 1 --ffn-width 20 --position learned --norm layernorm --norm-placement post --no-norm-gain"
     flags += " --norm-bias --no-qk-norm --bias --activation relu --no-tie --dropout 0.25 --attention-dropout 0.125"
     done("train", corpus, "--steps", 1, *TINY, *flags.split())
@@ -550,22 +552,25 @@ TRAINING_FLAGS = {"average": ("--average 0.2", 0.2), "label_smoothing": ("--labe
 
 
 @pytest.mark.parametrize("part", [*MODEL_FLAGS, *TRAINING_FLAGS])
-def test_a_part_that_was_asked_for_is_planned(part: str, corpus: Path) -> None:
+def test_an_option_sets_its_field_of_the_plan(part: str, corpus: Path) -> None:
     flags, value = (MODEL_FLAGS | TRAINING_FLAGS)[part]
     (plan,) = records(done("train", corpus, "--steps", 1, "--dry-run", "--json", *TINY, "--layers", 2, *flags.split()))
     found = plan["model" if part in MODEL_FLAGS else "training"][part]
     assert (tuple(found) if isinstance(found, list) else found) == value
 
 
-def test_every_field_of_a_model_and_of_its_training_can_be_chosen() -> None:
-    """But for what follows from the text or the preset, and what a command has another way to say."""
+def test_every_field_of_the_model_and_training_configuration_has_an_option() -> None:
+    """Except fields that follow from the text, the preset, the architecture or another option, or from an import."""
     options = {name for name, parameter in inspect.signature(train).parameters.items()}
-    assert {field.name for field in dataclasses.fields(ModelConfig)} - options == set()
-    without = {"budget", "warmup", "eval_tokens", "epsilon"}
+    imported = {"head_dim", "rotary_dim", "rope_scaling", "local_rope_theta", "norm_epsilon", "norm_unit_offset"}
+    imported |= {"qkv_bias", "output_bias", "ffn_bias", "parallel_residual", "embedding_scale"}
+    imported |= {"attention_multiplier", "normalise_top_k"}
+    assert {field.name for field in dataclasses.fields(ModelConfig)} - options == imported
+    without = {"budget", "warmup", "eval_tokens", "epsilon", "objective"}
     assert {field.name for field in dataclasses.fields(TrainingConfig)} - options == without
 
 
-def test_every_part_of_the_optimizer_has_a_flag(corpus: Path, here: Path) -> None:
+def test_optimizer_options_set_the_training_configuration(corpus: Path, here: Path) -> None:
     flags = "--batch-size 6 --micro-batch 2 --lr 0.01 --min-lr 0.001 --warmup-steps 1 --schedule linear"
     flags += " --weight-decay 0.2 --beta1 0.8 --beta2 0.9 --grad-clip 0.5 --optimizer adam --compile off"
     done("train", corpus, "--steps", 2, *TINY, *flags.split())
@@ -582,7 +587,7 @@ OUT_OF_RANGE = (
     ("--batch-size 0", "--batch-size is 0"),
     ("--batch-size -3", "--batch-size is -3"),
     ("--micro-batch 0", "--micro-batch is 0"),
-    ("--micro-batch 5", "--micro-batch 5 is larger than --batch-size 4"),
+    ("--micro-batch 5", "--micro-batch is 5; it must be at most --batch-size (4)"),
     ("--vocab-size 0", "--vocab-size is 0"),
     ("--vocab-size 256 --tokenizer bpe", "--vocab-size is 256; a BPE tokenizer needs 257"),
     ("--seed -1", "--seed is -1"),
@@ -593,7 +598,7 @@ OUT_OF_RANGE = (
     ("--patience 0", "--patience is 0"),
     ("--lr 0", "--lr is 0.0"),
     ("--lr nan", "--lr is nan"),
-    ("--min-lr 1", "--min-lr 1.0 is above --lr"),
+    ("--min-lr 1", "--min-lr is 1.0; it must be at most --lr ("),
     ("--warmup-steps 3", "--warmup-steps is more than the whole run"),
     ("--warmup-steps -1", "--warmup-steps is -1"),
     ("--grad-clip -1", "--grad-clip is -1.0"),
@@ -605,14 +610,14 @@ OUT_OF_RANGE = (
     ("--dropout 1", "--dropout is 1.0"),
     ("--layers 0", "--layers is 0"),
     ("--heads 0", "--heads is 0"),
-    ("--heads 3", "--heads 3 does not divide --width 16"),
-    ("--kv-heads 3", "--kv-heads 3 does not divide --heads 2"),
+    ("--heads 3", "--heads is 3; it must divide --width (16)"),
+    ("--kv-heads 3", "--kv-heads is 3; it must divide --heads (2)"),
     ("--width 0", "--width is 0"),
     ("--context 0", "--context is 0"),
     ("--rope-theta 0", "--rope-theta is 0.0"),
     ("--preset bert", "--preset is 'bert'; it must be one of: modern, gpt2, original"),
     ("--size huge", "--size is 'huge'"),
-    ("--position alibi", "--position is 'alibi'; it must be one of: rope"),
+    ("--position fourier", "--position is 'fourier'; it must be one of: rope"),
     ("--norm batchnorm", "--norm is 'batchnorm'"),
     ("--norm-placement middle", "--norm-placement is 'middle'"),
     ("--activation tanh", "--activation is 'tanh'"),
@@ -622,19 +627,19 @@ OUT_OF_RANGE = (
     ("--device tpu", "--device is 'tpu'; it must be one of: auto, cuda, mps, cpu"),
     ("--dtype int8", "--dtype is 'int8'; it must be one of: auto, fp32, bf16, fp16"),
     ("--dtype fp16 --device cpu", "--dtype fp16 needs a GPU"),
-    ("--encoding utf-9", "--encoding 'utf-9' is not known"),
-    ("--tokenizer missing.json", "--tokenizer 'missing.json' is neither"),
+    ("--encoding utf-9", "--encoding is 'utf-9', which is unknown"),
+    ("--tokenizer missing.json", "--tokenizer is 'missing.json'; it must be auto"),
 )
 CONTRADICTIONS = (
     ("--epochs 1", "--steps and --epochs contradict each other"),
     ("--time 5m", "--steps and --time contradict each other"),
     ("--val-data corpus.txt --val-fraction 0.5", "--val-data and --val-fraction contradict each other"),
-    ("--tokenizer char --vocab-size 300", "--vocab-size is for --tokenizer bpe"),
+    ("--tokenizer char --vocab-size 300", "--vocab-size is for BPE"),
 )
 
 
 @pytest.mark.parametrize("flags, message", OUT_OF_RANGE + CONTRADICTIONS)
-def test_values_that_cannot_be_used_are_named_and_nothing_is_written(
+def test_invalid_values_are_reported_with_their_flags_and_nothing_is_written(
     flags: str, message: str, corpus: Path, here: Path
 ) -> None:
     before = snapshot(here)
@@ -646,60 +651,62 @@ def test_values_that_cannot_be_used_are_named_and_nothing_is_written(
     "flags, message",
     [("--time 0", "--time is 0.0"), ("--epochs 0", "--epochs is 0.0"), ("--epochs nan", "--epochs is nan")],
 )
-def test_budgets_that_are_none_are_named(flags: str, message: str, corpus: Path) -> None:
+def test_a_budget_that_is_not_positive_is_an_error(flags: str, message: str, corpus: Path) -> None:
     refused(tinylm("train", corpus.name, *TINY, *flags.split()), 2, message, "greater than 0")
 
 
 @pytest.mark.parametrize("time", ["soon", "1h2h", ".", "5 minutes", "-5", "h"])
-def test_what_is_no_length_of_time_is_refused_with_an_example(time: str, corpus: Path) -> None:
+def test_an_invalid_duration_is_a_usage_error_with_an_example(time: str, corpus: Path) -> None:
     misused(tinylm("train", corpus.name, *TINY, f"--time={time}"), f"{time!r} is not a length of time", "1h30m")
 
 
 @pytest.mark.parametrize("flags", ["--steps many", "--layers 1.5", "--time soon", "--no-layers 1", "--lr fast"])
-def test_values_of_the_wrong_kind_are_refused(flags: str, corpus: Path, here: Path) -> None:
+def test_values_of_the_wrong_type_are_usage_errors(flags: str, corpus: Path, here: Path) -> None:
     before = snapshot(here)
     misused(tinylm("train", corpus, *TINY, *flags.split()), flags.split()[0])
     assert snapshot(here) == before
 
 
-def test_no_text_at_all_says_what_to_type() -> None:
+def test_without_a_text_the_error_has_an_example_command() -> None:
     refused(tinylm("train"), 2, "tinylm train corpus.txt", "standard input")
 
 
 def test_the_last_evaluation_is_part_of_the_last_save(corpus: Path, here: Path) -> None:
-    """A save at the last step once came before the evaluation there, and a resumed run forgot its best weights."""
+    """Regression: the save once preceded the evaluation at the last step, and a resumed run lost its best weights."""
     last = records(
         done("train", corpus, "--steps", 6, "--save-every", 3, "--eval-every", 4, *TINY, "--lr", 0.01, "--json")
     )[-1]
     run = here / "checkpoints/corpus"
-    state = RunFolder(run).load_last(read_config(run)).state
-    assert (state["evaluated"], state["best_step"], state["best_loss"]) == (6, last["best_step"], last["best_val_loss"])
+    state = RunDirectory(run).load_last(read_config(run)).state
+    assert (state["last_eval_step"], state["best_step"], state["best_loss"]) == (
+        6,
+        last["best_step"],
+        last["best_val_loss"],
+    )
 
 
-def test_training_goes_on_when_the_reader_of_its_records_leaves(
-    corpus: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_continues_when_stdout_is_closed(corpus: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(console: Console, values: object) -> None:
         raise ClosedOutputError
 
     monkeypatch.setattr(Console, "record", leave)
     assert tinylm("train", corpus, "--steps", 4, *TINY, "--json").exit_code == 0
     run = here / "checkpoints/corpus"
-    assert RunFolder(run).load_last(read_config(run)).state["step"] == 4
+    assert RunDirectory(run).load_last(read_config(run)).state["step"] == 4
 
 
-def test_standard_input_named_twice_is_refused(corpus: Path) -> None:
+def test_standard_input_named_twice_is_an_error(corpus: Path) -> None:
     refused(tinylm("train", "-", corpus, "-", *TINY, stdin=story(100)), 2, "named twice")
 
 
-def test_weights_may_be_read_by_whoever_may_read_their_folder(corpus: Path, here: Path) -> None:
+def test_files_of_a_run_are_as_readable_as_its_folder(corpus: Path, here: Path) -> None:
     done("train", corpus, "--steps", 1, *TINY)
     run = here / "checkpoints/corpus"
     for file in (run / "model.safetensors", run / "last" / "optimizer.safetensors", run / "config.json"):
         assert file.stat().st_mode & 0o666 == run.stat().st_mode & 0o666
 
 
-def test_hidden_folders_of_the_users_own_stay(corpus: Path, here: Path) -> None:
+def test_hidden_folders_of_the_user_are_kept(corpus: Path, here: Path) -> None:
     for name in (".corpus.old", ".corpus.new"):
         (here / "checkpoints" / name).mkdir(parents=True)
         (here / "checkpoints" / name / "mine").write_text("mine")
@@ -707,7 +714,7 @@ def test_hidden_folders_of_the_users_own_stay(corpus: Path, here: Path) -> None:
     assert (here / "checkpoints/.corpus.old/mine").exists() and (here / "checkpoints/.corpus.new/mine").exists()
 
 
-def test_beginning_from_a_model_trains_as_its_preset_does(corpus: Path, here: Path) -> None:
+def test_init_from_uses_the_schedule_of_the_preset(corpus: Path, here: Path) -> None:
     done("train", corpus, "--steps", 1, "--preset", "gpt2", *TINY)
     done("train", corpus, "--steps", 1, "--init-from", "checkpoints/corpus", "--out", "second")
     training = read_config(here / "second").training

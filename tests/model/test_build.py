@@ -12,7 +12,7 @@ from tinylm.model.decoder import Decoder
 
 IDS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2, 8, 1, 12, 0]]
 
-# Large enough for a standard deviation to be known within a per cent.
+# Large enough to estimate a standard deviation within 1 %.
 LARGE = {"vocab_size": 400, "context": 100, "layers": 3, "heads": 4, "kv_heads": 4, "width": 96, "ffn_width": 320}
 
 
@@ -24,7 +24,7 @@ def matrices(model: Decoder) -> dict[str, Tensor]:
     return {n: p.detach() for n, p in model.named_parameters() if p.dim() == 2 and "norm" not in n}
 
 
-def joins_residual(name: str) -> bool:
+def writes_to_residual(name: str) -> bool:
     return name.endswith(("o_proj.weight", "down_proj.weight"))
 
 
@@ -38,17 +38,19 @@ def assert_normal(weight: Tensor, std: float) -> None:
 
 
 def assert_uniform(weight: Tensor, bound: float) -> None:
-    """Everything within the bound, which is nearly reached, and half of it within half the bound."""
+    """All values within the bound, the largest close to it, and half of them within half the bound."""
     n = weight.numel()
     assert 0.99 * bound < float(weight.abs().max()) <= bound
     assert abs(float(weight.mean())) < 5 * bound / math.sqrt(3 * n)
     assert float((weight.abs() < bound / 2).float().mean()) == pytest.approx(0.5, abs=2.5 / math.sqrt(n))
 
 
-@pytest.mark.parametrize("choices", [{}, {"tie": False}, {"position": "learned"}], ids=["as-is", "untied", "learned"])
-def test_modern_weights_are_normal_and_zero_where_a_sublayer_joins_the_residual(choices: dict[str, object]) -> None:
+@pytest.mark.parametrize("choices", [{}, {"tie": False}, {"position": "learned"}], ids=["default", "untied", "learned"])
+def test_modern_weights_are_normal_and_zero_for_projections_into_the_residual_stream(
+    choices: dict[str, object],
+) -> None:
     for name, weight in matrices(build_model(large("modern", **choices))).items():
-        if joins_residual(name):
+        if writes_to_residual(name):
             assert not weight.any()
         else:
             assert_normal(weight, 0.02)
@@ -61,10 +63,10 @@ def test_a_modern_layer_starts_as_the_identity() -> None:
 
 
 @pytest.mark.parametrize("layers", [1, 3])
-def test_gpt2_weights_are_normal_and_smaller_where_a_sublayer_joins_the_residual(layers: int) -> None:
+def test_gpt2_weights_are_normal_and_scaled_down_for_projections_into_the_residual_stream(layers: int) -> None:
     """0.02; 0.01 for positions, as in the published code; 0.02 / sqrt(N) for the N = 2 layers residual sublayers."""
     for name, weight in matrices(build_model(large("gpt2", layers=layers, tie=False))).items():
-        if joins_residual(name):
+        if writes_to_residual(name):
             assert_normal(weight, 0.02 / math.sqrt(2 * layers))
         else:
             assert_normal(weight, 0.01 if name == "position.weight" else 0.02)
@@ -85,11 +87,11 @@ def test_biases_start_at_zero_and_gains_at_one(config: ModelConfig) -> None:
         if name.endswith("bias"):
             assert not parameter.any(), name
         elif name.endswith("norm.weight"):
-            assert (parameter == 1).all(), name
+            assert (parameter == (0 if config.norm_unit_offset else 1)).all(), name
 
 
 @every_variant
-def test_a_seed_gives_the_same_weights_whatever_torch_did_before(config: ModelConfig) -> None:
+def test_a_seed_gives_the_same_weights_whatever_the_state_of_the_global_generator(config: ModelConfig) -> None:
     torch.manual_seed(1)
     first = build_model(config, seed=7).state_dict()
     torch.manual_seed(2)
@@ -100,7 +102,7 @@ def test_a_seed_gives_the_same_weights_whatever_torch_did_before(config: ModelCo
     assert not torch.equal(first["embedding.weight"], other["embedding.weight"])
 
 
-def test_building_a_model_leaves_the_generator_of_torch_alone() -> None:
+def test_building_a_model_does_not_change_the_global_generator() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -108,19 +110,19 @@ def test_building_a_model_leaves_the_generator_of_torch_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_building_a_model_leaves_the_generators_of_other_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_building_a_model_does_not_change_the_generators_of_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     seeded: list[int] = []
     monkeypatch.setattr("torch.cuda.manual_seed_all", seeded.append)
     build_model(small(), seed=7)
     assert seeded == []
 
 
-def test_layers_draw_weights_of_their_own() -> None:
+def test_layers_have_different_initial_weights() -> None:
     first, second = build_model(small()).layers
     assert not torch.equal(first.attention.q_proj.weight, second.attention.q_proj.weight)
 
 
-def test_dropout_reaches_the_embedding_every_residual_and_every_attention() -> None:
+def test_dropout_is_set_for_embeddings_residuals_and_attention() -> None:
     model = build_model(small(dropout=0.3, attention_dropout=0.2, layers=2))
     dropped = {name: module.p for name, module in model.named_modules() if isinstance(module, nn.Dropout)}
     attention = {f"layers.{i}.attention.core.dropout": 0.2 for i in range(2)}
@@ -128,8 +130,8 @@ def test_dropout_reaches_the_embedding_every_residual_and_every_attention() -> N
 
 
 @every_variant
-def test_a_model_built_without_storage_needs_only_its_weights(config: ModelConfig) -> None:
-    """What a formula gives is there already."""
+def test_a_model_on_the_meta_device_equals_the_original_after_loading_its_weights(config: ModelConfig) -> None:
+    """Position tables are computed, not loaded, so they exist before the weights are loaded."""
     model = randomised(build_model(config))
     with torch.device("meta"):
         empty = build_model(config)
@@ -139,7 +141,7 @@ def test_a_model_built_without_storage_needs_only_its_weights(config: ModelConfi
     assert torch.equal(empty.eval()(ids).hidden, model(ids).hidden)
 
 
-def test_tied_logits_read_the_embedding_itself() -> None:
+def test_tied_logits_use_the_embedding_weight() -> None:
     model = build_model(small())
     hidden = torch.ones(1, 1, 16)
     with torch.no_grad():
@@ -148,7 +150,7 @@ def test_tied_logits_read_the_embedding_itself() -> None:
     assert not any("output" in name for name, _ in model.named_parameters())
 
 
-def test_a_tied_embedding_gets_the_gradients_of_both_its_uses() -> None:
+def test_a_tied_embedding_receives_the_gradients_of_both_uses() -> None:
     tied = randomised(build_model(small())).double()
     untied = build_model(small(tie=False)).double().eval()
     untied.load_state_dict({**tied.state_dict(), "output.weight": tied.embedding.weight})
@@ -164,7 +166,7 @@ def test_a_tied_embedding_gets_the_gradients_of_both_its_uses() -> None:
 def test_parameters_are_counted_by_part() -> None:
     """Width 16, 4 heads of 4, 2 for keys and values, feed-forward 24, vocabulary 13, context 24, 2 layers.
 
-    The norms of queries and keys are counted as parts of the attention they stand in.
+    QK-norms count as attention.
     """
     assert count_parameters(build_model(small())) == {
         "embedding": 13 * 16,
@@ -185,7 +187,7 @@ def test_parameters_are_counted_by_part() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_gpt2_preset_is_the_gpt2_of_transformers() -> None:
+def test_the_gpt2_preset_has_the_logits_of_gpt2_in_transformers() -> None:
     config = small("gpt2", kv_heads=4)
     ours = randomised(build_model(config)).double()
     peer = transformers.GPT2LMHeadModel(
@@ -225,7 +227,7 @@ def test_the_gpt2_preset_is_the_gpt2_of_transformers() -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("theta", [10_000.0, 100.0])
-def test_the_modern_preset_is_the_qwen3_of_transformers(tie: bool, theta: float) -> None:
+def test_the_modern_preset_has_the_logits_of_qwen3_in_transformers(tie: bool, theta: float) -> None:
     config = small(tie=tie, rope_theta=theta)
     ours = randomised(build_model(config)).double()
     peer = transformers.Qwen3ForCausalLM(
@@ -237,7 +239,7 @@ def test_the_modern_preset_is_the_qwen3_of_transformers(tie: bool, theta: float)
             num_hidden_layers=config.layers,
             num_attention_heads=config.heads,
             num_key_value_heads=config.kv_heads,
-            head_dim=config.head_width,
+            head_dim=config.head_dim,
             rope_parameters={"rope_type": "default", "rope_theta": theta},
             rms_norm_eps=1e-6,
             tie_word_embeddings=tie,
@@ -258,7 +260,7 @@ def test_the_modern_preset_is_the_qwen3_of_transformers(tie: bool, theta: float)
             theirs = theirs.replace("feedforward_norm", "post_attention_layernorm")
             theirs = theirs.replace(".attention.", ".self_attn.").replace(".feedforward.", ".mlp.")
             state[f"model.{theirs}"] = weight
-    assert_same_logits(ours, peer, state, atol=1e-5)  # its angles are taken in float32
+    assert_same_logits(ours, peer, state, atol=1e-5)  # transformers computes the angles in float32
 
 
 def assert_same_logits(ours: Decoder, peer: nn.Module, state: dict[str, Tensor], atol: float = 1e-10) -> None:

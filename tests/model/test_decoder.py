@@ -16,7 +16,7 @@ IDS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2, 8, 1, 12, 0], [0, 0, 0, 0, 0
 
 
 def exact(config: ModelConfig) -> Transformer:
-    """Random weights in float64, where a mistake cannot hide among rounding errors."""
+    """Random weights in float64, so that tolerances can be tight."""
     return randomised(build_model(config)).double()
 
 
@@ -25,8 +25,8 @@ def logits_of(model: Transformer, ids: Tensor) -> Tensor:
 
 
 @every_variant
-def test_logits_are_the_formula(config: ModelConfig) -> None:
-    """The tables of sines and cosines are stored in float32, so the formula is given them with the same rounding."""
+def test_logits_equal_the_formula(config: ModelConfig) -> None:
+    """The model stores its tables of sines and cosines in float32, so the reference rounds its tables as well."""
     model = exact(config)
     weights = {name: value.detach().numpy() for name, value in model.named_parameters()}
     logits = logits_of(model, torch.tensor(IDS[:2])).detach().numpy()
@@ -36,7 +36,7 @@ def test_logits_are_the_formula(config: ModelConfig) -> None:
 
 
 @every_variant
-def test_rounded_tables_cost_next_to_nothing(config: ModelConfig) -> None:
+def test_position_tables_in_single_precision_change_logits_by_rounding_only(config: ModelConfig) -> None:
     model = exact(config)
     weights = {name: value.detach().numpy() for name, value in model.named_parameters()}
     expected = reference_parts.decoder_logits_with_parts(weights, config, IDS[0])
@@ -44,7 +44,7 @@ def test_rounded_tables_cost_next_to_nothing(config: ModelConfig) -> None:
 
 
 @every_variant
-def test_a_batch_equals_its_members(config: ModelConfig) -> None:
+def test_logits_of_a_batch_equal_those_of_single_rows(config: ModelConfig) -> None:
     model = exact(config)
     together = logits_of(model, torch.tensor(IDS))
     for row, ids in enumerate(IDS):
@@ -52,7 +52,7 @@ def test_a_batch_equals_its_members(config: ModelConfig) -> None:
 
 
 @every_variant
-def test_no_token_sees_its_future(config: ModelConfig) -> None:
+def test_attention_is_causal(config: ModelConfig) -> None:
     model = exact(config)
     ids = torch.tensor(IDS[:1])
     before = logits_of(model, ids)
@@ -78,9 +78,10 @@ def test_gradients_reach_every_token_of_the_past_and_none_of_the_future(config: 
         assert (size[t + 1 :] == 0).all()
 
 
+@pytest.mark.slow
 @every_variant
-def test_one_batch_can_be_learned_by_heart(config: ModelConfig) -> None:
-    """No row begins as another does, so that a decoder can name every next token for certain."""
+def test_one_batch_can_be_overfitted(config: ModelConfig) -> None:
+    """Rows start with different tokens, so that every next token is determined by the tokens before it."""
     model = build_model(config, seed=1).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     ids = torch.randint(config.vocab_size, (3, 9), generator=torch.Generator().manual_seed(0))
@@ -97,7 +98,7 @@ def test_one_batch_can_be_learned_by_heart(config: ModelConfig) -> None:
 
 
 @every_variant
-def test_every_parameter_takes_part(config: ModelConfig) -> None:
+def test_every_parameter_has_a_gradient(config: ModelConfig) -> None:
     model = exact(config)
     F.cross_entropy(logits_of(model, torch.tensor(IDS)).flatten(0, 1), torch.tensor(IDS).flatten()).backward()
     idle = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
@@ -109,21 +110,23 @@ def test_a_dense_model_has_no_auxiliary_loss() -> None:
 
 
 @pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
-def test_logits_may_be_asked_for_any_part_of_the_hidden_vectors(tie: bool) -> None:
+def test_logits_of_a_slice_equal_a_slice_of_the_logits(tie: bool) -> None:
     model = exact(small(tie=tie))
     hidden = model(torch.tensor(IDS)).hidden
-    everything = model.logits(hidden)
-    assert everything.shape == (3, 9, 13)
-    torch.testing.assert_close(model.logits(hidden[:, -1]), everything[:, -1], rtol=0, atol=1e-12)
-    torch.testing.assert_close(model.logits(hidden.flatten(0, 1)[5:8]), everything.flatten(0, 1)[5:8])
+    all_logits = model.logits(hidden)
+    assert all_logits.shape == (3, 9, 13)
+    torch.testing.assert_close(model.logits(hidden[:, -1]), all_logits[:, -1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(model.logits(hidden.flatten(0, 1)[5:8]), all_logits.flatten(0, 1)[5:8])
 
 
-def test_embedding_dropout_scales_what_it_keeps_and_only_while_training() -> None:
+def test_embedding_dropout_rescales_kept_values_and_is_off_in_evaluation() -> None:
     torch.manual_seed(0)
     embedding = nn.Embedding(1, 10)
     nn.init.ones_(embedding.weight)
-    past = {"n_kv_heads": 1, "head_width": 2, "windows": []}
-    model = Decoder(Position(), [], nn.Identity(), embedding=embedding, output=None, context=8, dropout=0.25, **past)
+    cache_shape = {"n_kv_heads": 1, "head_dim": 2, "windows": []}
+    model = Decoder(
+        Position(), [], nn.Identity(), embedding=embedding, output=None, context=8, dropout=0.25, **cache_shape
+    )
     ids = torch.zeros(1000, 10, dtype=torch.long)
     values, counts = model.train()(ids).hidden.mul(3).round().unique(return_counts=True)
     assert values.tolist() == [0.0, 4.0]
@@ -133,10 +136,19 @@ def test_embedding_dropout_scales_what_it_keeps_and_only_while_training() -> Non
 
 @pytest.mark.parametrize("name", ["dropout", "attention_dropout"])
 @every_variant
-def test_dropout_changes_nothing_once_training_is_over(config: ModelConfig, name: str) -> None:
+def test_dropout_is_off_in_evaluation(config: ModelConfig, name: str) -> None:
     torch.manual_seed(0)
     dropping = randomised(build_model(ModelConfig(**{**vars(config), name: 0.5})))
     ids = torch.tensor(IDS)
     assert torch.equal(logits_of(dropping, ids), logits_of(randomised(build_model(config)), ids))
     dropping.train()
     assert not torch.equal(logits_of(dropping, ids), logits_of(dropping, ids))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_the_embedding_is_scaled_by_a_number_rounded_to_its_dtype(dtype: torch.dtype) -> None:
+    """sqrt(640) is 25.298, and 25.25 in bf16, whose products with 16-bit numbers differ in the last digit."""
+    model = randomised(build_model(small(embedding_scale=640**0.5))).to(dtype)
+    ids = torch.arange(13).unsqueeze(0)
+    scale = {torch.float32: float(np.float32(640**0.5)), torch.bfloat16: 25.25}[dtype]
+    assert torch.equal(model.embed(ids)[0], (model.embedding.weight.double() * scale).to(dtype))

@@ -1,4 +1,4 @@
-"""Every token sees every other. Judge: the formulas in float64, and what follows from symmetry."""
+"""Attention is bidirectional. References: the formulas in float64, and equivariance to permutations."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def logits_of(model: Encoder, ids: Tensor, lengths: Tensor | None = None) -> Ten
 
 
 @every_variant
-def test_logits_are_the_formula(config: ModelConfig) -> None:
+def test_logits_equal_the_formula(config: ModelConfig) -> None:
     model = exact(config)
     weights = {name: value.detach().numpy() for name, value in model.named_parameters()}
     for ids in IDS:
@@ -58,7 +58,7 @@ def test_logits_are_the_formula(config: ModelConfig) -> None:
 
 @every_variant
 @pytest.mark.parametrize("padding", [0, 5])
-def test_padding_changes_nothing_and_a_batch_equals_its_members(config: ModelConfig, padding: int) -> None:
+def test_padded_batches_equal_each_row_alone(config: ModelConfig, padding: int) -> None:
     model = exact(config)
     rows = torch.tensor([ids + [padding] * (7 - len(ids)) for ids in IDS])
     together = logits_of(model, rows, torch.tensor([len(ids) for ids in IDS]))
@@ -68,7 +68,7 @@ def test_padding_changes_nothing_and_a_batch_equals_its_members(config: ModelCon
 
 
 @every_variant
-def test_every_token_is_seen_by_every_other(config: ModelConfig) -> None:
+def test_every_token_attends_to_every_other(config: ModelConfig) -> None:
     model = exact(config)
     embedded: list[Tensor] = []
     model.embedding.register_forward_hook(lambda module, inputs, output: embedded.append(output))
@@ -81,24 +81,24 @@ def test_every_token_is_seen_by_every_other(config: ModelConfig) -> None:
 
 @given(st.permutations(range(7)))
 def test_without_positions_a_permuted_input_gives_the_permuted_output(order: list[int]) -> None:
-    """A theorem: attention and feed-forward know tokens only by what they hold."""
+    """Attention and feed-forward layers are permutation equivariant."""
     ids = torch.tensor(IDS[:1])
-    bare, placed = exact(VARIANTS["no positions"]), exact(VARIANTS["modern"])
-    torch.testing.assert_close(logits_of(bare, ids[:, order]), logits_of(bare, ids)[:, order], rtol=0, atol=1e-12)
+    without, with_rope = exact(VARIANTS["no positions"]), exact(VARIANTS["modern"])
+    torch.testing.assert_close(logits_of(without, ids[:, order]), logits_of(without, ids)[:, order], rtol=0, atol=1e-12)
     if order != list(range(7)):
-        assert not torch.allclose(logits_of(placed, ids[:, order]), logits_of(placed, ids)[:, order])
+        assert not torch.allclose(logits_of(with_rope, ids[:, order]), logits_of(with_rope, ids)[:, order])
 
 
 @every_variant
-def test_masked_tokens_of_one_batch_can_be_learned_by_heart(config: ModelConfig) -> None:
-    """The tokens that are not masked differ from row to row in what they are, and not in their order alone."""
+def test_masked_tokens_of_one_batch_can_be_overfitted(config: ModelConfig) -> None:
+    """The unmasked tokens of the rows are different sets, since without positions their order has no effect."""
     model = build_model(config, seed=1).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     targets = torch.tensor([[1, 4, 2, 3], [2, 5, 3, 7], [3, 6, 8, 2]])
-    shown = targets.clone()
-    shown[:, 1] = 12
+    masked = targets.clone()
+    masked[:, 1] = 12  # the mask token
     for _ in range(600):
-        loss = F.cross_entropy(logits_of(model, shown)[:, 1], targets[:, 1])
+        loss = F.cross_entropy(logits_of(model, masked)[:, 1], targets[:, 1])
         if loss < 0.05:
             return
         optimizer.zero_grad()

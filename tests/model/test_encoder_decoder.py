@@ -1,4 +1,4 @@
-"""Both sides together. Judge: the formulas in float64, one token at a time."""
+"""Encoder and decoder together. Reference: the formulas in float64, one token at a time."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ from tinylm.config import ModelConfig
 from tinylm.model.build import build_model, count_parameters
 from tinylm.model.encoder_decoder import EncoderDecoder
 from tinylm.model.moe import RoutedExperts
-from tinylm.objective import sequence_to_sequence
-from tinylm.text.dataset import Batch
+from tinylm.objectives.loss import sequence_to_sequence
+from tinylm.text.batches import Batch
 
 SOURCES = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
 TARGETS = [[0, 2, 7, 1], [0, 8, 2, 8, 1, 8], [0, 4]]
@@ -60,7 +60,7 @@ def logits_of(model: EncoderDecoder, ids: Tensor, source: Tensor, lengths: Tenso
 
 
 @every_variant
-def test_logits_are_the_formula(config: ModelConfig) -> None:
+def test_logits_equal_the_formula(config: ModelConfig) -> None:
     model = exact(config)
     weights = {name: value.detach().numpy() for name, value in model.named_parameters()}
     for source, target in zip(SOURCES, TARGETS, strict=True):
@@ -71,7 +71,7 @@ def test_logits_are_the_formula(config: ModelConfig) -> None:
 
 @every_variant
 @pytest.mark.parametrize("padding", [0, 7])
-def test_padding_on_either_side_changes_nothing(config: ModelConfig, padding: int) -> None:
+def test_padding_of_source_and_target_does_not_change_the_output(config: ModelConfig, padding: int) -> None:
     model = exact(config)
     source, lengths = rows_of(SOURCES, padding)
     ids, _ = rows_of(TARGETS, padding)
@@ -82,8 +82,8 @@ def test_padding_on_either_side_changes_nothing(config: ModelConfig, padding: in
 
 
 @pytest.mark.parametrize("mode", ["route", "merge"])
-def test_padding_on_either_side_counts_in_no_balance_of_experts(mode: str) -> None:
-    """What is logged is a mean over sequences, and the loss a sum, so that both are those of the pairs one by one."""
+def test_padding_of_source_and_target_is_left_out_of_the_balance_loss(mode: str) -> None:
+    """Losses are sums over pairs and metrics are means over pairs, so both follow from the pairs one by one."""
     model = exact(both(experts=4, experts_per_token=2, expert_mode=mode)).train()
     source, lengths = rows_of(SOURCES, 0)
     ids, target_lengths = rows_of(TARGETS, 0)
@@ -94,42 +94,48 @@ def test_padding_on_either_side_counts_in_no_balance_of_experts(mode: str) -> No
         for s, t in zip(SOURCES, TARGETS, strict=True)
     ]
     assert together.aux.item() == pytest.approx(sum(loss.aux.item() for loss in alone), rel=1e-12)
-    assert together.nats.item() == pytest.approx(sum(loss.nats.item() for loss in alone), rel=1e-12)
-    for name, value in together.told.items():
-        torch.testing.assert_close(value, torch.stack([loss.told[name] for loss in alone]).mean(0), rtol=1e-12, atol=0)
+    assert together.total.item() == pytest.approx(sum(loss.total.item() for loss in alone), rel=1e-12)
+    for name, value in together.metrics.items():
+        mean = torch.stack([loss.metrics[name] for loss in alone]).mean(0)
+        torch.testing.assert_close(value, mean, rtol=1e-12, atol=0)
 
 
-def test_what_is_told_of_routing_counts_each_token_of_each_layer_and_no_padding() -> None:
-    """Judge: the choices of every router, counted one by one. The two sides have different numbers of layers."""
+def test_routing_statistics_count_each_token_of_each_layer_and_no_padding() -> None:
+    """Reference: the experts of every token, counted one by one. Encoder and decoder differ in the number of layers."""
     model = exact(both(experts=4, layers=1, encoder_layers=3)).train()
     source, lengths = rows_of(SOURCES, 0)
     ids, target_lengths = rows_of(TARGETS, 0)
-    chosen: list[tuple[Tensor, Tensor]] = []
+    routings: list[tuple[Tensor, Tensor]] = []
     for module in model.modules():
         if isinstance(module, RoutedExperts):
-            module.register_forward_hook(lambda layer, inputs, output: chosen.append(output[1][:2]))
+            module.register_forward_hook(lambda layer, inputs, output: routings.append(output[1][:2]))
     batch = Batch(ids, ids, torch.arange(ids.shape[1]) < target_lengths.unsqueeze(1), source, lengths)
-    told = sequence_to_sequence(model, batch).told
+    metrics = sequence_to_sequence(model, batch).metrics
     shares, entropies = [], []
-    for index, (probabilities, experts) in enumerate(chosen):
-        rows = [len(text) for text in (SOURCES if index < 3 else TARGETS)]
+    for index, (probabilities, experts) in enumerate(routings):
+        lengths_of_rows = [len(text) for text in (SOURCES if index < 3 else TARGETS)]
         counts = np.zeros(4)
-        for row, length in enumerate(rows):
+        for row, length in enumerate(lengths_of_rows):
             for token in range(length):
                 for expert in experts[row, token].tolist():
-                    counts[expert] += 1 / (2 * length * len(rows))
+                    counts[expert] += 1 / (2 * length * len(lengths_of_rows))
         shares.append(counts.tolist())
         entropies.append(
-            np.mean([reference_parts.router_entropy(probabilities[r, :n].detach().numpy()) for r, n in enumerate(rows)])
+            np.mean(
+                [
+                    reference_parts.router_entropy(probabilities[row, :length].detach().numpy())
+                    for row, length in enumerate(lengths_of_rows)
+                ]
+            )
         )
-    assert len(chosen) == 4
-    np.testing.assert_allclose(told["expert_shares"].numpy(), shares, rtol=0, atol=1e-12)
-    assert told["router_entropy"].item() == pytest.approx(np.mean(entropies), rel=1e-12)
+    assert len(routings) == 4
+    np.testing.assert_allclose(metrics["expert_shares"].numpy(), shares, rtol=0, atol=1e-12)
+    assert metrics["router_entropy"].item() == pytest.approx(np.mean(entropies), rel=1e-12)
 
 
 @every_variant
 def test_cached_decoding_equals_teacher_forcing(config: ModelConfig) -> None:
-    """The sources are read once; later tokens look at what was kept of them."""
+    """Later steps attend to the cached keys and values of the sources, and do not use the memory."""
     model = exact(config)
     source, lengths = rows_of(SOURCES, 0)
     ids = torch.tensor([[0, 2, 7, 1, 3], [0, 8, 2, 8, 1], [0, 4, 4, 9, 2]])
@@ -140,14 +146,14 @@ def test_cached_decoding_equals_teacher_forcing(config: ModelConfig) -> None:
         parts = []
         for part in ids.split([2, 1, 1, 1], dim=1):
             parts.append(model.decode(part, memory, cache, cross_cache).hidden)
-            held = [cross.held[0] for cross in cross_cache]
-            memory = memory._replace(hidden=memory.hidden + 100)  # of no effect once the cross-cache is filled
+            memory = memory._replace(hidden=memory.hidden + 100)  # has no effect once the cross-cache is filled
     torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=0, atol=1e-12)
-    assert all(keys.shape == (3, config.kv_heads, 7, config.head_width) for keys in held)
+    shape = (3, config.kv_heads, 7, config.head_dim)
+    assert all(layer.keys_and_values[0].shape == shape for layer in cross_cache)
 
 
 @every_variant
-def test_a_target_token_sees_all_of_the_source_and_none_of_its_future(config: ModelConfig) -> None:
+def test_a_target_token_attends_to_the_whole_source_and_to_no_later_target(config: ModelConfig) -> None:
     model = exact(config)
     source, ids = torch.tensor(SOURCES[2:]), torch.tensor([[0, 2, 7, 1, 3]])
     before = logits_of(model, ids, source)
@@ -161,8 +167,9 @@ def test_a_target_token_sees_all_of_the_source_and_none_of_its_future(config: Mo
         assert ((logits_of(model, ids, changed) - before)[0].abs().amax(dim=-1) > 1e-9).all()
 
 
+@pytest.mark.slow
 @every_variant
-def test_one_batch_can_be_learned_by_heart(config: ModelConfig) -> None:
+def test_one_batch_can_be_overfitted(config: ModelConfig) -> None:
     model = build_model(config, seed=1).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     generator = torch.Generator().manual_seed(0)
@@ -179,7 +186,7 @@ def test_one_batch_can_be_learned_by_heart(config: ModelConfig) -> None:
 
 
 @every_variant
-def test_every_parameter_takes_part(config: ModelConfig) -> None:
+def test_every_parameter_has_a_gradient(config: ModelConfig) -> None:
     model = exact(config).train()
     source, lengths = rows_of(SOURCES, 0)
     ids = torch.tensor([[0, 2, 7, 1, 3], [0, 8, 2, 8, 1], [0, 4, 4, 9, 2]])
@@ -188,7 +195,7 @@ def test_every_parameter_takes_part(config: ModelConfig) -> None:
     assert idle == []
 
 
-def test_parameters_are_counted_by_side() -> None:
+def test_parameters_of_encoder_and_decoder_are_counted_separately() -> None:
     parts = count_parameters(build_model(both()))
     assert parts["encoder attention"] == parts["attention"] // 2 * 3
     assert parts["cross_attention"] == parts["attention"]

@@ -1,4 +1,4 @@
-"""Judge: the text itself, cut and joined by hand, and the standard library's decoders and hashes."""
+"""Corpora as streams of text, compared with the text itself, the codecs of Python and `hashlib`."""
 
 import hashlib
 import io
@@ -14,36 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.text.corpora import documents_of, read_documents, write_file
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.text import corpus as c
-from tinylm.text.corpus import PIECE_BYTES, Corpus, cut, find_corpus, rechunk, scan
+from tinylm.text.compression import CHUNK_BYTES
+from tinylm.text.corpus import Corpus, find_corpus, rechunk, scan_stream, slice_stream
 
-NO_BREAK = "\ufeff"
-
-
-def documents_of(stream: c.Stream) -> list[str]:
-    """The documents of a stream, whose separators must stand between two of them and nowhere else."""
-    documents, between = [""], True
-    for piece in stream:
-        if piece is None:
-            assert not between
-            documents.append("")
-        else:
-            assert piece
-            documents[-1] += piece
-        between = piece is None
-    assert not between or documents == [""]
-    return documents if documents != [""] else []
-
-
-def read(*paths: Path, **choices: str) -> list[str]:
-    return documents_of(find_corpus([str(p) for p in paths], **choices).stream())
-
-
-def written(path: Path, content: bytes | str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
+BOM = "\ufeff"
 
 
 # Text files.
@@ -52,35 +28,37 @@ def written(path: Path, content: bytes | str) -> Path:
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1", "cp1252"])
 def test_a_file_is_read_in_its_encoding_with_its_line_ends(encoding: str, tmp_path: Path) -> None:
     text = "Größe\r\nline\rend\n\n  ünd é\n"
-    assert read(written(tmp_path / "a.txt", text.encode(encoding)), encoding=encoding) == [text]
+    assert read_documents(write_file(tmp_path / "a.txt", text.encode(encoding)), encoding=encoding) == [text]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16"])
-def test_a_byte_order_mark_is_dropped_at_the_beginning_and_kept_elsewhere(encoding: str, tmp_path: Path) -> None:
-    mark = "" if encoding == "utf-16" else NO_BREAK  # this codec writes its own
-    file = written(tmp_path / "a.txt", f"{mark}one{NO_BREAK}two".encode(encoding))
-    assert read(file, encoding=encoding) == [f"one{NO_BREAK}two"]
-    assert read(written(tmp_path / "b.txt", NO_BREAK.encode(encoding)), encoding=encoding) == []
-    first = "a" * (PIECE_BYTES - 3 if encoding == "utf-8" else PIECE_BYTES // 2 - 1)  # and the mark: the first piece
-    assert len(f"{mark}{first}".encode(encoding)) == PIECE_BYTES
-    later = first + NO_BREAK + "b"
-    assert read(written(tmp_path / "c.txt", f"{mark}{later}".encode(encoding)), encoding=encoding) == [later]
+def test_a_byte_order_mark_is_removed_only_at_the_start(encoding: str, tmp_path: Path) -> None:
+    mark = "" if encoding == "utf-16" else BOM  # this codec adds one
+    file = write_file(tmp_path / "a.txt", f"{mark}one{BOM}two".encode(encoding))
+    assert read_documents(file, encoding=encoding) == [f"one{BOM}two"]
+    assert read_documents(write_file(tmp_path / "b.txt", BOM.encode(encoding)), encoding=encoding) == []
+    first = "a" * (CHUNK_BYTES - 3 if encoding == "utf-8" else CHUNK_BYTES // 2 - 1)  # with the mark: one chunk
+    assert len(f"{mark}{first}".encode(encoding)) == CHUNK_BYTES
+    later = first + BOM + "b"
+    assert read_documents(write_file(tmp_path / "c.txt", f"{mark}{later}".encode(encoding)), encoding=encoding) == [
+        later
+    ]
 
 
 @pytest.mark.parametrize("shift", [-3, -2, -1, 0])
-def test_a_character_across_two_pieces_is_read_whole(shift: int, tmp_path: Path) -> None:
-    text = "a" * (PIECE_BYTES + shift) + "漢👩é" * 3
-    file = written(tmp_path / "a.txt", text)
-    assert read(file) == [text]
-    assert max(map(len, filter(None, find_corpus([str(file)]).stream()))) <= PIECE_BYTES + 1
+def test_a_character_across_two_chunks_is_decoded(shift: int, tmp_path: Path) -> None:
+    text = "a" * (CHUNK_BYTES + shift) + "漢👩é" * 3
+    file = write_file(tmp_path / "a.txt", text)
+    assert read_documents(file) == [text]
+    assert max(map(len, filter(None, find_corpus([str(file)]).stream()))) <= CHUNK_BYTES + 1
 
 
-def bad_offset(file: Path, encoding: str = "utf-8") -> int:
+def reported_offset(file: Path, encoding: str = "utf-8") -> int:
     with pytest.raises(UsageError) as caught:
-        read(file, encoding=encoding)
+        read_documents(file, encoding=encoding)
     message = str(caught.value)
     assert message.startswith(f"{file} is not valid {encoding.upper()} (")
-    assert "--encoding" in message
+    assert "`encoding`" in message
     offset = int(message.split("offset ")[1].split(")")[0])
     if "byte 0x" in message:
         assert int(message.split("byte 0x")[1][:2], 16) == file.read_bytes()[offset]
@@ -88,15 +66,15 @@ def bad_offset(file: Path, encoding: str = "utf-8") -> int:
 
 
 @pytest.mark.parametrize("bad", [b"\xff", b"\xc3(", b"\xe6\xbc(", b"\xed\xa0\x80", b"\xf8\x88\x80\x80"])
-@pytest.mark.parametrize("before", [0, 5, PIECE_BYTES - 2, PIECE_BYTES - 1, PIECE_BYTES, 2 * PIECE_BYTES + 7])
-def test_an_invalid_byte_is_reported_by_its_offset(bad: bytes, before: int, tmp_path: Path) -> None:
-    """Also where the character that it breaks began in the piece before."""
-    assert bad_offset(written(tmp_path / "a.txt", b"x" * before + bad + b"y" * 9)) == before
+@pytest.mark.parametrize("before", [0, 5, CHUNK_BYTES - 2, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 7])
+def test_an_invalid_byte_is_reported_with_its_offset(bad: bytes, before: int, tmp_path: Path) -> None:
+    """Also if the broken character starts in the previous chunk."""
+    assert reported_offset(write_file(tmp_path / "a.txt", b"x" * before + bad + b"y" * 9)) == before
 
 
-@pytest.mark.parametrize("before", [0, 5, PIECE_BYTES - 2, PIECE_BYTES - 1, PIECE_BYTES])
-def test_a_character_cut_off_at_the_end_of_a_file_is_reported_by_its_offset(before: int, tmp_path: Path) -> None:
-    assert bad_offset(written(tmp_path / "a.txt", b"x" * before + "👩".encode()[:3])) == before
+@pytest.mark.parametrize("before", [0, 5, CHUNK_BYTES - 2, CHUNK_BYTES - 1, CHUNK_BYTES])
+def test_an_incomplete_character_at_the_end_of_a_file_is_reported_with_its_offset(before: int, tmp_path: Path) -> None:
+    assert reported_offset(write_file(tmp_path / "a.txt", b"x" * before + "👩".encode()[:3])) == before
 
 
 @pytest.mark.parametrize(
@@ -110,23 +88,23 @@ def test_a_character_cut_off_at_the_end_of_a_file_is_reported_by_its_offset(befo
         ("cp1252", b"ab\x81", 2),
     ],
 )
-def test_invalid_bytes_of_other_encodings_are_reported_too(
+def test_invalid_bytes_in_other_encodings_are_reported_with_their_offset(
     encoding: str, content: bytes, offset: int, tmp_path: Path
 ) -> None:
-    assert bad_offset(written(tmp_path / "a.txt", content), encoding) == offset
+    assert reported_offset(write_file(tmp_path / "a.txt", content), encoding) == offset
 
 
 @pytest.mark.parametrize("encoding", ["utf-9", "", "rot13", "base64", "undefined", "zip", "utf-8\0", "ütf"])
-def test_an_encoding_that_is_not_one_of_text_is_refused(encoding: str, tmp_path: Path) -> None:
-    file = written(tmp_path / "a.txt", "text")
-    with pytest.raises(UsageError, match=r"^--encoding .* try utf-8, utf-16, latin-1 or cp1252"):
+def test_an_unknown_encoding_is_refused(encoding: str, tmp_path: Path) -> None:
+    file = write_file(tmp_path / "a.txt", "text")
+    with pytest.raises(UsageError, match=r"^`encoding` .* try utf-8, utf-16, latin-1 or cp1252"):
         find_corpus([str(file)], encoding=encoding)
 
 
 # Folders.
 
 
-def test_a_folder_is_read_in_order_without_what_is_hidden_or_not_text(tmp_path: Path) -> None:
+def test_a_folder_is_read_in_sorted_order_without_hidden_and_binary_files(tmp_path: Path) -> None:
     for name, content in {
         "b.txt": b"B",
         "a/z.md": b"AZ",
@@ -141,48 +119,48 @@ def test_a_folder_is_read_in_order_without_what_is_hidden_or_not_text(tmp_path: 
         "lines.jsonl": b'{"text": "L1"}\n{"text": "L2"}\n',
         "late": b"x" * 9000 + b"\0",
     }.items():
-        written(tmp_path / "corpus" / name, content)
-    assert read(tmp_path / "corpus") == ["AC", "AZ", "A", "B", "x" * 9000 + "\0", "L1", "L2"]
+        write_file(tmp_path / "corpus" / name, content)
+    assert read_documents(tmp_path / "corpus") == ["AC", "AZ", "A", "B", "x" * 9000 + "\0", "L1", "L2"]
 
 
-def test_a_character_across_the_end_of_what_is_looked_at_does_not_make_a_file_binary(tmp_path: Path) -> None:
+def test_a_file_is_text_although_its_first_bytes_end_within_a_character(tmp_path: Path) -> None:
     text = "a" * 8191 + "漢"
-    written(tmp_path / "corpus" / "a.txt", text)
-    assert read(tmp_path / "corpus") == [text]
+    write_file(tmp_path / "corpus" / "a.txt", text)
+    assert read_documents(tmp_path / "corpus") == [text]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf_16", "UTF-16", "utf-32", "U16"])
-def test_zero_bytes_are_text_where_the_encoding_has_them(encoding: str, tmp_path: Path) -> None:
-    written(tmp_path / "corpus" / "a.txt", "abc".encode(encoding))
-    assert read(tmp_path / "corpus", encoding=encoding) == ["abc"]
+def test_zero_bytes_are_text_in_utf_16_and_utf_32(encoding: str, tmp_path: Path) -> None:
+    write_file(tmp_path / "corpus" / "a.txt", "abc".encode(encoding))
+    assert read_documents(tmp_path / "corpus", encoding=encoding) == ["abc"]
 
 
 @pytest.mark.parametrize(
-    "prepare", [lambda f: None, lambda f: written(f / "a.bin", b"\0"), lambda f: (f / ".x").touch()]
+    "prepare", [lambda f: None, lambda f: write_file(f / "a.bin", b"\0"), lambda f: (f / ".x").touch()]
 )
 def test_a_folder_without_text_is_refused(prepare: object, tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     prepare(tmp_path / "corpus")
-    with pytest.raises(UsageError, match=r"The folder .*corpus has no text files in it( \(left out: 1 |; name one)"):
-        read(tmp_path / "corpus")
+    with pytest.raises(UsageError, match=r"The folder .*corpus contains no text files( \(skipped: 1 |; name another)"):
+        read_documents(tmp_path / "corpus")
 
 
-def test_a_path_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_error_about_a_missing_path_names_it(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no file or folder '.*absent\.txt'"):
-        read(tmp_path / "absent.txt")
+        read_documents(tmp_path / "absent.txt")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
-def test_a_pipe_that_could_be_read_only_once_is_refused(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_because_it_can_be_read_only_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match=r"pipe is a pipe or a device, which cannot be read twice"):
-        read(tmp_path / "pipe")
+        read_documents(tmp_path / "pipe")
 
 
-def test_paths_are_read_in_the_order_given_and_a_named_file_is_always_read(tmp_path: Path) -> None:
-    one, two, hidden = (written(tmp_path / name, name) for name in ("z.txt", "a.txt", ".hidden"))
-    assert read(one, hidden, two) == ["z.txt", ".hidden", "a.txt"]
-    assert read(written(tmp_path / "zeros", b"a\0b")) == ["a\0b"]
+def test_named_files_are_read_in_the_order_given_even_if_hidden_or_with_nuls(tmp_path: Path) -> None:
+    one, two, hidden = (write_file(tmp_path / name, name) for name in ("z.txt", "a.txt", ".hidden"))
+    assert read_documents(one, hidden, two) == ["z.txt", ".hidden", "a.txt"]
+    assert read_documents(write_file(tmp_path / "zeros", b"a\0b")) == ["a\0b"]
 
 
 # JSONL.
@@ -191,63 +169,68 @@ def test_paths_are_read_in_the_order_given_and_a_named_file_is_always_read(tmp_p
 def test_each_line_of_jsonl_is_a_document(tmp_path: Path) -> None:
     lines = ["one\ntwo", "漢字", "", "  ", 'a "quoted" \\ word', "👩"]
     content = "\r\n".join(json.dumps({"id": 1, "text": line}) for line in lines) + "\n\n  \n"
-    assert read(written(tmp_path / "a.jsonl", NO_BREAK + content)) == [line for line in lines if line]
-    assert read(written(tmp_path / "b.NDJSON", '{"body": "x"}'), text_key="body") == ["x"]
+    assert read_documents(write_file(tmp_path / "a.jsonl", BOM + content)) == [line for line in lines if line]
+    assert read_documents(write_file(tmp_path / "b.NDJSON", '{"body": "x"}'), text_key="body") == ["x"]
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", ("line 3: not JSON",)),
-        ("hello", ("line 3: not JSON",)),
-        ("[" * 100_000, ("line 3: not JSON",)),
-        ('{"n": ' + "1" * 5000 + "}", ("line 3: not JSON",)),
+        ("{", ("line 3: invalid JSON",)),
+        ("hello", ("line 3: invalid JSON",)),
+        ("[" * 100_000, ("line 3: invalid JSON",)),
+        ('{"n": ' + "1" * 5000 + "}", ("line 3: invalid JSON",)),
         ("[1]", ("line 3: no text under 'text'", "found: list")),
         ("7", ("line 3: no text under 'text'", "found: int")),
-        ('{"body": "x", "id": 3}', ("line 3: no text under 'text'", "found: body, id", "--text-key")),
-        ('{"text": 5}', ("line 3: under 'text' is 5, which is not a text", "--text-key")),
-        ('{"text": "ab\\ud800"}', ("line 3: half a surrogate pair at character 2",)),
+        ('{"body": "x", "id": 3}', ("line 3: no text under 'text'", "found: body, id", "`text_key`")),
+        ('{"text": 5}', ("line 3: the value under 'text' is 5, which is not a string", "`text_key`")),
+        ('{"text": "ab\\ud800"}', ("line 3: a lone surrogate at character 2",)),
     ],
     ids=lambda value: value[:12] if isinstance(value, str) else "",
 )
-def test_a_malformed_line_is_reported_by_its_number(line: str, words: tuple[str, ...], tmp_path: Path) -> None:
-    file = written(tmp_path / "a.jsonl", f'{{"text": "fine"}}\n\n{line}\n')
+def test_an_invalid_line_is_reported_with_its_number(line: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    file = write_file(tmp_path / "a.jsonl", f'{{"text": "fine"}}\n\n{line}\n')
     with pytest.raises(UsageError) as caught:
-        read(file)
+        read_documents(file)
     for word in (str(file), *words):
         assert word in str(caught.value)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "latin-1"])
 def test_jsonl_is_read_in_its_encoding(encoding: str, tmp_path: Path) -> None:
-    """In which a line feed may be several bytes, and a byte of another character may look like one."""
+    """A line feed may have several bytes, and a byte of another character may equal one of them."""
     content = '{"text": "Gr\u010a\u00f6\u00dfe"}\r\n\n{"text": "two"}' if encoding != "latin-1" else '{"text": "ö"}\n'
-    file = written(tmp_path / "a.jsonl", content.encode(encoding))
-    assert read(file, encoding=encoding) == [json.loads(line)["text"] for line in content.split("\n") if line.strip()]
+    file = write_file(tmp_path / "a.jsonl", content.encode(encoding))
+    assert read_documents(file, encoding=encoding) == [
+        json.loads(line)["text"] for line in content.split("\n") if line.strip()
+    ]
 
 
-def test_a_line_of_jsonl_may_be_longer_than_what_is_read_at_once(tmp_path: Path) -> None:
-    lines = ["a" * (PIECE_BYTES - 12), "b" * 3 * PIECE_BYTES, "c"]
-    assert read(written(tmp_path / "a.jsonl", "\n".join(json.dumps({"text": line}) for line in lines))) == lines
+def test_a_line_of_jsonl_may_be_longer_than_a_chunk(tmp_path: Path) -> None:
+    lines = ["a" * (CHUNK_BYTES - 12), "b" * 3 * CHUNK_BYTES, "c"]
+    assert (
+        read_documents(write_file(tmp_path / "a.jsonl", "\n".join(json.dumps({"text": line}) for line in lines)))
+        == lines
+    )
 
 
-def test_an_invalid_byte_in_jsonl_is_reported_by_its_offset_in_the_file(tmp_path: Path) -> None:
+def test_an_invalid_byte_in_jsonl_is_reported_with_its_offset_in_the_file(tmp_path: Path) -> None:
     first = '{"text": "é漢"}\n'.encode()
-    assert bad_offset(written(tmp_path / "a.jsonl", first + b'{"text": "\xff"}\n')) == len(first) + 10
+    assert reported_offset(write_file(tmp_path / "a.jsonl", first + b'{"text": "\xff"}\n')) == len(first) + 10
 
 
 # Standard input.
 
 
-def test_standard_input_is_kept_so_that_it_can_be_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_is_copied_so_that_it_can_be_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("piped 漢".encode())))
-    file = written(tmp_path / "a.txt", "file")
-    found = find_corpus(["-", str(file)], spool=tmp_path / "spool")
-    assert documents_of(found.stream()) == documents_of(found.stream()) == ["piped 漢", "file"]
-    assert (found.name, found.size) == (f"standard input, {file}", 9 + 4)
+    file = write_file(tmp_path / "a.txt", "file")
+    corpus = find_corpus(["-", str(file)], spool=tmp_path / "spool")
+    assert documents_of(corpus.stream()) == documents_of(corpus.stream()) == ["piped 漢", "file"]
+    assert (corpus.name, corpus.size) == (f"standard input, {file}", 9 + 4)
 
 
-def test_an_invalid_byte_of_standard_input_is_reported_by_offset(
+def test_an_invalid_byte_of_standard_input_is_reported_with_its_offset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"abc\xff")))
@@ -255,17 +238,17 @@ def test_an_invalid_byte_of_standard_input_is_reported_by_offset(
         find_corpus(["-"], spool=tmp_path)
 
 
-def test_a_disk_that_cannot_keep_standard_input_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_copy_of_standard_input_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"abc")))
-    with pytest.raises(TinyLMError, match=r"Cannot keep standard input in .*Not a directory"):
-        find_corpus(["-"], spool=written(tmp_path / "file", "x") / "spool")
+    with pytest.raises(TinyLMError, match=r"Cannot copy standard input to .*Not a directory"):
+        find_corpus(["-"], spool=write_file(tmp_path / "file", "x") / "spool")
 
 
 # Documents and their separators.
 
 
-def test_documents_without_text_are_left_out_with_their_separators(tmp_path: Path) -> None:
-    files = [written(tmp_path / f"{i}.txt", text) for i, text in enumerate(["", "a", "", "", "b", NO_BREAK, "c", ""])]
+def test_documents_without_text_are_skipped_with_their_separators(tmp_path: Path) -> None:
+    files = [write_file(tmp_path / f"{i}.txt", text) for i, text in enumerate(["", "a", "", "", "b", BOM, "c", ""])]
     stream = list(find_corpus(map(str, files)).stream())
     assert stream == ["a", None, "b", None, "c"]
     assert list(Corpus(("x",), tuple(files[:1])).stream()) == []
@@ -275,72 +258,74 @@ documents = st.lists(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_s
 
 
 def stream_of(parts: list[list[str]]) -> Iterator[str | None]:
-    for index, pieces in enumerate(parts):
+    for index, chunks in enumerate(parts):
         yield from ([None] if index else [])
-        yield from pieces
+        yield from chunks
 
 
 @given(documents, st.integers(0, 60), st.integers(0, 60))
-def test_a_cut_is_a_slice_of_the_text_that_keeps_documents_apart(parts: list[list[str]], start: int, stop: int) -> None:
+def test_a_slice_of_a_stream_is_a_slice_of_the_text_with_its_documents(
+    parts: list[list[str]], start: int, stop: int
+) -> None:
     expected, position = [], 0
     for document in map("".join, parts):
         part = document[max(0, start - position) : max(0, stop - position)]
         position += len(document)
         expected += [part] if part else []
-    assert documents_of(cut(stream_of(parts), start, stop)) == expected
+    assert documents_of(slice_stream(stream_of(parts), start, stop)) == expected
 
 
 @given(documents, st.integers(0, 60))
-def test_two_cuts_at_one_place_are_the_whole_text_once(parts: list[list[str]], place: int) -> None:
-    both = [*cut(stream_of(parts), 0, place), *cut(stream_of(parts), place, 1000)]
-    assert "".join(filter(None, both)) == "".join(map("".join, parts))
+def test_two_slices_that_meet_add_up_to_the_text(parts: list[list[str]], position: int) -> None:
+    slices = [*slice_stream(stream_of(parts), 0, position), *slice_stream(stream_of(parts), position, 1000)]
+    assert "".join(filter(None, slices)) == "".join(map("".join, parts))
 
 
 @given(documents)
-def test_a_scan_counts_what_python_counts(parts: list[list[str]]) -> None:
+def test_statistics_equal_those_of_the_whole_text(parts: list[list[str]]) -> None:
     text = "".join(map("".join, parts))
-    found = scan(stream_of(parts))
-    assert (found.characters, found.bytes, found.documents) == (len(text), len(text.encode()), len(parts))
-    assert found.alphabet == "".join(sorted(set(text)))
-    assert found.fingerprint == hashlib.sha256(b"\xff".join("".join(p).encode() for p in parts)).hexdigest()
+    stats = scan_stream(stream_of(parts))
+    assert (stats.characters, stats.bytes, stats.documents) == (len(text), len(text.encode()), len(parts))
+    assert stats.alphabet == "".join(sorted(set(text)))
+    assert stats.fingerprint == hashlib.sha256(b"\xff".join("".join(p).encode() for p in parts)).hexdigest()
 
 
-def test_fingerprints_see_where_documents_end_and_not_where_pieces_do() -> None:
+def test_fingerprints_depend_on_document_boundaries_and_not_on_chunks() -> None:
     streams = [["abc"], ["ab", None, "c"], ["a", None, "bc"], ["a", None, "b", None, "c"], ["abd"]]
-    assert len({scan(iter(stream)).fingerprint for stream in streams}) == len(streams)
-    assert scan(iter(["a", "bc", None, "d"])) == scan(iter(["ab", "c", None, "d"]))
+    assert len({scan_stream(iter(stream)).fingerprint for stream in streams}) == len(streams)
+    assert scan_stream(iter(["a", "bc", None, "d"])) == scan_stream(iter(["ab", "c", None, "d"]))
 
 
 # Chunks.
 
 
 @given(documents, st.integers(1, 6), st.integers(0, 3))
-def test_chunks_keep_text_and_documents_and_end_where_they_may(parts: list[list[str]], limit: int, every: int) -> None:
-    def split_point(text: str) -> int:
+def test_rechunk_splits_only_at_safe_points_or_the_limit(parts: list[list[str]], limit: int, every: int) -> None:
+    def safe_split_point(text: str) -> int:
         return len(text) // every * every if every else 0
 
-    chunks = list(rechunk(stream_of(parts), split_point, limit))
+    chunks = list(rechunk(stream_of(parts), safe_split_point, limit))
     assert documents_of(iter(chunks)) == ["".join(p) for p in parts]
     for chunk, following in pairwise(chunks):
         if chunk is not None and following is not None:
             assert len(chunk) > limit if not every else len(chunk) % every == 0 or len(chunk) > limit
 
 
-def test_text_without_a_place_to_split_is_held_up_to_the_limit() -> None:
+def test_text_without_a_safe_split_point_is_buffered_up_to_the_limit() -> None:
     assert list(rechunk(iter("abcdefg"), lambda text: 0, 3)) == ["abcd", "efg"]
     assert list(rechunk(iter("abcdefg"), lambda text: 0, 100)) == ["abcdefg"]
 
 
 @pytest.mark.parametrize("characters", [0, 1, 1024, 5000, 131_072, 131_073, 1_000_000])
-@pytest.mark.parametrize("piece", [3000, 1 << 20])
-def test_a_sample_is_spread_over_the_text_and_bounded(characters: int, piece: int) -> None:
+@pytest.mark.parametrize("chunk", [3000, 1 << 20])
+def test_a_sample_is_evenly_spread_and_bounded(characters: int, chunk: int) -> None:
     text = "".join(f"{i:07}" for i in range(characters // 7 + 1))[:characters]
-    sample = scan(text[i : i + piece] for i in range(0, len(text), piece)).sample
+    sample = scan_stream(text[i : i + chunk] for i in range(0, len(text), chunk)).sample
     assert len(sample) <= 128
     assert sum(map(len, sample)) <= 128 * 1024
     starts = [0] * len(sample)
     for i, part in enumerate(sample):
         starts[i] = text.index(part, starts[i - 1] + 1 if i else 0)
     assert all(after - before <= max(1024, characters // 32) for before, after in pairwise([*starts, characters]))
-    if characters <= 131_072 and piece > characters:
+    if characters <= 131_072 and chunk > characters:
         assert "".join(sample) == text

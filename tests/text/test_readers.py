@@ -1,4 +1,4 @@
-"""Judge: Python's codecs, its JSON parser on the whole text, and its own splitting at line feeds."""
+"""Readers of text, lines and JSON, compared with Python's codecs, JSON parser and `str.split`."""
 
 import gzip
 import itertools
@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.text.corpora import documents_of, write_file
 from tests.text.test_compression import COMPRESSORS
-from tests.text.test_corpus import documents_of, written
 from tinylm.errors import UsageError
 from tinylm.text import readers
-from tinylm.text.corpus import find_corpus, scan
+from tinylm.text.corpus import find_corpus, scan_stream
 from tinylm.text.readers import json_records, numbered_lines, parse_json_line
 
 ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-32", "gb18030"]
@@ -25,9 +25,9 @@ json_values = st.recursive(
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
-def cut_up(text: str, places: list[int]) -> list[str]:
-    """The text in pieces, cut at some places."""
-    ends = sorted({place % (len(text) + 1) for place in places} | {0, len(text)})
+def chunks_of(text: str, positions: list[int]) -> list[str]:
+    """The text split at the given positions."""
+    ends = sorted({position % (len(text) + 1) for position in positions} | {0, len(text)})
     return [text[start:end] for start, end in itertools.pairwise(ends)] or [""]
 
 
@@ -38,16 +38,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(
     documents=st.lists(texts.filter(lambda text: not text.startswith("\ufeff")), min_size=1, max_size=4),
-    layout=st.sampled_from(["text", "jsonl", "array", "strings", "lines"]),
+    form=st.sampled_from(["text", "jsonl", "array", "strings", "lines"]),
     suffix=st.sampled_from(["", *COMPRESSORS]),
     encoding=st.sampled_from(ENCODINGS),
     escaped=st.booleans(),
 )
-def test_documents_written_in_any_format_compression_and_encoding_are_read_back_equal(
-    folder: Path, documents: list[str], layout: str, suffix: str, encoding: str, escaped: bool
+def test_documents_are_read_in_any_format_compression_and_encoding(
+    folder: Path, documents: list[str], form: str, suffix: str, encoding: str, escaped: bool
 ) -> None:
     records = [{"id": number, "text": text} for number, text in enumerate(documents)]
-    match layout:
+    match form:
         case "text":
             documents = ["".join(documents)]
             content, name, format = documents[0], "a.txt", "text"
@@ -66,27 +66,27 @@ def test_documents_written_in_any_format_compression_and_encoding_are_read_back_
     file = folder / f"{name}{suffix}"
     file.write_bytes(COMPRESSORS[suffix](data) if suffix else data)
     try:
-        found = find_corpus([str(file)], encoding=encoding, format=format)
-        assert documents_of(found.stream()) == [text for text in documents if text]
-    except UsageError as error:  # the few bytes of a short text may be another encoding's mark
+        corpus = find_corpus([str(file)], encoding=encoding, format=format)
+        assert documents_of(corpus.stream()) == [text for text in documents if text]
+    except UsageError as error:  # the bytes of a short text may look like another encoding
         assert "Name its encoding" in str(error) or "not text" in str(error)
         assert len(data) < 200
 
 
 @given(st.lists(json_values, max_size=6), st.lists(st.integers(0, 500), max_size=9), st.sampled_from([None, 0, 2]))
-def test_an_array_is_parsed_alike_wherever_it_is_cut_into_pieces(
-    values: list[object], places: list[int], indent: int | None
+def test_an_array_is_parsed_equally_from_any_chunks(
+    values: list[object], positions: list[int], indent: int | None
 ) -> None:
     text = json.dumps(values, indent=indent)
-    pieces = [piece for piece in cut_up(text, places) if piece]
+    chunks = [chunk for chunk in chunks_of(text, positions) if chunk]
     numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
-    if numbers and len(pieces) > 1:
-        return  # a number that is cut in two is no document in any case
-    assert [value for _, value in json_records(iter(pieces), "a.json")] == values
+    if numbers and len(chunks) > 1:
+        return  # a split number is parsed as two, but it is not a document anyway
+    assert [value for _, value in json_records(iter(chunks), "a.json")] == values
 
 
 @given(st.lists(json_values.map(lambda value: {"text": value}), min_size=1, max_size=6), st.data())
-def test_an_array_that_is_cut_off_or_goes_on_is_an_error(values: list[object], data: st.DataObject) -> None:
+def test_an_incomplete_array_and_text_after_an_array_are_errors(values: list[object], data: st.DataObject) -> None:
     text = json.dumps(values)
     cut = data.draw(st.integers(1, len(text) - 1))
     for wrong in (text[:cut], text + "]", text + ' {"text": "more"}'):
@@ -94,64 +94,67 @@ def test_an_array_that_is_cut_off_or_goes_on_is_an_error(values: list[object], d
             list(json_records(iter([wrong]), "a.json"))
 
 
-def test_an_array_of_long_elements_is_parsed_in_linear_time_and_a_wrong_one_found_at_once() -> None:
+def test_long_elements_are_parsed_and_an_invalid_one_is_reported_before_the_rest_is_read() -> None:
     text = json.dumps([{"text": "x" * 300_000}, {"text": "y"}])
-    pieces = [text[i : i + 100] for i in range(0, len(text), 100)]
-    assert [len(value["text"]) for _, value in json_records(iter(pieces), "a")] == [300_000, 1]
+    chunks = [text[i : i + 100] for i in range(0, len(text), 100)]
+    assert [len(value["text"]) for _, value in json_records(iter(chunks), "a")] == [300_000, 1]
     read = 0
 
     def counted() -> "list[str]":
         nonlocal read
-        for piece in ['[{"text": nonsense, "more": ', *(["x" * 100] * 1000)]:
+        for chunk in ['[{"text": nonsense, "more": ', *(["x" * 100] * 1000)]:
             read += 1
-            yield piece
+            yield chunk
 
-    with pytest.raises(UsageError, match=r"a, element 1: not JSON"):
+    with pytest.raises(UsageError, match=r"a, element 1: invalid JSON"):
         list(json_records(counted(), "a"))
     assert read < 5
 
 
 @given(st.text("ab \r\n\u2028\x85", max_size=30), st.lists(st.integers(0, 60), max_size=6))
-def test_lines_end_at_line_feeds_alone_wherever_the_text_is_cut(text: str, places: list[int]) -> None:
+def test_lines_end_only_at_line_feeds_in_any_chunks(text: str, positions: list[int]) -> None:
     expected = [(n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    assert list(numbered_lines(iter(cut_up(text, places)), "a")) == expected
+    assert list(numbered_lines(iter(chunks_of(text, positions)), "a")) == expected
 
 
 @pytest.mark.parametrize("content", ["x" * 500, '{"text": "' + "x" * 500, '[{"text": "' + "x" * 500])
-def test_a_line_or_element_that_would_fill_the_memory_is_refused(content: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "LONGEST_LINE", 300)
+def test_a_line_or_element_that_is_too_long_is_refused(content: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "MAX_RECORD", 300)
     with pytest.raises(UsageError, match=r"a, (line|element) 1: longer than 300 characters; split it"):
         list(json_records((content[i : i + 50] for i in range(0, len(content), 50)), "a"))
 
 
 @pytest.mark.parametrize("element", ["[" * 100_000, "1" * 5000, "{", "nul", '"\\ud800"'])
-def test_elements_that_are_no_document_are_named(element: str, tmp_path: Path) -> None:
-    file = written(tmp_path / "a.json", f'["fine", {element}]')
+def test_an_error_about_an_invalid_element_gives_its_number(element: str, tmp_path: Path) -> None:
+    file = write_file(tmp_path / "a.json", f'["fine", {element}]')
     with pytest.raises(UsageError, match=r"a\.json, element 2: "):
         list(find_corpus([str(file)]).stream())
 
 
-def test_pairs_in_place_of_documents_are_called_by_their_name(tmp_path: Path) -> None:
-    file = written(tmp_path / "a.jsonl", '{"source": "a", "target": "b"}')
-    with pytest.raises(UsageError, match=r"no text under 'text' \(found: source, target\); these are pairs"):
+def test_an_error_about_pairs_instead_of_documents_names_the_format(tmp_path: Path) -> None:
+    file = write_file(tmp_path / "a.jsonl", '{"source": "a", "target": "b"}')
+    with pytest.raises(UsageError, match=r"no text under 'text' \(found: source, target\); read pairs with `format="):
         list(find_corpus([str(file)]).stream())
 
 
-def test_a_line_of_json_is_parsed_by_itself() -> None:
+def test_parse_json_line_reports_the_location_of_invalid_json() -> None:
     assert parse_json_line('{"prompt": "x"}', "here") == {"prompt": "x"}
-    with pytest.raises(UsageError, match=r"^here: not JSON \(.*\); each line must be one JSON object\.$"):
+    with pytest.raises(UsageError, match=r"^here: invalid JSON \(.*\); each line must be one JSON object\.$"):
         parse_json_line("{", "here")
 
 
-def test_the_format_lines_makes_a_document_of_each(tmp_path: Path) -> None:
-    file = written(tmp_path / "names.txt", "ann\r\n\n  \nbo b\nçelik")
+def test_with_the_format_lines_each_line_is_a_document(tmp_path: Path) -> None:
+    file = write_file(tmp_path / "names.txt", "ann\r\n\n  \nbo b\nçelik")
     assert documents_of(find_corpus([str(file)], format="lines").stream()) == ["ann", "bo b", "çelik"]
 
 
-def test_reading_is_told_in_bytes_of_the_disk(tmp_path: Path) -> None:
+def test_progress_counts_bytes_on_the_disk_also_of_compressed_files(tmp_path: Path) -> None:
     text = "größer\n" * 5000
-    plain, packed = written(tmp_path / "a.txt", text), written(tmp_path / "b.txt.gz", gzip.compress(text.encode()))
-    found = find_corpus([str(plain), str(packed)])
-    told: list[int] = []
-    assert scan(found.stream(told.append)).characters == 2 * len(text)
-    assert 0.9 * found.size <= sum(told) <= found.size
+    plain, packed = (
+        write_file(tmp_path / "a.txt", text),
+        write_file(tmp_path / "b.txt.gz", gzip.compress(text.encode())),
+    )
+    corpus = find_corpus([str(plain), str(packed)])
+    progress: list[int] = []
+    assert scan_stream(corpus.stream(progress.append)).characters == 2 * len(text)
+    assert 0.9 * corpus.size <= sum(progress) <= corpus.size

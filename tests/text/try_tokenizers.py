@@ -1,6 +1,6 @@
-"""Run by a test in a process of its own: loads and uses each tokenizer file named on the command line.
+"""Loads and uses each tokenizer file named on the command line; run by a test in a process of its own.
 
-Prints a line with a file's name and what became of it. Whatever is not a TinyLMError ends the process.
+Prints one line per file: its name, and whether it was refused or used. Any error but TinyLMError ends the process.
 """
 
 import faulthandler
@@ -36,13 +36,13 @@ def use(path: Path) -> str:
             ids = tokenizer.encode(text).tolist()
             assert all(0 <= i < tokenizer.vocab_size for i in ids)
             tokenizer.decode(ids)
-            tokenizer.measure(ids)
+            tokenizer.decoded_size(ids)
             stream = tokenizer.stream_decoder()
             for i in ids[:200]:
                 stream.push(i)
             stream.finish()
-            tokenizer.unknown(text)
-            tokenizer.split_point(text)
+            tokenizer.unknown_characters(text)
+            tokenizer.safe_split_point(text)
         except TinyLMError:
             failed += 1
     return f"used, {failed} texts failed"

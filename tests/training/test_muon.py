@@ -1,15 +1,15 @@
-"""Judge: torch.optim.Muon, which takes one matrix after another, and the singular values themselves."""
+"""Muon. Reference: torch.optim.Muon, which is not batched, and the singular value decomposition in float64."""
 
 import pytest
 import torch
 
-from tinylm.training.muon import Muon, orthogonalised
+from tinylm.training.muon import Muon, orthogonalise
 
 SHAPES = [(8, 8), (4, 8), (8, 4), (16, 8), (8, 8), (4, 8), (1, 5)]
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_matrices_of_mixed_shapes_move_as_torchs_muon_moves_each(decay: float) -> None:
+def test_updates_of_batched_matrices_equal_those_of_torchs_muon(decay: float) -> None:
     generator = torch.Generator().manual_seed(0)
     ours = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
     theirs = [torch.nn.Parameter(matrix.detach().clone()) for matrix in ours]
@@ -19,21 +19,21 @@ def test_matrices_of_mixed_shapes_move_as_torchs_muon_moves_each(decay: float) -
     )
     for step in range(4):
         for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            if index != step:  # now one, now another has no gradient
+            if index != step:  # in each step, another matrix has no gradient
                 one.grad = torch.randn(one.shape, generator=generator)
                 other.grad = one.grad.clone()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
     for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)  # of updates of 0.02, in products of 8 bits
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)  # updates are 0.02; bf16 has 8 significant bits
 
 
 @pytest.mark.parametrize("shape", [(12, 12), (6, 20), (20, 6)])
-def test_an_orthogonalised_matrix_keeps_its_singular_vectors_and_evens_out_its_values(shape: tuple[int, int]) -> None:
-    """Its alignment with u v^T, taken from torch's decomposition in float64, is the mean of the values it has."""
+def test_orthogonalising_keeps_singular_vectors_and_brings_singular_values_near_one(shape: tuple[int, int]) -> None:
+    """In the basis of the singular vectors, the result is nearly diagonal, with entries near 1."""
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    (found,) = orthogonalised([matrix], torch.bfloat16)
+    (found,) = orthogonalise([matrix], torch.bfloat16)
     u, values, v = torch.linalg.svd(matrix.double(), full_matrices=False)
     across = u.T @ found.double() @ v.T
     assert ((across - across.diag().diag()).abs() < 0.05).all()

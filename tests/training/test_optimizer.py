@@ -1,4 +1,4 @@
-"""Judge: Adam, AdamW and Muon as their papers write them, in float64."""
+"""Optimizers. Reference: Adam, AdamW and Muon as their papers write them, in float64."""
 
 import math
 
@@ -32,7 +32,7 @@ class Weights(nn.Module):
 
 @pytest.mark.parametrize("epsilon", [1e-8, 1e-3])
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
-def test_four_steps_are_the_formula_with_decay_on_matrices_alone(optimizer: str, epsilon: float) -> None:
+def test_four_steps_equal_the_formula_with_decay_on_matrices_only(optimizer: str, epsilon: float) -> None:
     model = Weights()
     chosen = config(optimizer=optimizer, epsilon=epsilon)
     built = build_optimizer(model, chosen)
@@ -65,7 +65,7 @@ def test_four_steps_are_the_formula_with_decay_on_matrices_alone(optimizer: str,
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("preset", ["modern", "gpt2"])
-def test_gains_and_biases_are_not_decayed_and_every_parameter_is_trained_once(preset: str, optimizer: str) -> None:
+def test_vectors_have_no_weight_decay_and_each_parameter_is_in_one_group(preset: str, optimizer: str) -> None:
     model = build_model(small(preset))
     decay = {
         id(p): group["weight_decay"]
@@ -78,14 +78,14 @@ def test_gains_and_biases_are_not_decayed_and_every_parameter_is_trained_once(pr
         assert decay[id(parameter)] == (0.0 if vector else 0.3), name
 
 
-def test_a_model_of_matrices_alone_can_be_trained() -> None:
+def test_a_model_without_vectors_can_be_trained() -> None:
     model = nn.Linear(2, 2, bias=False)
     (group,) = build_optimizer(model, config()).param_groups
     assert group["weight_decay"] == 0.3
     assert math.isclose(group["lr"], 0.01)
 
 
-def orthogonalised(matrix: np.ndarray) -> np.ndarray:
+def orthogonalise(matrix: np.ndarray) -> np.ndarray:
     """Five steps of the quintic Newton-Schulz iteration X <- a X + (b X X^T + c (X X^T)^2) X (Jordan et al. 2024)."""
     x = matrix / np.linalg.norm(matrix)
     x = x.T if x.shape[0] > x.shape[1] else x
@@ -95,11 +95,13 @@ def orthogonalised(matrix: np.ndarray) -> np.ndarray:
     return x.T if matrix.shape[0] > matrix.shape[1] else x
 
 
-@pytest.mark.parametrize("dtype, room", [("fp32", 1e-4), ("bf16", 0.05), ("fp16", 1e-4)])
-def test_muon_is_the_formula_for_the_matrices_of_layers_and_adamw_for_all_else(dtype: str, room: float) -> None:
-    """Nesterov momentum of 0.95, decay, and updates of the size 0.2 sqrt(max(rows, columns)) (Liu et al. 2025).
+@pytest.mark.parametrize("dtype, tolerance", [("fp32", 1e-4), ("bf16", 0.05), ("fp16", 1e-4)])
+def test_muon_equals_its_formula_for_layer_matrices_and_adamw_for_other_parameters(
+    dtype: str, tolerance: float
+) -> None:
+    """Nesterov momentum of 0.95, decay, and updates times 0.2 sqrt(max(rows, columns)) (Liu et al. 2025).
 
-    In bf16 products are good to a few hundredths.
+    The relative error of products in bf16 is a few hundredths.
     """
     model, twin = (build_model(small(experts=2), seed=1).double() for _ in range(2))
     settings = (config(optimizer=name, epsilon=1e-3) for name in ("muon", "adamw"))
@@ -124,12 +126,12 @@ def test_muon_is_the_formula_for_the_matrices_of_layers_and_adamw_for_all_else(d
             if name not in names:
                 assert torch.equal(parameter, other), name
                 continue
-            update = 0.2 * math.sqrt(max(parameter.shape)) * orthogonalised(before[f"{name} update"])
+            update = 0.2 * math.sqrt(max(parameter.shape)) * orthogonalise(before[f"{name} update"])
             found = ((1 - lr * 0.3) * before[name] - parameter.detach().numpy()) / lr
-            assert np.linalg.norm(found - update) < room * np.linalg.norm(update), name
+            assert np.linalg.norm(found - update) < tolerance * np.linalg.norm(update), name
 
 
-def test_muon_takes_the_linear_layers_of_blocks_and_neither_routers_nor_tables() -> None:
+def test_muon_trains_linear_layers_of_blocks_but_no_routers_and_no_embeddings() -> None:
     model = build_model(
         small(experts=2, position="relative", architecture="encoder-decoder", encoder_layers=1, layers=1)
     )
@@ -141,14 +143,14 @@ def test_muon_takes_the_linear_layers_of_blocks_and_neither_routers_nor_tables()
     assert len(names) == (4 + 2 * 3) + (2 * 4 + 2 * 3)
 
 
-def test_muon_without_matrices_is_refused() -> None:
+def test_muon_without_matrices_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="none is trained here; use adamw"):
         build_optimizer(nn.Linear(2, 2), config(optimizer="muon"))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "muon"])
-def test_state_that_is_allocated_before_the_first_step_is_the_state_of_that_step(optimizer: str) -> None:
-    """Judge: an optimizer of the same kind that allocates in its own first step."""
+def test_state_allocated_before_the_first_step_equals_the_state_of_that_step(optimizer: str) -> None:
+    """Reference: an optimizer of the same class that allocates its state in its first step."""
     ours, theirs = (build_model(small(), seed=1) for _ in range(2))
     early, late = (build_optimizer(model, config(optimizer=optimizer)) for model in (ours, theirs))
     allocate_state(early)
@@ -158,7 +160,7 @@ def test_state_that_is_allocated_before_the_first_step_is_the_state_of_that_step
             other.grad = one.grad.clone()
         early.step()
         late.step()
-        allocate_state(early)  # changes nothing any more
+        allocate_state(early)  # keeps the existing state
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(one, other)
         assert early.state[one].keys() == late.state[other].keys()
@@ -168,7 +170,7 @@ def test_state_that_is_allocated_before_the_first_step_is_the_state_of_that_step
             assert torch.equal(found, value)
 
 
-def test_other_optimizers_allocate_as_they_do() -> None:
+def test_no_state_is_allocated_for_other_optimizers() -> None:
     optimizer = torch.optim.SGD(Weights().parameters(), lr=1.0, momentum=0.9)
     allocate_state(optimizer)
     assert not optimizer.state

@@ -1,3 +1,5 @@
+"""The saved state of a trainer. Reference: the trainer or optimizer that was never saved."""
+
 import dataclasses
 import json
 from typing import Any
@@ -25,16 +27,16 @@ number = st.floats(allow_nan=False, allow_infinity=False)
         seconds=st.floats(0, 1e12),
         micro_batch=st.integers(1, 1 << 53),
         best_loss=st.none() | number,
-        nats=number,
-        scored=st.integers(0, 1 << 53),
+        loss_sum=number,
+        n_tokens=st.integers(0, 1 << 53),
     )
 )
-def test_a_state_survives_json_to_the_last_bit(state: TrainerState) -> None:
+def test_a_state_is_equal_after_json(state: TrainerState) -> None:
     saved = json.loads(json.dumps(state.to_json()))
     assert TrainerState.from_json(saved) == state
 
 
-def test_reading_a_state_sets_the_random_numbers_back() -> None:
+def test_reading_a_state_restores_the_random_number_generators() -> None:
     torch.manual_seed(7)
     torch.rand(11)
     saved = json.loads(json.dumps(TrainerState().to_json()))
@@ -61,7 +63,7 @@ GOOD = TrainerState(step=3).to_json()
         {**GOOD, "rng": 5},
     ],
 )
-def test_values_that_are_no_state_are_damage(values: dict[str, Any]) -> None:
+def test_values_that_are_not_a_state_are_an_error(values: dict[str, Any]) -> None:
     with pytest.raises(TinyLMError, match="The saved training state is damaged"):
         TrainerState.from_json(values)
 
@@ -85,7 +87,7 @@ def train_step(model: Decoder, optimizer: torch.optim.Optimizer, step: int) -> N
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adam"])
-def test_an_optimizer_goes_on_from_its_tensors_as_if_it_had_never_stopped(optimizer: str) -> None:
+def test_an_optimizer_restored_from_its_tensors_continues_exactly(optimizer: str) -> None:
     model, built = trained(optimizer, 3)
     tensors = {name: tensor.clone() for name, tensor in optimizer_tensors(built, model).items()}
     names = dict(model.named_parameters())
@@ -101,7 +103,7 @@ def test_an_optimizer_goes_on_from_its_tensors_as_if_it_had_never_stopped(optimi
         assert torch.equal(parameter, names[name]), name
 
 
-def test_tensors_of_another_model_are_refused() -> None:
+def test_optimizer_tensors_of_another_model_are_an_error() -> None:
     model, optimizer = trained("adamw", 1)
     tensors = optimizer_tensors(optimizer, model)
     for name, value in (("layers.9.norm/step", torch.tensor(1.0)), ("embedding.weight/exp_avg", torch.zeros(3, 3))):

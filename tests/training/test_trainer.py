@@ -1,9 +1,13 @@
-"""The loop on a small decoder in float64. Judge: gradients of the whole batch at once, and AdamW written by hand."""
+"""The training loop on a small decoder in float64.
+
+Reference: the gradient of the whole batch in one pass, and the formula of AdamW.
+"""
 
 import copy
 import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,17 +20,18 @@ from tinylm.config import Budget, TrainingConfig
 from tinylm.errors import DivergedError, TinyLMError, UsageError
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
-from tinylm.objective import Loss, next_token
-from tinylm.text.dataset import Batch
-from tinylm.training import trainer as t
-from tinylm.training.average import WeightAverage
+from tinylm.objectives.loss import Loss, next_token
+from tinylm.text.batches import Batch
+from tinylm.training import trainer as trainer_module
+from tinylm.training.events import Evaluated, Event, Logged, Notice, Stepped
+from tinylm.training.learning_rate import learning_rate
 from tinylm.training.optimizer import MuonAdamW, build_optimizer, layer_matrices
-from tinylm.training.schedule import learning_rate
 from tinylm.training.state import TrainerState
-from tinylm.training.trainer import Evaluated, Event, Logged, Notice, Outcome, Stepped, StopTraining, Trainer
+from tinylm.training.stop_conditions import EXIT_SECONDS
+from tinylm.training.trainer import Outcome, StopTraining, Trainer, TrainerHooks, TrainingJob
+from tinylm.training.weight_average import WeightAverage
 
 CONFIG = small(context=6, layers=1, width=8, heads=2, kv_heads=1, ffn_width=8)
-
 
 SETTINGS: dict[str, Any] = {
     "budget": Budget(steps=1),
@@ -47,15 +52,34 @@ def decoder() -> Decoder:
     return randomised(build_model(CONFIG)).double()
 
 
-def random_batch(number: int, rows: int = 6, scored: float | None = None) -> Batch:
+def random_batch(number: int, rows: int = 6, target_fraction: float | None = None) -> Batch:
+    """Random ids from the seed `number`, with a random loss mask that keeps about `target_fraction` of the targets."""
     rng = torch.Generator().manual_seed(number)
     ids = torch.randint(CONFIG.vocab_size, (rows, CONFIG.context + 1), generator=rng)
-    mask = None if scored is None else torch.rand(rows, CONFIG.context, generator=rng) < scored
+    mask = None if target_fraction is None else torch.rand(rows, CONFIG.context, generator=rng) < target_fraction
     return Batch(ids[:, :-1], ids[:, 1:], mask)
 
 
+@dataclass
+class FakeTask:
+    """A task with the given batches and objective. `validate` returns the validation loss."""
+
+    batch: Callable[[int], Batch]
+    objective: Callable[..., Loss]
+    validate: Callable[[], float]
+    steps_per_epoch: float = 1
+    validating: bool = False
+
+    def validation_batches(self, rows: int, max_tokens: int) -> list[Batch]:
+        self.validating = True
+        return [random_batch(0, 1)]
+
+    def validation_objective(self, model: Decoder, batch: Batch) -> Loss:
+        return Loss(torch.tensor(self.validate(), dtype=torch.float64), 1, torch.zeros(()))
+
+
 class Bench:
-    """A trainer whose events and saves are written down; every part can be replaced."""
+    """A trainer under test: records its events and saves. Each of its parts and settings can be replaced."""
 
     def __init__(self, **choices: Any) -> None:
         parts: dict[str, Any] = {
@@ -65,31 +89,31 @@ class Bench:
             "validate": lambda: 1.0 / (1 + self.state.step),
             "dtype": "fp32",
             "check_stop": lambda: None,
-            "started": t.time.monotonic(),
+            "started": trainer_module.time.monotonic(),
             "state": None,
-            "average": None,
         }
         settings = dict(SETTINGS)
         parts |= {name: value for name, value in choices.items() if name in parts}
-        settings |= {name: value for name, value in choices.items() if name in settings or name == "patience"}
+        settings |= {name: value for name, value in choices.items() if name in (*settings, "patience", "average")}
         self.config = TrainingConfig(**settings)
         self.model: Decoder = parts["model"]
-        self.state: TrainerState = parts.pop("state") or TrainerState(micro_batch=self.config.micro_batch)
+        self.state: TrainerState = parts["state"] or TrainerState(micro_batch=self.config.micro_batch)
         optimizer = choices.get("optimizer") or (lambda model: torch.optim.SGD(model.parameters(), lr=1.0))
         self.events: list[Event] = []
         self.best: list[tuple[int, float]] = []
         self.best_values: list[dict[str, Tensor]] = []
         self.saved: list[int] = []
-        parts["optimizer"] = optimizer(self.model)
-        parts["average"] = parts["average"] and WeightAverage(parts["optimizer"], parts["average"])
-        self.trainer = Trainer(
-            **parts,
-            config=self.config,
-            total_steps=self.config.budget.total_steps(1),
-            state=self.state,
-            store=self,
-            report=self.events.append,
-        )
+        task = FakeTask(parts["batches"], parts["objective"], parts["validate"])
+        job = TrainingJob(self.model, task, optimizer(self.model), self.config, parts["dtype"])
+
+        def check_stop() -> None:
+            """Call the given function, except after the only batch of an evaluation."""
+            if not task.validating:
+                parts["check_stop"]()
+            task.validating = False
+
+        self.hooks = TrainerHooks(self.events.append, check_stop)
+        self.trainer = Trainer(job, self.state, self, self.hooks, started=parts["started"])
 
     def save_best(self, model: Decoder, step: int, val_loss: float) -> None:
         self.best.append((step, val_loss))
@@ -109,18 +133,18 @@ def values(model: Decoder) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
-def step_of(bench: Bench) -> dict[str, Tensor]:
-    """What one step of plain descent at a rate of one takes away from each weight: its gradient."""
+def update_of(bench: Bench) -> dict[str, Tensor]:
+    """The change of each weight in one step of SGD. With a learning rate of 1, it is the gradient."""
     before = values(bench.model)
     bench.run()
     return {name: before[name] - value for name, value in values(bench.model).items()}
 
 
 def gradient(model: Decoder, batch: Batch, objective: Callable[..., Loss] = next_token) -> dict[str, Tensor]:
-    """Of the mean over all that the batch scores, and of the auxiliary loss a sequence."""
+    """The gradient of the mean loss per target and of the mean auxiliary loss per sequence, in one pass."""
     model = copy.deepcopy(model).train()
     loss = objective(model, batch)
-    (loss.nats / loss.scored + loss.aux / len(batch)).backward()
+    (loss.total / loss.n_tokens + loss.aux / len(batch)).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
@@ -133,33 +157,33 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 # Accumulation.
 
 
-@pytest.mark.parametrize("scored", [None, 0.3])
+@pytest.mark.parametrize("target_fraction", [None, 0.3])
 @pytest.mark.parametrize(("rows", "micro_batch"), [(6, 6), (6, 1), (6, 4), (7, 3), (1000, 7)])
 def test_micro_batches_add_up_to_the_gradient_of_the_whole_batch(
-    rows: int, micro_batch: int, scored: float | None
+    rows: int, micro_batch: int, target_fraction: float | None
 ) -> None:
-    """Also where they score unequal numbers of tokens."""
-    batch = random_batch(0, rows, scored)
+    """Also if their loss masks keep different numbers of targets."""
+    batch = random_batch(0, rows, target_fraction)
     bench = Bench(batches=lambda number: batch, batch_size=rows, micro_batch=micro_batch)
     expected = gradient(bench.model, batch)
-    assert_same(step_of(bench), expected)
+    assert_same(update_of(bench), expected)
 
 
 def with_auxiliary(model: Decoder, batch: Batch) -> Loss:
-    """Beside the loss, something of every sequence."""
+    """The next-token loss, with the mean square of each sequence's hidden states as auxiliary loss."""
     loss = next_token(model, batch)
     return loss._replace(aux=model(batch.ids).hidden.square().mean(dim=(1, 2)).sum())
 
 
-def test_auxiliary_losses_of_micro_batches_add_up_too() -> None:
+def test_auxiliary_losses_of_micro_batches_add_up_to_that_of_the_whole_batch() -> None:
     batch = random_batch(0, 7)
     bench = Bench(batches=lambda number: batch, batch_size=7, micro_batch=3, objective=with_auxiliary)
     expected = gradient(bench.model, batch, with_auxiliary)
-    assert_same(step_of(bench), expected)
+    assert_same(update_of(bench), expected)
     assert not torch.allclose(expected["embedding.weight"], gradient(decoder(), batch)["embedding.weight"])
 
 
-def test_a_step_of_adamw_is_its_formula_on_the_clipped_gradient() -> None:
+def test_a_step_of_adamw_equals_its_formula_with_the_clipped_gradient() -> None:
     chosen = {"lr": 0.01, "batch_size": 7, "micro_batch": 2, "grad_clip": 0.05, "budget": Budget(steps=3)}
     config = Bench(**chosen).config
     bench = Bench(
@@ -188,11 +212,11 @@ def test_a_step_of_adamw_is_its_formula_on_the_clipped_gradient() -> None:
 
 
 @pytest.mark.parametrize(("grad_clip", "factor"), [(0.0, 1.0), (1e6, 1.0), (0.01, None)])
-def test_a_gradient_is_clipped_to_its_norm_and_nothing_else(grad_clip: float, factor: float | None) -> None:
+def test_gradients_are_clipped_to_grad_clip(grad_clip: float, factor: float | None) -> None:
     bench = Bench(grad_clip=grad_clip)
     expected = gradient(bench.model, random_batch(0))
     norm = math.sqrt(sum(g.square().sum().item() for g in expected.values()))
-    found = step_of(bench)
+    found = update_of(bench)
     factor = factor or grad_clip / norm
     for name, g in expected.items():
         torch.testing.assert_close(found[name], g * factor, rtol=1e-5, atol=1e-12)
@@ -205,10 +229,10 @@ def test_dropout_is_on_in_training() -> None:
     assert seen == [True]
 
 
-# The learning rate and what is reported.
+# Learning rate and events.
 
 
-def test_every_step_is_taken_at_the_rate_that_the_schedule_has_in_its_middle() -> None:
+def test_every_step_has_the_learning_rate_at_its_middle() -> None:
     chosen = {"budget": Budget(steps=20), "warmup": 0.2, "schedule": "linear", "lr": 0.1, "min_lr": 0.02}
     bench = Bench(**chosen)
     bench.run()
@@ -221,8 +245,10 @@ def test_every_step_is_taken_at_the_rate_that_the_schedule_has_in_its_middle() -
 
 @pytest.mark.parametrize("budget", [Budget(steps=1), Budget(time=10)])
 @pytest.mark.parametrize("warmup", [0.0, 0.5, 1.0])
-def test_a_run_of_one_step_learns(budget: Budget, warmup: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not at the rate of the very beginning, nor of the very end, which may both be zero."""
+def test_a_run_of_one_step_has_a_learning_rate_above_zero(
+    budget: Budget, warmup: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learning rates at progress 0 and 1 may both be zero."""
     bench = Clock(monkeypatch).bench(10, 7, 0, 0, warmup=warmup, schedule="linear")
     if budget.steps:
         bench = Bench(budget=budget, warmup=warmup, schedule="linear", lr=1e-3)
@@ -230,12 +256,12 @@ def test_a_run_of_one_step_learns(budget: Budget, warmup: float, monkeypatch: py
     assert bench.reported(Logged)[0].lr > 1e-4
 
 
-def test_the_logged_loss_is_the_mean_since_the_last_time() -> None:
-    nats: list[tuple[float, int]] = []
+def test_the_logged_loss_is_the_mean_since_the_last_log_line() -> None:
+    losses: list[tuple[float, int]] = []
 
     def objective(model: Decoder, batch: Batch) -> Loss:
         loss = next_token(model, batch)
-        nats.append((loss.nats.item(), loss.scored))
+        losses.append((loss.total.item(), loss.n_tokens))
         return loss
 
     bench = Bench(
@@ -249,28 +275,28 @@ def test_the_logged_loss_is_the_mean_since_the_last_time() -> None:
     bench.run()
     logged = bench.reported(Logged)
     assert [event.step for event in logged] == [3, 6]
-    for event, part in zip(logged, (nats[:6], nats[6:12]), strict=True):
-        assert event.loss == pytest.approx(sum(n for n, _ in part) / sum(s for _, s in part), rel=1e-6)
+    for event, part in zip(logged, (losses[:6], losses[6:12]), strict=True):
+        assert event.loss == pytest.approx(sum(total for total, _ in part) / sum(n for _, n in part), rel=1e-6)
     assert [event.step for event in bench.reported(Stepped)] == [1, 2, 3, 4, 5, 6, 7]
     assert [event.progress for event in bench.reported(Stepped)] == pytest.approx([s / 7 for s in range(7)])
 
 
-def test_what_a_model_tells_of_itself_is_averaged_over_sequences_and_steps() -> None:
-    """A number and a list of numbers, told of micro-batches of 4 and 2 sequences."""
-    told = iter([(1.0, [2.0, 0.0]), (4.0, [5.0, 3.0]), (7.0, [8.0, 6.0]), (10.0, [11.0, 9.0])])
+def test_metrics_of_the_model_are_averaged_over_sequences_and_steps() -> None:
+    """A metric that is a number and one that is a list, from micro-batches of 4 and 2 sequences."""
+    values = iter([(1.0, [2.0, 0.0]), (4.0, [5.0, 3.0]), (7.0, [8.0, 6.0]), (10.0, [11.0, 9.0])])
 
     def objective(model: Decoder, batch: Batch) -> Loss:
         if not torch.is_grad_enabled():
             return next_token(model, batch)
-        number, numbers = next(told)
-        return next_token(model, batch)._replace(told={"one": torch.tensor(number), "many": torch.tensor(numbers)})
+        number, numbers = next(values)
+        return next_token(model, batch)._replace(metrics={"one": torch.tensor(number), "many": torch.tensor(numbers)})
 
     bench = Bench(objective=objective, micro_batch=4, budget=Budget(steps=2), log_every=2, lr=0.01)
     bench.run()
     (logged,) = bench.reported(Logged)
-    assert logged.told["one"] == pytest.approx((4 * 1 + 2 * 4 + 4 * 7 + 2 * 10) / 12)
-    assert logged.told["many"] == pytest.approx([(8 + 10 + 32 + 22) / 12, (0 + 6 + 24 + 18) / 12])
-    assert (bench.state.told, bench.state.sequences) == ({}, 0)
+    assert logged.metrics["one"] == pytest.approx((4 * 1 + 2 * 4 + 4 * 7 + 2 * 10) / 12)
+    assert logged.metrics["many"] == pytest.approx([(8 + 10 + 32 + 22) / 12, (0 + 6 + 24 + 18) / 12])
+    assert (bench.state.metrics, bench.state.n_sequences) == ({}, 0)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +308,7 @@ def test_what_a_model_tells_of_itself_is_averaged_over_sequences_and_steps() -> 
         (1, 1, 1, [0, 1], [0, 1]),
     ],
 )
-def test_evaluations_and_saves_keep_their_rhythm_and_end_the_run(
+def test_evaluations_and_saves_happen_at_their_intervals_and_at_the_end(
     steps: int, eval_every: int, save_every: int, evaluated: list[int], saved: list[int]
 ) -> None:
     bench = Bench(budget=Budget(steps=steps), eval_every=eval_every, save_every=save_every, lr=1e-3)
@@ -292,7 +318,7 @@ def test_evaluations_and_saves_keep_their_rhythm_and_end_the_run(
     assert bench.saved == saved
 
 
-def test_an_average_is_what_is_validated_and_saved_while_training_goes_on_from_the_last_weights() -> None:
+def test_averaged_weights_are_validated_and_saved_while_training_continues_with_the_current_ones() -> None:
     settings: dict[str, Any] = {"budget": Budget(steps=3), "eval_every": 1, "lr": 1e-2}
     plain, averaged = Bench(**settings), Bench(**settings, average=0.5)
     plain.run()
@@ -303,7 +329,7 @@ def test_an_average_is_what_is_validated_and_saved_while_training_goes_on_from_t
         assert_same(best, {name: torch.stack([one[name] for one in seen]).mean(0) for name in best})
 
 
-def test_epochs_are_a_budget_of_their_own_name() -> None:
+def test_a_run_with_a_budget_of_epochs_is_stopped_by_epochs() -> None:
     bench = Bench(budget=Budget(epochs=4))
     assert (bench.run().stopped_by, bench.state.step) == ("epochs", 4)
 
@@ -311,17 +337,23 @@ def test_epochs_are_a_budget_of_their_own_name() -> None:
 # Validation.
 
 
-def test_the_best_weights_are_those_of_the_lowest_loss_and_a_tie_is_no_better() -> None:
+def test_the_best_weights_have_the_lowest_loss_and_the_first_of_equal_ones_is_kept() -> None:
     losses = iter([3.0, 2.0, 2.5, 2.0, 1.9, 4.0])
     bench = Bench(validate=lambda: next(losses), budget=Budget(steps=5), eval_every=1, lr=1e-3)
     state = bench.run().state
     assert bench.best == [(0, 3.0), (1, 2.0), (4, 1.9)]
     assert [event.best for event in bench.reported(Evaluated)] == [True, True, False, False, True, False]
-    assert (state.best_loss, state.best_step, state.val_loss, state.stale, state.evaluated) == (1.9, 4, 4.0, 1, 5)
+    assert (state.best_loss, state.best_step, state.val_loss, state.evals_since_best, state.last_eval_step) == (
+        1.9,
+        4,
+        4.0,
+        1,
+        5,
+    )
 
 
 @pytest.mark.parametrize(("patience", "stops"), [(1, 6), (2, 8), (3, 12), (None, 20)])
-def test_training_stops_after_so_many_evaluations_without_improvement(patience: int | None, stops: int) -> None:
+def test_training_stops_after_patience_evaluations_without_improvement(patience: int | None, stops: int) -> None:
     losses = iter([5.0, 4.0, 3.0, 3.5, 3.6, 2.9, 3.1, 3.0, 2.95, 3.0, 3.0])
     wanted = {1: [0, 2, 4, 6], 2: [0, 2, 4, 6, 8], 3: list(range(0, 18, 2)), None: list(range(0, 22, 2))}[patience]
     bench = Bench(
@@ -338,7 +370,7 @@ def test_training_stops_after_so_many_evaluations_without_improvement(patience: 
 
 
 def fails_at(step: int, spoil: Callable[[Loss, Decoder], Loss]) -> Callable[[Decoder, Batch], Loss]:
-    """The loss of one step's training is spoiled; looking at a loss without training on it is not counted."""
+    """An objective that applies `spoil` to the loss of training step `step`; passes without gradients do not count."""
     calls = iter(range(1000))
 
     def objective(model: Decoder, batch: Batch) -> Loss:
@@ -349,23 +381,25 @@ def fails_at(step: int, spoil: Callable[[Loss, Decoder], Loss]) -> Callable[[Dec
 
 
 def infinite_gradient(loss: Loss, model: Decoder) -> Loss:
-    """The root of zero: a value of 0, and a gradient without one."""
+    """Adds sqrt(0) to the loss: its value is unchanged, and its gradient is not finite."""
     weight = model.embedding.weight
-    return loss._replace(nats=loss.nats + (weight - weight.detach()).sum().abs().sqrt())
+    return loss._replace(total=loss.total + (weight - weight.detach()).sum().abs().sqrt())
 
 
 @pytest.mark.parametrize(
     ("spoil", "what"),
     [
-        (lambda loss, model: loss._replace(nats=loss.nats * math.nan), "loss"),
-        (lambda loss, model: loss._replace(nats=loss.nats + math.inf), "loss"),
+        (lambda loss, model: loss._replace(total=loss.total * math.nan), "loss"),
+        (lambda loss, model: loss._replace(total=loss.total + math.inf), "loss"),
         (infinite_gradient, "gradient"),
     ],
 )
-def test_a_step_that_is_not_finite_ends_the_run_before_it_is_taken(spoil: Callable[..., Loss], what: str) -> None:
+def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_the_step(
+    spoil: Callable[..., Loss], what: str
+) -> None:
     bench = Bench(objective=fails_at(3, spoil), budget=Budget(steps=9), eval_every=2, save_every=1, lr=0.01)
     good = Bench(budget=Budget(steps=3), lr=0.01)
-    with pytest.raises(DivergedError, match=f"The {what} stopped being a finite number at step 3; .* --lr") as caught:
+    with pytest.raises(DivergedError, match=f"The {what} of step 4 is not finite; .* `lr`") as caught:
         bench.run()
     good.run()
     assert caught.value.exit_code == 3
@@ -378,7 +412,7 @@ def test_a_step_that_is_not_finite_ends_the_run_before_it_is_taken(spoil: Callab
 def test_a_validation_loss_that_is_not_finite_ends_the_run_and_is_never_saved(loss: float) -> None:
     losses = iter([2.0, 1.5, loss])
     bench = Bench(validate=lambda: next(losses), budget=Budget(steps=9), eval_every=2, save_every=2, lr=0.01)
-    with pytest.raises(DivergedError, match=r"The validation loss stopped being a finite number at step 4") as caught:
+    with pytest.raises(DivergedError, match=r"The validation loss after step 4 is not finite") as caught:
         bench.run()
     assert caught.value.exit_code == 3
     assert bench.saved == [0, 2]
@@ -386,7 +420,7 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run_and_is_never_saved(lo
 
 
 class Exploding(torch.optim.SGD):
-    """Its third step, from a good gradient, leaves every weight at a value."""
+    """SGD whose third step sets every weight to `value`, though its gradient is finite."""
 
     taken = 0
     value = math.inf
@@ -401,11 +435,11 @@ class Exploding(torch.optim.SGD):
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, 1e200])
 def test_weights_whose_next_loss_is_not_finite_are_never_saved(value: float) -> None:
-    """Finite ones too: the step that would show it comes after the save."""
+    """Also if the weights are finite (1e200): the step whose loss would show it comes after the save."""
 
     def objective(model: Decoder, batch: Batch) -> Loss:
         loss = next_token(model, batch)
-        return loss._replace(nats=loss.nats + model.embedding.weight.square().sum())
+        return loss._replace(total=loss.total + model.embedding.weight.square().sum())
 
     def optimizer(model: Decoder) -> Exploding:
         exploding = Exploding(model.parameters(), lr=0.01)
@@ -413,12 +447,14 @@ def test_weights_whose_next_loss_is_not_finite_are_never_saved(value: float) -> 
         return exploding
 
     bench = Bench(objective=objective, optimizer=optimizer, budget=Budget(steps=9), eval_every=9, save_every=1)
-    with pytest.raises(DivergedError, match=r"The weights stopped being of use by step 3: .*; try a lower --lr"):
+    with pytest.raises(
+        DivergedError, match=r"After step 3, a weight or the next loss is not finite; .* Try a lower `lr`"
+    ):
         bench.run()
     assert bench.saved == [0, 1, 2]
 
 
-def test_looking_at_the_next_loss_before_a_save_changes_no_random_number() -> None:
+def test_checking_the_next_loss_before_a_save_changes_no_random_number() -> None:
     dropped = small(context=6, layers=1, width=8, heads=2, kv_heads=1, ffn_width=8, dropout=0.5)
     often, once = (
         Bench(model=build_model(dropped).double(), budget=Budget(steps=6), save_every=every, lr=0.01)
@@ -436,6 +472,8 @@ def test_looking_at_the_next_loss_before_a_save_changes_no_random_number() -> No
 
 
 def rows_at_most(most: int, seen: list[int]) -> Callable[[Decoder, Batch], Loss]:
+    """An objective that runs out of memory above `most` rows, and appends the rows of each call to `seen`."""
+
     def objective(model: Decoder, batch: Batch) -> Loss:
         seen.append(len(batch))
         if len(batch) > most:
@@ -450,7 +488,7 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_gradient() -> None:
     batch = random_batch(0, 20)
     bench = Bench(objective=rows_at_most(3, seen), batches=lambda number: batch, batch_size=20, micro_batch=13)
     expected = gradient(bench.model, batch)
-    assert_same(step_of(bench), expected)
+    assert_same(update_of(bench), expected)
     assert seen == [13, 7, 4, *[2] * 10]
     assert bench.state.micro_batch == 2
     assert [event.message for event in bench.reported(Notice)] == [
@@ -458,8 +496,8 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_gradient() -> None:
     ]
 
 
-def test_out_of_memory_in_the_middle_of_a_step_leaves_nothing_of_it() -> None:
-    """Neither half a gradient, nor other random numbers than the step began with."""
+def test_out_of_memory_in_a_step_repeats_it_with_the_same_random_numbers() -> None:
+    """The gradient of the failed attempt is discarded, and the random number generators are reset."""
     batch = random_batch(0, 8)
     calls = iter(range(100))
     first_draws: list[float] = []
@@ -474,7 +512,7 @@ def test_out_of_memory_in_the_middle_of_a_step_leaves_nothing_of_it() -> None:
 
     bench = Bench(objective=objective, batches=lambda number: batch, batch_size=8, micro_batch=2)
     expected = gradient(bench.model, batch)
-    assert_same(step_of(bench), expected)
+    assert_same(update_of(bench), expected)
     assert first_draws[0] == first_draws[1]
     assert bench.state.micro_batch == 1
 
@@ -489,7 +527,7 @@ def test_out_of_memory_with_one_sequence_is_an_error_and_not_a_loop() -> None:
     assert seen == [6, 3, 2, 1]
 
 
-def test_a_smaller_micro_batch_is_remembered() -> None:
+def test_a_reduced_micro_batch_is_kept_for_later_steps_and_sessions() -> None:
     seen: list[int] = []
     bench = Bench(objective=rows_at_most(3, seen), budget=Budget(steps=2), lr=1e-3)
     state = bench.run().state
@@ -507,7 +545,7 @@ def adamw(model: Decoder) -> torch.optim.Optimizer:
     return build_optimizer(model, TrainingConfig(**{**SETTINGS, "lr": 0.1}))
 
 
-def test_a_system_without_memory_is_out_of_memory_too() -> None:
+def test_memory_error_counts_as_out_of_memory() -> None:
     seen: list[int] = []
 
     def objective(model: Decoder, batch: Batch) -> Loss:
@@ -520,7 +558,7 @@ def test_a_system_without_memory_is_out_of_memory_too() -> None:
     assert seen[:3] == [6, 3, 3]
 
 
-def test_the_optimizers_state_is_there_before_the_first_gradient_is() -> None:
+def test_the_optimizer_state_is_allocated_before_the_first_gradient() -> None:
     bench: Bench
 
     def objective(model: Decoder, batch: Batch) -> Loss:
@@ -534,7 +572,7 @@ def test_the_optimizers_state_is_there_before_the_first_gradient_is() -> None:
 
 
 @pytest.mark.parametrize("failure", [0, 5])
-def test_out_of_memory_for_the_optimizers_state_is_tried_once_more_and_changes_no_result(
+def test_out_of_memory_for_the_optimizer_state_is_retried_once_and_changes_no_result(
     failure: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = Bench(optimizer=adamw, budget=Budget(steps=3), lr=0.1)
@@ -554,7 +592,9 @@ def test_out_of_memory_for_the_optimizers_state_is_tried_once_more_and_changes_n
     assert_same(values(bench.model), values(plain.model))
 
 
-def test_no_memory_for_the_optimizers_state_is_an_error_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_for_the_optimizer_state_is_an_error_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bench = Bench(optimizer=adamw)
     before = values(bench.model)
     monkeypatch.setattr(torch, "zeros_like", out_of_memory)
@@ -565,7 +605,7 @@ def test_no_memory_for_the_optimizers_state_is_an_error_before_the_first_step(mo
     assert_same(values(bench.model), before)
 
 
-def test_out_of_memory_in_a_step_is_an_error_and_half_a_step_is_neither_saved_nor_repeated() -> None:
+def test_out_of_memory_in_the_optimizer_is_an_error_and_its_partial_step_is_not_saved() -> None:
     """An optimizer that changes one weight and then fails."""
     steps: list[int] = []
 
@@ -600,7 +640,7 @@ def test_out_of_memory_for_an_average_of_the_weights_is_an_error(monkeypatch: py
     assert bench.saved == [0]
 
 
-def test_other_errors_of_an_optimizer_are_not_taken_for_memory() -> None:
+def test_other_errors_of_an_optimizer_are_raised() -> None:
     def broken(model: Decoder) -> torch.optim.Optimizer:
         optimizer = adamw(model)
 
@@ -614,7 +654,7 @@ def test_other_errors_of_an_optimizer_are_not_taken_for_memory() -> None:
         Bench(optimizer=broken).run()
 
 
-def test_out_of_memory_when_weights_are_checked_before_a_save_is_tried_with_fewer_rows() -> None:
+def test_out_of_memory_in_the_check_before_a_save_reduces_the_batch() -> None:
     seen: list[tuple[int, bool]] = []
 
     def objective(model: Decoder, batch: Batch) -> Loss:
@@ -632,30 +672,20 @@ def test_out_of_memory_when_weights_are_checked_before_a_save_is_tried_with_fewe
 # Stopping.
 
 
-class Stop:
-    """Asks to stop from some step on; `skip` so many checks first."""
+def run_stopped_at(step: int, **choices: Any) -> tuple[Bench, Outcome]:
+    """Run a trainer whose `check_stop` raises StopTraining from step `step` on."""
 
-    def __init__(self, step: int, skip: int = 0) -> None:
-        self.step, self.skip, self.bench = step, skip, None
+    def check_stop() -> None:
+        if bench.state.step >= step:
+            raise StopTraining
 
-    def __call__(self) -> None:
-        assert self.bench is not None
-        if self.bench.state.step >= self.step:
-            if not self.skip:
-                raise StopTraining
-            self.skip -= 1
-
-
-def stopped(step: int, **choices: Any) -> tuple[Bench, Outcome]:
-    stop = Stop(step)
-    bench = Bench(check_stop=stop, budget=Budget(steps=9), lr=1e-3, **choices)
-    stop.bench = bench
+    bench = Bench(check_stop=check_stop, budget=Budget(steps=9), lr=1e-3, **choices)
     return bench, bench.run()
 
 
 @pytest.mark.parametrize("step", [0, 1, 4, 6])
-def test_a_stop_saves_the_step_it_came_in_and_evaluates_no_more(step: int) -> None:
-    bench, outcome = stopped(step, eval_every=4, save_every=4)
+def test_a_stop_saves_the_current_step_without_an_evaluation(step: int) -> None:
+    bench, outcome = run_stopped_at(step, eval_every=4, save_every=4)
     assert (outcome.stopped_by, outcome.state.step) == ("signal", step)
     assert bench.saved == sorted({0, step} | ({4} if step >= 4 else set()))
     assert [event.step for event in bench.reported(Evaluated)] == [0, 4][: 1 + (step >= 4)]
@@ -671,32 +701,34 @@ def test_a_stop_during_an_evaluation_saves_the_state_before_it() -> None:
 
     bench = Bench(validate=validate, budget=Budget(steps=9), eval_every=4, save_every=100, lr=1e-3)
     state = bench.run().state
-    assert (state.step, state.evaluated, state.stale, bench.saved) == (4, 0, 0, [0, 4])
+    assert (state.step, state.last_eval_step, state.evals_since_best, bench.saved) == (4, 0, 0, [0, 4])
 
 
-def test_a_stop_before_the_first_evaluation_ends_leaves_nothing_to_save() -> None:
+def test_a_stop_during_the_first_evaluation_saves_nothing() -> None:
     def validate() -> float:
         raise StopTraining
 
     bench = Bench(validate=validate)
     assert bench.run().stopped_by == "signal"
-    assert (bench.saved, bench.best, bench.state.evaluated) == ([], [], -1)
+    assert (bench.saved, bench.best, bench.state.last_eval_step) == ([], [], -1)
 
 
 # Time.
 
 
 class Clock:
-    """Stands still unless told how long something takes."""
+    """Replaces the trainer's clock by one that advances only in `spend`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(t, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(trainer_module, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def spend(self, seconds: float) -> None:
         self.now += seconds
 
     def bench(self, budget: float, step: float, val: float, save: float, **choices: Any) -> Bench:
+        """A trainer with a time budget whose steps, evaluations and saves take the given seconds."""
+
         def objective(model: Decoder, batch: Batch) -> Loss:
             self.spend(step)
             return next_token(model, batch)
@@ -723,10 +755,10 @@ class Clock:
     ("budget", "setup", "step", "val", "save"),
     [(100, 0, 1, 0, 0), (100, 5, 1, 3, 1), (100, 30, 0.5, 8, 2), (60, 2, 0.1, 0.5, 0.1), (600, 20, 3, 20, 5)],
 )
-def test_a_budget_of_time_is_kept_from_process_start_to_exit(
+def test_a_budget_of_time_includes_start_and_exit(
     budget: float, setup: float, step: float, val: float, save: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Start-up, the last evaluation and the last save included, within a twentieth."""
+    """Within 5%, including the last evaluation and the last save."""
     clock = Clock(monkeypatch)
     bench = clock.bench(budget, step, val, save, started=clock.now - setup)
     outcome = bench.run()
@@ -739,7 +771,7 @@ def test_a_budget_of_time_is_kept_from_process_start_to_exit(
     assert bench.saved[-1] == outcome.state.step == bench.reported(Evaluated)[-1].step
 
 
-def test_a_budget_that_is_gone_before_training_begins_still_evaluates_and_saves(
+def test_a_budget_used_up_before_training_still_evaluates_and_saves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock(monkeypatch)
@@ -748,19 +780,19 @@ def test_a_budget_that_is_gone_before_training_begins_still_evaluates_and_saves(
     assert bench.saved[-1] == bench.state.step <= 1
 
 
-def test_a_resumed_run_has_the_seconds_left_that_it_had_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_has_the_rest_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    state = TrainerState(step=40, seconds=70.0, setup_seconds=4.0, micro_batch=6, evaluated=40, best_loss=0.5)
+    state = TrainerState(step=40, seconds=70.0, setup_seconds=4.0, micro_batch=6, last_eval_step=40, best_loss=0.5)
     bench = clock.bench(100, 1, 0, 0, state=state)
     bench.run()
-    assert bench.reported(Stepped)[0].progress == pytest.approx((70 - 4) / (100 - 4 - t.EXIT_SECONDS))
+    assert bench.reported(Stepped)[0].progress == pytest.approx((70 - 4) / (100 - 4 - EXIT_SECONDS))
     assert clock.now - 1000 == pytest.approx(30, abs=1.5)
     assert bench.state.seconds == pytest.approx(100, abs=1.5)
     assert bench.state.setup_seconds == 4
 
 
-def test_speed_is_measured_without_the_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """36 tokens a step of half a second."""
+def test_throughput_excludes_evaluations_and_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step has 36 tokens and takes 0.5 s."""
     clock = Clock(monkeypatch)
     bench = clock.bench(50, 0.5, 9, 7, log_every=10)
     bench.run()
@@ -770,10 +802,10 @@ def test_speed_is_measured_without_the_pauses(monkeypatch: pytest.MonkeyPatch) -
     assert len(bench.reported(Logged)) >= 2
 
 
-# Formats.
+# Number formats.
 
 
-def test_products_are_computed_in_bf16_and_weights_stay_in_fp32() -> None:
+def test_products_are_in_bf16_and_weights_in_fp32() -> None:
     seen: list[torch.dtype] = []
 
     def objective(model: Decoder, batch: Batch) -> Loss:
@@ -791,13 +823,13 @@ def test_products_are_computed_in_bf16_and_weights_stay_in_fp32() -> None:
         torch.testing.assert_close(rough[name], value, rtol=0, atol=2e-4)
 
 
-def half(**choices: Any) -> Bench:
-    """Training in fp16 with loss scaling, on which a CPU is slow and no less right."""
+def fp16_bench(**choices: Any) -> Bench:
+    """A trainer in fp16 with loss scaling, which is slow on a CPU but correct."""
     return Bench(model=randomised(build_model(CONFIG)), dtype="fp16", **{"lr": 1e-3, **choices})
 
 
 def overflows(steps: range) -> Callable[[Decoder, Batch], Loss]:
-    """A gradient that is too large for fp16 in some steps, of a loss that is not."""
+    """An objective whose gradient is not finite in `steps`, as if it overflowed fp16, while its loss is finite."""
     calls = iter(range(1000))
 
     def objective(model: Decoder, batch: Batch) -> Loss:
@@ -809,8 +841,8 @@ def overflows(steps: range) -> Callable[[Decoder, Batch], Loss]:
     return objective
 
 
-def test_a_step_in_fp16_is_near_that_of_fp32() -> None:
-    bench, exact = half(), Bench(model=randomised(build_model(CONFIG)), lr=1e-3)
+def test_a_step_in_fp16_is_close_to_one_in_fp32() -> None:
+    bench, exact = fp16_bench(), Bench(model=randomised(build_model(CONFIG)), lr=1e-3)
     bench.run()
     exact.run()
     assert {parameter.dtype for parameter in bench.model.parameters()} == {torch.float32}
@@ -818,57 +850,60 @@ def test_a_step_in_fp16_is_near_that_of_fp32() -> None:
         torch.testing.assert_close(values(bench.model)[name], value, rtol=0, atol=2e-4)
 
 
-def test_a_step_that_overflows_fp16_is_left_out_and_halves_the_scale() -> None:
-    bench, other = half(objective=overflows(range(2, 4)), budget=Budget(steps=4)), half(budget=Budget(steps=2))
+def test_a_step_that_overflows_fp16_is_skipped_and_halves_the_scale() -> None:
+    bench = fp16_bench(objective=overflows(range(2, 4)), budget=Budget(steps=4))
+    other = fp16_bench(budget=Budget(steps=2))
     state = bench.run().state
     other.run()
     assert_same(values(bench.model), values(other.model))
-    assert (state.step, state.skipped) == (4, 2)
+    assert (state.step, state.skipped_steps) == (4, 2)
     assert state.scaler["scale"] == 65536 / 4
     norms = [event.grad_norm for event in bench.reported(Logged)]
     assert norms[2:] == [None, None]
     assert all(math.isfinite(norm) for norm in norms[:2])
 
 
-def test_an_average_can_begin_with_steps_that_are_left_out() -> None:
+def test_skipped_steps_at_the_start_do_not_change_an_average() -> None:
     def muon(model: Decoder) -> torch.optim.Optimizer:
         matrices = layer_matrices(model)
         others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
         settings = {"lr": 1e-3, "betas": (0.9, 0.99), "epsilon": 1e-8, "weight_decay": 0.0}
         return MuonAdamW(matrices, [{"params": others}], **settings, precision=torch.float32)
 
-    bench = half(objective=overflows(range(2)), optimizer=muon, average=0.1, budget=Budget(steps=4), eval_every=1)
+    bench = fp16_bench(objective=overflows(range(2)), optimizer=muon, average=0.1, budget=Budget(steps=4), eval_every=1)
     bench.run()
     first, _, third, _, last = bench.best_values
     assert_same(third, first)
     assert not torch.equal(last["norm.weight"], first["norm.weight"])
 
 
-def test_fp16_that_overflows_step_after_step_has_diverged() -> None:
-    bench = half(objective=overflows(range(5, 1000)), budget=Budget(steps=999))
-    with pytest.raises(DivergedError, match=f"The gradient .* at step {5 + t.MOST_SKIPPED}; .* --lr"):
+def test_too_many_skipped_steps_in_a_row_are_divergence() -> None:
+    bench = fp16_bench(objective=overflows(range(5, 1000)), budget=Budget(steps=999))
+    with pytest.raises(
+        DivergedError, match=f"The gradient of step {6 + trainer_module.MAX_SKIPPED_STEPS} is not finite; .* `lr`"
+    ):
         bench.run()
 
 
-def test_a_resumed_run_scales_its_loss_as_before() -> None:
+def test_a_resumed_run_restores_the_loss_scale() -> None:
     """The scale doubles after 2,000 good steps and halves after a bad one."""
-    bench = half(objective=overflows(range(1, 2)), budget=Budget(steps=2))
+    bench = fp16_bench(objective=overflows(range(1, 2)), budget=Budget(steps=2))
     state = TrainerState.from_json(json.loads(json.dumps(bench.run().state.to_json())))
     assert state.scaler["scale"] == 65536 / 2
-    state = half(state=state, budget=Budget(steps=3)).run().state
+    state = fp16_bench(state=state, budget=Budget(steps=3)).run().state
     assert (state.scaler["scale"], state.scaler["_growth_tracker"]) == (65536 / 2, 1)
 
 
-def test_what_is_inspected_of_a_step_is_asked_when_its_gradient_is_there_and_logged() -> None:
+def test_extra_metrics_are_computed_with_the_gradients_and_logged() -> None:
     bench = Bench(budget=Budget(steps=4), log_every=2, lr=0.01)
     seen: list[float] = []
 
-    def inspect() -> dict[str, float]:
+    def extra_metrics() -> dict[str, float]:
         assert bench.model.embedding.weight.grad is not None
         seen.append(bench.model.embedding.weight.grad.norm().item())
         return {"of_embedding": seen[-1]}
 
-    bench.trainer.inspect = inspect
+    bench.hooks.extra_metrics = extra_metrics
     bench.run()
-    assert [event.told for event in bench.reported(Logged)] == [{"of_embedding": value} for value in seen]
+    assert [event.metrics for event in bench.reported(Logged)] == [{"of_embedding": value} for value in seen]
     assert len(seen) == 2

@@ -1,0 +1,214 @@
+"""Adapters trained here, exported and loaded by PEFT on the model that transformers loads: equal logits."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+
+import tinylm
+from tests.formats.peers import make_peer, save_peer
+from tests.formats.peft_adapters import TOKENS, make_adapter, peer_logits
+from tests.shell import snapshot
+from tinylm.adapters.export import TOLERANCE, ExportedAdapter, export_adapter
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.reporter import LogReporter
+
+TEXT = "once upon a time there was a model, and it was small; " * 60
+TIED = "llama tied, theta, epsilon"
+# By name: the model, and the settings of its LoRA.
+ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2, everything": ("gpt2 untied, exact GELU, narrow", {"target": ["all"]}),
+    "gpt2, tied, everything": ("gpt2", {"target": ["all"]}),
+    "gpt2, query and value": ("gpt2", {"target": ["query", "value"], "rank_stabilised": True}),
+    "gpt2, output only": ("gpt2", {"target": ["output"]}),
+    "gpt2, key only": ("gpt2", {"target": ["key"], "alpha": 3.5}),
+    "llama, everything": ("llama with biases, head_dim, GELU", {"target": ["all"]}),
+    "llama, tied embedding": (TIED, {"target": ["embedding", "mlp"], "rank_stabilised": True}),
+    "llama, shared B": ("llama", {"target": ["attention"], "share_b": True, "dropout": 0.1}),
+    "mistral": ("mistral", {}),
+    "qwen2": ("qwen2", {"target": ["attention", "mlp"]}),
+    "qwen3": ("qwen3", {"target": ["all"]}),
+    "mixtral, everything": ("mixtral", {"target": ["all"], "rank": 2, "dropout": 0.1}),
+    "mixtral, experts": ("mixtral", {"target": ["experts"], "rank_stabilised": True}),
+    "mixtral, router": ("mixtral", {"target": ["router"]}),
+    "qwen3_moe, everything": ("qwen3_moe", {"target": ["all"]}),
+    "gpt_neox, everything": ("gpt_neox", {"target": ["all"]}),
+    "gpt_neox, key and value": (
+        "gpt_neox sequential, full RoPE",
+        {"target": ["key", "value"], "rank_stabilised": True},
+    ),
+    "gpt_neox, tied": ("gpt_neox without attention biases, half RoPE, tanh GELU, tied", {"target": ["embedding"]}),
+    "gemma, everything": ("gemma", {"target": ["all"]}),
+    "gemma3_text": ("gemma3_text", {"target": ["all"]}),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Trains an adapter of `ADAPTERS` for some steps, once; returns the folder of its base and its run."""
+    runs: dict[str, tuple[Path, Path]] = {}
+    home = tmp_path_factory.mktemp("trained")
+    (home / "text").write_text(TEXT)
+
+    def train(name: str) -> tuple[Path, Path]:
+        if name not in runs:
+            case, settings = ADAPTERS[name]
+            folder = tmp_path_factory.mktemp("base")
+            save_peer(case, folder)
+            options = {"rank": 3, "steps": 4, "eval_every": 4, "lr": 0.05, "seed": 1, "batch_size": 2, **settings}
+            run = tinylm.finetune_lora(home / "text", model=folder, out=home / str(len(runs)), **options).run
+            runs[name] = folder, run
+        return runs[name]
+
+    return train
+
+
+def in_peft(base: Any, folder: Path) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about tied layers, fan_in_fan_out, and PEFT's use of transformers
+        warnings.filterwarnings("error", message=".*(missing|unexpected) adapter keys")
+        return peer_logits(peft.PeftModel.from_pretrained(base, folder).eval())
+
+
+def exported(trained: tuple[Path, Path], out: Path, **options: Any) -> ExportedAdapter:
+    base, run = trained
+    return export_adapter(run, out, base, LogReporter(), **options)
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_peft_loads_the_adapter_with_equal_logits(name: str, trained: Any, tmp_path: Path) -> None:
+    base, run = trained(name)
+    result = exported((base, run), tmp_path / "adapter")
+    assert {path.name for path in tmp_path.iterdir()} == {"adapter"}
+    assert {path.name for path in result.path.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    ours = tinylm.load(base, adapters=[run]).logits(TOKENS)
+    peer = make_peer(ADAPTERS[name][0])
+    without = peer_logits(peer)
+    torch.testing.assert_close(in_peft(peer, result.path), ours, atol=1e-4, rtol=1e-4)
+    assert (ours - without).abs().max() > 1e-3
+    assert result.difference <= TOLERANCE * ours.abs().max() and result.change > 1e-3
+    again = tinylm.load(base, adapters=[result.path])
+    torch.testing.assert_close(again.logits(TOKENS), ours, atol=1e-4, rtol=1e-4)
+
+
+def test_fused_matrices_have_one_adapter_of_a_larger_rank(trained: Any, tmp_path: Path) -> None:
+    config = json.loads(
+        (exported(trained("gpt2, query and value"), tmp_path / "a").path / "adapter_config.json").read_text()
+    )
+    assert config["target_modules"] == ["c_attn"] and config["fan_in_fan_out"] is True
+    assert (config["r"], config["lora_alpha"], config["use_rslora"]) == (3, 6, True)
+    assert config["rank_pattern"] == {r"attn\.c_attn": 6}
+    assert config["alpha_pattern"] == {r"attn\.c_attn": pytest.approx(6 * 2**0.5)}
+    config = json.loads(
+        (exported(trained("gpt2, output only"), tmp_path / "b").path / "adapter_config.json").read_text()
+    )
+    assert config["target_modules"] == ["attn.c_proj"] and config["rank_pattern"] == {}
+    config = json.loads((exported(trained("gpt2, key only"), tmp_path / "c").path / "adapter_config.json").read_text())
+    assert config["target_modules"] == ["c_attn"] and config["lora_alpha"] == 3.5 and config["rank_pattern"] == {}
+
+
+def test_the_base_is_recorded_by_path_or_by_the_given_name(trained: Any, tmp_path: Path) -> None:
+    base, run = trained("mistral")
+    for name, expected in ((None, str(base.resolve())), ("someone/model", "someone/model")):
+        path = exported((base, run), tmp_path / "adapter", force=True, base_name=name).path
+        assert json.loads((path / "adapter_config.json").read_text())["base_model_name_or_path"] == expected
+
+
+def test_a_base_in_the_cache_of_the_hub_is_recorded_by_its_name(trained: Any, tmp_path: Path) -> None:
+    base, _ = trained("mistral")
+    snapshot = tmp_path / "hub/models--someone--small-model/snapshots/0123abc"
+    snapshot.parent.mkdir(parents=True)
+    base = base.rename(snapshot)
+    (tmp_path / "text").write_text(TEXT)
+    run = tinylm.finetune_lora(tmp_path / "text", model=base, out=tmp_path / "lora", steps=1, eval_every=1, lr=0.05).run
+    path = exported((base, run), tmp_path / "adapter").path
+    snapshot.rename(trained("mistral")[0])
+    assert json.loads((path / "adapter_config.json").read_text())["base_model_name_or_path"] == "someone/small-model"
+
+
+def test_an_adapter_on_a_base_of_ones_own_has_the_names_of_its_export(tmp_path: Path) -> None:
+    """The default decoder is exported as a Qwen3."""
+    (tmp_path / "text").write_text(TEXT)
+    base = tinylm.train(
+        tmp_path / "text", out=tmp_path / "base", steps=2, width=16, heads=2, layers=1, eval_every=2
+    ).run
+    run = tinylm.finetune_lora(tmp_path / "text", model=base, out=tmp_path / "lora", steps=2, eval_every=2).run
+    result = export_adapter(run, tmp_path / "adapter", None, LogReporter())
+    assert result.family == "qwen3"
+    config = json.loads((result.path / "adapter_config.json").read_text())
+    assert config["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
+
+
+@pytest.mark.parametrize(
+    "choices, message",
+    [
+        ({"position": "relative"}, "No model family .* has this model's `position` 'relative'"),
+        ({"architecture": "encoder"}, "`architecture` 'encoder'"),
+    ],
+)
+def test_a_base_without_a_family_is_refused_before_anything_is_written(
+    choices: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_text(TEXT)
+    base = tinylm.train(
+        tmp_path / "text", out=tmp_path / "base", steps=1, width=16, heads=2, layers=1, eval_every=1, **choices
+    ).run
+    run = tinylm.finetune_lora(tmp_path / "text", model=base, out=tmp_path / "lora", steps=1, eval_every=1).run
+    with pytest.raises(UsageError, match=message):
+        export_adapter(run, tmp_path / "adapter", None, LogReporter())
+    assert not (tmp_path / "adapter").exists()
+
+
+def test_a_bottleneck_and_a_part_of_the_experts_are_refused(trained: Any, tmp_path: Path) -> None:
+    base, _ = trained("mistral")
+    (tmp_path / "text").write_text(TEXT)
+    bottleneck = tinylm.finetune_adapter(tmp_path / "text", model=base, out=tmp_path / "b", steps=1, eval_every=1).run
+    with pytest.raises(UsageError, match="is a bottleneck adapter; PEFT has LoRA, but not this kind"):
+        export_adapter(bottleneck, tmp_path / "out", base, LogReporter())
+    make_adapter(make_peer("mistral"), tmp_path / "peft", target_modules=["q_proj"])
+    with pytest.raises(UsageError, match="in PEFT's format already"):
+        export_adapter(tmp_path / "peft", tmp_path / "out", base, LogReporter())
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_an_exported_adapter_is_replaced_and_only_with_force(trained: Any, tmp_path: Path) -> None:
+    pair = trained("mistral")
+    out = exported(pair, tmp_path / "adapter").path
+    before = snapshot(tmp_path)
+    with pytest.raises(UsageError, match="already holds an adapter; `force` replaces it"):
+        exported(pair, out)
+    assert snapshot(tmp_path) == before
+    exported(pair, out, force=True)
+    (out / "notes").write_text("mine")
+    for other in (out, pair[0], pair[1]):
+        before = snapshot(other)
+        with pytest.raises(UsageError, match="contains other files"):
+            exported(pair, other, force=True)
+        assert snapshot(other) == before
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    for name in ("file", "link"):
+        with pytest.raises(UsageError, match="is not a folder"):
+            exported(pair, tmp_path / name, force=True)
+
+
+def test_an_export_whose_logits_differ_does_not_appear(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tinylm.adapters.export as export
+
+    write = export.write_adapter
+
+    def damaged(folder: Path, family: Any, adapter: Any, base: str | None) -> None:
+        first = next(iter(adapter.tensors))
+        adapter.tensors[first] = adapter.tensors[first] * 1.5
+        write(folder, family, adapter, base)
+
+    monkeypatch.setattr(export, "write_adapter", damaged)
+    with pytest.raises(TinyLMError, match="The logits of the exported adapter differ"):
+        exported(trained("mistral"), tmp_path / "adapter")
+    assert list(tmp_path.iterdir()) == []

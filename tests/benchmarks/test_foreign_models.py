@@ -1,0 +1,58 @@
+"""The benchmarks of models that come from other tools and go to them, run small."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_table_of_families_has_a_small_difference_in_each_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    importlib.import_module("formats").main(["--families", "gpt2", "qwen2"])
+    header, _, *rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    names = ["family", "models", "import", "logits", "cached logits", "export", "GGUF", "PEFT", "LoRA"]
+    assert [name.strip() for name in header] == names
+    assert [[cell.strip() for cell in row[:2]] for row in rows] == [["gpt2", "3"], ["qwen2", "2"]]
+    differences = [dict(zip(names, (cell.strip() for cell in row), strict=True)) for row in rows]
+    for row in differences:
+        for name in ("import", "logits", "cached logits", "export", "PEFT", "LoRA"):
+            assert float(row[name]) < 1e-4, (row["family"], name)
+    assert [row["GGUF"] for row in differences] == ["0e+00* (1 of 3)", "0e+00 (1 of 2)"]
+
+
+def test_a_cell_has_the_largest_difference_and_the_number_of_models_compared() -> None:
+    formats = importlib.import_module("formats")
+    assert formats.cell([None, None]) == "-"
+    assert formats.cell([formats.Difference(1e-6), formats.Difference(2e-5)]) == "2e-05"
+    mixed = [formats.Difference(3e-6), None, formats.Difference(1e-7, tensors_only=True)]
+    assert formats.cell(mixed) == "3e-06, 1e-07* (2 of 3)"
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_opening_is_measured_beside_transformers(capsys: pytest.CaptureFixture[str]) -> None:
+    importlib.import_module("opening").main(["--layers", "1", "--width", "64"])
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")][2:]
+    assert [row[:2] for row in rows] == [
+        ["tinylm", "opened"],
+        ["tinylm", "first logits"],
+        ["transformers", "opened"],
+        ["transformers", "first logits"],
+    ]
+    assert all(float(row[2]) >= 0 for row in rows)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_fine_tuning_has_the_losses_of_peft(capfd: pytest.CaptureFixture[str]) -> None:
+    """The first loss is that of the base, so it shows equal weights and batches; later ones equal initial adapters."""
+    options = ["--tiny", "--steps", "6", "--context", "32", "--lr", "0.01", "--peers", "peft, fp32"]
+    importlib.import_module("finetuning_peer").main(options)
+    lines = capfd.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
+    header, _, tinylm, peer = rows
+    assert [tinylm[0], peer[0]] == ["tinylm", "peft, fp32"]
+    for name in ("first loss", "last losses"):
+        column = header.index(name)
+        assert float(tinylm[column]) == pytest.approx(float(peer[column]), abs=2e-3)
+    assert float(tinylm[header.index("last losses")]) < float(tinylm[header.index("first loss")]) - 0.005

@@ -1,0 +1,265 @@
+"""Conversations on the command line: train, finetune-lora, finetune-adapter and eval."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.shell import TINY, done, records, refused, same_tensors, tinylm
+from tests.text.templates import LLAMA_2, QWEN_3
+from tinylm.config import SpecialTokens
+from tinylm.run_directory.loading import load_model, read_config
+from tinylm.text.chat_template import CHATML
+
+SHORT = (*TINY[:-2], "--batch-size", 3, "--steps", 4, "--context", 128)
+QUESTIONS = [("What is {}?", "It is {}."), ("Say {}", "{}!"), ("Twice {}", "{} and {}")]
+
+
+def turns(number: int) -> list[dict[str, str]]:
+    found = []
+    for question, answer in QUESTIONS[: 1 + number % 3]:
+        found += [{"role": "user", "content": question.format(number)}]
+        found += [{"role": "assistant", "content": answer.format(number, number)}]
+    return found
+
+
+def write_lines(path: Path, values: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values))
+    return path
+
+
+@pytest.fixture
+def chats(here: Path) -> Path:
+    return write_lines(here / "chats.jsonl", [{"messages": turns(number)} for number in range(30)])
+
+
+@pytest.fixture
+def pairs(here: Path) -> Path:
+    return write_lines(here / "pairs.jsonl", [{"prompt": f"Say {i}", "completion": f"{i}!"} for i in range(12)])
+
+
+@pytest.fixture
+def model(chats: Path, here: Path) -> Path:
+    done("train", chats, "--out", "model", *SHORT)
+    return here / "model"
+
+
+@pytest.mark.parametrize("tokenizer", [("char",), ("bpe", "--vocab-size", "280")])
+def test_a_model_of_ones_own_is_trained_with_chatml_and_ends_with_its_end_token(
+    chats: Path, here: Path, tokenizer: tuple[str, ...]
+) -> None:
+    done("train", chats, "--out", "model", "--tokenizer", *tokenizer, *SHORT)
+    _, config, loaded, _ = load_model(here / "model")
+    assert config.data is not None and config.training is not None
+    assert (config.data.kind, config.training.objective) == ("chat", "chat")
+    assert config.tokenizer.chat_template == CHATML
+    assert config.tokenizer.special == SpecialTokens(eos=("<|im_end|>",))
+    assert loaded.decode_with_special(sorted(loaded.stop_ids)) == "<|im_end|>"
+    if tokenizer[0] == "bpe":
+        assert loaded.vocab_size == config.model.vocab_size <= 280
+
+
+@pytest.mark.parametrize("options", [("--pack",), ("--no-pack",)])
+def test_a_resumed_run_has_the_weights_of_an_uninterrupted_run(chats: Path, here: Path, options: tuple[str]) -> None:
+    fixed = ("--schedule", "constant", "--weight-decay", "0.1", "--dropout", "0.1")
+    for name, steps in (("whole", 12), ("parts", 6)):
+        done("train", chats, "--out", name, *SHORT, *options, *fixed, "--steps", steps, "--eval-every", 4)
+    done("train", "--resume", "parts", "--steps", 12)
+    for name in ("model", "optimizer"):
+        assert same_tensors(here / f"whole/last/{name}.safetensors", here / f"parts/last/{name}.safetensors")
+
+
+def test_a_run_whose_encoded_conversations_are_gone_takes_them_again(
+    model: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINYLM_CACHE", str(tmp_path / "other cache"))
+    refused(tinylm("train", "--resume", model, "--steps", 5), 1, "is no longer in the cache")
+    done("train", "--resume", model, chats, "--steps", 5)
+
+
+def test_standard_input_is_read_as_conversations(chats: Path, here: Path) -> None:
+    done("train", "-", "--out", "piped", *SHORT, stdin=chats.read_text())
+    config = read_config(here / "piped")
+    assert config.data is not None
+    assert (config.data.kind, config.data.tokens_in_run, config.data.documents) == ("chat", True, 30)
+    done("train", "--resume", "piped", "--steps", 5)
+
+
+def test_the_loss_of_eval_is_that_of_the_answers_one_conversation_at_a_time(model: Path, pairs: Path) -> None:
+    (record,) = records(done("eval", pairs, "-m", model, "--json"))
+    network, _, tokenizer, _ = load_model(model)
+    nats, count, size = 0.0, 0, 0
+    for line in pairs.read_text().splitlines():
+        pair = json.loads(line)
+        before = f"<|im_start|>user\n{pair['prompt']}<|im_end|>\n<|im_start|>assistant\n"
+        start = len(tokenizer.encode_with_special(before)[0])
+        answer = f"{pair['completion']}<|im_end|>"
+        ids = torch.from_numpy(tokenizer.encode_with_special(before + answer)[0].astype(int))
+        with torch.no_grad():
+            logits = network.logits(network(ids[None, :-1]).hidden)[0].double()
+        nats += F.cross_entropy(logits[start - 1 :], ids[start:], reduction="sum").item()
+        count += len(ids) - start
+        size += len(pair["completion"])
+    assert (record["tokens"], record["bytes"]) == (count, size)
+    assert record["loss"] == pytest.approx(nats / count, rel=1e-5)
+    assert record["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+    (batched,) = records(done("eval", pairs, "-m", model, "--json", "--batch-size", 1))
+    assert batched["loss"] == pytest.approx(record["loss"], rel=1e-6)
+    (everything,) = records(done("eval", pairs, "-m", model, "--json", "--train-on", "all"))
+    assert everything["tokens"] > record["tokens"]
+    assert "tokens scored" in done("eval", "-m", model).stdout
+
+
+def test_settings_of_plain_text_are_refused_for_conversations(model: Path, pairs: Path) -> None:
+    refused(tinylm("eval", pairs, "-m", model, "--stride", 4), 2, "--stride is for plain text, not for conversations")
+    refused(tinylm("eval", pairs, "-m", model, "--baselines"), 2, "--baselines is for plain text")
+
+
+@pytest.mark.parametrize("command", ["finetune-lora", "finetune-adapter"])
+def test_an_adapter_is_trained_and_evaluated_with_the_template_of_its_base(
+    command: str, model: Path, pairs: Path, here: Path
+) -> None:
+    done(command, pairs, "-m", model, "--out", "adapter", "--steps", 20, "--lr", "0.02", "--dtype", "fp32")
+    config = read_config(here / "adapter")
+    assert config.data is not None and config.data.kind == "chat" and config.tokenizer.chat_template == CHATML
+    before, after = (
+        records(done("eval", pairs, *chosen, "--json"))[0] for chosen in (("-m", model), ("--adapter", "adapter"))
+    )
+    assert after["tokens"] == before["tokens"]
+    assert after["loss"] < before["loss"]
+    done(command, "--resume", "adapter", "--steps", 22)
+
+
+def test_an_adapter_keeps_the_template_that_it_was_trained_with(model: Path, pairs: Path, here: Path) -> None:
+    template = here / "t.jinja"
+    template.write_text(LLAMA_2.replace("[INST]", "Say").replace("[/INST]", "a"))
+    done("finetune-lora", pairs, "-m", model, "--out", "adapter", "--steps", 2, "--chat-template", template)
+    (own,) = records(done("eval", pairs, "--adapter", "adapter", "--json"))
+    (given,) = records(done("eval", pairs, "--adapter", "adapter", "--json", "--chat-template", template))
+    (other,) = records(done("eval", pairs, "--adapter", "adapter", "--json", "--chat-template", "chatml"))
+    assert own == given != other
+    done("merge-lora", "adapter", "--out", "merged")
+    (merged,) = records(done("eval", pairs, "-m", "merged", "--json"))
+    assert merged["tokens"] == own["tokens"]
+    assert merged["loss"] == pytest.approx(own["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("pack", ["--pack", "--no-pack"])
+def test_a_step_in_micro_batches_of_unequal_numbers_of_answers_equals_one_in_a_batch(
+    chats: Path, here: Path, pack: str
+) -> None:
+    fixed = (*SHORT, pack, "--dtype", "fp32", "--optimizer", "adam", "--steps", 3, "--batch-size", 6)
+    for rows in (6, 1):
+        done("train", chats, "--out", f"by {rows}", *fixed, "--micro-batch", rows)
+    one, other = (load_model(here / f"by {rows}")[0].state_dict() for rows in (6, 1))
+    for name, tensor in one.items():
+        torch.testing.assert_close(other[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_a_model_without_the_tokens_of_the_template_gets_them_where_its_weights_are_trained(
+    corpus: Path, pairs: Path, here: Path
+) -> None:
+    done("train", corpus, "--out", "base", *SHORT)
+    result = done("train", pairs, "--init-from", "base", "--out", "full", "--steps", 2, "--extend-vocab")
+    assert "Added to the vocabulary: <|im_start|>, <|im_end|>." in result.stderr
+    _, config, tokenizer, _ = load_model(here / "full")
+    assert config.tokenizer.special.eos == ("<|im_end|>", "<|endoftext|>")
+    assert len(tokenizer.encode_with_special("<|im_start|>a<|im_end|>")[0]) == 3
+    done("train", corpus, "--out", "bpe", *SHORT, "--tokenizer", "bpe", "--vocab-size", 300)
+    result = done("finetune-lora", pairs, "-m", "bpe", "--out", "lora", "--steps", 2)
+    assert "<|im_start|>, <|im_end|> of the chat template are no special tokens of the model" in result.stderr
+
+
+def test_examples_are_shown_with_their_scored_parts_marked(chats: Path) -> None:
+    expected = (
+        "Example 1, scored parts marked:\n<|im_start|>user\nWhat is 0?<|im_end|>\n"
+        "<|im_start|>assistant\n[[It is 0.<|im_end|>]]\n"
+    )
+    for options in (("--dry-run",), ("--out", "model")):
+        result = done("train", chats, *SHORT, *options, "--show-examples", 2)
+        assert expected in result.stderr and "Example 2," in result.stderr and "Example 3," not in result.stderr
+        assert "[[" not in result.stdout
+    result = done("train", chats, *SHORT, "--dry-run", "--show-examples", 1, "--train-on", "all")
+    assert "<[[" not in result.stderr and "[[user\nWhat is 0?<|im_end|>\n" in result.stderr
+
+
+def test_unscored_and_cut_conversations_are_counted(here: Path, chats: Path) -> None:
+    extra = [
+        {"messages": [{"role": "user", "content": "no answer"}]},
+        *({"messages": turns(3 * i + 2)} for i in range(9)),
+    ]
+    file = write_lines(here / "more.jsonl", [json.loads(line) for line in chats.read_text().splitlines()] + extra)
+    result = done("train", file, *SHORT, "--val-data", chats, "--dry-run", "--context", 96)
+    assert "1 of 40 training conversations are left out: nothing in them is scored." in result.stderr
+    assert (
+        "19 of 40 training conversations are cut to the context of 96 tokens (the longest has 108); 0 of"
+        in result.stderr
+    )
+    assert "10 of 30 validation conversations are cut to the context of 96 tokens" in result.stderr
+
+
+def test_data_in_which_nothing_is_scored_is_an_error(here: Path) -> None:
+    file = write_lines(here / "a.jsonl", [{"messages": [{"role": "user", "content": "no answer"}]}] * 10)
+    refused(tinylm("train", file, *SHORT), 2, "Nothing is scored in the training conversations")
+    done("train", file, *SHORT, "--train-on", "all")
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"messages": [{"role": "bot", "content": "a"}]}, "chats.jsonl, line 31, message 1: 'role' is 'bot'"),
+        ({"prompt": "a"}, "chats.jsonl, line 31: there is no 'completion'"),
+        ({"messages": [{"role": "user", "content": ""}]}, "line 31, message 1: the user's 'content' is empty"),
+        ({"text": "a"}, "chats.jsonl, line 31: expected either 'messages', or 'prompt' and 'completion'"),
+    ],
+)
+def test_a_malformed_line_is_named(chats: Path, record: dict[str, Any], words: str) -> None:
+    chats.write_text(chats.read_text() + json.dumps(record) + "\n")
+    refused(tinylm("train", chats, *SHORT), 2, words)
+
+
+def test_a_template_whose_prefixes_disagree_is_refused_with_the_line_that_shows_it(chats: Path, here: Path) -> None:
+    template = here / "qwen3.jinja"
+    template.write_text(QWEN_3)
+    options = (*SHORT, "--chat-template", template)
+    result = tinylm("train", chats, *options)
+    refused(result, 2, "chats.jsonl, line 2: the chat template renders the beginning", "--train-on", sentences=3)
+    done("train", chats, *options, "--train-on", "last")
+
+
+def test_options_of_conversations_are_refused_for_plain_text(corpus: Path) -> None:
+    refused(tinylm("train", corpus, *TINY, "--train-on", "last"), 2, "--train-on is for conversations")
+    refused(tinylm("train", corpus, *TINY, "--pack"), 2, "--pack is for conversations")
+    refused(
+        tinylm("train", corpus, *TINY, "--show-examples", 1, "--steps", 1), 2, "--show-examples is for conversations"
+    )
+    done("train", corpus, *TINY, "--steps", 1, "--out", "run", env={"TINYLM_TRAIN_TRAIN_ON": "last"})
+
+
+@pytest.mark.parametrize("architecture", ["encoder", "encoder-decoder"])
+def test_other_architectures_do_not_take_conversations(chats: Path, architecture: str) -> None:
+    for options in ((), ("--format", "chat")):
+        result = tinylm("train", chats, *TINY, "--architecture", architecture, *options)
+        assert result.exit_code == 2
+
+
+def test_a_tokenizer_trained_on_conversations_has_the_tokens_of_chatml(chats: Path, here: Path) -> None:
+    done("train-tokenizer", chats, "--out", "t.json", "--kind", "bpe", "--vocab-size", 280)
+    done("train", chats, "--tokenizer", "t.json", "--out", "model", *SHORT)
+    assert read_config(here / "model").model.vocab_size <= 280
+
+
+def test_a_chat_model_answers_in_tinylm_chat(model: Path) -> None:
+    result = done("chat", "-m", model, "-n", 5, "--json", "--quiet", stdin="Say 3\n")
+    (record,) = records(result)
+    assert record["role"] == "assistant"
+
+
+def test_a_copy_of_the_run_is_enough_to_evaluate_on_its_own_data(model: Path, here: Path) -> None:
+    shutil.copytree(model, here / "copy")
+    assert done("eval", "-m", "copy").stdout == done("eval", "-m", model).stdout

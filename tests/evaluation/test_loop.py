@@ -1,0 +1,157 @@
+"""The evaluation loop, compared with the float64 decoder of reference.py on one window per token."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import reference
+from tests.variants import randomised, small
+from tinylm.errors import TinyLMError
+from tinylm.evaluation.loop import EvaluationLoss, evaluate_loss
+from tinylm.model.build import build_model
+from tinylm.model.decoder import Decoder
+from tinylm.objectives.loss import LanguageModel, Loss, next_token
+from tinylm.text.batches import Batch, evaluation_batches
+
+CONFIG = small(context=8, dropout=0.5)
+TOKENS = np.random.default_rng(0).integers(0, CONFIG.vocab_size, 30).astype(np.uint8)
+
+
+def decoder() -> Decoder:
+    return randomised(build_model(CONFIG))
+
+
+def evaluate(model: Decoder, batch_size: int, stride: int | None) -> EvaluationLoss:
+    return evaluate_loss(model, next_token, evaluation_batches(TOKENS, CONFIG.context, batch_size, stride))
+
+
+def expected_loss(model: Decoder, stride: int) -> float:
+    """Token by token: windows start every `stride` tokens, and the first that contains a target scores it."""
+    weights = {name: value.detach().double().numpy() for name, value in model.state_dict().items()}
+    nats = 0.0
+    for token in range(1, len(TOKENS)):
+        start = next(s for s in range(0, len(TOKENS), stride) if s <= token - 1 and token <= s + CONFIG.context)
+        logits = reference.decoder_logits(weights, CONFIG, TOKENS[start:token].tolist(), table=np.float32)
+        nats += reference.cross_entropy(logits[-1:], [int(TOKENS[token])])
+    return nats / (len(TOKENS) - 1)
+
+
+@pytest.mark.parametrize("stride", [8, 5, 1])
+def test_the_loss_equals_the_formula_at_every_stride(stride: int) -> None:
+    """With a stride of one, every token after the first window is predicted from a full context."""
+    model = decoder()
+    result = evaluate(model.double(), 3, stride)
+    assert result.tokens == len(TOKENS) - 1
+    assert result.loss == pytest.approx(expected_loss(model, stride), rel=1e-12)
+
+
+class LimitedMemory:
+    """An objective that runs out of memory for more than `max_rows` rows, and records the rows of each batch."""
+
+    def __init__(self, max_rows: int, error: type[BaseException] = torch.OutOfMemoryError) -> None:
+        self.max_rows, self.error = max_rows, error
+        self.rows: list[int] = []
+
+    def __call__(self, model: LanguageModel, batch: Batch) -> Loss:
+        self.rows.append(len(batch))
+        if len(batch) > self.max_rows:
+            raise self.error("CUDA out of memory.")
+        return next_token(model, batch)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+def test_if_memory_runs_out_the_same_tokens_are_scored_in_fewer_rows(error: type[BaseException]) -> None:
+    model, limited = decoder(), LimitedMemory(2, error)
+    numbers = np.random.default_rng(0).integers(0, CONFIG.vocab_size, 100).astype(np.uint8)
+    progress: list[int] = []
+    found = evaluate_loss(model, limited, evaluation_batches(numbers, CONFIG.context, 6, 3), progress=progress.append)
+    expected = evaluate_loss(model, next_token, evaluation_batches(numbers, CONFIG.context, 6, 3))
+    assert found.tokens == expected.tokens == sum(progress) == 99
+    assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+    assert limited.rows[:4] == [6, 3, 2, 1]
+    assert max(limited.rows[3:]) == 2  # batches that are too large are not tried again
+
+
+def test_one_row_that_does_not_fit_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(
+        TinyLMError, match="Out of memory while evaluating a single sequence; choose a smaller `context`"
+    ):
+        evaluate_loss(decoder(), LimitedMemory(0), evaluation_batches(TOKENS, CONFIG.context, 3))
+
+
+def test_other_errors_are_not_taken_for_lack_of_memory() -> None:
+    def broken(model: LanguageModel, batch: Batch) -> Loss:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        evaluate_loss(decoder(), broken, evaluation_batches(TOKENS, CONFIG.context, 3))
+
+
+@pytest.mark.parametrize("stride", [None, 3])
+def test_the_loss_is_the_same_at_any_batch_size(stride: int | None) -> None:
+    model = decoder()
+    losses = [evaluate(model, rows, stride).loss for rows in (1, 2, 3, 7, 100)]
+    assert max(losses) - min(losses) < 1e-5
+    assert evaluate(model, 4, None).loss == evaluate(model, 4, CONFIG.context).loss
+    assert evaluate(model, 4, None).loss != evaluate(model, 4, 3).loss
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_is_off_and_the_training_mode_is_restored(training: bool) -> None:
+    model = decoder().train(training)
+    losses = [evaluate(model, 4, None).loss for _ in range(2)]
+    assert losses[0] == losses[1]
+    assert model.training == training
+
+
+def test_progress_gets_the_tokens_of_each_batch_and_may_stop_the_evaluation() -> None:
+    counts: list[int] = []
+    evaluate_loss(decoder(), next_token, evaluation_batches(TOKENS, 8, 2), progress=counts.append)
+    assert counts == [16, 8, 5]
+
+    def stop(tokens: int) -> None:
+        raise KeyboardInterrupt
+
+    model = decoder().train()
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_loss(model, next_token, evaluation_batches(TOKENS, 8, 2), progress=stop)
+    assert model.training
+
+
+def test_evaluation_uses_the_given_number_format_and_no_gradients() -> None:
+    model = decoder()
+    dtypes: list[torch.dtype] = []
+
+    def objective(model: Decoder, batch: object) -> object:
+        loss = next_token(model, batch)
+        dtypes.append(model.logits(torch.ones(1, CONFIG.width)).dtype)
+        assert not loss.total.requires_grad
+        return loss
+
+    def batches() -> Iterator[object]:
+        yield from evaluation_batches(TOKENS, 8, 2)
+
+    fp32 = evaluate_loss(model, objective, batches(), "fp32")
+    bf16 = evaluate_loss(model, objective, batches(), "bf16")
+    assert set(dtypes[:3]) == {torch.float32}
+    assert set(dtypes[3:]) == {torch.bfloat16}
+    assert 0 < abs(bf16.loss - fp32.loss) < 0.1
+
+
+@given(st.integers(1, 10**6), st.floats(1e-3, 20), st.integers(1, 10**6))
+def test_perplexity_and_bits_follow_from_the_loss(tokens: int, loss: float, units: int) -> None:
+    result = EvaluationLoss(tokens * loss, tokens)
+    assert result.loss == pytest.approx(loss)
+    assert result.perplexity == pytest.approx(math.e**loss)
+    assert result.bits_per(units) == pytest.approx(tokens * loss * math.log2(math.e) / units)
+
+
+def test_a_coin_toss_costs_one_bit_and_perplexity_overflows_to_infinity() -> None:
+    coin = EvaluationLoss(100 * math.log(2), 100)
+    assert (coin.perplexity, coin.bits_per(100), coin.bits_per(200)) == pytest.approx((2.0, 1.0, 0.5))
+    assert EvaluationLoss(1e6, 1).perplexity == math.inf

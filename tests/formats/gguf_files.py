@@ -1,0 +1,220 @@
+"""GGUF files for tests: models of transformers converted as llama.cpp's converters do it, by the package gguf.
+
+Nothing here is tinylm's: names come from gguf's table, arrangements are index by index.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from gguf_peers import peer_tensors
+from torch import Tensor
+
+VOCABULARY, CONTEXT, LAYERS = 300, 64, 2
+EOS, BOS, PAD = 256, 257, 258  # ids of special tokens, after the 256 bytes
+
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+}
+NEOX = {name: value for name, value in SMALL.items() if name != "num_key_value_heads"}
+GPT2 = {"vocab_size": VOCABULARY, "n_positions": CONTEXT, "n_embd": 32, "n_layer": LAYERS, "n_head": 4}
+ROPE = {"rope_type": "default", "rope_theta": 700.0}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 90_000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+}
+
+# By name: architecture of GGUF, model_type of transformers, and what differs from the small config.
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("llama", "llama", {}),
+    "llama tied, theta": ("llama", "llama", {"tie_word_embeddings": True, "rope_parameters": ROPE}),
+    "llama with biases": ("llama", "llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama 3": ("llama", "llama", {"rope_parameters": LLAMA3_ROPE, "head_dim": 32}),
+    "llama linear scaling": (
+        "llama",
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
+    ),
+    "mistral, wide heads": ("llama", "mistral", {"sliding_window": None, "head_dim": 16}),
+    "mixtral": ("llama", "mixtral", {"num_local_experts": 3, "num_experts_per_tok": 2}),
+    "qwen2": ("qwen2", "qwen2", {"tie_word_embeddings": True}),
+    "qwen2 yarn": ("qwen2", "qwen2", {"rope_parameters": YARN_ROPE}),
+    "qwen3": ("qwen3", "qwen3", {"head_dim": 16}),
+    "qwen3moe": (
+        "qwen3moe",
+        "qwen3_moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "head_dim": 16,
+        },
+    ),
+    "gpt2": ("gpt2", "gpt2", {}),
+    "gptneox": ("gptneox", "gpt_neox", {}),
+    "gptneox sequential": (
+        "gptneox",
+        "gpt_neox",
+        {"use_parallel_residual": False, "rope_parameters": {**ROPE, "partial_rotary_factor": 1.0}},
+    ),
+    "gemma": ("gemma", "gemma", {"head_dim": 16}),
+    "gemma3": (
+        "gemma3",
+        "gemma3_text",
+        {
+            "head_dim": 16,
+            "num_hidden_layers": 7,
+            "sliding_window": 6,
+            "query_pre_attn_scalar": 16,
+            "rope_parameters": GEMMA3_ROPE,
+        },
+    ),
+}
+
+
+def make_peer(case: str) -> Any:
+    """The random model of a case in float32. Norms and biases, which start as constants, are random, too."""
+    _, kind, choices = CASES[case]
+    base = {"gpt2": GPT2, "gpt_neox": NEOX}.get(kind, SMALL)
+    config = transformers.AutoConfig.for_model(kind, **{**base, **choices})
+    torch.manual_seed(sum(map(ord, case)))
+    peer = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in peer.named_parameters():
+            parameter.normal_(mean=1.0 if "norm" in name and not kind.startswith("gemma") else 0.0, std=0.2)
+    return peer
+
+
+def save_peer(case: str, path: Path) -> Any:
+    """Write the model of a case as a GGUF file, and return the model."""
+    architecture, _, _ = CASES[case]
+    peer = make_peer(case)
+    write_file(path, architecture, peer_metadata(case, peer), dict(peer_tensors(architecture, peer)))
+    return peer
+
+
+def peer_metadata(case: str, peer: Any) -> dict[str, Any]:
+    """The metadata of a case, by keys without the architecture's prefix; that of the tokenizer with its own."""
+    architecture, kind, _ = CASES[case]
+    config = peer.config
+    width = config.n_inner or 4 * config.n_embd if kind == "gpt2" else config.intermediate_size
+    values: dict[str, Any] = {
+        "context_length": CONTEXT,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": width,
+        "attention.head_count": config.num_attention_heads,
+    }
+    if kind in ("gpt2", "gpt_neox"):
+        values["attention.layer_norm_epsilon"] = 1e-5
+    else:
+        values["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
+        values["attention.head_count_kv"] = config.num_key_value_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        values |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    if kind == "gpt_neox":
+        share = config.rope_parameters["partial_rotary_factor"]
+        values["rope.dimension_count"] = int(share * config.hidden_size // config.num_attention_heads)
+        values["use_parallel_residual"] = config.use_parallel_residual
+    if kind != "gpt2":
+        rope = config.rope_parameters
+        rope = rope.get("full_attention", rope)
+        values["rope.freq_base"] = float(rope["rope_theta"])
+        if rope["rope_type"] in ("linear", "yarn"):
+            values |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
+        if rope["rope_type"] == "yarn":
+            values["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    if kind == "mixtral":
+        values |= {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
+    if kind == "qwen3_moe":
+        values |= {"expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok}
+        values["expert_feed_forward_length"] = config.moe_intermediate_size
+    if kind == "gemma3_text":
+        values["attention.sliding_window"] = config.sliding_window
+    return {f"{architecture}.{key}": value for key, value in values.items()} | tokenizer_metadata()
+
+
+def tokenizer_metadata() -> dict[str, Any]:
+    """A byte-level tokenizer of 256 bytes, 3 special tokens and 6 words, and padding up to VOCABULARY."""
+    letters = list(bytes_to_letters().values())
+    words = ["he", "hel", "Ġt", "Ġth", "Ġthe", "lo"]
+    tokens = [*letters, "<|end|>", "<|begin|>", "<|pad|>", *words]
+    types = [1] * 256 + [3] * 3 + [1] * len(words)
+    padding = VOCABULARY - len(tokens)
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [*tokens, *(f"[PAD{i}]" for i in range(padding))],
+        "tokenizer.ggml.token_type": [*types, *[5] * padding],
+        "tokenizer.ggml.merges": ["h e", "he l", "Ġ t", "Ġt h", "Ġth e", "l o"],
+        "tokenizer.ggml.eos_token_id": EOS,
+        "tokenizer.ggml.bos_token_id": BOS,
+        "tokenizer.ggml.padding_token_id": PAD,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": "{{ messages[0].content }}",
+    }
+
+
+def bytes_to_letters() -> dict[int, str]:
+    """The letter that stands for each byte, as transformers has it."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return bytes_to_unicode()
+
+
+def write_file(
+    path: Path,
+    architecture: str,
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, Tensor | np.ndarray | tuple[np.ndarray, str]],
+) -> None:
+    """Write a GGUF file by the package gguf. A tensor is torch's, or the bytes of rows and the name of their type."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in metadata.items():
+        add_value(writer, key, value)
+    for name, tensor in tensors.items():
+        if isinstance(tensor, tuple):
+            writer.add_tensor(name, tensor[0], raw_dtype=gguf.GGMLQuantizationType[tensor[1]])
+        elif tensor.dtype == torch.bfloat16:
+            raw = tensor.contiguous().view(torch.uint8).numpy()
+            writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+        else:
+            writer.add_tensor(name, tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_value(writer: Any, key: str, value: Any) -> None:
+    """Add metadata of the type that llama.cpp's converters use."""
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)

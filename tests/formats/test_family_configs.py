@@ -1,0 +1,157 @@
+"""The config.json of each family: every field is used, known to have no effect, or an error that names it."""
+
+from typing import Any
+
+import pytest
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.formats.peers import BASES, CASES
+from tinylm.config import ModelConfig, RopeScaling
+from tinylm.errors import UsageError
+from tinylm.formats.families import FAMILIES
+from tinylm.formats.family_choice import choose_family, resolve
+
+
+def config(kind: str, **fields: Any) -> dict[str, Any]:
+    """The config.json that transformers writes for a small model, with fields replaced."""
+    values = transformers.AutoConfig.for_model(kind, **BASES[kind]).to_dict()
+    return {**values, "architectures": [FAMILIES[kind].architecture], **fields}
+
+
+def read(kind: str, **fields: Any) -> ModelConfig:
+    return FAMILIES[kind].config(config(kind, **fields))
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_defaults_of_transformers_are_read_without_an_unknown_field(kind: str) -> None:
+    assert read(kind).width == 32
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_missing_optional_field_has_the_default_of_transformers(kind: str) -> None:
+    """Older files lack fields that their version of transformers had no use for."""
+    values = config(kind)
+    for name in values.keys() - BASES[kind].keys() - {"model_type", "architectures", "rope_parameters"}:
+        # Of some fields transformers derives the default from others, when it reads the file.
+        fewer = {key: value for key, value in values.items() if key != name}
+        filled = transformers.AutoConfig.for_model(**fewer).to_dict()
+        assert FAMILIES[kind].config(fewer) == FAMILIES[kind].config({**filled, "architectures": None}), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "expected"),
+    [
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
+        ("gpt2", {"n_ctx": 9}, "n_ctx"),
+        ("gpt2", {"n_head": 5}, "multiple of n_head"),
+        ("gpt2", {"activation_function": "swish"}, "activation_function"),
+        ("llama", {"pruned_heads": {"1": [0]}}, "pruned_heads"),
+        ("llama", {"num_key_value_heads": 3}, None),
+        ("llama", {"layer_types": ["full_attention"] * 3}, "layer_types"),
+        ("llama", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1]}}, "longrope"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "truncate"),
+        ("llama", {"rope_parameters": {"rope_type": "linear"}}, "lacks factor"),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 1e300}}, "factor"),
+        ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        (
+            "llama",
+            {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [1]}},
+            "mrope_section",
+        ),
+        ("mistral", {"sliding_window": -1}, "sliding_window"),
+        ("qwen2", {"use_sliding_window": True, "layer_types": ["chunked_attention"] * 3}, "layer_types"),
+        ("qwen2", {"layer_types": ["full_attention"] * 2}, "layer_types"),
+        (
+            "qwen3",
+            {"layer_types": ["sliding_attention", "full_attention", "full_attention"], "sliding_window": None},
+            "no sliding_window",
+        ),
+        ("qwen3", {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "full_attention"),
+        ("qwen3", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "differ in 'rope_type'"),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
+        ("qwen3_moe", {"mlp_only_layers": [1]}, "mlp_only_layers"),
+        ("qwen3_moe", {"num_experts": 5}, "num_local_experts"),
+        ("mixtral", {"num_local_experts": 1}, "num_local_experts"),
+        ("gpt_neox", {"rotary_pct": "x", "rope_parameters": None}, "rotary_pct"),
+        ("gpt_neox", {"head_dim": 5}, "head_dim"),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma", {"hidden_activation": "gelu"}, "hidden_activation"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ("gemma3_text", {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}}, "scales"),
+    ],
+)
+def test_what_changes_the_model_in_a_way_that_is_not_supported_is_named(
+    kind: str, fields: dict[str, Any], expected: str | None
+) -> None:
+    with pytest.raises((ValueError, UsageError)) as error:
+        read(kind, **fields)
+    assert expected is None or expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("gpt2", {"n_ctx": 64, "task_specific_params": {"text-generation": {"max_length": 50}}}),
+        (
+            "llama",
+            {"pretraining_tp": 2, "rope_interleaved": False, "is_llama_config": True, "transformers.js_config": {}},
+        ),
+        ("llama", {"quantization_config": None, "torch_dtype": "bfloat16", "_attn_implementation_autoset": True}),
+        ("qwen2", {"use_mrope": False, "max_window_layers": 28}),
+        ("gpt_neox", {"rope_theta": 9.0, "is_decoder": True}),
+        ("gemma3_text", {"cache_implementation": "hybrid", "_sliding_window_pattern": 6}),
+    ],
+)
+def test_fields_without_effect_are_accepted(kind: str, fields: dict[str, Any]) -> None:
+    assert read(kind, **fields) == read(kind)
+
+
+def test_gelu_of_gemma_1_means_the_approximation() -> None:
+    assert read("gemma", hidden_act="gelu").activation == "geglu"
+    assert read("gemma", hidden_act="gelu", hidden_activation="gelu_pytorch_tanh").activation == "geglu"
+
+
+def test_yarn_has_its_factor_of_attention_from_mscale() -> None:
+    """As DeepSeek's configs give it: (0.1 * 0.8 ln 4 + 1) / (0.1 * 0.4 ln 4 + 1)."""
+    rope = {"rope_type": "yarn", "factor": 4.0, "mscale": 0.8, "mscale_all_dim": 0.4, "rope_theta": 1e4}
+    scaling = read("llama", rope_parameters=rope).rope_scaling
+    assert isinstance(scaling, RopeScaling)
+    assert scaling.attention_factor == pytest.approx((0.08 * 1.3862943611 + 1) / (0.04 * 1.3862943611 + 1))
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 70),
+    st.sampled_from([10**30, -(10**400), 1e308, 2.5, 1e-9]),
+    st.text(max_size=5),
+    st.lists(st.integers(), max_size=3),
+    st.dictionaries(
+        st.sampled_from(["rope_type", "factor", "rope_theta", "full_attention"]), st.integers(), max_size=2
+    ),
+)
+
+
+@given(data=st.data(), kind=st.sampled_from(sorted(FAMILIES)))
+def test_a_config_of_any_values_is_read_or_refused(data: st.DataObject, kind: str) -> None:
+    values = config(kind)
+    for name in data.draw(st.lists(st.sampled_from(sorted(values)), min_size=1, max_size=4)):
+        values[name] = data.draw(VALUES)
+    try:
+        found = FAMILIES[kind].config(values)
+    except (ValueError, UsageError):
+        return
+    assert isinstance(found, ModelConfig)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_case_is_written_as_the_config_that_it_was_read_from(case: str) -> None:
+    kind, choices = CASES[case]
+    found = FAMILIES[kind].config(transformers.AutoConfig.for_model(kind, **{**BASES[kind], **choices}).to_dict())
+    written = FAMILIES[kind].write_config(resolve(found))
+    assert resolve(FAMILIES[kind].config(written)) == resolve(found)
+    assert choose_family(found, kind).name == kind

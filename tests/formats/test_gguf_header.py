@@ -1,0 +1,180 @@
+"""GGUF headers from a stranger: refused quickly, with one kind of error, or read."""
+
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.formats.gguf_files import save_peer
+from tinylm.errors import TinyLMError
+from tinylm.formats.gguf_header import parse_header
+from tinylm.formats.gguf_reader import read_gguf
+
+LIMIT = 5.0  # seconds, on a busy machine
+
+
+def text(value: str | bytes) -> bytes:
+    data = value.encode() if isinstance(value, str) else value
+    return struct.pack("<Q", len(data)) + data
+
+
+def key(name: str, kind: int, value: bytes) -> bytes:
+    return text(name) + struct.pack("<I", kind) + value
+
+
+def tensor(name: str, shape: tuple[int, ...], kind: int = 0, offset: int = 0) -> bytes:
+    """A tensor's description; the shape as in the file, rows last."""
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+
+
+def header(
+    keys: list[bytes] | None = None,
+    tensors: list[bytes] | None = None,
+    *,
+    counts: tuple[int, int] | None = None,
+    version: int = 3,
+    data: int = 256,
+) -> bytes:
+    """A file with zeros for tensors. counts: of tensors and of keys; default: as many as there are."""
+    keys, tensors = keys or [], tensors or []
+    n_tensors, n_keys = counts or (len(tensors), len(keys))
+    head = b"GGUF" + struct.pack("<IQQ", version, n_tensors, n_keys) + b"".join(keys) + b"".join(tensors)
+    return head + bytes(-len(head) % 32 + data)
+
+
+ARRAY, UINT32, STRING = 9, 4, 8
+FORGED: dict[str, tuple[bytes, str]] = {
+    "empty": (b"GG", "does not end before the end of the file"),
+    "other letters": (b"GGML" + bytes(64), "does not begin with the letters GGUF"),
+    "version 1": (header(version=1), "has version 1"),
+    "version 4": (header(version=4), "has version 4"),
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + bytes(64), "is big-endian"),
+    "many tensors": (header(counts=(1 << 60, 0)), "claims 1,152,921,504,606,846,976 tensors"),
+    "many keys": (header(counts=(0, 1 << 62)), "keys of metadata"),
+    "keys that are not there": (header(counts=(0, 4000), data=100), "does not end before|string of|unknown type|twice"),
+    "a key of gigabytes": (header([struct.pack("<Q", 1 << 33) + b"x"]), "a string of 8,589,934,592 bytes"),
+    "a string of gigabytes": (header([text("a") + struct.pack("<IQ", STRING, 1 << 40)]), "a string of"),
+    "a string as long as can be": (header([text("a") + struct.pack("<IQ", STRING, 2**64 - 1)]), "a string of"),
+    "a string beyond the file": (header([text("a") + struct.pack("<IQ", STRING, 9999)]), "does not end before"),
+    "an array of many items": (
+        header([key("a", ARRAY, struct.pack("<IQ", UINT32, 1 << 50))]),
+        "arrays of 1,125,899",
+    ),
+    "many arrays of many items": (
+        header([key(str(i), ARRAY, struct.pack("<IQ", 0, 1 << 20) + bytes(1 << 20)) for i in range(3)]),
+        "arrays of 3,145,728 items",
+    ),
+    "an array beyond the file": (header([key("a", ARRAY, struct.pack("<IQ", UINT32, 1 << 20))]), "does not end before"),
+    "an array of long strings": (
+        header([key("a", ARRAY, struct.pack("<IQ", STRING, 2) + struct.pack("<Q", 1 << 30))]),
+        "string of|does not end",
+    ),
+    "arrays of arrays": (
+        header([key("a", ARRAY, struct.pack("<IQ", ARRAY, 1) * 1000)], data=0),
+        "array of the unsupported type 9",
+    ),
+    "an unknown type of value": (header([key("a", 77, bytes(8))]), "unknown type 77"),
+    "a key that is not UTF-8": (header([key("a", UINT32, bytes(4)), text(b"\xff\xfe") + bytes(12)]), "not valid UTF-8"),
+    "a key twice": (header([key("a", UINT32, bytes(4))] * 2), "the key 'a' twice"),
+    "a tensor twice": (header(tensors=[tensor("t", (2,)), tensor("t", (2,), offset=32)]), "the tensor 't' twice"),
+    "tensors that overlap": (header(tensors=[tensor("t", (16,)), tensor("u", (2,), offset=32)]), "overlaps"),
+    "no dimension": (header(tensors=[tensor("t", ())]), "0 dimensions"),
+    "many dimensions": (header(tensors=[tensor("t", (1,) * 5)]), "5 dimensions"),
+    "billions of dimensions": (header(tensors=[text("t") + struct.pack("<I", 2**32 - 1)]), "4294967295 dimensions"),
+    "an empty tensor": (header(tensors=[tensor("t", (4, 0))]), "the shape"),
+    "sizes whose product wraps around": (header(tensors=[tensor("t", (1 << 33, 1 << 33))]), "the shape"),
+    "a tensor beyond the file": (header(tensors=[tensor("t", (1 << 20,))]), "after the end of the file"),
+    "an offset beyond the file": (header(tensors=[tensor("t", (2,), offset=1 << 40)]), "after the end of the file"),
+    "an offset that wraps around": (
+        header(tensors=[tensor("t", (2,), offset=2**64 - 32)]),
+        "after the end of the file",
+    ),
+    "an odd offset": (header(tensors=[tensor("t", (2,), offset=3)]), "not a multiple of 32"),
+    "an unknown type of tensor": (header(tensors=[tensor("t", (2,), kind=200)]), "the type number 200"),
+    "a removed type of tensor": (header(tensors=[tensor("t", (32,), kind=4)]), "the type number 4"),
+    "part of a block": (header(tensors=[tensor("t", (33,), kind=8)]), "which Q8_0 cannot store"),
+    "an alignment of zero": (header([key("general.alignment", UINT32, bytes(4))]), "general.alignment"),
+    "an alignment of a string": (header([key("general.alignment", STRING, text("32"))]), "general.alignment"),
+    "no metadata": (header(tensors=[tensor("t", (2,))]), "lacks general.architecture"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_header_is_refused_quickly_with_a_reason(name: str, tmp_path: Path) -> None:
+    data, message = FORGED[name]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(data)
+    start = time.monotonic()
+    with pytest.raises(TinyLMError, match=f"Cannot read .* as GGUF: .*({message})"):
+        read_gguf(path)
+    assert time.monotonic() - start < LIMIT
+
+
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    save_peer("qwen2", path)
+    return path.read_bytes()
+
+
+def read_or_refuse(data: bytes, path: Path) -> None:
+    """Read the file and all its tensors; the only error allowed is TinyLMError."""
+    path.write_bytes(data)
+    start = time.monotonic()
+    try:
+        model = read_gguf(path)
+        for name in model.tensors:
+            model.tensors[name].sum()
+    except TinyLMError:
+        pass
+    assert time.monotonic() - start < LIMIT
+
+
+@given(st.data())
+@settings(max_examples=300)
+def test_a_file_with_other_bytes_in_its_header_is_read_or_refused(
+    valid: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    length = len(valid) - sum(info.size for info in parse_header(valid).tensors.values())
+    forged = bytearray(valid)
+    for _ in range(data.draw(st.integers(1, 4))):
+        position = data.draw(st.integers(0, length))
+        value = data.draw(
+            st.sampled_from([b"\xff" * 8, b"\0" * 8, b"\x01", b"\x80", struct.pack("<Q", 1 << 40), b"\n"])
+        )
+        forged[position : position + len(value)] = value
+    read_or_refuse(bytes(forged), tmp_path_factory.getbasetemp() / "forged.gguf")
+
+
+@given(st.floats(0, 1))
+@settings(max_examples=100)
+def test_a_file_that_was_cut_off_is_refused(
+    valid: bytes, tmp_path_factory: pytest.TempPathFactory, part: float
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "cut.gguf"
+    path.write_bytes(valid[: int(part * (len(valid) - 1))])
+    with pytest.raises(TinyLMError, match="Cannot read"):
+        read_gguf(path)
+
+
+NUMBERS: Any = st.sampled_from([0, 1, 2, 7, 300, 2**31, 2**32 - 1])
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["block_count", "embedding_length", "context_length", "attention.head_count"]), NUMBERS
+    )
+)
+@settings(max_examples=100)
+def test_numbers_that_do_not_fit_are_refused(
+    valid: bytes, tmp_path_factory: pytest.TempPathFactory, changes: dict[str, int]
+) -> None:
+    forged = bytearray(valid)
+    for name, value in changes.items():
+        position = valid.index(f"qwen2.{name}".encode()) + len(f"qwen2.{name}") + 4
+        forged[position : position + 4] = struct.pack("<I", value)
+    read_or_refuse(bytes(forged), tmp_path_factory.getbasetemp() / "numbers.gguf")

@@ -1,0 +1,327 @@
+"""GGUF files written here: transformers reads the same models from them, and gguf the same tensors."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from tests.formats.gguf_files import CASES, save_peer
+from tests.formats.test_gguf_tokenizer import EXAMPLES, byte_level_ids
+from tinylm.config import ModelConfig, SpecialTokens
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.formats import gguf_writer
+from tinylm.formats.gguf_reader import read_gguf
+from tinylm.formats.gguf_writer import write_gguf
+from tinylm.formats.imported import ForeignModel
+from tinylm.model.build import build_model
+from tinylm.model.decoder import Decoder
+from tinylm.presets import make_model_config
+from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
+
+SIZES: dict[str, Any] = {"layers": 2, "heads": 4, "kv_heads": 2, "width": 64, "ffn_width": 96, "context": 48}
+CHARACTERS = train_char("".join(dict.fromkeys("aehlotw THEL'sd0123456789 \n.,!?中文👍é")))
+BPE = train_bpe(["hello the world, don't 12345 中文字符 👍🏽 " * 20], 320)
+# What of a model of one's own GGUF can represent.
+OWN: dict[str, dict[str, Any]] = {
+    "modern": {},
+    "untied": {"tie": False},
+    "experts": {"experts": 4, "experts_per_token": 2},
+    "gpt2": {"preset": "gpt2", "kv_heads": 4, "ffn_width": 256},
+    "llama": {"qk_norm": False},
+    "qwen2": {"qk_norm": False, "qkv_bias": True},
+    "another theta": {"rope_theta": 1234.5},
+}
+ARCHITECTURE = {"experts": "qwen3moe", "gpt2": "gpt2", "llama": "llama", "qwen2": "qwen2"}
+
+# transformers has these sizes whatever the file says.
+_HEADS_OF_128 = {"width": 256, "heads": 2, "kv_heads": 1}
+DEFAULTS_OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "qwen3": _HEADS_OF_128,
+    "qwen3moe": {"ffn_width": 768},
+    "llama": {},
+    "qwen2": {},
+    "gpt2": {"context": 1024},
+}
+
+
+def own_model(case: str, tokenizer: Tokenizer = CHARACTERS, **changes: Any) -> tuple[Decoder, ForeignModel]:
+    """A random model with biases and norms that are not constants."""
+    choices = {**SIZES, "preset": "modern", **OWN.get(case, {}), **changes}
+    config = make_model_config(vocab_size=tokenizer.vocab_size, size="nano", **choices)
+    model = build_model(config)
+    assert isinstance(model, Decoder)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            mean = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+            parameter.copy_(mean + 0.2 * torch.randn(parameter.shape, generator=generator))
+    return model.eval(), foreign(config, model, tokenizer)
+
+
+def foreign(config: ModelConfig, model: Decoder, tokenizer: Tokenizer) -> ForeignModel:
+    return ForeignModel(None, config, model.state_dict(), tokenizer.to_str(), SpecialTokens(), None)
+
+
+def fields_of(path: Path) -> dict[str, Any]:
+    """The metadata of a file, read by gguf."""
+    return {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}
+
+
+# Models.
+
+
+@pytest.mark.parametrize("case", OWN)
+@torch.no_grad()
+def test_transformers_reads_the_same_model(case: str, tmp_path: Path) -> None:
+    model, exported = own_model(case, **DEFAULTS_OF_TRANSFORMERS[ARCHITECTURE.get(case, "qwen3")])
+    assert write_gguf(tmp_path / "model.gguf", exported, "f32") == ARCHITECTURE.get(case, "qwen3")
+    peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32)
+    ids = torch.randint(exported.config.vocab_size, (2, 40), generator=torch.Generator().manual_seed(1))
+    expected = model.logits(model(ids).hidden)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(peer.eval()(ids).logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_a_model_comes_back_with_the_same_tensors_to_the_bit(case: str, tmp_path: Path) -> None:
+    _, exported = own_model(case)
+    write_gguf(tmp_path / "model.gguf", exported, "f32")
+    again = read_gguf(tmp_path / "model.gguf")
+    assert again.tensors.keys() == exported.tensors.keys()
+    assert all(torch.equal(again.tensors[name], exported.tensors[name]) for name in exported.tensors)
+    assert json.loads(again.tokenizer)["model"]["vocab"] == json.loads(exported.tokenizer)["model"]["vocab"]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("gemma")])
+def test_an_imported_model_is_written_with_the_same_tensors_to_the_bit(case: str, tmp_path: Path) -> None:
+    check_round_trip(case, tmp_path, 0.0)
+
+
+@pytest.mark.parametrize("case", ["gemma", "gemma3"])
+def test_norms_with_a_unit_offset_come_back_up_to_rounding(case: str, tmp_path: Path) -> None:
+    check_round_trip(case, tmp_path, 1e-6)
+
+
+def check_round_trip(case: str, folder: Path, tolerance: float) -> None:
+    save_peer(case, folder / "before.gguf")
+    model = read_gguf(folder / "before.gguf")
+    assert write_gguf(folder / "after.gguf", model, "f32") == CASES[case][0]
+    before, after = (
+        {tensor.name: tensor.data for tensor in gguf.GGUFReader(folder / name).tensors}
+        for name in ("before.gguf", "after.gguf")
+    )
+    assert before.keys() == after.keys()
+    for name in before:
+        allowed = tolerance if "norm" in name else 2e-6 if name == "rope_freqs.weight" else 0.0
+        np.testing.assert_allclose(after[name], before[name], rtol=0, atol=allowed, err_msg=name)
+    again = read_gguf(folder / "after.gguf")
+    assert (again.special, again.chat_template) == (model.special, model.chat_template)
+    assert json.loads(again.tokenizer) == json.loads(model.tokenizer)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0"])
+def test_matrices_have_the_type_that_was_asked_for_and_norms_32_bits(dtype: str, tmp_path: Path) -> None:
+    _, exported = own_model("modern")
+    write_gguf(tmp_path / "model.gguf", exported, dtype)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    matrix = exported.tensors["layers.1.feedforward.up_proj.weight"]
+    kind = gguf.GGMLQuantizationType[dtype.upper()]
+    found = tensors["blk.1.ffn_up.weight"]
+    assert found.tensor_type == kind
+    expected = gguf.quants.dequantize(gguf.quants.quantize(matrix.numpy(), kind), kind)
+    np.testing.assert_array_equal(gguf.quants.dequantize(found.data, kind), expected)
+    norm = tensors["blk.0.attn_q_norm.weight"]
+    assert norm.tensor_type == gguf.GGMLQuantizationType.F32
+    np.testing.assert_array_equal(norm.data, exported.tensors["layers.0.attention.q_norm.weight"].numpy())
+
+
+def test_matrices_that_q8_0_cannot_store_have_16_bits(tmp_path: Path) -> None:
+    _, exported = own_model("modern", width=48, heads=4, ffn_width=96)
+    write_gguf(tmp_path / "model.gguf", exported, "q8_0")
+    types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    assert (types["blk.0.ffn_up.weight"], types["blk.0.ffn_down.weight"]) == ("F16", "Q8_0")
+
+
+def test_weights_in_16_bits_are_written_without_a_change(tmp_path: Path) -> None:
+    _, exported = own_model("modern")
+    tensors = {name: tensor.bfloat16() for name, tensor in exported.tensors.items()}
+    model = ForeignModel(None, exported.config, tensors, exported.tokenizer, exported.special, None)
+    write_gguf(tmp_path / "model.gguf", model, "bf16")
+    again = read_gguf(tmp_path / "model.gguf")
+    for name, tensor in tensors.items():
+        assert torch.equal(again.tensors[name].float(), tensor.float())
+
+
+def test_numbers_that_16_bits_cannot_represent_are_an_error(tmp_path: Path) -> None:
+    _, exported = own_model("modern")
+    exported.tensors["layers.0.attention.v_proj.weight"][0, 0] = 1e5
+    with pytest.raises(UsageError, match=r"blk.0.attn_v.weight has numbers that f16 cannot represent"):
+        write_gguf(tmp_path / "model.gguf", exported, "f16")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm_placement": "post"}, "`norm_placement` 'post'"),
+        ({"position": "none"}, "`position`"),
+        ({"experts": 4, "experts_per_token": 1}, "`normalise_top_k`"),
+        ({"local_window": 8, "local_layers": (0,)}, "sliding_window|`local_window`"),
+        ({"activation": "geglu"}, "`activation` geglu|`activation`"),
+        ({"preset": "gpt2", "activation": "relu", "kv_heads": 4}, "`activation` relu"),
+        ({"preset": "original", "kv_heads": 4}, "`position` 'sinusoidal'|`position`"),
+    ],
+)
+def test_a_model_that_gguf_cannot_represent_is_refused_before_anything_is_written(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    _, exported = own_model("modern", **changes)
+    with pytest.raises(UsageError, match=message):
+        write_gguf(tmp_path / "model.gguf", exported)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tokenizer_that_gguf_cannot_represent_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    _, exported = own_model("modern")
+    spec = json.loads(exported.tokenizer)
+    model = ForeignModel(
+        None,
+        exported.config,
+        exported.tensors,
+        json.dumps({**spec, "normalizer": {"type": "Lowercase"}}),
+        exported.special,
+        None,
+    )
+    with pytest.raises(UsageError, match="The tokenizer cannot be written as GGUF: "):
+        write_gguf(tmp_path / "model.gguf", model)
+    assert list(tmp_path.iterdir()) == []
+
+
+def damage_config(values: dict[str, Any], tensors: Any) -> None:
+    values["rope_theta"] *= 2
+
+
+def damage_tensor(values: dict[str, Any], tensors: Any) -> None:
+    tensors["model.norm.weight"].load()[0] += 1
+
+
+@pytest.mark.parametrize(("damage", "what"), [(damage_config, "rope_theta"), (damage_tensor, "model.norm.weight")])
+def test_a_file_that_is_not_the_same_model_when_read_again_does_not_appear(
+    damage: Callable[[dict[str, Any], Any], None], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, exported = own_model("modern")
+    (tmp_path / "model.gguf").write_bytes(b"old")
+    read = gguf_writer.read_model
+
+    def read_damaged(file: Any) -> Any:
+        values, tensors = read(file)
+        damage(values, tensors)
+        return values, tensors
+
+    monkeypatch.setattr(gguf_writer, "read_model", read_damaged)
+    with pytest.raises(TinyLMError, match=f"not the same model when read again: its .*{what}"):
+        write_gguf(tmp_path / "model.gguf", exported, "f32")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+    assert (tmp_path / "model.gguf").read_bytes() == b"old"
+
+
+def test_llama_3_scaling_is_written_as_its_divisors(tmp_path: Path) -> None:
+    save_peer("llama 3", tmp_path / "before.gguf")
+    write_gguf(tmp_path / "after.gguf", read_gguf(tmp_path / "before.gguf"), "f16")
+    before, after = (
+        next(tensor.data for tensor in gguf.GGUFReader(tmp_path / name).tensors if tensor.name == "rope_freqs.weight")
+        for name in ("before.gguf", "after.gguf")
+    )
+    np.testing.assert_allclose(after, before, rtol=1e-4)
+
+
+# Metadata.
+
+
+@pytest.mark.parametrize("tokenizer", [CHARACTERS, BPE], ids=["characters", "bpe"])
+def test_llama_cpp_finds_what_it_needs(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    _, exported = own_model("modern", tokenizer)
+    write_gguf(tmp_path / "story.gguf", exported)
+    fields = fields_of(tmp_path / "story.gguf")
+    assert fields["general.architecture"] == "qwen3"
+    assert fields["general.name"] == "story"
+    assert fields["general.file_type"] == 1
+    sizes = {
+        "block_count": 2,
+        "context_length": 48,
+        "embedding_length": 64,
+        "feed_forward_length": 96,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+        "rope.dimension_count": 16,
+        "rope.freq_base": 10_000.0,
+        "attention.layer_norm_rms_epsilon": pytest.approx(1e-6),
+        "vocab_size": tokenizer.vocab_size,
+    }
+    assert {name: fields[f"qwen3.{name}"] for name in sizes} == sizes
+    assert len(fields["tokenizer.ggml.tokens"]) == len(fields["tokenizer.ggml.token_type"]) == tokenizer.vocab_size
+    assert (fields["tokenizer.ggml.model"], fields["tokenizer.ggml.pre"]) == ("gpt2", "gpt-2")
+    assert fields["tokenizer.ggml.eos_token_id"] == fields["tokenizer.ggml.bos_token_id"] == tokenizer.end_of_text_id
+    assert fields["tokenizer.ggml.add_bos_token"] is False
+    assert len(fields["tokenizer.ggml.merges"]) >= 1
+
+
+@pytest.mark.parametrize("tokenizer", [CHARACTERS, BPE], ids=["characters", "bpe"])
+def test_llama_cpp_gives_the_same_ids(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    _, exported = own_model("modern", tokenizer)
+    write_gguf(tmp_path / "model.gguf", exported)
+    fields = fields_of(tmp_path / "model.gguf")
+    for text in EXAMPLES:
+        known = "".join(c for c in text if c not in tokenizer.unknown_characters(text))
+        assert byte_level_ids(known, fields) == tokenizer.encode(known).tolist()
+
+
+def test_an_embedding_with_more_rows_than_tokens_gets_unused_tokens(tmp_path: Path) -> None:
+    _, exported = own_model("modern", BPE)
+    rows = exported.config.vocab_size + 7
+    config = make_model_config(vocab_size=rows, size="nano", preset="modern", **SIZES)
+    model = build_model(config)
+    assert isinstance(model, Decoder)
+    write_gguf(tmp_path / "model.gguf", foreign(config, model, BPE))
+    fields = fields_of(tmp_path / "model.gguf")
+    assert len(fields["tokenizer.ggml.tokens"]) == rows
+    assert fields["tokenizer.ggml.token_type"][-7:] == [5] * 7
+
+
+# The Modelfile.
+
+
+def test_the_modelfile_of_a_base_model_hands_the_prompt_over_as_it_is(tmp_path: Path) -> None:
+    _, exported = own_model("modern")
+    write_gguf(tmp_path / "story.gguf", exported)
+    assert (tmp_path / "story.Modelfile").read_text() == (
+        'FROM ./story.gguf\nPARAMETER num_ctx 48\nTEMPLATE """{{ .Prompt }}"""\nPARAMETER stop "<|endoftext|>"\n'
+    )
+
+
+def test_the_modelfile_of_a_chat_model_has_its_template(tmp_path: Path) -> None:
+    _, exported = own_model("modern")
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    model = ForeignModel(None, exported.config, exported.tensors, exported.tokenizer, exported.special, template)
+    write_gguf(tmp_path / "chat.gguf", model)
+    text = (tmp_path / "chat.Modelfile").read_text()
+    assert (
+        "{{ range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n"
+        in text
+    )
+    assert fields_of(tmp_path / "chat.gguf")["tokenizer.chat_template"] == template
+
+
+def test_an_unknown_chat_template_is_left_to_ollama(tmp_path: Path) -> None:
+    _, exported = own_model("modern")
+    model = ForeignModel(None, exported.config, exported.tensors, exported.tokenizer, exported.special, "{{ x }}")
+    write_gguf(tmp_path / "chat.gguf", model)
+    assert "TEMPLATE " not in (tmp_path / "chat.Modelfile").read_text().replace("# Without TEMPLATE,", "")

@@ -1,0 +1,98 @@
+"""Patterns of module names, compared with Python's `re` on patterns on which it is fast."""
+
+import re
+import time
+
+import pytest
+
+from tinylm.formats.module_pattern import ModulePatterns
+
+NAMES = [
+    "model.layers.0.self_attn.q_proj",
+    "model.layers.11.self_attn.o_proj",
+    "model.layers.1.mlp.experts.gate_up_proj",
+    "model.layers.1.mlp.experts.3.down_proj",
+    "transformer.h.10.attn.c_attn",
+    "transformer.h.1.mlp.c_proj",
+    "lm_head",
+]
+PATTERNS = [
+    "q_proj",
+    "proj",
+    "c.attn",
+    r"mlp\.c_proj",
+    "^model.layers.0.self_attn.q_proj",
+    r".*\.gate_up_proj",
+    r"model\.layers\.\d+\.self_attn\.[qo]_proj",
+    r"layers\.(0|1)\..*",
+    r"(?:.*?(?:self_attn|attn).*?(?:q_proj|c_attn).*?)|lm_head",
+    r"\bmodel\.layers\.[\d]{1,}\.(?:self_attn)\.(?:(?:q_proj|o_proj))",
+    r"h\.1{1,2}0?\.attn\.c_\w+",
+    r"[^.]+_head$",
+    "",
+    "a|",
+    r"layers\.1{2}.*",
+    r"[\w.]*experts\.3.*",
+    r"(q|k)_proj|lm_head",
+]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pattern_matches_the_names_that_peft_matches_with_it(pattern: str) -> None:
+    patterns = ModulePatterns([pattern])
+    for name in NAMES:
+        expected = re.match(rf"(.*\.)?({pattern})$", name) is not None
+        assert (patterns.first_match(name) == pattern) == expected, name
+
+
+def test_the_first_of_several_patterns_counts() -> None:
+    patterns = ModulePatterns(["k_proj", r".*attn\..*", "q_proj"])
+    assert patterns.first_match("model.layers.0.self_attn.q_proj") == r".*attn\..*"
+    assert patterns.first_match("model.norm") is None
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"(a+)+b",
+        r"(.*)*(.*)*(.*)*x",
+        r"(((a*)*)*)*b",
+        "(a|a)*" * 20 + "b",
+        "(a{0,100}){0,100}b",
+        ".*" * 400,
+        "((((a{99}){99}){99}){99}){99}",
+    ],
+)
+def test_a_pattern_that_takes_exponential_time_in_re_ends_soon(pattern: str) -> None:
+    started = time.monotonic()
+    try:
+        patterns = ModulePatterns([pattern])
+        for _ in range(200):
+            patterns.first_match("a" * 200)
+    except ValueError as error:
+        assert "take too long" in str(error)
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(?=a)b",
+        "(?P<n>a)",
+        r"(a)\1",
+        "(?i)a",
+        "a**",
+        "a++",
+        "(",
+        "a)",
+        "[a",
+        "*a",
+        "x" * 1001,
+        "(" * 30,
+        r"\Z",
+        "a{200}",
+    ],
+)
+def test_what_is_not_supported_is_an_error(pattern: str) -> None:
+    with pytest.raises(ValueError, match="pattern of module names"):
+        ModulePatterns([pattern])

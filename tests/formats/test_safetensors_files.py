@@ -1,0 +1,211 @@
+"""Weights in one or several files: mapped without a copy, and nothing outside of the folder."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.formats.peers import save_peer
+from tinylm.formats.huggingface import read_folder
+from tinylm.formats.safetensors_files import open_file, open_weights, write_file
+
+SHARDS = {"model-00001-of-00002.safetensors": ("a",), "model-00002-of-00002.safetensors": ("b", "c")}
+INDEX = "model.safetensors.index.json"
+
+
+class Named(dict[str, torch.Tensor]):
+    """Tensors to write."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self[name].shape)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self[name].dtype
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    for file, names in SHARDS.items():
+        save_file({name: torch.full((2,), float(ord(name))) for name in names}, tmp_path / file)
+    write_index(tmp_path, {name: file for file, names in SHARDS.items() for name in names})
+    return tmp_path
+
+
+def write_index(folder: Path, weight_map: object) -> None:
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": 24}, "weight_map": weight_map}))
+
+
+def test_shards_are_read_through_their_index(shards: Path) -> None:
+    tensors = open_weights(shards)
+    assert {name: tensor.load().tolist() for name, tensor in tensors.items()} == {
+        "a": [97.0, 97.0],
+        "b": [98.0, 98.0],
+        "c": [99.0, 99.0],
+    }
+
+
+def test_a_model_in_shards_equals_the_same_in_one_file(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "many").mkdir()
+    save_peer("mixtral", tmp_path / "one")
+    save_peer("mixtral", tmp_path / "many", max_shard_size="40KB")
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
+    one, many = read_folder(tmp_path / "one"), read_folder(tmp_path / "many")
+    assert one.tensors.keys() == many.tensors.keys()
+    assert all(torch.equal(one.tensors[name], many.tensors[name]) for name in one.tensors)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox"])
+def test_weights_are_mapped_and_not_copied(name: str, tmp_path: Path) -> None:
+    """Two look-ups give the same memory, but for GPT-NeoX's queries, keys and values, which are interleaved."""
+    save_peer(name, tmp_path)
+    tensors = read_folder(tmp_path).tensors
+    held = [(n, tensors[n], tensors[n]) for n in tensors]  # alive, so that no address is used twice
+    copied = {n.split(".")[-2] for n, first, second in held if first.data_ptr() != second.data_ptr()}
+    assert copied == ({"q_proj", "k_proj", "v_proj"} if name == "gpt_neox" else set())
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's account of the process's memory")
+def test_reading_all_weights_takes_no_private_memory(tmp_path: Path) -> None:
+    size = 1 << 26
+    save_file({"a": torch.ones(size // 4)}, tmp_path / "model.safetensors")
+
+    def private() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+    before = private()
+    tensor = open_weights(tmp_path)["a"].load()
+    assert float(tensor.sum()) == size / 4
+    assert private() - before < size / 10
+
+
+def test_a_mapped_tensor_can_be_changed_and_the_file_stays(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(4)}, tmp_path / "model.safetensors")
+    tensor = open_weights(tmp_path)["a"].load()
+    tensor += 1
+    assert load_file(tmp_path / "model.safetensors")["a"].tolist() == [1.0] * 4
+
+
+def test_each_tensor_keeps_its_dtype(tmp_path: Path) -> None:
+    stored = {
+        "a": torch.ones(3, dtype=torch.bfloat16),
+        "b": torch.ones(2, dtype=torch.float16),
+        "c": torch.ones(2, dtype=torch.float32),
+        "d": torch.ones(2, dtype=torch.int8),
+    }
+    save_file(stored, tmp_path / "model.safetensors")
+    assert {name: tensor.dtype for name, tensor in open_weights(tmp_path).items()} == {
+        "a": torch.bfloat16,
+        "b": torch.float16,
+        "c": torch.float32,
+        "d": None,
+    }
+
+
+def test_a_written_file_is_read_by_safetensors(tmp_path: Path) -> None:
+    """Views of one storage, an odd number of bfloat16 values, a scalar and no values at all."""
+    whole = torch.arange(12.0).reshape(3, 4)
+    tensors = Named(
+        {
+            "odd": torch.tensor([1.5, 2, 3], dtype=torch.bfloat16),
+            "view": whole.T,
+            "part": whole[1:],
+            "scalar": torch.tensor(3.0),
+            "empty": torch.zeros(0, 4),
+        }
+    )
+    write_file(tmp_path / "a.safetensors", tensors)
+    found = load_file(tmp_path / "a.safetensors")
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensors[name]) and found[name].dtype == tensors[name].dtype for name in found)
+    with safetensors.safe_open(tmp_path / "a.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def reason(folder: Path) -> str:
+    with pytest.raises((ValueError, OSError)) as error:
+        open_weights(folder)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../outside.safetensors",
+        "/etc/passwd",
+        "sub/a.safetensors",
+        "sub\\a.safetensors",
+        ".hidden.safetensors",
+        "pytorch_model.bin",
+        "a.safetensors\0",
+        "",
+    ],
+)
+def test_an_index_may_name_files_of_its_folder_only(shards: Path, name: str) -> None:
+    write_index(shards, {"a": name})
+    assert "is not the name of a safetensors file in the folder" in reason(shards)
+
+
+def test_a_tensor_and_the_index_must_agree_on_its_file(shards: Path) -> None:
+    first, second = SHARDS
+    write_index(shards, {"a": first, "b": second})
+    assert "has the tensor c, which model.safetensors.index.json does not place there" in reason(shards)
+    write_index(shards, {"a": first, "b": second, "c": first})
+    assert "has the tensor c" in reason(shards)
+    write_index(shards, {"a": first, "b": second, "c": second, "d": second})
+    assert "names the tensor d" in reason(shards)
+    (shards / second).unlink()
+    assert second in reason(shards)
+
+
+@pytest.mark.parametrize("weight_map", [None, [], {}, {"a": 1}, {"a": ["x"]}])
+def test_a_malformed_index_is_an_error(shards: Path, weight_map: object) -> None:
+    write_index(shards, weight_map)
+    assert INDEX in reason(shards)
+
+
+def test_a_link_is_not_followed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    first = next(iter(SHARDS))
+    (shards / first).rename(outside / first)
+    (shards / first).symlink_to(outside / first)
+    assert "is a link out of the folder" in reason(shards)
+
+
+def test_the_cache_of_huggingface_hub_links_to_its_blobs(tmp_path: Path) -> None:
+    root = tmp_path / "models--owner--name"
+    snapshot, blobs = root / "snapshots" / "0123", root / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    save_file({"a": torch.ones(1)}, blobs / "beef")
+    (snapshot / "model.safetensors").symlink_to(Path("../../blobs/beef"))
+    assert open_weights(snapshot)["a"].load().tolist() == [1.0]
+    save_file({"a": torch.ones(1)}, tmp_path / "beef")
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "model.safetensors").symlink_to(Path("../../../beef"))
+    assert "is a link out of the folder" in reason(snapshot)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a FIFO")
+def test_a_fifo_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    assert "not a regular file" in reason(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x08" + b"\0" * 7 + b'{"a":{}}', b"PK\x03\x04" * 9])
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert "model.safetensors is damaged" in reason(tmp_path)
+
+
+def test_a_truncated_file_is_damaged(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(100)}, tmp_path / "whole.safetensors")
+    (tmp_path / "model.safetensors").write_bytes((tmp_path / "whole.safetensors").read_bytes()[:-1])
+    assert "model.safetensors is damaged" in reason(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        open_file(tmp_path / "no.safetensors")

@@ -1,0 +1,42 @@
+import pytest
+import torch
+
+from tests.variants import randomised, small
+from tinylm.generation.fill_mask import predict_masks
+from tinylm.model.build import build_model
+from tinylm.model.encoder import Encoder
+
+MASK = 12
+IDS = [3, MASK, 4, 1, MASK, 9]
+
+
+def encoder() -> Encoder:
+    model = randomised(build_model(small(architecture="encoder")))
+    assert isinstance(model, Encoder)
+    return model
+
+
+def test_a_prediction_is_the_softmax_at_its_position_without_the_mask_token() -> None:
+    model = encoder()
+    with torch.no_grad():
+        logits = model.logits(model(torch.tensor([IDS])).hidden)[0]
+    found = predict_masks(model, IDS, MASK, candidates=4)
+    assert len(found) == 2
+    for prediction, position in zip(found, (1, 4), strict=True):
+        exponentials = logits[position, :MASK].double().exp()
+        expected = sorted(enumerate((exponentials / exponentials.sum()).tolist()), key=lambda pair: -pair[1])[:4]
+        assert prediction.tokens == [token for token, _ in expected]
+        assert prediction.probabilities == pytest.approx([probability for _, probability in expected], rel=1e-5)
+
+
+def test_all_tokens_but_the_mask_can_be_candidates() -> None:
+    found = predict_masks(encoder(), IDS, MASK, candidates=1000)
+    assert all(sorted(prediction.tokens) == list(range(MASK)) for prediction in found)
+    assert all(sum(prediction.probabilities) == pytest.approx(1) for prediction in found)
+
+
+def test_excluded_tokens_are_not_predicted() -> None:
+    found = predict_masks(encoder(), IDS, MASK, candidates=1000, exclude=[2, 5])
+    for prediction in found:
+        assert sorted(prediction.tokens) == sorted(set(range(MASK)) - {2, 5})
+        assert sum(prediction.probabilities) == pytest.approx(1)

@@ -1,0 +1,200 @@
+import pytest
+import torch
+from torch import nn
+
+from tests.variants import VARIANTS, every_variant, randomised, small
+from tinylm.adapters.load import set_adapter_scale
+from tinylm.adapters.lora import add_lora
+from tinylm.config import AdapterConfig, ModelConfig
+from tinylm.generation import fuse_layers as module
+from tinylm.generation.fuse_layers import FusedAttention, FusedGatedFeedForward, fuse_model
+from tinylm.generation.generation_config import SamplingConfig
+from tinylm.generation.generator import generate
+from tinylm.generation.quantize import Int8Linear
+from tinylm.generation.sampler import Sampler
+from tinylm.kernels import onednn
+from tinylm.model.attention import CrossAttention
+from tinylm.model.build import build_model
+from tinylm.model.decoder import Decoder
+from tinylm.model.linear import Linear
+from tinylm.model.stack import Transformer
+
+needs_onednn = pytest.mark.skipif(not onednn.is_available(), reason="this torch has no oneDNN")
+
+
+@pytest.fixture(autouse=True)
+def prefer_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prepack on every processor, also where MKL is faster."""
+    monkeypatch.setattr(onednn, "_PREFERRED", onednn.is_available())
+
+
+@pytest.fixture
+def small_matrices_count_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGE_MATRIX", 1)
+
+
+def names_of_type(model: nn.Module, type_: type[nn.Module]) -> set[str]:
+    return {name for name, found in model.named_modules() if type(found) is type_}
+
+
+def prepacked(model: nn.Module) -> set[str]:
+    return {name for name, found in model.named_modules() if isinstance(found, nn.Linear) and found.weight.is_mkldnn}
+
+
+@every_variant
+@pytest.mark.usefixtures("small_matrices_count_as_large")
+def test_a_fused_model_predicts_the_same_with_a_cache_and_without(config: ModelConfig) -> None:
+    """Every matrix is prepacked. The reference is the model before fusing, in float64."""
+    model = randomised(build_model(config))
+    exact = randomised(build_model(config)).double()
+    fuse_model(model)
+    ids = torch.randint(config.vocab_size, (2, 20), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = exact.logits(exact(ids).hidden).float()
+        tolerance = {"rtol": 1e-3, "atol": 1e-3 * float(expected.abs().max())}
+        torch.testing.assert_close(model.logits(model(ids).hidden), expected, **tolerance)
+        cache = model.make_cache(2, 20)
+        parts = [model.logits(model(part, cache).hidden) for part in ids.split([7, 1, 1, 11], dim=1)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), expected, **tolerance)
+
+
+def test_layers_with_the_same_input_are_fused_and_small_ones_are_not_prepacked() -> None:
+    model = build_model(small())
+    fuse_model(model)
+    assert names_of_type(model, FusedAttention) == {"layers.0.attention", "layers.1.attention"}
+    assert names_of_type(model, FusedGatedFeedForward) == {"layers.0.feedforward", "layers.1.feedforward"}
+    assert not prepacked(model) and model.output is None
+
+
+@needs_onednn
+@pytest.mark.usefixtures("small_matrices_count_as_large")
+def test_a_large_tied_output_layer_is_prepacked_and_the_embedding_is_not() -> None:
+    model = build_model(small())
+    fuse_model(model)
+    assert "output" in prepacked(model)
+    assert model.embedding.weight.shape == (13, 16) and not model.embedding.weight.is_mkldnn
+
+
+@needs_onednn
+@pytest.mark.usefixtures("small_matrices_count_as_large")
+def test_a_model_fused_for_compiling_can_be_prepacked_later() -> None:
+    model, packed = build_model(small()), build_model(small())
+    fuse_model(model, prepack=False)
+    assert not prepacked(model)
+    fuse_model(model)
+    fuse_model(packed)
+    assert prepacked(model) == prepacked(packed) != set()
+
+
+@pytest.mark.usefixtures("small_matrices_count_as_large")
+def test_nothing_is_prepacked_on_a_processor_where_mkl_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "_PREFERRED", False)
+    model = build_model(small())
+    fuse_model(model)
+    assert not prepacked(model) and type(model.output) is Linear
+
+
+@pytest.mark.usefixtures("small_matrices_count_as_large")
+def test_a_large_output_layer_is_quantized_though_the_embedding_is_not() -> None:
+    model = randomised(build_model(small()))
+    exact = randomised(build_model(small()))
+    fuse_model(model, int8=True)
+    assert type(model.output) is Int8Linear and model.embedding.weight.dtype == torch.float32
+    hidden = torch.randn(3, 16)
+    found, expected = (m.logits(hidden) for m in (model, exact))
+    assert 0 < (found - expected).norm() / expected.norm() < 0.02
+
+
+@pytest.mark.usefixtures("small_matrices_count_as_large")
+def test_layers_with_adapters_are_not_fused_and_adapters_can_still_be_scaled() -> None:
+    """Adapters are on layers that would be fused, on one that would be prepacked, and on the tied embedding."""
+    targets = ("q_proj", "up_proj", "o_proj", "embedding")
+    config = AdapterConfig(base="", base_digest="", rank=2, dropout=0.0, targets=targets)
+    model, exact = (randomised(build_model(small())) for _ in range(2))
+    layers = [add_lora(adapted, config) for adapted in (model, exact)]
+    for adapted in (model, exact):
+        randomised(adapted, 3)
+    exact.double()
+    fuse_model(model.eval())
+    assert not names_of_type(model, FusedAttention) and not names_of_type(model, FusedGatedFeedForward)
+    assert model.output is None
+    ids = torch.arange(10).unsqueeze(0)
+    for scale in (1.0, 0.0, 0.5):
+        for group in layers:
+            set_adapter_scale(group, scale)
+        with torch.inference_mode():
+            found, expected = model.logits(model(ids).hidden), exact.logits(exact(ids).hidden).float()
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+
+
+def test_experts_are_not_fused() -> None:
+    model = build_model(small(experts=4))
+    fuse_model(model)
+    assert not names_of_type(model, FusedGatedFeedForward)
+    assert names_of_type(model, FusedAttention) == {"layers.0.attention", "layers.1.attention"}
+
+
+@pytest.mark.usefixtures("small_matrices_count_as_large")
+@pytest.mark.parametrize("preset", ["modern", "original"])
+def test_a_fused_encoder_predicts_the_same_with_padding(preset: str) -> None:
+    config = small(preset, kv_heads=4, architecture="encoder")
+    model, exact = randomised(build_model(config)), randomised(build_model(config)).double()
+    fuse_model(model)
+    ids, lengths = torch.arange(24).view(2, 12) % 13, torch.tensor([12, 7])
+    with torch.inference_mode():
+        found, expected = (m.logits(m(ids, lengths).hidden)[1, :7] for m in (model, exact))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.usefixtures("small_matrices_count_as_large")
+@pytest.mark.parametrize("preset", ["modern", "original"])
+def test_a_fused_encoder_decoder_predicts_the_same(preset: str) -> None:
+    config = small(preset, kv_heads=4, architecture="encoder-decoder", encoder_layers=2)
+    model, exact = randomised(build_model(config)), randomised(build_model(config)).double()
+    fuse_model(model)
+    ids, source, lengths = torch.arange(10).view(2, 5), torch.arange(24).view(2, 12) % 13, torch.tensor([12, 7])
+    with torch.inference_mode():
+        found, expected = (m.logits(m(ids, source, lengths).hidden) for m in (model, exact))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_cross_attention_is_not_fused() -> None:
+    model = build_model(small("original", kv_heads=4, architecture="encoder-decoder", encoder_layers=2))
+    fuse_model(model)
+    assert names_of_type(model, CrossAttention) == {"layers.0.cross_attention", "layers.1.cross_attention"}
+    assert len(names_of_type(model, FusedAttention)) == 4
+
+
+def test_a_fused_model_generates_the_same_tokens() -> None:
+    """Prompts of unequal length, continued past the context."""
+
+    def generated(model: Transformer) -> list[list[int]]:
+        assert isinstance(model, Decoder)
+        sampler = Sampler(SamplingConfig(), 1, 2, model.device, 13)
+        return list(generate(model, [[1], [2, 3, 4]], sampler, 60))
+
+    before, after = (randomised(build_model(small())) for _ in range(2))
+    fuse_model(after)
+    assert generated(after) == generated(before)
+
+
+def test_a_fused_model_in_bf16_keeps_gains_that_bf16_would_round() -> None:
+    """Weights of 2^-9 and 3 * 2^-9, for gains of 1 + weight, which in bf16 would be 1 and 1 + 2^-7."""
+    config = dict(VARIANTS)["gemma 3"]
+    model, exact = (randomised(build_model(config)) for _ in range(2))
+    for one in (model, exact):
+        for name, parameter in one.named_parameters():
+            if name.endswith("norm.weight"):
+                torch.nn.init.constant_(parameter, 2**-9)
+                parameter.data[::2] *= 3
+        one.bfloat16()
+    fuse_model(model)
+    assert names_of_type(model, FusedAttention)
+    ids = torch.randint(config.vocab_size, (2, 20), generator=torch.Generator().manual_seed(0))
+    norms = [one.get_submodule("layers.0.attention") for one in (model, exact)]
+    x = torch.randn(2, 5, config.width, generator=torch.Generator().manual_seed(1)).bfloat16()
+    with torch.inference_mode():
+        fused, plain = (norm.project(x, None) for norm in norms)
+        assert all(map(torch.equal, fused, plain))
+        found, expected = (one.logits(one(ids).hidden).float() for one in (model, exact))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.02 * float(expected.abs().max()))

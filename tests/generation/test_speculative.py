@@ -1,0 +1,105 @@
+"""Draft tokens, compared with counts in a dictionary; and texts, compared with generation without a draft."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.generation.test_generator import FixedSampler, float64_model, sampled_logits
+from tests.variants import small
+from tinylm.generation.generation_config import SamplingConfig
+from tinylm.generation.generator import generate
+from tinylm.generation.sampler import Sampler
+from tinylm.generation.speculative import NGRAM_LENGTHS, NGramDraft, generate_speculatively
+from tinylm.model.decoder import Decoder
+
+STEPS = 70  # past the context of 24, and past several hops
+
+
+class FixedDraft:
+    """Proposes the tokens that a function returns; records the limit of each call."""
+
+    def __init__(self, tokens_after: Callable[[Sequence[int]], list[int]]) -> None:
+        self.tokens_after = tokens_after
+        self.limits: list[int] = []
+
+    def propose(self, text: Sequence[int], limit: int) -> list[int]:
+        self.limits.append(limit)
+        return self.tokens_after(text)[:limit]
+
+
+def most_frequent(text: Sequence[int], context: Sequence[int]) -> int | None:
+    """The token to propose: the one that follows the longest context found in `text` at least half of the time."""
+    for length in NGRAM_LENGTHS:
+        followers: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+        for start in range(len(text) - length):
+            followers[tuple(text[start : start + length])][text[start + length]] += 1
+        found = followers.get(tuple(context[-length:])) if len(context) >= length else None
+        if found:
+            token, count = min(found.items(), key=lambda item: (-item[1], item[0]))
+            return token if 2 * count >= found.total() else None
+    return None
+
+
+@given(
+    text=st.lists(st.integers(0, 2), max_size=60),
+    context=st.lists(st.integers(0, 2), max_size=12),
+    limit=st.integers(0, 5),
+)
+def test_draft_tokens_are_those_that_follow_most_often_and_stop_where_none_is_frequent(
+    text: list[int], context: list[int], limit: int
+) -> None:
+    expected: list[int] = []
+    while len(expected) < limit and (token := most_frequent(text, context + expected)) is not None:
+        expected.append(token)
+    assert NGramDraft(np.array(text, dtype=np.uint8)).propose(context, limit) == expected
+
+
+DRAFTS = {
+    "always wrong": lambda tokens, prompt: lambda text: [(tokens[len(text) - len(prompt)] + 1) % 13] * 9,
+    "always right": lambda tokens, prompt: lambda text: tokens[len(text) - len(prompt) :],
+    "right twice": lambda tokens, prompt: lambda text: [*tokens[len(text) - len(prompt) :][:2], 0, 0],
+    "empty": lambda tokens, prompt: lambda text: [],
+}
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("prompt", [[3], [i % 13 for i in range(24)], [i % 13 for i in range(41)]], ids=len)
+def test_every_token_is_sampled_from_the_same_logits_as_without_a_draft(draft: str, prompt: list[int]) -> None:
+    model = float64_model(small())
+    tokens = torch.randint(13, (1, STEPS), generator=torch.Generator().manual_seed(2))
+    sampler = FixedSampler(tokens)
+    fixed = FixedDraft(DRAFTS[draft](tokens[0].tolist(), prompt))
+    generated = list(generate_speculatively(model, prompt, sampler, STEPS, fixed, max_draft_tokens=5))
+    assert [token for (token,) in generated] == tokens[0].tolist()
+    expected = sampled_logits(model, [prompt], tokens, use_cache=True)
+    torch.testing.assert_close(torch.stack(sampler.logits, dim=1), expected, rtol=0, atol=1e-10)
+    forward_passes = len(fixed.limits)
+    assert forward_passes == STEPS if draft in ("always wrong", "empty") else forward_passes < STEPS / 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_the_text_does_not_depend_on_the_draft(temperature: float, penalty: float) -> None:
+    model = float64_model(small())
+    text = torch.randint(13, (500,), generator=torch.Generator().manual_seed(3))
+
+    def sampler() -> Sampler:
+        sampling = SamplingConfig(temperature, top_k=5, repeat_penalty=penalty)
+        return Sampler(sampling, 1, 1, torch.device("cpu"), 13)
+
+    plain = list(generate(model, [[3]], sampler(), STEPS))
+    draft = NGramDraft(text.numpy())
+    assert list(generate_speculatively(model, [3], sampler(), STEPS, draft, max_draft_tokens=4)) == plain
+    assert list(generate_speculatively(model, [3], sampler(), 1, draft, max_draft_tokens=4)) == plain[:1]
+
+
+def test_rejected_tokens_cannot_be_dropped_from_the_cache_of_a_sliding_window() -> None:
+    model: Decoder = float64_model(small(local_window=4, local_layers=(0,)))
+    sampler = FixedSampler(torch.zeros(1, 3, dtype=torch.long))
+    with pytest.raises(ValueError, match="dropped"):
+        list(generate_speculatively(model, [3], sampler, 3, FixedDraft(lambda text: [1]), max_draft_tokens=2))

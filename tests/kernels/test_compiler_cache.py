@@ -1,0 +1,122 @@
+"""The cache folders of torch's compilers, from which they load code and pickles."""
+
+import getpass
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.shell import ROOT
+from tinylm.device import can_compile
+from tinylm.errors import TinyLMError
+from tinylm.kernels.compiler_cache import FOLDERS, prepare_compiler, use_private_folders
+
+# A process that compiles layers or a decoder step and prints the paths of all files that it opened for writing, folders
+# that it made, and files that it loaded as code. Its compilers are processes of their own, which write to TMPDIR.
+AUDITED = """
+import json, os, sys
+paths, writing = set(), os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+def record(event, arguments):
+    if event == "open" and isinstance(arguments[0], (str, bytes)) and (arguments[2] or 0) & writing:
+        paths.add(os.fsdecode(arguments[0]))
+    elif event in ("os.mkdir", "os.rename", "ctypes.dlopen", "import"):
+        paths.update(os.fsdecode(a) for a in arguments if isinstance(a, (str, bytes)) and os.sep in os.fsdecode(a))
+
+sys.addaudithook(record)
+import torch
+from pathlib import Path
+from tests.variants import small
+from tinylm.generation.fuse_layers import fuse_model
+from tinylm.generation.compiled_decoder import compile_decoder, load_compiled
+from tinylm.model.build import build_model
+from tinylm.objectives.loss import next_token
+from tinylm.text.batches import Batch
+from tinylm.training.compile_layers import compile_layers
+
+if sys.argv[1] == "layers":
+    model, ids = build_model(small()), torch.zeros(2, 9, dtype=torch.long)
+    notices = []
+    batch = Batch(ids[:, :-1], ids[:, 1:])
+    assert compile_layers(model, batch, next_token, "fp32", notices.append), notices
+else:
+    decoder = build_model(small(ffn_width=64)).eval()
+    fuse_model(decoder, prepack=False)
+    compile_decoder(decoder, Path("code.pt2"))
+    load_compiled(decoder, Path("code.pt2"))
+print(json.dumps(sorted(paths)))
+"""
+
+
+def test_the_folders_are_in_the_cache_folder_unless_the_user_has_set_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in FOLDERS:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/own/triton")
+    use_private_folders()
+    torch = Path(os.environ["TINYLM_CACHE"]) / "torch"
+    assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == torch
+    assert os.environ["TRITON_CACHE_DIR"] == "/own/triton"
+
+
+def test_the_default_that_torch_sets_is_no_choice_of_the_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch writes its default into the environment once it has compiled something."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
+
+    for variable in FOLDERS:
+        monkeypatch.delenv(variable, raising=False)
+    assert cache_dir() == default_cache_dir() == os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    use_private_folders()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"].startswith(os.environ["TINYLM_CACHE"])
+
+
+def test_precompiled_headers_are_in_the_private_folder_or_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are switched off if this version of torch has no name for their folder."""
+    from torch._inductor import codecache, config
+
+    for name in ("_HEADER_DIR", "_HEADER_LOCK_DIR"):
+        monkeypatch.setattr(codecache, name, getattr(codecache, name, "headers"), raising=False)
+    private = Path(os.environ["TINYLM_CACHE"]) / "torch"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(private))
+    with config.patch(cpp_cache_precompile_headers=True):
+        prepare_compiler()
+        assert private in Path(codecache._HEADER_DIR).parents and private in Path(codecache._HEADER_LOCK_DIR).parents
+        assert config.cpp_cache_precompile_headers
+        monkeypatch.delattr(codecache, "_HEADER_LOCK_DIR")
+        prepare_compiler()
+        assert not config.cpp_cache_precompile_headers
+
+
+def test_a_cache_that_others_can_write_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in FOLDERS:
+        monkeypatch.delenv(variable, raising=False)
+    folder = Path(os.environ["TINYLM_CACHE"]) / "torch"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(TinyLMError, match="Other users can write to"):
+        use_private_folders()
+    assert not FOLDERS.keys() & os.environ.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_compile("cpu"), reason="there is no C++ compiler")
+@pytest.mark.parametrize("what", ["layers", "decoder"])
+def test_compilers_use_no_folder_that_another_user_could_create(what: str, tmp_path: Path) -> None:
+    cache, temporary, here = (tmp_path / name for name in ("cache", "tmp", "here"))
+    for folder in (temporary, here):
+        folder.mkdir()
+    own = {variable: value for variable, value in os.environ.items() if variable not in FOLDERS}
+    env = {**own, "TINYLM_CACHE": str(cache), "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", AUDITED, what]
+    done = subprocess.run(command, env=env, cwd=here, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    paths = [Path(path) for path in json.loads(done.stdout.splitlines()[-1])]
+    assert any(cache / "torch" in path.parents for path in paths), "no path was recorded"
+    # Temporary files with random names are safe; another user could create one whose name can be predicted.
+    temporary_names = [path.relative_to(temporary).parts[0] for path in paths if temporary in path.parents]
+    assert [name for name in temporary_names if "torchinductor" in name or name == getpass.getuser()] == []
+    assert [path.name for path in temporary.iterdir() if "tinylm" not in path.name] == []

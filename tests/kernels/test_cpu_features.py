@@ -1,0 +1,77 @@
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tinylm.kernels import cpu_features
+
+OLD_NAMES = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+
+
+@pytest.fixture
+def x86(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    return monkeypatch
+
+
+def pretend(patch: pytest.MonkeyPatch, capabilities: dict[str, object] | None) -> None:
+    """Make torch report these capabilities; `None`: remove the function that reports them."""
+    patch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    if capabilities is None:
+        patch.delattr(torch.cpu, "get_capabilities")
+
+
+@pytest.mark.parametrize(
+    "capabilities, vendor, intel",
+    [
+        ({"cpu_name": "Intel Xeon"}, {}, True),
+        ({"cpu_name": "AMD EPYC"}, {"vendor_id": "GenuineIntel"}, False),
+        (None, {"vendor_id": "GenuineIntel"}, True),
+        (None, {"vendor_id": "AuthenticAMD"}, False),
+        ({}, {}, False),
+    ],
+)
+def test_an_intel_cpu_is_recognised_by_torch_or_the_system(
+    capabilities: dict[str, object] | None, vendor: dict[str, str], intel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, capabilities)
+    monkeypatch.setattr(cpu_features, "identify_processor", lambda: vendor)
+    assert cpu_features.is_intel() == intel
+
+
+@pytest.mark.parametrize("avx, amx", [(True, False), (False, True), (False, False)])
+def test_bf16_is_read_from_the_capabilities_if_torch_has_no_private_names_for_it(
+    avx: bool, amx: bool, x86: pytest.MonkeyPatch
+) -> None:
+    for name in OLD_NAMES:
+        x86.delattr(torch.cpu, name)
+    pretend(x86, {"avx512_bf16": avx, "amx_tile": amx})
+    assert (cpu_features.computes_bf16(), cpu_features.has_amx()) == (avx or amx, amx)
+
+
+def test_without_reported_features_bf16_is_not_used(x86: pytest.MonkeyPatch) -> None:
+    for name in OLD_NAMES:
+        x86.delattr(torch.cpu, name)
+    pretend(x86, None)
+    assert not cpu_features.computes_bf16() and not cpu_features.has_amx()
+    assert cpu_features.capabilities() == {}
+    assert cpu_features.identify_torch()["capabilities"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/cpuinfo")
+def test_the_features_equal_those_in_proc_cpuinfo() -> None:
+    with Path("/proc/cpuinfo").open() as lines:
+        flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    assert cpu_features.has_amx() == ("amx_tile" in flags)
+    assert cpu_features.computes_bf16() == bool({"avx512_bf16", "amx_tile"} & {*flags})
+
+
+def test_the_identity_changes_with_threads_and_the_version_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = cpu_features.identify_torch()
+    assert before == cpu_features.identify_torch()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    after = cpu_features.identify_torch()
+    assert {name for name in after if after[name] != before[name]} == {"threads", "torch"}

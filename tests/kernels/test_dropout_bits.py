@@ -1,0 +1,59 @@
+import pytest
+import torch
+
+from tinylm.kernels.dropout_bits import dropout
+
+
+@pytest.mark.parametrize("p", [0.05, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_entries_are_zero_with_probability_p_and_scaled_otherwise(p: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.full((501, 799), 2.0, dtype=dtype, requires_grad=True)
+    y = dropout(x, p)
+    assert y.dtype == dtype
+    torch.testing.assert_close(y[y != 0], torch.full_like(y[y != 0], 2 / (1 - p)))
+    assert (y == 0).double().mean().item() == pytest.approx(p, abs=4 * (p * (1 - p) / x.numel()) ** 0.5)
+    y.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad != 0, y != 0)
+
+
+def test_neighbouring_entries_and_calls_are_independent() -> None:
+    """Four entries share 64 random bits, 16 each."""
+    torch.manual_seed(0)
+    one, other = ((dropout(torch.ones(400_000), 0.5) != 0).double() for _ in range(2))
+    for lag in (1, 2, 3, 4, 8):
+        assert torch.corrcoef(torch.stack((one[lag:], one[:-lag])))[0, 1].abs() < 0.01
+    assert torch.corrcoef(torch.stack((one, other)))[0, 1].abs() < 0.01
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # raised by imports of torch's compiler
+def test_compiled_code_draws_once_for_each_call_and_keeps_the_mask_for_the_gradient() -> None:
+    torch.manual_seed(0)
+    compiled = torch.compile(lambda x: (dropout(x, 0.5), dropout(x, 0.5)), backend="aot_eager_decomp_partition")
+    x = torch.ones(400, 1000, requires_grad=True)
+    one, other = compiled(x)
+    zeros = torch.stack((one.detach() == 0, other.detach() == 0)).flatten(1).double()
+    assert torch.corrcoef(zeros)[0, 1].abs() < 0.01
+    (one + 3 * other).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, (one + 3 * other).detach())
+
+
+def test_the_seed_determines_the_result() -> None:
+    x = torch.ones(1000)
+    torch.manual_seed(1)
+    first = dropout(x, 0.3)
+    torch.manual_seed(1)
+    assert torch.equal(dropout(x, 0.3), first)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 5])
+def test_the_number_of_entries_need_not_be_a_multiple_of_four(size: int) -> None:
+    assert dropout(torch.ones(size, 1), 0.5).shape == (size, 1)
+
+
+def test_other_devices_use_the_dropout_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinylm.kernels.dropout_bits.F.dropout", lambda x, p: (x, p))
+    x = torch.empty(3, device="meta")
+    assert dropout(x, 0.3) == (x, 0.3)

@@ -1,0 +1,208 @@
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tests.kernels.absent import NamespaceWithout, loaded_again
+from tinylm.kernels import cpu_features, onednn
+from tinylm.kernels.onednn import MIN_ROWS, linear, prepack
+from tinylm.model.linear import Linear
+
+needs_onednn = pytest.mark.skipif(not onednn.is_available(), reason="this torch has no oneDNN")
+
+
+@pytest.fixture(autouse=True)
+def preferred_on_every_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use oneDNN even on a processor with a faster MKL."""
+    monkeypatch.setattr(onednn, "_PREFERRED", onednn.is_available())
+
+
+def make(inputs: int, outputs: int, bias: bool = True) -> Linear:
+    torch.manual_seed(1)
+    return Linear(inputs, outputs, bias)
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shape of the first operand of each call of oneDNN."""
+    shapes: list[tuple[int, ...]] = []
+    real = onednn._onednn_linear
+
+    def spy(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        shapes.append(tuple(x.shape))
+        return real(x, weight, bias)
+
+    monkeypatch.setattr(onednn, "_onednn_linear", spy)
+    return shapes
+
+
+@given(
+    rows=st.integers(1, 3 * MIN_ROWS),
+    inputs=st.integers(1, 70),
+    outputs=st.integers(1, 70),
+    bias=st.booleans(),
+    leading=st.booleans(),
+    strided=st.booleans(),
+)
+def test_outputs_and_gradients_equal_the_formulas_in_float64(
+    rows: int, inputs: int, outputs: int, bias: bool, leading: bool, strided: bool
+) -> None:
+    """y = x W^T + b, dx = g W, dW = g^T x, db = sum g. `strided`: x is not contiguous and g is an expanded row."""
+    layer = make(inputs, outputs, bias)
+    x = torch.randn(*((1, rows) if leading else (rows,)), inputs)
+    if strided:
+        x = torch.stack((x, torch.randn_like(x)), dim=-1)[..., 0]
+    x.requires_grad_()
+    y = layer(x)
+    g = torch.randn(outputs).expand_as(y) if strided else torch.randn_like(y)
+    y.backward(g)
+    rows64, w64, g64 = (t.detach().double().reshape(-1, t.shape[-1]).numpy() for t in (x, layer.weight, g))
+    expected = rows64 @ w64.T + (0 if layer.bias is None else layer.bias.detach().double().numpy())
+    tolerance = {"rtol": 1e-5, "atol": 1e-5 * (1 + max(inputs, outputs, rows) ** 0.5)}
+    assert x.grad is not None and layer.weight.grad is not None
+    np.testing.assert_allclose(y.detach().reshape(-1, outputs).double().numpy(), expected, **tolerance)
+    np.testing.assert_allclose(x.grad.reshape(-1, inputs).double().numpy(), g64 @ w64, **tolerance)
+    np.testing.assert_allclose(layer.weight.grad.double().numpy(), g64.T @ rows64, **tolerance)
+    if layer.bias is not None:
+        assert layer.bias.grad is not None
+        np.testing.assert_allclose(layer.bias.grad.double().numpy(), g64.sum(axis=0), **tolerance)
+
+
+@needs_onednn
+def test_fp32_on_a_cpu_is_computed_by_onednn_forward_and_backward(products: list[tuple[int, ...]]) -> None:
+    layer, x = make(8, 6), torch.randn(2, MIN_ROWS, 8, requires_grad=True)
+    layer(x).sum().backward()
+    assert products == [(2, MIN_ROWS, 8), (2, MIN_ROWS, 6), (6, 2 * MIN_ROWS)]
+
+
+@needs_onednn
+@pytest.mark.parametrize("outputs, first", [(6, 6), (8, 8), (12, 8)])
+def test_the_smaller_operand_of_the_weight_gradient_comes_first(
+    outputs: int, first: int, products: list[tuple[int, ...]]
+) -> None:
+    layer = make(8, outputs)
+    layer(torch.randn(MIN_ROWS, 8)).sum().backward()
+    assert products[1:] == [(first, MIN_ROWS)]
+
+
+@needs_onednn
+def test_gradients_that_are_not_required_are_not_computed(products: list[tuple[int, ...]]) -> None:
+    layer, x = make(8, 6).requires_grad_(False), torch.randn(MIN_ROWS, 8, requires_grad=True)
+    layer(x).sum().backward()
+    assert products == [(MIN_ROWS, 8), (MIN_ROWS, 6)]
+    assert layer.weight.grad is None and layer.bias.grad is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_other_number_formats_use_torchs_linear_function(dtype: torch.dtype, products: list[tuple[int, ...]]) -> None:
+    layer, x = make(8, 6).to(dtype), torch.randn(MIN_ROWS, 8).to(dtype)
+    assert layer(x).equal(F.linear(x, layer.weight, layer.bias))
+    assert products == []
+
+
+def test_autocast_applies_as_to_any_linear_layer(products: list[tuple[int, ...]]) -> None:
+    layer, x = make(8, 6), torch.randn(MIN_ROWS, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+    assert products == []
+
+
+def test_few_rows_and_processors_with_a_faster_library_use_torchs_linear_function(
+    products: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = make(8, 6)
+    layer(torch.randn(MIN_ROWS - 1, 8))
+    monkeypatch.setattr(onednn, "_PREFERRED", False)
+    layer(torch.randn(MIN_ROWS, 8))
+    assert products == []
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    ("capabilities", "mkl", "preferred"),
+    [
+        ({"cpu_name": "Intel Xeon"}, True, False),
+        ({"cpu_name": "Intel Xeon"}, False, True),
+        ({"cpu_name": "AMD EPYC"}, True, True),
+        ({}, True, True),
+    ],
+)
+def test_intel_cpus_keep_mkl_if_torch_has_it(
+    capabilities: dict[str, str], mkl: bool, preferred: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Empty capabilities: a version of torch that does not report them."""
+    monkeypatch.setattr(cpu_features, "capabilities", lambda: capabilities)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+    assert loaded_again(onednn).is_preferred() == preferred
+
+
+@pytest.mark.parametrize("missing", ["_linear_pointwise", "_reorder_linear_weight"])
+def test_without_the_private_operations_torchs_linear_function_is_used(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.ops, "mkldnn", NamespaceWithout(torch.ops.mkldnn, missing))
+    portable = loaded_again(onednn)
+    assert not portable.is_available() and not portable.is_preferred()
+    x, weight, bias = torch.randn(MIN_ROWS, 8), torch.randn(6, 8, requires_grad=True), torch.randn(6)
+    found = portable.linear(x, weight, bias)
+    assert found.equal(F.linear(x, weight, bias)) and found.requires_grad
+
+
+@needs_onednn
+@pytest.mark.parametrize("outputs, inputs", [(1, 1), (7, 5), (64, 48), (48, 64), (300, 33)])
+@pytest.mark.parametrize("rows", [1, 2, 5, 32, 100])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_prepacked_weight_equals_the_formula_for_any_number_of_rows(
+    outputs: int, inputs: int, rows: int, bias: bool
+) -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(inputs, outputs, bias), torch.randn(2, rows, inputs)
+    expected = x.double() @ layer.weight.detach().double().T
+    if bias:
+        expected = expected + layer.bias.detach().double()
+    with torch.inference_mode():
+        found = linear(x, prepack(layer.weight), layer.bias)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_onednn
+@pytest.mark.parametrize("before, then", [(2, 2), (2, 1), (1, 2)])
+def test_a_prepacked_weight_equals_the_formula_with_any_number_of_threads(before: int, then: int) -> None:
+    weight, x = torch.randn(500, 300), torch.randn(7, 300)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before)
+        packed = prepack(weight)
+        torch.set_num_threads(then)
+        with torch.inference_mode():
+            found = linear(x, packed)
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(found.double(), x.double() @ weight.double().T, rtol=1e-5, atol=1e-4)
+
+
+def test_a_compiled_layer_has_the_same_gradients() -> None:
+    layer, x = make(8, 6), torch.randn(MIN_ROWS, 8, requires_grad=True)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    found = torch.autograd.grad(compiled(x).square().sum(), (x, layer.weight))
+    expected = torch.autograd.grad(layer(x).square().sum(), (x, layer.weight))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_an_input_need_not_be_contiguous() -> None:
+    layer, wide = make(8, 6), torch.randn(8, 2 * MIN_ROWS)
+    x = wide.t()[::2]
+    torch.testing.assert_close(layer(x), F.linear(x.contiguous(), layer.weight, layer.bias), rtol=1e-5, atol=1e-5)
+
+
+def test_the_gradient_of_a_shared_weight_is_the_sum_of_both() -> None:
+    weight, x = nn.Parameter(torch.randn(8, 8)), torch.randn(MIN_ROWS, 8)
+    linear(linear(x, weight), weight).sum().backward()
+    exact = weight.detach().double().requires_grad_()
+    F.linear(F.linear(x.double(), exact), exact).sum().backward()
+    assert weight.grad is not None and exact.grad is not None
+    torch.testing.assert_close(weight.grad.double(), exact.grad, rtol=1e-4, atol=1e-3)

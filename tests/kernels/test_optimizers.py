@@ -1,0 +1,65 @@
+"""References: `sys.modules` for the imports, and torch's optimizers for the updates."""
+
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests.kernels.absent import loaded_again
+from tests.shell import TINY, run_child, story
+from tinylm.kernels import optimizers
+
+TRAINING = """
+import sys
+from tinylm.__main__ import main
+
+sys.argv = ["tinylm", "train", "corpus.txt", "--out", "run", "--quiet", *sys.argv[1:]]
+try:
+    main()
+finally:
+    print("torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["muon", "adamw", "adam"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_training_does_not_import_the_compiler_if_nothing_is_compiled(
+    optimizer: str, dropout: float, tmp_path: Path
+) -> None:
+    (tmp_path / "corpus.txt").write_text(story(3000))
+    words = f"--steps 4 --eval-every 2 --save-every 3 --optimizer {optimizer} --dropout {dropout}".split()
+    command = [sys.executable, "-c", TRAINING, *TINY, *words]
+    result = run_child(command, cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (0, "run\nFalse\n"), result.stderr
+
+
+@pytest.fixture(params=["unwrapped", "nothing to unwrap"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    if request.param == "unwrapped":
+        return optimizers
+    for kind, name in ((torch.optim.Optimizer, "add_param_group"), (torch.optim.Optimizer, "zero_grad")):
+        monkeypatch.setattr(kind, name, inspect.unwrap(getattr(kind, name)))
+    return loaded_again(optimizers)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_updates_equal_those_of_the_optimizers_of_torch(name: str, fused: bool, kernel: ModuleType) -> None:
+    def trained(module: object) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        weights = [torch.randn(3, 4, requires_grad=True), torch.randn(5, requires_grad=True)]
+        groups = [{"params": weights[:1], "weight_decay": 0.3}, {"params": weights[1:]}]
+        optimizer = getattr(module, name)(groups, lr=0.1, betas=(0.8, 0.95), fused=fused)
+        for _ in range(3):
+            sum((weight**4).sum() for weight in weights).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert all(weight.grad is None for weight in weights)
+        return weights
+
+    for ours, torchs in zip(trained(kernel), trained(torch.optim), strict=True):
+        assert torch.equal(ours, torchs)

@@ -1,0 +1,61 @@
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tinylm.kernels import thread_latency as module
+from tinylm.kernels.thread_latency import (
+    ThreadLatency,
+    measure_thread_latency,
+    thread_latency,
+    thread_latency_entry,
+)
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads, wake_up", [(2, 3e-6), (1, 0.0)])
+def test_the_wake_up_latency_is_the_time_of_all_threads_less_their_share_of_the_time_of_one(
+    threads: int, wake_up: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a clock on which all work takes 10 us with one thread and 8 us with two."""
+    torch.set_num_threads(threads)
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 10e-6 if torch.get_num_threads() == 1 else 8e-6
+        return now
+
+    monkeypatch.setattr(module.time, "perf_counter", clock)
+    found = measure_thread_latency()
+    assert found.wake_up == pytest.approx(wake_up, abs=1e-12)
+    assert found.bandwidth == pytest.approx(1024 * 1024 * 4 / 10e-6)
+    assert torch.get_num_threads() == threads
+
+
+class Silent:
+    def note(self, message: str) -> None: ...
+
+    def warn(self, message: str) -> None: ...
+
+
+def test_the_latency_is_measured_once_for_each_spin_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = iter([ThreadLatency(1e-5, 2e10), ThreadLatency(3e-5, 4e10)])
+    monkeypatch.setattr(module, "measure_thread_latency", lambda: next(measured))
+    found = []
+    for spin_count in ("11", "22", "11", "22"):
+        monkeypatch.setenv("GOMP_SPINCOUNT", spin_count)
+        found.append(thread_latency(Silent()))
+    assert found == [ThreadLatency(1e-5, 2e10), ThreadLatency(3e-5, 4e10)] * 2
+
+
+def test_a_recorded_latency_outside_its_bounds_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread_latency_entry().write({"wake_up": -1.0, "bandwidth": 1e10})
+    monkeypatch.setattr(module, "measure_thread_latency", lambda: ThreadLatency(13e-6, 40e9))
+    assert thread_latency(Silent()) == ThreadLatency(13e-6, 40e9)

@@ -1,0 +1,91 @@
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from tests import reference_parts
+from tinylm.config import ROPE_SCALINGS, RopeScaling
+from tinylm.model.build import ROPE_SCALINGS as SCALERS
+from tinylm.model.build import rope_rotation
+
+# Of Llama 3.1 and Qwen2.5, and of small models, where the ends of ramps meet or leave the pairs.
+SCALINGS = {
+    "linear": RopeScaling(kind="linear", factor=8.0),
+    "llama 3.1": RopeScaling(kind="llama3", factor=8.0, original_context=8192),
+    "llama 3.2": RopeScaling(kind="llama3", factor=32.0, original_context=8192),
+    "short llama3": RopeScaling(
+        kind="llama3", factor=2.0, original_context=32, low_freq_factor=0.5, high_freq_factor=5.0
+    ),
+    "qwen 2.5": RopeScaling(kind="yarn", factor=4.0, original_context=32_768),
+    "yarn with a magnitude": RopeScaling(kind="yarn", factor=4.0, original_context=512, attention_factor=1.5),
+    "short yarn": RopeScaling(kind="yarn", factor=3.0, original_context=64, beta_fast=3.0, beta_slow=0.5),
+}
+every_scaling = pytest.mark.parametrize("scaling", SCALINGS.values(), ids=[name.replace(" ", "-") for name in SCALINGS])
+
+
+@every_scaling
+@pytest.mark.parametrize(("width", "theta"), [(128, 1e6), (64, 500_000.0), (8, 100.0)])
+def test_scaled_frequencies_equal_the_formula_and_those_of_transformers(
+    scaling: RopeScaling, width: int, theta: float
+) -> None:
+    found, strength = rope_rotation(width, theta, scaling)
+    expected = [reference_parts.rope_rate(pair, width, theta, scaling) for pair in range(width // 2)]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
+    assert strength == pytest.approx(reference_parts.rope_magnitude(scaling))
+
+    parameters: dict[str, Any] = {"rope_type": scaling.kind, "rope_theta": theta, "factor": scaling.factor}
+    if scaling.original_context is not None:
+        parameters["original_max_position_embeddings"] = scaling.original_context
+    if scaling.kind == "llama3":
+        parameters |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
+    if scaling.kind == "yarn":
+        parameters |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
+        parameters |= {"attention_factor": scaling.attention_factor} if scaling.attention_factor else {}
+    config = LlamaConfig(
+        hidden_size=width * 2,
+        num_attention_heads=2,
+        max_position_embeddings=(scaling.original_context or 512) * int(scaling.factor),
+        rope_parameters=parameters,
+    )
+    theirs, magnitude = ROPE_INIT_FUNCTIONS[scaling.kind](config, device=torch.device("cpu"))
+    np.testing.assert_allclose(found.numpy(), theirs.double().numpy(), rtol=2e-5)  # computed in float32
+    assert strength == pytest.approx(magnitude)
+
+
+def test_llama3_scaling_worked_by_hand() -> None:
+    """Base 16, width 8: frequencies 1, 1/2, 1/4, 1/8, with 4, 2, 1 and 1/2 periods in a context of 8 pi.
+
+    From 1 to 3 periods a frequency goes from a quarter to the whole: of 2 periods it is (1/4 + 1) / 2 = 5/8.
+    """
+    context = 25  # close to 8 pi = 25.13
+    scaling = RopeScaling(
+        kind="llama3", factor=4.0, original_context=context, low_freq_factor=context / (8 * math.pi),
+        high_freq_factor=3 * context / (8 * math.pi),
+    )  # fmt: skip
+    expected = [1, 1 / 2 * 5 / 8, 1 / 4 / 4, 1 / 8 / 4]
+    np.testing.assert_allclose(rope_rotation(8, 16.0, scaling).frequencies.numpy(), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("original_context", [1, 2, 6, 7, 50, 1 << 20])
+@pytest.mark.parametrize("width", [2, 4])
+def test_yarn_of_few_pairs_or_a_short_context_keeps_or_divides_each_frequency(
+    original_context: int, width: int
+) -> None:
+    scaling = RopeScaling(kind="yarn", factor=2.0, original_context=original_context)
+    plain, scaled = (rope_rotation(width, 10.0, one).frequencies for one in (None, scaling))
+    assert scaled.isfinite().all()
+    assert ((scaled >= plain / 2 - 1e-12) & (scaled <= plain + 1e-12)).all()
+
+
+def test_without_scaling_frequencies_fall_from_one_by_powers_of_the_base() -> None:
+    frequencies, magnitude = rope_rotation(6, 1000.0)
+    np.testing.assert_allclose(frequencies.numpy(), [1, 0.1, 0.01], rtol=1e-12)
+    assert magnitude == 1.0
+
+
+def test_every_scaling_of_a_configuration_has_a_function() -> None:
+    assert set(SCALERS) == set(ROPE_SCALINGS)

@@ -1,0 +1,193 @@
+"""Reference: the float64 decoder of reference.py and its cross-entropy, summed one sequence at a time."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests import reference, reference_parts
+from tests.variants import randomised, small
+from tinylm.config import ModelConfig
+from tinylm.model.build import build_model
+from tinylm.model.decoder import Decoder
+from tinylm.model.routing import RoutingSummary
+from tinylm.model.stack import Output
+from tinylm.objectives import loss as module
+from tinylm.objectives.loss import Loss, masked_token, next_token, sequence_to_sequence
+from tinylm.text.batches import Batch
+
+
+def decoder(config: ModelConfig) -> Decoder:
+    return randomised(build_model(config)).double()
+
+
+def batch_of(config: ModelConfig, rows: int, length: int, scored: float | None = None) -> Batch:
+    rng = torch.Generator().manual_seed(0)
+    ids = torch.randint(config.vocab_size, (rows, length + 1), generator=rng)
+    mask = None if scored is None else torch.rand(rows, length, generator=rng) < scored
+    return Batch(ids[:, :-1], ids[:, 1:], mask)
+
+
+def expected_loss(model: Decoder, config: ModelConfig, batch: Batch) -> float:
+    weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+    total = 0.0
+    for row in range(len(batch)):
+        logits = reference.decoder_logits(weights, config, batch.ids[row].tolist(), table=np.float32)
+        for t, target in enumerate(batch.targets[row].tolist()):
+            if batch.mask is None or batch.mask[row, t]:
+                total += reference.cross_entropy(logits[t : t + 1], [target])
+    return total
+
+
+@pytest.mark.parametrize("config", [small(), small("gpt2", kv_heads=4), small("original", kv_heads=4, tie=False)])
+@pytest.mark.parametrize("scored", [None, 0.4])
+@pytest.mark.parametrize("chunk", [1 << 25, 30])
+def test_the_loss_equals_the_formula_summed_over_scored_targets(
+    config: ModelConfig, scored: float | None, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_LOGITS", chunk)
+    model, batch = decoder(config), batch_of(config, 3, 7, scored)
+    loss = next_token(model, batch)
+    assert loss.total.item() == pytest.approx(expected_loss(model, config, batch), rel=1e-12)
+    assert loss.n_tokens == (21 if batch.mask is None else int(batch.mask.sum()))
+    assert loss.aux.item() == 0
+
+
+ALL = ("decoder", "encoder", "encoder-decoder")
+
+
+@pytest.mark.parametrize("architecture", ALL)
+def test_label_smoothing_equals_its_formula(architecture: str) -> None:
+    sides = {"architecture": architecture, "encoder_layers": 1 if architecture == "encoder-decoder" else None}
+    config = small(**sides)
+    model, batch = randomised(build_model(config)).double(), batch_of(config, 2, 6, 0.5)
+    weights = {name: value.detach().numpy() for name, value in model.named_parameters()}
+    source = [3, 1, 4]
+    if architecture == "encoder-decoder":
+        batch = Batch(batch.ids, batch.targets, batch.mask, torch.tensor([source] * 2), torch.tensor([3, 3]))
+    expected = 0.0
+    assert batch.mask is not None
+    for ids, targets, scored in zip(batch.ids.tolist(), batch.targets.tolist(), batch.mask.tolist(), strict=True):
+        match architecture:
+            case "decoder":
+                logits = reference.decoder_logits(weights, config, ids, table=np.float32)
+            case "encoder":
+                logits = reference_parts.encoder_logits(weights, config, ids, len(ids), table=np.float32)
+            case _:
+                logits = reference_parts.encoder_decoder_logits(weights, config, source, ids, table=np.float32)
+        expected += sum(
+            reference_parts.label_smoothed(row, target, 0.2)
+            for row, target, counts in zip(logits, targets, scored, strict=True)
+            if counts
+        )
+    objectives = dict(zip(ALL, (next_token, masked_token, sequence_to_sequence), strict=True))
+    assert objectives[architecture](model, batch, 0.2).total.item() == pytest.approx(expected, rel=1e-12)
+
+
+def gradients(model: Decoder, loss: Loss) -> dict[str, Tensor]:
+    model.zero_grad()
+    loss.total.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("scored", [None, 0.4])
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize("chunk", [1, 13, 40, 13 * 20])
+def test_the_chunked_loss_and_its_gradient_equal_the_unchunked_ones(
+    scored: float | None, tie: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of one row, of a few rows, and of all rows but one."""
+    config = small(tie=tie)
+    model, batch = decoder(config), batch_of(config, 3, 7, scored)
+    whole = next_token(model, batch)
+    expected = gradients(model, whole)
+    chunk_rows: list[int] = []
+    logits = model.logits
+    monkeypatch.setattr(model, "logits", lambda hidden: (chunk_rows.append(len(hidden)), logits(hidden))[1])
+    monkeypatch.setattr(module, "MAX_LOGITS", chunk)
+    chunked = next_token(model, batch)
+    found = gradients(model, chunked)
+    assert max(chunk_rows) <= max(1, chunk // config.vocab_size)
+    assert chunked.total.item() == pytest.approx(whole.total.item(), rel=1e-12)
+    assert found.keys() == expected.keys() == dict(model.named_parameters()).keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize("chunk", [1, 13, 40, 13 * 20])
+def test_logits_of_a_frozen_output_layer_are_computed_once(
+    smoothing: float, tie: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the loss and the gradients of logits that are kept."""
+    config = small(tie=tie)
+    model, batch = decoder(config), batch_of(config, 3, 7, 0.6)
+    (model.embedding if model.output is None else model.output).requires_grad_(False)
+    whole = next_token(model, batch, smoothing)
+    expected = gradients(model, whole)
+    rows: list[int] = []
+    logits = model.logits
+    monkeypatch.setattr(model, "logits", lambda hidden: (rows.append(len(hidden)), logits(hidden))[1])
+    monkeypatch.setattr(module, "MAX_FROZEN_LOGITS", chunk)
+    chunked = next_token(model, batch, smoothing)
+    found = gradients(model, chunked._replace(total=chunked.total * 2))
+    assert sum(rows) == batch.n_targets and max(rows) <= max(1, chunk // config.vocab_size)
+    assert chunked.total.item() == pytest.approx(whole.total.item(), rel=1e-12)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], 2 * gradient, rtol=1e-10, atol=1e-12)
+    with torch.no_grad():
+        assert next_token(model, batch, smoothing).total.item() == pytest.approx(whole.total.item(), rel=1e-12)
+
+
+def test_unscored_targets_have_no_gradient() -> None:
+    """Sequences whose second half is masked have the loss and the gradients of their first half."""
+    config = small()
+    model, batch = decoder(config), batch_of(config, 2, 6)
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    mask[:, 3:] = False
+    first = next_token(model, Batch(batch.ids, batch.targets, mask))
+    short = next_token(model, Batch(batch.ids[:, :3], batch.targets[:, :3]))
+    assert first.total.item() == pytest.approx(short.total.item(), rel=1e-12)
+    expected = gradients(model, short)
+    for targets in (batch.targets, torch.where(mask, batch.targets, 12 - batch.targets)):
+        for name, gradient in gradients(model, next_token(model, Batch(batch.ids, targets, mask))).items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1 << 25, 13])
+def test_a_batch_without_scored_targets_has_zero_loss_and_gradient(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LOGITS", chunk)
+    model, batch = decoder(small()), batch_of(small(), 2, 6, 0.0)
+    loss = next_token(model, batch)
+    assert (loss.total.item(), loss.n_tokens) == (0, 0)
+    loss.total.backward()
+
+
+class HalfPrecision(torch.nn.Module):
+    """A model with logits in bf16, as under autocast."""
+
+    vocab_size = 13
+    trains_output = False
+
+    def __call__(self, ids: Tensor, cache: object = None) -> Output:
+        return Output(
+            torch.nn.functional.one_hot(ids, 13).bfloat16() * 3,
+            RoutingSummary(torch.full((), 0.5), torch.zeros(()), torch.zeros(2)),
+        )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+def test_the_loss_of_half_precision_logits_is_summed_in_single_precision() -> None:
+    """Logits are 3 for token 0 and 0 for the other twelve: the loss is log(e^3 + 12), less 3 where the target is 0."""
+    ids = torch.zeros(50, 40, dtype=torch.long)
+    targets = torch.zeros(50, 40, dtype=torch.long)
+    targets[:, 20:] = 1
+    loss = next_token(HalfPrecision(), Batch(ids, targets))
+    wrong = float(np.log(np.exp(3) + 12))
+    assert loss.total.dtype == torch.float32
+    assert loss.total.item() == pytest.approx(1000 * (wrong + wrong - 3), rel=1e-5)
+    assert loss.aux.item() == 0.5

@@ -1,0 +1,44 @@
+"""Every objective of a configuration has a task, whose batches fit the objective."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.variants import randomised, small
+from tinylm.config import OBJECTIVES, Budget, TrainingConfig
+from tinylm.model.build import build_model
+from tinylm.objectives.tasks import TASKS, make_task
+from tinylm.text.token_files import TokenFolder
+from tinylm.text.tokenizer import train_char
+
+
+def test_every_objective_has_a_task() -> None:
+    assert TASKS.keys() == OBJECTIVES.keys()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_objective_of_a_task_computes_the_loss_of_its_batches(objective: str) -> None:
+    architecture = OBJECTIVES[objective].architectures[0]
+    tokenizer = train_char("abc").with_mask_token()
+    sides = {"encoder_layers": 1} if architecture == "encoder-decoder" else {}
+    config = small(architecture=architecture, vocab_size=tokenizer.vocab_size, context=8, **sides)
+    training = TrainingConfig(
+        objective=objective, budget=Budget(steps=1), batch_size=2, micro_batch=2, lr=0.1, min_lr=0.0, warmup=0.0
+    )
+    end = tokenizer.end_of_text_id
+    pairs = np.array([0, 1, end, 2, 1, end] * 20, dtype=np.uint16)
+    if objective == "chat":  # the codes of two conversations of two and four tokens, of which one and two are scored
+        pairs = np.array([5, 6, 9, 4, 14, 10] * 20, dtype=np.uint16)
+    task = make_task(TokenFolder(Path("unused"), pairs, pairs), tokenizer, config, training)
+    model = randomised(build_model(config)).eval()
+    first = task.batch(3)
+    again = task.batch(3)
+    assert torch.equal(first.ids, again.ids) and torch.equal(first.targets, again.targets)
+    with torch.no_grad():
+        loss = task.objective(model, first)
+        scored = [task.validation_objective(model, batch) for batch in task.validation_batches(4, 1000)]
+    assert loss.n_tokens == first.n_targets > 0
+    assert torch.isfinite(loss.total) and all(torch.isfinite(one.total) for one in scored)
+    assert task.steps_per_epoch > 1

@@ -1,0 +1,48 @@
+"""Plans for texts and for pairs, with any field of the request replaced."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.machines import machine
+from tinylm.config import AdapterConfig, DataConfig
+from tinylm.machine import Machine
+from tinylm.planning.plan import Plan, plan_training
+from tinylm.planning.plan_request import PlanRequest
+from tinylm.text.pair_batches import PairContexts
+
+
+def data(train_tokens: int) -> DataConfig:
+    """A text with this number of training tokens."""
+    return DataConfig(
+        corpus=("c.txt",),
+        train_characters=train_tokens,
+        fingerprint="f",
+        characters=train_tokens,
+        bytes=train_tokens,
+        documents=1,
+        train_tokens=train_tokens,
+        val_tokens=10,
+    )
+
+
+def planned(tokens: int = 1_000_000, on: Machine | None = None, **choices: Any) -> Plan:
+    """The plan of a request with these fields, for a text of `tokens`."""
+    return plan_training(on or machine(), PlanRequest(**{"data": data(tokens), "vocab_size": 100, **choices}))
+
+
+def planned_pairs(train: list[int], val: Sequence[int] = (10,), **choices: Any) -> Plan:
+    """The plan of pairs that need contexts of these numbers of tokens."""
+    pairs = dataclasses.replace(data(20 * len(train)), kind="pairs", train_pairs=len(train))
+    contexts = PairContexts(np.array(train), np.array(val))
+    return planned(
+        **{"data": pairs, "pair_contexts": contexts, "model": {"architecture": "encoder-decoder"}, **choices}
+    )
+
+
+def adapter(**choices: Any) -> AdapterConfig:
+    """A LoRA with the default rank of finetune-lora."""
+    values: dict[str, Any] = {"base": "", "base_digest": "", "rank": 8, "alpha": 16.0, "dropout": 0.0}
+    return AdapterConfig(**{**values, "targets": ("q_proj",), **choices})

@@ -1,0 +1,89 @@
+"""The planned batch leaves enough steps and fits the free memory."""
+
+import pytest
+
+from tests.machines import GIB, machine
+from tests.planning.planned import planned
+from tinylm.config import Budget
+from tinylm.planning.cost import training_step_seconds
+from tinylm.planning.recipes import (
+    MEMORY_SHARE,
+    MUON_TARGET_STEPS,
+    MUON_TOKENS_PER_WIDTH,
+    TARGET_STEPS,
+    TOKENS_PER_STEP,
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_batch_leaves_enough_steps_within_the_range_that_suits_the_device(device: str) -> None:
+    min_tokens, max_tokens = TOKENS_PER_STEP["cpu" if device == "cpu" else "gpu"]
+
+    def tokens(budget: Budget) -> int:
+        plan = planned(model={"size": "micro", "context": 128}, on=machine(device), budget=budget)
+        return plan.training.batch_size * plan.model.context
+
+    assert tokens(Budget(time=1.0)) == min_tokens
+    assert tokens(Budget(time=1e6)) == tokens(Budget(steps=10)) == max_tokens
+    assert planned(model={"context": 100_000, "size": "nano"}).training.batch_size == 1
+    for preset, optimizer, steps in (("modern", "muon", MUON_TARGET_STEPS), ("gpt2", "adamw", TARGET_STEPS)):
+        model = {"size": "micro", "context": 64, "preset": preset}
+        config = planned(model=model).model
+        step = training_step_seconds(machine(device), config, (min_tokens + max_tokens) / 2, optimizer)
+        between = planned(model=model, on=machine(device), budget=Budget(time=steps * step))
+        assert between.training.batch_size * 64 == pytest.approx((min_tokens + max_tokens) / 2, abs=64)
+        assert between.steps == pytest.approx(steps, rel=0.05)
+
+
+@pytest.mark.parametrize("preset", ["modern", "gpt2"])
+def test_muon_takes_larger_steps_in_wide_models(preset: str) -> None:
+    model = {"size": "micro", "width": 1024, "context": 128, "preset": preset}
+    plan = planned(model=model, budget=Budget(steps=10))
+    _, max_tokens = TOKENS_PER_STEP["cpu"]
+    assert plan.training.batch_size * 128 == (MUON_TOKENS_PER_WIDTH * 1024 if preset == "modern" else max_tokens)
+
+
+def test_a_budget_of_epochs_leaves_enough_steps() -> None:
+    tokens = 100_000
+    plan = planned(tokens, model={"size": "nano"}, budget=Budget(epochs=20))
+    assert plan.steps == pytest.approx(TARGET_STEPS, rel=0.05)
+    assert plan.epochs == pytest.approx(20, rel=0.01)
+
+
+@pytest.mark.parametrize("batch_size", [1, 1000, 4096])
+def test_a_batch_of_any_size_is_split_into_micro_batches_that_fit_the_memory(batch_size: int) -> None:
+    choices = {"model": {"size": "micro"}, "training": {"batch_size": batch_size}}
+    whole = planned(**choices)
+    assert whole.training.batch_size == whole.training.micro_batch == batch_size
+    assert whole.notices == ()
+    sizes = []
+    for free in (GIB // 16, GIB // 8, GIB // 4):
+        plan = planned(**choices, on=machine(free_memory=free))
+        assert plan.training.batch_size == batch_size
+        assert plan.memory <= MEMORY_SHARE * free or plan.training.micro_batch == 1
+        sizes.append(plan.training.micro_batch)
+        if plan.training.micro_batch < batch_size:
+            (notice,) = plan.notices
+            assert notice.startswith(
+                f"The micro-batch is {plan.training.micro_batch}, which fits the {free / GIB:.1f} GB"
+            )
+            assert f"the effective batch is still {batch_size}" in notice
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) == (1 if batch_size == 1 else 3)
+
+
+def test_a_micro_batch_that_was_chosen_is_an_upper_limit() -> None:
+    choices = {"model": {"size": "nano"}, "training": {"batch_size": 64, "micro_batch": 16}}
+    assert planned(**choices).training.micro_batch == 16
+    assert planned(**choices, on=machine(free_memory=GIB // 32)).training.micro_batch < 16
+
+
+def test_a_model_too_large_for_the_memory_has_a_micro_batch_of_one_and_a_notice() -> None:
+    plan = planned(model={"size": "small"}, on=machine(free_memory=1 << 20))
+    assert plan.training.micro_batch == 1
+    assert len(plan.notices) == 1
+
+
+def test_with_unknown_free_memory_the_batch_is_not_split() -> None:
+    plan = planned(model={"size": "base"}, training={"batch_size": 4096}, on=machine(free_memory=None))
+    assert (plan.training.micro_batch, plan.notices) == (4096, ())

@@ -1,0 +1,109 @@
+"""Estimated FLOPs equal those that torch counts in the models, and estimated times grow with them."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.machines import machine
+from tests.variants import VARIANTS, small
+from tinylm.config import Budget, ModelConfig, TrainingConfig
+from tinylm.model.build import build_model
+from tinylm.planning.cost import (
+    matrix_parameters,
+    muon_flops,
+    parameters_by_part,
+    training_flops,
+    training_speed,
+    training_step_seconds,
+)
+from tinylm.presets import PRESETS, make_model_config
+from tinylm.training.optimizer import build_optimizer
+
+
+def test_matrix_parameters_are_those_of_the_layers_and_the_output_layer() -> None:
+    for preset in PRESETS:
+        config = make_model_config(vocab_size=77, preset=preset, size="nano")
+        model = build_model(config)
+        matrices = sum(v.numel() for n, v in model.named_parameters() if v.dim() == 2 and n.startswith("layers."))
+        assert matrix_parameters(config) == matrices + model.embedding.weight.numel()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("choices", [{}, {"size": "tiny"}, {"kv_heads": 1}, {"tie": False}, {"head_dim": 50}])
+def test_training_flops_equal_those_that_torch_counts(preset: str, choices: dict[str, Any]) -> None:
+    """In float64 with attention dropout, so that all operations are torch's own, which FlopCounterMode can count."""
+    shape = {"size": "nano", "context": 32, "attention_dropout": 0.1, **choices}
+    config = make_model_config(vocab_size=77, preset=preset, **shape)
+    model = build_model(config).double().train()
+    ids = torch.randint(config.vocab_size, (2, config.context))
+    with FlopCounterMode(display=False) as counter:
+        model.logits(model.probe(ids).hidden).sum().backward()
+    masked = (
+        6 * config.layers * config.context * config.heads * config.head_dim
+    )  # unfused attention computes the masked scores as well
+    assert training_flops(config) + masked == counter.get_total_flops() / ids.numel()
+
+
+@pytest.mark.parametrize(
+    "config", [small(experts=3), small(architecture="encoder-decoder", encoder_layers=1), dict(VARIANTS)["gemma 3"]]
+)
+def test_parameters_by_part_sum_to_those_of_a_built_model(config: ModelConfig) -> None:
+    parts = parameters_by_part(config)
+    assert parts["total"] == sum(parameter.numel() for parameter in build_model(config).parameters())
+    assert parts["total"] == sum(number for name, number in parts.items() if name != "total")
+
+
+def test_only_the_experts_of_each_token_count() -> None:
+    dense, routed = small(ffn_width=48), small(ffn_width=48, experts=4, experts_per_token=1)
+    router = routed.layers * routed.width * routed.experts
+    assert matrix_parameters(routed) == matrix_parameters(dense) + router
+
+
+@pytest.mark.parametrize(
+    "shape", [{}, {"experts": 3}, {"position": "relative"}, {"architecture": "encoder-decoder", "encoder_layers": 1}]
+)
+def test_the_flops_of_muon_equal_those_that_torch_counts(shape: dict[str, Any]) -> None:
+    config = small(layers=2, width=32, ffn_width=48, heads=4, **shape)
+    model = build_model(config)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    training = TrainingConfig(
+        budget=Budget(steps=1), batch_size=1, micro_batch=1, lr=0.1, min_lr=0.0, warmup=0.0, optimizer="muon"
+    )
+    optimizer = build_optimizer(model, training)
+    with FlopCounterMode(display=False) as counter:
+        optimizer.step()
+    assert muon_flops(config) == counter.get_total_flops()
+
+
+def test_a_step_takes_the_time_of_its_tokens_and_of_the_optimizer() -> None:
+    config, on = make_model_config(vocab_size=77, preset="modern", size="small"), machine(matmul_rate=1e12)
+    by_adamw, by_muon = (training_step_seconds(on, config, 4096, optimizer) for optimizer in ("adamw", "muon"))
+    assert by_adamw == 4096 / training_speed(on, config)
+    assert by_muon - by_adamw == pytest.approx(muon_flops(config) / 1e12 / 0.75)
+
+
+@given(st.floats(1e8, 1e15), st.floats(1.1, 10))
+def test_a_faster_machine_is_never_expected_to_be_slower(rate: float, factor: float) -> None:
+    slow, fast = machine(matmul_rate=rate), machine(matmul_rate=factor * rate)
+    assert 0 < training_speed(slow, small()) <= training_speed(fast, small())
+    assert training_speed(slow, small()) > training_speed(slow, small(layers=4))
+
+
+def test_the_layers_of_both_stacks_count_for_the_speed() -> None:
+    def encoder_decoder(encoder_layers: int) -> ModelConfig:
+        return small(architecture="encoder-decoder", encoder_layers=encoder_layers, layers=2)
+
+    assert training_speed(machine(), encoder_decoder(2)) > 1.5 * training_speed(machine(), encoder_decoder(12))
+
+
+def test_the_matrices_of_every_variant_are_counted() -> None:
+    """Also where head dimension, local layers and their RoPE base are those of Gemma 3."""
+    config = dict(VARIANTS)["gemma 3"]
+    model = build_model(config)
+    matrices = sum(v.numel() for n, v in model.named_parameters() if v.dim() == 2)
+    assert matrix_parameters(config) == matrices

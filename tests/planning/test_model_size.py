@@ -1,0 +1,199 @@
+"""The planned model: the chosen one, or as large as time and text allow, with a context that fits."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.machines import machine
+from tests.planning.planned import data, planned, planned_pairs
+from tests.variants import small
+from tinylm.config import Budget
+from tinylm.errors import UsageError
+from tinylm.model.build import build_model
+from tinylm.planning import recipes
+from tinylm.planning.cost import matrix_parameters
+from tinylm.planning.model_size import choose_dropout, choose_size, training_tokens
+from tinylm.planning.plan_request import PlanRequest
+from tinylm.presets import PRESETS, SIZES, make_model_config
+
+# Size
+
+
+def test_more_time_and_more_text_make_a_larger_model() -> None:
+    sizes = [
+        planned(tokens, budget=Budget(time=seconds)).parameters
+        for tokens, seconds in ((1000, 1), (100_000, 1), (100_000, 600), (10_000_000, 600), (100_000_000, 36_000))
+    ]
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) >= 3
+
+
+@given(st.floats(1, 1e5), st.floats(1e9, 1e14), st.integers(1000, 10**9), st.floats(1, 100))
+def test_the_size_never_falls_with_time_speed_or_text(seconds: float, rate: float, tokens: int, factor: float) -> None:
+    def index(seconds: float, rate: float, tokens: int) -> int:
+        request = PlanRequest(data=data(tokens), vocab_size=66, budget=Budget(time=seconds))
+        return list(SIZES).index(choose_size(machine(matmul_rate=rate), request, {}))
+
+    least = index(seconds, rate, tokens)
+    assert least <= index(factor * seconds, rate, tokens)
+    assert least <= index(seconds, factor * rate, tokens)
+    assert least <= index(seconds, rate, int(factor * tokens))
+
+
+@given(st.floats(1, 1e5), st.integers(1000, 10**9))
+def test_the_size_is_the_largest_that_gets_enough_tokens_per_parameter(seconds: float, tokens: int) -> None:
+    request = PlanRequest(data=data(tokens), vocab_size=66, budget=Budget(time=seconds))
+    chosen = choose_size(machine(), request, {})
+    configs = {size: make_model_config(vocab_size=66, preset="modern", size=size) for size in SIZES}
+    per_parameter = {
+        size: training_tokens(machine(), request, config) / matrix_parameters(config)
+        for size, config in configs.items()
+    }
+    larger = list(SIZES)[list(SIZES).index(chosen) + 1 :]
+    assert all(per_parameter[size] < recipes.TOKENS_PER_PARAMETER for size in larger)
+    assert chosen == "nano" or per_parameter[chosen] >= recipes.TOKENS_PER_PARAMETER
+
+
+@pytest.mark.parametrize("size", sorted(SIZES))
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_size_and_preset_are_the_chosen_ones(size: str, preset: str) -> None:
+    config = planned(model={"size": size, "preset": preset}).model
+    assert {name: getattr(config, name) for name in SIZES[size]} == SIZES[size]
+    for name, value in PRESETS[preset].items():
+        assert getattr(config, name) == value
+
+
+def test_the_planned_size_depends_on_the_other_choices() -> None:
+    """64 experts per token cost as much as 64 feed-forward layers, and 64 heads do not divide the smallest width."""
+    budget = Budget(time=400)
+    dense = planned(10**9, budget=budget).model
+    wide = planned(10**9, budget=budget, model={"experts": 64, "experts_per_token": 64}).model
+    assert (wide.layers * wide.width) < (dense.layers * dense.width)
+    assert planned(budget=Budget(time=1), model={"kv_heads": 8, "heads": 8, "position": "learned"}).model.width % 8 == 0
+    many = {"heads": 64, "kv_heads": 64}  # they divide a width of 128, and not one of 96
+    assert planned(budget=Budget(time=1), model=many).model.width == 128
+
+
+def test_the_parameters_are_those_of_the_model() -> None:
+    for preset in PRESETS:
+        plan = planned(model={"preset": preset, "size": "nano"}, vocab_size=77)
+        assert plan.model.vocab_size == 77
+        assert plan.parameters == sum(parameter.numel() for parameter in build_model(plan.model).parameters())
+
+
+def test_continued_training_keeps_the_model() -> None:
+    base = small(vocab_size=100, layers=5, dropout=0.3)
+    assert planned(base=base, budget=Budget(time=1e5)).model == base
+
+
+# Context
+
+
+def test_a_context_longer_than_the_text_is_shortened_with_a_notice_or_refused() -> None:
+    plan = planned(50)
+    assert plan.model.context == 49
+    assert plan.notices == ("The training text has only 50 tokens: the context is shortened to 49.",)
+    assert planned(50, model={"context": 49}).model.context == 49
+    with pytest.raises(UsageError, match=r"has 50 tokens, and a context of 50 needs 51; .* `context` of at most 49"):
+        planned(50, model={"context": 50})
+    base = small(context=64, vocab_size=100)
+    assert planned(65, base=base).model == base
+    with pytest.raises(UsageError, match="a context of 64 needs 65"):
+        planned(64, base=base)
+
+
+@given(st.integers(2, 1000), st.data())
+@settings(deadline=None, max_examples=30)
+def test_pairs_up_to_twice_as_long_as_the_others_all_fit_the_context(least: int, drawn: st.DataObject) -> None:
+    train, val = (drawn.draw(st.lists(st.integers(least, 2 * least), min_size=1, max_size=50)) for _ in range(2))
+    plan = planned_pairs(train, val)
+    assert max(train + val) <= plan.model.context <= max(128, max(train + val) + 31)
+    assert not any("left out" in notice for notice in plan.notices)
+
+
+@given(usual=st.integers(3, 400), outliers=st.integers(1, 5), hundreds=st.integers(6, 200))
+@settings(deadline=None, max_examples=30)
+def test_a_few_long_pairs_are_left_out_with_a_notice_and_do_not_change_the_plan(
+    usual: int, outliers: int, hundreds: int
+) -> None:
+    pairs = [usual] * (100 * hundreds - outliers)
+    plan = planned_pairs(pairs + [5000] * outliers, [usual, 4000])
+    alone = planned_pairs(pairs, [usual, 2 * usual])
+    assert plan.model.context <= max(128, 2 * usual + 31)
+    notice, val_notice = [notice for notice in plan.notices if "left out" in notice]
+    assert notice.startswith(f"{outliers} of {100 * hundreds:,} training pairs are left out: they do not fit")
+    assert notice.endswith("and the longest needs 5000.")
+    assert val_notice.startswith("1 of 2 validation pairs are left out")
+    assert (plan.model, plan.training.micro_batch) == (alone.model, alone.training.micro_batch)
+
+
+def test_the_context_of_the_user_or_a_base_model_is_kept_and_longer_pairs_do_not_count() -> None:
+    chosen = {"architecture": "encoder-decoder", "context": 16}
+    train, training = [16] * 40 + [17] * 60, {"batch_size": 10}
+    plan = planned_pairs(train, [17, 5, 5], model=chosen, training=training, budget=Budget(epochs=3))
+    assert (plan.model.context, plan.steps) == (16, 3 * 4)
+    assert [notice.split(":")[0] for notice in plan.notices] == [
+        "60 of 100 training pairs are left out",
+        "1 of 3 validation pairs are left out",
+    ]
+    base = small(architecture="encoder-decoder", encoder_layers=1, context=24)
+    assert planned_pairs([16, 30], base=base, model={}).model == base
+
+
+# Output layer and dropout
+
+
+@pytest.mark.parametrize(
+    "budget", [Budget(steps=1), Budget(steps=10**6), Budget(epochs=0.1), Budget(epochs=100), Budget(time=1e-3)]
+)
+@pytest.mark.parametrize("vocab_size", [66, recipes.UNTIED_MAX_VOCABULARY, recipes.UNTIED_MAX_VOCABULARY + 1])
+def test_a_modern_decoder_has_an_untied_output_layer_in_a_short_run(budget: Budget, vocab_size: int) -> None:
+    def tied(**model: Any) -> bool:
+        plan = planned(budget=budget, vocab_size=vocab_size, model={"size": "micro", **model})
+        tokens = plan.steps * plan.training.batch_size * plan.model.context
+        short = tokens <= recipes.UNTIED_MAX_TOKENS and vocab_size <= recipes.UNTIED_MAX_VOCABULARY
+        assert model or plan.model.tie != short
+        return plan.model.tie
+
+    assert tied(tie=not tied()) != tied()
+
+
+def test_a_run_of_one_epoch_is_short_and_one_of_five_is_long() -> None:
+    assert not planned(budget=Budget(epochs=1), model={"size": "micro"}).model.tie
+    assert planned(budget=Budget(epochs=5), model={"size": "micro"}).model.tie
+
+
+@pytest.mark.parametrize("model", [{"preset": "gpt2"}, {"preset": "original"}, {"architecture": "encoder"}])
+def test_the_output_layer_of_other_models_is_tied_in_short_runs_as_well(model: dict[str, Any]) -> None:
+    assert planned(budget=Budget(steps=1), model=model).model.tie
+
+
+@given(st.floats(0, 1e4), st.floats(0, 1e4), st.floats(1, 10))
+def test_dropout_grows_with_epochs_and_parameters_within_its_bounds(
+    epochs: float, per_token: float, factor: float
+) -> None:
+    dropout = choose_dropout(epochs, per_token)
+    assert dropout == 0 or recipes.MIN_DROPOUT <= dropout <= recipes.MAX_DROPOUT
+    assert dropout <= choose_dropout(factor * epochs, per_token)
+    assert dropout <= choose_dropout(epochs, factor * per_token)
+
+
+def test_only_new_modern_models_of_text_have_planned_dropout_unless_it_is_chosen() -> None:
+    budget, small_text = Budget(epochs=500), 100_000
+    assert planned(small_text, budget=budget, model={"size": "micro"}).model.dropout == recipes.MAX_DROPOUT
+    assert planned(budget=Budget(epochs=1), model={"size": "micro"}).model.dropout == 0
+    assert planned(small_text, budget=budget, model={"preset": "gpt2"}).model.dropout == 0
+    assert planned(small_text, budget=budget, model={"dropout": 0.1}).model.dropout == 0.1
+    assert planned(small_text, budget=budget, base=small()).model.dropout == 0
+
+
+def test_models_of_few_pairs_have_dropout_and_those_of_many_have_none() -> None:
+    few = planned_pairs([10] * 20)
+    many = dataclasses.replace(data(10**8), kind="pairs", train_pairs=recipes.PAIR_DROPOUT_MAX_PAIRS)
+    assert few.model.dropout == recipes.PAIR_DROPOUT
+    assert planned_pairs([10] * 20, data=many).model.dropout == 0
+    chosen = {"architecture": "encoder-decoder", "dropout": 0.1}
+    assert planned_pairs([10] * 20, model=chosen).model.dropout == 0.1

@@ -1,0 +1,182 @@
+"""The planned schedule: that of the recipe unless the user chose, with evaluations that take little time."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.machines import machine
+from tests.planning.planned import adapter, planned, planned_pairs
+from tests.variants import small
+from tinylm.config import Budget
+from tinylm.planning import recipes
+from tinylm.planning.schedule import choose_learning_rate, choose_weight_decay
+from tinylm.presets import PRESETS, SIZES
+from tinylm.training.learning_rate import learning_rate
+
+# Length
+
+
+def test_steps_are_those_of_the_budget() -> None:
+    assert planned(budget=Budget(steps=7)).steps == 7
+    two_epochs = planned(10_000, model={"context": 50}, training={"batch_size": 8}, budget=Budget(epochs=2))
+    assert two_epochs.steps == 50  # 20,000 tokens at 400 per step
+    slow, fast = (
+        planned(budget=Budget(time=60), model={"size": "nano"}, on=machine(matmul_rate=rate)) for rate in (1e9, 1e12)
+    )
+    assert 1 <= slow.steps < fast.steps
+    assert planned(budget=Budget(time=1e-9)).steps == 1
+
+
+# Recipes
+
+
+def test_each_preset_has_a_recipe_whose_settings_can_be_chosen() -> None:
+    for preset in PRESETS:
+        training = planned(model={"preset": preset}).training
+        for name, value in recipes.RECIPES[preset].settings.items():
+            assert getattr(training, name) == value
+    chosen = {"lr": 5e-4, "min_lr": 1e-5, "weight_decay": 0.3, "grad_clip": 0.5, "optimizer": "adam", "seed": 9}
+    training = planned(training=chosen).training
+    assert {name: getattr(training, name) for name in chosen} == chosen
+
+
+def test_muon_trains_modern_models_but_no_adapters_and_other_presets() -> None:
+    assert planned_pairs([10]).training.optimizer == "muon"
+    for modern in ({}, {"model": {"experts": 4}}, {"base": small()}):
+        assert planned(**modern).training.optimizer == "muon"
+    for other in ({"model": {"preset": "gpt2"}}, {"base": small(), "adapter": adapter()}):
+        assert planned(**other).training.optimizer == "adamw"
+    assert planned_pairs([10], training={"optimizer": "adamw"}).training.optimizer == "adamw"
+    for others in ({"adapter": adapter()}, {"model": {"architecture": "encoder-decoder", "preset": "original"}}):
+        assert planned_pairs([10], **others).training.optimizer != "muon"
+
+
+def test_only_targets_of_pairs_are_smoothed() -> None:
+    assert planned().training.label_smoothing == 0
+    assert planned_pairs([10]).training.label_smoothing == recipes.PAIR_LABEL_SMOOTHING
+    assert planned_pairs([10], training={"label_smoothing": 0.0}).training.label_smoothing == 0
+
+
+@pytest.mark.parametrize("width", [64, 512])
+def test_the_original_is_trained_as_published(width: int) -> None:
+    """Vaswani et al. 2017, section 5.3: Adam with 0.9, 0.98 and 1e-9; D^-0.5 min(s^-0.5, s w^-1.5), scaled."""
+    steps, warmup = 1000, 100
+    budget = Budget(steps=steps)
+    training = planned(model={"preset": "original", "size": "micro", "width": width}, budget=budget).training
+    assert (training.optimizer, training.beta1, training.beta2, training.weight_decay) == ("adam", 0.9, 0.98, 0.0)
+    assert training.epsilon == 1e-9
+    published = [width**-0.5 * min(s**-0.5, s * warmup**-1.5) for s in range(1, steps + 1)]
+    rates = [learning_rate(s / steps, training) for s in range(1, steps + 1)]
+    assert [rate / rates[-1] for rate in rates] == pytest.approx([rate / published[-1] for rate in published])
+
+
+# Learning rate
+
+
+def test_the_learning_rate_of_gpt2_is_that_of_nanogpt_at_its_width() -> None:
+    """nanoGPT trains its character model of width 384 at 0.001."""
+    assert choose_learning_rate("gpt2", 384) == 1e-3
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+@given(width=st.integers(1, 4096), factor=st.integers(1, 16))
+def test_the_learning_rate_is_measured_at_one_width_and_falls_with_it(name: str, width: int, factor: int) -> None:
+    recipe = recipes.RECIPES[name]
+    assert choose_learning_rate(name, recipes.LR_BASE_WIDTH) == recipe.lr
+    wide, narrow = choose_learning_rate(name, factor * width), choose_learning_rate(name, width)
+    assert wide / narrow == pytest.approx(factor**-recipe.lr_exponent, rel=0.1)  # rounded to two digits
+
+
+@pytest.mark.parametrize(
+    ("choices", "lr"),
+    [
+        ({}, 0.01),
+        ({"rank": 32, "alpha": 64.0}, 0.005),
+        ({"rank": 2, "alpha": 4.0}, 0.02),
+        ({"alpha": 64.0}, 0.005),
+        ({"rank": 16, "rank_stabilised": True}, 0.005),
+        ({"rank": 1, "alpha": 1e-9}, 0.02),
+        ({"kind": "bottleneck", "rank": 64}, 0.02),
+    ],
+)
+def test_an_adapter_is_trained_at_the_rate_that_was_measured_for_its_rank_and_scale(
+    choices: dict[str, Any], lr: float
+) -> None:
+    """The table of decision 022, at a width of 128; at most twice the rate that was measured there."""
+    base = small(vocab_size=100, width=128, heads=4)
+    assert planned(base=base, adapter=adapter(**choices)).training.lr == pytest.approx(lr)
+    wide = planned(base=dataclasses.replace(base, width=512), adapter=adapter(**choices)).training.lr
+    narrow = planned(base=dataclasses.replace(base, width=8), adapter=adapter(**choices)).training.lr
+    assert wide <= lr <= narrow <= 0.04
+
+
+def test_the_learning_rate_ends_at_a_tenth_unless_the_recipe_or_the_user_sets_its_end() -> None:
+    gpt2 = planned(model={"preset": "gpt2"}).training
+    assert gpt2.min_lr == pytest.approx(gpt2.lr / 10)
+    assert planned(model={"preset": "gpt2"}, training={"lr": 0.5}).training.min_lr == pytest.approx(0.05)
+    assert planned(model={"preset": "gpt2"}, training={"min_lr": 0.0}).training.min_lr == 0
+    assert planned(model={"preset": "modern"}).training.min_lr == 0
+    assert planned(adapter=adapter(), base=small(vocab_size=100)).training.weight_decay == 0
+
+
+@pytest.mark.parametrize(("warmup_steps", "warmup"), [(0, 0.0), (5, 0.05), (100, 1.0)])
+def test_warmup_steps_become_a_share_of_the_run(warmup_steps: int, warmup: float) -> None:
+    plan = planned(training={"warmup_steps": warmup_steps}, budget=Budget(steps=100))
+    assert plan.training.warmup == pytest.approx(warmup)
+
+
+def test_more_warmup_steps_than_the_time_is_expected_to_allow_make_all_of_the_run_warmup() -> None:
+    """The number of steps is only an estimate, so this is no error."""
+    plan = planned(training={"warmup_steps": 10**9}, budget=Budget(time=60))
+    assert plan.training.warmup == 1
+    assert plan.notices == (f"The time is enough for about {plan.steps} steps: all of them are warmup.",)
+
+
+# Weight decay
+
+
+@given(st.floats(0, 1e4), st.floats(0, 1e4), st.floats(1, 10))
+def test_weight_decay_grows_with_epochs_and_parameters_within_its_bounds(
+    epochs: float, per_token: float, factor: float
+) -> None:
+    decay = choose_weight_decay(epochs, per_token)
+    assert recipes.MIN_WEIGHT_DECAY <= decay <= recipes.MAX_WEIGHT_DECAY
+    assert decay <= choose_weight_decay(factor * epochs, per_token)
+    assert decay <= choose_weight_decay(epochs, factor * per_token)
+
+
+def test_weight_decay_is_proportional_to_epochs_up_to_the_limit_for_the_model() -> None:
+    """Decision 014: 0.12 per epoch, at most 1 + 0.1 times the parameters per token, and at most 3."""
+    assert choose_weight_decay(5, 0) == pytest.approx(5 * 0.12)
+    assert choose_weight_decay(1000, 0) == 1
+    assert choose_weight_decay(1000, 10) == 2
+    assert choose_weight_decay(1000, 1000) == 3
+
+
+def test_weight_decay_depends_on_epochs_in_modern_models_unless_it_is_chosen() -> None:
+    few, many = Budget(epochs=0.5), Budget(epochs=50)
+    decays = [planned(budget=budget, model={"size": "small"}).training.weight_decay for budget in (few, many)]
+    assert decays[0] == recipes.MIN_WEIGHT_DECAY < decays[1]
+    for budget in (few, many):
+        assert planned(budget=budget, model={"preset": "gpt2"}).training.weight_decay == 0.1
+        assert planned(budget=budget, training={"weight_decay": 0.3}).training.weight_decay == 0.3
+
+
+# Intervals
+
+
+def test_there_are_a_dozen_evaluations_or_the_chosen_number_and_they_take_little_time() -> None:
+    training = planned(budget=Budget(steps=2000)).training
+    assert training.eval_every == 2000 // 12
+    assert training.log_every == 20
+    assert training.save_every <= training.eval_every
+    chosen = planned(budget=Budget(steps=2000), training={"eval_every": 7, "save_every": 3}).training
+    assert (chosen.eval_every, chosen.save_every) == (7, 3)
+    slow = planned(model={"size": "base"}, budget=Budget(steps=10_000), on=machine(matmul_rate=5e11))
+    assert 1 < slow.training.save_every < slow.training.eval_every
+    assert slow.training.save_every * slow.seconds / slow.steps < 70  # about a minute between two saves
+    for size in SIZES:
+        assert 20_000 <= planned(model={"size": size}).training.eval_tokens <= 1_000_000

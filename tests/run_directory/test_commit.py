@@ -1,0 +1,346 @@
+"""A kill or a full disk at any instant leaves the old run or the new one; no other file is overwritten."""
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+
+from tests.run_directory.saved_runs import (
+    CONFIG,
+    TOKENIZER,
+    best_save,
+    last_save,
+    save,
+    saved_run,
+    state_of,
+    weights_of,
+)
+from tests.shell import snapshot
+from tinylm.errors import RunExistsError, TinyLMError, UsageError
+from tinylm.run_directory import commit
+from tinylm.run_directory.commit import check_free
+from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.metrics_log import read_metrics
+
+WRITES = ((os, "fsync"), (safetensors.torch, "save_file"), (Path, "write_text"), (Path, "mkdir"))
+MOVES = ((Path, "rename"), (Path, "replace"), (Path, "unlink"), (Path, "rmdir"), (shutil, "rmtree"))
+
+
+class Killed(BaseException):
+    """Simulates a kill: no error handler catches it, and nothing more is written."""
+
+
+class FailingDisk:
+    """Counts changes of the disk. From change `fails_at` on, writes fail (a full disk) or nothing is done (killed)."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, killed: bool, fails_at: int | None) -> None:
+        self.calls = 0
+        for owner, name in WRITES + (MOVES if killed else ()):
+            original = getattr(owner, name)
+
+            def call(*args: Any, original: Any = original, name: str = name, **kwargs: Any) -> Any:
+                self.calls += 1
+                if fails_at is None or self.calls < fails_at:
+                    return original(*args, **kwargs)
+                if self.calls == fails_at:  # a file is partly written
+                    if name == "write_text":
+                        original(args[0], args[1][: len(args[1]) // 2], **kwargs)
+                    if name == "save_file":
+                        original(*args, **kwargs)
+                        os.truncate(args[1], 40)
+                raise Killed if killed else OSError(errno.ENOSPC, "No space left on device")
+
+            patch.setattr(owner, name, call)
+
+
+def interrupted(work: Callable[[], None], killed: bool, fails_at: int | None) -> int | None:
+    """Run `work` on a failing disk; return the number of changes if it completed, otherwise `None`."""
+    with pytest.MonkeyPatch.context() as patch:
+        disk = FailingDisk(patch, killed, fails_at)
+        try:
+            work()
+        except Killed:
+            assert killed
+            return None
+        except TinyLMError as error:
+            assert not killed
+            assert "No space left on device" in str(error)
+            assert error.exit_code == 1
+            return None
+        return disk.calls
+
+
+killed_or_full = pytest.mark.parametrize("killed", [True, False], ids=["killed", "full"])
+
+
+@killed_or_full
+def test_an_interrupted_save_leaves_the_previous_save_or_is_complete(killed: bool, tmp_path: Path) -> None:
+    """The next save succeeds, whatever the failed one has left."""
+    template = tmp_path / "template"
+    saved_run(template, 0, 1)
+
+    def save_again(path: Path) -> Callable[[], None]:
+        return lambda: save(RunDirectory(path), 2)
+
+    shutil.copytree(template, tmp_path / "whole")
+    changes = interrupted(save_again(tmp_path / "whole"), killed, None)
+    assert changes is not None and changes > 8
+    seen = set()
+    for fails_at in range(1, changes + 1):
+        path = tmp_path / f"run{fails_at}"
+        shutil.copytree(template, path)
+        assert interrupted(save_again(path), killed, fails_at) is None
+        assert killed or not (path / "last.new").exists()
+        seen.add((best_save(path), last_save(path)))
+        check_free(path, force=True)
+        save(RunDirectory(path), 3)
+        assert (best_save(path), last_save(path)) == (3, 3)
+    assert seen == {(1, 1), (2, 1), (2, 2)}
+
+
+@killed_or_full
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_new_run_appears_complete_or_not_at_all(killed: bool, replaces: bool, tmp_path: Path) -> None:
+    """After a failure the same run can be created again, with `force`."""
+
+    def work(path: Path) -> Callable[[], None]:
+        def begin() -> None:
+            check_free(path, force=True)
+            save(RunDirectory.create(path, CONFIG, TOKENIZER), 2)
+
+        return begin
+
+    def prepare(path: Path) -> None:
+        if replaces:
+            saved_run(path, 1)
+
+    prepare(tmp_path / "whole")
+    changes = interrupted(work(tmp_path / "whole"), killed, None)
+    assert changes is not None and changes > 8
+    for fails_at in range(1, changes + 1):
+        path = tmp_path / f"run{fails_at}"
+        prepare(path)
+        completed = interrupted(work(path), killed, fails_at) is not None
+        assert not completed or best_save(path) == 2  # the failure came after the commit
+        if replaces:
+            assert best_save(path) in (1, 2)
+        elif path.exists():
+            assert best_save(path) == 2
+        work(path)()
+        assert (best_save(path), last_save(path)) == (2, 2)
+
+
+@killed_or_full
+def test_a_run_without_a_last_folder_replaces_another_or_leaves_it(killed: bool, tmp_path: Path) -> None:
+    """As imports and merges make them: they can only be used, not resumed."""
+
+    def work(path: Path, number: int) -> Callable[[], None]:
+        def write() -> None:
+            check_free(path, force=True)
+            run = RunDirectory.create(path, CONFIG, TOKENIZER)
+            run.save_best(weights_of(number), CONFIG, number, state_of(number)["val_loss"])
+            run.commit()
+
+        return write
+
+    work(tmp_path / "whole", 1)()
+    changes = interrupted(work(tmp_path / "whole", 2), killed, None)
+    assert changes is not None and changes > 5
+    for fails_at in range(1, changes + 1):
+        path = tmp_path / f"run{fails_at}"
+        work(path, 1)()
+        interrupted(work(path, 2), killed, fails_at)
+        assert best_save(path) in (1, 2)
+        work(path, 3)()
+        assert best_save(path) == 3
+
+
+@pytest.mark.parametrize(
+    ("folders", "expected"),
+    [
+        ({"last.new": 2}, 2),
+        ({"last.old": 1}, 1),
+        ({"last.new": 2, "last.old": 1}, 2),
+        ({"last": 1, "last.new": 2}, 1),
+        ({"last": 2, "last.old": 1}, 2),
+        ({"last": 3, "last.new": 2, "last.old": 1}, 3),
+    ],
+)
+def test_an_interrupted_replacement_of_last_is_finished(folders: dict[str, int], expected: int, tmp_path: Path) -> None:
+    """Also if the next save is interrupted, too."""
+    path = tmp_path / "run"
+    run = saved_run(path, 0)
+    for name, number in folders.items():
+        saved_run(tmp_path / "other", number)
+        shutil.copytree(tmp_path / "other" / "last", path / f"{name}.made")
+        shutil.rmtree(tmp_path / "other")
+    shutil.rmtree(path / "last")
+    for name in folders:
+        (path / f"{name}.made").rename(path / name)
+    for fails_at in range(1, 24, 2):
+        again = tmp_path / f"again{fails_at}"
+        shutil.copytree(path, again)
+        interrupted(lambda again=again: save(RunDirectory(again), 5), killed=True, fails_at=fails_at)
+        assert last_save(again) in (expected, 5)
+    assert last_save(path) == expected
+    save(run, 5)
+    assert last_save(path) == 5
+    assert not (path / "last.new").exists()
+    assert not (path / "last.old").exists()
+
+
+def test_a_save_without_its_manifest_is_never_used(tmp_path: Path) -> None:
+    """The manifest is written last, so that a `last.new` without it is incomplete."""
+    path = tmp_path / "run"
+    saved_run(path, 1)
+    shutil.copytree(path / "last", path / "last.new")
+    (path / "last").rename(path / "last.old")
+    (path / "last.new" / "manifest.json").unlink()
+    (path / "last.new" / "model.safetensors").write_bytes(b"half")
+    assert last_save(path) == 1
+
+
+# Where a run may be written
+
+
+def test_a_run_may_be_written_to_an_absent_path_and_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for force in (False, True):
+        check_free(tmp_path / "absent", force)
+        check_free(tmp_path / "empty", force)
+    saved_run(tmp_path / "empty", 1)
+    assert best_save(tmp_path / "empty") == 1
+
+
+def test_an_existing_run_is_replaced_only_with_force(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    saved_run(path, 1).append_metrics({"step": 1})
+    (path / "tokens").mkdir()
+    with pytest.raises(RunExistsError, match=r"already holds a run.*`force`.*`out`"):
+        check_free(path, force=False)
+    check_free(path, force=True)
+    assert best_save(path) == 1
+    run = RunDirectory.create(path, CONFIG, TOKENIZER)
+    assert best_save(path) == 1
+    save(run, 2)
+    assert best_save(path) == last_save(path) == 2
+    assert read_metrics(run.path) == []
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("force", [True, False])
+@pytest.mark.parametrize("foreign", ["notes.txt", ".git", "src", "model.pt", "config.json.orig"])
+def test_a_folder_with_a_foreign_file_is_never_changed(force: bool, foreign: str, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    saved_run(path, 1)
+    (path / foreign).mkdir()
+    with pytest.raises(UsageError, match=rf"contains files that do not belong to a run \({foreign}\)"):
+        check_free(path, force)
+    assert best_save(path) == 1
+
+
+@pytest.mark.parametrize("force", [True, False])
+@pytest.mark.parametrize("entry", ["tokens", "metrics.jsonl", "tokenizer.json", "last"])
+def test_a_folder_with_a_part_of_a_run_but_no_config_is_never_changed(force: bool, entry: str, tmp_path: Path) -> None:
+    (tmp_path / "mine" / entry).mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"contains no run: it has no config\.json"):
+        check_free(tmp_path / "mine", force)
+    assert (tmp_path / "mine" / entry).exists()
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_a_file_is_never_overwritten(force: bool, tmp_path: Path) -> None:
+    (tmp_path / "thesis").write_text("mine")
+    with pytest.raises(UsageError, match="thesis is a file; choose another folder"):
+        check_free(tmp_path / "thesis", force)
+    assert (tmp_path / "thesis").read_text() == "mine"
+
+
+def test_leftovers_of_an_interrupted_start_are_deleted(tmp_path: Path) -> None:
+    RunDirectory.create(tmp_path / "run", CONFIG, TOKENIZER)
+    check_free(tmp_path / "run", force=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("hidden", "number"), [((".run.tinylm-new", ".run.tinylm-old"), 2), ((".run.tinylm-old",), 1)])
+def test_a_run_left_under_a_hidden_name_by_a_kill_is_recovered_before_leftovers_are_deleted(
+    hidden: tuple[str, ...], number: int, tmp_path: Path
+) -> None:
+    for name in hidden:
+        saved_run(tmp_path / "made", {".run.tinylm-new": 2, ".run.tinylm-old": 1}[name])
+        (tmp_path / "made").rename(tmp_path / name)
+    with pytest.raises(RunExistsError, match="already holds a run"):
+        check_free(tmp_path / "run", force=False)
+    assert best_save(tmp_path / "run") == number
+
+
+def test_a_foreign_file_created_during_training_is_not_deleted(tmp_path: Path) -> None:
+    saved_run(tmp_path / "run", 1)
+    check_free(tmp_path / "run", force=True)
+    run = RunDirectory.create(tmp_path / "run", CONFIG, TOKENIZER)
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(TinyLMError, match=r"contains files that do not belong to a run \(notes\.txt\)"):
+        save(run, 2)
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+    assert best_save(tmp_path / "run") == 1
+
+
+@pytest.mark.parametrize("part", ["", "last"])
+def test_a_run_that_cannot_be_replaced_is_an_error_before_training(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is simulated: tests may run as root, for whom no folder is read-only."""
+    path = tmp_path / "run"
+    saved_run(path, 1)
+    mkdtemp = tempfile.mkdtemp
+
+    def read_only(**options: Any) -> str:
+        if options["dir"] == path / part:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return mkdtemp(**options)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", read_only)
+    before = snapshot(tmp_path)
+    with pytest.raises(UsageError, match=r"Cannot replace .*run: .* cannot be written: Read-only file system"):
+        check_free(path, force=True)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_new_run_is_committed_even_if_the_replaced_one_cannot_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    saved_run(path, 1)
+    check_free(path, force=True)
+    run = RunDirectory.create(path, CONFIG, TOKENIZER)
+
+    def immutable(path: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(commit, "remove_run", immutable)
+        save(run, 2)
+    assert best_save(path) == 2
+    save(run, 3)
+    assert last_save(path) == 3
+
+
+def test_a_committed_run_is_saved_even_if_its_parent_folder_cannot_be_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush = commit.flush_folder
+
+    def full(folder: Path) -> None:
+        if folder == tmp_path:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        flush(folder)
+
+    monkeypatch.setattr(commit, "flush_folder", full)
+    saved_run(tmp_path / "run", 1)
+    assert best_save(tmp_path / "run") == last_save(tmp_path / "run") == 1

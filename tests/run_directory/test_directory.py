@@ -1,0 +1,139 @@
+"""Saved runs are read back unchanged."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from tests.run_directory.saved_runs import (
+    CONFIG,
+    TOKENIZER,
+    best_save,
+    last_save,
+    optimizer_of,
+    save,
+    saved_run,
+    state_of,
+    weights_of,
+)
+from tests.variants import VARIANTS, randomised
+from tinylm.errors import TinyLMError
+from tinylm.model.build import build_model
+from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.loading import load_model, read_weights, summarise
+from tinylm.run_directory.metrics_log import read_metrics
+
+
+def names(path: Path) -> set[str]:
+    return {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
+
+
+def test_loading_returns_what_was_saved(tmp_path: Path) -> None:
+    saved_run(tmp_path / "run", 0, 1, 2)
+    assert (best_save(tmp_path / "run"), last_save(tmp_path / "run")) == (2, 2)
+    model, config, tokenizer, _ = load_model(tmp_path / "run")
+    assert not model.training
+    assert config == CONFIG
+    assert tokenizer.sha256 == TOKENIZER.sha256
+
+
+def test_best_and_last_weights_are_saved_separately(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run", 0)
+    run.save_last(weights_of(5), optimizer_of(5), state_of(5), CONFIG)
+    assert (best_save(tmp_path / "run"), last_save(tmp_path / "run")) == (0, 5)
+
+
+def test_a_run_directory_has_the_documented_files_and_no_pickle(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run", 0, 1)
+    run.append_metrics({"step": 1})
+    assert names(tmp_path / "run") == {
+        "config.json",
+        "tokenizer.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "last/model.safetensors",
+        "last/optimizer.safetensors",
+        "last/state.json",
+        "last/manifest.json",
+    }
+    for file in (tmp_path / "run").rglob("*"):
+        if file.is_file() and file.suffix not in (".json", ".jsonl"):
+            safetensors.torch.load_file(file)
+
+
+def test_a_new_run_is_hidden_until_its_first_save(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", CONFIG, TOKENIZER)
+    run.append_metrics({"step": 0})
+    run.save_best(weights_of(0), CONFIG, 0, 1.0)
+    assert not (tmp_path / "run").exists()
+    assert [entry.name for entry in tmp_path.iterdir()] == [".run.tinylm-new"]
+    run.save_last(weights_of(0), optimizer_of(0), state_of(0), CONFIG)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+    assert read_metrics(run.path) == [{"step": 0}]
+
+
+def test_a_save_before_the_first_step_loads_without_optimizer_state(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run", 0)
+    run.save_last(weights_of(0), {}, state_of(0), CONFIG)
+    assert RunDirectory(tmp_path / "run").load_last(CONFIG).optimizer == {}
+
+
+def test_weights_that_share_memory_or_are_not_contiguous_are_saved(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run", 0)
+    shared = torch.arange(12.0).reshape(3, 4)
+    run.save_best({"a": shared, "b": shared.t(), "c": torch.tensor(1.0, dtype=torch.bfloat16)}, CONFIG, 1, None)
+    tensors = read_weights(tmp_path / "run", CONFIG)
+    assert torch.equal(tensors.tensors["b"], shared.t())
+    assert (tensors.step, tensors.val_loss) == (1, None)
+
+
+def test_a_summary_describes_both_saves(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run", 3)
+    run.save_last(weights_of(5), optimizer_of(5), state_of(5), CONFIG)
+    summary = summarise(tmp_path / "run")
+    assert summary.pop("saved") > 0
+    assert summary == {
+        "kind": "model",
+        "parameters": sum(tensor.numel() for tensor in weights_of(0).values()),
+        "step": 5,
+        "best_step": 3,
+        "val_loss": 0.25,
+    }
+    shutil.rmtree(tmp_path / "run" / "last")
+    assert summarise(tmp_path / "run")["step"] == 3
+
+
+def test_a_run_without_a_last_save_cannot_be_resumed_and_still_loads(tmp_path: Path) -> None:
+    saved_run(tmp_path / "run", 4)
+    shutil.rmtree(tmp_path / "run" / "last")
+    with pytest.raises(TinyLMError, match=r"has no last/ folder, so it cannot be resumed"):
+        last_save(tmp_path / "run")
+    assert best_save(tmp_path / "run") == 4
+
+
+def test_the_error_for_a_run_deleted_during_training_does_not_promise_an_intact_save(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run", 1)
+    shutil.rmtree(tmp_path / "run")
+    for write in (lambda: save(run, 2), lambda: run.append_metrics({"step": 2})):
+        with pytest.raises(
+            TinyLMError, match=r"run was deleted or moved during training, with everything that was saved"
+        ) as e:
+            write()
+        assert "intact" not in str(e.value)
+
+
+@pytest.mark.parametrize("name", ["gemma 3", "yarn, partial, biases of outputs", "qwen 3 moe, not normalised"])
+def test_a_run_of_a_published_shape_is_the_same_after_it_was_loaded(tmp_path: Path, name: str) -> None:
+    shape = dict(VARIANTS)[name]
+    config = dataclasses.replace(CONFIG, model=dataclasses.replace(shape, vocab_size=TOKENIZER.vocab_size))
+    model = randomised(build_model(config.model))
+    run = RunDirectory.create(tmp_path / "run", config, TOKENIZER)
+    run.save_best(dict(model.state_dict()), config, 1, 1.0)
+    run.save_last(dict(model.state_dict()), {}, state_of(1), config)
+    loaded, found, _, _ = load_model(tmp_path / "run")
+    assert found == config
+    ids = torch.tensor([[0, 2, 1, 3, 0, 0, 2, 1]])
+    assert torch.equal(loaded.probe(ids).hidden, model.probe(ids).hidden)

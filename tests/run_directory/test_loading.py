@@ -1,0 +1,233 @@
+"""Reading a damaged or forged run returns what was saved or raises TinyLMError."""
+
+import contextlib
+import dataclasses
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.run_directory.saved_runs import (
+    CONFIG,
+    SHAPE,
+    TOKENIZER,
+    best_save,
+    last_save,
+    saved_run,
+    state_of,
+    weights_of,
+)
+from tinylm.config import FORMAT, AdapterConfig
+from tinylm.errors import AdapterNotModelError, NoRunError, TinyLMError, UsageError
+from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.loading import load_model, read_config, read_weights, summarise
+from tinylm.text.tokenizer import train_char
+
+
+def check_reads(path: Path) -> None:
+    """Every function that reads a run returns what was saved or raises TinyLMError, and no other exception."""
+    for read in (best_save, last_save):
+        with contextlib.suppress(TinyLMError):
+            assert read(path) == 1
+    with contextlib.suppress(TinyLMError):
+        summarise(path)
+    with contextlib.suppress(TinyLMError):
+        RunDirectory(path).truncate_metrics(1)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("damage") / "run"
+    saved_run(path, 1).append_metrics({"step": 1, "val_loss": 2.0})
+    return path
+
+
+FILES = (
+    "model.safetensors",
+    "config.json",
+    "tokenizer.json",
+    "metrics.jsonl",
+    "last/model.safetensors",
+    "last/optimizer.safetensors",
+    "last/state.json",
+    "last/manifest.json",
+)
+
+
+@contextlib.contextmanager
+def replaced(file: Path, content: bytes) -> Iterator[None]:
+    before = file.read_bytes()
+    file.write_bytes(content)
+    try:
+        yield
+    finally:
+        file.write_bytes(before)
+
+
+@pytest.mark.parametrize("name", FILES)
+@settings(max_examples=80)
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_detected_or_harmless(run: Path, name: str, place: float, bit: int) -> None:
+    content = bytearray((run / name).read_bytes())
+    content[int(place * len(content))] ^= 1 << bit
+    with replaced(run / name, bytes(content)):
+        check_reads(run)
+
+
+@pytest.mark.parametrize("name", FILES)
+@settings(max_examples=25)
+@given(part=st.floats(0, 1, exclude_max=True))
+def test_a_truncated_file_is_detected(run: Path, name: str, part: float) -> None:
+    content = (run / name).read_bytes().rstrip(b"\n")  # without it the file would be complete
+    with replaced(run / name, content[: int(part * len(content))]):
+        check_reads(run)
+        if name != "metrics.jsonl":
+            with pytest.raises(TinyLMError):
+                (last_save if name.startswith("last/") else best_save)(run)
+    assert best_save(run) == last_save(run) == 1
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("content", [b"", b"null", b"[]", b"7", b"{}", b'"text"', b"\xff\xfe", b"\x80" * 20])
+def test_a_file_with_other_content_is_detected(run: Path, name: str, content: bytes) -> None:
+    with replaced(run / name, content):
+        check_reads(run)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "metrics.jsonl"])
+def test_the_error_names_a_missing_file(run: Path, name: str) -> None:
+    (run / name).rename(run / "away")
+    try:
+        with pytest.raises(TinyLMError, match=Path(name).name.replace(".", r"\.")):
+            (last_save if name.startswith("last/") else best_save)(run)
+    finally:
+        (run / "away").rename(run / name)
+
+
+def test_weights_without_a_tensor_or_of_another_save_are_detected(run: Path, tmp_path: Path) -> None:
+    """Each is a valid safetensors file."""
+    tensors = weights_of(1)
+    with safetensors.safe_open(run / "model.safetensors", framework="pt") as file:
+        metadata = file.metadata()
+    shorter = {name: tensor for name, tensor in tensors.items() if name != "norm.weight"}
+    others = [(shorter, metadata), (weights_of(2), metadata), (tensors, {**metadata, "step": "2"}), (tensors, None)]
+    for index, (content, data) in enumerate([*others, ({**tensors, "norm.weight": torch.ones(5)}, metadata)]):
+        safetensors.torch.save_file(content, tmp_path / f"{index}", data)
+        for place, read in (("", best_save), ("last/", last_save)):
+            file = run / f"{place}model.safetensors"
+            with replaced(file, (tmp_path / f"{index}").read_bytes()), pytest.raises(TinyLMError):
+                read(run)
+
+
+@pytest.mark.parametrize("changes", [{"layers": 2}, {"rope_theta": 500.0}, {"dropout": 0.5}, {"tie": False}])
+def test_weights_of_another_shape_are_detected(run: Path, changes: dict[str, Any]) -> None:
+    other = dataclasses.replace(CONFIG, model=dataclasses.replace(SHAPE, **changes))
+    with replaced(run / "config.json", json.dumps(other.to_json()).encode()):
+        for read in (best_save, last_save):
+            with pytest.raises(TinyLMError):
+                read(run)
+
+
+def test_another_tokenizer_is_detected(run: Path) -> None:
+    for other in (train_char("acb"), train_char("abcd")):
+        with (
+            replaced(run / "tokenizer.json", other.to_str().encode()),
+            pytest.raises(TinyLMError, match="is not the tokenizer that these weights were trained with"),
+        ):
+            load_model(run)
+
+
+class Trap:
+    """Unpickling it creates the file `mark`."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self.mark,)
+
+
+def pickled(mark: Path, path: Path) -> None:
+    pickle.dump(Trap(mark), path.open("wb"))
+
+
+def pickled_by_torch(mark: Path, path: Path) -> None:
+    torch.save({"model": Trap(mark)}, path)
+
+
+@pytest.mark.parametrize("write", [pickled, pickled_by_torch])
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_a_pickle_is_never_opened_under_any_name(
+    run: Path, name: str, write: Callable[[Path, Path], None], tmp_path: Path
+) -> None:
+    write(tmp_path / "mark", tmp_path / "trap")
+    with replaced(run / name, (tmp_path / "trap").read_bytes()):
+        check_reads(run)
+        if name.endswith(".safetensors"):
+            with pytest.raises(TinyLMError, match=r"not a safetensors file|has changed since it was saved"):
+                (last_save if name.startswith("last/") else best_save)(run)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_pickle_instead_of_the_weights_is_named_and_not_opened(tmp_path: Path) -> None:
+    saved_run(tmp_path / "run", 0)
+    (tmp_path / "run" / "model.safetensors").unlink()
+    pickled_by_torch(tmp_path / "mark", tmp_path / "run" / "model.pt")
+    with pytest.raises(TinyLMError, match=r"has no model\.safetensors; model\.pt is not opened, since a pickle"):
+        load_model(tmp_path / "run")
+    with pytest.raises(UsageError, match="Pickled checkpoints are never opened"):
+        load_model(tmp_path / "run" / "model.pt")
+    assert not (tmp_path / "mark").exists()
+
+
+# Paths that are not a run, and other format versions
+
+
+def test_a_path_without_a_run_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(NoRunError, match=r"There is no run at .*absent"):
+        read_config(tmp_path / "absent")
+    with pytest.raises(NoRunError, match=r"is not a run directory: it has no config\.json"):
+        read_config(tmp_path)
+
+
+def test_the_error_for_a_newer_format_says_to_upgrade(run: Path) -> None:
+    values = {**CONFIG.to_json(), "format": FORMAT + 1, "something": "new"}
+    with (
+        replaced(run / "config.json", json.dumps(values).encode()),
+        pytest.raises(
+            TinyLMError, match=rf"newer tinylm \(format {FORMAT + 1}, this one reads {FORMAT}\); upgrade tinylm"
+        ),
+    ):
+        read_config(run)
+
+
+def test_the_error_for_an_older_format_says_to_train_again(run: Path) -> None:
+    with (
+        replaced(run / "config.json", json.dumps({"format": 1}).encode()),
+        pytest.raises(TinyLMError, match=rf"older tinylm \(format 1, this one reads {FORMAT}\); train the model again"),
+    ):
+        read_config(run)
+
+
+def test_an_adapter_is_not_loaded_as_a_model(tmp_path: Path) -> None:
+    adapter = AdapterConfig(base="b", base_digest="d", rank=1, alpha=1.0, dropout=0.0, targets=("q_proj",))
+    config = dataclasses.replace(CONFIG, adapter=adapter)
+    run = RunDirectory.create(tmp_path / "run", config, TOKENIZER, {"peft_type": "LORA"})
+    run.save_best({"lora": torch.ones(2)}, config, 1, 0.5)
+    run.save_last({"lora": torch.ones(2)}, {}, state_of(1), config)
+    with pytest.raises(AdapterNotModelError, match="is an adapter, not a model; give its base as `model`"):
+        load_model(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "adapter_config.json").read_text()) == {"peft_type": "LORA"}
+    assert summarise(tmp_path / "run")["kind"] == "adapter"
+    assert torch.equal(read_weights(tmp_path / "run", config).tensors["lora"], torch.ones(2))
+    for other in (dataclasses.replace(adapter, alpha=2.0), dataclasses.replace(adapter, base_digest="e")):
+        with pytest.raises(TinyLMError, match="does not match its digest"):
+            read_weights(tmp_path / "run", dataclasses.replace(config, adapter=other))

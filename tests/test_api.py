@@ -1,0 +1,233 @@
+"""Training from Python. Reference: the commands with the same settings."""
+
+import inspect
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+import tinylm
+from tests.shell import done, same_tensors, snapshot, story
+from tinylm.commands.finetune_adapter import finetune_adapter
+from tinylm.commands.finetune_lora import finetune_lora
+from tinylm.commands.train import train
+from tinylm.errors import UsageError
+from tinylm.training.events import Evaluated, Event, Logged, Planned, Started, Stepped
+from tinylm.training.settings import DEFAULTS, AdapterSettings, LoRASettings, TrainSettings
+
+TINY: TrainSettings = {"layers": 1, "heads": 2, "width": 16, "context": 16, "batch_size": 4}
+FLAGS = ("--layers", 1, "--heads", 2, "--width", 16, "--context", 16, "--batch-size", 4)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (folder / "one.txt").write_text(story(2000))
+    (folder / "two.txt").write_text("no joy, no joy; no bed\n" * 60)
+    return folder
+
+
+def trained(out: str = "run", **settings: Any) -> Any:
+    return tinylm.train("one.txt", out, **{**TINY, "steps": 6, "eval_every": 3, "log_every": 2, **settings})
+
+
+def test_importing_tinylm_imports_no_torch() -> None:
+    code = "import sys, tinylm; assert 'torch' not in sys.modules; tinylm.train; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=Path(__file__).parent.parent)
+    assert {"train", "finetune_lora", "finetune_adapter"} <= set(dir(tinylm))
+    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+        tinylm.trian  # noqa: B018
+
+
+NOT_SETTINGS = {"quiet", "json", "config", "debug", "dry_run", "out", "model", "resume", "corpus", "ctx"}
+
+
+@pytest.mark.parametrize(
+    ("command", "settings", "defaults"),
+    [
+        (train, TrainSettings, DEFAULTS),
+        (finetune_lora, LoRASettings, {**DEFAULTS, "dropout": 0.0}),
+        (finetune_adapter, AdapterSettings, {**DEFAULTS, "dropout": 0.0}),
+    ],
+)
+def test_settings_have_the_names_and_defaults_of_the_options(
+    command: Callable[..., None], settings: Any, defaults: dict[str, Any]
+) -> None:
+    options = {name: parameter.default for name, parameter in inspect.signature(command).parameters.items()}
+    options = {name: default for name, default in options.items() if name not in NOT_SETTINGS}
+    assert set(typing.get_type_hints(settings)) == set(options)
+    assert {name: defaults.get(name) for name in options} == options
+
+
+# Training
+
+
+def test_training_returns_the_result_that_the_command_prints(here: Path) -> None:
+    result = trained()
+    printed = [json.loads(line) for line in (here / "run/metrics.jsonl").read_text().splitlines()]
+    assert result.run == Path("run")
+    assert result.history == printed
+    assert (result.stopped_by, result.step, result.is_adapter) == ("steps", 6, False)
+    losses = {record["step"]: record["val_loss"] for record in result.history if "val_loss" in record}
+    assert sorted(losses) == [0, 3, 6]
+    assert (result.best_val_loss, result.best_step) == min((loss, step) for step, loss in losses.items())
+    assert result.val_loss == losses[6]
+    steps = [record["step"] for record in result.history if "loss" in record]
+    assert steps == [2, 4, 6]
+
+
+def test_the_same_seed_gives_the_weights_of_the_command(here: Path) -> None:
+    trained("api", dropout=0.1, seed=3, local_window=8, local_layers=[0])
+    options = ("--dropout", 0.1, "--seed", 3, "--local-window", 8, "--local-layers", "0")
+    done("train", "one.txt", "--out", "shell", *FLAGS, "--steps", 6, "--eval-every", 3, "--log-every", 2, *options)
+    assert same_tensors(here / "api/last/model.safetensors", here / "shell/last/model.safetensors")
+    same = [json.loads((here / run / "config.json").read_text()) for run in ("api", "shell")]
+    assert same[0]["training"] == same[1]["training"] and same[0]["model"] == same[1]["model"]
+
+
+def test_files_may_be_paths_and_the_default_directory_is_named_after_the_first(here: Path) -> None:
+    result = tinylm.train([here / "one.txt", "two.txt"], steps=1, **TINY)
+    assert result.run == Path("checkpoints/one")
+
+
+def test_callbacks_receive_every_event() -> None:
+    events: list[Event] = []
+    steps: list[int] = []
+    trained(callbacks=[events.append, lambda event: isinstance(event, Stepped) and steps.append(event.step)])
+    kinds = [type(event) for event in events]
+    assert kinds[:2] == [Planned, Started]
+    assert kinds.count(Stepped) == 6
+    assert [event.step for event in events if isinstance(event, Logged)] == [2, 4, 6]
+    assert [event.step for event in events if isinstance(event, Evaluated)] == [0, 3, 6]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    planned, started = events[0], events[1]
+    assert isinstance(planned, Planned) and isinstance(started, Started)
+    assert planned.plan.steps == 6
+    assert planned.parameters == sum(parameter.numel() for parameter in started.model.parameters())
+
+
+def test_nothing_is_printed_and_warnings_are_logged(
+    here: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (here / "short.txt").write_text("to be or not to be, that is it")
+    with caplog.at_level(logging.INFO, "tinylm"):
+        tinylm.train("short.txt", steps=1, layers=1, heads=2, width=16)
+    assert capfd.readouterr() == ("", "")
+    assert any("On cpu" in record.message for record in caplog.records if record.levelno == logging.INFO)
+
+
+def test_a_result_loads_its_best_weights(here: Path) -> None:
+    result = trained()
+    model = result.load()
+    assert model.path == result.run
+    saved = safetensors.torch.load_file(here / "run/model.safetensors")
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in model.network.state_dict().items())
+    assert sum(parameter.numel() for parameter in model.network.parameters()) == result.parameters
+
+
+def test_resuming_gives_the_weights_of_an_uninterrupted_run(here: Path) -> None:
+    trained("whole", schedule="constant", steps=6, dropout=0.1)
+    trained("parts", schedule="constant", steps=3, dropout=0.1)
+    result = tinylm.train(resume="parts", steps=6)
+    assert result.step == 6
+    assert [record["step"] for record in result.history if "val_loss" in record] == [0, 3, 6]
+    assert same_tensors(here / "whole/last/model.safetensors", here / "parts/last/model.safetensors")
+
+
+def test_an_error_names_the_setting_and_writes_no_file(here: Path) -> None:
+    trained()
+    before = snapshot(here)
+    for message, call in {
+        "`resume` fixes `lr`, `tie=False`, `out`": lambda: tinylm.train(resume="run", out="x", lr=1.0, tie=False),
+        "`init_from` fixes `width`": lambda: tinylm.train("one.txt", "new", init_from="run", width=32),
+        "`steps` and `time` contradict": lambda: tinylm.train("one.txt", "new", steps=1, time="5m"),
+        "'soon' is not a length of time": lambda: tinylm.train("one.txt", "new", time="soon"),
+        "no text to train on": lambda: tinylm.train(out="new"),
+        "`heads` is 3; it must divide `width` (16)": lambda: tinylm.train("one.txt", "new", heads=3, width=16),
+        "already holds a run; `force` replaces it": lambda: tinylm.train("one.txt", "run", **TINY),
+    }.items():
+        with pytest.raises(UsageError, match=re.escape(message)):
+            call()
+    with pytest.raises(TypeError, match="unknown settings: learning_rate"):
+        tinylm.train("one.txt", "new", learning_rate=0.1)  # type: ignore[call-arg]
+    assert snapshot(here) == before
+
+
+# Ctrl-C
+
+
+def interrupt_at(step: int) -> Callable[[Event], None]:
+    def callback(event: Event) -> None:
+        if isinstance(event, Stepped) and event.step == step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return callback
+
+
+@pytest.fixture
+def foreground() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, as in a process of a terminal, whatever the tests run in."""
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
+
+
+def test_ctrl_c_saves_and_returns_a_result_and_the_run_can_be_resumed(foreground: None) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    result = trained(steps=50, callbacks=[interrupt_at(4)])
+    assert (result.stopped_by, result.step, result.signal_number) == ("signal", 4, signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) == before
+    assert tinylm.train(resume="run", steps=8).stopped_by == "steps"
+
+
+def test_ctrl_c_before_the_first_save_raises_and_leaves_no_files(here: Path, foreground: None) -> None:
+    before = snapshot(here)
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, Started):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(callbacks=[interrupt])
+    assert snapshot(here) == before
+
+
+# Adapters
+
+
+@pytest.mark.parametrize(
+    ("function", "command", "settings", "options"),
+    [
+        ("finetune_lora", "finetune-lora", {"rank": 2, "target": "query,value"}, ("-r", 2, "--target", "query,value")),
+        ("finetune_adapter", "finetune-adapter", {"bottleneck": 4}, ("--bottleneck", 4)),
+    ],
+)
+def test_an_adapter_has_the_weights_of_the_command_and_loads_on_its_base(
+    function: str, command: str, settings: dict[str, Any], options: tuple[object, ...], here: Path
+) -> None:
+    trained()
+    finetune = getattr(tinylm, function)
+    result = finetune("two.txt", model="run", out="api", steps=4, batch_size=4, lr=0.05, **settings)
+    done(command, "two.txt", "-m", "run", "-o", "shell", "--steps", 4, "--batch-size", 4, "--lr", 0.05, *options)
+    weights = "last/adapter_model.safetensors"
+    assert same_tensors(here / "api" / weights, here / "shell" / weights)
+    assert result.is_adapter and result.parameters < 2000
+    assert len(result.load().adapters) == 1
+    assert finetune(resume="api", steps=5).step == 5
+    other = tinylm.finetune_adapter if function == "finetune_lora" else tinylm.finetune_lora
+    with pytest.raises(UsageError, match="is a run of another kind"):
+        other(resume="api", steps=6)

@@ -1,0 +1,245 @@
+"""The documents agree with the code: commands parse, files exist, decisions are complete, the diagram is current."""
+
+import ast
+import importlib
+import itertools
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+import tinylm
+from tinylm.cli import app
+
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "docs"))
+check = importlib.import_module("check")
+drawing = importlib.import_module("imports")
+
+PAGES = [*check.documents(), ROOT / "CHANGELOG.md", ROOT / "data/README.md", ROOT / "checkpoints/README.md"]
+DECISIONS = sorted((ROOT / "docs/decisions").glob("*.md"))
+COMMANDS = typer.main.get_command(app).commands
+TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+PARTS = ["context", "decision", "consequences", "measurements"]
+FOLDERS = (".ci", "benchmarks", "docs", "tests", "tinylm")
+
+every_page = pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=lambda page: str(page.relative_to(ROOT)))
+every_decision = pytest.mark.parametrize("decision", DECISIONS, ids=lambda page: page.stem)
+
+
+def inline_code(page: Path) -> list[str]:
+    """The inline code of a page: the text between backticks outside of fenced blocks, with line ends as spaces."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", text)]
+
+
+def commands_of(page: Path) -> list[str]:
+    """The commands in fenced blocks, and inline code that begins with tinylm, make or python."""
+    fenced = [command.text for block in check.blocks(page) for command in check.commands(block)]
+    return [*fenced, *(code for code in inline_code(page) if re.match(r"(tinylm|make|python) \S", code))]
+
+
+def simple_commands(line: str) -> list[list[str]]:
+    """The words of each command of a pipeline or list, without variables set before it and without redirections."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    found: list[list[str]] = [[]]
+    for word in lexer:
+        if set(word) <= set("|&;()"):
+            found.append([])
+        else:
+            found[-1].append(word)
+    return [words[next((i for i, word in enumerate(words) if "=" not in word), 0) :] for words in found if words]
+
+
+def problems(words: list[str]) -> list[str]:
+    """The errors in a command line of tinylm, make or a script of this project; other programs are not checked."""
+    program, *arguments = words
+    if Path(program).name.startswith("python") and arguments[:2] == ["-m", "tinylm"]:
+        program, arguments = "tinylm", arguments[2:]
+    if Path(program).name == "tinylm":
+        return _tinylm_problems(arguments)
+    if program == "make":
+        return [f"make has no target {name}" for name in arguments if name not in TARGETS]
+    if Path(program).name.startswith("python") and arguments and arguments[0].endswith(".py"):
+        return _script_problems(*arguments)
+    return []
+
+
+def _tinylm_problems(arguments: list[str]) -> list[str]:
+    if arguments[0].startswith("-"):
+        return [] if arguments[0] in ("--help", "--version", "--install-completion") else [f"no option {arguments[0]}"]
+    if arguments[0] not in COMMANDS:
+        return [] if arguments[0].isupper() else [f"no command {arguments[0]}"]
+    parameters = {name: parameter for parameter in COMMANDS[arguments[0]].params for name in _names(parameter)}
+    found = []
+    for word, following in itertools.pairwise([*arguments[1:], ""]):
+        option, _, value = word.partition("=")
+        if not re.match(r"--?[a-z]", word) or option == "--help":
+            continue
+        if option not in parameters:
+            found.append(f"{arguments[0]} has no option {option}")
+            continue
+        values = (parameters[option].metavar or "").split("|")
+        value = value or following
+        if len(values) > 1 and not any(name.isupper() for name in (*values, value)) and value not in values:
+            found.append(f"{option} cannot be {value}")
+    return found
+
+
+def _names(parameter: object) -> list[str]:
+    return [*getattr(parameter, "opts", ()), *getattr(parameter, "secondary_opts", ())]
+
+
+def _script_problems(script: str, *arguments: str) -> list[str]:
+    file = ROOT / script
+    if not file.is_file():
+        return [f"no script {script}"]
+    known = file.read_text(encoding="utf-8") + (ROOT / "benchmarks/measure.py").read_text(encoding="utf-8")
+    options = [word.partition("=")[0] for word in arguments if re.match(r"--[\w-]+(=|$)", word)]
+    shape = ("--layers", "--heads", "--width", "--context", "--vocab-size", "--rounds", "--warmup")
+    return [f"{script} has no option {name}" for name in options if f'"{name}"' not in known and name not in shape]
+
+
+@every_page
+def test_every_command_in_a_document_parses(page: Path) -> None:
+    found = [
+        f"{line}: {problem}"
+        for line in commands_of(page)
+        for part in simple_commands(line)
+        for problem in problems(part)
+    ]
+    assert not found
+
+
+@every_page
+def test_every_program_in_a_document_uses_names_that_tinylm_has(page: Path) -> None:
+    for block in check.blocks(page):
+        if block.language == "python":
+            ast.parse(block.text)
+            assert set(re.findall(r"\btinylm\.([a-z_]+)\(", block.text)) <= set(dir(tinylm)), block.text
+
+
+@every_page
+def test_every_option_that_a_document_mentions_exists(page: Path) -> None:
+    options = {name for command in COMMANDS.values() for parameter in command.params for name in _names(parameter)}
+    scripts = [*sorted((ROOT / "benchmarks").glob("*.py")), *sorted((ROOT / "data").glob("*.py"))]
+    sources = "".join(script.read_text(encoding="utf-8") for script in scripts)
+    mentioned = {code.split()[0].split("=")[0] for code in inline_code(page) if re.match(r"--[a-z]", code)}
+    assert not {name for name in mentioned - options - {"--help"} if f'"{name}"' not in sources}
+
+
+@every_page
+def test_every_file_that_a_document_mentions_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    links = {page.parent / link.partition("#")[0] for link in re.findall(r"\]\(([^)#:]+[^):]*)\)", text)}
+    words = {word.rstrip(".,;:") for code in inline_code(page) for word in code.split()}
+    paths = {
+        ROOT / word
+        for word in words
+        if re.fullmatch(r"[\w./-]+", word) and word.split("/")[0] in FOLDERS and "/" in word
+    }
+    assert not {str(path) for path in links | paths if not path.exists()}
+
+
+@every_page
+def test_every_link_to_a_heading_leads_to_one(page: Path) -> None:
+    for link, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
+        headings = re.findall(
+            r"^#+ (.*)$", (page.parent / link if link else page).read_text(encoding="utf-8"), re.MULTILINE
+        )
+        assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@every_decision
+def test_a_decision_has_a_title_that_names_its_file_and_four_parts(decision: Path) -> None:
+    text = decision.read_text(encoding="utf-8")
+    title = text.splitlines()[0].removeprefix("# ").lower()
+    assert re.sub("[^a-z0-9]+", "-", title) == decision.stem
+    assert [heading.lower() for heading in re.findall(r"^## (.*)$", text, re.MULTILINE)] == PARTS
+
+
+def test_every_decision_that_is_referred_to_exists() -> None:
+    numbers = {decision.name[:3] for decision in DECISIONS}
+    files = [*PAGES, *DECISIONS, *(file for name in FOLDERS for file in sorted((ROOT / name).rglob("*.py")))]
+    for file in files:
+        for sequence in re.findall(
+            r"decisions?[ /](0\d\d(?:(?:, | and | to )0\d\d)*)", file.read_text(encoding="utf-8")
+        ):
+            assert set(re.findall(r"\d{3}", sequence)) <= numbers, f"{file}: {sequence}"
+
+
+def test_the_drawing_of_the_imports_is_current() -> None:
+    """Otherwise: python docs/imports.py."""
+    page = drawing.PAGE.read_text(encoding="utf-8")
+    graph = drawing.package_imports(ROOT / "tinylm")
+    assert drawing.with_drawing(page, drawing.draw(graph, drawing.base_modules(graph))) == page
+
+
+def test_the_layout_names_every_package_and_module_of_tinylm() -> None:
+    page = drawing.PAGE.read_text(encoding="utf-8")
+    layout = page[page.index("    tinylm/\n") :].split("\n\n")[0]
+    named = set(re.findall(r"\b\w+(?=\.py\b|/)", layout))
+    found = {
+        path.stem for path in (ROOT / "tinylm").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert found <= named
+    assert named <= found | {path.stem for path in (ROOT / "tinylm").rglob("*.py")} | {"tinylm"}
+
+
+def test_the_readme_has_at_most_150_lines() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.skipif(shutil.which("patch") is None, reason="needs patch")
+def test_the_changes_of_the_worked_example_apply() -> None:
+    for block in check.blocks(ROOT / "CONTRIBUTING.md"):
+        if block.language == "diff":
+            command = ["patch", "-p1", "--forward", "--dry-run"]
+            result = subprocess.run(command, cwd=ROOT, input=block.text, text=True, capture_output=True, timeout=60)
+            assert result.returncode == 0, result.stdout
+
+
+# docs/check.py
+
+
+@pytest.mark.parametrize(
+    ("command", "short"),
+    [
+        ("tinylm train book.txt", "tinylm train --steps 2 --size nano book.txt"),
+        ("tinylm train book.txt --time 5m --layers 2", "tinylm train --steps 2 book.txt  --layers 2"),
+        ("tinylm train --resume RUN --epochs 5", "tinylm train --steps 4 --resume RUN "),
+        ("cat a.txt | tinylm train - --steps 9 | wc -l", "cat a.txt | tinylm train --steps 2 --size nano -  | wc -l"),
+        ("tinylm finetune-lora b.txt --time 30s", "tinylm finetune-lora --steps 2 b.txt "),
+        ("tinylm sample --prompt x", "tinylm sample --prompt x"),
+        ("make demo", "make -n demo"),
+        ("python -m pytest tests", "python -m pytest tests --collect-only"),
+    ],
+)
+def test_a_long_command_is_shortened_as_the_script_says(command: str, short: str) -> None:
+    assert check.shortened(command, ROOT / "README.md") == short
+
+
+def test_commands_are_found_in_blocks_with_their_continuations_and_reasons(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```console\n$ one \\\n    two\noutput\n```\ntext\n```sh\n# remark\nthree   # not run: needs a GPU\n```\n"
+    )
+    found = [command for block in check.blocks(page) for command in check.commands(block)]
+    assert [(command.line, command.text, command.skipped) for command in found] == [
+        (2, "one two", None),
+        (9, "three", "needs a GPU"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line", ["tinylm train a.txt --kv-hats 2", "tinylm trane", "make nothing", "tinylm sample --draft maybe"]
+)
+def test_a_command_that_does_not_parse_is_found(line: str) -> None:
+    assert [problem for part in simple_commands(line) for problem in problems(part)]

@@ -1,0 +1,158 @@
+"""Exports of whole runs: other libraries compute the same from them, and a failure leaves nothing behind."""
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+
+import tinylm
+from tests.shell import done, refused, story
+from tests.shell import tinylm as shell
+from tinylm import exporting
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.formats.huggingface import write_folder
+from tinylm.open_model import open_model
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "modern": {},
+    "modern, tied BPE": {"tie": True, "tokenizer": "bpe", "vocab_size": 300},
+    "gpt2": {"preset": "gpt2"},
+    "experts": {"experts": 4},
+}
+FAMILIES = {"modern": "qwen3", "modern, tied BPE": "qwen3", "gpt2": "gpt2", "experts": "qwen3_moe"}
+TINY: dict[str, Any] = {"layers": 2, "heads": 2, "width": 16, "context": 32, "batch_size": 4, "steps": 3}
+TEXT = story(4000) + " äß 中文 👍\n"
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "text.txt").write_text(TEXT)
+    tinylm.train(folder / "text.txt", folder / "run", **{**TINY, **SHAPES[request.param]})
+    return request.param, folder / "run"
+
+
+def test_transformers_loads_an_export_without_a_warning_and_computes_the_same(
+    run: tuple[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shape, path = run
+    exported = tinylm.export_model(path, to="hf", out=tmp_path / "hf")
+    assert exported.family == FAMILIES[shape]
+    logging.getLogger("transformers").propagate = True
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
+        warnings.simplefilter("error")
+        peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert not caplog.records
+    model = tinylm.load(path)
+    ids = torch.tensor([model.encode(TEXT[-30:])])
+    assert tokenizer(TEXT[-30:], add_special_tokens=False)["input_ids"] == ids[0].tolist()
+    with torch.no_grad():
+        torch.testing.assert_close(peer(ids).logits, model.logits(ids), atol=1e-4, rtol=1e-4)
+    assert tokenizer.decode(ids[0]) == TEXT[-30:]
+
+
+def test_an_export_comes_back_as_the_same_run(run: tuple[str, Path], tmp_path: Path) -> None:
+    _, path = run
+    tinylm.export_model(path, to="hf", out=tmp_path / "hf")
+    tinylm.import_model(tmp_path / "hf", tmp_path / "back")
+    there, back = open_model(path), open_model(tmp_path / "back")
+    assert {**there.weights.tensors}.keys() == {**back.weights.tensors}.keys()
+    assert all(torch.equal(tensor, back.weights.tensors[name]) for name, tensor in there.weights.tensors.items())
+    assert back.tokenizer.encode(TEXT).tolist() == there.tokenizer.encode(TEXT).tolist()
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_an_export_has_the_chosen_dtype(dtype: str, run: tuple[str, Path], tmp_path: Path) -> None:
+    _, path = run
+    tinylm.export_model(path, to="hf", out=tmp_path / "hf", dtype=dtype)
+    peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    wanted = {"f16": torch.float16, "bf16": torch.bfloat16}[dtype]
+    assert {parameter.dtype for parameter in peer.parameters()} == {wanted}
+
+
+@pytest.mark.parametrize(
+    "choices", [{"preset": "original"}, {"position": "relative"}, {"architecture": "encoder"}, {"residual": False}]
+)
+def test_a_model_without_a_family_is_refused_before_anything_is_written(
+    choices: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    tinylm.train(tmp_path / "text.txt", tmp_path / "run", **{**TINY, **choices})
+    before = sorted(tmp_path.iterdir())
+    for to, out in (("hf", "hf"), ("gguf", "a.gguf")):
+        with pytest.raises(UsageError):
+            tinylm.export_model(tmp_path / "run", to=to, out=tmp_path / out)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_only_an_earlier_export_is_replaced_and_only_with_force(run: tuple[str, Path], tmp_path: Path) -> None:
+    _, path = run
+    out = tmp_path / "hf"
+    tinylm.export_model(path, to="hf", out=out)
+    with pytest.raises(UsageError, match="force"):
+        tinylm.export_model(path, to="hf", out=out)
+    tinylm.export_model(path, to="hf", out=out, force=True)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "letter.txt").write_text("mine")
+    (tmp_path / "link").symlink_to(out)
+    for place in (other, path, tmp_path / "link", other / "letter.txt"):
+        with pytest.raises(UsageError):
+            tinylm.export_model(path, to="hf", out=place, force=True)
+    assert (other / "letter.txt").read_text() == "mine" and not list(tmp_path.glob(".*"))
+
+
+def test_a_wrong_export_is_found_and_does_not_appear(
+    run: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, path = run
+
+    def write_and_damage(folder: Path, model: Any, dtype: Any) -> str:
+        family = write_folder(folder, model, dtype)
+        file = folder / "model.safetensors"
+        data = bytearray(file.read_bytes())
+        data[-2] ^= 1  # of the last number
+        file.write_bytes(data)
+        return family
+
+    monkeypatch.setattr(exporting, "write_folder", write_and_damage)
+    with pytest.raises(TinyLMError, match="nothing was exported"):
+        tinylm.export_model(path, to="hf", out=tmp_path / "hf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_commands_write_an_export_and_import_it(run: tuple[str, Path], tmp_path: Path) -> None:
+    shape, path = run
+    result = done("export", path, "--to", "hf", "--out", tmp_path / "hf")
+    assert result.stdout == f"{tmp_path / 'hf'}\n" and "Checked" in result.stderr
+    result = done("import", tmp_path / "hf", "--out", tmp_path / "back")
+    assert result.stdout == f"{tmp_path / 'back'}\n" and FAMILIES[shape] in result.stderr
+    options = ("--prompt", "the", "--max-tokens", 20, "--seed", 3)
+    texts = {done("sample", "--model", place, *options).stdout for place in (path, tmp_path / "hf", tmp_path / "back")}
+    assert len(texts) == 1
+    refused(shell("export", path, "--to", "onnx", "--out", tmp_path / "onnx"), 2, "--to")
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # within peft
+def test_an_adapter_is_exported_for_peft(run: tuple[str, Path], tmp_path: Path) -> None:
+    _, path = run
+    (tmp_path / "text.txt").write_text(TEXT)
+    lora = tinylm.finetune_lora(tmp_path / "text.txt", model=path, out=tmp_path / "lora", steps=3, lr=0.01).run
+    done("export", lora, "--to", "peft", "--out", tmp_path / "peft", "--base", path)
+    tinylm.export_model(path, to="hf", out=tmp_path / "hf")
+    peer = peft.PeftModel.from_pretrained(
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf"), tmp_path / "peft"
+    ).eval()
+    model = tinylm.load(path, adapters=[lora])
+    ids = torch.tensor([model.encode(TEXT[-30:])])
+    with torch.no_grad():
+        torch.testing.assert_close(peer(ids).logits, model.logits(ids), atol=1e-4, rtol=1e-4)
+    assert (model.logits(ids) - tinylm.load(path).logits(ids)).abs().max() > 1e-3
+    refused(shell("export", lora, "--to", "hf", "--out", tmp_path / "x"), 2, "adapter")
+    refused(shell("export", path, "--to", "hf", "--out", tmp_path / "x", "--base", path), 2, "--base")

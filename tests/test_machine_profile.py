@@ -1,0 +1,211 @@
+"""The machine profile: values are measured once, then read from a file; an invalid file is ignored and replaced."""
+
+import errno
+import json
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tinylm import machine_profile as module
+from tinylm.cache_directory import private_folder
+from tinylm.machine_profile import Measurement, identify_processor
+
+BOUNDS = {"fast": (1.0, 1e6), "slow": (0.0, 10.0)}
+VALUES = {"fast": 1234.5, "slow": 0.1 + 0.2}
+
+
+class Reported:
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+def entry(**identity: object) -> Measurement:
+    return Measurement("speeds", {"processor": "a", **identity}, BOUNDS)
+
+
+def never() -> dict[str, float]:
+    raise AssertionError("measured again")
+
+
+def only_file() -> Path:
+    (file,) = private_folder("machine").glob("speeds-*.json")
+    return file
+
+
+def test_recorded_values_are_read_exactly() -> None:
+    reported = Reported()
+    assert entry().get(lambda: VALUES, reported) == VALUES
+    assert entry().get(never, reported) == VALUES
+    assert reported.notes == ["Measuring this machine, once..."]
+    assert reported.warnings == []
+    assert stat.S_IMODE(only_file().stat().st_mode) == 0o600
+
+
+def test_another_identity_other_values_or_another_format_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry().get(lambda: VALUES)
+    other = {"fast": 2.0, "slow": 2.0}
+    assert entry(processor="b").get(lambda: other) == other
+    assert Measurement("speeds", {"processor": "a"}, {"fast": (1.0, 3.0)}).get(lambda: other) == {"fast": 2.0}
+    assert entry().get(never) == VALUES
+    monkeypatch.setattr(module, "FORMAT", module.FORMAT + 1)
+    assert entry().get(lambda: other) == other
+
+
+def test_measured_values_are_clamped_to_their_bounds() -> None:
+    assert entry().get(lambda: {"fast": float("inf"), "slow": -1.0}) == {"fast": 1e6, "slow": 0.0}
+
+
+def with_values(**values: object) -> Callable[[dict[str, object]], str]:
+    return lambda record: json.dumps({**record, "values": {**VALUES, **values}})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda record: "", id="empty"),
+        pytest.param(lambda record: json.dumps(record)[:-9], id="cut"),
+        pytest.param(lambda record: "[" * 100_000, id="deep"),
+        pytest.param(lambda record: json.dumps(record) + " " * (module.MAX_BYTES + 1), id="huge"),
+        pytest.param(lambda record: "[]", id="a list"),
+        pytest.param(lambda record: json.dumps({**record, "values": []}), id="values are a list"),
+        pytest.param(lambda record: json.dumps({**record, "format": "1"}), id="format is a string"),
+        pytest.param(lambda record: json.dumps({**record, "identity": {"processor": "b"}}), id="another processor"),
+        pytest.param(lambda record: json.dumps({**record, "values": {"fast": 1234.5}}), id="a value is missing"),
+        pytest.param(with_values(more=1.0), id="a value too many"),
+        pytest.param(with_values(fast="1234"), id="a string"),
+        pytest.param(with_values(fast=True), id="a boolean"),
+        pytest.param(with_values(fast=None), id="null"),
+        pytest.param(with_values(fast=float("nan")), id="NaN"),
+        pytest.param(with_values(fast=float("inf")), id="infinity"),
+        pytest.param(with_values(fast=-5), id="negative"),
+        pytest.param(with_values(fast=10**400), id="400 digits"),
+        pytest.param(lambda record: json.dumps(record).replace("1234.5", "1" * 10_000), id="10,000 digits"),
+        pytest.param(lambda record: json.dumps(record).replace("1234.5", "1e999"), id="1e999"),
+        pytest.param(lambda record: "\udcff", id="not UTF-8"),
+    ],
+)
+def test_a_forged_or_damaged_file_is_ignored_and_replaced(damage: Callable[[dict[str, object]], str]) -> None:
+    entry().write(VALUES)
+    record = json.loads(only_file().read_text())
+    only_file().write_text(damage(record), errors="surrogateescape")
+    again = {"fast": 7.0, "slow": 7.0}
+    assert entry().get(lambda: again) == again
+    assert entry().get(never) == again
+
+
+def test_a_file_that_others_can_write_is_not_trusted() -> None:
+    entry().write(VALUES)
+    only_file().chmod(0o666)
+    again = {"fast": 7.0, "slow": 7.0}
+    assert entry().get(lambda: again) == again
+    assert stat.S_IMODE(only_file().stat().st_mode) == 0o600
+
+
+def test_a_link_in_the_place_of_the_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    entry().write(VALUES)
+    file = only_file()
+    file.rename(tmp_path / "target")
+    file.symlink_to(tmp_path / "target")
+    again = {"fast": 7.0, "slow": 7.0}
+    assert entry().get(lambda: again) == again
+    assert not file.is_symlink()
+    assert json.loads((tmp_path / "target").read_text())["values"] == VALUES
+
+
+def test_without_a_private_cache_folder_each_call_measures_and_warns_once() -> None:
+    private_folder("machine").chmod(0o777)
+    for _ in range(2):
+        reported = Reported()
+        assert entry().get(lambda: VALUES, reported) == VALUES
+        (warning,) = reported.warnings
+        assert "Other users can write to the cache folder" in warning
+        assert "the same settings may give different results" in warning
+    assert list((Path(os.environ["TINYLM_CACHE"]) / "machine").glob("speeds-*")) == []
+
+
+def test_a_full_disk_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path) -> Iterator[Path]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(module, "replacing", full)
+    reported = Reported()
+    assert entry().get(lambda: VALUES, reported) == VALUES
+    (warning,) = reported.warnings
+    assert "No space left on device" in warning and "set TINYLM_CACHE" in warning
+
+
+def test_processes_that_start_together_use_one_measurement() -> None:
+    measured, found, begin = [], [], threading.Barrier(4, timeout=20)
+
+    def measure() -> dict[str, float]:
+        measured.append(threading.get_ident())
+        time.sleep(0.2)  # until all have found no file
+        return {"fast": float(len(measured)), "slow": 0.0}
+
+    def start() -> None:
+        begin.wait()
+        found.append(entry().get(measure))
+
+    starts = [threading.Thread(target=start, daemon=True) for _ in range(4)]
+    for thread in starts:
+        thread.start()
+    for thread in starts:
+        thread.join(timeout=30)
+    assert found == [{"fast": 1.0, "slow": 0.0}] * 4
+
+
+def test_of_two_measurements_without_a_lock_the_first_recorded_one_is_used() -> None:
+    def measure_slowly() -> dict[str, float]:
+        entry().write(VALUES)  # by the other process
+        return {"fast": 7.0, "slow": 7.0}
+
+    assert entry().get(measure_slowly) == VALUES
+    assert entry().get(never) == VALUES
+
+
+def test_a_cache_folder_that_others_can_write_after_the_measurement_is_one_warning() -> None:
+    def measure() -> dict[str, float]:
+        private_folder("machine").chmod(0o777)
+        return VALUES
+
+    reported = Reported()
+    assert entry().get(measure, reported) == VALUES
+    (warning,) = reported.warnings
+    assert "Cannot write" in warning and "not trusted" in warning
+
+
+def test_without_file_locks_values_are_measured_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise NotImplementedError("this file system has no locks")
+
+    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
+    assert entry().get(lambda: VALUES) == VALUES
+    assert entry().get(never) == VALUES
+
+
+def test_the_identity_of_the_processor_is_constant() -> None:
+    found = identify_processor()
+    assert found == identify_processor() == json.loads(json.dumps(found))
+    assert found["cores"] >= 1
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="needs /proc/cpuinfo")
+def test_the_processor_has_the_name_that_the_system_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    named = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
+    found = identify_processor()
+    assert {found["model name"]} == named or not named
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
+    assert identify_processor()["cores"] == 3

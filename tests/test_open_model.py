@@ -1,0 +1,175 @@
+"""Foreign models in every place that takes a model: the same results as in their own library, and nothing copied."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import tinylm
+from tests.formats.peers import EOS, SMALL, VOCABULARY, edit_json, save_peer, save_tokenizer
+from tests.shell import story
+from tinylm.adapters.merge import merge_adapter
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.importing import import_model
+from tinylm.open_model import find_model, open_model
+from tinylm.reporter import LogReporter
+from tinylm.run_directory.loading import read_config
+
+TEXT = story(3000)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A Llama of transformers and its folder."""
+    folder = tmp_path_factory.mktemp("foreign") / "llama"
+    return save_peer("llama", folder), folder
+
+
+@pytest.fixture(scope="module")
+def halved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """The weights in bf16, and the peer that computes with them in fp32."""
+    folder = tmp_path_factory.mktemp("foreign") / "llama16"
+    save_peer("llama", folder).to(torch.bfloat16).save_pretrained(folder)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), folder
+
+
+@torch.no_grad()
+def greedy(peer: Any, ids: list[int], count: int) -> list[int]:
+    """Greedy continuation by the peer's logits, without padding rows, which stand for no token."""
+    ids = list(ids)
+    for _ in range(count):
+        ids.append(int(peer(torch.tensor([ids[-64:]])).logits[0, -1, : VOCABULARY - 8].argmax()))
+    return ids
+
+
+def test_a_folder_is_loaded_by_path_and_continues_a_prompt_as_the_peer(saved: tuple[Any, Path]) -> None:
+    peer, folder = saved
+    model = tinylm.load(folder)
+    ids = [0, *model.encode("Once upon")]  # the prompt begins with <s>
+    expected = itertools.takewhile(lambda i: i != 1, greedy(peer, ids, 30)[len(ids) :])
+    assert model.generate("Once upon", max_tokens=30, temperature=0) == model.decode(expected)
+
+
+def test_the_loss_of_a_text_is_that_of_the_peer(saved: tuple[Any, Path]) -> None:
+    peer, folder = saved
+    model = tinylm.load(folder)
+    ids = torch.tensor([[0, *model.encode(TEXT[:100])]])[:, :65]
+    text = model.decode(ids[0, 1:].tolist())
+    with torch.no_grad():
+        logits = peer(ids[:, :-1]).logits
+    expected = torch.nn.functional.cross_entropy(logits[0].double(), ids[0, 1:]).item()
+    result = model.evaluate(text=text)
+    assert result.loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_sixteen_bit_weights_stay_and_give_the_peers_logits(halved: tuple[Any, Path]) -> None:
+    peer, folder = halved
+    model = tinylm.load(folder)
+    assert {parameter.dtype for parameter in model.network.parameters()} == {torch.bfloat16}
+    ids = torch.randint(VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = peer(ids).logits
+    assert (model.logits(ids) - expected).abs().max() < 0.05 * expected.abs().max()
+    exact = tinylm.load(folder, dtype="fp32")
+    torch.testing.assert_close(exact.logits(ids), expected, atol=1e-4, rtol=1e-4)
+    assert isinstance(exact.generate("Once", max_tokens=5), str) and isinstance(
+        model.generate("Once", max_tokens=5), str
+    )
+
+
+def test_padding_rows_are_never_sampled(saved: tuple[Any, Path], tmp_path: Path) -> None:
+    _, folder = saved
+    model = tinylm.load(folder)
+    with torch.no_grad():
+        model.network.output.weight[VOCABULARY - 8 :] *= 100
+    assert max(model.encode(model.generate("Once", max_tokens=50, seed=1, stop=())), default=0) < VOCABULARY - 8
+
+
+def test_an_imported_run_has_the_same_tensors_and_the_same_digest(halved: tuple[Any, Path], tmp_path: Path) -> None:
+    _, folder = halved
+    reporter = LogReporter()
+    imported = import_model(folder, tmp_path / "run", reporter=reporter)
+    assert imported.family == "llama"
+    there, here = open_model(folder), open_model(imported.run)
+    assert there.weights.digest == here.weights.digest
+    for name, tensor in there.weights.tensors.items():
+        assert torch.equal(tensor, here.weights.tensors[name]) and tensor.dtype == here.weights.tensors[name].dtype
+    assert here.tokenizer.special == there.tokenizer.special and here.tokenizer.bos_id == 0
+    assert here.config.tokenizer.chat_template == there.config.tokenizer.chat_template
+    assert EOS in here.tokenizer.special.eos
+    with pytest.raises(UsageError):
+        import_model(folder, tmp_path / "run", reporter=reporter)
+    with pytest.raises(UsageError, match="no import"):
+        import_model(tmp_path / "run", tmp_path / "other", reporter=reporter)
+
+
+@pytest.mark.parametrize("kind", ["saved", "halved"])
+def test_a_foreign_base_takes_an_adapter_which_is_merged_and_trained_further(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    _, folder = request.getfixturevalue(kind)
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(TEXT * 3)
+    trained = tinylm.finetune_lora(corpus, model=folder, out=tmp_path / "lora", steps=8, lr=1e-2, eval_every=4, seed=1)
+    base, adapted = tinylm.load(folder), tinylm.load(folder, adapters=[trained.run])
+    assert adapted.evaluate(text=TEXT).loss < base.evaluate(text=TEXT).loss
+    assert trained.load().evaluate(text=TEXT).loss == adapted.evaluate(text=TEXT).loss
+    merged = merge_adapter(trained.run, tmp_path / "merged", folder, LogReporter())
+    loss = tinylm.load(merged.run).evaluate(text=TEXT).loss
+    assert loss == pytest.approx(adapted.evaluate(text=TEXT).loss, rel=1e-4 if kind == "saved" else 2e-2)
+    assert open_model(merged.run).config.family == "llama"
+
+
+def test_training_goes_on_from_a_foreign_model(halved: tuple[Any, Path], tmp_path: Path) -> None:
+    _, folder = halved
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(TEXT * 3)
+    trained = tinylm.train(corpus, init_from=folder, out=tmp_path / "run", steps=4, eval_every=2)
+    model = tinylm.load(trained.run)
+    assert model.config.family == "llama" and model.network.vocab_size == VOCABULARY
+
+
+def test_an_unknown_family_and_a_damaged_folder_are_errors(saved: tuple[Any, Path], tmp_path: Path) -> None:
+    _, folder = saved
+    for name, fields in {"family": {"model_type": "mamba"}, "field": {"attn_softcap": 3}}.items():
+        copy = tmp_path / name
+        copy.mkdir()
+        for file in folder.iterdir():
+            (copy / file.name).write_bytes(file.read_bytes())
+        edit_json(copy / "config.json", **fields)
+        with pytest.raises(TinyLMError, match=next(iter(fields)) if name == "field" else "mamba"):
+            tinylm.load(copy)
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
+
+
+def test_the_hub_is_asked_offline_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(TinyLMError):
+        find_model(Path("hf:nobody/no-such-model"), LogReporter())
+    with pytest.raises(UsageError, match="hf:OWNER/NAME"):
+        find_model(Path("hf:../../etc/passwd"), LogReporter())
+
+
+def test_a_base_with_a_long_context_is_trained_on_shorter_sequences(tmp_path: Path) -> None:
+    config = transformers.AutoConfig.for_model("llama", **{**SMALL, "max_position_embeddings": 4096})
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "long")
+    save_tokenizer(tmp_path / "long")
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(TEXT * 3)
+    options: dict[str, Any] = {"model": tmp_path / "long", "steps": 1, "batch_size": 2, "eval_every": 1}
+    trained = tinylm.finetune_lora(corpus, out=tmp_path / "lora", **options)
+    config_of_run = read_config(trained.run)
+    assert config_of_run.training is not None and config_of_run.training.sequence_length == 512
+    assert config_of_run.model.context == 4096
+    assert tinylm.load(tmp_path / "long", adapters=[trained.run]).context == 4096
+    own = tinylm.finetune_lora(corpus, out=tmp_path / "own", sequence_length=20, **options)
+    assert own.epochs == pytest.approx(trained.epochs * 20 / 512)
+    with pytest.raises(UsageError, match="sequence_length"):
+        tinylm.finetune_lora(corpus, out=tmp_path / "too", sequence_length=5000, **options)
+    with pytest.raises(UsageError, match="set `context`"):
+        tinylm.train(corpus, out=tmp_path / "new", sequence_length=20, steps=1)

@@ -1,0 +1,182 @@
+"""Signals outside of training end a command quietly, with the exit code of the signal and without temporary files."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.shell import TINY, default_signals, done, environment, story
+from tinylm.process_signals import TERMINATION_SIGNALS
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+MOMENTS = 10  # for all commands together; docs/reliability.md has the number of runs
+LAST_MOMENT = 3.0  # seconds
+LIMIT = 60  # seconds; a process that runs longer fails the test
+
+START = """
+import os, sys
+import tinylm.__main__ as program
+
+def begin():  # the first call after the signal handlers are installed
+    os.close(begun)
+    prepare_streams()
+
+sys.argv[0], begun = "tinylm", int(sys.argv.pop(1))
+prepare_streams, program.prepare_streams = program.prepare_streams, begin
+program.main()
+"""
+
+WORK = """
+import os, signal, sys, tempfile
+from tinylm.process_signals import run_with_signal_handlers
+
+def program():
+    with tempfile.TemporaryDirectory() as folder:
+        print(folder, flush=True)
+        {work}
+        print("went on", flush=True)
+
+number = {number}
+run_with_signal_handlers(program)
+"""
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    """A tinylm process that has installed its signal handlers."""
+    begun, begins = os.pipe()
+    command = [sys.executable, "-c", START, str(begins), *map(str, arguments)]
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        pass_fds=[begins],
+        preexec_fn=default_signals,
+    )
+    os.close(begins)
+    assert select.select([begun], [], [], LIMIT)[0]
+    os.close(begun)
+    return child
+
+
+def work(code: str, number: int, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run the code in another process, inside of a TemporaryDirectory whose path the process prints first."""
+    program = WORK.format(work=code, number=int(number))
+    command = [sys.executable, "-c", program]
+    settings = {"preexec_fn": default_signals, **options}
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=LIMIT, **settings)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("interrupted")
+    (folder / "corpus.txt").write_text(story(20_000))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINYLM_CACHE", str(folder / "cache"))
+        done("train", folder / "corpus.txt", "--out", folder / "run", "--steps", 2, *TINY)
+    return folder
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_at_any_moment_ends_the_command_quietly(number: int, code: int, here: Path, tmp_path: Path) -> None:
+    commands = (
+        ("sample", "--model", here / "run", "-n", 1_000_000, "-t", 0, "--compile", "off"),
+        ("train", here / "corpus.txt", "--out", tmp_path / "out", "--force", "--steps", 1_000_000, *TINY),
+    )
+    for moment in range(MOMENTS // 2):
+        with start(*commands[moment % 2]) as child:
+            time.sleep(LAST_MOMENT * moment / (MOMENTS // 2 - 1))
+            child.send_signal(number)
+            _, stderr = child.communicate(timeout=LIMIT)
+        assert child.returncode in (code, -number), stderr
+        for word in ("Traceback", "Error", "went wrong", "ignored"):
+            assert word not in stderr
+
+
+@pytest.mark.parametrize("number", TERMINATION_SIGNALS)
+def test_a_signal_during_an_import_ends_the_process_immediately(number: int) -> None:
+    code = """class Interrupt:
+            def find_spec(self, name, *rest):
+                os.kill(os.getpid(), number)
+        sys.meta_path.insert(0, Interrupt())
+        try: import half_a_module
+        finally: print("went on", flush=True)"""
+    result = work(code, number)
+    assert (result.returncode, result.stderr) == (-number, "")
+    assert "went on" not in result.stdout
+
+
+@pytest.mark.parametrize("number", TERMINATION_SIGNALS)
+def test_temporary_files_are_removed_before_the_process_ends(number: int) -> None:
+    result = work("os.kill(os.getpid(), number)", number)
+    assert (result.returncode, result.stderr) == (-number, "")
+    folder, *rest = result.stdout.splitlines()
+    assert not rest and not Path(folder).exists()
+
+
+@pytest.mark.parametrize("number", TERMINATION_SIGNALS)
+@pytest.mark.parametrize(
+    "swallowing",
+    [
+        "try: os.kill(os.getpid(), number)\n        except BaseException: raise ImportError('half a module') from None",
+        "try: os.kill(os.getpid(), number)\n        except BaseException: sys.exit(1)",
+        "type('Freed', (), {'__del__': lambda self: os.kill(os.getpid(), number)})()",
+    ],
+)
+def test_an_exception_that_replaces_interrupted_does_not_hide_the_signal(swallowing: str, number: int) -> None:
+    result = work(swallowing, number)
+    assert (result.returncode, result.stderr) == (-number, "")
+    assert "went on" not in result.stdout
+
+
+def test_a_second_signal_ends_the_process_at_once() -> None:
+    wait = "try: os.kill(os.getpid(), number)\n        finally: os.kill(os.getpid(), number); print('went on')"
+    result = work(wait, signal.SIGINT)
+    assert (result.returncode, result.stderr) == (-signal.SIGINT, "")
+    assert "went on" not in result.stdout
+
+
+def test_a_process_on_which_signals_have_no_default_effect_ends_with_their_exit_code() -> None:
+    """Such as process 1 of a container."""
+    result = work("os.kill = lambda *arguments: signal.raise_signal(number)\n        os.kill()", signal.SIGTERM)
+    assert result.returncode == -signal.SIGTERM
+    code = "kill = os.kill; os.kill = lambda *arguments: None; kill(os.getpid(), number)"
+    assert work(code, signal.SIGTERM).returncode == 143
+
+
+@pytest.mark.parametrize("number", TERMINATION_SIGNALS)
+def test_a_signal_that_was_ignored_at_start_stays_ignored(number: int) -> None:
+    """As under nohup, and in background jobs of a script."""
+    result = work("os.kill(os.getpid(), number)", number, preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "went on" in result.stdout
+
+
+def test_an_exception_that_a_library_raises_for_a_signal_is_not_reported(tmp_path: Path) -> None:
+    program = """
+import os, signal, sys
+from tinylm.__main__ import main
+import tinylm.run_directory.loading
+
+def fail(path):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        raise RuntimeError("what a library makes of it") from None
+
+tinylm.run_directory.loading.read_config = fail
+sys.argv = ["tinylm", "info", "."]
+main()
+"""
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(
+        command, capture_output=True, text=True, env=environment(), timeout=LIMIT, preexec_fn=default_signals
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGINT, "", "")

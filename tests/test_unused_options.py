@@ -1,0 +1,96 @@
+"""No option of a model is ignored: each changes the model, or is an error that names it."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from tinylm.commands.training_options import ModelOptions
+from tinylm.config import ACTIVATIONS, ARCHITECTURES
+from tinylm.errors import UsageError
+from tinylm.model.build import build_model
+from tinylm.presets import PRESETS, make_model_config
+
+# For each option, values to try, each with other options that it may need.
+VALUES: dict[str, tuple[tuple[Any, dict[str, Any]], ...]] = {
+    "layers": ((3, {}),),
+    "encoder_layers": ((3, {}),),
+    "heads": ((4, {"kv_heads": 2}),),
+    "kv_heads": ((1, {}),),
+    "width": ((24, {}),),
+    "ffn_width": ((20, {}),),
+    "context": ((40, {"position": "learned"}), (40, {})),
+    "position": (("none", {}), ("relative", {})),
+    "rope_theta": ((100.0, {}), (100.0, {"position": "rope"}), (100.0, {"position": "learned"})),
+    "norm": (("none", {"norm_bias": None}), ("layernorm", {"norm_bias": False}), ("rmsnorm", {})),
+    "norm_placement": (("post", {}), ("pre", {}), ("sandwich", {}), ("post", {"norm": "none"})),
+    "norm_gain": ((False, {}), (False, {"norm": "none"})),
+    "norm_bias": ((True, {}), (False, {}), (True, {"norm": "none"})),
+    "residual": ((False, {}), (False, {"norm_placement": "post"})),
+    "attention_scale": ((False, {}), (False, {"position": "relative"})),
+    "qk_norm": ((True, {}), (False, {}), (True, {"norm": "none"})),
+    "bias": ((True, {}), (False, {})),
+    "relative_clip": ((2, {"position": "relative"}), (2, {}), (2000, {"position": "relative"})),
+    "local_window": ((3, {}), (16, {}), (3, {"position": "relative"})),
+    "local_layers": (((1,), {"local_window": 3}), ((1,), {})),
+    "experts": ((3, {}),),
+    "experts_per_token": ((1, {"experts": 3}), (3, {"experts": 3}), (1, {})),
+    "expert_mode": (("merge", {"experts": 3}), ("merge", {})),
+    "expert_balance": (
+        (0.5, {"experts": 3}),
+        (0.5, {"experts": 3, "expert_mode": "merge"}),
+        (0.5, {"experts": 2}),
+        (0.5, {}),
+    ),
+    "activation": tuple((name, {}) for name in ACTIVATIONS),
+    "tie": ((False, {}),),
+    "scale_embedding": ((True, {}), (False, {})),
+    "initialisation": (("modern", {}), ("gpt2", {}), ("original", {})),
+    "dropout": ((0.5, {}), (0.5, {"residual": False}), (0.5, {"norm_placement": "post", "residual": False})),
+    "attention_dropout": ((0.5, {}), (0.5, {"position": "relative"}), (0.5, {"local_window": 3})),
+}
+
+
+def test_every_option_of_a_model_is_tested() -> None:
+    assert set(VALUES) == {f.name for f in dataclasses.fields(ModelOptions)} - {"preset", "architecture", "size"}
+
+
+def traces(preset: str, architecture: str, choices: dict[str, Any]) -> list[torch.Tensor]:
+    """All that a choice may change: initial weights, logits in training mode, auxiliary loss, and the context."""
+    shape = {"layers": 2, "heads": 2, "kv_heads": 2, "width": 16, "context": 16, "ffn_width": 12}
+    config = make_model_config(
+        vocab_size=13, preset=preset, size="nano", architecture=architecture, **{**shape, **choices}
+    )
+    model = build_model(config, seed=1).train()
+    drawn = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    torch.manual_seed(3)
+    with torch.no_grad():  # weights that are initialised to zero would hide the layers before them
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.5)
+    ids = torch.arange(24).view(2, 12) % 13
+    output = model.probe(ids)
+    longest = torch.zeros(config.context)
+    return [*drawn.values(), model.logits(output.hidden).detach(), output.aux.detach(), longest]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("name", VALUES)
+def test_an_option_changes_the_model_or_is_a_usage_error(name: str, preset: str, architecture: str) -> None:
+    for value, beside in VALUES[name]:
+        if PRESETS[preset].get(name) == value:
+            continue
+        try:
+            changed = traces(preset, architecture, {**beside, name: value})
+        except UsageError as error:
+            assert any(f"`{option}`" in str(error) for option in (name, *beside))
+            continue
+        plain = make_model_config(vocab_size=13, preset=preset, size="nano", architecture=architecture, **beside)
+        if getattr(plain, name) == value:
+            continue  # the default of this model
+        before = traces(preset, architecture, beside)
+        same = len(before) == len(changed) and all(
+            a.shape == b.shape and torch.equal(a, b) for a, b in zip(before, changed, strict=True)
+        )
+        assert not same, f"--{name} {value} beside {beside} changes nothing"

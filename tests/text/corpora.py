@@ -1,0 +1,54 @@
+"""Texts in files, and the documents of corpora that are read from them."""
+
+from pathlib import Path
+
+from tinylm.text.corpus import Stream, find_corpus
+from tinylm.text.corpus_encoding import SplitCorpus, split_corpus
+from tinylm.text.pairs import PairCorpus
+
+TEXT = "The cat sat on the mat, and the dog did not.\n" * 4
+PAIRS = [("abc", "ij"), ("d", "hgf"), ("a b", "j"), ("efgh", "iiii")]
+
+
+def write_file(path: Path, content: bytes | str) -> Path:
+    """Write a file, and the folders that it is in; text is encoded as UTF-8. Returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def documents_of(stream: Stream) -> list[str]:
+    """The documents of a stream, which must have a separator between two documents and nowhere else."""
+    documents, after_separator = [""], True
+    for chunk in stream:
+        if chunk is None:
+            assert not after_separator
+            documents.append("")
+        else:
+            assert chunk
+            documents[-1] += chunk
+        after_separator = chunk is None
+    assert not after_separator or documents == [""]
+    return documents if documents != [""] else []
+
+
+def read_documents(*paths: Path, **settings: str) -> list[str]:
+    """The documents in files and folders; `settings` as for `find_corpus`."""
+    return documents_of(find_corpus([str(path) for path in paths], **settings).stream())
+
+
+def split_of(*files: Path, val: Path | None = None, fraction: float = 0.25) -> SplitCorpus:
+    """The files as one corpus, split into training and validation text."""
+    return split_corpus(find_corpus([str(file) for file in files]), find_corpus([str(val)]) if val else None, fraction)
+
+
+def write_pairs(path: Path, content: str) -> PairCorpus:
+    """Write a file of pairs, as TSV or JSONL, and return its corpus."""
+    corpus = find_corpus([str(write_file(path, content))], corpus_type=PairCorpus)
+    assert isinstance(corpus, PairCorpus)
+    return corpus
+
+
+def tsv(pairs: list[tuple[str, str]]) -> str:
+    """One line per pair."""
+    return "".join(f"{source}\t{target}\n" for source, target in pairs)

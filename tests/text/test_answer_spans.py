@@ -1,0 +1,107 @@
+"""Scored characters of rendered conversations, compared with spans that are found without prefixes or marks."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.text.templates import CONVERSATIONS, LLAMA_2, LLAMA_3, QWEN, QWEN_3, SPECIAL, SPECIAL_TOKENS, messages
+from tinylm.errors import UsageError
+from tinylm.text.answer_spans import ChatFormat
+from tinylm.text.chat import Conversation
+from tinylm.text.chat_template import CHATML, ChatTemplate
+
+# What is scored in the text of each format, written as a pattern: the answer and the token that ends it.
+ANSWERS = {
+    CHATML: r"<\|im_start\|>assistant\n(.*?<\|im_end\|>)",
+    LLAMA_2: r"\[/INST\]( .*? </s>)",
+    LLAMA_3: r"<\|start_header_id\|>assistant<\|end_header_id\|>\n\n(.*?<\|eot_id\|>)",
+    QWEN: r"<\|im_start\|>assistant\n(.*?<\|im_end\|>)",
+}
+
+
+def chat(template: str, train_on: str = "assistant") -> ChatFormat:
+    return ChatFormat(ChatTemplate(template, SPECIAL), SPECIAL_TOKENS, train_on)
+
+
+def conversation(turns: list[dict[str, Any]]) -> Conversation:
+    return Conversation(tuple(turns), location="chat.jsonl, line 7")
+
+
+@pytest.mark.parametrize("turns", CONVERSATIONS)
+@pytest.mark.parametrize("template", ANSWERS)
+def test_answers_with_their_end_tokens_are_scored_and_nothing_else(template: str, turns: list[dict[str, Any]]) -> None:
+    text, spans = chat(template).render(conversation(turns))
+    expected = [match.span(1) for match in re.finditer(ANSWERS[template], text, re.DOTALL)]
+    assert [(span.start, span.stop) for span in spans] == expected
+    assert len(spans) == sum(turn["role"] == "assistant" for turn in turns)
+    assert text == ChatTemplate(template, SPECIAL).render(turns)
+    last = chat(template, "last").render(conversation(turns))
+    assert last.text == text and last.spans == spans[-1:]
+    assert chat(template, "all").render(conversation(turns)) == (text, [range(len(text))])
+
+
+def test_a_system_turn_that_a_template_adds_is_part_of_the_text_and_not_scored() -> None:
+    text, spans = chat(QWEN).render(conversation(CONVERSATIONS[0]))
+    assert text.startswith("<|im_start|>system\nYou are helpful.<|im_end|>\n<|im_start|>user\nHello")
+    assert [text[span.start : span.stop] for span in spans] == ["Hi!<|im_end|>"]
+
+
+def test_tools_are_handed_to_the_template() -> None:
+    text, spans = chat(QWEN).render(Conversation(tuple(CONVERSATIONS[0]), ({"name": "add"},)))
+    assert text.startswith('<|im_start|>system\n# Tools\n{"name": "add"}<|im_end|>\n<|im_start|>user')
+    assert [text[span.start : span.stop] for span in spans] == ["Hi!<|im_end|>"]
+
+
+def test_a_conversation_without_an_answer_has_no_scored_text_unless_all_is_scored() -> None:
+    turns = messages(("user", "Hello"))
+    for template in ANSWERS:
+        assert chat(template).render(conversation(turns)).spans == []
+        assert chat(template, "last").render(conversation(turns)).spans == []
+        assert chat(template, "all").render(conversation(turns)).spans != []
+
+
+def test_a_template_whose_prefixes_do_not_agree_is_refused_with_the_line() -> None:
+    with pytest.raises(UsageError, match=r"chat.jsonl, line 7: the chat template renders the beginning") as caught:
+        chat(QWEN_3).render(conversation(CONVERSATIONS[2]))
+    assert "other messages follow message 2: '<think>" in str(caught.value)
+    assert "{% generation %}" in str(caught.value) and "`train_on`" in str(caught.value)
+
+
+def test_the_last_answer_is_found_where_only_earlier_ones_change() -> None:
+    text, spans = chat(QWEN_3, "last").render(conversation(CONVERSATIONS[2]))
+    assert [text[span.start : span.stop] for span in spans] == ["<think>\n\n</think>\n\nf, g<|im_end|>"]
+
+
+def test_a_generation_prompt_that_the_answer_does_not_begin_with_is_refused() -> None:
+    template = QWEN.replace("assistant\\n' }}{%- endif", "assistant\\n<think>\\n' }}{%- endif")
+    with pytest.raises(UsageError, match=r"line 7: .* message 2 is its answer: '<think>\\n' becomes 'Hi!"):
+        chat(template).render(conversation(CONVERSATIONS[0]))
+
+
+def test_a_refusal_of_the_template_names_the_line() -> None:
+    turns = messages(("user", "a"), ("user", "b"))
+    with pytest.raises(UsageError, match=r"chat.jsonl, line 7: The chat template refuses .* Roles must alternate"):
+        chat(LLAMA_2).render(conversation(turns))
+
+
+def test_a_template_that_fails_names_the_line() -> None:
+    with pytest.raises(UsageError, match=r"chat.jsonl, line 7: The chat template fails"):
+        chat("{{ messages[0].content + messages[0].weight }}").render(conversation(CONVERSATIONS[0]))
+
+
+def test_a_template_that_renders_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match="line 7: The chat template renders no text"):
+        chat("{% if false %}a{% endif %}").render(conversation(CONVERSATIONS[0]))
+
+
+def test_the_end_token_of_a_template_is_that_after_its_answers() -> None:
+    ends = {CHATML: "<|im_end|>", LLAMA_2: "</s>", LLAMA_3: "<|eot_id|>", QWEN: "<|im_end|>"}
+    assert {template: chat(template).end_token() for template in ends} == ends
+    assert chat("{% for m in messages %}{{ m.content }}\n{% endfor %}").end_token() is None
+
+
+def test_ordinary_text_is_what_is_between_special_tokens() -> None:
+    text = "<|im_start|>user\nHello<|im_end|><|im_end|> </s"
+    assert list(chat(CHATML).ordinary_text(text)) == ["user\nHello", " </s"]
+    assert list(ChatFormat(ChatTemplate(CHATML)).ordinary_text(text)) == [text]

@@ -1,0 +1,181 @@
+"""Batches of conversations, compared with batches built by hand, and packed rows with single conversations."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.variants import randomised, small
+from tinylm.errors import UsageError
+from tinylm.model.build import build_model
+from tinylm.objectives.loss import next_token
+from tinylm.text.batches import Batch
+from tinylm.text.chat_batches import (
+    ChatBatches,
+    ChatRows,
+    chat_evaluation_batches,
+    describe_left_out,
+    pack,
+    require_usable,
+)
+from tinylm.text.chat_tokens import ChatTokens
+
+
+def chat_tokens(*conversations: list[tuple[int, bool]]) -> ChatTokens:
+    """Of lists of ids and flags."""
+    codes = [
+        4 * i + 2 * scored + (place == 0)
+        for conversation in conversations
+        for place, (i, scored) in enumerate(conversation)
+    ]
+    return ChatTokens(np.array(codes, dtype=np.uint16))
+
+
+def random_tokens(number: int = 60, longest: int = 30, vocab_size: int = 11) -> ChatTokens:
+    rng = np.random.default_rng(3)
+    return chat_tokens(
+        *(
+            [(int(i), bool(rng.random() < 0.4)) for i in rng.integers(1, vocab_size, rng.integers(2, longest))]
+            for _ in range(number)
+        )
+    )
+
+
+A = [(1, False), (2, False), (3, True), (4, True)]
+B = [(5, False), (6, True)]
+C = [(7, False), (8, False), (9, True)]
+
+
+def test_packed_rows_hold_several_conversations_with_numbers() -> None:
+    rows = ChatRows(chat_tokens(A, B, C), context=4, packed=True)
+    assert rows.width == 4 and [row.tolist() for row in rows.rows] == [[0, 1], [2]]
+    batch = rows.batch([0, 1])
+    assert batch.ids.tolist() == [[1, 2, 3, 5], [7, 8, 0, 0]]
+    assert batch.mask is not None and batch.segments is not None
+    assert batch.targets[batch.mask].tolist() == [3, 4, 6, 9]
+    assert batch.mask.int().tolist() == [[0, 1, 1, 1], [0, 1, 0, 0]]
+    assert batch.segments.tolist() == [[1, 1, 1, 2], [1, 1, 0, 0]]
+    assert (batch.n_targets, batch.n_tokens, rows.n_tokens) == (4, 6, 6)
+
+
+def test_single_rows_are_padded_to_the_longest_of_the_batch() -> None:
+    rows = ChatRows(chat_tokens(A, B, C), context=8, packed=False)
+    batch = rows.batch([1, 2])
+    assert batch.ids.tolist() == [[5, 0], [7, 8]]
+    assert batch.mask is not None and batch.lengths is not None and batch.segments is None
+    assert batch.targets[batch.mask].tolist() == [6, 9]
+    assert batch.lengths.tolist() == [1, 2]
+    assert (batch.n_targets, batch.n_tokens) == (2, 3)
+    assert [len(part) for part in batch.split(1)] == [1, 1]
+
+
+def test_a_long_conversation_is_cut_and_one_that_loses_its_answer_is_left_out() -> None:
+    late = [(1, False)] * 5 + [(2, True)]
+    rows = ChatRows(chat_tokens(A, late), context=2, packed=True)
+    batch = rows.batch([0])
+    assert len(rows) == 1 and batch.ids.tolist() == [[1, 2]]
+    assert batch.mask is not None and batch.targets[batch.mask].tolist() == [3]
+    tokens = chat_tokens(A, late, [(1, False), (2, False)])
+    assert describe_left_out(tokens, 2, "training") == [
+        "1 of 3 training conversations are left out: nothing in them is scored.",
+        "2 of 3 training conversations are cut to the context of 2 tokens (the longest has 5); 1 of them lose all "
+        "answers and are left out.",
+    ]
+    assert describe_left_out(chat_tokens(A, B), 3, "training") == []
+    require_usable(tokens, 2, "training")
+    with pytest.raises(UsageError, match="No training conversation has a scored token within the context of 1"):
+        require_usable(tokens, 1, "training")
+
+
+def test_conversations_of_which_nothing_is_scored_are_an_error() -> None:
+    with pytest.raises(UsageError, match="Nothing is scored in the validation conversations"):
+        require_usable(chat_tokens([(1, False), (2, False)], [(3, True)]), 8, "validation")
+
+
+def test_packing_puts_every_item_into_one_row_that_it_fits_and_needs_few_rows() -> None:
+    lengths = np.random.default_rng(0).integers(1, 100, 2000)
+    indices = np.arange(0, 2000, 2)
+    rows = pack(indices, lengths, 128)
+    assert sorted(np.concatenate(rows).tolist()) == indices.tolist()
+    assert all(lengths[row].sum() <= 128 for row in rows)
+    assert len(rows) <= 11 / 9 * np.ceil(lengths[indices].sum() / 128) + 1  # the bound of best fit decreasing
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_each_epoch_has_every_conversation_once_in_another_order(packed: bool) -> None:
+    tokens = random_tokens()
+    rows = ChatRows(tokens, 20, packed)
+    batches = ChatBatches(rows, 4, seed=1, sort=not packed)
+    count = batches.batches_per_epoch
+    assert count == -(-len(rows) // 4)
+
+    def epoch(number: int) -> list[Batch]:
+        return [batches.batch(number * count + n) for n in range(count)]
+
+    first, second = epoch(0), epoch(1)
+    expected = sum(int(tokens.tokens(i)[1][1:21].sum()) for i in tokens.usable(20))
+    assert sum(batch.n_targets for batch in first) == sum(batch.n_targets for batch in second) == expected
+    assert sum(len(batch) for batch in first) == len(rows)
+    assert [batch.ids.tolist() for batch in first] != [batch.ids.tolist() for batch in second]
+    again = ChatBatches(rows, 4, seed=1, sort=not packed)
+    for number in (count + 1, 0, 2):
+        assert torch.equal(again.batch(number).ids, batches.batch(number).ids)
+    assert not torch.equal(ChatBatches(rows, 4, seed=2, sort=not packed).batch(0).targets, first[0].targets)
+
+
+VARIANTS = {
+    "modern": {},
+    "learned positions": {"position": "learned"},
+    "sinusoidal positions": {"position": "sinusoidal"},
+    "relative positions": {"position": "relative", "relative_clip": 4},
+    "a sliding window": {"local_window": 3, "local_layers": (0,)},
+    "experts": {"experts": 3},
+    "merged experts": {"experts": 3, "expert_mode": "merge"},
+    "rows before norms": {"norm_placement": "post"},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_packed_rows_have_the_loss_and_the_gradient_of_single_conversations(name: str) -> None:
+    tokens = random_tokens()
+    model = randomised(build_model(small(context=24, vocab_size=11, **VARIANTS[name]))).eval()
+
+    def loss_and_gradient(batches: list[Batch]) -> tuple[float, int, torch.Tensor]:
+        model.zero_grad()
+        losses = [next_token(model, batch) for batch in batches]
+        torch.stack([loss.total for loss in losses]).sum().backward()
+        gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        return sum(loss.total.item() for loss in losses), sum(loss.n_tokens for loss in losses), torch.cat(gradients)
+
+    one_by_one = [batch for i in tokens.usable(24) for batch in [ChatRows(tokens, 24, False, np.array([i])).batch([0])]]
+    expected = loss_and_gradient(one_by_one)
+    for packed in (True, False):
+        found = loss_and_gradient(list(chat_evaluation_batches(tokens, 24, 5, packed)))
+        assert found[1] == expected[1]
+        assert found[0] / found[1] == pytest.approx(expected[0] / expected[1], abs=1e-5)
+        torch.testing.assert_close(found[2], expected[2], rtol=1e-4, atol=1e-5 * float(expected[2].abs().max()))
+
+
+def test_an_evaluation_of_a_part_has_about_as_many_scored_tokens_as_are_wanted() -> None:
+    tokens = random_tokens(400)
+    wanted = tokens.n_scored // 5
+    for packed in (True, False):
+        found = sum(batch.n_targets for batch in chat_evaluation_batches(tokens, 30, 8, packed, wanted))
+        assert 0.8 * wanted < found < 1.2 * wanted
+
+
+def test_gradients_accumulated_over_unequal_numbers_of_scored_tokens_equal_those_of_one_batch() -> None:
+    """The step divides by the scored tokens of the whole batch, as `Trainer` does."""
+    tokens = random_tokens()
+    model = randomised(build_model(small(context=24, vocab_size=11))).eval()
+    rows = ChatRows(tokens, 24, packed=False)
+    batch = rows.batch(np.arange(len(rows)))
+
+    def gradient(parts: list[Batch]) -> torch.Tensor:
+        model.zero_grad()
+        for part in parts:
+            (next_token(model, part).total / batch.n_targets).backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    parts = list(batch.split(7))
+    assert len({part.n_targets for part in parts}) > 1
+    torch.testing.assert_close(gradient(parts), gradient([batch]), rtol=1e-4, atol=1e-6)

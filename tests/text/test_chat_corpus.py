@@ -1,0 +1,228 @@
+"""Corpora of conversations: detection, split, encoding, and the same tokens when a run opens or encodes them again."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.text.corpora import documents_of, write_file
+from tests.text.templates import CONVERSATIONS
+from tinylm.config import DataConfig
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.reporter import LogReporter
+from tinylm.text.answer_spans import ChatFormat
+from tinylm.text.chat_corpus import ChatCorpus
+from tinylm.text.chat_template import CHATML
+from tinylm.text.chat_template_choice import chat_format, read_template, template_tokens
+from tinylm.text.chat_tokens import ChatTokens, marked_examples
+from tinylm.text.corpus_encoding import SplitCorpus, encode_split
+from tinylm.text.corpus_loading import TextSource, encode_recorded_text, load_text
+from tinylm.text.format_detection import is_chat
+from tinylm.text.run_tokens import reopen_ids, reopen_tokens
+from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer
+from tinylm.text.tokenizer_choice import choose_tokenizer
+
+PAIRS = [{"prompt": f"What is {i}?", "completion": f"It is {i}."} for i in range(20)]
+
+
+def lines(records: list[Any]) -> str:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+def loaded(tmp_path: Path, *paths: Path, chat: bool = True, **settings: Any) -> SplitCorpus:
+    source = TextSource(paths=tuple(map(str, paths)), **settings)
+
+    def choose(source: TextSource) -> ChatFormat:
+        return chat_format(CHATML, train_on=source.train_on or "assistant")
+
+    return load_text(source, tmp_path / "spool", "text", LogReporter(), choose if chat else None)
+
+
+def encoded(split: SplitCorpus, kind: str = "char") -> tuple[Tokenizer, ChatTokens, ChatTokens, DataConfig]:
+    tokenizer = choose_tokenizer(split, kind, 300 if kind == "bpe" else None)
+    tokens, data = encode_split(split, tokenizer)
+    return tokenizer, ChatTokens(tokens.train), ChatTokens(tokens.val), data
+
+
+CHATS = {
+    "messages": '{"messages": [{"role": "user", "content": "a"}]}',
+    "other keys first": '{"id": 3, "tags": ["a", {"b": 1}], "messages": []}',
+    "a prompt and a completion": '{"completion": "b", "prompt": "a"}',
+    "an array": '[\n {"prompt": "a", "completion": "b"}]',
+    "messages that end later": '{"messages": [{"role": "us',
+    "a prompt that ends later": '{"prompt": "a',
+}
+OTHERS = {
+    "a text": '{"text": "a"}',
+    "a text and messages": '{"text": "a", "messages": []}',
+    "a prompt alone": '{"prompt": "a", "answer": "b"}',
+    "a list of texts": '["messages"]',
+    "plain text": "The messages, the prompt and the completion.",
+    "another object that ends later": '{"source": "a',
+    "nested messages": '{"data": {"messages": []}}',
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_conversations_are_detected_by_their_keys(name: str) -> None:
+    assert is_chat(CHATS[name])
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_texts_are_not_taken_for_conversations(name: str) -> None:
+    assert not is_chat(OTHERS[name])
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".txt", ""])
+def test_a_file_of_conversations_is_read_as_such_whatever_its_name(suffix: str, tmp_path: Path) -> None:
+    file = write_file(tmp_path / f"chat{suffix}", lines([{"messages": turns} for turns in CONVERSATIONS]))
+    split = loaded(tmp_path, file, val_fraction=0.5)
+    assert isinstance(split.corpus, ChatCorpus)
+    assert [list(c.messages) for c in split.corpus.conversations()] == CONVERSATIONS
+    assert split.stats.documents == 3
+
+
+def test_a_compressed_file_has_the_same_fingerprint(tmp_path: Path) -> None:
+    plain = write_file(tmp_path / "a.jsonl", lines(PAIRS))
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert loaded(tmp_path, plain).stats == loaded(tmp_path, packed).stats
+
+
+def test_documents_have_no_special_tokens_and_the_alphabet_is_theirs(tmp_path: Path) -> None:
+    file = write_file(
+        tmp_path / "a.jsonl", lines([{"prompt": "ab", "completion": "c"}, {"prompt": "d", "completion": "e"}])
+    )
+    split = loaded(tmp_path, file, val_fraction=0.4)
+    assert documents_of(split.corpus.stream()) == ["user\nab\nassistant\nc\n", "user\nd\nassistant\ne\n"]
+    assert split.alphabet == "".join(sorted(set("user\nabassistant\ncde")))
+    assert split.train_characters == len("user\nab\nassistant\nc\n")
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_both_parts_are_encoded_as_whole_conversations(kind: str, tmp_path: Path) -> None:
+    split = loaded(tmp_path, write_file(tmp_path / "a.jsonl", lines(PAIRS)), val_fraction=0.25)
+    tokenizer, train, val, data = encoded(split, kind)
+    assert (len(train), len(val), data.documents, data.kind) == (15, 5, 20, "chat")
+    assert {"<|im_start|>", "<|im_end|>", END_OF_TEXT} == set(tokenizer.added_tokens)
+    assert tokenizer.vocab_size <= 300
+    for number, record in enumerate(PAIRS):
+        part, index = (train, number) if number < 15 else (val, number - 15)
+        ids, scored = part.tokens(index)
+        expected = (
+            f"<|im_start|>user\n{record['prompt']}<|im_end|>\n<|im_start|>assistant\n{record['completion']}<|im_end|>\n"
+        )
+        assert tokenizer.decode_with_special(ids) == expected
+        assert tokenizer.decode_with_special(ids[scored]) == f"{record['completion']}<|im_end|>"
+    (example,) = marked_examples(train, tokenizer, 1)
+    assert [text for text, scored in example if scored] == ["It is 0.<|im_end|>"]
+    assert "".join(text for text, _ in example).startswith("<|im_start|>user\nWhat is 0?")
+
+
+def test_a_separate_validation_text_is_read_as_conversations_too(tmp_path: Path) -> None:
+    train, val = write_file(tmp_path / "a.jsonl", lines(PAIRS)), write_file(tmp_path / "b.jsonl", lines(PAIRS[:2]))
+    _, first, second, data = encoded(loaded(tmp_path, train, val_data=str(val)))
+    assert (len(first), len(second), data.train_characters) == (20, 2, data.characters)
+
+
+def test_the_key_of_encoded_conversations_depends_on_what_is_scored(tmp_path: Path) -> None:
+    file = write_file(tmp_path / "a.jsonl", lines([{"messages": CONVERSATIONS[2]}] * 5))
+    found = {}
+    for train_on in ("assistant", "last", "all"):
+        _, train, _, data = encoded(loaded(tmp_path, file, train_on=train_on))
+        assert data.train_on == train_on
+        found[data.fingerprint] = train.n_scored
+    assert len(found) == 3 and len(set(found.values())) == 3
+
+
+def test_text_that_only_differs_in_a_special_token_has_another_fingerprint(tmp_path: Path) -> None:
+    records = [{"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": "b<|im_end|>"}]
+    files = [write_file(tmp_path / f"{i}.jsonl", lines([record] * 3)) for i, record in enumerate(records)]
+    stats = [loaded(tmp_path, file).stats for file in files]
+    assert stats[0].characters == stats[1].characters
+    assert stats[0].fingerprint != stats[1].fingerprint
+
+
+def test_a_run_opens_its_conversations_again_and_encodes_them_again(tmp_path: Path) -> None:
+    file = write_file(tmp_path / "a.jsonl", lines(PAIRS))
+    split = loaded(tmp_path, file)
+    tokenizer = choose_tokenizer(split, "char", None)
+    tokens, data = encode_split(split, tokenizer)
+    expected = np.array(tokens.train)
+    assert np.array_equal(reopen_tokens(tmp_path / "run", data, tokenizer).train, expected)
+    assert np.array_equal(reopen_ids(tmp_path / "run", data, tokenizer, "train"), expected // 4)
+    for name in ("train.bin", "val.bin", "tokens.json"):
+        (tokens.path / name).unlink()
+    tokens.path.rmdir()
+    source = TextSource(paths=(str(file),))
+    with pytest.raises(TinyLMError, match="has no chat template"):
+        encode_recorded_text(tmp_path / "run", data, tokenizer, source, LogReporter())
+    again = encode_recorded_text(tmp_path / "run", data, tokenizer, source, LogReporter(), CHATML)
+    assert np.array_equal(again.train, expected)
+    write_file(file, lines(PAIRS[:-1]))
+    with pytest.raises(UsageError, match="has changed since"):
+        encode_recorded_text(tmp_path / "run", data, tokenizer, source, LogReporter(), CHATML)
+
+
+def test_a_malformed_line_has_its_file_and_number(tmp_path: Path) -> None:
+    file = write_file(tmp_path / "a.jsonl", lines([*PAIRS[:3], {"prompt": "a"}]))
+    with pytest.raises(UsageError, match=r"a.jsonl, line 4: there is no 'completion'"):
+        loaded(tmp_path, file)
+
+
+def test_conversations_for_a_model_that_does_not_take_them_are_an_error(tmp_path: Path) -> None:
+    file = write_file(tmp_path / "a.jsonl", lines(PAIRS))
+    with pytest.raises(UsageError, match=r"a.jsonl is for conversations \(chat\), and only decoders"):
+        loaded(tmp_path, file, chat=False)
+    with pytest.raises(UsageError, match=r"`format` is for conversations"):
+        loaded(tmp_path, file, chat=False, format="chat")
+
+
+@pytest.mark.parametrize("settings", [{"train_on": "all"}, {"chat_template": "chatml"}])
+def test_settings_of_conversations_are_refused_for_other_texts_unless_they_are_optional(
+    settings: dict[str, str], tmp_path: Path
+) -> None:
+    file = write_file(tmp_path / "a.txt", "some text " * 10)
+    with pytest.raises(UsageError, match=f"`{next(iter(settings))}` is for conversations, and the text has none"):
+        loaded(tmp_path, file, **settings)
+    assert loaded(tmp_path, file, **settings, optional=frozenset(settings)).corpus.kind == "text"
+
+
+def test_a_json_key_of_texts_is_read_as_text(tmp_path: Path) -> None:
+    file = write_file(tmp_path / "a.jsonl", lines(PAIRS))
+    assert loaded(tmp_path, file, text_key="prompt").corpus.kind == "text"
+
+
+def test_unknown_characters_are_removed_from_contents(tmp_path: Path) -> None:
+    records = [
+        {"prompt": "aéb", "completion": "c"},
+        {"prompt": "é", "completion": "c"},
+        {"prompt": "a", "completion": "b"},
+    ]
+    split = loaded(tmp_path, write_file(tmp_path / "a.jsonl", lines(records)))
+    assert isinstance(split.corpus, ChatCorpus)
+    corpus = ChatCorpus(
+        split.corpus.paths, split.corpus.files, drop_unknown=lambda text: text.replace("é", ""), chat=split.corpus.chat
+    )
+    assert [c.messages[0]["content"] for c in corpus.conversations()] == ["ab", "a"]
+
+
+def test_a_template_is_chatml_or_a_file(tmp_path: Path) -> None:
+    file = write_file(tmp_path / "t.jinja", "{{ messages }}")
+    assert (read_template("chatml"), read_template(str(file))) == (CHATML, "{{ messages }}")
+    with pytest.raises(UsageError, match="`chat_template` is 'nothing'; it must be chatml or the path of a file"):
+        read_template("nothing")
+    with pytest.raises(UsageError, match="is not UTF-8"):
+        (tmp_path / "b").write_bytes(b"\xff")
+        read_template(str(tmp_path / "b"))
+    with pytest.raises(UsageError, match="is longer than"):
+        read_template(str(write_file(tmp_path / "long", "x" * 200_000)))
+
+
+def test_the_special_tokens_of_a_template_are_those_that_it_writes() -> None:
+    assert template_tokens(CHATML) == ("<|im_start|>", "<|im_end|>")
+    assert template_tokens("{{ '<|a|>' + '<|b_2|>' }}<|a|> <| x |>") == ("<|a|>", "<|b_2|>")

@@ -1,0 +1,150 @@
+"""Splitting and encoding of corpora, compared with slices of the text."""
+
+import hashlib
+from pathlib import Path
+
+import gigatoken
+import numpy as np
+import pytest
+
+from tests.text.corpora import TEXT, split_of, write_file
+from tinylm.cache_directory import cache_root
+from tinylm.errors import UsageError
+from tinylm.text.corpus import find_corpus
+from tinylm.text.corpus_encoding import encode_split, split_corpus
+from tinylm.text.tokenizer import END_OF_TEXT, train_char
+from tinylm.text.tokenizer_choice import choose_tokenizer
+
+# Splitting.
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.1, 0.25, 0.5, 0.999])
+def test_validation_is_the_end_of_the_text(fraction: float, corpus: Path) -> None:
+    split = split_of(corpus, fraction=fraction)
+    train, val = ("".join(filter(None, stream)) for stream in (split.train_stream(), split.val_stream()))
+    assert train + val == TEXT
+    assert len(val) == max(1, int(fraction * len(TEXT)))
+    assert split.train_characters == len(train)
+
+
+def test_a_document_that_is_split_has_no_separator_at_the_split(corpus: Path, other: Path) -> None:
+    split = split_of(other, corpus, fraction=0.5)
+    assert list(split.train_stream()) == ["Zebras!\n", None, TEXT[: split.train_characters - 8]]
+    assert list(split.val_stream()) == [TEXT[split.train_characters - 8 :]]
+
+
+def test_with_a_validation_corpus_all_of_the_corpus_is_training_text(corpus: Path, other: Path) -> None:
+    split = split_of(corpus, val=other)
+    assert "".join(filter(None, split.train_stream())) == TEXT
+    assert "".join(filter(None, split.val_stream())) == "Zebras!\n"
+    assert split.alphabet == "".join(sorted({*TEXT, *"Zebras!\n"}))
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 1.5, float("nan")])
+def test_a_validation_fraction_out_of_range_is_refused(fraction: float, corpus: Path) -> None:
+    with pytest.raises(UsageError, match=r"`val_fraction` is .* greater than 0 and below 1"):
+        split_of(corpus, fraction=fraction)
+
+
+def test_an_empty_training_or_validation_text_is_refused(corpus: Path, tmp_path: Path) -> None:
+    empty = write_file(tmp_path / "empty.txt", "\ufeff")
+    for files, val in (((empty,), None), ((corpus,), empty)):
+        with pytest.raises(UsageError, match=r"empty\.txt contains no text"):
+            split_of(*files, val=val)
+
+
+def test_progress_receives_the_bytes_read(corpus: Path, other: Path) -> None:
+    progress: list[int] = []
+    split_corpus(find_corpus([str(corpus), str(other)]), find_corpus([str(other)]), 0.1, progress.append)
+    assert sum(progress) == len(TEXT) + 2 * 8
+
+
+# Encoding.
+
+
+def test_both_parts_are_encoded_into_the_cache_and_recorded(corpus: Path, other: Path) -> None:
+    split = split_of(corpus, other, fraction=0.5)
+    tokenizer = choose_tokenizer(split, "char", None)
+    tokens, data = encode_split(split, tokenizer)
+    ids = [*tokens.train.tolist(), *tokens.val.tolist()]
+    texts = (TEXT, "Zebras!\n")
+    assert ids == [*tokenizer.encode(texts[0]).tolist(), tokenizer.end_of_text_id, *tokenizer.encode(texts[1]).tolist()]
+    assert tokens.path.parent == cache_root() / "tokens"
+    assert not data.tokens_in_run
+    assert (data.characters, data.bytes, data.documents) == (len(TEXT) + 8, len(TEXT) + 8, 2)
+    assert (data.train_tokens, data.val_tokens) == (len(tokens.train), len(tokens.val))
+    assert data.train_characters == split.train_characters
+    assert data.fingerprint == hashlib.sha256(b"\xff".join(text.encode() for text in texts)).hexdigest()
+    assert (data.corpus, data.val_corpus) == ((str(corpus), str(other)), ())
+
+
+def test_the_same_split_is_encoded_only_once(corpus: Path) -> None:
+    tokenizer = choose_tokenizer(split_of(corpus), "char", None)
+    progress: list[int] = []
+    first, _ = encode_split(split_of(corpus), tokenizer, progress=progress.append)
+    again, _ = encode_split(split_of(corpus), tokenizer, progress=lambda size: pytest.fail("encoded again"))
+    assert sum(progress) == len(TEXT)
+    assert again.path == first.path
+    assert encode_split(split_of(corpus, fraction=0.5), tokenizer)[0].path != first.path
+
+
+def test_tokens_can_be_stored_in_the_run_directory(corpus: Path, tmp_path: Path) -> None:
+    split = split_of(corpus)
+    tokens, data = encode_split(split, choose_tokenizer(split, "char", None), tmp_path / "run" / "tokens")
+    assert (tokens.path, data.tokens_in_run) == (tmp_path / "run" / "tokens", True)
+    assert not (cache_root() / "tokens").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "fraction", "words"),
+    [
+        ("a", 0.1, "leaves 0 tokens for training, and at least 3 are needed"),
+        ("abc", 0.1, "leaves 2 tokens for training"),
+        ("abcd", 0.1, "leaves 1 tokens for validation, and at least 2 are needed"),
+        ("abcdefgh", 0.9, "leaves 1 tokens for training"),
+    ],
+)
+def test_a_text_that_is_too_short_is_refused(text: str, fraction: float, words: str, tmp_path: Path) -> None:
+    split = split_of(write_file(tmp_path / "short.txt", text), fraction=fraction)
+    with pytest.raises(UsageError, match=rf"short\.txt {words}"):
+        encode_split(split, train_char("abcdefgh"))
+
+
+def test_a_text_of_the_minimum_length_is_encoded(tmp_path: Path) -> None:
+    tokens, _ = encode_split(split_of(write_file(tmp_path / "s.txt", "abcde"), fraction=0.4), train_char("abcde"))
+    assert (tokens.train.tolist(), tokens.val.tolist()) == ([1, 2, 3], [4, 5])
+
+
+def test_text_that_looks_like_the_end_of_text_token_is_encoded_as_text(tmp_path: Path) -> None:
+    text = f"a{END_OF_TEXT}b" * 20
+    split = split_of(write_file(tmp_path / "c.txt", text), fraction=0.5)
+    for name in ("char", "bpe"):
+        tokenizer = choose_tokenizer(split, name, None)
+        tokens, _ = encode_split(split, tokenizer)
+        assert tokenizer.end_of_text_id not in tokens.train
+        assert tokenizer.decode([*tokens.train, *tokens.val]) == text
+
+
+# Comparison of the fast encoder with the library.
+
+
+def test_if_gigatoken_gives_other_ids_the_library_encodes_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class WrongIds:
+        def encode(self, text: str) -> np.ndarray:
+            return np.zeros(len(text), dtype=np.uint32)
+
+    text = "It is the cause, it is the cause, my soul. " * 100
+    corpus = write_file(tmp_path / "s.txt", text)
+    split = split_of(corpus)
+    expected, _ = encode_split(split, choose_tokenizer(split, "bpe", 300), warn=pytest.fail)
+    monkeypatch.setattr(gigatoken.Tokenizer, "from_json", lambda file: WrongIds())
+    warnings: list[str] = []
+    tokenizer = choose_tokenizer(split, "bpe", 300)
+    tokens, _ = encode_split(split, tokenizer, warn=warnings.append)
+    assert tokens.train.tolist() == expected.train.tolist()
+    assert tokens.val.tolist() == expected.val.tolist()
+    assert tokens.path != expected.path
+    (warning,) = warnings
+    assert warning.startswith("The ids of gigatoken 0.10.") and "encoded with the library, which is slower" in warning

@@ -1,0 +1,158 @@
+"""The files that are read, skipped and refused in folders and by patterns."""
+
+import gzip
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.text.corpora import read_documents, write_file
+from tinylm.errors import UsageError
+from tinylm.text.corpus import Corpus, find_corpus
+from tinylm.text.file_selection import describe_skipped
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
+
+
+def find_in(folder: Path, **settings: str) -> Corpus:
+    return find_corpus([str(folder)], **settings)
+
+
+def test_skipped_files_of_a_folder_are_listed_by_reason(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    for number in range(5):
+        write_file(folder / f"{number}.png", PNG)
+    for name, content in {
+        "a.txt": b"A",
+        "sub/empty.txt": b"",
+        ".git/objects/one": b"x",
+        ".git/objects/two": b"x",
+        ".hidden": b"x",
+        "package.json": b'{\n "name": "x"\n}\n',
+        "zeros.bin": b"text\0text",
+        "a.tar.gz": gzip.compress(b"a.txt".ljust(257, b"\0") + b"ustar" + bytes(300)),
+    }.items():
+        write_file(folder / name, content)
+    (folder / "broken").symlink_to(tmp_path / "nowhere")
+    (folder / "loop").symlink_to(folder)
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(folder / "pipe")
+    corpus = find_in(folder)
+    assert [path.name for path in corpus.files] == ["a.txt"]
+    expected = {
+        "binary": {"0.png", "1.png", "2.png", "3.png", "4.png", "zeros.bin", "a.tar.gz"},
+        "empty": {"sub/empty.txt"},
+        "hidden": {".git", ".hidden"},
+        "JSON without documents": {"package.json"},
+        "links to folders or to nothing": {"broken", "loop"},
+        "pipes or devices": {"pipe"} if hasattr(os, "mkfifo") else set(),
+    }
+    for reason, names in expected.items():
+        assert {file.path.relative_to(folder).as_posix() for file in corpus.skipped if file.reason == reason} == names
+    words = describe_skipped(corpus.skipped)
+    assert words.startswith("7 binary (")
+    assert "0.png, 1.png, 2.png, ...)" in words
+    assert "1 empty (sub/empty.txt)" in words.replace("\\", "/")
+
+
+def test_nothing_is_skipped_in_a_folder_of_text_files(tmp_path: Path) -> None:
+    write_file(tmp_path / "texts" / "a.txt", "A")
+    write_file(tmp_path / "texts" / "b" / "c.md", "C")
+    assert find_in(tmp_path / "texts").skipped == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding"),
+    [
+        ("caf\xe9 au lait".encode("latin-1"), "cp1252"),
+        ("über".encode("utf-16"), "utf-16"),
+        ("long enough".encode("utf-16-le"), "utf-16-le"),
+        ("über".encode("utf-32"), "utf-32"),
+        ("Привет, мир".encode("cp1251"), "cp1251"),
+    ],
+)
+@pytest.mark.parametrize("named", [False, True])
+def test_an_error_about_text_in_another_encoding_suggests_that_encoding(
+    content: bytes, encoding: str, named: bool, tmp_path: Path
+) -> None:
+    write_file(tmp_path / "texts" / "a.txt", "A" * 10_000)
+    file = write_file(tmp_path / "texts" / "b.txt", content)
+    with pytest.raises(UsageError, match=rf"{re.escape(str(file))} is .*`encoding.*\b{encoding}\b"):
+        find_in(file if named else tmp_path / "texts")
+    assert read_documents(file, encoding=encoding) == [content.decode(encoding)]
+
+
+def test_an_invalid_byte_of_utf_8_in_a_folder_is_an_error(tmp_path: Path) -> None:
+    file = write_file(tmp_path / "texts" / "a.txt", "größer ".encode() + b"\xff" + "für".encode())
+    with pytest.raises(UsageError, match=rf"{re.escape(str(file))} is not valid UTF-8 \(byte 0xFF at offset 9\)"):
+        read_documents(tmp_path / "texts")
+
+
+def test_an_error_about_a_named_binary_file_gives_its_type(tmp_path: Path) -> None:
+    png = write_file(tmp_path / "x.png", PNG)
+    for encoding in ("utf-8", "latin-1"):
+        with pytest.raises(UsageError, match=r"x\.png is a PNG image, not text\. Leave it out"):
+            read_documents(png, encoding=encoding)
+    unknown = write_file(tmp_path / "x.bin", b"\xfe\0\x01\x02" * 100)
+    with pytest.raises(
+        UsageError,
+        match=r"x\.bin is not valid UTF-8 \(byte 0xFE at offset 0\)\. If it is text in another encoding, name it with "
+        r"`encoding`; leave binary files out\.",
+    ):
+        read_documents(unknown)
+
+
+def test_a_pattern_is_expanded_in_sorted_order_unless_a_file_has_that_name(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "c.md", "sub/d.txt", ".hidden.txt", "e[1].txt"):
+        write_file(tmp_path / name, name)
+    assert read_documents(tmp_path / "*.txt") == ["a.txt", "b.txt", "e[1].txt"]
+    assert read_documents(tmp_path / "**" / "d.*") == ["sub/d.txt"]
+    assert read_documents(tmp_path / "[ab].txt", tmp_path / "c.md") == ["a.txt", "b.txt", "c.md"]
+    assert read_documents(tmp_path / "e[1].txt") == ["e[1].txt"]
+    with pytest.raises(UsageError, match=r"No file matches the pattern '.*\*\.csv'"):
+        read_documents(tmp_path / "*.csv")
+
+
+# JSON without a JSON suffix.
+
+LINES = "".join(json.dumps({"text": text}) + "\n" for text in ("one", "two"))
+
+
+@pytest.mark.parametrize("content", [LINES, json.dumps([{"text": "one"}]), '{"text": "' + "x" * 20_000 + '"}\n'])
+@pytest.mark.parametrize("name", ["data.txt", "part-00000", "data.log"])
+def test_json_in_a_file_of_another_suffix_is_refused_unless_the_format_is_given(
+    content: str, name: str, tmp_path: Path
+) -> None:
+    file = write_file(tmp_path / name, content)
+    with pytest.raises(UsageError, match=rf'{name} contains JSON.*`format="jsonl"`.*`format="text"`'):
+        read_documents(file)
+    assert read_documents(file, format="text") == [content]
+    records = json.loads(content) if content.startswith("[") else map(json.loads, content.splitlines())
+    assert read_documents(file, format="jsonl") == [record["text"] for record in records]
+
+
+def test_json_in_a_folder_is_refused_in_files_with_the_suffix_txt_or_none(tmp_path: Path) -> None:
+    write_file(tmp_path / "code" / "a.ipynb", LINES)
+    assert read_documents(tmp_path / "code") == [LINES]
+    write_file(tmp_path / "code" / "part-00000", LINES)
+    with pytest.raises(UsageError, match="part-00000 contains JSON"):
+        read_documents(tmp_path / "code")
+
+
+def test_a_single_json_object_is_not_read_as_documents(tmp_path: Path) -> None:
+    text = '{\n  "text": "one"\n}\n'
+    file = write_file(tmp_path / "a.json", text)
+    with pytest.raises(UsageError, match=r'a\.json is a single JSON object.*`format="text"`'):
+        read_documents(file)
+    assert read_documents(file, format="text") == [text]
+
+
+def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
+    file = write_file(tmp_path / "a.txt", "x")
+    for format in ("chats", "csv", ""):
+        with pytest.raises(
+            UsageError, match=r"`format` is '.*'; it must be one of: auto, text, jsonl, lines, pairs, chat\."
+        ):
+            read_documents(file, format=format)

@@ -1,0 +1,238 @@
+"""Token files, compared with the ids of whole documents."""
+
+import errno
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.text.token_files import (
+    STALE_SECONDS,
+    UNFINISHED_SUFFIX,
+    TokenFolder,
+    encode_stream,
+    encode_to_folder,
+    smallest_dtype,
+    token_key,
+)
+from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
+
+TRAIN: list[str | None] = ["the cat", " sat", None, "on the mat"]
+VAL: list[str | None] = ["a do", None, "ran"]
+CHAR_TOKENIZER = train_char("abcdeghmnorst ")
+KEY = "0123456789abcdef"
+
+
+def encoded(folder: Path, tokenizer: Tokenizer = CHAR_TOKENIZER) -> TokenFolder:
+    return encode_to_folder(folder, KEY, lambda: iter(TRAIN), lambda: iter(VAL), tokenizer, lambda size: None)
+
+
+def reopened(folder: Path) -> TokenFolder:
+    return TokenFolder.open(folder, KEY, CHAR_TOKENIZER.vocab_size)
+
+
+def ids_of(tokenizer: Tokenizer, *documents: str) -> list[int]:
+    """The ids of whole documents with the end-of-text id between them."""
+    ids: list[int] = []
+    for index, document in enumerate(documents):
+        ids += [tokenizer.end_of_text_id] if index else []
+        ids += tokenizer.encode(document).tolist()
+    return ids
+
+
+@pytest.mark.parametrize("tokenizer", [CHAR_TOKENIZER, train_bpe(["the cat sat on the mat"], 265)], ids=["char", "bpe"])
+def test_documents_are_joined_by_the_end_of_text_id(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    for tokens in (encoded(tmp_path / "t", tokenizer), TokenFolder.open(tmp_path / "t", KEY, tokenizer.vocab_size)):
+        assert tokens.train.tolist() == ids_of(tokenizer, "the cat sat", "on the mat")
+        assert tokens.val.tolist() == ids_of(tokenizer, "a do", "ran")
+        assert not tokens.train.flags.writeable
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["t"]
+
+
+def test_a_stream_is_encoded_in_memory() -> None:
+    assert encode_stream(iter(TRAIN), CHAR_TOKENIZER).tolist() == ids_of(CHAR_TOKENIZER, "the cat sat", "on the mat")
+    assert encode_stream(iter([]), CHAR_TOKENIZER).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"),
+    [(2, "uint8"), (256, "uint8"), (257, "uint16"), (65_536, "uint16"), (65_537, "uint32"), (1 << 20, "uint32")],
+)
+def test_ids_are_stored_in_the_smallest_type(vocab_size: int, dtype: str) -> None:
+    assert np.dtype(smallest_dtype(vocab_size)).name == dtype
+    assert np.iinfo(dtype).max >= vocab_size - 1
+
+
+def test_the_id_255_is_stored_in_one_byte(tmp_path: Path) -> None:
+    alphabet = "".join(map(chr, range(0x4E00, 0x4E00 + 255)))
+    tokenizer = train_char(alphabet)
+    tokens = encode_to_folder(
+        tmp_path / "t", KEY, lambda: iter([alphabet]), lambda: iter([]), tokenizer, lambda size: None
+    )
+    assert tokens.train.dtype == np.uint8
+    assert tokens.train.tolist() == list(range(1, 256))
+    assert tokens.val.tolist() == []
+
+
+def test_progress_receives_the_characters_encoded(tmp_path: Path) -> None:
+    progress: list[int] = []
+    encode_to_folder(tmp_path / "t", KEY, lambda: iter(TRAIN), lambda: iter(VAL), CHAR_TOKENIZER, progress.append)
+    assert sum(progress) == len("the cat saton the mat" + "a doran")
+
+
+def test_many_chunks_stay_in_order() -> None:
+    text = "abcdeghmnorst " * 200
+    assert encode_stream(iter(text), CHAR_TOKENIZER).tolist() == ids_of(CHAR_TOKENIZER, text)
+
+
+def test_an_unknown_character_stops_encoding_without_leaving_files(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"'x' \(U\+0078\)"):
+        encode_to_folder(
+            tmp_path / "t", KEY, lambda: iter(["axe"]), lambda: iter(VAL), CHAR_TOKENIZER, lambda size: None
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+# The cache.
+
+
+def never() -> Iterator[str | None]:
+    raise AssertionError("encoded a second time")
+
+
+def test_token_files_are_reused(tmp_path: Path) -> None:
+    first = encoded(tmp_path / "t")
+    again = encode_to_folder(tmp_path / "t", KEY, never, never, CHAR_TOKENIZER, lambda size: None)
+    assert again.train.tolist() == first.train.tolist()
+    assert again.val.tolist() == first.val.tolist()
+
+
+def test_two_processes_can_encode_the_same_text_at_once(tmp_path: Path) -> None:
+    """The slower one finds the folder in place. Two containers may have the same process id."""
+
+    def slow() -> Iterator[str | None]:
+        yield "the cat sat"
+        encoded(tmp_path / "t")
+        yield None
+        yield "on the mat"
+
+    late = encode_to_folder(tmp_path / "t", KEY, slow, lambda: iter(VAL), CHAR_TOKENIZER, lambda size: None)
+    assert late.train.tolist() == ids_of(CHAR_TOKENIZER, "the cat sat", "on the mat")
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+def test_old_unfinished_folders_are_deleted_and_recent_ones_stay(tmp_path: Path) -> None:
+    for name, age in (("old", 2 * STALE_SECONDS), ("being-written", 2 * STALE_SECONDS), ("young", 60.0)):
+        folder = tmp_path / f".{name}{UNFINISHED_SUFFIX}"
+        folder.mkdir()
+        (folder / "train.bin").write_bytes(b"123")
+        then = time.time() - age
+        os.utime(folder / "train.bin", None if name == "being-written" else (then, then))
+        os.utime(folder, (then, then))
+    encoded(tmp_path / "t")
+    assert {path.name.split(".")[-2] for path in tmp_path.iterdir() if path.name != "t"} == {"being-written", "young"}
+
+
+def test_a_link_instead_of_a_token_folder_is_replaced_without_changing_its_target(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "file").write_text("kept")
+    (tmp_path / "t").symlink_to(tmp_path / "target")
+    assert encoded(tmp_path / "t").train.tolist() == ids_of(CHAR_TOKENIZER, "the cat sat", "on the mat")
+    assert not (tmp_path / "t").is_symlink()
+    assert [path.name for path in (tmp_path / "target").iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_mapped_and_read_tokens_are_equal(mapped: bool, tmp_path: Path) -> None:
+    first = encoded(tmp_path / "t")
+    again = TokenFolder.open(tmp_path / "t", KEY, CHAR_TOKENIZER.vocab_size, mapped=mapped)
+    assert isinstance(again.train, np.memmap) == mapped
+    assert (again.train.tolist(), again.val.tolist()) == (first.train.tolist(), first.val.tolist())
+
+
+def test_the_encoding_of_another_text_is_refused(tmp_path: Path) -> None:
+    encoded(tmp_path / "t")
+    with pytest.raises(TinyLMError, match="it is the encoding of another text"):
+        TokenFolder.open(tmp_path / "t", KEY[::-1], CHAR_TOKENIZER.vocab_size)
+
+
+FILES = ("train.bin", "val.bin", "tokens.json")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", ["truncated", "emptied", "removed", "longer"])
+def test_a_damaged_token_folder_is_refused_and_encoded_again(name: str, damage: str, tmp_path: Path) -> None:
+    first = encoded(tmp_path / "t")
+    expected = (first.train.tolist(), first.val.tolist())
+    file = tmp_path / "t" / name
+    content = file.read_bytes()
+    if damage == "removed":
+        file.unlink()
+    else:
+        file.write_bytes({"truncated": content[:-1], "emptied": b"", "longer": content + b"\1"}[damage])
+    with pytest.raises(TinyLMError, match=r"is damaged \(.*\); delete that folder"):
+        reopened(tmp_path / "t")
+    again = encoded(tmp_path / "t")
+    assert (again.train.tolist(), again.val.tolist()) == expected
+    assert reopened(tmp_path / "t").val.tolist() == expected[1]
+
+
+def test_a_flipped_bit_in_a_token_folder_never_changes_a_token(tmp_path: Path) -> None:
+    """60 bits per file, and the bit that turns the recorded number of validation tokens, 8, into 0."""
+    first = encoded(tmp_path / "t")
+    expected = (first.train.tolist(), first.val.tolist())
+    for name in FILES:
+        file = tmp_path / "t" / name
+        content = file.read_bytes()
+        bits = random.Random(0).sample(range(8 * len(content)), 60)
+        bits += [8 * content.index(b": 8,") + 16 + 3] if name == "tokens.json" else []
+        for bit in bits:
+            flipped = bytearray(content)
+            flipped[bit // 8] ^= 1 << bit % 8
+            file.write_bytes(flipped)
+            try:
+                tokens = reopened(tmp_path / "t")
+            except TinyLMError:
+                continue
+            assert name == "tokens.json", bit
+            assert (tokens.train.tolist(), tokens.val.tolist()) == expected
+        file.write_bytes(content)
+
+
+@pytest.mark.parametrize("content", ["[]", "7", '{"train": 1, "val": 2}', '{"train": {}, "val": {}}'])
+def test_a_tokens_json_of_another_structure_is_refused(content: str, tmp_path: Path) -> None:
+    encoded(tmp_path / "t")
+    (tmp_path / "t" / "tokens.json").write_text(content)
+    with pytest.raises(TinyLMError, match="is damaged"):
+        reopened(tmp_path / "t")
+
+
+def test_an_error_about_a_full_disk_names_the_cache_and_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(TinyLMError, match=r"No space left on device.*TINYLM_CACHE"):
+        encoded(tmp_path / "t")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_key_depends_on_text_split_tokenizer_and_encoder() -> None:
+    other = train_char("abc")
+    keys = [
+        token_key("f", None, 100, CHAR_TOKENIZER, "table"),
+        token_key("g", None, 100, CHAR_TOKENIZER, "table"),
+        token_key("f", "g", 100, CHAR_TOKENIZER, "table"),
+        token_key("f", None, 101, CHAR_TOKENIZER, "table"),
+        token_key("f", None, 100, other, "table"),
+        token_key("f", None, 100, CHAR_TOKENIZER, "gigatoken 0.10.0"),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert keys[0] == token_key("f", None, 100, Tokenizer(CHAR_TOKENIZER._library), "table")

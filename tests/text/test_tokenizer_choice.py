@@ -1,0 +1,113 @@
+"""The tokenizer that is chosen for a text, and the sample that BPE is trained on."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.text.corpora import TEXT, split_of, write_file
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.text import tokenizer_choice
+from tinylm.text.corpus import find_corpus
+from tinylm.text.corpus_encoding import require_known_characters, split_corpus
+from tinylm.text.pairs import PairCorpus
+from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
+from tinylm.text.tokenizer_choice import choose_tokenizer, sample_for_tokenizer
+
+
+def test_auto_chooses_characters_for_short_texts_with_small_alphabets_and_else_bpe(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert choose_tokenizer(split_of(corpus), "auto", None).kind == "char"
+    assert choose_tokenizer(split_of(corpus), "auto", 300).kind == "bpe"
+    letters = "".join(map(chr, range(0x4E00, 0x4F00)))
+    assert choose_tokenizer(split_of(write_file(tmp_path / "256.txt", letters)), "auto", None).kind == "char"
+    assert choose_tokenizer(split_of(write_file(tmp_path / "257.txt", letters + "x")), "auto", None).kind == "bpe"
+    monkeypatch.setattr(tokenizer_choice, "MAX_CHAR_TEXT", len(TEXT) - 1)
+    assert choose_tokenizer(split_of(corpus), "auto", None).kind == "bpe"
+
+
+def test_the_alphabet_comes_from_both_parts_and_the_merges_only_from_training(tmp_path: Path) -> None:
+    corpus = write_file(tmp_path / "c.txt", "abab" * 30 + "xyxy" * 10)
+    split = split_of(corpus, fraction=0.25)
+    assert choose_tokenizer(split, "char", None).unknown_characters("abxyz") == "z"
+    tokenizer = choose_tokenizer(split, "bpe", 300)
+    assert len(tokenizer.encode("abab" * 30)) < 60
+    assert len(tokenizer.encode("xyxy" * 10)) == 40
+
+
+@pytest.mark.parametrize(("characters", "vocab_size"), [(5000, 1024), (15_000, 4096)])
+def test_the_default_vocab_size_grows_with_the_text_and_is_doubled_for_pairs(
+    characters: int, vocab_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_choice, "VOCAB_SIZES", ((10_000, 1024), (20_000, 4096)))
+    sizes: list[int] = []
+    monkeypatch.setattr(
+        tokenizer_choice, "train_bpe", lambda chunks, size, special: sizes.append(size) or train_bpe(chunks, 257)
+    )
+    split = split_of(write_file(tmp_path / "c.txt", "abcde" * (characters // 5)))
+    choose_tokenizer(split, "bpe", None)
+    choose_tokenizer(split, "bpe", 300)
+    pairs = find_corpus(
+        [str(write_file(tmp_path / "p.tsv", "abcd\tefgh\n" * (characters // 8)))], corpus_type=PairCorpus
+    )
+    choose_tokenizer(split_corpus(pairs, None, 0.1), "auto", None)
+    assert sizes == [vocab_size, 300, 2 * vocab_size]
+
+
+def test_unknown_characters_of_a_given_tokenizer_are_listed(corpus: Path, other: Path, tmp_path: Path) -> None:
+    file = write_file(tmp_path / "mine.json", train_char("".join(sorted(set(TEXT)))).to_str())
+    assert choose_tokenizer(split_of(corpus), str(file), None).sha256 == Tokenizer.load(file).sha256
+    with pytest.raises(UsageError) as caught:
+        require_known_characters(Tokenizer.load(file), split_of(corpus, val=other).alphabet, f"The tokenizer {file}")
+    assert "mine.json has no id for 4 of the text's characters, '!' (U+0021), 'Z' (U+005A), 'b'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "words"),
+    [
+        ("char", 300, "`vocab_size` is for BPE, and the tokenizer is 'char'; leave"),
+        ("absent.json", None, "`tokenizer` is 'absent.json'; it must be auto, char, bpe or the path of"),
+        ("bpe", 100, "`vocab_size` is 100"),
+        ("bpe", 0, "`vocab_size` is 0"),
+    ],
+)
+def test_invalid_settings_of_the_tokenizer_are_refused(
+    name: str, vocab_size: int | None, words: str, corpus: Path
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        choose_tokenizer(split_of(corpus), name, vocab_size)
+
+
+def test_a_link_to_a_tokenizer_is_followed_only_if_the_user_named_it(tmp_path: Path) -> None:
+    """The files of the Hugging Face cache are links."""
+    split = split_of(write_file(tmp_path / "s.txt", "abc " * 50))
+    (tmp_path / "blob").write_text(train_char("abc ").to_str())
+    (tmp_path / "tokenizer.json").symlink_to("blob")
+    assert choose_tokenizer(split, str(tmp_path / "tokenizer.json"), None).kind == "char"
+    with pytest.raises(TinyLMError, match="it is a symbolic link"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+# The sample for BPE training.
+
+
+@given(st.lists(st.text("ab \n", min_size=1, max_size=40), max_size=8), st.integers(1, 40), st.integers(1, 200))
+def test_a_bpe_sample_consists_of_parts_of_the_text_in_order(chunks: list[str], chunk: int, limit: int) -> None:
+    text = "".join(chunks)
+    sample = list(sample_for_tokenizer(iter(chunks), len(text), limit, chunk))
+    position = 0
+    for part in sample:
+        position = text.index(part, position) + len(part)
+    if limit >= len(text):
+        assert "".join(sample) == text
+
+
+def test_a_bpe_sample_is_evenly_spread() -> None:
+    text = "".join(f"line {i:04d}\n" for i in range(1000))
+    sample = list(sample_for_tokenizer(iter([text[i : i + 100] for i in range(0, len(text), 100)]), 10_000, 2500, 100))
+    assert 2000 <= sum(map(len, sample)) <= 3000
+    assert all(part.endswith("\n") for part in sample)
+    assert min(int(part[5:9]) for part in sample) < 100
+    assert max(int(part[5:9]) for part in sample) > 900

@@ -1,0 +1,75 @@
+"""Small runs, trained once for all tests that use them. They are not to be changed; `copied` makes a copy."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.machines import write_profile
+from tests.shell import TINY, done, story
+
+SOURCES = ["abc", "bca", "cab", "acb", "bac", "cba", "aab", "bbc", "cca", "abb"]
+REVERSED = [(source, " ".join(reversed(source))) for source in SOURCES]
+SHAPE = ("--layers", 1, "--heads", 2, "--width", 32, "--batch-size", 10)
+BOTH = ("--architecture", "encoder-decoder", "--tokenizer", "char", *SHAPE, "--dropout", 0, "--label-smoothing", 0)
+
+
+def pairs_file(path: Path, pairs: list[tuple[str, str]] = REVERSED) -> Path:
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs * 4))
+    return path
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the runs below lie. They are not to be changed: `copied` makes one that may be."""
+    folder = tmp_path_factory.mktemp("shelf")
+    (folder / "one.txt").write_text(story(3000))
+    (folder / "two.txt").write_text("no joy, no joy; no bed\n" * 80)
+    return folder
+
+
+@pytest.fixture
+def shelf_cache(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache in which the texts of the runs below are encoded."""
+    monkeypatch.setenv("TINYLM_CACHE", str(shelf / "cache"))
+
+
+def trained(shelf: Path, name: str, *arguments: object) -> Path:
+    """With a token cache that lasts as long as the run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINYLM_CACHE", str(shelf / "cache"))
+        write_profile(shelf / "cache")
+        done(*arguments, "--out", shelf / name)
+    return shelf / name
+
+
+@pytest.fixture(scope="session")
+def run(shelf: Path) -> Path:
+    """A model of characters, trained for a second: enough that it hardly ever draws the end of text."""
+    intervals = ("--steps", 200, "--lr", 0.02, "--eval-every", 50, "--log-every", 50)
+    return trained(shelf, "run", "train", shelf / "one.txt", *intervals, *TINY)
+
+
+@pytest.fixture(scope="session")
+def bpe_run(shelf: Path) -> Path:
+    """A model of byte-level BPE, which writes broken UTF-8 as long as it knows nothing."""
+    return trained(shelf, "bpe", "train", shelf / "one.txt", "--tokenizer", "bpe", "--steps", 3, *TINY)
+
+
+@pytest.fixture(scope="session")
+def adapter(run: Path, shelf: Path) -> Path:
+    """An adapter for `run`."""
+    budget = ("--steps", 20, "--lr", 0.05, "--batch-size", 4)
+    return trained(shelf, "adapter", "finetune-lora", shelf / "two.txt", "--model", run, *budget)
+
+
+@pytest.fixture(scope="session")
+def encoder(shelf: Path) -> Path:
+    """An encoder of characters."""
+    return trained(shelf, "enc", "train", shelf / "one.txt", "--architecture", "encoder", "--steps", 30, *TINY)
+
+
+@pytest.fixture(scope="session")
+def translator(shelf: Path) -> Path:
+    """An encoder-decoder that has learned by heart to reverse ten words of three letters."""
+    pairs = pairs_file(shelf / "pairs.tsv")
+    return trained(shelf, "mt", "train", pairs, "--val-data", pairs, "--steps", 400, "--lr", 0.006, *BOTH)

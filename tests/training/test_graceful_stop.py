@@ -1,0 +1,104 @@
+"""A signal during training saves the run and stops; a second one stops at once."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tinylm.training import graceful_stop
+from tinylm.training.graceful_stop import stop_on_signals
+from tinylm.training.trainer import StopTraining
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+each = pytest.mark.parametrize("number", SIGNALS)
+
+
+@pytest.fixture(autouse=True)
+def default_handlers() -> Iterator[None]:
+    """The handlers of a foreground process, also if the tests run under nohup or in the background."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in SIGNALS[1:]:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+
+
+@each
+def test_the_first_signal_requests_a_stop_and_is_recorded(number: signal.Signals) -> None:
+    with stop_on_signals(SIGNALS) as stop:
+        stop.check()
+        assert stop.signal_number == 0
+        os.kill(os.getpid(), number)
+        assert stop.signal_number == number
+        with pytest.raises(StopTraining):
+            stop.check()
+
+
+@each
+def test_a_second_signal_stops_at_once(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 10.0 + 2 * graceful_stop.DUPLICATE_SECONDS])
+    monkeypatch.setattr(graceful_stop.time, "monotonic", lambda: next(clock))
+    with stop_on_signals(SIGNALS) as stop:
+        stop.check()
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+        assert stop.signal_number == signal.SIGINT
+
+
+@each
+def test_two_signals_at_the_same_moment_count_as_one(number: signal.Signals) -> None:
+    """A Ctrl-C may be sent by the terminal and by a parent process."""
+    with stop_on_signals(SIGNALS) as stop:
+        stop.check()
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
+        assert stop.signal_number == signal.SIGINT
+        with pytest.raises(StopTraining):
+            stop.check()
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError])
+def test_handlers_are_restored(error: type[Exception] | None) -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    try:
+        with stop_on_signals(SIGNALS):
+            assert signal.getsignal(signal.SIGTERM) not in before
+            if error:
+                raise error
+    except RuntimeError:
+        pass
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+@each
+def test_before_the_first_check_a_signal_stops_at_once(number: signal.Signals) -> None:
+    """There is nothing to save yet, and compiling the model may take a minute."""
+    with stop_on_signals(SIGNALS) as stop:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+        assert stop.signal_number == 0
+
+
+@each
+def test_a_signal_that_stops_at_once_calls_the_previous_handler(number: signal.Signals) -> None:
+    received = []
+    signal.signal(number, lambda *arguments: received.append(arguments[0]))
+    with stop_on_signals(SIGNALS), pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), number)
+    assert received == [number]
+
+
+@each
+def test_ignored_signals_stay_ignored(number: signal.Signals) -> None:
+    """As under nohup, and in background jobs of shell scripts."""
+    signal.signal(number, signal.SIG_IGN)
+    with stop_on_signals(SIGNALS) as stop:
+        stop.check()
+        os.kill(os.getpid(), number)
+        stop.check()
+        assert signal.getsignal(number) is signal.SIG_IGN
+    assert signal.getsignal(number) is signal.SIG_IGN

@@ -17,13 +17,14 @@ from pathlib import Path
 
 from measure import describe_machine, table
 
-from tinylm.checkpoint import read_config
 from tinylm.config import ModelConfig
 from tinylm.errors import DivergedError
 from tinylm.model.build import build_empty_model, count_parameters
+from tinylm.run_directory.loading import read_config
 
-# The original stack trained with Adam. The rate falls in a line, which does not depend on the warmup.
-PUBLISHED = "--preset original --schedule linear"
+# The original stack with its own optimizer, whatever --options says. A linear schedule, unlike the published one, does
+# not depend on the warmup.
+PUBLISHED = "--preset original --optimizer adam --lr 0.001 --weight-decay 0 --schedule linear"
 OPTIONS = "--size micro --batch-size 16 --optimizer adamw --schedule trapezoid --lr 0.003 --weight-decay 0.1 --tie"
 GROUPS: dict[str, dict[str, str]] = {
     "placement in 6 layers": {
@@ -37,8 +38,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "post-norm": f"{PUBLISHED} --layers 24",
         "pre-norm, no warmup": f"{PUBLISHED} --layers 24 --norm-placement pre --warmup-steps 0",
         "post-norm, no warmup": f"{PUBLISHED} --layers 24 --warmup-steps 0",
-        "post-norm, half of it warmup": f"{PUBLISHED} --layers 24 --warmup-steps {{steps/2}}",
-        "post-norm, at a tenth of the rate": f"{PUBLISHED} --layers 24 --lr 0.0001",
+        "post-norm, warmup of half the steps": f"{PUBLISHED} --layers 24 --warmup-steps {{steps/2}}",
+        "post-norm, a tenth of the rate": f"{PUBLISHED} --layers 24 --lr 0.0001",
     },
     "norms": {
         "rmsnorm": "",
@@ -64,22 +65,22 @@ GROUPS: dict[str, dict[str, str]] = {
     "positions": {name: f"--position {name}" for name in ("rope", "relative", "sinusoidal", "learned", "none")},
     "local attention": {
         "full": "",
-        "every second layer sees 16": "--local-window 16",
-        "all layers see 16": "--local-window 16 --local-layers 0,1,2,3",
+        "window of 16 in every second layer": "--local-window 16",
+        "window of 16 in all layers": "--local-window 16 --local-layers 0,1,2,3",
     },
     "experts": {
         "dense": "--optimizer muon",
-        "4 experts, 2 at a time, half as wide": "--optimizer muon --experts 4 --ffn-width 176",
-        "8 experts, 2 at a time, half as wide": "--optimizer muon --experts 8 --ffn-width 176",
+        "4 experts, 2 per token, half as wide": "--optimizer muon --experts 4 --ffn-width 176",
+        "8 experts, 2 per token, half as wide": "--optimizer muon --experts 8 --ffn-width 176",
     },
     "experts by AdamW": {
         "dense": "--optimizer adamw",
-        "4 experts, 2 at a time, half as wide": "--optimizer adamw --experts 4 --ffn-width 176",
-        "8 experts, 2 at a time, half as wide": "--optimizer adamw --experts 8 --ffn-width 176",
+        "4 experts, 2 per token, half as wide": "--optimizer adamw --experts 4 --ffn-width 176",
+        "8 experts, 2 per token, half as wide": "--optimizer adamw --experts 8 --ffn-width 176",
     },
     "merging of experts": {
-        "outputs mixed": "--experts 4 --ffn-width 176",
-        "matrices mixed": "--experts 4 --ffn-width 176 --expert-mode merge",
+        "outputs mixed": "--optimizer muon --experts 4 --ffn-width 176",
+        "matrices mixed": "--optimizer muon --experts 4 --ffn-width 176 --expert-mode merge",
     },
     "warmup of Adam": {
         "with": f"{PUBLISHED} --norm-placement pre",
@@ -195,9 +196,9 @@ def train(name: str, corpus: Path, out: Path, flags: str, seed: int) -> Trained:
 
 
 def cache_bytes(model: ModelConfig) -> int:
-    """What one more token adds to the keys and values that a long text needs; a rolling cache no longer grows."""
+    """Bytes that one more token adds to the key/value caches of a long text; those of local attention do not grow."""
     growing = model.layers - len(model.local_layers)
-    return 2 * 4 * growing * model.kv_heads * model.head_width
+    return 2 * 4 * growing * model.kv_heads * model.head_dim
 
 
 def write_table(results: Mapping[str, list[Trained]], corpus: Path, steps: int, options: str) -> str:
@@ -215,8 +216,8 @@ def write_table(results: Mapping[str, list[Trained]], corpus: Path, steps: int, 
             ]
             for one in variants
         ]
-        columns = ["validation loss", "tokens/s", "parameters", "cache bytes a token"]
-        parts.append(table([group, *columns, *(["experts' shares, times even"] if mixed else [])], rows))
+        columns = ["validation loss", "tokens/s", "parameters", "cache bytes per token"]
+        parts.append(table([group, *columns, *(["expert load, relative to uniform"] if mixed else [])], rows))
     return "\n\n".join(parts) + "\n"
 
 
@@ -251,7 +252,7 @@ def draw(results: Mapping[str, list[Trained]], file: Path) -> None:
     for panel, (group, variants) in zip(panels.flat, results.items(), strict=False):
         for one in variants:
             panel.plot(*zip(*one.curve, strict=True), label=one.name)
-        panel.set(title=group, xlabel="step", ylabel="validation loss, nats a token")
+        panel.set(title=group, xlabel="step", ylabel="validation loss, nats per token")
         panel.legend(fontsize="small")
     figure.tight_layout()
     figure.savefig(file, dpi=100)

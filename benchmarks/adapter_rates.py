@@ -22,19 +22,20 @@ from measure import describe_machine, table
 
 from tinylm.adapters.bottleneck import sublayers
 from tinylm.adapters.load import add_adapter
-from tinylm.adapters.lora import largest_rank, module_names
-from tinylm.checkpoint import load_model, read_config, read_tokenizer
+from tinylm.adapters.lora import max_rank, target_modules
 from tinylm.config import AdapterConfig, Budget, TrainingConfig
 from tinylm.errors import DivergedError
-from tinylm.evaluation import evaluate, rows_at_once
+from tinylm.evaluation.loop import default_batch_size, evaluate_loss
 from tinylm.model.stack import Transformer
-from tinylm.plan import RECIPES
-from tinylm.tasks import make_task
-from tinylm.text.dataset import TokenFolder, evaluation_batches
+from tinylm.objectives.tasks import make_task
+from tinylm.planning.recipes import RECIPES
+from tinylm.run_directory.loading import load_model, read_config, read_tokenizer
+from tinylm.text.batches import evaluation_batches
+from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState
-from tinylm.training.trainer import Trainer
+from tinylm.training.trainer import Trainer, TrainerHooks, TrainingJob
 
 KINDS: dict[str, dict[str, Any]] = {
     **{f"lora-{rank}": {"rank": rank} for rank in (2, 8, 32)},
@@ -128,7 +129,8 @@ def fine_tune(base: Path, text: Text, settings: Mapping[str, Any]) -> dict[str, 
     adapter = adapter_config(model, KINDS[settings["kind"]], settings["alpha"])
     add_adapter(model, adapter, settings["seed"])
     batch = max(1, TOKENS // config.model.context)
-    recipe = {**RECIPES[adapter.kind], **({} if settings["warmup"] is None else {"warmup": settings["warmup"]})}
+    warmup = {} if settings["warmup"] is None else {"warmup": settings["warmup"]}
+    recipe = {**RECIPES[adapter.kind].settings, **warmup}
     training = TrainingConfig(
         **recipe,
         budget=Budget(steps=settings["steps"]),
@@ -136,6 +138,7 @@ def fine_tune(base: Path, text: Text, settings: Mapping[str, Any]) -> dict[str, 
         micro_batch=batch,
         lr=settings["rate"],
         eval_every=settings["steps"],
+        eval_tokens=EVALUATED,
         save_every=settings["steps"],
         log_every=settings["steps"],
         seed=settings["seed"],
@@ -145,24 +148,14 @@ def fine_tune(base: Path, text: Text, settings: Mapping[str, Any]) -> dict[str, 
     task = make_task(tokens, tokenizer, config.model, training)
 
     def loss(part: np.ndarray) -> float:
-        batches = evaluation_batches(part, config.model.context, rows_at_once(config.model.context), most=EVALUATED)
-        return evaluate(model, task.score, batches).loss
+        batches = evaluation_batches(
+            part, config.model.context, default_batch_size(config.model.context), max_tokens=EVALUATED
+        )
+        return evaluate_loss(model, task.validation_objective, batches).loss
 
-    trainer = Trainer(
-        model,
-        task.objective,
-        task.batch,
-        lambda: loss(text.choose),
-        build_optimizer(model, training),
-        training,
-        dtype="fp32",
-        total_steps=settings["steps"],
-        state=TrainerState(micro_batch=batch, evaluated=0, val_loss=0.0),
-        store=_Nowhere(),
-        report=lambda event: None,
-        check_stop=lambda: None,
-        started=time.monotonic(),
-    )
+    job = TrainingJob(model, task, build_optimizer(model, training), training)
+    state = TrainerState(micro_batch=batch, last_eval_step=0, val_loss=0.0)
+    trainer = Trainer(job, state, _Nowhere(), TrainerHooks(), started=time.monotonic())
     try:
         state = trainer.run().state
     except DivergedError:
@@ -175,8 +168,8 @@ def adapter_config(model: Transformer, kind: Mapping[str, Any], alpha: float) ->
     target = chosen.pop("target", "attention")
     if chosen.get("kind") == "bottleneck":
         return AdapterConfig(**chosen, targets=sublayers(model))
-    targets = module_names([target], model)
-    chosen["rank"] = min(chosen["rank"], largest_rank(model, targets))
+    targets = target_modules([target], model)
+    chosen["rank"] = min(chosen["rank"], max_rank(model, targets))
     return AdapterConfig(**chosen, alpha=alpha * chosen["rank"], targets=targets)
 
 

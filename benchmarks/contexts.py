@@ -20,10 +20,11 @@ from measure import add_options, chosen_shape, describe_machine, speedup, table,
 from memory import run_and_watch
 
 from tinylm.config import ModelConfig
-from tinylm.inference.arrange import arrange
-from tinylm.inference.threads import WakingDecoder, measure_threads
+from tinylm.generation.fuse_layers import fuse_model
+from tinylm.generation.thread_policy import ThreadPolicyDecoder
+from tinylm.kernels.thread_latency import measure_thread_latency
 from tinylm.model.build import build_model
-from tinylm.model.cache import KVCache
+from tinylm.model.kv_cache import KVCache
 
 CONTEXTS = (1024, 2048, 4096, 8192, 16_384)
 CACHED = (100, 1000, 8000)
@@ -67,14 +68,17 @@ def training_memory(contexts: Sequence[int]) -> str:
 def token_times(config: ModelConfig, cached: Sequence[int], rounds: int, warmup: int) -> str:
     model = build_model(config).eval()
     weights = sum(4 * p.numel() for p in model.parameters())
-    arrange(model)
+    fuse_model(model)
     names = {f"{tokens:,}": tokens for tokens in cached}
-    functions = {name: write_after(WakingDecoder(model, measure_threads()), tokens) for name, tokens in names.items()}
+    functions = {
+        name: write_after(ThreadPolicyDecoder(model, measure_thread_latency()), tokens)
+        for name, tokens in names.items()
+    }
     times = take_turns(functions, rounds, warmup)
     first = next(iter(names))
 
     def size(tokens: int) -> int:
-        return weights + 8 * config.layers * config.kv_heads * config.head_width * tokens
+        return weights + 8 * config.layers * config.kv_heads * config.head_dim * tokens
 
     rows = []
     for name, tokens in names.items():
@@ -84,7 +88,7 @@ def token_times(config: ModelConfig, cached: Sequence[int], rounds: int, warmup:
     return table(["tokens cached", "ms a token", "times longer", "times the bytes", "their ratio"], rows)
 
 
-def write_after(model: WakingDecoder, tokens: int) -> Callable[[], None]:
+def write_after(model: ThreadPolicyDecoder, tokens: int) -> Callable[[], None]:
     """A function that writes the tokens after so many, again and again the same."""
     cache = model.make_cache(1, tokens + TOKENS)
     for layer in cache:

@@ -25,21 +25,23 @@ from measure import Times, add_options, chosen_shape, describe_machine, speedup,
 from peer import FUSED_GELU, TOLERANCE, build_pair, build_peer
 from transformers import GPT2LMHeadModel
 
-from tinylm.checkpoint import load_model
-from tinylm.commands.write_on import MOST_GUESSES
 from tinylm.device import can_compile
-from tinylm.evaluation import evaluate, rows_at_once
-from tinylm.inference.arrange import arrange
-from tinylm.inference.compiled import CompiledDecoder, compile_decoder, load_compiled
-from tinylm.inference.draft import NGramDraft
-from tinylm.inference.generator import generate, generate_from_draft
-from tinylm.inference.sampler import Sampler, Sampling
-from tinylm.inference.threads import WakingDecoder, measure_threads
+from tinylm.evaluation.loop import default_batch_size, evaluate_loss
+from tinylm.generation.compiled_decoder import CompiledDecoder, compile_decoder, load_compiled
+from tinylm.generation.fuse_layers import fuse_model
+from tinylm.generation.generation_config import SamplingConfig
+from tinylm.generation.generator import generate
+from tinylm.generation.sampler import Sampler
+from tinylm.generation.speculative import NGramDraft, generate_speculatively
+from tinylm.generation.thread_policy import ThreadPolicyDecoder
+from tinylm.kernels.thread_latency import measure_thread_latency
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
-from tinylm.objective import next_token
-from tinylm.text.dataset import TokenFolder, evaluation_batches
-from tinylm.text.prepare import reopen_tokens
+from tinylm.objectives.loss import next_token
+from tinylm.run_directory.loading import load_model
+from tinylm.text.batches import evaluation_batches
+from tinylm.text.run_tokens import reopen_tokens
+from tinylm.text.token_files import TokenFolder
 
 PROMPT = [0]
 
@@ -53,16 +55,16 @@ def tinylm_tokens(
 ) -> list[list[int]]:
     """What `tinylm sample --temperature 0` generates, by compiled code if given: a list of tokens for each stream."""
     weight = model.embedding.weight
-    sampler = Sampler(Sampling(temperature=0.0), 0, streams, weight.device, len(weight))
-    waking = WakingDecoder(model, measure_threads(), writer)
-    steps = generate(waking, [PROMPT] * streams, sampler, tokens, use_cache)
+    sampler = Sampler(SamplingConfig(temperature=0.0), 0, streams, weight.device, len(weight))
+    model_for_steps = ThreadPolicyDecoder(model, measure_thread_latency(), writer)
+    steps = generate(model_for_steps, [PROMPT] * streams, sampler, tokens, use_cache)
     return [list(stream) for stream in zip(*steps, strict=True)]
 
 
-def arranged(model: Decoder, int8: bool = False, packed: bool = True) -> Decoder:
+def fused_copy(model: Decoder, int8: bool = False, prepack: bool = True) -> Decoder:
     """A copy as `tinylm sample` makes it ready."""
     model = copy.deepcopy(model)
-    arrange(model, int8, packed)
+    fuse_model(model, int8, prepack)
     return model
 
 
@@ -87,8 +89,8 @@ def contestants(arguments: argparse.Namespace) -> dict[str, Callable[[], list[li
     fused_peer = build_peer(config, model, FUSED_GELU)
     modern = build_model(chosen_shape(arguments, "modern")).eval()
     compiled = compiled_contestants({"gpt2": model, "modern": modern}, tokens) if can_compile("cpu") else {}
-    quantized = arranged(model, int8=True)
-    model, modern = arranged(model), arranged(modern)
+    quantized = fused_copy(model, int8=True)
+    model, modern = fused_copy(model), fused_copy(modern)
     return {
         PEER: lambda: peer_tokens(peer, tokens),
         f"{PEER}, fused GELU": lambda: peer_tokens(fused_peer, tokens),
@@ -104,7 +106,7 @@ def compiled_contestants(models: Mapping[str, Decoder], tokens: int) -> dict[str
     """As `tinylm sample --compile on`, whose compiling is done before, and timed apart."""
     found: dict[str, Callable[[], list[list[int]]]] = {}
     for (name, original), int8 in itertools.product(models.items(), (False, True)):
-        model = arranged(original, int8, packed=False)
+        model = fused_copy(original, int8, prepack=False)
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "code.pt2"
             begun = time.perf_counter()
@@ -120,7 +122,7 @@ def compiled_contestants(models: Mapping[str, Decoder], tokens: int) -> dict[str
 def many_streams(arguments: argparse.Namespace) -> dict[str, Callable[[], list[list[int]]]]:
     """One stream of tinylm, and many at once."""
     model, peer = build_pair(chosen_shape(arguments, "gpt2"))
-    model = arranged(model)
+    model = fused_copy(model)
     tokens, streams = arguments.tokens, arguments.streams
     return {
         CACHED: lambda: tinylm_tokens(model, tokens),
@@ -140,14 +142,14 @@ def drafted(path: Path, tokens: int) -> dict[str, Callable[[], object]]:
     """The model of a run, in fp32 and int8, with a draft and without."""
     model, text = open_run(path)
     prompt, draft = text.val[:200].tolist(), NGramDraft(text.train)
-    quantized, model = arranged(model, int8=True), arranged(model)
+    quantized, model = fused_copy(model, int8=True), fused_copy(model)
     seeds = {name: itertools.count() for name in ("fp32", "fp32, draft", "int8", "int8, draft")}
 
     def write(name: str, model: Decoder, drafting: bool) -> list[list[int]]:
-        sampler = Sampler(Sampling(), next(seeds[name]), 1, model.device, model.vocab_size)
-        writer = WakingDecoder(model, measure_threads())
+        sampler = Sampler(SamplingConfig(), next(seeds[name]), 1, model.device, model.vocab_size)
+        writer = ThreadPolicyDecoder(model, measure_thread_latency())
         if drafting:
-            return list(generate_from_draft(writer, prompt, sampler, tokens, draft, MOST_GUESSES))
+            return list(generate_speculatively(writer, prompt, sampler, tokens, draft))
         return list(generate(writer, [prompt], sampler, tokens))
 
     return {
@@ -159,14 +161,14 @@ def drafted(path: Path, tokens: int) -> dict[str, Callable[[], object]]:
 
 
 def int8_loss(path: Path) -> str:
-    """What eight bits cost in nats a token of the run's validation text, every token scored."""
+    """What eight bits cost in nats per token of the run's validation text, every token scored."""
     model, text = open_run(path)
 
     def loss(model: Decoder) -> float:
-        batches = evaluation_batches(text.val, model.context, rows_at_once(model.context))
-        return evaluate(model, next_token, batches).loss
+        batches = evaluation_batches(text.val, model.context, default_batch_size(model.context))
+        return evaluate_loss(model, next_token, batches).loss
 
-    exact, rounded = loss(model), loss(arranged(model, int8=True))
+    exact, rounded = loss(model), loss(fused_copy(model, int8=True))
     return (
         f"int8 changes the loss of the validation text from {exact:.4f} to {rounded:.4f}: {rounded / exact - 1:+.2%}."
     )

@@ -19,7 +19,7 @@ import numpy as np
 import tokenizers
 from measure import describe_machine, speedup, table, take_turns
 
-from tinylm.text.dataset import encode_stream
+from tinylm.text.token_files import encode_stream
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 PIECE = 1 << 16

@@ -1,4 +1,4 @@
-"""Run folders as a stranger may send them: one thing in each is wrong, and every digest is computed anew."""
+"""Forged run directories, as from an untrusted source: each has one fault, and all digests are recomputed."""
 
 import contextlib
 import hashlib
@@ -19,8 +19,8 @@ import safetensors.torch
 import torch
 
 from tinylm.config import RunConfig
+from tinylm.run_directory.weights import digest
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.weights import digest
 
 DEPTH = 100_000
 NAN, INFINITY = float("nan"), float("inf")

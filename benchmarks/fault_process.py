@@ -65,7 +65,7 @@ class Ran:
             found.append(f"exit code {self.code}: {last[0][:200]}")
         if "Traceback (most recent call last)" in self.stderr and not self.debug:
             found.append(f"traceback: {last[0][:200]}")
-        if "Something went wrong inside tinylm" in self.stderr:
+        if "Internal error of tinylm" in self.stderr:
             found.append(f"internal error: {last[0][:300]}")
         if "panicked at" in self.stderr and not last[0].startswith("Error: "):
             found.append(f"panic: {self.stderr[self.stderr.index('panicked at') :][:200]}")

@@ -23,30 +23,32 @@ from ablation import spread
 from measure import describe_machine, run_tinylm, speedup, table, take_turns, tokens_per_second
 from memory import run_and_watch
 
-from tinylm.adapters.load import WantedAdapter, load_adapted
+from tinylm.adapters.load import AdapterSpec, load_adapted_model
 from tinylm.adapters.lora import merge_lora
-from tinylm.checkpoint import RunFolder, load_model, read_config, summarise
 from tinylm.errors import DivergedError
-from tinylm.inference.generator import generate
-from tinylm.inference.sampler import Sampler, Sampling
+from tinylm.generation.generation_config import SamplingConfig
+from tinylm.generation.generator import generate
+from tinylm.generation.sampler import Sampler
 from tinylm.model.decoder import Decoder
 from tinylm.model.stack import Transformer
-from tinylm.plan import default_learning_rate
+from tinylm.planning.schedule import choose_learning_rate
+from tinylm.run_directory.loading import load_model, read_config, summarise
+from tinylm.run_directory.metrics_log import read_metrics
 
 RANKS = (1, 2, 4, 8, 16, 32)
 LORA = "finetune-lora {second} -m {base}"
 DENSE = {
     "full": "train {second} --init-from {base}",
     **{f"LoRA, rank {rank}": f"{LORA} --rank {rank}" for rank in RANKS},
-    "LoRA, rank 8, one B": f"{LORA} --rank 8 --share-b",
+    "LoRA, rank 8, shared B": f"{LORA} --rank 8 --share-b",
     "LoRA, rank 8, all matrices": f"{LORA} --rank 8 --target all",
-    "bottlenecks of 16": "finetune-adapter {second} -m {base} --bottleneck 16",
+    "bottleneck of 16": "finetune-adapter {second} -m {base} --bottleneck 16",
 }
 MIXED = {
     "full": "train {second} --init-from {base}",
     "LoRA on attention, rank 8": f"{LORA} --rank 8",
     "LoRA on every expert, rank 8": f"{LORA} --rank 8 --target experts",
-    "LoRA on every expert, rank 8, one B": f"{LORA} --rank 8 --target experts --share-b",
+    "LoRA on every expert, rank 8, shared B": f"{LORA} --rank 8 --target experts --share-b",
     "LoRA on the router, rank 4": f"{LORA} --rank 4 --target router",
     "LoRA on attention and router, rank 8": f"{LORA} --rank 8 --target attention,router",
 }
@@ -131,7 +133,7 @@ class Bench:
             if error.returncode != DivergedError.exit_code:
                 raise
             return Tuned(0, 0, 0.0, None)
-        seconds = [record["seconds"] for record in RunFolder(run).read_metrics() if "loss" in record]
+        seconds = [record["seconds"] for record in read_metrics(run) if "loss" in record]
         steps = [(later - earlier) / 10 for earlier, later in itertools.pairwise(seconds)]
         adapter = words[0] != "train"
         which = ["--adapter", str(run), "--model", str(base)] if adapter else ["--model", str(run)]
@@ -149,7 +151,7 @@ def methods_table(bench: Bench, name: str, base: Path, methods: Mapping[str, str
     for method, command in methods.items():
         tuned = bench.tune(base, method, command)
         adapter = read_config(bench.folder(base, method)).adapter
-        rate = default_learning_rate("modern" if adapter is None else adapter.kind, width, adapter)
+        rate = choose_learning_rate("modern" if adapter is None else adapter.kind, width, adapter)
         losses = [
             tuned.loss if times == 1 else bench.tune(base, f"{method} {times}", f"{command} --lr {rate * times:g}").loss
             for times in TIMES
@@ -157,7 +159,8 @@ def methods_table(bench: Bench, name: str, base: Path, methods: Mapping[str, str
         memory = f"{tuned.memory / 2**20:,.0f}"
         costs = [f"{tuned.parameters:,}", memory, f"{tuned.milliseconds:.0f}"]
         rows.append([method, *costs, *(spread([loss]) for loss in losses)])
-    header = [name, "trained parameters", "memory, MB", "ms a step", *(f"loss at {times:g} x rate" for times in TIMES)]
+    costs_header = ["trained parameters", "memory, MB", "ms per step"]
+    header = [name, *costs_header, *(f"loss at {times:g} x rate" for times in TIMES)]
     return table(header, rows)
 
 
@@ -176,15 +179,15 @@ def stability_table(bench: Bench, base: Path) -> str:
 def decoding_table(base: Path, adapter: Path, tokens: int = 100, rounds: int = 5) -> str:
     """One stream: the base alone, with its adapter beside it, and with it folded in."""
 
-    beside, merged = (load_adapted([WantedAdapter(adapter)], base, "cpu")[0] for _ in range(2))
+    beside, merged = (load_adapted_model([AdapterSpec(adapter)], base, "cpu")[0] for _ in range(2))
     merge_lora(merged)
-    models = {"base": load_model(base)[0], "adapter beside it": beside, "adapter merged": merged}
+    models = {"base": load_model(base)[0], "base and adapter": beside, "adapter merged": merged}
 
     def decode(model: Transformer) -> Callable[[], object]:
         assert isinstance(model, Decoder)
 
         def run() -> None:
-            sampler = Sampler(Sampling(0.0), 0, 1, torch.device("cpu"), model.vocab_size)
+            sampler = Sampler(SamplingConfig(0.0), 0, 1, torch.device("cpu"), model.vocab_size)
             for _, _ in zip(range(tokens), generate(model, [[0]], sampler, tokens), strict=True):
                 pass
 

@@ -25,13 +25,16 @@ from training_step import random_batch, tinylm_step
 
 from tinylm.config import ModelConfig
 from tinylm.console import Console
-from tinylm.cost import choose_machine, training_flops
 from tinylm.device import DTYPES, choose_device, describe_device
-from tinylm.inference.arrange import arrange
-from tinylm.inference.generator import generate
-from tinylm.inference.sampler import Sampler, Sampling
-from tinylm.inference.threads import WakingDecoder, measure_threads
+from tinylm.generation.fuse_layers import fuse_model
+from tinylm.generation.generation_config import SamplingConfig
+from tinylm.generation.generator import generate
+from tinylm.generation.sampler import Sampler
+from tinylm.generation.thread_policy import ThreadPolicyDecoder
+from tinylm.kernels.thread_latency import measure_thread_latency
+from tinylm.machine import choose_machine
 from tinylm.model.build import build_model
+from tinylm.planning.cost import training_flops
 from tinylm.presets import make_model_config
 
 
@@ -95,11 +98,11 @@ def decoding_row(device: str, dtype: str, chosen: Sizes, bandwidth: float, round
     model = build_model(chosen.decoding).eval().to(device, DTYPES[dtype])
     # Position vectors are looked up; the embedding's matrix is read whole, as the output layer.
     read = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if "position" not in name)
-    arrange(model)
+    fuse_model(model)
 
     def write() -> None:
-        sampler = Sampler(Sampling(temperature=0.0), 0, 1, model.device, chosen.decoding.vocab_size)
-        for _ in generate(WakingDecoder(model, measure_threads()), [[0]], sampler, chosen.tokens):
+        sampler = Sampler(SamplingConfig(temperature=0.0), 0, 1, model.device, chosen.decoding.vocab_size)
+        for _ in generate(ThreadPolicyDecoder(model, measure_thread_latency()), [[0]], sampler, chosen.tokens):
             pass
 
     speed = chosen.tokens / seconds_of(write, device, rounds)
@@ -115,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--small", action="store_true", help="tiny shapes, and nothing compiled")
     options = parser.parse_args(arguments)
     device = choose_device(options.device).value
-    dtype = choose_machine(device, "auto", Console()).runtime.dtype
+    dtype = choose_machine(device, "auto", Console()).dtype
     chosen = sizes(options.small)
     flops, bandwidth = device_rates(device, dtype, chosen, options.rounds)
     print(f"{describe_machine(['torch'])}; {describe_device(device)}")
@@ -128,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with tempfile.TemporaryDirectory() as home:
             learned = learn(options.text, ["--time", options.time, "--device", device], 0, Path(home) / "run")
         row = [options.time, f"{learned.seconds:.1f}", f"{learned.loss:.4f}", "1.4697"]
-        print(f"\n{table(['--time', 'seconds of the whole command', 'nats a token', 'goal'], [row])}")
+        print(f"\n{table(['--time', 'seconds of the whole command', 'nats per token', 'goal'], [row])}")
 
 
 if __name__ == "__main__":

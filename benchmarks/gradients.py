@@ -1,4 +1,4 @@
-"""Why training can fail at its start (seed 000): gradients by layer, LayerNorm's Jacobian, and Adam's first updates.
+"""Why training can fail at its start (note 000): gradients by layer, LayerNorm's Jacobian, and Adam's first updates.
 
     python benchmarks/gradients.py tinyshakespeare.txt
 
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from tinylm.config import ModelConfig
 from tinylm.model.build import build_model
 from tinylm.model.norm import LayerNorm
-from tinylm.objective import next_token
+from tinylm.objectives.loss import next_token
 from tinylm.presets import make_model_config
-from tinylm.text.dataset import Batch, Windows
+from tinylm.text.batches import Batch, Windows
 from tinylm.text.tokenizer import train_char
-from tinylm.training.session import layer_gradient_norms
+from tinylm.training.gradient_norms import layer_gradient_norms
 
 CONTEXT = 64
 
@@ -52,11 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for placement in ("pre", "post")
         for layers in options.depths
     ]
-    header = ["at the start", "gradient of first layer", "middle", "last", "first / last", "size of x, last norm"]
+    header = ["at initialisation", "gradient of first layer", "middle", "last", "first / last", "size of x, last norm"]
     print("\n" + table(header, rows))
     print("\n" + table(["D", "size of x", "norm of the Jacobian", "1 / size"], list(jacobians())))
     first = shape(options.depths[0], "pre")
-    print("\n" + table(["step", "variance of updates", "spread of 1/sqrt(v)"], adam(first, tokens, options.streams)))
+    header = ["step", "variance of updates", "relative deviation of 1/sqrt(v)"]
+    print("\n" + table(header, adam(first, tokens, options.streams)))
 
 
 def by_layer(config: ModelConfig, batch: Batch) -> list[str]:
@@ -66,7 +67,7 @@ def by_layer(config: ModelConfig, batch: Batch) -> list[str]:
     norms = [module for name, module in model.named_modules() if name.startswith("layers.") and "_norm" in name]
     norms[-1].register_forward_pre_hook(lambda _, inputs: entering.append(inputs[0].norm(dim=-1).mean().item()))
     loss = next_token(model, batch)
-    (loss.nats / loss.scored).backward()
+    (loss.total / loss.n_tokens).backward()
     gradients = layer_gradient_norms(model)
     first, middle, last = (gradients[f"layers.{i}"] or 0.0 for i in (0, config.layers // 2, config.layers - 1))
     size = entering[0] / math.sqrt(config.width)
@@ -120,7 +121,7 @@ def adam(config: ModelConfig, tokens: np.ndarray, streams: int) -> list[list[str
 
 def _gradient(model: nn.Module, weight: nn.Parameter, batch: Batch) -> Tensor:
     loss = next_token(model, batch)
-    (gradient,) = torch.autograd.grad(loss.nats / loss.scored, weight)
+    (gradient,) = torch.autograd.grad(loss.total / loss.n_tokens, weight)
     return gradient
 
 

@@ -1,4 +1,4 @@
-"""What a layer costs: self-attention against a recurrent layer by length (seed 004), positions, and experts (002).
+"""What a layer costs: self-attention against a recurrent layer by length (note 004), positions, and experts (002).
 
     python benchmarks/layers.py
 
@@ -14,7 +14,7 @@ from measure import describe_machine, speedup, table, take_turns, tokens_per_sec
 from torch import Tensor, nn
 
 from tinylm.device import DTYPES
-from tinylm.model.attention import Attention, DotProduct
+from tinylm.model.attention import DotProduct, Heads, SelfAttention
 from tinylm.model.build import build_model
 from tinylm.presets import make_model_config
 
@@ -32,22 +32,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     print(describe_machine(["torch"]))
     rows = [against_recurrence(d, n, options.rounds) for d in options.widths for n in (d // 4, d, 4 * d, 16 * d)]
-    print("\n" + table(["width d", "length n", "n/d", "attention, tokens/s", "GRU", "attention / GRU"], rows))
+    print("\n" + table(["width d", "length n", "n/d", "attention, tokens/s", "GRU, tokens/s", "attention / GRU"], rows))
     rows = [of_positions(length, options.rounds) for length in options.lengths]
     print("\n" + table(["context", "none, tokens/s", *(f"{name} / none" for name in SCHEMES[1:])], rows))
-    print(f"\n{options.tokens} tokens a pass\n")
-    print(
-        table(
-            ["experts", "parameters", "fp32, tokens/s", "bf16"],
-            experts(options.experts, options.rounds, options.tokens),
-        )
-    )
+    print(f"\n{options.tokens} tokens per pass\n")
+    units = ("tokens/s", f"times {options.experts[0]} experts")
+    header = ["experts", "parameters", *(f"{dtype}, {unit}" for dtype in ("fp32", "bf16") for unit in units)]
+    print(table(header, experts(options.experts, options.rounds, options.tokens)))
 
 
 def against_recurrence(width: int, length: int, rounds: int) -> list[str]:
     torch.manual_seed(0)
     identity = nn.Identity()
-    attention = Attention(width, 4, 4, False, DotProduct(), identity, identity, causal=False)
+    attention = SelfAttention(width, Heads(4, 4, width // 4), DotProduct(), identity, identity, causal=False)
     recurrent = nn.GRU(width, width, batch_first=True)
     x = torch.randn(BATCH, length, width)
     pair = {"attention": _pass(attention, x), "GRU": _pass(lambda x: recurrent(x)[0], x)}
@@ -79,7 +76,7 @@ def of_positions(length: int, rounds: int) -> list[str]:
 
 
 def experts(numbers: Sequence[int], rounds: int, tokens: int) -> list[list[str]]:
-    """A model of four layers, two experts a token; in bf16 its weights are, too, as in tinylm sample."""
+    """A model of four layers, two experts per token; in bf16 its weights are, too, as in tinylm sample."""
     models = {}
     for number in numbers:
         config = make_model_config(vocab_size=65, preset="modern", size="micro", experts=number, ffn_width=352)
@@ -98,11 +95,10 @@ def experts(numbers: Sequence[int], rounds: int, tokens: int) -> list[list[str]]
         times = take_turns({name: forward(model.to(DTYPES[dtype])) for name, model in models.items()}, rounds)
         fewest = str(numbers[0])
         speeds[dtype] = {
-            name: f"{tokens_per_second(times, name, tokens)}, {speedup(times, name, base=fewest)} times {fewest}"
-            for name in models
+            name: [tokens_per_second(times, name, tokens), str(speedup(times, name, base=fewest))] for name in models
         }
     return [
-        [name, f"{sum(p.numel() for p in model.parameters()):,}", speeds["fp32"][name], speeds["bf16"][name]]
+        [name, f"{sum(p.numel() for p in model.parameters()):,}", *speeds["fp32"][name], *speeds["bf16"][name]]
         for name, model in models.items()
     ]
 

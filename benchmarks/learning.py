@@ -24,15 +24,15 @@ import torch
 from ablation import spread
 from measure import describe_machine, run_tinylm, table
 
-from tinylm.checkpoint import read_config, read_tokenizer, summarise
-from tinylm.commands.options import parse_duration
-from tinylm.text.dataset import Windows, evaluation_batches
-from tinylm.text.prepare import reopen_tokens
+from tinylm.duration import parse_duration
+from tinylm.run_directory.loading import read_config, read_tokenizer, summarise
+from tinylm.text.batches import Windows, evaluation_batches
+from tinylm.text.run_tokens import reopen_tokens
 
 
 @dataclass(frozen=True)
 class Learned:
-    """`seconds` is what the whole command took; losses in nats a token and bits a byte, of all validation text."""
+    """`seconds` is what the whole command took; losses in nats per token and bits per byte, of all validation text."""
 
     seconds: float
     parameters: int
@@ -91,8 +91,8 @@ def learn_with_peer(run: Path, seconds: float, seed: int) -> float:
     with torch.no_grad():
         for batch in evaluation_batches(tokens.val, 64, 256):
             loss = model(batch.ids, labels=batch.targets, shift_labels=batch.targets, use_cache=False).loss
-            nats += loss.item() * batch.scored
-            scored += batch.scored
+            nats += loss.item() * batch.n_targets
+            scored += batch.n_targets
     return nats / scored
 
 
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 bits = [loss * known.bits / known.loss for loss in losses]
                 rows.append([text.name, "transformers", longest, "", "0.80", "", spread(losses), spread(bits)])
     print(f"{describe_machine(['torch', 'transformers'] if options.peer else ['torch'])}\n")
-    names = ["text", "preset", "time", "seconds", "million parameters", "passes", "nats a token", "bits a byte"]
+    names = ["text", "preset", "time", "seconds", "million parameters", "passes", "nats per token", "bits per byte"]
     print(table(names, rows))
 
 

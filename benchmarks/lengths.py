@@ -2,8 +2,8 @@
 
     python benchmarks/lengths.py ablation/positions-*
 
-Takes run folders, each with its own validation text. Prints nats a token for each quarter of the window: the first two
-lie within the trained length, and the last two past it. Learned positions end with the context.
+Takes run directories, each with its own validation text. Prints nats per token for each quarter of the window: the
+first two lie within the trained length, the last two past it. Learned positions end with the context.
 """
 
 import argparse
@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from measure import table
 
-from tinylm.checkpoint import read_config, read_tokenizer, read_weights, restore_model
-from tinylm.text.dataset import windows_at
-from tinylm.text.prepare import reopen_part
+from tinylm.run_directory.loading import read_config, read_tokenizer, read_weights, restore_model
+from tinylm.text.batches import windows_at
+from tinylm.text.run_tokens import reopen_part
 
 QUARTERS = 4
 ROWS = 256
@@ -26,7 +26,7 @@ ROWS = 256
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+", help="folders of decoders")
+    parser.add_argument("runs", type=Path, nargs="+", help="run directories of decoders")
     rows = [[run.name, *by_place(run)] for run in parser.parse_args(arguments).runs]
     print(table(["run", "first quarter", "second", "third", "fourth"], rows))
 

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from measure import add_options, chosen_shape, describe_machine, speedup, table, take_turns
 
-from tinylm.checkpoint import RunFolder
-from tinylm.commands.new_run import new_run_config
-from tinylm.config import TokenizerConfig
+from tinylm.config import RunConfig, TokenizerConfig
 from tinylm.model.build import build_model
+from tinylm.run_directory.directory import RunDirectory
 from tinylm.text.tokenizer import train_char
 
 TORCH, HELP, FIRST, FIFTY = "import torch", "tinylm --help", "first character of a sample", "50 tokens, whole process"
@@ -56,10 +55,10 @@ def write_run(path: Path, options: argparse.Namespace) -> None:
     """A model of random weights and as many characters as the vocabulary has room for."""
     tokenizer = train_char("\n" + "".join(map(chr, range(32, 32 + options.vocab_size - 2))))
     shape = chosen_shape(options, "modern")
-    config = new_run_config(model=shape, tokenizer=TokenizerConfig(kind="char", sha256=tokenizer.sha256))
-    run = RunFolder.create(path, config, tokenizer)
+    config = RunConfig.new(model=shape, tokenizer=TokenizerConfig(kind="char", sha256=tokenizer.sha256))
+    run = RunDirectory.create(path, config, tokenizer)
     run.save_best(dict(build_model(shape).state_dict()), config, 0, None)
-    run.publish()
+    run.commit()
 
 
 def whole(command: Sequence[str]) -> None:

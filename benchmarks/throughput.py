@@ -27,10 +27,10 @@ from transformers import GPT2LMHeadModel
 
 from tinylm.config import ModelConfig
 from tinylm.console import Console
-from tinylm.cost import choose_machine
 from tinylm.device import autocast
+from tinylm.machine import choose_machine
 from tinylm.model.build import build_model
-from tinylm.text.dataset import Batch
+from tinylm.text.batches import Batch
 
 PEER = "transformers GPT-2"
 NANOGPT = "nanoGPT"
@@ -49,7 +49,7 @@ class Setting:
 
 
 def settings(compiled: bool) -> list[Setting]:
-    auto = choose_machine("cpu", "auto", Console()).runtime.dtype
+    auto = choose_machine("cpu", "auto", Console()).dtype
     rows = [
         Setting(f"defaults (tinylm: {auto}, fused AdamW; transformers: fp32, AdamW)", auto, "fp32", False),
         Setting("both fp32, fused AdamW", "fp32", "fp32", True),

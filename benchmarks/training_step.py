@@ -1,16 +1,17 @@
 """A step of tinylm's own trainer on one batch, for benchmarks to time."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import torch
 
 from tinylm.config import Budget, ModelConfig, TrainingConfig
 from tinylm.model.decoder import Decoder
-from tinylm.objective import next_token
-from tinylm.text.dataset import Batch
+from tinylm.objectives.loss import next_token
+from tinylm.text.batches import Batch
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState
-from tinylm.training.trainer import StopTraining, Trainer
+from tinylm.training.trainer import StopTraining, Trainer, TrainerHooks, TrainingJob
 
 NEVER = 10**9  # steps
 
@@ -37,7 +38,8 @@ def tinylm_step(model: Decoder, batch: Batch, dtype: str) -> Callable[[], object
         warmup=0.0,
         schedule="constant",
     )
-    optimizer = build_optimizer(model, config, dtype)
+    task = SimpleNamespace(objective=next_token, batch=lambda number: batch, steps_per_epoch=1)
+    job = TrainingJob(model, task, build_optimizer(model, config, dtype), config, dtype)
 
     def step() -> None:
         checks = iter([False, True])
@@ -46,21 +48,8 @@ def tinylm_step(model: Decoder, batch: Batch, dtype: str) -> Callable[[], object
             if next(checks):
                 raise StopTraining
 
-        Trainer(
-            model,
-            next_token,
-            lambda number: batch,
-            lambda: 0.0,
-            optimizer,
-            config,
-            dtype=dtype,
-            total_steps=NEVER,
-            state=TrainerState(step=1, micro_batch=len(batch)),
-            store=NoStore(),
-            report=lambda event: None,
-            check_stop=stop_after_one,
-            started=0.0,
-        ).run()
+        state = TrainerState(step=1, micro_batch=len(batch))
+        Trainer(job, state, NoStore(), TrainerHooks(check_stop=stop_after_one), started=0.0).run()
 
     return step
 

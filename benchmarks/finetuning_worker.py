@@ -1,0 +1,168 @@
+"""A process that fine-tunes by LoRA one step at a time, so that two can take turns: for finetuning_peer.py.
+
+    python benchmarks/finetuning_worker.py tinylm SETTINGS.json
+
+It waits for a line on stdin before each step, and prints the step's seconds and loss as JSON. After the last step it
+waits once more before it ends.
+"""
+
+import importlib
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+BETAS, EPSILON, CLIP = (0.9, 0.999), 1e-8, 1.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all workers have in common.
+
+    model: Hugging Face folder. text, val: files. batches: (steps, B, T + 1) of token ids in an .npy file, the same
+        that tinylm takes from the text. home: an existing folder for runs. variant: of the peer, as in PEERS.
+    """
+
+    model: str
+    text: str
+    val: str
+    batches: str
+    home: str
+    steps: int
+    batch_size: int
+    rank: int
+    lr: float
+    compile: bool
+
+    @classmethod
+    def read(cls, path: Path) -> "Settings":
+        return cls(**json.loads(path.read_text()))
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+
+class Turns:
+    """The exchange with the parent, which starts each step and reads its seconds and loss."""
+
+    def __init__(self) -> None:
+        self._begun = 0.0
+
+    def wait(self) -> None:
+        if not sys.stdin.readline():
+            sys.exit("The parent is gone.")
+        self._begun = time.perf_counter()
+
+    def done(self, loss: float) -> None:
+        print(json.dumps({"seconds": time.perf_counter() - self._begun, "loss": loss}), flush=True)
+
+
+def initial_a(layer: int, projection: str, shape: torch.Size) -> Tensor:
+    """The A of a projection, (r, in), as LoRA initialises it and the same for all workers."""
+    generator = torch.Generator().manual_seed(len(PROJECTIONS) * layer + PROJECTIONS.index(projection))
+    return (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(shape[1])
+
+
+@torch.no_grad()
+def initialise(model: nn.Module) -> None:
+    """Set all A of a model of either library, whose parameters' names contain `layers.N` and the projection."""
+    for name, parameter in model.named_parameters():
+        if "lora_A" in name:
+            parts = name.split(".")
+            projection = next(part for part in parts if part in PROJECTIONS)
+            parameter.copy_(initial_a(int(parts[parts.index("layers") + 1]), projection, parameter.shape))
+
+
+def train_tinylm(settings: Settings, turns: Turns) -> None:
+    """The whole run of tinylm.finetune_lora; the first step's time includes the evaluation before it."""
+    import tinylm
+    from tinylm.training.events import Logged, Started
+
+    def take_turns(event: Any) -> None:
+        if isinstance(event, Started):
+            initialise(event.model)
+        elif isinstance(event, Logged):
+            turns.done(event.loss)
+        if isinstance(event, Started | Logged):
+            turns.wait()
+
+    tinylm.finetune_lora(
+        settings.text,
+        settings.model,
+        Path(settings.home) / "run",
+        val_data=settings.val,
+        rank=settings.rank,
+        alpha=2.0 * settings.rank,
+        steps=settings.steps,
+        batch_size=settings.batch_size,
+        micro_batch=settings.batch_size,
+        lr=settings.lr,
+        warmup_steps=0,
+        schedule="constant",
+        optimizer="adamw",
+        weight_decay=0.0,
+        beta1=BETAS[0],
+        beta2=BETAS[1],
+        grad_clip=CLIP,
+        log_every=1,
+        eval_every=settings.steps,
+        save_every=settings.steps,
+        seed=0,
+        compile="on" if settings.compile else "off",
+        callbacks=[take_turns],
+    )
+
+
+def train_peer(settings: Settings, turns: Turns, weights: torch.dtype, autocast: bool) -> None:
+    """transformers and peft, with a loop of the least that fine-tuning needs. LoRA's own parameters are fp32."""
+    import transformers
+    from peft import LoraConfig, get_peft_model
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    base = transformers.AutoModelForCausalLM.from_pretrained(settings.model, dtype=weights, use_cache=False)
+    config = LoraConfig(
+        r=settings.rank, lora_alpha=2 * settings.rank, target_modules=list(PROJECTIONS), task_type="CAUSAL_LM"
+    )
+    model = get_peft_model(base, config).train()
+    initialise(model)
+    if settings.compile:
+        for layer in base.model.layers:
+            layer.compile()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=settings.lr, betas=BETAS, eps=EPSILON, weight_decay=0.0, fused=True)
+    for rows in np.load(settings.batches):
+        turns.wait()
+        tokens = torch.from_numpy(rows)
+        ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(input_ids=ids, labels=targets, shift_labels=targets).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        turns.done(loss.item())
+    turns.wait()
+
+
+TINYLM = "tinylm"
+WORKERS: dict[str, Callable[[Settings, Turns], None]] = {
+    TINYLM: train_tinylm,
+    "peft, bf16 weights": lambda settings, turns: train_peer(settings, turns, torch.bfloat16, autocast=False),
+    "peft, bf16 autocast": lambda settings, turns: train_peer(settings, turns, torch.float32, autocast=True),
+    "peft, fp32": lambda settings, turns: train_peer(settings, turns, torch.float32, autocast=False),
+}
+
+
+if __name__ == "__main__":
+    importlib.import_module("torch._dynamo" if Settings.read(Path(sys.argv[2])).compile else "torch")
+    WORKERS[sys.argv[1]](Settings.read(Path(sys.argv[2])), Turns())

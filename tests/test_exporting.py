@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import tinylm
-from tests.shell import done, refused, story
+from tests.shell import done, refused, snapshot, story
 from tests.shell import tinylm as shell
 from tinylm import exporting
 from tinylm.errors import TinyLMError, UsageError
@@ -106,6 +106,68 @@ def test_only_an_earlier_export_is_replaced_and_only_with_force(run: tuple[str, 
         with pytest.raises(UsageError):
             tinylm.export_model(path, to="hf", out=place, force=True)
     assert (other / "letter.txt").read_text() == "mine" and not list(tmp_path.glob(".*"))
+
+
+def test_a_file_that_the_user_added_to_an_export_is_kept(run: tuple[str, Path], tmp_path: Path) -> None:
+    _, path = run
+    tinylm.export_model(path, to="hf", out=tmp_path / "hf")
+    (tmp_path / "hf" / "notes.md").write_text("mine")
+    before = snapshot(tmp_path)
+    with pytest.raises(UsageError, match=r"files that do not belong to an export \(notes\.md\)"):
+        tinylm.export_model(path, to="hf", out=tmp_path / "hf", force=True)
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_an_earlier_export_is_kept_when_replacing_it_fails(
+    error: BaseException, run: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, path = run
+    out = tmp_path / "hf"
+    tinylm.export_model(path, to="hf", out=out)
+    before = snapshot(tmp_path)
+    rename = Path.rename
+
+    def failing(source: Path, target: Path) -> Path:
+        if target == out and source.name == "new":
+            raise error
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(TinyLMError if isinstance(error, OSError) else KeyboardInterrupt):
+        tinylm.export_model(path, to="hf", out=out, force=True)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_gguf_file_and_its_modelfile_are_replaced_only_with_force(run: tuple[str, Path], tmp_path: Path) -> None:
+    _, path = run
+    out, modelfile = tmp_path / "new" / "story.gguf", tmp_path / "new" / "story.Modelfile"
+    tinylm.export_model(path, to="gguf", out=out)
+    before = snapshot(tmp_path)
+    with pytest.raises(UsageError, match=r"story\.gguf exists; .* replace it with `force`"):
+        tinylm.export_model(path, to="gguf", out=out)
+    assert snapshot(tmp_path) == before
+    tinylm.export_model(path, to="gguf", out=out, force=True)
+    assert snapshot(tmp_path) == before
+    for file, other in ((modelfile, "FROM llama3\n"), (out, "a letter")):
+        file.write_text(other)
+        with pytest.raises(UsageError, match=f"{file.name} is not an earlier export"):
+            tinylm.export_model(path, to="gguf", out=out, force=True)
+        assert file.read_text() == other
+        file.unlink()
+    (tmp_path / "letter").write_text("mine")
+    out.symlink_to(tmp_path / "letter")
+    with pytest.raises(UsageError, match=r"story\.gguf is not an earlier export"):
+        tinylm.export_model(path, to="gguf", out=out, force=True)
+    assert (tmp_path / "letter").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_in_one_line(run: tuple[str, Path], tmp_path: Path) -> None:
+    _, path = run
+    (tmp_path / "file").write_text("")
+    for to, name in (("hf", "hf"), ("gguf", "a.gguf")):
+        result = shell("export", path, "--to", to, "--out", tmp_path / "file" / name)
+        refused(result, 2, "Cannot write to")
 
 
 def test_a_wrong_export_is_found_and_does_not_appear(

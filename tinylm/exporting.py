@@ -1,9 +1,5 @@
 """Exporting: a model of tinylm, own or imported, becomes a Hugging Face folder or a GGUF file."""
 
-import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +7,10 @@ import torch
 from torch import Tensor
 
 from tinylm.adapters.export import export_adapter
-from tinylm.errors import TinyLMError, UsageError
-from tinylm.files import flush_folder, remove_tree
-from tinylm.formats.gguf_writer import SAMPLES, write_gguf
-from tinylm.formats.huggingface import is_model_folder, write_folder
+from tinylm.errors import TinyLMError
+from tinylm.formats.export_folder import check_folder_free, replacing_folder
+from tinylm.formats.gguf_writer import SAMPLES, check_file_free, write_gguf
+from tinylm.formats.huggingface import FOLDER_FILES, write_folder
 from tinylm.formats.imported import ForeignModel
 from tinylm.open_model import find_model, open_model
 from tinylm.reporter import LogReporter, Reporter
@@ -78,12 +74,12 @@ def export_model(
         return Exported(Path(out), written.family, written.difference)
     path = newest_model(reporter) if model is None else find_model(Path(model), reporter)
     out = Path(out)
-    _check_out(out, path, to, force)
+    _check_free(out, path, to, force)
     opened = open_model(path)
     if to == "gguf":
         architecture = write_gguf(out, _foreign(opened), dtype or DEFAULT_GGUF_DTYPE, name=path.stem)
         return Exported(out, architecture, None)
-    with _staged(out) as folder:
+    with replacing_folder(out) as folder:
         family = write_folder(folder, _foreign(opened), DTYPES[dtype] if dtype else None)
         difference = _compare(opened, open_model(folder), out)
     return Exported(out, family, difference)
@@ -100,43 +96,13 @@ def _foreign(opened: LoadedModel) -> ForeignModel:
     )
 
 
-def _check_out(out: Path, source: Path, to: str, force: bool) -> None:
+def _check_free(out: Path, source: Path, to: str, force: bool) -> None:
+    """Raise UsageError if an export may not be written to `out`."""
     require(out.resolve() != source.resolve(), f"{out} is read here and never overwritten; choose another `out`.")
-    require(
-        to != "gguf" or out.suffix == ".gguf",
-        f"{out} does not end in .gguf, as the name of such a file does; add that to `out`.",
-    )
-    if not os.path.lexists(out):
-        return
     if to == "gguf":
-        replaceable = out.is_file() and not out.is_symlink()
+        check_file_free(out, force)
     else:
-        replaceable = out.is_dir() and not out.is_symlink() and (is_model_folder(out) or not any(out.iterdir()))
-    require(replaceable, f"{out} is there and not an earlier export; choose another `out`.")
-    require(force or (out.is_dir() and not any(out.iterdir())), f"{out} is there; replace it with `force`.")
-
-
-@contextmanager
-def _staged(out: Path) -> Iterator[Path]:
-    """Context manager of a hidden folder that is moved to `out` at the end, in the place of one that is there."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(prefix=".", suffix=".export", dir=out.parent))
-    except OSError as error:
-        raise UsageError(f"Cannot write to {out.parent}: {error.strerror}; choose another `out`.") from error
-    try:
-        folder, old = stage / "new", stage / "old"
-        folder.mkdir()
-        yield folder
-        flush_folder(folder)
-        if out.exists():
-            out.rename(old)
-        folder.rename(out)
-        flush_folder(out.parent)
-    except OSError as error:
-        raise TinyLMError(f"Cannot write {out}: {error.strerror or error}. Nothing was exported.") from error
-    finally:
-        remove_tree(stage)
+        check_folder_free(out, FOLDER_FILES, force)
 
 
 @torch.no_grad()

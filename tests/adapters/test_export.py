@@ -179,14 +179,14 @@ def test_only_an_exported_adapter_is_replaced_and_only_with_force(trained: Any, 
     pair = trained("mistral")
     out = exported(pair, tmp_path / "adapter").path
     before = snapshot(tmp_path)
-    with pytest.raises(UsageError, match="already holds an adapter; `force` replaces it"):
+    with pytest.raises(UsageError, match=r"contains an earlier export; .* replace it with `force`"):
         exported(pair, out)
     assert snapshot(tmp_path) == before
     exported(pair, out, force=True)
     (out / "notes").write_text("mine")
     for other in (out, pair[0], pair[1]):
         before = snapshot(other)
-        with pytest.raises(UsageError, match="contains other files"):
+        with pytest.raises(UsageError, match="contains files that do not belong to an export"):
             exported(pair, other, force=True)
         assert snapshot(other) == before
     (tmp_path / "file").write_text("")

@@ -1,7 +1,6 @@
 """Exporting a LoRA adapter in PEFT's format, with the module names that its base model has in transformers."""
 
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from tinylm.adapters.foreign import family_of
 from tinylm.adapters.load import AdapterSpec, load_adapter, load_base_model, read_adapter_config, set_adapter_scale
 from tinylm.config import AdapterConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.files import flush_folder
+from tinylm.formats.export_folder import check_folder_free, replacing_folder
 from tinylm.formats.peft import ADAPTER_WEIGHTS, EMBEDDING_PARTS, LINEAR_PARTS, is_adapter_folder
 from tinylm.formats.peft_config import ADAPTER_CONFIG
 from tinylm.formats.peft_writer import Factors, convert_adapter, write_adapter
@@ -68,7 +67,7 @@ def export_adapter(
     run_config, config = read_adapter_config(adapter)
     if config.kind != "lora":
         raise UsageError(f"{adapter} is a {config.kind} adapter; PEFT has LoRA, but not this kind.")
-    _check_free(out, force)
+    check_folder_free(out, (ADAPTER_CONFIG, ADAPTER_WEIGHTS), force)
     base = load_base_model(adapter, config, model and find_model(model, reporter), "cpu")
     family = family_of(base.config)
     factors = _factors(read_weights(adapter, run_config).tensors)
@@ -78,24 +77,12 @@ def export_adapter(
     own = load_adapter(network, AdapterSpec(adapter), base.config)
     expected = _logits(network)
     set_adapter_scale(own.layers, 0.0)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
-            written = Path(folder) / out.name
-            written.mkdir()
-            write_adapter(written, family, converted, base_name or _recorded_name(config))
-            load_adapter(network, AdapterSpec(written), base.config)
-            difference = (_logits(network) - expected).abs().max().item()
-            if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):
-                raise TinyLMError(
-                    f"The logits of the exported adapter differ by {difference:.2e}; nothing was written."
-                )
-            if out.exists():
-                out.rename(Path(folder) / "replaced")
-            written.rename(out)
-            flush_folder(out.parent)
-    except OSError as error:
-        raise TinyLMError(f"Cannot write {out}: {error.strerror or error}.") from error
+    with replacing_folder(out) as folder:
+        write_adapter(folder, family, converted, base_name or _recorded_name(config))
+        load_adapter(network, AdapterSpec(folder), base.config)
+        difference = (_logits(network) - expected).abs().max().item()
+        if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):
+            raise TinyLMError(f"The logits of the exported adapter differ by {difference:.2e}; nothing was exported.")
     return ExportedAdapter(out, family.name, difference, (expected - without).abs().max().item())
 
 
@@ -126,16 +113,3 @@ def _recorded_name(config: AdapterConfig) -> str:
     """The base that the adapter was trained on: its path, or its name on the hub where it is in the hub's cache."""
     match = _HUB_SNAPSHOT.fullmatch(config.base)
     return f"{match[1]}/{match[2]}" if match else config.base
-
-
-def _check_free(out: Path, force: bool) -> None:
-    """Raise UsageError unless the folder can be written: it is empty, or `force` is set for an exported adapter."""
-    if not out.exists() and not out.is_symlink():
-        return
-    if out.is_symlink() or not out.is_dir():
-        raise UsageError(f"{out} is not a folder; choose another `out`.")
-    names = {entry.name for entry in out.iterdir()}
-    if names - {ADAPTER_CONFIG, ADAPTER_WEIGHTS}:
-        raise UsageError(f"{out} contains other files than an exported adapter; choose another `out`.")
-    if names and not force:
-        raise UsageError(f"{out} already holds an adapter; `force` replaces it, and another `out` keeps both.")

@@ -5,6 +5,7 @@ A file is written under a temporary name, read again, compared with the model, a
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,12 +18,12 @@ from torch import Tensor
 
 from tinylm.config import ModelConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.files import flush_folder, replacing, write_text
+from tinylm.files import flush_folder, open_regular, replacing
 from tinylm.formats.families import find_family
 from tinylm.formats.family import ExportedTensors, Family, convert_tensors
 from tinylm.formats.family_choice import choose_family, resolve
 from tinylm.formats.gguf_architectures import BY_FAMILY, ROPE_FACTORS, Architecture, llama3_factors
-from tinylm.formats.gguf_header import TENSOR_TYPES, Metadata, TensorInfo
+from tinylm.formats.gguf_header import MAGIC, TENSOR_TYPES, Metadata, TensorInfo
 from tinylm.formats.gguf_reader import FLOAT_TYPES, import_gguf, open_gguf, read_config, read_model
 from tinylm.formats.gguf_tensors import SAME, Change, TensorPlace
 from tinylm.formats.gguf_tokenizer import ReadTokenizer, read_tokenizer, write_tokenizer
@@ -88,22 +89,52 @@ def write_gguf(path: Path, model: ForeignModel, dtype: str = "f16", name: str | 
     dtype: of the matrices: f32, f16, bf16 or q8_0; a matrix that q8_0 cannot store is written as f16.
     name: of the model, for people; default: that of the file.
 
-    Raises UsageError, before anything is written, for a model or a tokenizer that GGUF cannot represent; TinyLMError if
-    the written file cannot be read back with the same model; and OSError.
+    Raises UsageError, before anything is written, for a model or a tokenizer that GGUF cannot represent, and for a
+    folder that cannot be written; TinyLMError if writing fails or the file cannot be read back with the same model.
     """
     import_gguf()
     if "\n" in path.name:
         raise UsageError("The name of a GGUF file must not contain a line break.")
     plan = _make_plan(model, DTYPES[dtype], name or path.stem)
-    with replacing(path) as unfinished:
-        _write(plan, unfinished)
-        try:
-            _verify(plan, unfinished)
-        except ValueError as error:
-            raise TinyLMError(f"{path} was written, but is not the same model when read again: {error}.") from error
-    write_text(path.with_suffix(MODELFILE_SUFFIX), _modelfile(path, model))
-    flush_folder(path.parent)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"Cannot write to {path.parent}: {error.strerror}; choose another `out`.") from error
+    try:
+        with replacing(_modelfile_path(path)) as modelfile, replacing(path) as unfinished:
+            modelfile.write_text(_modelfile(path, model), encoding="utf-8")
+            _write(plan, unfinished)
+            try:
+                _verify(plan, unfinished)
+            except ValueError as error:
+                raise TinyLMError(f"{path} was written, but is not the same model when read again: {error}.") from error
+        flush_folder(path.parent)
+    except OSError as error:
+        raise TinyLMError(f"Cannot write {path}: {error.strerror or error}.") from error
     return plan.architecture.name
+
+
+def check_file_free(path: Path, force: bool) -> None:
+    """Raise UsageError unless a GGUF file and its Modelfile can be written to `path`.
+
+    Neither exists, or `force` is set, the one is a GGUF file, and the other names it.
+    """
+    if path.suffix != ".gguf":
+        raise UsageError(f"{path} does not end in .gguf, as the name of such a file does; add that to `out`.")
+    from_line = _from_line(path).encode()
+    kinds = {path: lambda head: head.startswith(MAGIC), _modelfile_path(path): lambda head: from_line in head}
+    for file, is_export in kinds.items():
+        if not os.path.lexists(file):
+            continue
+        try:
+            with open_regular(file) as opened:
+                ours = is_export(opened.read(4096))
+        except OSError as error:
+            raise UsageError(f"{file} is not an earlier export: {error.strerror}; choose another `out`.") from error
+        if not ours:
+            raise UsageError(f"{file} is not an earlier export; choose another `out`.")
+        if not force:
+            raise UsageError(f"{file} exists; choose another `out`, or replace it with `force`.")
 
 
 # What to write.
@@ -304,7 +335,7 @@ def _compare_tokenizers(model: ForeignModel, found: ReadTokenizer) -> None:
 
 
 def _modelfile(path: Path, model: ForeignModel) -> str:
-    lines = [f"FROM ./{path.name}", f"PARAMETER num_ctx {model.config.context}"]
+    lines = [_from_line(path), f"PARAMETER num_ctx {model.config.context}"]
     template = _template(model.chat_template)
     if template is None:
         lines.insert(0, "# Without TEMPLATE, ollama uses the chat template in the GGUF file if it knows that one.")
@@ -313,6 +344,14 @@ def _modelfile(path: Path, model: ForeignModel) -> str:
     ends = model.special.eos or (model.special.end_of_text,)
     lines += [f'PARAMETER stop "{end}"' for end in ends if not set('"\\\n') & set(end)]
     return "\n".join(lines) + "\n"
+
+
+def _modelfile_path(path: Path) -> Path:
+    return path.with_suffix(MODELFILE_SUFFIX)
+
+
+def _from_line(path: Path) -> str:
+    return f"FROM ./{path.name}"
 
 
 def _template(chat_template: str | None) -> str | None:

@@ -31,6 +31,7 @@ from tinylm.formats.special_tokens import (
 from tinylm.text.tokenizer_file import TokenizerSpec, token_ids, validate_tokenizer
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+FOLDER_FILES = (CONFIG, WEIGHTS, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, GENERATION_CONFIG)  # of an export
 DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 

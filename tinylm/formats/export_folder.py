@@ -1,0 +1,69 @@
+"""The folder of an export: what it may replace, and a replacement that either happens completely or not at all."""
+
+import os
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.files import flush_folder, is_link, remove_tree
+
+
+def check_folder_free(out: Path, files: Collection[str], force: bool) -> None:
+    """Raise UsageError unless an export can be written to the folder `out`.
+
+    It does not exist, or is empty, or `force` is set and it contains nothing but `files`, those of an earlier export.
+    """
+    if not os.path.lexists(out):
+        return
+    if is_link(out) or not out.is_dir():
+        raise UsageError(f"{out} is not a folder; choose another `out`.")
+    try:
+        names = {entry.name for entry in out.iterdir()}
+    except OSError as error:
+        raise UsageError(f"{out} cannot be read: {error.strerror}; choose another `out`.") from error
+    if others := sorted(names.difference(files)):
+        listed = ", ".join(others[:3])
+        raise UsageError(f"{out} contains files that do not belong to an export ({listed}); choose another `out`.")
+    if names and not force:
+        raise UsageError(f"{out} contains an earlier export; choose another `out`, or replace it with `force`.")
+
+
+@contextmanager
+def replacing_folder(out: Path) -> Iterator[Path]:
+    """Context manager of a new empty folder, which replaces the folder `out` at the end. On an error `out` stays.
+
+    Raises UsageError if the parent of `out` cannot be written, and TinyLMError if writing fails later.
+    """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        stage = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".export", dir=out.parent))
+    except OSError as error:
+        raise UsageError(f"Cannot write to {out.parent}: {error.strerror}; choose another `out`.") from error
+    new, old = stage / "new", stage / "old"
+    try:
+        new.mkdir()
+        yield new
+        flush_folder(new)
+        _replace(out, new, old)
+    except OSError as error:
+        kept = f"; the earlier export is in {old}" if old.exists() else ""
+        raise TinyLMError(f"Cannot write {out}: {error.strerror or error}. Nothing was exported{kept}.") from error
+    finally:
+        if out.exists() or not old.exists():
+            remove_tree(stage)
+    with suppress(OSError):  # the export is in place; without the flush, a power failure may undo the rename
+        flush_folder(out.parent)
+
+
+def _replace(out: Path, new: Path, old: Path) -> None:
+    """Move `out`, if it exists, to `old`, and `new` to `out`; on an error, Ctrl-C among them, `out` comes back."""
+    try:
+        if out.exists():
+            out.rename(old)
+        new.rename(out)
+    except BaseException:
+        if old.exists() and not out.exists():
+            old.rename(out)
+        raise

@@ -1,5 +1,6 @@
 """Exporting: a model of tinylm, own or imported, becomes a Hugging Face folder or a GGUF file."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,11 +8,14 @@ import torch
 from torch import Tensor
 
 from tinylm.adapters.export import export_adapter
-from tinylm.errors import TinyLMError
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.files import open_regular, write_text
 from tinylm.formats.export_folder import check_folder_free, replacing_folder
-from tinylm.formats.gguf_writer import SAMPLES, check_file_free, write_gguf
+from tinylm.formats.gguf_header import MAGIC
+from tinylm.formats.gguf_writer import SAMPLES, write_gguf
 from tinylm.formats.huggingface import FOLDER_FILES, write_folder
 from tinylm.formats.imported import ForeignModel
+from tinylm.formats.modelfile import from_line, make_modelfile, modelfile_path
 from tinylm.open_model import find_model, open_model
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_directory.find_run import newest_model
@@ -77,7 +81,12 @@ def export_model(
     _check_free(out, path, to, force)
     opened = open_model(path)
     if to == "gguf":
-        architecture = write_gguf(out, _foreign(opened), dtype or DEFAULT_GGUF_DTYPE, name=path.stem)
+        exported = _foreign(opened)
+        architecture = write_gguf(out, exported, dtype or DEFAULT_GGUF_DTYPE, name=path.stem)
+        try:
+            write_text(modelfile_path(out), make_modelfile(out, exported))
+        except OSError as error:
+            raise TinyLMError(f"Cannot write {modelfile_path(out)}: {error.strerror or error}.") from error
         return Exported(out, architecture, None)
     with replacing_folder(out) as folder:
         family = write_folder(folder, _foreign(opened), DTYPES[dtype] if dtype else None)
@@ -100,9 +109,31 @@ def _check_free(out: Path, source: Path, to: str, force: bool) -> None:
     """Raise UsageError if an export may not be written to `out`."""
     require(out.resolve() != source.resolve(), f"{out} is read here and never overwritten; choose another `out`.")
     if to == "gguf":
-        check_file_free(out, force)
+        _check_gguf_free(out, force)
     else:
         check_folder_free(out, FOLDER_FILES, force)
+
+
+def _check_gguf_free(out: Path, force: bool) -> None:
+    """Raise UsageError unless a GGUF file and its Modelfile can be written.
+
+    Neither exists, or `force` is set, the one is a GGUF file, and the other names it.
+    """
+    if out.suffix != ".gguf":
+        raise UsageError(f"{out} does not end in .gguf, as the name of such a file does; add that to `out`.")
+    contents = {out: MAGIC, modelfile_path(out): from_line(out).encode()}
+    for file, content in contents.items():
+        if not os.path.lexists(file):
+            continue
+        try:
+            with open_regular(file) as opened:
+                is_export = content in opened.read(4096)
+        except OSError as error:
+            raise UsageError(f"{file} is not an earlier export: {error.strerror}; choose another `out`.") from error
+        if not is_export:
+            raise UsageError(f"{file} is not an earlier export; choose another `out`.")
+        if not force:
+            raise UsageError(f"{file} exists; choose another `out`, or replace it with `force`.")
 
 
 @torch.no_grad()

@@ -294,34 +294,3 @@ def test_an_embedding_with_more_rows_than_tokens_gets_unused_tokens(tmp_path: Pa
     fields = fields_of(tmp_path / "model.gguf")
     assert len(fields["tokenizer.ggml.tokens"]) == rows
     assert fields["tokenizer.ggml.token_type"][-7:] == [5] * 7
-
-
-# The Modelfile.
-
-
-def test_the_modelfile_of_a_base_model_hands_the_prompt_over_as_it_is(tmp_path: Path) -> None:
-    _, exported = own_model("modern")
-    write_gguf(tmp_path / "story.gguf", exported)
-    assert (tmp_path / "story.Modelfile").read_text() == (
-        'FROM ./story.gguf\nPARAMETER num_ctx 48\nTEMPLATE """{{ .Prompt }}"""\nPARAMETER stop "<|endoftext|>"\n'
-    )
-
-
-def test_the_modelfile_of_a_chat_model_has_its_template(tmp_path: Path) -> None:
-    _, exported = own_model("modern")
-    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    model = ForeignModel(None, exported.config, exported.tensors, exported.tokenizer, exported.special, template)
-    write_gguf(tmp_path / "chat.gguf", model)
-    text = (tmp_path / "chat.Modelfile").read_text()
-    assert (
-        "{{ range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n"
-        in text
-    )
-    assert fields_of(tmp_path / "chat.gguf")["tokenizer.chat_template"] == template
-
-
-def test_an_unknown_chat_template_is_left_to_ollama(tmp_path: Path) -> None:
-    _, exported = own_model("modern")
-    model = ForeignModel(None, exported.config, exported.tensors, exported.tokenizer, exported.special, "{{ x }}")
-    write_gguf(tmp_path / "chat.gguf", model)
-    assert "TEMPLATE " not in (tmp_path / "chat.Modelfile").read_text().replace("# Without TEMPLATE,", "")

@@ -1,11 +1,10 @@
-"""GGUF files, written for llama.cpp and ollama, each with a Modelfile beside it (story.gguf: story.Modelfile).
+"""GGUF files, written for llama.cpp and ollama.
 
 A file is written under a temporary name, read again, compared with the model, and only then renamed.
 """
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,12 +17,12 @@ from torch import Tensor
 
 from tinylm.config import ModelConfig
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.files import flush_folder, open_regular, replacing
+from tinylm.files import flush_folder, replacing
 from tinylm.formats.families import find_family
 from tinylm.formats.family import ExportedTensors, Family, convert_tensors
 from tinylm.formats.family_choice import choose_family, resolve
 from tinylm.formats.gguf_architectures import BY_FAMILY, ROPE_FACTORS, Architecture, llama3_factors
-from tinylm.formats.gguf_header import MAGIC, TENSOR_TYPES, Metadata, TensorInfo
+from tinylm.formats.gguf_header import TENSOR_TYPES, Metadata, TensorInfo
 from tinylm.formats.gguf_reader import FLOAT_TYPES, import_gguf, open_gguf, read_config, read_model
 from tinylm.formats.gguf_tensors import SAME, Change, TensorPlace
 from tinylm.formats.gguf_tokenizer import ReadTokenizer, read_tokenizer, write_tokenizer
@@ -36,12 +35,6 @@ _FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # llama_ftype of llam
 _TYPES = {kind.name: kind for kind in TENSOR_TYPES.values()}
 _NEVER_REDUCED = ("position_embd.weight", "ffn_gate_inp.weight", ROPE_FACTORS)  # as llama.cpp's converter has them
 QUANTIZATION_VERSION = 2
-MODELFILE_SUFFIX = ".Modelfile"  # after the name of the model, so that a folder can hold several
-CHATML_TURN = "<|im_start|>"
-CHATML = """{{ range .Messages }}<|im_start|>{{ .Role }}
-{{ .Content }}<|im_end|>
-{{ end }}<|im_start|>assistant
-"""
 # Largest error of a stored number, as a fraction of the largest number in its tensor.
 _ERRORS = {"F32": 2**-22, "F16": 2**-10, "BF16": 2**-8, "Q8_0": 1 / 127}
 SAMPLES = (
@@ -84,7 +77,7 @@ class _Plan:
 
 
 def write_gguf(path: Path, model: ForeignModel, dtype: str = "f16", name: str | None = None) -> str:
-    """Write a model as a GGUF file and a Modelfile beside it; return the name of the architecture.
+    """Write a model as a GGUF file; return the name of the architecture.
 
     dtype: of the matrices: f32, f16, bf16 or q8_0; a matrix that q8_0 cannot store is written as f16.
     name: of the model, for people; default: that of the file.
@@ -101,8 +94,7 @@ def write_gguf(path: Path, model: ForeignModel, dtype: str = "f16", name: str | 
     except OSError as error:
         raise UsageError(f"Cannot write to {path.parent}: {error.strerror}; choose another `out`.") from error
     try:
-        with replacing(_modelfile_path(path)) as modelfile, replacing(path) as unfinished:
-            modelfile.write_text(_modelfile(path, model), encoding="utf-8")
+        with replacing(path) as unfinished:
             _write(plan, unfinished)
             try:
                 _verify(plan, unfinished)
@@ -112,29 +104,6 @@ def write_gguf(path: Path, model: ForeignModel, dtype: str = "f16", name: str | 
     except OSError as error:
         raise TinyLMError(f"Cannot write {path}: {error.strerror or error}.") from error
     return plan.architecture.name
-
-
-def check_file_free(path: Path, force: bool) -> None:
-    """Raise UsageError unless a GGUF file and its Modelfile can be written to `path`.
-
-    Neither exists, or `force` is set, the one is a GGUF file, and the other names it.
-    """
-    if path.suffix != ".gguf":
-        raise UsageError(f"{path} does not end in .gguf, as the name of such a file does; add that to `out`.")
-    from_line = _from_line(path).encode()
-    kinds = {path: lambda head: head.startswith(MAGIC), _modelfile_path(path): lambda head: from_line in head}
-    for file, is_export in kinds.items():
-        if not os.path.lexists(file):
-            continue
-        try:
-            with open_regular(file) as opened:
-                ours = is_export(opened.read(4096))
-        except OSError as error:
-            raise UsageError(f"{file} is not an earlier export: {error.strerror}; choose another `out`.") from error
-        if not ours:
-            raise UsageError(f"{file} is not an earlier export; choose another `out`.")
-        if not force:
-            raise UsageError(f"{file} exists; choose another `out`, or replace it with `force`.")
 
 
 # What to write.
@@ -329,33 +298,3 @@ def _compare_tokenizers(model: ForeignModel, found: ReadTokenizer) -> None:
             ids = [library.encode(text, add_special_tokens=False).ids for library in (ours, theirs)]
             if ids[0] != ids[1]:
                 raise ValueError(f"its tokenizer gives other ids for {text!r}")
-
-
-# The Modelfile of ollama.
-
-
-def _modelfile(path: Path, model: ForeignModel) -> str:
-    lines = [_from_line(path), f"PARAMETER num_ctx {model.config.context}"]
-    template = _template(model.chat_template)
-    if template is None:
-        lines.insert(0, "# Without TEMPLATE, ollama uses the chat template in the GGUF file if it knows that one.")
-    else:
-        lines.append(f'TEMPLATE """{template}"""')
-    ends = model.special.eos or (model.special.end_of_text,)
-    lines += [f'PARAMETER stop "{end}"' for end in ends if not set('"\\\n') & set(end)]
-    return "\n".join(lines) + "\n"
-
-
-def _modelfile_path(path: Path) -> Path:
-    return path.with_suffix(MODELFILE_SUFFIX)
-
-
-def _from_line(path: Path) -> str:
-    return f"FROM ./{path.name}"
-
-
-def _template(chat_template: str | None) -> str | None:
-    """ollama's template: the prompt as it is, or ChatML; `None` for any other chat template."""
-    if chat_template is None:
-        return "{{ .Prompt }}"
-    return CHATML if CHATML_TURN in chat_template and "<|im_end|>" in chat_template else None

@@ -1,0 +1,42 @@
+"""The Modelfile of ollama beside a GGUF file: story.Modelfile for story.gguf."""
+
+from pathlib import Path
+
+from tinylm.formats.imported import ForeignModel
+
+SUFFIX = ".Modelfile"  # after the name of the model, so that a folder can hold several
+CHATML_TURN = "<|im_start|>"
+CHATML = """{{ range .Messages }}<|im_start|>{{ .Role }}
+{{ .Content }}<|im_end|>
+{{ end }}<|im_start|>assistant
+"""
+
+
+def modelfile_path(gguf: Path) -> Path:
+    """The Modelfile of a GGUF file."""
+    return gguf.with_suffix(SUFFIX)
+
+
+def from_line(gguf: Path) -> str:
+    """The first instruction of the Modelfile of a GGUF file."""
+    return f"FROM ./{gguf.name}"
+
+
+def make_modelfile(gguf: Path, model: ForeignModel) -> str:
+    """The text of a Modelfile: context length, end tokens, and the template where ollama cannot recognise it."""
+    lines = [from_line(gguf), f"PARAMETER num_ctx {model.config.context}"]
+    template = _template(model.chat_template)
+    if template is None:
+        lines.insert(0, "# Without TEMPLATE, ollama uses the chat template in the GGUF file if it knows that one.")
+    else:
+        lines.append(f'TEMPLATE """{template}"""')
+    ends = model.special.eos or (model.special.end_of_text,)
+    lines += [f'PARAMETER stop "{end}"' for end in ends if not set('"\\\n') & set(end)]
+    return "\n".join(lines) + "\n"
+
+
+def _template(chat_template: str | None) -> str | None:
+    """ollama's template: the prompt as it is, or ChatML; `None` for any other chat template."""
+    if chat_template is None:
+        return "{{ .Prompt }}"
+    return CHATML if CHATML_TURN in chat_template and "<|im_end|>" in chat_template else None

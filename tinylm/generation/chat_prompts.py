@@ -4,6 +4,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat import Conversation
+from tinylm.text.literal_tokens import without_marks
 from tinylm.text.tokenizer import Tokenizer
 
 
@@ -14,7 +15,7 @@ def encode_conversation(conversation: Conversation, format: ChatFormat, tokenize
     characters that are not in the vocabulary.
     """
     try:
-        text = format.template.render(conversation.messages, conversation.tools, add_generation_prompt=True)
+        text = format.prompt(conversation)
         ids = [int(i) for i in tokenizer.encode_with_special(text)[0]]
     except TinyLMError as error:
         raise UsageError(f"{conversation.location}: {error}") from error
@@ -22,4 +23,4 @@ def encode_conversation(conversation: Conversation, format: ChatFormat, tokenize
         raise UsageError(f"{conversation.location}: the chat template renders no text.")
     end = format.end_token()
     end_ids = frozenset() if end is None else frozenset(int(i) for i in tokenizer.encode_with_special(end)[0])
-    return EncodedPrompt(text, ids, ids, end_ids)
+    return EncodedPrompt(without_marks(text), ids, ids, end_ids)

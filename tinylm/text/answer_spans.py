@@ -1,17 +1,22 @@
 """The text of a conversation, and the characters of it that are scored."""
 
+import functools
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.chat import Conversation
 from tinylm.text.chat_template import ChatTemplate
+from tinylm.text.literal_tokens import LiteralTokens, without_marks
 
 
 class ScoredText(NamedTuple):
-    """The text of a conversation, and the ranges of its characters that are scored, in order and without overlap."""
+    """The text of a conversation, and the ranges of its characters that are scored, in order and without overlap.
+
+    In the text, LITERAL marks the texts of special tokens that are not those tokens: see `tinylm.text.literal_tokens`.
+    """
 
     text: str
     spans: list[range]
@@ -24,11 +29,21 @@ class ChatFormat:
     special_tokens: texts that the tokenizer encodes as one token each.
     train_on: which text is scored: that of each assistant's message with its end token (assistant), of the last of them
         (last), or all text (all).
+    control_tokens: the special tokens that only the template writes. Their texts in messages and tools are text.
     """
 
     template: ChatTemplate
     special_tokens: tuple[str, ...] = ()
     train_on: str = "assistant"
+    control_tokens: tuple[str, ...] = ()
+
+    def prompt(self, conversation: Conversation) -> str:
+        """The text of a conversation up to where the next answer begins, marked as that of `ScoredText`.
+
+        Raises UsageError and TinyLMError as `ChatTemplate.render` does.
+        """
+        marked = self._marked(conversation)
+        return self.template.render(marked.messages, marked.tools, add_generation_prompt=True)
 
     def render(self, conversation: Conversation) -> ScoredText:
         """The text and the scored spans of a conversation.
@@ -41,11 +56,21 @@ class ChatFormat:
         whose beginning the template renders in another way when more messages follow.
         """
         try:
-            return self._render(conversation)
+            return self._render(self._marked(conversation))
         except TinyLMError as error:
             if str(error).startswith(conversation.location):
                 raise
             raise UsageError(f"{conversation.location}: {error}") from error
+
+    def _marked(self, conversation: Conversation) -> Conversation:
+        """The conversation with its texts of control tokens marked."""
+        literal = self._literal
+        messages = tuple({**literal.mark(message), "role": message["role"]} for message in conversation.messages)
+        return replace(conversation, messages=messages, tools=literal.mark(conversation.tools))
+
+    @functools.cached_property
+    def _literal(self) -> LiteralTokens:
+        return LiteralTokens(self.control_tokens)
 
     def _render(self, conversation: Conversation) -> ScoredText:
         messages, tools = conversation.messages, conversation.tools
@@ -83,14 +108,16 @@ class ChatFormat:
         at = next((i for i, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), len(found))
         raise UsageError(
             f"{conversation.location}: the chat template renders the beginning of this conversation in another way "
-            f"when {when.format(index + 1)}: {expected[at : at + 40]!r} becomes {found[at : at + 40]!r}. So its "
+            f"when {when.format(index + 1)}: {without_marks(expected[at : at + 40])!r} becomes "
+            f"{without_marks(found[at : at + 40])!r}. So its "
             "answers cannot be found; use a `chat_template` with {% generation %} blocks, or set `train_on` to last or "
             "all."
         )
 
     def ordinary_text(self, text: str) -> Iterator[str]:
-        """The non-empty parts of a rendered text between its special tokens."""
-        return filter(None, token_pattern(self.special_tokens).split(text)) if self.special_tokens else iter([text])
+        """The non-empty parts of a rendered text between its special tokens, without marks."""
+        parts = token_pattern(self.special_tokens).split(text) if self.special_tokens else [text]
+        return map(without_marks, filter(None, parts))
 
     def end_token(self) -> str | None:
         """The special token at the end of an answer; `None` for a template without one."""

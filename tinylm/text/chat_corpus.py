@@ -13,6 +13,7 @@ from tinylm.text.answer_spans import ChatFormat, ScoredText
 from tinylm.text.chat import Conversation, read_conversations
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import Corpus, CorpusStats, Stream, scan_stream
+from tinylm.text.tokenizer import LITERAL
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class ChatCorpus(Corpus):
 
     chat: ChatFormat | None = None
     _lengths: list[int] = field(default_factory=list, init=False, repr=False, compare=False)  # set by `scan`
+    _marked: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)  # set by `scan`
 
     kind: ClassVar[str] = "chat"
     detects_json: ClassVar[bool] = True
@@ -90,6 +92,7 @@ class ChatCorpus(Corpus):
         assert self.chat is not None
         chat, lengths, digest = self.chat, self._lengths, hashlib.sha256()
         lengths.clear()
+        self._marked.clear()
 
         def stream() -> Stream:
             for example in self.examples(progress):
@@ -97,12 +100,18 @@ class ChatCorpus(Corpus):
                     yield None
                 spans = [(span.start, span.stop) for span in example.spans]
                 digest.update(json.dumps([example.text, spans]).encode())
+                self._marked.append(LITERAL in example.text)
                 parts = list(self._known(chat.ordinary_text(example.text)))
                 lengths.append(sum(map(len, parts)))
                 yield from filter(None, parts)
 
         stats = scan_stream(stream())
         return replace(stats, documents=len(lengths), fingerprint=digest.hexdigest())
+
+    @property
+    def n_marked(self) -> int:
+        """The number of conversations, in the last scan, with texts of special tokens that are not those tokens."""
+        return sum(self._marked)
 
     def safe_split_point(self, characters: int) -> int:
         """The largest number of characters, at most `characters`, that make up whole conversations."""

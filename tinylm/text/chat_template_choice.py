@@ -51,6 +51,8 @@ def chat_format(
     """
     special = tokenizer.special if tokenizer is not None else SpecialTokens()
     tokens = tokenizer.added_tokens if tokenizer is not None else (END_OF_TEXT,)
+    control = tokenizer.control_tokens if tokenizer is not None else tokens
     if tokenizer is None or extended:
-        tokens = tuple(dict.fromkeys((*tokens, *template_tokens(source))))
-    return ChatFormat(ChatTemplate(source, template_values(special)), tokens, train_on)
+        new = [token for token in template_tokens(source) if token not in tokens]
+        tokens, control = (*tokens, *new), (*control, *new)
+    return ChatFormat(ChatTemplate(source, template_values(special)), tokens, train_on, control)

@@ -84,7 +84,10 @@ def load_text(
     corpus, *val_corpus = _find_corpora(source, parts, spool, kind, reporter, chat)
     fraction = DEFAULT_VAL_FRACTION if source.val_fraction is None else source.val_fraction
     with reporter.counting("reading", sum(part.size for part in (corpus, *val_corpus)), "bytes") as advance:
-        return split_corpus(corpus, val_corpus[0] if val_corpus else None, fraction, advance)
+        split = split_corpus(corpus, val_corpus[0] if val_corpus else None, fraction, advance)
+    for part in (corpus, *val_corpus):
+        _report_marked(part, reporter)
+    return split
 
 
 def _find_corpora(
@@ -168,6 +171,14 @@ def _report_skipped(corpus: Corpus, reporter: Reporter) -> None:
         files = [file for file in corpus.skipped if file.folder == folder]
         report = reporter.warn if sum(file.size for file in files) > corpus.size else reporter.note
         report(f"Skipped in {folder}: {describe_skipped(files)}. Read: {format_size(corpus.size)}.")
+
+
+def _report_marked(corpus: Corpus, reporter: Reporter) -> None:
+    if isinstance(corpus, ChatCorpus) and corpus.n_marked:
+        reporter.warn(
+            f"{corpus.name}: {corpus.n_marked:,} of its conversations contain the text of special tokens. In messages "
+            "and tools it is encoded as other text; only the chat template writes special tokens."
+        )
 
 
 def handle_unknown_characters(
@@ -268,6 +279,7 @@ def evaluation_tokens(
     with tempfile.TemporaryDirectory() if piped else contextlib.nullcontext("") as folder:
         (corpus,) = _find_corpora(source, [source.paths], Path(folder), kind, reporter, chat)
         stats = corpus.scan()
+        _report_marked(corpus, reporter)
         if not stats.characters:
             raise UsageError(f"{corpus.name} contains no text; give a file that does.")
         unknown_characters = tokenizer.unknown_characters(stats.alphabet)

@@ -27,6 +27,7 @@ from tinylm.text.tokenizer_file import TokenizerSpec, token_ids, validate_tokeni
 
 END_OF_TEXT = "<|endoftext|>"
 MASK = "<mask>"
+LITERAL = "\ufdd2"  # a noncharacter of Unicode, which no text contains: inside of a special token's text, makes it text
 
 COUNT_CHUNK = 1 << 20  # ids counted at a time, since np.bincount converts them to int64
 MIN_BPE_VOCAB_SIZE = 257  # the 256 bytes and the end-of-text token
@@ -174,22 +175,32 @@ class Tokenizer:
         """The texts of the special tokens, and of other tokens that are recognised before the text is split."""
         return tuple(token.content for token in self._library.get_added_tokens_decoder().values())
 
+    @functools.cached_property
+    def control_tokens(self) -> tuple[str, ...]:
+        """The texts of the special tokens, which mark the structure of a text, without other added tokens."""
+        added = self._library.get_added_tokens_decoder().values()
+        return tuple(token.content for token in added if token.special)
+
     def encode_with_special(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Encode a text in which special tokens are recognised, such as one that a chat template rendered.
 
-        Returns the ids, (N,) of uint32, and the offset of the first character of each token, (N,) of int64. Raises
-        UsageError for characters without an id, and TinyLMError if the `tokenizers` library fails.
+        One with LITERAL after its first character is encoded as if it were no special token; LITERAL has no id. Returns
+        the ids, (N,) of uint32, and the offset of the first character of each token, (N,) of int64. Raises UsageError
+        for characters without an id, and TinyLMError if the `tokenizers` library fails.
         """
         if self._table is None:
-            encoding = self._encoding(self._recognising_library, text)
+            encoding = self._encoding(self._literal_library if LITERAL in text else self._recognising_library, text)
             offsets = [start for start, _ in encoding.offsets]
             return np.array(encoding.ids, dtype=np.uint32), np.array(offsets, dtype=np.int64)
         ids, starts = [np.zeros(0, dtype=np.uint32)], [np.zeros(0, dtype=np.int64)]
         position = 0
         for part in re.split(f"({'|'.join(map(re.escape, sorted(self.added_tokens, key=len, reverse=True)))})", text):
             special = part in self.added_tokens
-            ids.append(np.array([self._library.token_to_id(part)]) if special else self.encode(part))
-            starts.append(np.array([position]) if special else np.arange(position, position + len(part)))
+            kept = np.zeros(1, dtype=np.int64) if special else np.flatnonzero(code_points(part) != ord(LITERAL))
+            ids.append(
+                np.array([self._library.token_to_id(part)]) if special else self.encode(part.replace(LITERAL, ""))
+            )
+            starts.append(position + kept)
             position += len(part)
         return np.concatenate(ids).astype(np.uint32), np.concatenate(starts)
 
@@ -201,6 +212,16 @@ class Tokenizer:
         """
         spec = json.loads(self.to_str())
         return tokenizers.Tokenizer.from_str(json.dumps({**spec, "post_processor": None}, ensure_ascii=False))
+
+    @functools.cached_property
+    def _literal_library(self) -> tokenizers.Tokenizer:
+        """As `_recognising_library`, without LITERAL, which it removes after special tokens were recognised."""
+        spec = json.loads(self._recognising_library.to_str())
+        remove = {"type": "Replace", "pattern": {"String": LITERAL}, "content": ""}
+        spec["normalizer"] = {"type": "Sequence", "normalizers": [remove, *filter(None, [spec["normalizer"]])]}
+        for token in spec["added_tokens"]:  # "normalized" ones are recognised after the normalizer
+            token["normalized"] &= not token["special"]
+        return tokenizers.Tokenizer.from_str(json.dumps(spec, ensure_ascii=False))
 
     def decode_with_special(self, ids: Iterable[int]) -> str:
         """The text of token ids, special tokens included. Raises TinyLMError if the library fails."""

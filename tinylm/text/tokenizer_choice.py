@@ -41,9 +41,18 @@ def choose_tokenizer(split: SplitCorpus, tokenizer: str, vocab_size: int | None)
         sample = sample_for_tokenizer(split.train_stream(), split.train_characters, BPE_SAMPLE)
         size = _default_vocab_size(split.stats.characters, pairs) if vocab_size is None else vocab_size
         return train_bpe(sample, size, special)
-    path = Path(tokenizer)
+    file = tokenizer_file(tokenizer)
+    assert file is not None
+    return file
+
+
+def tokenizer_file(choice: str) -> Tokenizer | None:
+    """The tokenizer of a file; `None` for auto, char and bpe. Raises UsageError if there is no such file."""
+    if choice in ("auto", "char", "bpe"):
+        return None
+    path = Path(choice)
     if not path.is_file():
-        raise UsageError(f"`tokenizer` is {tokenizer!r}; it must be auto, char, bpe or the path of a tokenizer.json.")
+        raise UsageError(f"`tokenizer` is {choice!r}; it must be auto, char, bpe or the path of a tokenizer.json.")
     return Tokenizer.load(path.resolve())  # `load` refuses links; this one was named by the user
 
 

@@ -26,7 +26,7 @@ from tinylm.text.corpus import STANDARD_INPUT
 from tinylm.text.corpus_encoding import SplitCorpus
 from tinylm.text.corpus_loading import TextSource
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, describe_characters
-from tinylm.text.tokenizer_choice import choose_tokenizer
+from tinylm.text.tokenizer_choice import choose_tokenizer, tokenizer_file
 
 DEFAULT_RANK = 8
 
@@ -39,6 +39,7 @@ class StartingModel:
     owner: whose vocabulary it is, for messages, as in "The model checkpoints/a"
     config, network: `None` for a new model, which is built when its config is planned
     tokenizer: `None` until it is chosen for the text
+    tokenizer_file: the tokenizer for a new model that was given as a file
     adapter: the adapter to train on the model
     chat_template: the template that conversations are rendered with; `None` for a model that has none
     adds_tokens: whether special tokens of a template that the tokenizer does not have can be added to it
@@ -50,6 +51,7 @@ class StartingModel:
     config: ModelConfig | None = None
     network: Transformer | None = None
     tokenizer: Tokenizer | None = None
+    tokenizer_file: Tokenizer | None = None
     adapter: AdapterConfig | None = None
     chat_template: str | None = None
     adds_tokens: bool = False
@@ -68,7 +70,8 @@ class StartingModel:
         source = read_template(text.chat_template) if text.chat_template else self.chat_template or CHATML
         extended = self.adds_tokens and source != self.chat_template
         self.chat_template = source
-        return chat_format(source, self.tokenizer, text.train_on or "assistant", extended=extended)
+        tokenizer = self.tokenizer or self.tokenizer_file
+        return chat_format(source, tokenizer, text.train_on or "assistant", extended=extended)
 
     def build(self, config: ModelConfig, seed: int) -> Transformer:
         """The network in training mode; a new network is initialised from `config` and `seed`."""
@@ -126,13 +129,15 @@ class NewModel:
 
     def load(self, source: Path | None, seed: int) -> StartingModel:
         architecture = self.choices.get("architecture", "decoder")
-        return StartingModel(architecture, f"The tokenizer {self.tokenizer}")
+        file = tokenizer_file(self.tokenizer or "auto")
+        return StartingModel(architecture, f"The tokenizer {self.tokenizer}", tokenizer_file=file, adds_tokens=True)
 
     def fit_tokenizer(self, model: StartingModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
         tokenizer = choose_tokenizer(split, self.tokenizer or "auto", self.vocab_size)
         if isinstance(split.corpus, ChatCorpus) and split.corpus.chat is not None:
             chat = split.corpus.chat
-            tokenizer = tokenizer.with_special_tokens(chat.special_tokens, [chat.end_token() or END_OF_TEXT])
+            missing = [token for token in chat.special_tokens if token not in tokenizer.added_tokens]
+            tokenizer = tokenizer.with_special_tokens(missing, [chat.end_token() or END_OF_TEXT])
         return tokenizer.with_mask_token() if model.architecture == "encoder" else tokenizer
 
 

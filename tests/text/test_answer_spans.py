@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.text.templates import CONVERSATIONS, LLAMA_2, LLAMA_3, QWEN, QWEN_3, SPECIAL, SPECIAL_TOKENS, messages
 from tinylm.errors import UsageError
@@ -65,12 +66,73 @@ def test_a_template_whose_prefixes_do_not_agree_is_refused_with_the_line() -> No
     with pytest.raises(UsageError, match=r"chat.jsonl, line 7: the chat template renders the beginning") as caught:
         chat(QWEN_3).render(conversation(CONVERSATIONS[2]))
     assert "other messages follow message 2: '<think>" in str(caught.value)
-    assert "{% generation %}" in str(caught.value) and "`train_on`" in str(caught.value)
+    assert "{% generation %}" in str(caught.value) and "set `train_on` to last, which works here" in str(caught.value)
 
 
 def test_the_last_answer_is_found_where_only_earlier_ones_change() -> None:
     text, spans = chat(QWEN_3, "last").render(conversation(CONVERSATIONS[2]))
     assert [text[span.start : span.stop] for span in spans] == ["<think>\n\n</think>\n\nf, g<|im_end|>"]
+
+
+# As Qwen 3: answers before the last question lose their reasoning, those after it keep it. There must be a question.
+REASONING = (
+    "{%- set found = namespace(last=-1) %}"
+    "{%- for m in messages[::-1] %}"
+    "{%- if found.last < 0 and m.role == 'user' %}{%- set found.last = messages | length - loop.index %}{%- endif %}"
+    "{%- endfor %}"
+    "{%- if found.last < 0 %}{{- raise_exception('There is no question.') }}{%- endif %}"
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}"
+    "{%- set content = m.content %}{%- set reasoning = m.reasoning_content or '' %}"
+    "{%- if m.role == 'assistant' and '</think>' in content %}"
+    "{%- set reasoning = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}"
+    "{%- set content = content.split('</think>')[-1].lstrip('\\n') %}{%- endif %}"
+    "{%- if m.role == 'assistant' and loop.index0 > found.last and (loop.last or reasoning) %}"
+    "{{- '<think>\\n' + reasoning + '\\n</think>\\n\\n' }}{%- endif %}"
+    "{{- content + '<|im_end|>\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+THOUGHTS = {
+    "no reasoning": [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")],
+    "reasoning in the contents": [
+        *(("system", "s"), ("user", "a"), ("assistant", "<think>\nx\n</think>\n\nb"), ("user", "c")),
+        ("assistant", "<think>\ny\n</think>\n\nd"),
+    ],
+    "calls of tools": [
+        *(("user", "a"), ("assistant", "<think>x</think>b"), ("tool", "c"), ("assistant", "<think>y</think>d")),
+    ],
+    "a question at the end": [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"), ("user", "e")],
+}
+
+
+@pytest.mark.parametrize("name", THOUGHTS)
+def test_the_last_answer_is_found_where_earlier_reasoning_is_dropped(name: str) -> None:
+    """Reference: transformers' text of the messages up to the last answer, and a pattern of its answers."""
+    turns = messages(*THOUGHTS[name])
+    upto = turns[: max(i for i, turn in enumerate(turns) if turn["role"] == "assistant") + 1]
+    (expected,), _ = render_jinja_template([upto], chat_template=REASONING)
+    text, spans = chat(REASONING, "last").render(conversation(turns))
+    assert text == expected
+    answers = [match.span(1) for match in re.finditer(ANSWERS[QWEN], expected, re.DOTALL)]
+    assert [(span.start, span.stop) for span in spans] == answers[-1:]
+    assert text[spans[-1].start :].startswith("<think>\n")
+
+
+@pytest.mark.parametrize("name", THOUGHTS)
+def test_where_only_the_last_answer_can_be_found_the_error_says_so(name: str) -> None:
+    turns = messages(*THOUGHTS[name])
+    if name == "calls of tools":  # all of them follow the last question
+        assert len(chat(REASONING).render(conversation(turns)).spans) == 2
+    else:
+        with pytest.raises(UsageError, match="set `train_on` to last, which works here, or to all"):
+            chat(REASONING).render(conversation(turns))
+
+
+def test_where_no_answer_can_be_found_the_error_does_not_promise_the_last() -> None:
+    template = QWEN.replace("assistant\\n' }}{%- endif", "assistant\\n<think>\\n' }}{%- endif")
+    for train_on in ("assistant", "last"):
+        with pytest.raises(UsageError, match="set `train_on` to all, or use a") as caught:
+            chat(template, train_on).render(conversation(CONVERSATIONS[2]))
+        assert "works here" not in str(caught.value)
 
 
 def test_a_generation_prompt_that_the_answer_does_not_begin_with_is_refused() -> None:

@@ -50,7 +50,7 @@ class ChatFormat:
 
         `{% generation %}` blocks of the template are the spans of answers. For a template without them, an answer is
         what is added to the conversation before it with the generation prompt; white space after a special token at its
-        end is not scored.
+        end is not scored. With `train_on` last, messages after the last answer are left out.
 
         Raises UsageError, with the location, for a conversation that the template refuses or fails on, and for one
         whose beginning the template renders in another way when more messages follow.
@@ -73,13 +73,15 @@ class ChatFormat:
         return LiteralTokens(self.control_tokens)
 
     def _render(self, conversation: Conversation) -> ScoredText:
+        answers = conversation.answers()
+        if self.train_on == "last" and answers:
+            conversation = replace(conversation, messages=conversation.messages[: answers[-1] + 1])
         messages, tools = conversation.messages, conversation.tools
         text, spans = self.template.marked(messages, tools)
         if not text:
             raise UsageError("The chat template renders no text.")
         if self.train_on == "all":
             return ScoredText(text, [range(len(text))])
-        answers = conversation.answers()
         if self.template.marks_answers:
             if self.train_on == "last" and answers:
                 earlier = len(self.template.marked(messages[: answers[-1]], tools)[1]) if answers[-1] else 0
@@ -106,13 +108,24 @@ class ChatFormat:
 
     def _refuse(self, conversation: Conversation, index: int, expected: str, found: str, when: str) -> None:
         at = next((i for i, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), len(found))
+        before, after = (without_marks(text[at : at + 40]) for text in (expected, found))
+        last = (
+            "set `train_on` to last, which works here, or to" if self._finds_last(conversation) else "set `train_on` to"
+        )
         raise UsageError(
             f"{conversation.location}: the chat template renders the beginning of this conversation in another way "
-            f"when {when.format(index + 1)}: {without_marks(expected[at : at + 40])!r} becomes "
-            f"{without_marks(found[at : at + 40])!r}. So its "
-            "answers cannot be found; use a `chat_template` with {% generation %} blocks, or set `train_on` to last or "
-            "all."
+            f"when {when.format(index + 1)}: {before!r} becomes {after!r}. So its answers cannot be found; {last} all, "
+            "or use a `chat_template` with {% generation %} blocks."
         )
+
+    def _finds_last(self, conversation: Conversation) -> bool:
+        """Whether the last answer of a conversation can be found where other answers cannot."""
+        if self.train_on == "last":
+            return False
+        try:
+            return bool(replace(self, train_on="last")._render(conversation).spans)
+        except TinyLMError:
+            return False
 
     def ordinary_text(self, text: str) -> Iterator[str]:
         """The non-empty parts of a rendered text between its special tokens, without marks."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,25 @@ def test_a_model_that_gguf_cannot_represent_is_refused_before_anything_is_writte
     with pytest.raises(UsageError, match=message):
         write_gguf(tmp_path / "model.gguf", exported)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("experts", [{}, {"experts": 4, "experts_per_token": 2}], ids=["mistral", "mixtral"])
+def test_a_window_that_llama_cpp_ignores_is_refused_unless_it_is_as_long_as_the_context(
+    experts: dict[str, Any], tmp_path: Path
+) -> None:
+    """llama.cpp reads no attention.sliding_window for the architecture llama (its src/models/llama.cpp)."""
+    context = SIZES["context"]
+    for window in (context - 1, context):
+        _, exported = own_model("llama", local_window=7, local_layers=(0, 1), **experts)
+        exported = replace(exported, config=replace(exported.config, local_window=window))
+        path = tmp_path / f"{window}.gguf"
+        if window < context:
+            with pytest.raises(UsageError, match=f"llama.cpp ignores the `local_window` of {window} tokens"):
+                write_gguf(path, exported)
+        else:
+            assert write_gguf(path, exported) == "llama"
+            assert read_gguf(path).config.local_window == window
+        assert path.exists() == (window == context)
 
 
 def test_a_tokenizer_that_gguf_cannot_represent_is_refused_before_anything_is_written(tmp_path: Path) -> None:

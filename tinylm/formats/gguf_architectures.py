@@ -60,13 +60,15 @@ class Architecture:
     """A value of general.architecture. families: `model_type` of the models that are stored as this architecture.
 
     read_config: a config.json of Hugging Face from the metadata. extra_metadata: what `write_metadata` adds to the
-        metadata that all architectures have.
+        metadata that all architectures have. ignores_windows: llama.cpp computes full attention in all layers, also
+        where the file has a sliding window.
     """
 
     name: str
     families: tuple[str, ...]
     read_config: Callable[["ConfigReader"], dict[str, Any]]
     extra_metadata: Callable[[ModelConfig], Values] = lambda config: {}
+    ignores_windows: bool = False
 
     def write_metadata(self, config: ModelConfig) -> Values:
         """The metadata of a model without open choices (families.resolve), by keys with this architecture's prefix.
@@ -446,7 +448,7 @@ def _scaling_metadata(scaling: RopeScaling | None) -> Values:
 
 
 _TABLE = (
-    Architecture(name="llama", families=("llama", "mistral", "mixtral"), read_config=_llama),
+    Architecture(name="llama", families=("llama", "mistral", "mixtral"), read_config=_llama, ignores_windows=True),
     Architecture(name="qwen2", families=("qwen2",), read_config=_qwen2),
     Architecture(name="qwen3", families=("qwen3",), read_config=_qwen3),
     Architecture(name="qwen3moe", families=("qwen3_moe",), read_config=_qwen3moe),

@@ -167,7 +167,13 @@ def _type_of(name: str, shape: Sequence[int], dtype: str) -> str:
 
 
 def _check_expressible(plan: _Plan) -> None:
-    """Raise UsageError naming the settings that the metadata loses."""
+    """Raise UsageError naming the settings that the metadata loses, or that llama.cpp ignores."""
+    window, context = plan.config.local_window, plan.config.context
+    if plan.architecture.ignores_windows and window is not None and window < context:
+        raise UsageError(
+            f"GGUF's {plan.architecture.name} has full attention: llama.cpp ignores the `local_window` of {window} "
+            f"tokens, which is shorter than the context of {context}. Write a Hugging Face folder instead."
+        )
     infos = {planned.info.name: planned.info for planned in plan.planned}
     try:
         values = read_config(plan.architecture, Metadata(plan.metadata), infos, lambda _: _rope_factors(plan.config))

@@ -1,9 +1,9 @@
-"""What each part of a transformer is worth: variants trained on one text for equally many steps, side by side.
+"""Ablations: the effect of each part of a transformer, from variants trained on one text for the same number of steps.
 
     python benchmarks/ablation.py tinyshakespeare.txt --groups positions,norms --steps 1000 --out ablation
 
-Every variant is a run of `tinylm train` with a few flags of its own, for each of some seeds. Writes ablation.md, with a
-table for each group, and ablation.png, the curves of validation loss. Needs the extra [bench].
+Every variant is a run of `tinylm train` with additional flags, once per seed. Writes ablation.md with one table per
+group, and ablation.png with the curves of the validation loss. Needs the extra [bench].
 """
 
 import argparse
@@ -22,8 +22,8 @@ from tinylm.errors import DivergedError
 from tinylm.model.build import build_empty_model, count_parameters
 from tinylm.run_directory.loading import read_config
 
-# The original stack with its own optimizer, whatever --options says. A linear schedule, unlike the published one, does
-# not depend on the warmup.
+# The original stack with its own optimizer; overrides --options. The published learning rate schedule depends on the
+# number of warmup steps, a linear one does not.
 PUBLISHED = "--preset original --optimizer adam --lr 0.001 --weight-decay 0 --schedule linear"
 OPTIONS = "--size micro --batch-size 16 --optimizer adamw --schedule trapezoid --lr 0.003 --weight-decay 0.1 --tie"
 GROUPS: dict[str, dict[str, str]] = {
@@ -88,7 +88,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "with, at ten times the rate": f"{PUBLISHED} --norm-placement pre --lr 0.01",
         "without, at ten times the rate": f"{PUBLISHED} --norm-placement pre --lr 0.01 --warmup-steps 0",
     },
-    "batch": {  # as many tokens: a 64th of the steps
+    "batch": {  # the same number of tokens: 1/64 of the steps
         "16 sequences": "",
         "1,024 sequences": "--batch-size 1024 --micro-batch 64 --steps {steps/64}",
         "1,024 sequences, at four times the rate": "--batch-size 1024 --micro-batch 64 --steps {steps/64} --lr 0.012",
@@ -99,10 +99,12 @@ GROUPS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Trained:
-    """One variant: `val_losses` has the full loss of its best weights for each seed, or `None` where it diverged.
+    """The results of one variant.
 
-    `curve` has (step, validation loss) of the first seed, and `shares` the part of a layer's tokens that each of
-    its experts had in the last steps, for every layer and seed.
+    val_losses: for each seed, the loss of the best weights on all validation text; None if training diverged
+    cache_bytes: growth of the key/value caches per token
+    curve: (step, validation loss) of the first seed
+    shares: for each layer and seed, the fraction of the tokens routed to each expert in the last steps
     """
 
     name: str
@@ -120,15 +122,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--groups", default=",".join(GROUPS), help=f"some of: {', '.join(GROUPS)} (default: all)")
     parser.add_argument("--steps", type=int, default=1000, help="default: 1000")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each variant (default: 1)")
-    parser.add_argument("--out", type=Path, default=Path("ablation"), help="a folder for runs, table and picture")
-    parser.add_argument("--options", default=OPTIONS, help=f"of tinylm train, for every variant (default: {OPTIONS})")
+    parser.add_argument(
+        "--out", type=Path, default=Path("ablation"), help="folder for the runs, the tables and the plot"
+    )
+    parser.add_argument(
+        "--options", default=OPTIONS, help=f"flags of tinylm train for all variants (default: {OPTIONS})"
+    )
     options = parser.parse_args(arguments)
     wanted = [name.strip() for name in options.groups.split(",")]
     if unknown := [name for name in wanted if name not in GROUPS]:
-        parser.error(f"there is no group {unknown[0]!r}; there are: {', '.join(GROUPS)}")
+        parser.error(f"unknown group {unknown[0]!r}; the groups are: {', '.join(GROUPS)}")
     options.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, list[Trained]] = {}
-    trained: dict[str, Trained] = {}  # by their flags: many a group has the default among its variants
+    trained: dict[str, Trained] = {}  # by flags: the default is a variant of several groups and is trained once
     for group in wanted:
         results[group] = []
         for name, flags in GROUPS[group].items():
@@ -137,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     name,
                     options.corpus,
                     options.out / folder_name(group, name),
-                    f"--steps {options.steps} {options.options} {in_steps(flags, options.steps)}",
+                    f"--steps {options.steps} {options.options} {fill_in_steps(flags, options.steps)}",
                     options.seeds,
                 )
             results[group].append(replace(trained[flags], name=name))
@@ -147,8 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(report)
 
 
-def in_steps(flags: str, steps: int) -> str:
-    """With {steps/N} as a number."""
+def fill_in_steps(flags: str, steps: int) -> str:
+    """Replace each {steps/N} by its value."""
     return re.sub(r"\{steps/(\d+)\}", lambda match: str(max(1, steps // int(match[1]))), flags)
 
 
@@ -157,7 +163,7 @@ def folder_name(group: str, name: str) -> str:
 
 
 def train_seeds(name: str, corpus: Path, out: Path, flags: str, seeds: int) -> Trained:
-    """A run for each seed: the losses and shares of all, and speed, size and curve of the first."""
+    """Train once per seed. Losses and shares are those of all runs; speed, size and curve are those of the first."""
     runs = [train(name, corpus, out.with_name(f"{out.name}-{seed}"), flags, seed) for seed in range(seeds)]
     return replace(
         runs[0],
@@ -167,21 +173,21 @@ def train_seeds(name: str, corpus: Path, out: Path, flags: str, seeds: int) -> T
 
 
 def train(name: str, corpus: Path, out: Path, flags: str, seed: int) -> Trained:
-    """A run that diverges has no loss to show, and is a result too."""
+    """Train and evaluate one run. A run that diverges is a result too, with the loss None."""
     command = [sys.executable, "-m", "tinylm"]
-    how = ["--seed", str(seed), "--compile", "off", "--quiet", "--force", "--json", "--log-every", "10"]
-    done = subprocess.run(
-        [*command, "train", str(corpus), "--out", str(out), *flags.split(), *how], stdout=subprocess.PIPE, text=True
+    common = ["--seed", str(seed), "--compile", "off", "--quiet", "--force", "--json", "--log-every", "10"]
+    result = subprocess.run(
+        [*command, "train", str(corpus), "--out", str(out), *flags.split(), *common], stdout=subprocess.PIPE, text=True
     )
-    if done.returncode not in (0, DivergedError.exit_code):
+    if result.returncode not in (0, DivergedError.exit_code):
         raise RuntimeError(f"tinylm train {flags} failed")
-    records = [json.loads(line) for line in done.stdout.splitlines()]
+    records = [json.loads(line) for line in result.stdout.splitlines()]
     val_loss = None
-    if done.returncode == 0:
-        scored = subprocess.run(
+    if result.returncode == 0:
+        evaluated = subprocess.run(
             [*command, "eval", "--model", str(out), "--quiet", "--json"], stdout=subprocess.PIPE, text=True, check=True
         )
-        val_loss = json.loads(scored.stdout)["loss"]
+        val_loss = json.loads(evaluated.stdout)["loss"]
     speeds = sorted(record["tokens_per_second"] for record in records if "tokens_per_second" in record)
     model = read_config(out).model
     return Trained(
@@ -196,7 +202,7 @@ def train(name: str, corpus: Path, out: Path, flags: str, seed: int) -> Trained:
 
 
 def cache_bytes(model: ModelConfig) -> int:
-    """Bytes that one more token adds to the key/value caches of a long text; those of local attention do not grow."""
+    """Bytes per token in the key/value caches of a long text; caches of local attention have a fixed size."""
     growing = model.layers - len(model.local_layers)
     return 2 * 4 * growing * model.kv_heads * model.head_dim
 
@@ -204,41 +210,41 @@ def cache_bytes(model: ModelConfig) -> int:
 def write_table(results: Mapping[str, list[Trained]], corpus: Path, steps: int, options: str) -> str:
     parts = [f"{corpus.name}, {steps} steps of `tinylm train {options}`; {describe_machine(['torch'])}"]
     for group, variants in results.items():
-        mixed = any(one.shares for one in variants)
+        has_experts = any(one.shares for one in variants)
         rows = [
             [
                 one.name,
-                spread(one.val_losses),
+                format_losses(one.val_losses),
                 f"{one.tokens_per_second:,.0f}" if one.tokens_per_second else "-",
                 f"{one.parameters:,}",
                 str(one.cache_bytes),
-                *([evenness(one.shares)] if mixed else []),
+                *([relative_load(one.shares)] if has_experts else []),
             ]
             for one in variants
         ]
         columns = ["validation loss", "tokens/s", "parameters", "cache bytes per token"]
-        parts.append(table([group, *columns, *(["expert load, relative to uniform"] if mixed else [])], rows))
+        parts.append(table([group, *columns, *(["expert load, relative to uniform"] if has_experts else [])], rows))
     return "\n\n".join(parts) + "\n"
 
 
-def spread(losses: Sequence[float | None]) -> str:
-    """The mean of those that did not diverge, with the least and the most where there are several, and how many did."""
-    kept = [loss for loss in losses if loss is not None]
-    gone = len(losses) - len(kept)
-    parts = [f"{sum(kept) / len(kept):.4f}"] if kept else []
-    parts += [f"({min(kept):.4f} to {max(kept):.4f})"] if len(kept) > 1 else []
-    parts += ["diverged" if len(losses) == 1 else f"{gone} of {len(losses)} diverged"] if gone else []
+def format_losses(losses: Sequence[float | None]) -> str:
+    """The mean and the range of the losses that are not None (diverged), and the number of those that are."""
+    finite = [loss for loss in losses if loss is not None]
+    diverged = len(losses) - len(finite)
+    parts = [f"{sum(finite) / len(finite):.4f}"] if finite else []
+    parts += [f"({min(finite):.4f} to {max(finite):.4f})"] if len(finite) > 1 else []
+    parts += ["diverged" if len(losses) == 1 else f"{diverged} of {len(losses)} diverged"] if diverged else []
     return " ".join(parts)
 
 
-def evenness(layers: Sequence[Sequence[float]]) -> str:
-    """The least and the largest share that any expert has of its layer's tokens, in units of an even one."""
-    times = [share * len(layer) for layer in layers for share in layer]
-    return f"{min(times):.2f} to {max(times):.2f}" if times else ""
+def relative_load(layers: Sequence[Sequence[float]]) -> str:
+    """The smallest and the largest load of an expert; 1 is an equal share of its layer's tokens."""
+    loads = [share * len(layer) for layer in layers for share in layer]
+    return f"{min(loads):.2f} to {max(loads):.2f}" if loads else ""
 
 
 def draw(results: Mapping[str, list[Trained]], file: Path) -> None:
-    """A panel for each group with the validation loss of its variants by step."""
+    """Plot the validation loss of the variants by step, with one panel per group."""
     import matplotlib
 
     matplotlib.use("Agg")

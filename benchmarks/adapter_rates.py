@@ -1,10 +1,10 @@
-"""Which learning rate suits an adapter: the held-out loss at each rate, by base, kind of adapter and number of steps.
+"""Learning rates of adapters: the held-out loss at each rate, by base model, kind of adapter and number of steps.
 
     python benchmarks/adapter_rates.py german.txt --base checkpoints/nano --base checkpoints/micro --steps 50,200
 
-The first eight tenths of the text are for training, the next tenth chooses the rate, and only the last tenth, which
-chose nothing, is reported. Every run has the recipe of `tinylm finetune-lora`, in fp32 and in this process. A loss is
-'diverged' where it is not a finite number. With --out, runs that are recorded there are not repeated.
+The text is split into 80 % for training, 10 % on which the best rate is chosen, and 10 % (the test part), whose loss is
+printed. Every run uses the recipe of `tinylm finetune-lora`, in fp32 and in this process. Losses that are not finite
+are printed as 'diverged'. With --out, runs that are recorded in the file are not repeated.
 """
 
 import argparse
@@ -48,30 +48,30 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 RATES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 TOKENS = 1024  # per step
-EVALUATED = 40_000  # tokens, of each held-out tenth
+EVAL_TOKENS = 40_000  # of each held-out part
 
 
 @dataclass(frozen=True)
 class Text:
-    """One text in a base's tokens, in three parts."""
+    """The token ids of a text, (N,) for each part."""
 
     train: np.ndarray
-    choose: np.ndarray
-    report: np.ndarray
+    val: np.ndarray
+    test: np.ndarray
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path, help="the text to fine-tune on")
     parser.add_argument("--base", type=Path, action="append", required=True, help="a run of tinylm train (repeatable)")
-    parser.add_argument("--kinds", type=_words, default=tuple(KINDS), help="of " + ", ".join(KINDS))
+    parser.add_argument("--kinds", type=_words, default=tuple(KINDS), help="some of: " + ", ".join(KINDS))
     parser.add_argument("--steps", type=_numbers(int), default=(50, 200), help="default: 50,200")
     parser.add_argument("--rates", type=_numbers(float), default=RATES)
     parser.add_argument("--seeds", type=_numbers(int), default=(0,))
     parser.add_argument("--alpha", type=float, default=2.0, help="times the rank (default: 2)")
-    parser.add_argument("--warmup", type=float, default=None, help="a share of the steps (default: the recipe's)")
-    parser.add_argument("--train-characters", type=int, default=None, help="use only the first so many")
-    parser.add_argument("--out", type=Path, default=None, help="a JSONL file of results, continued if it is there")
+    parser.add_argument("--warmup", type=float, default=None, help="fraction of the steps (default: the recipe's)")
+    parser.add_argument("--train-characters", type=int, default=None, help="train on the first N characters only")
+    parser.add_argument("--out", type=Path, default=None, help="JSONL file of results; appended to if it exists")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     records = {_key(record): record for record in _read(options.out)}
@@ -93,9 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     "warmup": options.warmup,
                 }
                 if _key(settings) not in records:
-                    begun = time.monotonic()
+                    started = time.monotonic()
                     losses = fine_tune(base, text, settings)
-                    record = {**settings, **losses, "seconds": round(time.monotonic() - begun, 1)}
+                    record = {**settings, **losses, "seconds": round(time.monotonic() - started, 1)}
                     records[_key(settings)] = record
                     if options.out is not None:
                         with options.out.open("a") as file:
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def split(path: Path, tokenizer: Tokenizer, train_characters: int | None) -> Text:
-    """Eight tenths of the lines, a tenth and a tenth, as tokens."""
+    """Split a text by lines into 80 %, 10 % and 10 %, and encode the parts."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     ends = (0, len(lines) * 8 // 10, len(lines) * 9 // 10, len(lines))
     parts = ["".join(lines[start:end]) for start, end in itertools.pairwise(ends)]
@@ -124,7 +124,7 @@ def split(path: Path, tokenizer: Tokenizer, train_characters: int | None) -> Tex
 
 
 def fine_tune(base: Path, text: Text, settings: Mapping[str, Any]) -> dict[str, float | None]:
-    """The losses of the part that chooses and of the part that is reported, `None` where training diverged."""
+    """The losses of the validation and test parts by name; None if training diverged."""
     model, config, tokenizer, _ = load_model(base)
     adapter = adapter_config(model, KINDS[settings["kind"]], settings["alpha"])
     add_adapter(model, adapter, settings["seed"])
@@ -138,29 +138,29 @@ def fine_tune(base: Path, text: Text, settings: Mapping[str, Any]) -> dict[str, 
         micro_batch=batch,
         lr=settings["rate"],
         eval_every=settings["steps"],
-        eval_tokens=EVALUATED,
+        eval_tokens=EVAL_TOKENS,
         save_every=settings["steps"],
         log_every=settings["steps"],
         seed=settings["seed"],
     )
     torch.manual_seed(training.seed)
-    tokens = TokenFolder(base, text.train, text.choose)
+    tokens = TokenFolder(base, text.train, text.val)
     task = make_task(tokens, tokenizer, config.model, training)
 
     def loss(part: np.ndarray) -> float:
         batches = evaluation_batches(
-            part, config.model.context, default_batch_size(config.model.context), max_tokens=EVALUATED
+            part, config.model.context, default_batch_size(config.model.context), max_tokens=EVAL_TOKENS
         )
         return evaluate_loss(model, task.validation_objective, batches).loss
 
     job = TrainingJob(model, task, build_optimizer(model, training), training)
     state = TrainerState(micro_batch=batch, last_eval_step=0, val_loss=0.0)
-    trainer = Trainer(job, state, _Nowhere(), TrainerHooks(), started=time.monotonic())
+    trainer = Trainer(job, state, _NoStore(), TrainerHooks(), started=time.monotonic())
     try:
         state = trainer.run().state
     except DivergedError:
-        return {"choose": None, "report": None}
-    return {"choose": state.val_loss, "report": loss(text.report)}
+        return {"val": None, "test": None}
+    return {"val": state.val_loss, "test": loss(text.test)}
 
 
 def adapter_config(model: Transformer, kind: Mapping[str, Any], alpha: float) -> AdapterConfig:
@@ -173,8 +173,8 @@ def adapter_config(model: Transformer, kind: Mapping[str, Any], alpha: float) ->
     return AdapterConfig(**chosen, alpha=alpha * chosen["rank"], targets=targets)
 
 
-class _Nowhere:
-    """A trainer's store that keeps nothing."""
+class _NoStore:
+    """A trainer's Store that saves nothing."""
 
     def save_best(self, *_: object) -> None: ...
 
@@ -182,17 +182,17 @@ class _Nowhere:
 
 
 def _cells(records: Sequence[Mapping[str, Any]], rates: Sequence[float]) -> list[str]:
-    """The reported loss at each rate, the mean over seeds, and the rate that the other held-out part chose."""
-    at: dict[float, list[Mapping[str, Any]]] = {
+    """The test loss at each rate, averaged over seeds, and the rate with the lowest validation loss."""
+    by_rate: dict[float, list[Mapping[str, Any]]] = {
         rate: [record for record in records if record["rate"] == rate] for rate in rates
     }
 
     def mean(rate: float, part: str) -> float:
-        losses = [record[part] for record in at[rate]]
+        losses = [record[part] for record in by_rate[rate]]
         return float("inf") if None in losses else sum(losses) / len(losses)
 
-    cells = [f"{mean(rate, 'report'):.3f}".replace("inf", "diverged") for rate in rates]
-    return [*cells, f"{min(rates, key=lambda rate: mean(rate, 'choose')):g}"]
+    cells = [f"{mean(rate, 'test'):.3f}".replace("inf", "diverged") for rate in rates]
+    return [*cells, f"{min(rates, key=lambda rate: mean(rate, 'val')):g}"]
 
 
 def _key(record: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -1,14 +1,14 @@
-"""Decoding on the CPU, tokens a second: tinylm with its cache, without, and in int8, against transformers' `generate`.
+"""Tokens per second of decoding on the CPU: tinylm with and without cache and in int8, and transformers' `generate`.
 
-All write the same number of tokens, greedily, from a prompt of one token, in fp32 (int8: the linear layers' weights in
-eight bits). tinylm gpt2 and the peer have the same random weights and are first shown to give the same logits;
-transformers decodes with its cache, as it is by default and with its GELU as one kernel. tinylm modern is the preset
-that users get by default. What comes before the first token is part of the time for all. They take turns.
+All generate the same number of tokens with greedy decoding from a prompt of one token, in fp32 (int8: the weights of
+the linear layers in 8 bits). tinylm gpt2 and transformers' GPT-2 have the same random weights, and their logits are
+compared before the measurement; transformers uses its cache, with its default GELU and with a fused one. tinylm modern
+is tinylm's default preset. Times include the prefill. The implementations take turns.
 
-A second table is about many streams at once: reading the weights is most of the work, and one reading serves all.
-With --run, a third is about a model that was trained, with its training text at hand: what a draft gains, for text that
-is drawn at a temperature of 0.8 from a prompt of 200 tokens of the validation text. Each round has a seed of its own.
-Last comes what eight bits change in the loss of that model.
+The second table measures batches of several streams, which share each pass over the weights. With --run, a third table
+measures speculative decoding of a trained model at a temperature of 0.8, with n-grams of its training text as drafts
+and 200 tokens of its validation text as prompt; each round has its own seed. The last line compares the validation loss
+of that model in fp32 and int8.
 """
 
 import argparse
@@ -51,27 +51,27 @@ UNCACHED = "tinylm gpt2, no cache"
 
 
 def tinylm_tokens(
-    model: Decoder, tokens: int, streams: int = 1, use_cache: bool = True, writer: CompiledDecoder | None = None
+    model: Decoder, tokens: int, streams: int = 1, use_cache: bool = True, decoder: CompiledDecoder | None = None
 ) -> list[list[int]]:
-    """What `tinylm sample --temperature 0` generates, by compiled code if given: a list of tokens for each stream."""
+    """The tokens of `tinylm sample --temperature 0`, one list per stream. decoder: compiled code, if any."""
     weight = model.embedding.weight
     sampler = Sampler(SamplingConfig(temperature=0.0), 0, streams, weight.device, len(weight))
-    model_for_steps = ThreadPolicyDecoder(model, measure_thread_latency(), writer)
+    model_for_steps = ThreadPolicyDecoder(model, measure_thread_latency(), decoder)
     steps = generate(model_for_steps, [PROMPT] * streams, sampler, tokens, use_cache)
     return [list(stream) for stream in zip(*steps, strict=True)]
 
 
 def fused_copy(model: Decoder, int8: bool = False, prepack: bool = True) -> Decoder:
-    """A copy as `tinylm sample` makes it ready."""
+    """A copy with fused and prepacked weights, as in `tinylm sample`."""
     model = copy.deepcopy(model)
     fuse_model(model, int8, prepack)
     return model
 
 
 def peer_tokens(peer: GPT2LMHeadModel, tokens: int, streams: int = 1) -> list[list[int]]:
-    """The same with transformers."""
+    """The tokens of transformers' `generate`, one list per stream."""
     prompts = torch.tensor([PROMPT] * streams)
-    written = peer.generate(
+    generated = peer.generate(
         prompts,
         attention_mask=torch.ones_like(prompts),
         do_sample=False,
@@ -79,11 +79,11 @@ def peer_tokens(peer: GPT2LMHeadModel, tokens: int, streams: int = 1) -> list[li
         max_new_tokens=tokens,
         pad_token_id=0,
     )
-    return [row[len(PROMPT) :] for row in written.tolist()]
+    return [row[len(PROMPT) :] for row in generated.tolist()]
 
 
 def contestants(arguments: argparse.Namespace) -> dict[str, Callable[[], list[list[int]]]]:
-    """One stream each."""
+    """The implementations of the first table, each decoding one stream."""
     config, tokens = chosen_shape(arguments, "gpt2"), arguments.tokens
     model, peer = build_pair(config)
     fused_peer = build_peer(config, model, FUSED_GELU)
@@ -103,24 +103,24 @@ def contestants(arguments: argparse.Namespace) -> dict[str, Callable[[], list[li
 
 
 def compiled_contestants(models: Mapping[str, Decoder], tokens: int) -> dict[str, Callable[[], list[list[int]]]]:
-    """As `tinylm sample --compile on`, whose compiling is done before, and timed apart."""
-    found: dict[str, Callable[[], list[list[int]]]] = {}
+    """Decoding with compiled steps, as `tinylm sample --compile on`. The time of compiling is printed, not included."""
+    contestants: dict[str, Callable[[], list[list[int]]]] = {}
     for (name, original), int8 in itertools.product(models.items(), (False, True)):
         model = fused_copy(original, int8, prepack=False)
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "code.pt2"
-            begun = time.perf_counter()
+            started = time.perf_counter()
             compile_decoder(model, file)
-            seconds = time.perf_counter() - begun
-            writer = load_compiled(model, file)
+            seconds = time.perf_counter() - started
+            decoder = load_compiled(model, file)
         kind = f"tinylm {name}{', int8' * int8}, compiled"
         print(f"{kind}: in {seconds:.0f} s")
-        found[kind] = functools.partial(tinylm_tokens, model, tokens, writer=writer)
-    return found
+        contestants[kind] = functools.partial(tinylm_tokens, model, tokens, decoder=decoder)
+    return contestants
 
 
 def many_streams(arguments: argparse.Namespace) -> dict[str, Callable[[], list[list[int]]]]:
-    """One stream of tinylm, and many at once."""
+    """The implementations of the second table: one stream of tinylm, and a batch of streams of tinylm and the peer."""
     model, peer = build_pair(chosen_shape(arguments, "gpt2"))
     model = fused_copy(model)
     tokens, streams = arguments.tokens, arguments.streams
@@ -132,36 +132,36 @@ def many_streams(arguments: argparse.Namespace) -> dict[str, Callable[[], list[l
 
 
 def open_run(path: Path) -> tuple[Decoder, TokenFolder]:
-    """Its model, and the text that it was trained on."""
+    """The model of a run and its encoded corpus."""
     model, config, tokenizer, _ = load_model(path, "cpu")
     assert isinstance(model, Decoder) and config.data is not None
     return model, reopen_tokens(path, config.data, tokenizer)
 
 
-def drafted(path: Path, tokens: int) -> dict[str, Callable[[], object]]:
-    """The model of a run, in fp32 and int8, with a draft and without."""
+def speculative_contestants(path: Path, tokens: int) -> dict[str, Callable[[], object]]:
+    """Decoding with the model of a run in fp32 and int8, with and without speculative decoding."""
     model, text = open_run(path)
     prompt, draft = text.val[:200].tolist(), NGramDraft(text.train)
     quantized, model = fused_copy(model, int8=True), fused_copy(model)
     seeds = {name: itertools.count() for name in ("fp32", "fp32, draft", "int8", "int8, draft")}
 
-    def write(name: str, model: Decoder, drafting: bool) -> list[list[int]]:
+    def decode(name: str, model: Decoder, speculative: bool) -> list[list[int]]:
         sampler = Sampler(SamplingConfig(), next(seeds[name]), 1, model.device, model.vocab_size)
-        writer = ThreadPolicyDecoder(model, measure_thread_latency())
-        if drafting:
-            return list(generate_speculatively(writer, prompt, sampler, tokens, draft))
-        return list(generate(writer, [prompt], sampler, tokens))
+        decoder = ThreadPolicyDecoder(model, measure_thread_latency())
+        if speculative:
+            return list(generate_speculatively(decoder, prompt, sampler, tokens, draft))
+        return list(generate(decoder, [prompt], sampler, tokens))
 
     return {
-        "fp32": lambda: write("fp32", model, False),
-        "fp32, draft": lambda: write("fp32, draft", model, True),
-        "int8": lambda: write("int8", quantized, False),
-        "int8, draft": lambda: write("int8, draft", quantized, True),
+        "fp32": lambda: decode("fp32", model, False),
+        "fp32, draft": lambda: decode("fp32, draft", model, True),
+        "int8": lambda: decode("int8", quantized, False),
+        "int8, draft": lambda: decode("int8, draft", quantized, True),
     }
 
 
 def int8_loss(path: Path) -> str:
-    """What eight bits cost in nats per token of the run's validation text, every token scored."""
+    """A sentence that compares the loss (nats per token) of all validation text in fp32 and int8."""
     model, text = open_run(path)
 
     def loss(model: Decoder) -> float:
@@ -175,11 +175,11 @@ def int8_loss(path: Path) -> str:
 
 
 def speed_table(times: Times, tokens: dict[str, int], base: str) -> str:
-    """Tokens a second, and their ratio to `base`, where each wrote its own number of tokens."""
-    paces: Times = {name: [s / tokens[name] for s in seconds] for name, seconds in times.items()}
+    """Tokens per second and their ratio to `base`. tokens: the number that each generated per round."""
+    per_token: Times = {name: [s / tokens[name] for s in seconds] for name, seconds in times.items()}
     rows = [
-        [name, tokens_per_second(paces, name, 1), "1" if name == base else str(speedup(paces, name, base))]
-        for name in paces
+        [name, tokens_per_second(per_token, name, 1), "1" if name == base else str(speedup(per_token, name, base))]
+        for name in per_token
     ]
     return table(["model", "tokens/s", f"times {base}"], rows)
 
@@ -187,17 +187,19 @@ def speed_table(times: Times, tokens: dict[str, int], base: str) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, context=1024)
-    parser.add_argument("--tokens", type=int, default=512, metavar="N", help="to generate (default: 512)")
-    parser.add_argument("--streams", type=int, default=32, metavar="N", help="in the second table (default: 32)")
-    parser.add_argument("--run", type=Path, help="a trained model, for a third table")
+    parser.add_argument("--tokens", type=int, default=512, metavar="N", help="tokens to generate (default: 512)")
+    parser.add_argument(
+        "--streams", type=int, default=32, metavar="N", help="streams in the second table (default: 32)"
+    )
+    parser.add_argument("--run", type=Path, help="run directory of a decoder, for the third table")
     arguments = parser.parse_args(argv)
     if arguments.tokens + len(PROMPT) > arguments.context:
-        parser.error("--tokens and the prompt of one must fit --context, which transformers cannot go beyond")
+        parser.error("--tokens plus the prompt of one token must fit --context: transformers cannot exceed it")
 
     one = take_turns(contestants(arguments), arguments.rounds, arguments.warmup)
     functions = many_streams(arguments)
     many = take_turns(functions, arguments.rounds, arguments.warmup)
-    written = {name: arguments.tokens * (1 if name == CACHED else arguments.streams) for name in functions}
+    generated = {name: arguments.tokens * (1 if name == CACHED else arguments.streams) for name in functions}
 
     print(f"{describe_machine()}\n")
     print(f"{arguments.layers}x{arguments.width}, {arguments.heads} heads, context {arguments.context}, ", end="")
@@ -205,9 +207,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"tinylm gpt2 and transformers gave the same logits within {TOLERANCE:g}.\n")
     print(speed_table(one, dict.fromkeys(one, arguments.tokens), PEER))
     print(f"\nThe cache makes tinylm {speedup(one, CACHED, UNCACHED)} times as fast.\n")
-    print(speed_table(many, written, CACHED))
+    print(speed_table(many, generated, CACHED))
     if arguments.run is not None:
-        times = take_turns(drafted(arguments.run, arguments.tokens), arguments.rounds, arguments.warmup)
+        functions = speculative_contestants(arguments.run, arguments.tokens)
+        times = take_turns(functions, arguments.rounds, arguments.warmup)
         print(f"\n{arguments.run}, at a temperature of 0.8\n")
         print(speed_table(times, dict.fromkeys(times, arguments.tokens), "fp32"))
         print(f"\n{int8_loss(arguments.run)}")

@@ -1,6 +1,6 @@
-"""Small random models made by transformers, whose configs together use every switch of the families that tinylm reads.
+"""Small random models of transformers whose configs together use every setting of the families that tinylm reads.
 
-tests/formats compare tinylm with them, and formats.py prints the differences.
+tests/formats compares tinylm with them, and formats.py prints the differences.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer
 
-VOCABULARY = 300  # 8 rows more than the tokenizer has ids
+VOCABULARY = 300  # 8 more than the ids of the tokenizer
 CONTEXT = 64
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 TEXT = "the bee who sees the moon in the sea sings to her; no one hears, and soon the day is here again.\n" * 3
@@ -54,7 +54,7 @@ GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
 }
 
-# By name: model_type and what differs from the small config.
+# By name: model_type, and the settings that differ from the small config.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {}),
     "gpt2 untied, exact GELU, narrow": ("gpt2", {"activation_function": "gelu", "n_inner": 40}),
@@ -183,7 +183,7 @@ UNTIED = {"gpt2 untied, exact GELU, narrow"}  # is not a switch of its config cl
 
 
 def make_peer(case: str) -> Any:
-    """The random model of a case in float32. Norms and biases, which start as constants, are random, too."""
+    """The model of a case in float32. All parameters are random, also those that transformers sets to constants."""
     kind, choices = CASES[case]
     base = BASES[kind]
     extra = {"tie_word_embeddings": False} if case in UNTIED else {}

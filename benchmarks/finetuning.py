@@ -1,10 +1,10 @@
-"""What each way of fine-tuning learns of a second text and what it costs, and whether a merged adapter costs more.
+"""Fine-tuning methods compared on a second text: loss, cost and stability, and the decoding speed with adapters.
 
     python benchmarks/finetuning.py tinyshakespeare.txt german.txt --steps 300
 
-Trains a base, and one with experts, on the first text, with byte-level BPE, which can write the second; then each
-method on the second for equally many steps. Prints tables: methods, stability over seeds and learning rates, and
-decoding. Linux only, for the memory.
+Trains a dense base model and one with experts on the first text, with byte-level BPE, which can encode any second text;
+then fine-tunes them by each method on the second text for the same number of steps. Prints tables of the methods, of
+their stability over seeds and learning rates, and of decoding. Linux only, because of the memory measurement.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from ablation import spread
+from ablation import format_losses
 from measure import describe_machine, run_tinylm, speedup, table, take_turns, tokens_per_second
-from memory import run_and_watch
+from memory import run_and_measure_memory
 
 from tinylm.adapters.load import AdapterSpec, load_adapted_model
 from tinylm.adapters.lora import merge_lora
@@ -55,12 +55,16 @@ MIXED = {
 TARGETS = ("attention", "mlp", "all")
 RATES = (0.001, 0.01, 0.1)
 SEEDS = (0, 1, 2)
-TIMES = (0.3, 1, 3)  # the default rate
+RATE_FACTORS = (0.3, 1, 3)  # times the default rate
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """`loss` is that on the end of the second text, `None` where training diverged; memory in bytes, of the process."""
+    """The result of one run.
+
+    parameters: trained ones. memory: peak anonymous memory of the processes in bytes. milliseconds: median per step.
+    loss: on the held-out end of the second text; None if training diverged.
+    """
 
     parameters: int
     memory: int
@@ -73,10 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("first", type=Path)
     parser.add_argument("second", type=Path)
     parser.add_argument("--base-steps", type=int, default=1500, help="default: 1500")
-    parser.add_argument("--steps", type=int, default=300, help="of each method (default: 300)")
-    parser.add_argument("--options", default="--size micro --batch-size 16", help="of tinylm train, for both bases")
-    parser.add_argument("--experts", default="--experts 4 --ffn-width 176", help="what makes the second base")
-    parser.add_argument("--out", type=Path, default=None, help="a folder for the runs (default: one that is deleted)")
+    parser.add_argument("--steps", type=int, default=300, help="steps of each method (default: 300)")
+    parser.add_argument("--options", default="--size micro --batch-size 16", help="flags of tinylm train, both bases")
+    parser.add_argument("--experts", default="--experts 4 --ffn-width 176", help="more flags for the second base")
+    parser.add_argument("--out", type=Path, default=None, help="folder for the runs (default: a temporary one)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
         home = options.out or Path(temporary)
@@ -93,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def split(text: Path, home: Path) -> tuple[Path, Path]:
-    """The first nine tenths of a text's lines, and the rest, as files."""
+    """Write the first 90 % of a text's lines and the rest to two files."""
     lines = text.read_text(encoding="utf-8").splitlines(keepends=True)
     end = len(lines) * 9 // 10
     parts = (home / "second.txt", home / "held-out.txt")
@@ -104,7 +108,7 @@ def split(text: Path, home: Path) -> tuple[Path, Path]:
 
 
 class Bench:
-    """Runs of the command, each in a folder below `home`."""
+    """Trains and evaluates runs with the command line, each in a folder below `home`."""
 
     def __init__(self, home: Path, second: Path, held_out: Path, steps: int) -> None:
         self.home = home
@@ -128,7 +132,7 @@ class Bench:
         words += ["--val-data", str(self.held_out)]
         full = [sys.executable, "-m", "tinylm", *words, "--compile", "off", "--quiet", "--force"]
         try:
-            _, memory = run_and_watch(full, self.home)
+            _, memory = run_and_measure_memory(full, self.home)
         except subprocess.CalledProcessError as error:
             if error.returncode != DivergedError.exit_code:
                 raise
@@ -140,27 +144,29 @@ class Bench:
         return Tuned(summarise(run)["parameters"], memory, 1000 * statistics.median(steps), self.score(*which))
 
     def score(self, *which: str) -> float:
-        """The loss on what no run learned of the second text."""
+        """The loss on the held-out part of the second text. which: flags that choose the model."""
         return json.loads(run_tinylm(["eval", str(self.held_out), *which, "--quiet", "--json"]))["loss"]
 
 
 def methods_table(bench: Bench, name: str, base: Path, methods: Mapping[str, str]) -> str:
-    """Costs are those of a run at the default rate; the losses are of one at each rate."""
-    rows = [["untuned", "0", "", "", *[f"{bench.score('--model', str(base)):.4f}"] * len(TIMES)]]
+    """Costs at the default learning rate, and the loss at each rate."""
+    rows = [["untuned", "0", "", "", *[f"{bench.score('--model', str(base)):.4f}"] * len(RATE_FACTORS)]]
     width = read_config(base).model.width
     for method, command in methods.items():
         tuned = bench.tune(base, method, command)
         adapter = read_config(bench.folder(base, method)).adapter
         rate = choose_learning_rate("modern" if adapter is None else adapter.kind, width, adapter)
         losses = [
-            tuned.loss if times == 1 else bench.tune(base, f"{method} {times}", f"{command} --lr {rate * times:g}").loss
-            for times in TIMES
+            tuned.loss
+            if factor == 1
+            else bench.tune(base, f"{method} {factor}", f"{command} --lr {rate * factor:g}").loss
+            for factor in RATE_FACTORS
         ]
         memory = f"{tuned.memory / 2**20:,.0f}"
         costs = [f"{tuned.parameters:,}", memory, f"{tuned.milliseconds:.0f}"]
-        rows.append([method, *costs, *(spread([loss]) for loss in losses)])
+        rows.append([method, *costs, *(format_losses([loss]) for loss in losses)])
     costs_header = ["trained parameters", "memory, MB", "ms per step"]
-    header = [name, *costs_header, *(f"loss at {times:g} x rate" for times in TIMES)]
+    header = [name, *costs_header, *(f"loss at {factor:g} x rate" for factor in RATE_FACTORS)]
     return table(header, rows)
 
 
@@ -171,17 +177,16 @@ def stability_table(bench: Bench, base: Path) -> str:
         for rate in RATES:
             flags = f"{LORA} --rank 8 --target {target} --lr {rate}"
             losses = [bench.tune(base, f"{target} {rate} {seed}", f"{flags} --seed {seed}").loss for seed in SEEDS]
-            cells.append(spread(losses))
+            cells.append(format_losses(losses))
         rows.append([target, *cells])
     return table(["LoRA of rank 8 on", *(f"three seeds at a rate of {rate:g}" for rate in RATES)], rows)
 
 
 def decoding_table(base: Path, adapter: Path, tokens: int = 100, rounds: int = 5) -> str:
-    """One stream: the base alone, with its adapter beside it, and with it folded in."""
-
-    beside, merged = (load_adapted_model([AdapterSpec(adapter)], base, "cpu")[0] for _ in range(2))
+    """Decoding speed of one stream: the base model, with an adapter, and with the adapter merged."""
+    adapted, merged = (load_adapted_model([AdapterSpec(adapter)], base, "cpu")[0] for _ in range(2))
     merge_lora(merged)
-    models = {"base": load_model(base)[0], "base and adapter": beside, "adapter merged": merged}
+    models = {"base": load_model(base)[0], "base and adapter": adapted, "adapter merged": merged}
 
     def decode(model: Transformer) -> Callable[[], object]:
         assert isinstance(model, Decoder)

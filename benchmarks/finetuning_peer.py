@@ -2,14 +2,14 @@
 
     python benchmarks/finetuning_peer.py SmolLM2-135M-Instruct.Q4_1.gguf
     python benchmarks/finetuning_peer.py                       # random weights
-    python benchmarks/finetuning_peer.py MODEL --weights bf16  # of the folder that both open; default: the file's own
+    python benchmarks/finetuning_peer.py MODEL --weights bf16  # dtype of the weights on disk; default: that of the file
 
-All have the same weights, batches, learning rate, AdamW and initial A, and take turns step by step, each in a process
-of its own. tinylm runs as tinylm.finetune_lora does with the number format it chooses; the peer in a plain loop with
-fused AdamW, in bf16 weights, under autocast, and in fp32. A ratio is taken within each step, and its median given.
+All have the same weights, batches, learning rate, AdamW settings and initial A. They take turns step by step, each in
+its own process. tinylm runs tinylm.finetune_lora, with the number format that it chooses; peft runs in a plain loop
+with fused AdamW, with bf16 weights, with autocast, and in fp32. Ratios are computed per step; their median is printed.
 
-Memory is the most that a process had resident: `steps` from the second step to the last, `process` from its start, with
-tinylm's evaluation before the first. Linux only.
+Memory is the peak resident memory of a process: `steps` from the second step to the last, `process` since its start,
+which for tinylm includes the evaluation before the first step. Linux only.
 """
 
 import argparse
@@ -52,18 +52,22 @@ SMOLLM2 = {
 TINY = {**SMOLLM2, "vocab_size": 300, "hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 2}
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 TEXT = Path(__file__).parents[1] / "data" / "corpus.txt"
-VALIDATION = 2000  # characters at the end of the text: tinylm's evaluations are not part of the comparison
+VALIDATION = 2000  # characters at the end of the text; small, since only tinylm evaluates
 
 
 @dataclass
 class Worker:
-    """A running process of finetuning_worker.py, the seconds and losses of its steps, and memory in bytes."""
+    """A running process of finetuning_worker.py.
+
+    seconds, losses: of each step. start_peak, step_peak: peak resident memory in bytes, before the second step and
+        since then.
+    """
 
     process: subprocess.Popen[str]
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    before: int = 0
-    steps: int = 0
+    start_peak: int = 0
+    step_peak: int = 0
 
     def step(self) -> None:
         """Run one step."""
@@ -71,26 +75,26 @@ class Worker:
         line = _pipe(self.process.stdout).readline()
         if not line:
             raise RuntimeError(f"{self.process.args} ended with {self.process.wait(60)}")
-        told = json.loads(line)
-        self.seconds.append(told["seconds"])
-        self.losses.append(told["loss"])
+        result = json.loads(line)
+        self.seconds.append(result["seconds"])
+        self.losses.append(result["loss"])
 
     def proceed(self) -> None:
-        """Let the process go on to the next step or, after the last one, to its end."""
+        """Let the process run the next step or, after the last one, exit."""
         _pipe(self.process.stdin).write("\n")
         _pipe(self.process.stdin).flush()
 
-    def forget_peak(self) -> None:
-        """From here on, `steps` is the most memory."""
-        self.before = self._peak()
+    def reset_peak(self) -> None:
+        """Record the peak so far as `start_peak`, and reset the system's counter."""
+        self.start_peak = self._peak()
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
     def read_peak(self) -> None:
-        self.steps = self._peak()
+        self.step_peak = self._peak()
 
     @property
-    def most(self) -> int:
-        return max(self.before, self.steps)
+    def peak(self) -> int:
+        return max(self.start_peak, self.step_peak)
 
     def _peak(self) -> int:
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
@@ -103,7 +107,7 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
 
 
 def make_model(source: Path | None, folder: Path, options: argparse.Namespace) -> None:
-    """A Hugging Face folder with the weights of a file, or random ones, and a context of the batches' length."""
+    """Write a Hugging Face folder with the weights of `source` or random ones, and the context that the options set."""
     if source is not None:
         export_model(source, to="hf", out=folder, dtype=options.weights)
     else:
@@ -119,7 +123,7 @@ def make_model(source: Path | None, folder: Path, options: argparse.Namespace) -
 
 
 def make_batches(settings: Settings, context: int) -> np.ndarray:
-    """(steps, B, T + 1), the token ids that tinylm trains on with seed 0."""
+    """The token ids that tinylm trains on with seed 0: (steps, B, T + 1)."""
     reporter = LogReporter()
     tokenizer = open_model(Path(settings.model)).tokenizer
     split = load_text(TextSource(paths=(settings.text,), val_data=settings.val), Path(settings.home), "text", reporter)
@@ -131,7 +135,7 @@ def make_batches(settings: Settings, context: int) -> np.ndarray:
 
 @contextmanager
 def running(name: str, settings: Path) -> Iterator[Worker]:
-    """A worker, which is killed at the end if it does not end by itself."""
+    """Start a worker; at the end of the block, wait up to 300 s for its exit and kill it otherwise."""
     command = [sys.executable, str(Path(__file__).with_name("finetuning_worker.py")), name, str(settings)]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
     with subprocess.Popen(
@@ -145,13 +149,13 @@ def running(name: str, settings: Path) -> Iterator[Worker]:
 
 
 def compare(names: Sequence[str], settings: Path, steps: int) -> dict[str, Worker]:
-    """All workers' steps in turn."""
+    """Run the workers' steps in turn."""
     with ExitStack() as stack:
         workers = {name: stack.enter_context(running(name, settings)) for name in names}
         for number in range(steps):
             for worker in workers.values():
                 if number == 1:
-                    worker.forget_peak()
+                    worker.reset_peak()
                 worker.step()
                 worker.read_peak()
         for worker in workers.values():
@@ -161,17 +165,17 @@ def compare(names: Sequence[str], settings: Path, steps: int) -> dict[str, Worke
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, nargs="?", help="anything that tinylm opens (default: random weights)")
-    parser.add_argument("--weights", choices=sorted(DTYPES), help="dtype of the folder that both open")
-    parser.add_argument("--text", type=Path, default=TEXT, help="default: the corpus in data/")
-    parser.add_argument("--steps", type=int, default=20, help="with the first, which does not count (default: 20)")
+    parser.add_argument("model", type=Path, nargs="?", help="any model that tinylm opens (default: random weights)")
+    parser.add_argument("--weights", choices=sorted(DTYPES), help="dtype of the weights on disk")
+    parser.add_argument("--text", type=Path, default=TEXT, help="default: data/corpus.txt")
+    parser.add_argument("--steps", type=int, default=20, help="including the first, which is not timed (default: 20)")
     parser.add_argument("--batch-size", type=int, default=4, help="default: 4")
     parser.add_argument("--context", type=int, default=256, help="default: 256")
     parser.add_argument("--rank", type=int, default=8, help="default: 8")
     parser.add_argument("--lr", type=float, default=1e-3, help="default: 1e-3")
     parser.add_argument("--compile", action="store_true", help="compile the layers of both")
     parser.add_argument("--peers", nargs="*", choices=[name for name in WORKERS if name != TINYLM], help="default: all")
-    parser.add_argument("--tiny", action="store_true", help="random weights of another shape, to try the program")
+    parser.add_argument("--tiny", action="store_true", help="a tiny random model, to test this program")
     options = parser.parse_args(arguments)
     peers = options.peers if options.peers is not None else [name for name in WORKERS if name != TINYLM]
     with tempfile.TemporaryDirectory() as temporary:
@@ -201,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def report(workers: dict[str, Worker], tokens: int) -> str:
-    """tokens: per step. The first step does not count; the last losses are means of a quarter of the steps."""
+    """The table of results, without the time of the first step. tokens: per step."""
     times = {name: worker.seconds[1:] for name, worker in workers.items()}
     rows = []
     for name, worker in workers.items():
@@ -213,11 +217,11 @@ def report(workers: dict[str, Worker], tokens: int) -> str:
                 "" if name == TINYLM else str(speedup(times, TINYLM, name)),
                 f"{worker.losses[0]:.4f}",
                 f"{statistics.mean(last):.4f}",
-                f"{worker.steps / 1e6:,.0f}",
-                f"{worker.most / 1e6:,.0f}",
+                f"{worker.step_peak / 1e6:,.0f}",
+                f"{worker.peak / 1e6:,.0f}",
             ]
         )
-    names = ["", "tokens/s", "tinylm is times as fast", "first loss", "last losses", "MB in steps", "MB in process"]
+    names = ["", "tokens/s", "speedup of tinylm", "first loss", "mean of last quarter", "MB, steps", "MB, process"]
     return table(names, rows)
 
 

@@ -1,9 +1,9 @@
-"""A process that fine-tunes by LoRA one step at a time, so that two can take turns: for finetuning_peer.py.
+"""Fine-tune with LoRA one step at a time, so that several processes can take turns (used by finetuning_peer.py).
 
     python benchmarks/finetuning_worker.py tinylm SETTINGS.json
 
-It waits for a line on stdin before each step, and prints the step's seconds and loss as JSON. After the last step it
-waits once more before it ends.
+Reads a line from stdin before each step, and prints the seconds and the loss of the step as JSON. Reads one more line
+before it exits.
 """
 
 import importlib
@@ -26,10 +26,10 @@ BETAS, EPSILON, CLIP = (0.9, 0.999), 1e-8, 1.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What all workers have in common.
+    """The settings that all workers share.
 
-    model: Hugging Face folder. text, val: files. batches: (steps, B, T + 1) of token ids in an .npy file, the same
-        that tinylm takes from the text. home: an existing folder for runs. variant: of the peer, as in PEERS.
+    model: Hugging Face folder. text, val: files. batches: .npy file of token ids, (steps, B, T + 1), the batches that
+        tinylm forms of the text. home: an existing folder for runs.
     """
 
     model: str
@@ -52,29 +52,29 @@ class Settings:
 
 
 class Turns:
-    """The exchange with the parent, which starts each step and reads its seconds and loss."""
+    """The protocol with the parent process: wait for its permission, run a step, report its time and loss."""
 
     def __init__(self) -> None:
-        self._begun = 0.0
+        self._started = 0.0
 
     def wait(self) -> None:
         if not sys.stdin.readline():
-            sys.exit("The parent is gone.")
-        self._begun = time.perf_counter()
+            sys.exit("The parent process has exited.")
+        self._started = time.perf_counter()
 
-    def done(self, loss: float) -> None:
-        print(json.dumps({"seconds": time.perf_counter() - self._begun, "loss": loss}), flush=True)
+    def report(self, loss: float) -> None:
+        print(json.dumps({"seconds": time.perf_counter() - self._started, "loss": loss}), flush=True)
 
 
 def initial_a(layer: int, projection: str, shape: torch.Size) -> Tensor:
-    """The A of a projection, (r, in), as LoRA initialises it and the same for all workers."""
+    """LoRA's initial A of a projection: (r, in), the same in all workers."""
     generator = torch.Generator().manual_seed(len(PROJECTIONS) * layer + PROJECTIONS.index(projection))
     return (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(shape[1])
 
 
 @torch.no_grad()
 def initialise(model: nn.Module) -> None:
-    """Set all A of a model of either library, whose parameters' names contain `layers.N` and the projection."""
+    """Set the A matrices of a model. In both libraries the parameters' names contain `layers.N` and the projection."""
     for name, parameter in model.named_parameters():
         if "lora_A" in name:
             parts = name.split(".")
@@ -83,7 +83,7 @@ def initialise(model: nn.Module) -> None:
 
 
 def train_tinylm(settings: Settings, turns: Turns) -> None:
-    """The whole run of tinylm.finetune_lora; the first step's time includes the evaluation before it."""
+    """Run tinylm.finetune_lora. The time of the first step includes the evaluation before it."""
     import tinylm
     from tinylm.training.events import Logged, Started
 
@@ -91,7 +91,7 @@ def train_tinylm(settings: Settings, turns: Turns) -> None:
         if isinstance(event, Started):
             initialise(event.model)
         elif isinstance(event, Logged):
-            turns.done(event.loss)
+            turns.report(event.loss)
         if isinstance(event, Started | Logged):
             turns.wait()
 
@@ -123,7 +123,7 @@ def train_tinylm(settings: Settings, turns: Turns) -> None:
 
 
 def train_peer(settings: Settings, turns: Turns, weights: torch.dtype, autocast: bool) -> None:
-    """transformers and peft, with a loop of the least that fine-tuning needs. LoRA's own parameters are fp32."""
+    """Run a minimal training loop with transformers and peft. The LoRA parameters are fp32."""
     import transformers
     from peft import LoraConfig, get_peft_model
 
@@ -150,7 +150,7 @@ def train_peer(settings: Settings, turns: Turns, weights: torch.dtype, autocast:
         torch.nn.utils.clip_grad_norm_(trained, CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        turns.done(loss.item())
+        turns.report(loss.item())
     turns.wait()
 
 

@@ -1,21 +1,21 @@
-"""How far tinylm's models are from those of transformers, for every model family: the largest difference in each cell.
+"""Numerical differences between tinylm and transformers for every model family.
 
     python benchmarks/formats.py
     python benchmarks/formats.py --families llama qwen3
 
-The models are small and random and together use every switch of their families (family_peers.py). All compute in fp32;
-their logits have a standard deviation of about 1 to 10. A cell is the largest absolute difference over the models of
-the family:
+The models are small and random, and together use every setting of their families (family_peers.py). All compute in
+fp32; the standard deviation of their logits is about 1 to 10. A cell is the largest absolute difference over the models
+of the family:
 
-import         the embedded tokens of texts, by the tokenizer and the weights that were opened
-logits         the logits of a whole context
-cached logits  the same token by token, past the sliding windows
-export         the logits of transformers on a Hugging Face folder that tinylm wrote
-GGUF           the same on a GGUF file in f32; * where transformers does not read all settings from such a file: the
-               tensors, read by the package gguf and arranged as llama.cpp's converters do it
-PEFT           the logits of PEFT and tinylm with one adapter: a random LoRA on all matrices that tinylm wrote, and one
-               on all linear layers that PEFT wrote
-LoRA           the logits of transformers on an export of the model with a random LoRA merged, from the unmerged model's
+import         embeddings of the tokens of texts, computed with tinylm's tokenizer and weights
+logits         logits of a whole context
+cached logits  logits with the cache, token by token, past the sliding windows
+export         logits of transformers for a Hugging Face folder written by tinylm
+GGUF           logits of transformers for a GGUF file (f32) written by tinylm; *: transformers does not read all
+               settings of this architecture, so tensors are compared, with the layout of llama.cpp's converters
+PEFT           logits of PEFT and tinylm with the same adapter: a random LoRA on all matrices written by tinylm, and one
+               on all linear layers written by PEFT
+LoRA           logits of transformers for an export with a merged random LoRA, compared with the unmerged model
 """
 
 import argparse
@@ -60,7 +60,7 @@ RANK = 3
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest absolute difference. tensors_only: of weights, where the peer could not compute logits."""
+    """The largest absolute difference. tensors_only: of weights, because the peer cannot compute logits."""
 
     value: float
     tensors_only: bool = False
@@ -68,7 +68,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Case:
-    """A model of transformers, and the folder that it was saved in."""
+    """A model of transformers, and the folder where it is saved."""
 
     name: str
     peer: Any
@@ -80,7 +80,7 @@ class Case:
 
 
 def compare_import(case: Case, home: Path) -> Difference:
-    """Raises AssertionError for token ids that differ."""
+    """Embeddings of TEXTS. Raises AssertionError if token ids differ."""
     opened = case.open()
     tokenizer = transformers.AutoTokenizer.from_pretrained(case.folder)
     largest = 0.0
@@ -100,7 +100,7 @@ def compare_logits(case: Case, home: Path) -> Difference:
 
 
 def compare_cached_logits(case: Case, home: Path) -> Difference:
-    """13 tokens at once, and then one at a time."""
+    """A prefill of 13 tokens, then one token at a time."""
     network: Any = case.open().network
     ids = family_peers.ids(family_peers.CONTEXT)
     cache = network.make_cache(len(ids), family_peers.CONTEXT)
@@ -131,7 +131,7 @@ def compare_gguf(case: Case, home: Path) -> Difference | None:
 
 
 def compare_peft(case: Case, home: Path) -> Difference:
-    """Adapters in both directions."""
+    """Logits with an adapter that tinylm wrote and with one that PEFT wrote."""
     opened = case.open()
     ids = family_peers.ids(family_peers.CONTEXT)
     config = _add_random_lora(opened.network, "all")
@@ -150,10 +150,10 @@ def compare_peft(case: Case, home: Path) -> Difference:
 
 
 def compare_lora(case: Case, home: Path) -> Difference:
-    """The adapter is on all attention projections."""
+    """Logits with a LoRA on all attention projections, unmerged in tinylm and merged in transformers."""
     opened = case.open()
     network = opened.network
-    # Merging changes weights in place, and these are mapped from the file.
+    # Merging changes weights in place, which is not possible for weights mapped from a file.
     network.load_state_dict({name: tensor.clone() for name, tensor in network.state_dict().items()}, assign=True)
     _add_random_lora(network, "attention")
     ids = family_peers.ids(family_peers.CONTEXT)
@@ -194,7 +194,7 @@ def _logits(network: Any, ids: Tensor) -> Tensor:
 
 
 def _embedded(peer: Any, ids: Tensor, scale: float) -> Tensor:
-    """Gemma's embedding multiplies by sqrt(width) within its model in some versions of transformers."""
+    """The scaled embeddings. Some versions of transformers scale Gemma's in the embedding layer, some in the model."""
     embedding: nn.Embedding = peer.get_input_embeddings()
     embedded = embedding(ids)
     return embedded if hasattr(embedding, "embed_scale") else embedded * scale
@@ -212,7 +212,7 @@ def _difference_from(peer: Any, path: Path, **options: Any) -> float:
     return _largest(_load(path, **options)(ids).logits, peer(ids).logits)
 
 
-# Fields of a config that do not change logits, or whose effect others state.
+# Fields of a config that do not change logits.
 IGNORED = frozenset(
     [
         "_name_or_path",
@@ -228,9 +228,9 @@ IGNORED = frozenset(
 
 
 def _transformers_reads(peer: Any, file: Path) -> bool:
-    """Whether transformers finds the model's settings in a GGUF file.
+    """Whether transformers reads all settings of the model from a GGUF file.
 
-    It has no table for some architectures, and its own defaults for some settings, whatever the file states.
+    It does not support some architectures, and replaces some settings by its own defaults.
     """
     try:
         config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
@@ -241,7 +241,7 @@ def _transformers_reads(peer: Any, file: Path) -> bool:
 
 
 def _same(found: Any, expected: Any) -> bool:
-    """Whether two settings are equal; GGUF has numbers of 32 bits."""
+    """Whether two settings are equal; floats with the precision of GGUF's 32 bits."""
     if isinstance(found, float) and isinstance(expected, float):
         return math.isclose(found, expected, rel_tol=1e-6)
     return found == expected
@@ -254,7 +254,7 @@ def _largest(values: Tensor, expected: Tensor) -> float:
 
 @torch.no_grad()
 def compare_family(family: str) -> list[str]:
-    """The cells of a family's row."""
+    """The cells of a family's row of the table."""
     differences: dict[str, list[Difference | None]] = {name: [] for name in COLUMNS}
     for name, (kind, _) in family_peers.CASES.items():
         if kind != family:
@@ -270,7 +270,7 @@ def compare_family(family: str) -> list[str]:
 
 
 def cell(differences: Sequence[Difference | None]) -> str:
-    """The largest one, with the number of models where that is not all of them."""
+    """The largest difference, with the number of models compared if it is not all of them."""
     found = [difference for difference in differences if difference is not None]
     if not found:
         return "-"

@@ -1,6 +1,6 @@
-"""The tensors of models of transformers as llama.cpp's converters write them into GGUF files, by the package gguf.
+"""The tensors of transformers' models with the names and the layout of llama.cpp's GGUF files.
 
-Nothing here is tinylm's: names come from gguf's table, arrangements are index by index.
+An independent reference: names come from the package gguf, and rows are reordered index by index, without tinylm.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def peer_tensors(architecture: str, peer: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a model of transformers by GGUF's names, arranged as llama.cpp needs them."""
+    """Yield the GGUF names and tensors of a model of transformers."""
     kind = peer.config.model_type
     table = gguf.get_tensor_name_map(_architecture(architecture), peer.config.num_hidden_layers)
     heads = peer.config.num_attention_heads
@@ -21,14 +21,14 @@ def peer_tensors(architecture: str, peer: Any) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in peer.state_dict().items():
         if (tied and name in ("lm_head.weight", "embed_out.weight")) or name.endswith((".masked_bias", ".attn.bias")):
             continue
-        for whole, part in _separate_experts(name, tensor):
-            base, _, suffix = whole.rpartition(".")
-            stored = table.get_name(base)
-            assert stored is not None, whole
-            yield f"{stored}.{suffix}", _arrange(kind, whole, part, heads, kv_heads)
+        for full_name, part in _separate_experts(name, tensor):
+            base, _, suffix = full_name.rpartition(".")
+            gguf_name = table.get_name(base)
+            assert gguf_name is not None, full_name
+            yield f"{gguf_name}.{suffix}", _convert(kind, full_name, part, heads, kv_heads)
     rope = getattr(peer.config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "llama3":
-        yield "rope_freqs.weight", _llama3_divisors(rope["rope_theta"], peer.model.rotary_emb.inv_freq)
+        yield "rope_freqs.weight", _llama3_factors(rope["rope_theta"], peer.model.rotary_emb.inv_freq)
 
 
 def _architecture(name: str) -> Any:
@@ -36,7 +36,7 @@ def _architecture(name: str) -> Any:
 
 
 def _separate_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """transformers 5 has the gate and up projections of all experts in one tensor."""
+    """Split the tensor in which transformers 5 stores the gate and up projections of all experts."""
     if name.endswith("experts.gate_up_proj"):
         half = tensor.shape[1] // 2
         yield name.replace("gate_up_proj", "gate_proj.weight"), tensor[:, :half]
@@ -47,11 +47,11 @@ def _separate_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]
         yield name, tensor
 
 
-def _arrange(kind: str, name: str, tensor: Tensor, heads: int, kv_heads: int) -> Tensor:
+def _convert(kind: str, name: str, tensor: Tensor, heads: int, kv_heads: int) -> Tensor:
     if kind in ("llama", "mistral", "mixtral") and "q_proj" in name:
-        return tensor[_neighbours(len(tensor), heads)]
+        return tensor[_interleaved_rows(len(tensor), heads)]
     if kind in ("llama", "mistral", "mixtral") and "k_proj" in name:
-        return tensor[_neighbours(len(tensor), kv_heads)]
+        return tensor[_interleaved_rows(len(tensor), kv_heads)]
     if kind == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
         return tensor.T
     if kind == "gpt_neox" and "query_key_value" in name:
@@ -63,13 +63,13 @@ def _arrange(kind: str, name: str, tensor: Tensor, heads: int, kv_heads: int) ->
     return tensor
 
 
-def _neighbours(rows: int, heads: int) -> list[int]:
-    """Rows in the order in which the two features that RoPE rotates together are neighbours."""
+def _interleaved_rows(rows: int, heads: int) -> list[int]:
+    """The order of rows in which the two features of each RoPE rotation are adjacent."""
     size = rows // heads
     return [head * size + half * size // 2 + i for head in range(heads) for i in range(size // 2) for half in range(2)]
 
 
-def _llama3_divisors(theta: float, scaled: Tensor) -> Tensor:
-    """The quotient of the frequencies without and with scaling, the latter from transformers."""
+def _llama3_factors(theta: float, scaled: Tensor) -> Tensor:
+    """The unscaled RoPE frequencies divided by the scaled ones of transformers."""
     plain = theta ** -(torch.arange(len(scaled), dtype=torch.float64) / len(scaled))
     return (plain / scaled.double()).float()

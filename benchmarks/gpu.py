@@ -1,13 +1,14 @@
-"""How much of a GPU tinylm uses: training and decoding as parts of what the device can do, and learning in 30 seconds.
+"""GPU utilisation: training and decoding as fractions of the device's peak rates, and the loss after 30 seconds.
 
     python benchmarks/gpu.py --text tinyshakespeare.txt
 
-What the device can do is measured first: products of large bf16 matrices, and copying memory. Training is a step of
-124 M parameters at a context of 1,024, with and without compiled layers; its operations are counted after Kaplan et al.
-2020, with half of the attention's, which is causal. Decoding is one stream of 1.3 billion parameters in bf16, each of
-which a token reads once. With --text, the last table is of `tinylm train TEXT --time 30s` and nothing else.
+The peak rates are measured first: FLOP/s of a product of large bf16 matrices, and bytes per second of a memory copy. A
+training step is that of a model of 124 M parameters at a context of 1,024, with and without compiled layers; its FLOPs
+follow Kaplan et al. 2020, with half of the attention's, which is causal. Decoding is one stream of a model of 1.3
+billion parameters in bf16, all of which are read once per token. With --text, the second table shows the result of
+`tinylm train TEXT --time 30s`.
 
-It runs on whatever device there is; --small makes it short, for a machine without a GPU.
+Runs on any device; --small uses tiny models, for a machine without a GPU.
 """
 
 import argparse
@@ -40,7 +41,11 @@ from tinylm.presets import make_model_config
 
 @dataclass(frozen=True)
 class Sizes:
-    """`square` matrices are multiplied, so many `bytes` are copied, `rows` of a context are a step."""
+    """The sizes of the work.
+
+    square: rows and columns of the multiplied matrices. bytes: copied. training, decoding: models. rows: of a batch.
+    tokens: decoded.
+    """
 
     square: int
     bytes: int
@@ -62,20 +67,20 @@ def sizes(small: bool) -> Sizes:
 
 
 def seconds_of(work: Callable[[], object], device: str, rounds: int) -> float:
-    """The median of so many calls, each until the device is done; two before do not count."""
+    """The median time of `rounds` calls after two warm-up calls, each with the device synchronised."""
 
     def timed() -> float:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         work()
         if device != "cpu":
             getattr(torch, device).synchronize()
-        return time.perf_counter() - begun
+        return time.perf_counter() - started
 
     return statistics.median([timed() for _ in range(2 + rounds)][2:])
 
 
 def device_rates(device: str, dtype: str, chosen: Sizes, rounds: int) -> tuple[float, float]:
-    """FLOP/s of a product of square matrices, and bytes read and written a second by a copy."""
+    """FLOP/s of a matrix product, and bytes per second, read and written, of a memory copy."""
     a, b = (torch.randn(chosen.square, chosen.square, device=device, dtype=DTYPES[dtype]) for _ in range(2))
     flops = 2 * chosen.square**3 / seconds_of(lambda: a @ b, device, rounds)
     source = torch.zeros(chosen.bytes, dtype=torch.uint8, device=device)
@@ -96,26 +101,26 @@ def training_row(device: str, dtype: str, chosen: Sizes, compiled: bool, flops: 
 
 def decoding_row(device: str, dtype: str, chosen: Sizes, bandwidth: float, rounds: int) -> list[str]:
     model = build_model(chosen.decoding).eval().to(device, DTYPES[dtype])
-    # Position vectors are looked up; the embedding's matrix is read whole, as the output layer.
-    read = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if "position" not in name)
+    # Only one row of the position embedding is read; the tied embedding is read in full as the output layer.
+    bytes_read = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if "position" not in name)
     fuse_model(model)
 
-    def write() -> None:
+    def decode() -> None:
         sampler = Sampler(SamplingConfig(temperature=0.0), 0, 1, model.device, chosen.decoding.vocab_size)
         for _ in generate(ThreadPolicyDecoder(model, measure_thread_latency()), [[0]], sampler, chosen.tokens):
             pass
 
-    speed = chosen.tokens / seconds_of(write, device, rounds)
-    return [f"decoding one stream, {dtype}", f"{speed:,.1f}", f"{speed * read / bandwidth:.1%}", "70 %"]
+    speed = chosen.tokens / seconds_of(decode, device, rounds)
+    return [f"decoding one stream, {dtype}", f"{speed:,.1f}", f"{speed * bytes_read / bandwidth:.1%}", "70 %"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, help="to learn in 30 seconds")
-    parser.add_argument("--time", default="30s", help="for that (default: 30s)")
+    parser.add_argument("--text", type=Path, help="corpus to train on for --time")
+    parser.add_argument("--time", default="30s", help="time of the whole command (default: 30s)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
     parser.add_argument("--device", default="auto", help="default: auto")
-    parser.add_argument("--small", action="store_true", help="tiny shapes, and nothing compiled")
+    parser.add_argument("--small", action="store_true", help="tiny models, without compiled layers")
     options = parser.parse_args(arguments)
     device = choose_device(options.device).value
     dtype = choose_machine(device, "auto", Console()).dtype
@@ -123,10 +128,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flops, bandwidth = device_rates(device, dtype, chosen, options.rounds)
     print(f"{describe_machine(['torch'])}; {describe_device(device)}")
     print(f"{flops / 1e12:.3g} TFLOP/s in {dtype}, {bandwidth / 1e9:,.0f} GB/s\n")
-    ways = (False,) if options.small else (False, True)
-    rows = [training_row(device, dtype, chosen, compiled, flops, options.rounds) for compiled in ways]
+    variants = (False,) if options.small else (False, True)
+    rows = [training_row(device, dtype, chosen, compiled, flops, options.rounds) for compiled in variants]
     rows.append(decoding_row(device, dtype, chosen, bandwidth, options.rounds))
-    print(table(["work", "tokens/s", "of what the device can do", "goal"], rows))
+    print(table(["work", "tokens/s", "of the device's peak rate", "goal"], rows))
     if options.text is not None:
         with tempfile.TemporaryDirectory() as home:
             learned = learn(options.text, ["--time", options.time, "--device", device], 0, Path(home) / "run")

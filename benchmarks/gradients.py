@@ -1,8 +1,8 @@
-"""Why training can fail at its start (note 000): gradients by layer, LayerNorm's Jacobian, and Adam's first updates.
+"""Instability at the start of training (note 000): gradients by layer, LayerNorm's Jacobian, Adam's first updates.
 
     python benchmarks/gradients.py tinyshakespeare.txt
 
-Prints three tables, of models that have learned nothing yet. The size of a vector x is |x| / sqrt(D).
+Prints three tables for untrained models. The size of a vector x is its root mean square, |x| / sqrt(D).
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--width", type=int, default=128, help="default: 128")
     parser.add_argument("--depths", type=int, nargs="+", default=[6, 24], help="numbers of layers (default: 6 24)")
-    parser.add_argument("--streams", type=int, default=32, help="independent beginnings of Adam (default: 32)")
+    parser.add_argument("--streams", type=int, default=32, help="Adam runs with different batches (default: 32)")
     options = parser.parse_args(arguments)
     text = options.corpus.read_text(encoding="utf-8")
     tokenizer = train_char("".join(sorted(set(text))))
@@ -61,21 +61,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def by_layer(config: ModelConfig, batch: Batch) -> list[str]:
-    """Norms of the gradients of the first, middle and last layer, and of what the last layer's norm is given."""
+    """The gradient norms of the first, middle and last layer, and the size of the input of the last layer's norm."""
     model = build_model(config, seed=0).train()
-    entering: list[float] = []
+    input_norms: list[float] = []
     norms = [module for name, module in model.named_modules() if name.startswith("layers.") and "_norm" in name]
-    norms[-1].register_forward_pre_hook(lambda _, inputs: entering.append(inputs[0].norm(dim=-1).mean().item()))
+    norms[-1].register_forward_pre_hook(lambda _, inputs: input_norms.append(inputs[0].norm(dim=-1).mean().item()))
     loss = next_token(model, batch)
     (loss.total / loss.n_tokens).backward()
     gradients = layer_gradient_norms(model)
     first, middle, last = (gradients[f"layers.{i}"] or 0.0 for i in (0, config.layers // 2, config.layers - 1))
-    size = entering[0] / math.sqrt(config.width)
+    size = input_norms[0] / math.sqrt(config.width)
     return [*(f"{norm:.4f}" for norm in (first, middle, last)), f"{first / last:.2f}", f"{size:.2f}"]
 
 
 def jacobians() -> Iterator[list[str]]:
-    """The spectral norm of d LayerNorm(x) / dx for vectors of several lengths, without gain and bias."""
+    """The spectral norm of d LayerNorm(x) / dx, without gain and bias, for vectors x of several sizes."""
     rng = torch.Generator().manual_seed(0)
     for width in (64, 512):
         norm = LayerNorm(width, gain=False, eps=0.0)
@@ -88,8 +88,10 @@ def jacobians() -> Iterator[list[str]]:
 
 
 def adam(config: ModelConfig, tokens: np.ndarray, streams: int) -> list[list[str]]:
-    """Of the first layer's query matrix, over beginnings that saw other batches: the variance of Adam's update in units
-    of the learning rate, the mean over entries, and the spread of its step size, as deviation over mean, the median.
+    """Statistics of Adam's update of the first query matrix, over `streams` runs with different batches.
+
+    By step: the variance of the update over the runs, in units of the learning rate, averaged over the entries; and the
+    relative standard deviation of 1/sqrt(v), the median of the entries.
     """
     model = build_model(config, seed=0).train()
     weight = model.get_parameter("layers.0.attention.q_proj.weight")
@@ -113,7 +115,7 @@ def adam(config: ModelConfig, tokens: np.ndarray, streams: int) -> list[list[str
         [
             str(step),
             f"{torch.stack(updates[step]).var(dim=0).mean().item():.3f}",
-            f"{_relative_spread(torch.stack(sizes[step])):.3f}",
+            f"{_relative_deviation(torch.stack(sizes[step])):.3f}",
         ]
         for step in shown
     ]
@@ -125,8 +127,8 @@ def _gradient(model: nn.Module, weight: nn.Parameter, batch: Batch) -> Tensor:
     return gradient
 
 
-def _relative_spread(values: Tensor) -> float:
-    """Deviation over mean of each entry, (streams, ...), and the median of that over entries."""
+def _relative_deviation(values: Tensor) -> float:
+    """The median over the entries of their standard deviation divided by their mean. values: (streams, ...)."""
     return (values.std(dim=0) / values.mean(dim=0)).median().item()
 
 

@@ -1,9 +1,9 @@
-"""What a layer costs: self-attention against a recurrent layer by length (note 004), positions, and experts (002).
+"""Cost of layers: self-attention and a recurrent layer by length (note 004), position schemes, and experts (002).
 
     python benchmarks/layers.py
 
-Forward and backward on a CPU, and forward alone for the experts, whose cost should not grow with their number. What is
-compared takes turns.
+Forward and backward pass on a CPU; for experts the forward pass only, whose cost should not grow with their number. The
+layers that are compared take turns.
 """
 
 import argparse
@@ -25,10 +25,14 @@ SCHEMES = ("none", "learned", "sinusoidal", "rope", "relative")
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="default: 5")
-    parser.add_argument("--widths", type=int, nargs="+", default=[64, 256], help="d, of a layer (default: 64 256)")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[64, 256, 1024], help="default: 64 256 1024")
+    parser.add_argument(
+        "--widths", type=int, nargs="+", default=[64, 256], help="widths d of a layer (default: 64 256)"
+    )
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=[64, 256, 1024], help="of positions (default: 64 256 1024)"
+    )
     parser.add_argument("--experts", type=int, nargs="+", default=[4, 16, 64], help="default: 4 16 64")
-    parser.add_argument("--tokens", type=int, default=2048, help="in a pass of the experts (default: 2048)")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens per pass of the experts (default: 2048)")
     options = parser.parse_args(arguments)
     print(describe_machine(["torch"]))
     rows = [against_recurrence(d, n, options.rounds) for d in options.widths for n in (d // 4, d, 4 * d, 16 * d)]
@@ -54,7 +58,7 @@ def against_recurrence(width: int, length: int, rounds: int) -> list[str]:
 
 
 def _pass(layer: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], object]:
-    """Forward and backward, for the input's gradient as well."""
+    """A forward and a backward pass, which computes the gradient of the input as well."""
 
     def step() -> None:
         layer(x.clone().requires_grad_()).sum().backward()
@@ -63,7 +67,7 @@ def _pass(layer: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], object]:
 
 
 def of_positions(length: int, rounds: int) -> list[str]:
-    """A model of four layers of width 128 with each way to know a token's place, in passes of about 4,096 tokens."""
+    """A model of four layers of width 128 with each position scheme, in passes of about 4,096 tokens."""
     ids = torch.randint(65, (max(1, 4096 // length), length), generator=torch.Generator().manual_seed(0))
     steps = {}
     for name in SCHEMES:
@@ -76,7 +80,7 @@ def of_positions(length: int, rounds: int) -> list[str]:
 
 
 def experts(numbers: Sequence[int], rounds: int, tokens: int) -> list[list[str]]:
-    """A model of four layers, two experts per token; in bf16 its weights are, too, as in tinylm sample."""
+    """A model of four layers with two experts per token. For bf16 the weights are converted, as in tinylm sample."""
     models = {}
     for number in numbers:
         config = make_model_config(vocab_size=65, preset="modern", size="micro", experts=number, ffn_width=352)

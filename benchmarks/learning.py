@@ -1,12 +1,12 @@
-"""What `tinylm train TEXT --time T` learns with no other option, in so much time of the whole command.
+"""Validation loss after `tinylm train TEXT --time T` with no other option.
 
     python benchmarks/learning.py tinyshakespeare.txt --times 15s 80s 3m 6m --seeds 3
     python benchmarks/learning.py a.txt b.txt --times 80s --presets modern gpt2
 
-Each text is split as the command does, and each model scored in full on the validation part, in windows of its own
-context that do not overlap. Bits a byte can be compared between tokenizers. With --peer, transformers' GPT-2 is trained
-by nanoGPT's recipe for a CPU for the longest of the times, on the same characters, and scored the same.
-Run it on a machine that does nothing else: what is measured is what can be learned in the time.
+The command splits each text. Models are evaluated on all of the validation part, in windows of their own context that
+do not overlap. Bits per byte are comparable between tokenizers. With --peer, transformers' GPT-2 is trained on the same
+characters with nanoGPT's recipe for CPUs for the longest of the times, and evaluated in the same way.
+Run it on an idle machine: the results depend on its speed.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from ablation import spread
+from ablation import format_losses
 from measure import describe_machine, run_tinylm, table
 
 from tinylm.duration import parse_duration
@@ -32,7 +32,11 @@ from tinylm.text.run_tokens import reopen_tokens
 
 @dataclass(frozen=True)
 class Learned:
-    """`seconds` is what the whole command took; losses in nats per token and bits per byte, of all validation text."""
+    """The result of one run.
+
+    seconds: of the whole command. passes: over the training text. loss, bits: on all validation text, in nats per token
+        and in bits per byte.
+    """
 
     seconds: float
     parameters: int
@@ -42,10 +46,10 @@ class Learned:
 
 
 def learn(text: Path, words: Sequence[str], seed: int, run: Path) -> Learned:
-    """Train and score by the command, as a user would."""
-    begun = time.monotonic()
+    """Train and evaluate a run with the command line."""
+    started = time.monotonic()
     run_tinylm(["train", str(text), *words, "--seed", str(seed), "--out", str(run), "--quiet", "--force"])
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started
     score = json.loads(run_tinylm(["eval", "--model", str(run), "--quiet", "--json"]))
     config, summary = read_config(run), summarise(run)
     assert config.training is not None and config.data is not None
@@ -55,10 +59,10 @@ def learn(text: Path, words: Sequence[str], seed: int, run: Path) -> Learned:
 
 
 def learn_with_peer(run: Path, seconds: float, seed: int) -> float:
-    """The loss of transformers' GPT-2 after so much training on the characters of a run, by nanoGPT's recipe for a CPU.
+    """The loss of transformers' GPT-2 after `seconds` of training on the characters of a run, by nanoGPT's recipe.
 
-    4 layers of width 128, context 64, batches of 12, AdamW at 1e-3 falling as a cosine to a tenth, no dropout, fp32.
-    The time begins with the first step.
+    4 layers of width 128, context 64, batch size 12, AdamW with a learning rate of 1e-3 and cosine decay to 1e-4, no
+    dropout, fp32. The time is counted from the first step.
     """
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -76,8 +80,8 @@ def learn_with_peer(run: Path, seconds: float, seed: int) -> float:
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99))
     windows = Windows(tokens.train, 64, 12, seed)
-    begun, step = time.monotonic(), 0
-    while (progress := (time.monotonic() - begun) / seconds) < 1:
+    started, step = time.monotonic(), 0
+    while (progress := (time.monotonic() - started) / seconds) < 1:
         batch = windows.batch(step)
         for group in optimizer.param_groups:
             group["lr"] = min((step + 1) / 100, 1) * (1e-4 + 9e-4 * 0.5 * (1 + math.cos(math.pi * progress)))
@@ -97,18 +101,18 @@ def learn_with_peer(run: Path, seconds: float, seed: int) -> float:
 
 
 def row(text: Path, preset: str, length: str, learned: Sequence[Learned]) -> list[str]:
-    def middle(name: str) -> float:
+    def median(name: str) -> float:
         return statistics.median(getattr(one, name) for one in learned)
 
     return [
         text.name,
         preset,
         length,
-        f"{middle('seconds'):.1f}",
-        f"{middle('parameters') / 1e6:.2f}",
-        f"{middle('passes'):.2g}",
-        spread([one.loss for one in learned]),
-        spread([one.bits for one in learned]),
+        f"{median('seconds'):.1f}",
+        f"{median('parameters') / 1e6:.2f}",
+        f"{median('passes'):.2g}",
+        format_losses([one.loss for one in learned]),
+        format_losses([one.bits for one in learned]),
     ]
 
 
@@ -118,8 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--times", nargs="+", default=["80s"], help="of the whole command (default: 80s)")
     parser.add_argument("--presets", nargs="+", default=["modern"], help="default: modern")
     parser.add_argument("--seeds", type=int, default=3, help="default: 3")
-    parser.add_argument("--options", default="", help="more options of tinylm train, for all")
-    parser.add_argument("--peer", action="store_true", help="also transformers' GPT-2, by nanoGPT's recipe for a CPU")
+    parser.add_argument("--options", default="", help="more flags of tinylm train")
+    parser.add_argument("--peer", action="store_true", help="also train transformers' GPT-2 by nanoGPT's recipe")
     options = parser.parse_args(arguments)
     rows = []
     with tempfile.TemporaryDirectory() as home:
@@ -133,10 +137,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     print(f"{text.name}, {preset}, {length}: {rows[-1][-2]}", file=sys.stderr)
             if options.peer:
                 longest = max(options.times, key=parse_duration)
-                known = learn(text, ["--tokenizer", "char", "--steps", "1", "--size", "nano"], 0, run)
+                one_step = learn(text, ["--tokenizer", "char", "--steps", "1", "--size", "nano"], 0, run)
                 losses = [learn_with_peer(run, parse_duration(longest), seed) for seed in range(options.seeds)]
-                bits = [loss * known.bits / known.loss for loss in losses]
-                rows.append([text.name, "transformers", longest, "", "0.80", "", spread(losses), spread(bits)])
+                bits = [loss * one_step.bits / one_step.loss for loss in losses]
+                rows.append(
+                    [text.name, "transformers", longest, "", "0.80", "", format_losses(losses), format_losses(bits)]
+                )
     print(f"{describe_machine(['torch', 'transformers'] if options.peer else ['torch'])}\n")
     names = ["text", "preset", "time", "seconds", "million parameters", "passes", "nats per token", "bits per byte"]
     print(table(names, rows))

@@ -1,9 +1,9 @@
-"""How models read beyond the length they were trained on: the loss by a token's place in windows of twice the context.
+"""Length extrapolation: the loss by position in windows of twice the context that a model was trained with.
 
     python benchmarks/lengths.py ablation/positions-*
 
-Takes run directories, each with its own validation text. Prints nats per token for each quarter of the window: the
-first two lie within the trained length, the last two past it. Learned positions end with the context.
+Evaluates run directories on their own validation texts. Prints nats per token for each quarter of the window: the first
+two quarters are within the trained context, the last two beyond it. Learned positions exist only within the context.
 """
 
 import argparse
@@ -27,11 +27,11 @@ ROWS = 256
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", help="run directories of decoders")
-    rows = [[run.name, *by_place(run)] for run in parser.parse_args(arguments).runs]
+    rows = [[run.name, *loss_by_quarter(run)] for run in parser.parse_args(arguments).runs]
     print(table(["run", "first quarter", "second", "third", "fourth"], rows))
 
 
-def by_place(run: Path) -> list[str]:
+def loss_by_quarter(run: Path) -> list[str]:
     config, context = read_config(run), read_config(run).model.context
     assert config.data is not None
     tokenizer = read_tokenizer(run, config)
@@ -46,8 +46,8 @@ def by_place(run: Path) -> list[str]:
     with torch.inference_mode():
         logits = model.logits(model(batch.ids).hidden).float()
         nats = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
-    places = nats.view(ROWS, length).mean(dim=0)
-    quarters = places.split(2 * context // QUARTERS)
+    by_position = nats.view(ROWS, length).mean(dim=0)
+    quarters = by_position.split(2 * context // QUARTERS)
     return [f"{part.mean().item():.3f}" for part in quarters] + ["-"] * (QUARTERS - len(quarters))
 
 

@@ -1,7 +1,7 @@
-"""What the benchmarks share: taking turns, medians and ratios round by round, the machine, and a table.
+"""Measurement shared by the benchmarks: functions in turns, medians and ratios, the machine's description, tables.
 
-Functions that are compared take turns (A B A B ...), so that a machine that grows slower meanwhile is slow for all of
-them. Speeds are medians; a ratio is taken within each round and its median given, with the smallest and the largest.
+Functions that are compared take turns (A B A B ...), so that a change in the machine's speed affects all of them.
+Speeds are medians over rounds. Ratios are computed per round; their median, minimum and maximum are printed.
 """
 
 import argparse
@@ -22,19 +22,19 @@ import torch
 from tinylm.config import ModelConfig
 from tinylm.presets import make_model_config
 
-Times = dict[str, list[float]]  # seconds by name, one for each round
+Times = dict[str, list[float]]  # by name, the seconds of each round
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of some values, the smallest and the largest."""
+    """The median, minimum and maximum of some values."""
 
     median: float
-    least: float
-    most: float
+    minimum: float
+    maximum: float
 
     def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.least:.2f} to {self.most:.2f})"
+        return f"{self.median:.2f} ({self.minimum:.2f} to {self.maximum:.2f})"
 
 
 def take_turns(
@@ -43,7 +43,7 @@ def take_turns(
     warmup: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Times:
-    """Call all functions in turn, `rounds` times after `warmup` rounds that do not count; the seconds of each call."""
+    """Call all functions in turn, `rounds` times after `warmup` rounds. Returns the seconds of each call."""
     if rounds < 1:
         raise ValueError(f"{rounds} rounds measure nothing")
     times: Times = {name: [] for name in functions}
@@ -58,7 +58,7 @@ def take_turns(
 
 
 def speedup(times: Times, name: str, base: str) -> Spread:
-    """How many times as fast as `base` it is, round by round."""
+    """The speed of `name` relative to `base`, computed per round."""
     ratios = [slow / fast for slow, fast in zip(times[base], times[name], strict=True)]
     return Spread(statistics.median(ratios), min(ratios), max(ratios))
 
@@ -78,13 +78,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def run_tinylm(words: Sequence[str]) -> str:
-    """What the command prints on stdout."""
-    done = subprocess.run([sys.executable, "-m", "tinylm", *words], stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout
+    """Run a command of tinylm and return its stdout."""
+    command = [sys.executable, "-m", "tinylm", *words]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def describe_machine(packages: Sequence[str] = ("torch", "transformers")) -> str:
-    """The processor, its cores, the threads that torch uses, the versions and the date."""
+    """The CPU model, the numbers of cores and torch threads, the versions of packages and the date."""
     versions = ", ".join(f"{package} {version(package)}" for package in packages)
     return (
         f"{_cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads; {versions}, "
@@ -102,7 +102,7 @@ def _cpu_model() -> str:
 
 
 def add_options(parser: argparse.ArgumentParser, context: int) -> None:
-    """The shape of the models and the number of rounds."""
+    """Add options for the shape of the models and the number of rounds."""
     defaults = {"layers": 6, "heads": 6, "width": 384, "context": context, "vocab_size": 65, "rounds": 5, "warmup": 1}
     for name, default in defaults.items():
         flag = "--" + name.replace("_", "-")
@@ -110,6 +110,6 @@ def add_options(parser: argparse.ArgumentParser, context: int) -> None:
 
 
 def chosen_shape(arguments: argparse.Namespace, preset: str) -> ModelConfig:
-    """A preset of tinylm, everything else as it is by default, in the shape that the options give."""
+    """The configuration of a preset with the shape that the options set."""
     shape = {name: getattr(arguments, name) for name in ("vocab_size", "layers", "heads", "width", "context")}
     return make_model_config(preset=preset, size="small", **shape)

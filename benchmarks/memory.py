@@ -1,8 +1,9 @@
-"""The memory that tinylm train takes for a large corpus: the most anonymous memory of all its processes together.
+"""Peak anonymous memory of tinylm train, summed over its processes, for a large corpus.
 
     python benchmarks/memory.py --megabytes 1000
 
-The text is made here: words of which half appear once, the hardest kind for a tokenizer's trainer. Linux only.
+The corpus is generated: half of its words occur only once, which needs most memory in the training of a tokenizer.
+Linux only.
 """
 
 import argparse
@@ -32,10 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for tokenizer in ("char", "bpe"):
             out = Path(folder) / tokenizer
             command = ["train", corpus, "--out", out, "--tokenizer", tokenizer, *TINY]
-            seconds, most = run_and_watch([sys.executable, "-m", "tinylm", *map(str, command)], Path(folder))
-            rows.append([tokenizer, f"{seconds:.0f}", f"{most / 1e6:,.0f}"])
+            seconds, peak = run_and_measure_memory([sys.executable, "-m", "tinylm", *map(str, command)], Path(folder))
+            rows.append([tokenizer, f"{seconds:.0f}", f"{peak / 1e6:,.0f}"])
     print(describe_machine(["torch", "tokenizers"]))
-    print(table([f"{options.megabytes:g} MB as", "seconds", "most anonymous memory, MB"], rows))
+    print(table([f"{options.megabytes:g} MB as", "seconds", "peak anonymous memory, MB"], rows))
 
 
 def write_corpus(path: Path, size: int) -> None:
@@ -48,30 +49,30 @@ def write_corpus(path: Path, size: int) -> None:
             file.write("\n".join(lines) + "\n")
 
 
-def run_and_watch(command: Sequence[str], cache: Path) -> tuple[float, int]:
-    """Seconds and bytes. Memory is looked at twenty times a second."""
-    begun = time.monotonic()
-    most = 0
+def run_and_measure_memory(command: Sequence[str], cache: Path) -> tuple[float, int]:
+    """Run a command; returns its time in seconds and its peak memory in bytes, sampled 20 times per second."""
+    started = time.monotonic()
+    peak = 0
     environment = {**os.environ, "TINYLM_CACHE": str(cache / "cache")}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as process:
         while process.poll() is None:
-            most = max(most, sum(anonymous_memory(pid) for pid in family(process.pid)))
+            peak = max(peak, sum(anonymous_memory(pid) for pid in process_tree(process.pid)))
             time.sleep(0.05)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
-    return time.monotonic() - begun, most
+    return time.monotonic() - started, peak
 
 
-def family(pid: int) -> Iterator[int]:
-    """A process and its descendants."""
+def process_tree(pid: int) -> Iterator[int]:
+    """Yield the ids of a process and its descendants."""
     yield pid
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             children = task.read_text().split()
-        except OSError:  # it has just ended
+        except OSError:  # the process has ended
             continue
         for child in children:
-            yield from family(int(child))
+            yield from process_tree(int(child))
 
 
 def anonymous_memory(pid: int) -> int:

@@ -1,17 +1,18 @@
-"""Mutation testing: put faults at random places of tinylm and see which test notices each.
+"""Mutation testing: insert faults at random places of tinylm, and record which test detects each of them.
 
     python benchmarks/mutants.py --cases 60 --seed 0 --out mutants.json
     python benchmarks/mutants.py --replay mutants.json --tests "-m ''"     # the same faults, slow tests as well
 
-Each fault goes into a temporary copy of the tree, never into the checkout. Files are drawn by their number of
-statements, then a line, then one of the operators of `mutation_operators.py`. The tests that execute the line run
-first, those for the file itself before others. Tests of the command line run tinylm in processes that are not traced,
-so the other tests of the file's folder and those of tests/commands follow. The first failure ends a case. Which test
-executes which line is recorded once per tree, by running all of --tests under coverage, and kept in --cache.
+Each fault is inserted into a temporary copy of the tree, never into the checkout. A file is drawn with a probability
+proportional to its number of statements, then one of its lines, then one of the operators of `mutation_operators.py`.
+The tests that execute the line run first, starting with those of the file itself. Tests of the command line run tinylm
+in processes that are not traced, so the other tests of the file's folder and those of tests/commands follow. The first
+failure ends a case. Which test executes which line is recorded once per tree, by running all of --tests under coverage,
+and stored in --cache.
 
-Prints a table. --out keeps the cases for --replay, which finds each fault in the tree again and skips a fault whose
-lines have changed. A survivor is a missing test or an equivalent: a change that no test could notice, such as a
-larger buffer. Needs coverage (the extra [bench]) and Linux or macOS. Give it a low priority: nice -n 10.
+Prints a table. --out writes the cases for --replay, which locates each fault in the current tree and skips faults whose
+lines have changed. A survivor shows a missing test, or an equivalent mutant: a change that no test can detect, such as
+a larger buffer. Needs coverage (the extra [bench]) and Linux or macOS. Run it with a low priority: nice -n 10.
 """
 
 import argparse
@@ -57,7 +58,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Suite:
-    """The tests of a tree and, for each file and line of the package, those that execute it."""
+    """The tests of a tree, and for each file and line of the package the tests that execute it."""
 
     tests: list[str]
     executing: dict[str, dict[str, list[int]]]  # by path and line, the numbers of the tests
@@ -87,7 +88,7 @@ def _nearness(test: str, path: str) -> int:
 
 
 def draw(root: Path, cases: int, seed: int, under: Sequence[str]) -> list[Mutant]:
-    """Different mutants: a file by its statements, a line that has any, one of the line's."""
+    """Draw different mutants: a file weighted by its statements, one of its lines with mutants, one of its mutants."""
     rng = random.Random(seed)
     files: list[list[list[Mutant]]] = []
     weights: list[int] = []
@@ -110,7 +111,7 @@ def draw(root: Path, cases: int, seed: int, under: Sequence[str]) -> list[Mutant
 
 @contextmanager
 def copy_of(root: Path) -> Iterator[Path]:
-    """A temporary copy of the tree, with a folder beside it for what its tests write."""
+    """Make a temporary copy of the tree, with a folder beside it for the temporary files of its tests."""
     with tempfile.TemporaryDirectory(prefix="tinylm-mutants-", ignore_cleanup_errors=True) as folder:
         copy = Path(folder) / "tree"
         shutil.copytree(root, copy, ignore=shutil.ignore_patterns(*LEFT_OUT))
@@ -134,7 +135,7 @@ def run_python(copy: Path, arguments: Sequence[str], limit: float) -> tuple[int,
             try:
                 child.wait(limit)
             except subprocess.TimeoutExpired:
-                os.killpg(child.pid, signal.SIGINT)  # lets tests end the processes that they started
+                os.killpg(child.pid, signal.SIGINT)  # so that tests end the processes that they started
                 with suppress(subprocess.TimeoutExpired):
                     child.wait(20)
                 if child.poll() is None:
@@ -145,7 +146,7 @@ def run_python(copy: Path, arguments: Sequence[str], limit: float) -> tuple[int,
 
 
 def run_tests(copy: Path, tests: Iterable[str], limit: float) -> str | None:
-    """The first test that fails, UNDECIDED if time runs out, or None. pytest's own limit ends a test that hangs."""
+    """The first test that fails, UNDECIDED at the time limit, or None. A test that hangs is ended by pytest's limit."""
     listed = copy.parent / "tests.txt"
     for names in (list(tests), sorted({test.split("[")[0] for test in tests})):
         if not names:
@@ -165,27 +166,27 @@ def run_tests(copy: Path, tests: Iterable[str], limit: float) -> str | None:
 
 
 def attempt(copy: Path, suite: Suite, mutant: Mutant, limit: float) -> Verdict:
-    """Put the mutant into the copy, run its tests, and take it out again."""
-    file, began = copy / mutant.path, time.monotonic()
+    """Insert the mutant into the copy, run its tests, and restore the file."""
+    file, started = copy / mutant.path, time.monotonic()
     source, times = file.read_bytes(), file.stat()
     faulty = mutant.apply(source)
     if faulty is None:
         return Verdict(mutant, NOT_FOUND, 0.0)
     try:
         file.write_bytes(faulty)
-        # Bytecode is used again for a file of the same size and whole second of modification.
+        # Python reuses bytecode if the size of a file and the whole second of its modification are the same.
         os.utime(file, (times.st_atime, times.st_mtime + 2 + mutant.start))
         killed_by = None
         for tests in (suite.first(mutant), suite.rest(mutant)):
-            killed_by = killed_by or run_tests(copy, tests, max(0.0, limit - (time.monotonic() - began)))
+            killed_by = killed_by or run_tests(copy, tests, max(0.0, limit - (time.monotonic() - started)))
     finally:
         file.write_bytes(source)
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    return Verdict(mutant, killed_by or SURVIVED, time.monotonic() - began)
+    return Verdict(mutant, killed_by or SURVIVED, time.monotonic() - started)
 
 
-def recorded(copy: Path, selection: str, package: str, cache: Path) -> Suite:
-    """The suite of the tree, from the cache or from a run of all tests under coverage."""
+def load_suite(copy: Path, selection: str, package: str, cache: Path) -> Suite:
+    """Read the suite of the tree from the cache, or record it by running all tests under coverage."""
     digest = hashlib.sha256(selection.encode())
     for path in sorted(path for folder in (package, "tests") for path in (copy / folder).rglob("*.py")):
         digest.update(path.relative_to(copy).as_posix().encode() + b"\0" + path.read_bytes())
@@ -196,13 +197,13 @@ def recorded(copy: Path, selection: str, package: str, cache: Path) -> Suite:
         arguments = [str(Path(__file__).resolve()), "--record", str(file), "--package", package, f"--tests={selection}"]
         status, output = run_python(copy, arguments, limit=4 * 3600) or (1, "It took longer than four hours.")
         if not file.exists():
-            raise SystemExit(f"{output[-2000:]}\nThe tests could not be recorded (exit status {status}).")
+            raise SystemExit(f"{output[-2000:]}\nCannot record the tests (exit status {status}).")
         print(output.strip().splitlines()[-1], file=sys.stderr)
     return Suite(**json.loads(file.read_text()))
 
 
 def record(file: Path, package: str, selection: str) -> None:
-    """Run the tests of the current folder under coverage; write down those that pass and what each executes."""
+    """Run the tests of the current folder under coverage, and write the tests that pass and the lines they execute."""
     import coverage
     import pytest
 
@@ -234,12 +235,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=60, help="number of faults (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--under", nargs="+", help="folders or files to put faults into (default: the package)")
-    parser.add_argument("--replay", type=Path, help="a file of --out: its faults instead of new ones")
-    parser.add_argument("--only", type=int, help="only the fault of this number")
+    parser.add_argument("--under", nargs="+", help="folders or files that receive faults (default: the package)")
+    parser.add_argument("--replay", type=Path, help="file written by --out: repeat its faults")
+    parser.add_argument("--only", type=int, help="only the fault with this number")
     parser.add_argument("--tests", default="", help="pytest's arguments that select the suite (default: none)")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds for each fault (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=1, help="faults tried at a time, in a copy of the tree each")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="faults tried in parallel, each in its own copy of the tree"
+    )
     parser.add_argument("--out", type=Path, help="write the cases and verdicts to this file")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "tinylm-mutants")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)  # another project, for the test
@@ -249,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.record:
         record(options.record, options.package, options.tests)
         return
-    from measure import table  # imports torch and tinylm, which the copies have to do themselves
+    from measure import table  # imports tinylm, which `record` has to import under coverage
 
     if options.replay:
         mutants = [Mutant(**case["mutant"]) for case in json.loads(options.replay.read_text())]
@@ -260,15 +263,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.out:
         options.out.write_text(json.dumps([asdict(verdict) for verdict in verdicts.values()], indent=1))
     rows = [[str(number), *verdict.cells()] for number, verdict in sorted(verdicts.items())]
-    print(table(["", "place", "operator", "fault", "noticed by", "seconds"], rows))
+    print(table(["", "place", "operator", "fault", "detected by", "seconds"], rows))
     counts = Counter(verdict.killed_by for verdict in verdicts.values())
     others = {outcome: counts[outcome] for outcome in (SURVIVED, UNDECIDED, NOT_FOUND) if counts[outcome]}
-    noticed = len(verdicts) - sum(others.values())
-    print(f"\n{noticed} of {len(verdicts)} faults were noticed.", *(f"{n} {outcome}." for outcome, n in others.items()))
+    detected = len(verdicts) - sum(others.values())
+    print(
+        f"\n{detected} of {len(verdicts)} faults were detected.", *(f"{n} {outcome}." for outcome, n in others.items())
+    )
 
 
 def judge(numbered: Sequence[tuple[int, Mutant]], options: argparse.Namespace) -> dict[int, Verdict]:
-    """The verdict on each mutant by its number, with a line on stderr as each is done."""
+    """The verdicts by the numbers of the mutants. Prints each verdict to stderr when its tests end."""
     copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
 
     def one(case: tuple[int, Mutant]) -> tuple[int, Verdict]:
@@ -282,7 +287,7 @@ def judge(numbered: Sequence[tuple[int, Mutant]], options: argparse.Namespace) -
 
     with ExitStack() as stack:
         trees = [stack.enter_context(copy_of(options.root)) for _ in range(options.workers)]
-        suite = recorded(trees[0], options.tests, options.package, options.cache)
+        suite = load_suite(trees[0], options.tests, options.package, options.cache)
         for tree in trees:
             copies.put(tree)
         with ThreadPoolExecutor(options.workers) as pool:

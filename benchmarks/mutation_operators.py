@@ -1,7 +1,7 @@
-"""The faults that `mutants.py` puts into source files: each replaces one expression or statement by another.
+"""The faults that `mutants.py` inserts into source files: each replaces one expression or statement.
 
 Annotations, decorators, docstrings, f-strings, messages of exceptions, notes and warnings, and code under
-`if TYPE_CHECKING` are left alone: a change there is no change of behaviour, or only one of wording.
+`if TYPE_CHECKING` are excluded: changes there do not affect behaviour, or only wording.
 """
 
 import ast
@@ -32,12 +32,12 @@ ARITHMETIC = {
     ast.BitOr: ("|", "&"),
 }
 COMMUTATIVE = {"max", "min", "isclose"}
-WORDING = {"note", "warn"}  # calls that only tell the user something
+WORDING = {"note", "warn"}  # functions that only print messages
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault in one file: bytes of the file from `start` on are replaced."""
+    """One fault in one file: replaces the bytes `before`, which begin at offset `start`, by `after`."""
 
     path: str
     line: int
@@ -45,13 +45,13 @@ class Mutant:
     start: int
     before: str
     after: str
-    excerpt: str  # the lines of `before`; in another version of the file they tell where it is now
+    excerpt: str  # the lines of `before`, by which it is located in another version of the file
     column: int  # of `before` in the excerpt, in bytes
     statement: int  # the first line of the statement
     in_function: bool
 
     def apply(self, source: bytes) -> bytes | None:
-        """The source with the fault, or None if its place in the source is not found."""
+        """The source with the fault, or None if the excerpt is not found in it."""
         start, before, excerpt = self.start, self.before.encode(), self.excerpt.encode()
         if source[start - self.column :][: len(excerpt)] != excerpt:
             if source.count(excerpt) != 1:
@@ -76,7 +76,7 @@ def shortened(text: str, length: int) -> str:
 
 
 def mutants_of(path: str, source: bytes) -> list[Mutant]:
-    """All mutants of a file, in the order of the file."""
+    """All mutants of a file, in the order of their positions."""
     finder = _Finder(path, source)
     finder.visit(ast.parse(source))
     return sorted(finder.found, key=lambda mutant: (mutant.start, mutant.operator))
@@ -162,7 +162,7 @@ class _Finder(ast.NodeVisitor):
             self.replace("boolean", node, str(not node.value))
         elif isinstance(node.value, int) and node.value <= 100:
             self.replace("off by one", node, str(node.value + 1))
-        elif isinstance(node.value, int | float):  # one more than a million is rarely a fault
+        elif isinstance(node.value, int | float):  # an off-by-one in a large number rarely matters
             self.replace("constant", node, repr(node.value * 2 if node.value else 1.0))
 
     def visit_Compare(self, node: ast.Compare) -> None:
@@ -236,10 +236,11 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Assign(self, node: ast.Assign) -> None:
         if not any(isinstance(target, ast.Name | ast.Tuple) for target in node.targets):
-            self.removed(node)  # without a plain variable, what follows would only fail
+            self.removed(node)  # removing the assignment of a variable would only raise NameError later
         self.generic_visit(node)
 
     def removed(self, node: ast.stmt) -> None:
+        """Replace a statement by `pass`."""
         self.replace("removed statement", node, "pass")
 
     visit_AsyncFunctionDef = visit_FunctionDef

@@ -1,11 +1,11 @@
-"""Memory and time of opening a large model: tinylm beside transformers, each in a process of its own.
+"""Memory and time of opening a large model with tinylm and with transformers, each in its own process.
 
     python benchmarks/opening.py                  # Llama's shape, 1.7 billion random parameters in bf16, 3.4 GB on disk
     python benchmarks/opening.py --layers 4
 
-The most memory that a process had resident, without what its imports had needed before; and the anonymous memory at
-that time, which is not mapped from a file, so the system cannot drop it; each with its share of the file's size. tinylm
-reads all weights when it opens them, to check that they are finite, so its pages of the file count. `first logits`
+Measures the peak resident memory beyond that of the imports, and the anonymous memory at the end, which the system
+cannot drop because it is not mapped from a file; both also relative to the size of the file. tinylm reads all weights
+when it opens a model, to check that they are finite, so the mapped pages of the file are resident. `first logits`
 includes a forward pass of 16 tokens. Linux only.
 """
 
@@ -22,7 +22,7 @@ import torch
 import transformers
 from measure import describe_machine, table
 
-# That of SmolLM2-1.7B.
+# The shape of SmolLM2-1.7B.
 SHAPE = {
     "vocab_size": 49_152,
     "hidden_size": 2048,
@@ -79,11 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 rows.append([name, what, f"{result['seconds']:.2f}", *shares])
     print(describe_machine(["torch", "transformers"]))
     print(f"{parameters / 1e6:,.0f} million parameters in bf16, {size / 1e6:,.0f} MB on disk")
-    print(table(["", "until", "seconds", "MB at most", "MB anonymous then"], rows))
+    print(table(["", "until", "seconds", "MB, peak", "MB, anonymous"], rows))
 
 
 def write_model(folder: Path, layers: int, width: int) -> tuple[int, int]:
-    """Save a model of random weights with a tokenizer. Returns its number of parameters and its bytes on disk."""
+    """Save a random model with a tokenizer. Returns its number of parameters and its size on disk in bytes."""
     shape = {**SHAPE, "hidden_size": width, "intermediate_size": 4 * width}
     config = transformers.LlamaConfig(**shape, num_hidden_layers=layers, bos_token_id=0, eos_token_id=1, pad_token_id=2)
     with torch.device("meta"):

@@ -2,9 +2,9 @@
 
     python benchmarks/packing.py
 
-Both take a pass over the same random conversations, forward and backward, in batches of about as many tokens. Their
-lengths are drawn from a log-normal distribution, as those of instruction data are. Conversations that are not packed
-are sorted by length within pools, as `tinylm train --no-pack` does. Tokens without padding are counted.
+Both run one epoch, forward and backward, over the same random conversations, in batches of about the same number of
+tokens. The lengths follow a log-normal distribution, which resembles instruction data. Conversations that are not
+packed are sorted by length within pools, as in `tinylm train --no-pack`. Padding tokens are not counted.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SCORED_SHARE = 0.4  # of the tokens of a conversation, at its end
 
 
 def random_conversations(median: int, tokens: int, vocab_size: int) -> ChatTokens:
-    """Conversations with about that many tokens in all, of which the last ones are scored."""
+    """Conversations with about `tokens` tokens in total. The last tokens of each conversation are scored."""
     rng = np.random.default_rng(0)
     lengths: list[int] = []
     while sum(lengths) < tokens:
@@ -43,8 +43,8 @@ def random_conversations(median: int, tokens: int, vocab_size: int) -> ChatToken
     return ChatTokens(np.concatenate(parts).astype(np.uint32))
 
 
-def one_pass(model: Transformer, rows: ChatRows, packed: bool, dtype: str) -> Callable[[], None]:
-    """Forward and backward over all batches of an epoch."""
+def one_epoch(model: Transformer, rows: ChatRows, packed: bool, dtype: str) -> Callable[[], None]:
+    """A function that runs forward and backward over all batches of an epoch."""
     size = max(1, round(TOKENS_PER_STEP * len(rows) / rows.n_tokens))
     batches = ChatBatches(rows, size, seed=0, sort=not packed)
 
@@ -65,11 +65,11 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--vocab-size", type=int, default=4096)
     parser.add_argument("--medians", type=int, nargs="+", default=[40, 120, 360], help="tokens per conversation")
-    parser.add_argument("--tokens", type=int, default=30_000, help="of a pass")
+    parser.add_argument("--tokens", type=int, default=30_000, help="tokens per epoch (default: 30000)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"])
-    parser.add_argument("--busy", action="store_true", help="one thread, and its CPU time: for a busy machine")
+    parser.add_argument("--busy", action="store_true", help="measure CPU time on one thread, for a busy machine")
     arguments = parser.parse_args()
     if arguments.busy:
         torch.set_num_threads(1)
@@ -81,16 +81,16 @@ def main() -> None:
     for median in arguments.medians:
         tokens = random_conversations(median, arguments.tokens, arguments.vocab_size)
         rows = {name: ChatRows(tokens, arguments.context, name == "packed") for name in ("packed", "single")}
-        passes = {name: one_pass(model, rows[name], name == "packed", arguments.dtype) for name in rows}
+        epochs = {name: one_epoch(model, rows[name], name == "packed", arguments.dtype) for name in rows}
         clock = time.process_time if arguments.busy else time.perf_counter
-        times = measure.take_turns(passes, arguments.rounds, clock=clock)
-        share = rows["packed"].n_tokens / (len(rows["packed"]) * rows["packed"].width)
+        times = measure.take_turns(epochs, arguments.rounds, clock=clock)
+        filled = rows["packed"].n_tokens / (len(rows["packed"]) * rows["packed"].width)
         lines.append(
             [
                 f"{median}",
                 f"{len(tokens)}",
                 f"{rows['packed'].width}",
-                f"{share:.1%}",
+                f"{filled:.1%}",
                 *(measure.tokens_per_second(times, name, rows[name].n_tokens) for name in ("single", "packed")),
                 str(measure.speedup(times, "packed", "single")),
             ]

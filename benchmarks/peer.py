@@ -1,7 +1,7 @@
-"""The peer: GPT-2 as `transformers` has it, with the shape and the weights of a tinylm model of preset gpt2.
+"""The peer: GPT-2 of `transformers` with the shape and the weights of a tinylm model of preset gpt2.
 
-Nothing is timed before both have given the same logits for the same tokens: then a difference in speed is a difference
-in how the same thing is computed. transformers comes with `pip install -e '.[bench]'`.
+The logits of both are compared before any measurement, so that speeds are compared for the same computation.
+transformers is installed by `pip install -e '.[bench]'`.
 """
 
 import torch
@@ -14,14 +14,14 @@ from tinylm.model.decoder import Decoder
 
 TOLERANCE = 1e-4
 
-# GPT-2's GELU by the tanh approximation: out of single operations, which is the default, and as one kernel.
+# GPT-2's GELU with the tanh approximation: as separate operations (transformers' default), and as one kernel.
 PLAIN_GELU, FUSED_GELU = "gelu_new", "gelu_pytorch_tanh"
 
 
 def build_pair(config: ModelConfig, seed: int = 0) -> tuple[Decoder, GPT2LMHeadModel]:
     """A tinylm model of preset gpt2 and its peer, both in evaluation mode.
 
-    Every weight is moved a little, so that biases (zero at first) and gains (one) matter to the proof.
+    Every weight is perturbed, so that biases (initialised with 0) and gains (with 1) affect the compared logits.
     """
     model = build_model(config, seed).eval()
     generator = torch.Generator().manual_seed(seed)
@@ -32,9 +32,9 @@ def build_pair(config: ModelConfig, seed: int = 0) -> tuple[Decoder, GPT2LMHeadM
 
 
 def build_peer(config: ModelConfig, model: Decoder, gelu: str = PLAIN_GELU) -> GPT2LMHeadModel:
-    """transformers' GPT-2 with the weights of `model`, proven to give its logits; no dropout, as in tinylm's presets.
+    """transformers' GPT-2 with the weights of `model`, without dropout like tinylm's presets.
 
-    Raises AssertionError when a logit differs by more than TOLERANCE.
+    Raises AssertionError if a logit differs by more than TOLERANCE.
     """
     shape = GPT2Config(
         vocab_size=config.vocab_size,
@@ -51,7 +51,7 @@ def build_peer(config: ModelConfig, model: Decoder, gelu: str = PLAIN_GELU) -> G
         eos_token_id=None,
     )
     peer = GPT2LMHeadModel(shape).eval()
-    peer.loss_type = "ForCausalLM"  # what it falls back to anyway, after a warning
+    peer.loss_type = "ForCausalLM"  # the default of transformers, which otherwise prints a warning
     peer.load_state_dict(peer_weights(model))
     ids = torch.randint(config.vocab_size, (2, config.context), generator=torch.Generator().manual_seed(0))
     assert_same_logits(model, peer, ids)
@@ -59,7 +59,7 @@ def build_peer(config: ModelConfig, model: Decoder, gelu: str = PLAIN_GELU) -> G
 
 
 def peer_weights(model: Decoder) -> dict[str, Tensor]:
-    """The weights under transformers' names. Its Conv1D keeps a matrix as (in, out), and q, k and v as one."""
+    """The weights by transformers' names. Its Conv1D stores a matrix as (in, out), and q, k and v as one matrix."""
     own = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     weights = {
         "transformer.wte.weight": own["embedding.weight"],
@@ -86,5 +86,5 @@ def peer_weights(model: Decoder) -> dict[str, Tensor]:
 
 @torch.inference_mode()
 def assert_same_logits(model: Decoder, peer: GPT2LMHeadModel, ids: Tensor) -> None:
-    """Raises AssertionError when a logit differs by more than TOLERANCE."""
+    """Raises AssertionError if a logit differs by more than TOLERANCE."""
     torch.testing.assert_close(model.logits(model(ids).hidden), peer(ids).logits, rtol=0, atol=TOLERANCE)

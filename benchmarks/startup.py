@@ -1,8 +1,8 @@
-"""How long a command takes to begin: tinylm --help, and the first character of tinylm sample, beside importing torch.
+"""Start-up time: tinylm --help and the first character of tinylm sample, compared with importing torch.
 
     python benchmarks/startup.py --rounds 5
 
-Whole processes take turns. The model has random weights, about ten million of them in its default shape.
+Whole processes take turns. The model has random weights, about ten million in its default shape.
 """
 
 import argparse
@@ -34,10 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sample = [*command, "sample", "--model", str(path), "--seed", "0", "--quiet"]
         times = take_turns(
             {
-                TORCH: lambda: whole([sys.executable, "-c", "import torch"]),
-                HELP: lambda: whole([*command, "--help"]),
+                TORCH: lambda: run([sys.executable, "-c", "import torch"]),
+                HELP: lambda: run([*command, "--help"]),
                 FIRST: lambda: first_byte([*sample, "--max-tokens", "1000"]),
-                FIFTY: lambda: whole([*sample, "--max-tokens", "50"]),
+                FIFTY: lambda: run([*sample, "--max-tokens", "50"]),
             },
             options.rounds,
             options.warmup,
@@ -52,20 +52,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def write_run(path: Path, options: argparse.Namespace) -> None:
-    """A model of random weights and as many characters as the vocabulary has room for."""
+    """Write a run directory with random weights and a character tokenizer that fills the vocabulary."""
     tokenizer = train_char("\n" + "".join(map(chr, range(32, 32 + options.vocab_size - 2))))
     shape = chosen_shape(options, "modern")
     config = RunConfig.new(model=shape, tokenizer=TokenizerConfig(kind="char", sha256=tokenizer.sha256))
-    run = RunDirectory.create(path, config, tokenizer)
-    run.save_best(dict(build_model(shape).state_dict()), config, 0, None)
-    run.commit()
+    directory = RunDirectory.create(path, config, tokenizer)
+    directory.save_best(dict(build_model(shape).state_dict()), config, 0, None)
+    directory.commit()
 
 
-def whole(command: Sequence[str]) -> None:
+def run(command: Sequence[str]) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def first_byte(command: Sequence[str]) -> None:
+    """Run a command until its first byte on stdout, and kill it."""
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         if not process.stdout.read(1):

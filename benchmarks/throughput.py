@@ -1,14 +1,14 @@
-"""Training on the CPU, tokens a second: tinylm's presets gpt2 and modern against transformers' GPT-2, and nanoGPT.
+"""Tokens per second of training on the CPU: tinylm's presets gpt2 and modern, transformers' GPT-2, and nanoGPT.
 
-A step is forward, backward, clipping and AdamW on one batch, the same for all. tinylm's is its Trainer's, the peer's
-is the usual loop. tinylm gpt2 and the peer begin with the same weights and are first shown to give the same logits.
-No dropout anywhere (transformers' default of 0.1 would only slow it down), no cache in the peer.
+A step is a forward and backward pass, gradient clipping and AdamW on one batch, the same for all: a step of tinylm's
+Trainer, and a plain training loop for the peers. tinylm gpt2 and transformers' GPT-2 start with the same weights, and
+their logits are compared before the measurement. All models run without dropout, transformers without its cache.
 
-The settings go from what users get without asking to what they can switch on, so that one sees what is due to what:
-number format, optimizer, the peer's GELU, and with --compile compiled layers (tinylm's default in ten minutes or more
-of bf16 without dropout; compiling happens in the warm-up and is not counted, so --warmup must be 1 or more). Within a
-setting they take turns; the last two columns are ratios of speeds, round by round. nanoGPT, which is no package, takes
-part where --nanogpt names the model.py of a copy of it, with weights of its own and the peer's settings.
+The settings start with the defaults and add one change each, to separate their effects: number format, optimizer, the
+peer's GELU, and with --compile compiled layers. (tinylm compiles by default in bf16 runs of ten minutes or more without
+dropout. Compiling happens in the warm-up, so --compile needs --warmup of at least 1.) Within a setting the models take
+turns; the last two columns are ratios of speeds, computed per round. nanoGPT is not a package: --nanogpt names the
+model.py of a checkout; it is measured with its own random weights and the settings of the peer.
 """
 
 import argparse
@@ -38,7 +38,7 @@ NANOGPT = "nanoGPT"
 
 @dataclass(frozen=True)
 class Setting:
-    """How each side trains. `dtype` and `peer_dtype` are tinylm's names for number formats."""
+    """How tinylm and the peer train. `dtype` and `peer_dtype` are tinylm's names of number formats."""
 
     name: str
     dtype: str
@@ -66,7 +66,7 @@ def peer_loss(peer: GPT2LMHeadModel, batch: Batch) -> Callable[[], Tensor]:
 
 
 def peer_step(peer: nn.Module, loss: Callable[[], Tensor], dtype: str, fused: bool) -> Callable[[], object]:
-    """The same step with a peer, scoring the same targets."""
+    """A training step of a peer with the same targets."""
     peer.train()
     optimizer = torch.optim.AdamW(peer.parameters(), fused=True if fused else None)
 
@@ -84,7 +84,7 @@ def peer_step(peer: nn.Module, loss: Callable[[], Tensor], dtype: str, fused: bo
 def contestants(
     setting: Setting, gpt2: ModelConfig, modern: ModelConfig, batch: Batch, nanogpt: Path | None
 ) -> dict[str, Callable[[], object]]:
-    """Models of their own for each setting, so that none begins with what another has learned or compiled."""
+    """The training steps by name. The models are new in each setting, so that all start untrained and uncompiled."""
     model, _ = build_pair(gpt2)
     peer = build_peer(gpt2, model, setting.peer_gelu)
     modern_model = build_model(modern)
@@ -104,7 +104,7 @@ def contestants(
 
 
 def build_nanogpt(path: Path, config: ModelConfig) -> nn.Module:
-    """The GPT of nanoGPT's model.py, without dropout and with biases, as it has them by default."""
+    """The GPT class of nanoGPT's model.py without dropout, and with biases, which are its default."""
     spec = spec_from_file_location("nanogpt", path)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{arguments.layers}x{arguments.width}, {arguments.heads} heads, context {arguments.context}, ", end="")
     print(f"batch {arguments.batch_size}, vocabulary {arguments.vocab_size}; {arguments.rounds} rounds.")
     print(f"tinylm gpt2 and transformers gave the same logits within {TOLERANCE:g}.\n")
-    print(table(["setting", "model", "ms a step", "tokens/s", "times transformers", "times nanoGPT"], rows))
+    print(table(["setting", "model", "ms per step", "tokens/s", "times transformers", "times nanoGPT"], rows))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A step of tinylm's own trainer on one batch, for benchmarks to time."""
+"""One step of tinylm's Trainer on a fixed batch, for the benchmarks."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ NEVER = 10**9  # steps
 
 
 class NoStore:
-    """The trainer's Store, that keeps nothing."""
+    """A trainer's Store that saves nothing."""
 
     def save_best(self, model: Decoder, step: int, val_loss: float) -> None: ...
 
@@ -25,7 +25,7 @@ class NoStore:
 
 
 def tinylm_step(model: Decoder, batch: Batch, dtype: str) -> Callable[[], object]:
-    """One step of tinylm's own trainer, without what a run does in the beginning, at the end and now and then."""
+    """A function that runs one step of the Trainer, without evaluation, saves, logging and the end of a run."""
     config = TrainingConfig(
         budget=Budget(steps=NEVER),
         eval_every=NEVER,

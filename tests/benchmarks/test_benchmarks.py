@@ -23,7 +23,7 @@ SHAPE = ["--layers", "1", "--heads", "2", "--width", "16", "--context", "24", "-
 
 
 class FakeClock:
-    """Time passes only in the functions it makes: each call of one takes the next of its seconds."""
+    """A clock that advances only in calls of its functions, which take the given seconds one after another."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -33,16 +33,16 @@ class FakeClock:
         return self.now
 
     def function(self, name: str, *seconds: float) -> Callable[[], None]:
-        left = iter(seconds)
+        durations = iter(seconds)
 
         def work() -> None:
             self.calls.append(name)
-            self.now += next(left)
+            self.now += next(durations)
 
         return work
 
 
-def test_functions_take_turns_and_the_warm_up_does_not_count() -> None:
+def test_functions_take_turns_and_the_warm_up_is_not_measured() -> None:
     clock = FakeClock()
     functions = {"a": clock.function("a", 90, 1, 2), "b": clock.function("b", 90, 3, 4)}
     times = measure.take_turns(functions, rounds=2, warmup=1, clock=clock)
@@ -50,27 +50,27 @@ def test_functions_take_turns_and_the_warm_up_does_not_count() -> None:
     assert times == {"a": [1, 2], "b": [3, 4]}
 
 
-def test_no_rounds_are_refused() -> None:
+def test_zero_rounds_are_an_error() -> None:
     with pytest.raises(ValueError, match="0 rounds"):
         measure.take_turns({}, rounds=0)
 
 
-def test_a_ratio_is_taken_within_each_round() -> None:
+def test_ratios_are_computed_per_round() -> None:
     """A machine that is ten times slower in one round must not change the ratio."""
     times = {"slow": [4.0, 40.0, 6.0], "fast": [2.0, 20.0, 2.0]}
     assert measure.speedup(times, "fast", base="slow") == measure.Spread(2.0, 2.0, 3.0)
     assert str(measure.speedup(times, "fast", base="slow")) == "2.00 (2.00 to 3.00)"
 
 
-def test_a_speed_is_that_of_the_median_round() -> None:
+def test_speed_is_computed_from_the_median_time() -> None:
     assert measure.tokens_per_second({"a": [1.0, 2.0, 100.0]}, "a", 3000) == "1,500"
 
 
-def test_a_table_is_markdown_with_padded_columns() -> None:
+def test_tables_are_markdown_with_padded_columns() -> None:
     assert measure.table(["name", "x"], [["a", "10"]]) == "| name | x  |\n| ---- | -- |\n| a    | 10 |"
 
 
-def test_the_machine_is_described_with_versions_and_threads() -> None:
+def test_the_description_of_the_machine_has_versions_and_threads() -> None:
     described = measure.describe_machine(["torch"])
     assert f"torch {torch.__version__}" in described
     assert "1 threads" in described
@@ -86,7 +86,7 @@ def test_the_peer_with_the_same_weights_gives_the_same_logits() -> None:
 
 
 @pytest.mark.parametrize("part", ["layers.1.attention.v_proj.bias", "layers.0.feedforward.up_proj.weight"])
-def test_a_peer_that_differs_in_one_part_is_found_out(part: str) -> None:
+def test_comparing_logits_detects_a_difference_in_one_parameter(part: str) -> None:
     peer = importlib.import_module("peer")
     model, twin = peer.build_pair(small("gpt2", kv_heads=4))
     ids = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
@@ -96,8 +96,8 @@ def test_a_peer_that_differs_in_one_part_is_found_out(part: str) -> None:
         peer.assert_same_logits(model, twin, ids)
 
 
-def test_both_take_the_same_gradient_step() -> None:
-    """The embedding's gradient, as the optimizer gets it: the same targets were scored, and clipped alike."""
+def test_tinylm_and_the_peer_take_the_same_gradient_step() -> None:
+    """Compares the embedding's gradient that the optimizer receives: the same loss and the same clipping."""
     peer, throughput = importlib.import_module("peer"), importlib.import_module("throughput")
     config = small("gpt2", kv_heads=4)
     model, twin = peer.build_pair(config)
@@ -117,7 +117,7 @@ def test_both_take_the_same_gradient_step() -> None:
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
-def test_a_step_that_is_timed_is_one_step_and_neither_evaluates_nor_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timed_step_is_one_optimizer_step_without_evaluation_and_save(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = importlib.import_module("training_step")
 
     def never(trainer: Trainer) -> None:
@@ -135,13 +135,13 @@ def test_a_step_that_is_timed_is_one_step_and_neither_evaluates_nor_saves(monkey
     hook.remove()
 
 
-def test_both_decode_the_same_tokens() -> None:
+def test_tinylm_and_the_peer_decode_the_same_tokens() -> None:
     peer, decoding = importlib.import_module("peer"), importlib.import_module("decoding")
     model, twin = peer.build_pair(small("gpt2", kv_heads=4))
-    written = decoding.tinylm_tokens(decoding.fused_copy(model), 20, streams=3)
-    assert written == decoding.peer_tokens(twin, 20, streams=3)
-    assert written == decoding.tinylm_tokens(model, 20, streams=3, use_cache=False)
-    assert [len(stream) for stream in written] == [20, 20, 20]
+    tokens = decoding.tinylm_tokens(decoding.fused_copy(model), 20, streams=3)
+    assert tokens == decoding.peer_tokens(twin, 20, streams=3)
+    assert tokens == decoding.tinylm_tokens(model, 20, streams=3, use_cache=False)
+    assert [len(stream) for stream in tokens] == [20, 20, 20]
 
 
 def test_the_training_benchmark_prints_a_row_for_each_setting_and_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,16 +175,16 @@ class GPT(torch.nn.Linear):
 """
 
 
-def test_a_copy_of_nanogpt_takes_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A stand-in with nanoGPT's names, so that no copy is needed."""
+def test_nanogpt_is_measured_if_its_file_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Uses a stub with nanoGPT's interface."""
     (tmp_path / "model.py").write_text(NANOGPT)
     importlib.import_module("throughput").main([*SHAPE, "--batch-size", "2", "--nanogpt", str(tmp_path / "model.py")])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 4 * 4 and sum("| nanoGPT " in row for row in rows) == 4
 
 
-def test_what_long_contexts_cost_is_printed_for_each_length(capsys: pytest.CaptureFixture[str]) -> None:
-    """The cache of the longer context is larger by its bytes."""
+def test_the_contexts_benchmark_prints_a_row_for_each_length(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also checks the ratio of the bytes read with a short and a long cache."""
     contexts = importlib.import_module("contexts")
     contexts.main([*SHAPE, "--contexts", "32", "64", "--cached", "2", "14"])
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
@@ -195,7 +195,7 @@ def test_what_long_contexts_cost_is_printed_for_each_length(capsys: pytest.Captu
     assert float(rows[-1][4]) == pytest.approx((weights + 14 * token) / (weights + 2 * token), abs=0.01)
 
 
-def test_what_a_gpu_would_be_used_for_is_printed_on_any_device(
+def test_the_gpu_benchmark_runs_on_any_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "corpus.txt").write_text(story(5000))
@@ -207,15 +207,17 @@ def test_what_a_gpu_would_be_used_for_is_printed_on_any_device(
     assert 0 < float(rows[2][3].strip(" %")) < 100
 
 
-def test_a_training_step_of_gpt2_has_the_operations_of_its_formula() -> None:
-    """6 N for each token, N = 12 L D^2 + V D, and 6 L D T for causal attention (Kaplan et al. 2020)."""
+def test_the_flops_of_a_gpt2_training_step_follow_the_published_formula() -> None:
+    """6 N per token, N = 12 L D^2 + V D, and 6 L D T for causal attention (Kaplan et al. 2020)."""
     gpu = importlib.import_module("gpu")
     config = gpu.sizes(small=False).training
     parameters = 12 * 12 * 768**2 + 50_304 * 768
     assert gpu.training_flops(config) == pytest.approx(6 * parameters + 6 * 12 * 768 * 1024, rel=1e-3)
 
 
-def test_the_decoding_benchmark_prints_a_row_for_each_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_decoding_benchmark_prints_a_row_for_each_implementation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "corpus.txt").write_text(story(5000))
     done("train", tmp_path / "corpus.txt", "-o", tmp_path / "run", "--size", "nano", "--steps", 1)
     capsys.readouterr()
@@ -229,7 +231,9 @@ def test_the_decoding_benchmark_prints_a_row_for_each_way(tmp_path: Path, capsys
     assert float(loss) == pytest.approx(math.log(30), rel=0.3) and abs(float(percent)) < 0.5
 
 
-def test_encoders_are_timed_once_they_give_the_same_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_encoding_benchmark_prints_a_row_for_each_encoder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "corpus.txt").write_text(story(5000))
     importlib.import_module("encoding").main(
         [str(tmp_path / "corpus.txt"), "--megabytes", "0.1", "--vocab-size", "300", "--rounds", "1"]
@@ -238,10 +242,10 @@ def test_encoders_are_timed_once_they_give_the_same_ids(tmp_path: Path, capsys: 
     assert len(rows) == 2 + 2 * 4
 
 
-def test_an_ablation_trains_its_variants_and_tells_their_losses(
+def test_an_ablation_trains_its_variants_and_prints_their_losses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The picture is left out: it needs a library for drawing."""
+    """Without the plot, which needs matplotlib."""
     ablation = importlib.import_module("ablation")
     drawn: list[object] = []
     monkeypatch.setattr(ablation, "draw", lambda results, file: drawn.append(results))
@@ -254,7 +258,8 @@ def test_an_ablation_trains_its_variants_and_tells_their_losses(
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in report.splitlines() if line.startswith("|")]
     assert [row[0] for row in rows if "-" not in row[0]] == ["output", "tied", "untied", "residuals", "with", "without"]
     tied = rows[2]
-    assert 1 < float(tied[1]) < 5 and int(tied[4]) == 2 * 4 * 2 * 1 * 8  # two layers, one key/value head of eight
+    assert 1 < float(tied[1]) < 5
+    assert int(tied[4]) == 2 * 4 * 2 * 1 * 8  # 2 (k, v) x 4 bytes x 2 layers x 1 key/value head x head_dim 8
     assert len(drawn) == 1
     runs = {folder.name for folder in (tmp_path / "out").iterdir() if folder.is_dir()}
     assert runs == {"output-tied-0", "output-untied-0", "residuals-without-0"}  # the default is trained once
@@ -262,8 +267,8 @@ def test_an_ablation_trains_its_variants_and_tells_their_losses(
         ablation.main([str(tmp_path / "corpus.txt"), "--groups", "weather"])
 
 
-def test_the_start_of_training_is_looked_at_layer_by_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Judge of the Jacobian: sqrt(D)/|x|, the claim itself; of Adam: a first update is the gradient's sign."""
+def test_the_gradients_benchmark_agrees_with_theory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The norm of LayerNorm's Jacobian is sqrt(D) / |x|. Adam's first update is the sign of the gradient."""
     (tmp_path / "corpus.txt").write_text(story(2000))
     arguments = [str(tmp_path / "corpus.txt"), "--width", "16", "--depths", "2", "--streams", "3"]
     importlib.import_module("gradients").main(arguments)
@@ -276,12 +281,12 @@ def test_the_start_of_training_is_looked_at_layer_by_layer(tmp_path: Path, capsy
     jacobians = [row for row in rows if len(row) == 4 and row[0] in ("64", "512")]
     assert len(jacobians) == 6
     for row in jacobians:
-        assert float(row[2]) == pytest.approx(float(row[3]), rel=0.05)  # x has a mean, which the norm takes out
+        assert float(row[2]) == pytest.approx(float(row[3]), rel=0.05)  # not exact: LayerNorm subtracts the mean of x
     variances = {row[0]: float(row[1]) for row in rows if len(row) == 3 and row[0] in ("1", "64")}
-    assert variances["64"] < variances["1"] <= 4 / 3  # of plus and minus one, in three draws
+    assert variances["64"] < variances["1"] <= 4 / 3  # the largest sample variance of three values that are 1 or -1
 
 
-def test_layers_are_timed_by_length_by_position_and_by_their_number_of_experts(
+def test_the_layers_benchmark_prints_its_three_tables(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     sizes = ["--widths", "8", "--lengths", "8", "--experts", "2", "3"]
@@ -290,7 +295,7 @@ def test_layers_are_timed_by_length_by_position_and_by_their_number_of_experts(
     assert len(rows) == (2 + 4) + (2 + 1) + (2 + 2)
 
 
-def test_models_are_scored_past_the_length_they_were_trained_on(
+def test_the_lengths_benchmark_evaluates_models_beyond_their_context(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "corpus.txt").write_text(story(2000))
@@ -303,14 +308,15 @@ def test_models_are_scored_past_the_length_they_were_trained_on(
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()[2:]]
     assert [row[0] for row in rows] == list(positions)
     for name, *losses in rows:
-        (scored,) = records(done("eval", "-m", tmp_path / name, "--json"))  # one step teaches no place from another
-        known = losses[:2] if name == "learned" else losses
-        assert [float(loss) for loss in known] == pytest.approx([scored["loss"]] * len(known), abs=0.1)
-        assert losses[len(known) :] == ["-"] * (4 - len(known))
+        (result,) = records(done("eval", "-m", tmp_path / name, "--json"))
+        available = losses[:2] if name == "learned" else losses
+        # After one step of training the loss hardly depends on the position.
+        assert [float(loss) for loss in available] == pytest.approx([result["loss"]] * len(available), abs=0.1)
+        assert losses[len(available) :] == ["-"] * (4 - len(available))
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
-def test_ways_of_fine_tuning_are_compared(
+def test_the_finetuning_benchmark_compares_methods(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finetuning = importlib.import_module("finetuning")
@@ -320,7 +326,7 @@ def test_ways_of_fine_tuning_are_compared(
     monkeypatch.setattr(finetuning, "TARGETS", ("attention",))
     monkeypatch.setattr(finetuning, "RATES", (1e-3,))
     monkeypatch.setattr(finetuning, "SEEDS", (0, 1))
-    monkeypatch.setattr(finetuning, "TIMES", (1, 10))
+    monkeypatch.setattr(finetuning, "RATE_FACTORS", (1, 10))
     for name, text in (("one.txt", story(6000)), ("two.txt", "no joy, no joy; no bed\n" * 200)):
         (tmp_path / name).write_text(text)
     tiny = "--layers 2 --heads 2 --width 16 --context 16 --batch-size 4"
@@ -334,7 +340,7 @@ def test_ways_of_fine_tuning_are_compared(
     names = ["dense base", "untuned", "full", "LoRA rank 8", "LoRA rank 8 shared B", "base with experts"]
     assert [row[0] for row in rows[:6]] == names
     full, lora, shared, router = rows[2], rows[3], rows[4], rows[7]
-    outputs = 16 + 8 + 8 + 16  # of four projections, with one key/value head of eight
+    outputs = 16 + 8 + 8 + 16  # of the q, k, v and o projections; one key/value head with head_dim 8
     assert int(lora[1]) == 2 * 8 * (4 * 16 + outputs)
     assert int(shared[1]) == int(lora[1]) - 8 * outputs
     assert int(router[1]) == 2 * 2 * (16 + 2)
@@ -343,7 +349,7 @@ def test_ways_of_fine_tuning_are_compared(
     assert all(float(row[5]) != float(row[4]) for row in (full, lora, router))
 
 
-def test_the_learning_rates_of_adapters_are_compared_by_kind_and_chosen_on_text_that_is_not_reported(
+def test_the_best_learning_rate_of_an_adapter_is_chosen_on_other_text_than_the_printed_loss(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "one.txt").write_text(story(6000))
@@ -368,26 +374,26 @@ def test_the_learning_rates_of_adapters_are_compared_by_kind_and_chosen_on_text_
         assert row[5] == "0.03"
     records = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(records) == 2 * 2 * 2
-    assert all(record["choose"] != record["report"] for record in records)
-    rates.main(arguments)  # what is recorded is not repeated
+    assert all(record["val"] != record["test"] for record in records)
+    rates.main(arguments)  # recorded runs are not repeated
     assert len(out.read_text().splitlines()) == len(records)
 
 
-def test_start_up_is_measured_beside_importing_torch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_startup_benchmark_prints_a_row_for_each_process(capsys: pytest.CaptureFixture[str]) -> None:
     importlib.import_module("startup").main([*SHAPE, "--vocab-size", "30"])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 4
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
-def test_memory_is_measured_of_a_corpus_made_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_memory_benchmark_prints_plausible_peaks(capsys: pytest.CaptureFixture[str]) -> None:
     importlib.import_module("memory").main(["--megabytes", "0.3"])
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert [row[1].strip() for row in rows[2:]] == ["char", "bpe"]
     assert all(50 < int(row[3].replace(",", "")) < 2000 for row in rows[2:])
 
 
-def test_what_is_learned_in_a_time_is_scored_for_each_text_preset_and_length(
+def test_the_learning_benchmark_prints_a_row_for_each_text_preset_and_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("one.txt", "two.txt"):
@@ -405,5 +411,5 @@ def test_what_is_learned_in_a_time_is_scored_for_each_text_preset_and_length(
         for preset in ("modern", "gpt2")
         for time in ("1s", "2s")
     ]
-    for *_, nats, bits in rows:  # a byte a token
+    for *_, nats, bits in rows:  # characters are tokens of one byte
         assert float(bits.split()[0]) == pytest.approx(float(nats.split()[0]) / math.log(2), abs=2e-4)

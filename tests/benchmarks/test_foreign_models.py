@@ -1,4 +1,4 @@
-"""The benchmarks of models that come from other tools and go to them, run small."""
+"""The benchmarks of foreign models, with small sizes."""
 
 import importlib
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-def test_the_table_of_families_has_a_small_difference_in_each_cell(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_formats_benchmark_prints_small_differences(capsys: pytest.CaptureFixture[str]) -> None:
     importlib.import_module("formats").main(["--families", "gpt2", "qwen2"])
     header, _, *rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     names = ["family", "models", "import", "logits", "cached logits", "export", "GGUF", "PEFT", "LoRA"]
@@ -30,7 +30,7 @@ def test_a_cell_has_the_largest_difference_and_the_number_of_models_compared() -
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
-def test_opening_is_measured_beside_transformers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_opening_benchmark_prints_a_row_for_each_library_and_step(capsys: pytest.CaptureFixture[str]) -> None:
     importlib.import_module("opening").main(["--layers", "1", "--width", "64"])
     lines = capsys.readouterr().out.splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")][2:]
@@ -44,15 +44,15 @@ def test_opening_is_measured_beside_transformers(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
-def test_fine_tuning_has_the_losses_of_peft(capfd: pytest.CaptureFixture[str]) -> None:
-    """The first loss is that of the base, so it shows equal weights and batches; later ones equal initial adapters."""
+def test_tinylm_and_peft_fine_tune_with_the_same_losses(capfd: pytest.CaptureFixture[str]) -> None:
+    """Equal first losses require equal weights and batches; equal later losses require equal initial adapters."""
     options = ["--tiny", "--steps", "6", "--context", "32", "--lr", "0.01", "--peers", "peft, fp32"]
     importlib.import_module("finetuning_peer").main(options)
     lines = capfd.readouterr().out.splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
     header, _, tinylm, peer = rows
     assert [tinylm[0], peer[0]] == ["tinylm", "peft, fp32"]
-    for name in ("first loss", "last losses"):
+    for name in ("first loss", "mean of last quarter"):
         column = header.index(name)
         assert float(tinylm[column]) == pytest.approx(float(peer[column]), abs=2e-3)
-    assert float(tinylm[header.index("last losses")]) < float(tinylm[header.index("first loss")]) - 0.005
+    assert float(tinylm[header.index("mean of last quarter")]) < float(tinylm[header.index("first loss")]) - 0.005

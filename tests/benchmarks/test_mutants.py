@@ -89,7 +89,7 @@ def test_each_operator_makes_its_fault() -> None:
     ]
 
 
-def test_a_mutant_is_found_again_where_lines_moved_but_not_where_its_line_changed() -> None:
+def test_a_mutant_is_located_after_its_line_moved_but_not_after_it_changed() -> None:
     mutant = mutant_of("[> -> >=]")
     moved = SOURCE.replace("LIMIT = 1", "LIMIT = 1\n    OTHER = 2").encode()
     assert mutant.apply(moved) == moved.replace(b"value > 1000", b"value >= 1000")
@@ -106,7 +106,7 @@ def test_the_same_seed_draws_the_same_mutants(tree: Path) -> None:
 
 
 @pytest.mark.slow
-def test_faults_are_noticed_or_survive_in_a_copy(
+def test_faults_are_inserted_in_a_copy_and_detected_or_survive(
     tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen = [mutant_of("value [< -> <=] low"), mutant_of("raise ValueError"), mutant_of("int = [0 -> 1]")]
@@ -120,13 +120,13 @@ def test_faults_are_noticed_or_survive_in_a_copy(
         "tests/test_clip.py::test_a_large_value",
         "tests/test_clip.py::test_small_values[-1-0]",
     ]
-    assert "2 of 3 faults were noticed. 1 SURVIVED." in capsys.readouterr().out
+    assert "2 of 3 faults were detected. 1 SURVIVED." in capsys.readouterr().out
     assert (tree / "package" / "clip.py").read_text() == SOURCE
     mutants.main([*folders, "--replay", str(report), "--only", "2", "--tests=-k small"])
-    assert "0 of 1 faults were noticed. 1 SURVIVED." in capsys.readouterr().out
+    assert "0 of 1 faults were detected. 1 SURVIVED." in capsys.readouterr().out
 
 
-def test_a_fault_is_undecided_when_the_time_for_it_is_over(tree: Path) -> None:
+def test_a_fault_is_undecided_at_its_time_limit(tree: Path) -> None:
     with mutants.copy_of(tree) as copy:
         (copy / "tests" / "test_clip.py").write_text("def test_forever():\n    while True: pass\n")
         assert mutants.run_tests(copy, ["tests/test_clip.py"], limit=3) == mutants.UNDECIDED

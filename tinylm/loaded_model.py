@@ -460,13 +460,13 @@ class Model:
         """Tokens of the training text; `None`, with a warning, if they cannot be read."""
         if self.data is None:
             self.reporter.warn(
-                f"{self.path} has no training text of its own, so the character-level baseline is left out."
+                f"{self.path} has no training text of its own, so the order-5 character model is left out."
             )
             return None
         try:
             return reopen_ids(self.path, self.data, self.tokenizer, "train")
         except TinyLMError as error:
-            self.reporter.warn(f"The character-level baseline is left out: {error}")
+            self.reporter.warn(f"The order-5 character model is left out: {error}")
             return None
 
 

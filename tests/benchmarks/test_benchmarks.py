@@ -195,9 +195,7 @@ def test_the_contexts_benchmark_prints_a_row_for_each_length(capsys: pytest.Capt
     assert float(rows[-1][4]) == pytest.approx((weights + 14 * token) / (weights + 2 * token), abs=0.01)
 
 
-def test_the_gpu_benchmark_runs_on_any_device(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_gpu_benchmark_runs_on_any_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "corpus.txt").write_text(story(5000))
     gpu = importlib.import_module("gpu")
     gpu.main(["--small", "--rounds", "1", "--device", "cpu", "--text", str(tmp_path / "corpus.txt"), "--time", "2s"])

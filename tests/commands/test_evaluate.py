@@ -230,7 +230,7 @@ def test_evaluating_writes_no_file(run: Path, text: Path, here: Path) -> None:
     assert (snapshot(run), snapshot(here)) == before
 
 
-def test_without_its_training_data_a_run_needs_a_text_and_has_no_character_model_baseline(
+def test_without_its_training_data_a_run_needs_a_text_and_the_character_model_is_left_out(
     run: Path, here: Path
 ) -> None:
     path = copied(run, here / "moved")
@@ -239,5 +239,5 @@ def test_without_its_training_data_a_run_needs_a_text_and_has_no_character_model
     text = here / "t.txt"
     text.write_text(story(300))
     result = done("eval", "-m", path, text, "--baselines", "--json")
-    assert "Warning: The character-level baseline is left out: " in result.stderr
+    assert "Warning: The order-5 character model is left out: " in result.stderr
     assert set(records(result)[0]["baselines"]) == {"gzip", "xz"}

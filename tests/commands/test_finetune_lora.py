@@ -301,7 +301,7 @@ def test_values_of_the_wrong_type_are_usage_errors(second: Path) -> None:
 
 
 def test_without_a_text_or_a_model_the_error_has_an_example_command(second: Path) -> None:
-    refused(tinylm("finetune-lora"), 2, "tinylm finetune-lora other.txt", "standard input")
+    refused(tinylm("finetune-lora"), 2, "tinylm finetune-lora corpus.txt", "standard input")
     refused(tinylm("finetune-lora", second), 2, "no trained model under checkpoints/")
 
 

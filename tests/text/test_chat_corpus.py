@@ -216,13 +216,13 @@ def test_conversations_for_a_model_that_does_not_take_them_are_an_error(tmp_path
 
 
 @pytest.mark.parametrize("settings", [{"train_on": "all"}, {"chat_template": "chatml"}])
-def test_settings_of_conversations_are_refused_for_other_texts_unless_they_are_optional(
+def test_settings_of_conversations_are_refused_for_other_texts_unless_they_are_ignorable(
     settings: dict[str, str], tmp_path: Path
 ) -> None:
     file = write_file(tmp_path / "a.txt", "some text " * 10)
     with pytest.raises(UsageError, match=f"`{next(iter(settings))}` is for conversations, and the text has none"):
         loaded(tmp_path, file, **settings)
-    assert loaded(tmp_path, file, **settings, optional=frozenset(settings)).corpus.kind == "text"
+    assert loaded(tmp_path, file, **settings, ignorable=frozenset(settings)).corpus.kind == "text"
 
 
 def test_a_json_key_of_texts_is_read_as_text(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ def replace_modules(
     """
     names = [name for name, module in model.named_modules() if matches(name, module)]
     for name in names:
-        parent, _, leaf = name.rpartition(".")
-        owner = model.get_submodule(parent)
-        setattr(owner, leaf, replace(name, getattr(owner, leaf)))
+        parent_name, _, attribute = name.rpartition(".")
+        parent = model.get_submodule(parent_name)
+        setattr(parent, attribute, replace(name, getattr(parent, attribute)))
     return names
 
 

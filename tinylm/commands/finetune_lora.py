@@ -5,17 +5,12 @@ from typing import Annotated
 
 import typer
 
-from tinylm.commands.option_groups import (
-    non_default_options,
-    options_from_env_or_file,
-    reject_fixed_options,
-    with_option_groups,
-)
+from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions, Panel, option
 from tinylm.commands.trained_model_options import ModelOption, ResumeAdapterOption
+from tinylm.commands.training_arguments import CorpusArgument, TrainingArguments
 from tinylm.commands.training_display import process_start, run_training
 from tinylm.commands.training_options import NewAdapterOptions, TrainingOptions
-from tinylm.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -53,13 +48,7 @@ class LoRAOptions:
 @with_option_groups
 def finetune_lora(
     ctx: typer.Context,
-    corpus: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Text files, folders, globs or JSONL (or pairs), also compressed; - is standard input.",
-            show_default=False,
-        ),
-    ] = None,
+    corpus: CorpusArgument = None,
     model: ModelOption = None,
     resume: ResumeAdapterOption = None,
     *,
@@ -70,20 +59,13 @@ def finetune_lora(
 ) -> None:
     """Fine-tune a model with a LoRA adapter (Hu et al. 2021). The base model is not changed."""
     started = process_start()
-    command = "tinylm finetune-lora"
-    if not corpus and resume is None:
-        raise UsageError(f"Name a text to train on, as in {command} other.txt; - is standard input.")
-    if resume is not None:
-        reject_fixed_options(ctx, "--resume", run)
+    given = TrainingArguments.of(ctx, corpus, resume, run, lora, training)
 
-    from tinylm.training.training_request import ResumeRequest, TrainingRequest, lora_request, resume_request
+    from tinylm.training.training_request import ResumeRequest, TrainingRequest, lora_request
 
-    options = (run, lora, training)
-    settings, optional = non_default_options(*options), options_from_env_or_file(ctx, *options)
-    out, dry_run = settings.pop("out", None), settings.pop("dry_run", False)
     request: TrainingRequest | ResumeRequest
-    if resume is not None:
-        request = resume_request(resume, corpus or (), settings, optional, adapter_kind="lora", base=model)
+    if given.resume is not None:
+        request = given.resume_request("lora", base=model)
     else:
-        request = lora_request(corpus or (), model, out, settings, optional)
-    run_training(output.console(), request, command, started=started, dry_run=dry_run)
+        request = lora_request(given.files, model, given.out, given.settings, given.ignorable)
+    run_training(output.console(), request, given.command, started=started, dry_run=given.dry_run)

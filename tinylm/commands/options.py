@@ -176,5 +176,5 @@ def text_source(
     """
     from tinylm.text.corpus_loading import TextSource
 
-    optional = options_from_env_or_file(ctx, text, chat)
-    return TextSource(paths=tuple(names), unknown=unknown, optional=optional, **vars(text), **vars(chat))
+    ignorable = options_from_env_or_file(ctx, text, chat)
+    return TextSource(paths=tuple(names), unknown=unknown, ignorable=ignorable, **vars(text), **vars(chat))

@@ -6,17 +6,12 @@ from typing import Annotated
 
 import typer
 
-from tinylm.commands.option_groups import (
-    non_default_options,
-    options_from_env_or_file,
-    reject_fixed_options,
-    with_option_groups,
-)
+from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions, Panel, option
 from tinylm.commands.trained_model_options import complete_model, complete_run
+from tinylm.commands.training_arguments import CorpusArgument, TrainingArguments
 from tinylm.commands.training_display import process_start, run_training
 from tinylm.commands.training_options import ModelOptions, TrainingOptions
-from tinylm.errors import UsageError
 
 EXAMPLES = """Examples:
 
@@ -79,12 +74,7 @@ class TokenizerOptions:
 @with_option_groups
 def train(
     ctx: typer.Context,
-    corpus: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Text files, folders, globs or JSONL, also compressed; - is standard input.", show_default=False
-        ),
-    ] = None,
+    corpus: CorpusArgument = None,
     resume: Annotated[
         Path | None,
         option(
@@ -107,19 +97,14 @@ def train(
     training stops when the validation loss no longer improves, or after ten minutes.
     """
     started = process_start()
-    if not corpus and resume is None:
-        raise UsageError("Name a text to train on, as in tinylm train corpus.txt; - is standard input.")
-    if resume is not None:
-        reject_fixed_options(ctx, "--resume", run)
+    given = TrainingArguments.of(ctx, corpus, resume, run, tokenizer, model, training)
 
-    from tinylm.training.training_request import ResumeRequest, TrainingRequest, resume_request, train_request
+    from tinylm.training.training_request import ResumeRequest, TrainingRequest, train_request
 
-    options = (run, tokenizer, model, training)
-    settings, optional = non_default_options(*options) | model.chosen_fields(), options_from_env_or_file(ctx, *options)
-    out, dry_run = settings.pop("out", None), settings.pop("dry_run", False)
+    settings = given.settings | model.chosen_fields()
     request: TrainingRequest | ResumeRequest
-    if resume is not None:
-        request = resume_request(resume, corpus or (), settings, optional)
+    if given.resume is not None:
+        request = given.resume_request()
     else:
-        request = train_request(corpus or (), out, settings, optional)
-    run_training(output.console(), request, "tinylm train", started=started, dry_run=dry_run)
+        request = train_request(given.files, given.out, settings, given.ignorable)
+    run_training(output.console(), request, given.command, started=started, dry_run=given.dry_run)

@@ -1,4 +1,4 @@
-"""Baselines without a neural network: bits per byte of gzip, xz and a character n-gram model."""
+"""Baselines without a neural network: bits per byte of gzip, xz and an order-5 character model."""
 
 import gzip
 import lzma
@@ -9,7 +9,7 @@ from tinylm.reporter import Reporter
 from tinylm.text.corpus import code_points
 from tinylm.text.tokenizer import Tokenizer
 
-ORDER = 5  # longest history of the n-gram model, in characters
+ORDER = 5  # longest history of the character model, in characters
 MAX_BYTES = 5_000_000  # of each text
 
 
@@ -18,7 +18,7 @@ def baseline_bits_per_byte(
 ) -> dict[str, float]:
     """Bits per byte of the text `tokens` (N,) under each baseline, by name.
 
-    training: tokens (M,) of the text that the n-gram model is fitted to; `None` leaves that model out.
+    training: tokens (M,) of the text that the character model is fitted to; `None` leaves that model out.
 
     Only the first 5 MB of each text are used.
     """
@@ -46,7 +46,7 @@ def compression_bits_per_byte(text: str) -> dict[str, float]:
 
 
 def ngram_bits_per_byte(training_text: str, text: str, order: int = ORDER) -> float:
-    """Bits per byte of `text` under a character n-gram model of the training text, interpolated as by Witten and Bell
+    """Bits per byte of `text` under a character model: n-grams of the training text, interpolated as by Witten and Bell
     (1991).
 
     p_k(c | h) = (count(hc) + kinds(h) p_{k-1}(c | h')) / (count(h) + kinds(h)), where h is a history of k characters,

@@ -20,7 +20,7 @@ class EvaluationConfig:
 
     batch_size: windows or pairs per forward pass. Default: as many as 8,192 tokens fill.
     stride: tokens by which the window advances, at most the context. Default: the context. Decoders only.
-    baselines: also report the bits per byte of gzip, xz and a character n-gram model. Decoders only.
+    baselines: also report the bits per byte of gzip, xz and an order-5 character model. Decoders only.
     beams, length_penalty: see BeamSearchConfig. Encoder-decoders only.
     bleu_tokenize: tokenizer of sacrebleu's BLEU. Default: 13a. Encoder-decoders only.
     """

@@ -117,17 +117,19 @@ def scan_corpus(corpus: Corpus, progress: Progress) -> CorpusStats:
     return stats
 
 
-def require_known_characters(tokenizer: Tokenizer, alphabet: str, owner: str, model: Path | None = None) -> None:
+def require_known_characters(
+    tokenizer: Tokenizer, alphabet: str, vocabulary_owner: str, model: Path | None = None
+) -> None:
     """Raise UnknownCharactersError with a list of the characters of `alphabet` that have no id.
 
-    `owner` is the subject of the message, such as "The model". `model` is the path of the model that the tokenizer
-    belongs to; the error has it if the vocabulary can be extended.
+    vocabulary_owner: the subject of the message, such as "The model checkpoints/a". model: path of the model that the
+    tokenizer belongs to; it is an attribute of the error if the vocabulary can be extended.
     """
     unknown = tokenizer.unknown_characters(alphabet)
     if unknown:
         raise UnknownCharactersError(
-            f"{owner} has no id for {len(unknown)} of the text's characters, {describe_characters(unknown)}; skip such "
-            'characters with `unknown="skip"`.',
+            f"{vocabulary_owner} has no id for {len(unknown)} of the text's characters, "
+            f'{describe_characters(unknown)}; skip such characters with `unknown="skip"`.',
             model if tokenizer.kind == "char" else None,
         )
 

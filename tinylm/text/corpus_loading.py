@@ -43,7 +43,7 @@ class TextSource:
     `format`, `text_key`, `encoding` and `unknown` are the settings of the same names in a DataConfig. Validation is on
     the path `val_data`, or else on the last `val_fraction` of the text (default: 0.1). Conversations are rendered by
     `chat_template` (chatml or the path of a file; default: that of the model) and scored as `train_on` says. A setting
-    that does not apply to the text is an error, unless its name is in `optional`; then it is ignored.
+    that does not apply to the text is an error, unless its name is in `ignorable`; then it is ignored.
     """
 
     paths: tuple[str, ...]
@@ -55,7 +55,7 @@ class TextSource:
     val_fraction: float | None = None
     chat_template: str | None = None
     train_on: str | None = None
-    optional: frozenset[str] = frozenset()
+    ignorable: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         check_choice("unknown", self.unknown, ("error", "skip"))
@@ -103,9 +103,9 @@ def _find_corpora(
     Raises UsageError for a setting that does not apply to any of the corpora.
     """
     format = source.format
-    requires_json = source.text_key is not None and "text_key" not in source.optional
+    requires_json = source.text_key is not None and "text_key" not in source.ignorable
     if format in (("text", "lines") if kind == "pairs" else ("pairs",)):
-        if "format" not in source.optional:
+        if "format" not in source.ignorable:
             reason = "an encoder-decoder takes pairs" if kind == "pairs" else "only an encoder-decoder takes them"
             raise UsageError(f'`format="{format}"` does not fit the model: {reason}. Leave it out.')
         format = "auto"
@@ -134,10 +134,10 @@ def _holds_chat(corpus: Corpus) -> bool:
     return any(holds_chat(file, corpus.encoding) for file in corpus.files)
 
 
-def _require_chat(chat: ChatFormatOf | None, owner: str) -> str:
+def _require_chat(chat: ChatFormatOf | None, subject: str) -> str:
     """The kind of a corpus of conversations. Raises UsageError for a model that is not trained on them."""
     if chat is None:
-        raise UsageError(f"{owner} is for conversations (chat), and only decoders are trained on them.")
+        raise UsageError(f"{subject} is for conversations (chat), and only decoders are trained on them.")
     return ChatCorpus.kind
 
 
@@ -149,7 +149,7 @@ def _with_chat_format(
         assert chat is not None
         chosen = chat(source)
         return [_as_chat(corpus, chosen) for corpus in corpora]
-    given = [name for name in ("chat_template", "train_on") if getattr(source, name) and name not in source.optional]
+    given = [name for name in ("chat_template", "train_on") if getattr(source, name) and name not in source.ignorable]
     if given:
         names = " and ".join(f"`{name}`" for name in given)
         raise UsageError(
@@ -182,18 +182,24 @@ def _report_marked(corpus: Corpus, reporter: Reporter) -> None:
 
 
 def handle_unknown_characters(
-    split: SplitCorpus, tokenizer: Tokenizer, unknown: str, reporter: Reporter, *, owner: str, model: Path | None
+    split: SplitCorpus,
+    tokenizer: Tokenizer,
+    unknown: str,
+    reporter: Reporter,
+    *,
+    vocabulary_owner: str,
+    model: Path | None,
 ) -> SplitCorpus:
     """Remove the characters that have no id from the text, with a warning, if `unknown` is "skip".
 
-    If it is "error", raises UnknownCharactersError for such characters; `owner` and `model` are as for
+    If it is "error", raises UnknownCharactersError for such characters; `vocabulary_owner` and `model` are as for
     `require_known_characters`.
     """
     unknown_characters = tokenizer.unknown_characters(split.alphabet)
     if not unknown_characters:
         return split
     if unknown != "skip":
-        require_known_characters(tokenizer, split.alphabet, owner, model)
+        require_known_characters(tokenizer, split.alphabet, vocabulary_owner, model)
     parts = [part for part in (split.corpus, split.val_corpus) if part]
     with reporter.counting("reading", sum(part.size for part in parts), "bytes") as advance:
         remaining = drop_unknown_characters(split, tokenizer, advance)

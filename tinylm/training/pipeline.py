@@ -28,7 +28,7 @@ from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.events import Event, Examples, Planned, Started
 from tinylm.training.graceful_stop import stop_on_signals
 from tinylm.training.run import TrainingRun
-from tinylm.training.start import StartingModel
+from tinylm.training.starting_point import InitialModel
 from tinylm.training.training_request import TrainingRequest
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class PreparedRun:
     out: Path
     plan: Plan
     config: RunConfig
-    model: StartingModel
+    model: InitialModel
     tokenizer: Tokenizer
     tokens: TokenFolder
 
@@ -216,7 +216,9 @@ class _Setup:
         split = load_text(request.text, staging, model.corpus_kind, reporter, choose_chat_format)
         tokenizer = request.start.fit_tokenizer(model, split, reporter)
         unknown = request.text.unknown
-        split = handle_unknown_characters(split, tokenizer, unknown, reporter, owner=model.owner, model=self.source)
+        split = handle_unknown_characters(
+            split, tokenizer, unknown, reporter, vocabulary_owner=model.vocabulary_owner, model=self.source
+        )
         tokens, data = encode_text(split, tokenizer, staging, reporter)
         contexts = PairContexts.from_tokens(tokens, tokenizer.end_of_text_id) if data.kind == "pairs" else None
         plan = plan_training(

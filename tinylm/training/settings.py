@@ -173,13 +173,13 @@ def given_settings(settings: Mapping[str, Any], known: Collection[str]) -> dict[
 
 
 def reject_fixed_settings(
-    settings: dict[str, Any], fixed_by: str, fixed: Collection[str], optional: Collection[str]
+    settings: dict[str, Any], fixed_by: str, fixed: Collection[str], ignorable: Collection[str]
 ) -> dict[str, Any]:
     """The settings without those in `fixed`, whose values the setting `fixed_by` determines.
 
-    Raises UsageError if settings in `fixed` are given; those that are also in `optional` are dropped instead.
+    Raises UsageError if settings in `fixed` are given; those that are also in `ignorable` are dropped instead.
     """
-    rejected = {name: value for name, value in settings.items() if name in fixed and name not in optional}
+    rejected = {name: value for name, value in settings.items() if name in fixed and name not in ignorable}
     if rejected:
         names = ", ".join(f"`{name}=False`" if value is False else f"`{name}`" for name, value in rejected.items())
         those = "it" if len(rejected) == 1 else "them"

@@ -22,7 +22,15 @@ from tinylm.training.settings import (
     given_settings,
     reject_fixed_settings,
 )
-from tinylm.training.start import AdapterShape, Bottleneck, LoRA, NewAdapter, NewModel, Start, TrainedModel
+from tinylm.training.starting_point import (
+    AdapterShape,
+    Bottleneck,
+    LoRA,
+    NewAdapter,
+    NewModel,
+    StartingPoint,
+    TrainedModel,
+)
 from tinylm.validation import check_numbers
 
 
@@ -38,7 +46,7 @@ class TrainingRequest:
     show_examples: number of training conversations in the event Examples
     """
 
-    start: Start
+    start: StartingPoint
     text: TextSource
     out: Path | None = None
     force: bool = False
@@ -74,31 +82,31 @@ Files = str | Path | Sequence[str | Path]
 
 
 def train_request(
-    files: Files, out: Path | None, settings: Mapping[str, Any], optional: Collection[str] = ()
+    files: Files, out: Path | None, settings: Mapping[str, Any], ignorable: Collection[str] = ()
 ) -> TrainingRequest:
     """A request to train a model.
 
     settings: as in TrainSettings
-    optional: names of settings that are ignored where they do not apply, such as those from the environment
+    ignorable: names of settings that are ignored where they do not apply, such as those from the environment
 
-    Raises UsageError for settings that contradict each other, that do not apply and are not optional, or that are out
+    Raises UsageError for settings that contradict each other, that do not apply and are not ignorable, or that are out
     of range, and TypeError for unknown ones.
     """
     chosen = given_settings(settings, TrainSettings.__annotations__)
     init_from, extend_vocab = chosen.get("init_from"), chosen.get("extend_vocab", False)
     if init_from is not None:
         fixed = {"tokenizer", "vocab_size", *MODEL_NAMES}
-        chosen = reject_fixed_settings(chosen, "init_from", fixed, optional)
+        chosen = reject_fixed_settings(chosen, "init_from", fixed, ignorable)
     elif extend_vocab:
         raise UsageError("`extend_vocab` extends the vocabulary of an existing model; name it with `init_from`.")
-    if chosen.get("unknown") == "skip" and "unknown" not in optional:
+    if chosen.get("unknown") == "skip" and "unknown" not in ignorable:
         if extend_vocab:
             raise UsageError('`extend_vocab` and `unknown="skip"` contradict each other; give one of them.')
         if init_from is None and chosen.get("tokenizer") in (None, "auto", "char", "bpe"):
             raise UsageError(
                 "`unknown` is for a given vocabulary, that of `init_from` or of `tokenizer=PATH`; leave it out."
             )
-    start: Start
+    start: StartingPoint
     if init_from is not None:
         start = TrainedModel(run=Path(init_from), extend_vocab=extend_vocab)
     else:
@@ -106,27 +114,27 @@ def train_request(
         if "local_layers" in choices:
             choices["local_layers"] = tuple(choices["local_layers"])
         start = NewModel(choices=choices, **_select(chosen, ("tokenizer", "vocab_size")))
-    return _request(start, files, out, chosen, optional)
+    return _request(start, files, out, chosen, ignorable)
 
 
 def lora_request(
-    files: Files, model: Path | None, out: Path | None, settings: Mapping[str, Any], optional: Collection[str] = ()
+    files: Files, model: Path | None, out: Path | None, settings: Mapping[str, Any], ignorable: Collection[str] = ()
 ) -> TrainingRequest:
     """A request to train a LoRA adapter on `model`, with the settings of LoRASettings; otherwise as `train_request`."""
     chosen = given_settings(settings, LoRASettings.__annotations__)
     if isinstance(chosen.get("target"), str):
         chosen["target"] = (chosen["target"],)
     parts = ("rank", "alpha", "rank_stabilised", "share_b", "dropout", "target")
-    return _adapter_request(LoRA(**_select(chosen, parts)), files, model, out, chosen, optional)
+    return _adapter_request(LoRA(**_select(chosen, parts)), files, model, out, chosen, ignorable)
 
 
 def bottleneck_request(
-    files: Files, model: Path | None, out: Path | None, settings: Mapping[str, Any], optional: Collection[str] = ()
+    files: Files, model: Path | None, out: Path | None, settings: Mapping[str, Any], ignorable: Collection[str] = ()
 ) -> TrainingRequest:
     """A request to train bottleneck adapters on `model`, with AdapterSettings; otherwise as `train_request`."""
     chosen = given_settings(settings, AdapterSettings.__annotations__)
     shape = Bottleneck(**_select(chosen, ("bottleneck", "dropout")))
-    return _adapter_request(shape, files, model, out, chosen, optional)
+    return _adapter_request(shape, files, model, out, chosen, ignorable)
 
 
 def _adapter_request(
@@ -135,13 +143,13 @@ def _adapter_request(
     model: Path | None,
     out: Path | None,
     chosen: Mapping[str, Any],
-    optional: Collection[str],
+    ignorable: Collection[str],
 ) -> TrainingRequest:
-    return _request(NewAdapter(shape=shape, base=model), files, out, chosen, optional)
+    return _request(NewAdapter(shape=shape, base=model), files, out, chosen, ignorable)
 
 
 def _request(
-    start: Start, files: Files, out: Path | None, chosen: Mapping[str, Any], optional: Collection[str]
+    start: StartingPoint, files: Files, out: Path | None, chosen: Mapping[str, Any], ignorable: Collection[str]
 ) -> TrainingRequest:
     check_numbers(chosen)
     paths = _file_paths(files)
@@ -149,7 +157,7 @@ def _request(
         raise UsageError("There is no text to train on; name files or folders, or - for standard input.")
     return TrainingRequest(
         start=start,
-        text=TextSource(paths=paths, optional=frozenset(optional), **_select(chosen, TextSettings.__annotations__)),
+        text=TextSource(paths=paths, ignorable=frozenset(ignorable), **_select(chosen, TextSettings.__annotations__)),
         out=out,
         force=chosen.get("force", False),
         training=_select(chosen, OPTIMIZER_NAMES | INTERVAL_NAMES | {"patience", "seed"}),
@@ -162,7 +170,7 @@ def resume_request(
     run: Path,
     files: Files,
     settings: Mapping[str, Any],
-    optional: Collection[str] = (),
+    ignorable: Collection[str] = (),
     *,
     adapter_kind: str | None = None,
     base: Path | None = None,
@@ -172,12 +180,12 @@ def resume_request(
     files: the text of the run, if its encoded tokens are neither in the cache nor in the run
     settings: those of LengthSettings and IntervalSettings, and with `files` also `val_data`
 
-    Raises UsageError for any other setting that is given, unless its name is in `optional`.
+    Raises UsageError for any other setting that is given, unless its name is in `ignorable`.
     """
     paths = _file_paths(files)
     resumable = RESUMABLE_NAMES | ({"val_data"} if paths else set())
     fixed = settings.keys() - resumable
-    chosen = reject_fixed_settings(given_settings(settings, settings.keys()), "resume", fixed, optional)
+    chosen = reject_fixed_settings(given_settings(settings, settings.keys()), "resume", fixed, ignorable)
     check_numbers(chosen)
     return ResumeRequest(
         run=run,

@@ -32,11 +32,11 @@ DEFAULT_RANK = 8
 
 
 @dataclass
-class StartingModel:
-    """A model before its training is planned.
+class InitialModel:
+    """The model that a training run starts from, before the run is planned.
 
     architecture: decoder, encoder or encoder-decoder
-    owner: whose vocabulary it is, for messages, as in "The model checkpoints/a"
+    vocabulary_owner: how messages name the source of the vocabulary, such as "The model checkpoints/a"
     config, network: `None` for a new model, which is built when its config is planned
     tokenizer: `None` until it is chosen for the text
     tokenizer_file: the tokenizer for a new model that was given as a file
@@ -47,7 +47,7 @@ class StartingModel:
     """
 
     architecture: str
-    owner: str
+    vocabulary_owner: str
     config: ModelConfig | None = None
     network: Transformer | None = None
     tokenizer: Tokenizer | None = None
@@ -78,7 +78,7 @@ class StartingModel:
         return build_model(config, seed) if self.network is None else self.network.train()
 
 
-class Start(Protocol):
+class StartingPoint(Protocol):
     """What a run starts from: NewModel, TrainedModel or NewAdapter."""
 
     @property
@@ -97,11 +97,11 @@ class Start(Protocol):
         """The run directory to write if none was given."""
         ...
 
-    def load(self, source: Path | None, seed: int) -> StartingModel:
+    def load(self, source: Path | None, seed: int) -> InitialModel:
         """Load the model in `source`, if there is one, and add an adapter that is initialised from `seed`."""
         ...
 
-    def fit_tokenizer(self, model: StartingModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
+    def fit_tokenizer(self, model: InitialModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
         """The tokenizer for the text: trained on it, or that of the model.
 
         Raises UsageError for a tokenizer that cannot be used or extended.
@@ -127,12 +127,12 @@ class NewModel:
     def default_out(self, source: Path | None, text: TextSource) -> Path:
         return CHECKPOINTS / run_name(text.paths[0])
 
-    def load(self, source: Path | None, seed: int) -> StartingModel:
+    def load(self, source: Path | None, seed: int) -> InitialModel:
         architecture = self.choices.get("architecture", "decoder")
         file = tokenizer_file(self.tokenizer or "auto")
-        return StartingModel(architecture, f"The tokenizer {self.tokenizer}", tokenizer_file=file, adds_tokens=True)
+        return InitialModel(architecture, f"The tokenizer {self.tokenizer}", tokenizer_file=file, adds_tokens=True)
 
-    def fit_tokenizer(self, model: StartingModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
+    def fit_tokenizer(self, model: InitialModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
         tokenizer = choose_tokenizer(split, self.tokenizer or "auto", self.vocab_size)
         if isinstance(split.corpus, ChatCorpus) and split.corpus.chat is not None:
             chat = split.corpus.chat
@@ -155,13 +155,13 @@ class TrainedModel:
     def default_out(self, source: Path | None, text: TextSource) -> Path:
         return CHECKPOINTS / run_name(text.paths[0])
 
-    def load(self, source: Path | None, seed: int) -> StartingModel:
+    def load(self, source: Path | None, seed: int) -> InitialModel:
         assert source is not None
         network, config, tokenizer, _ = open_model(source)
-        owner = f"The tokenizer of {source}"
-        return replace(_starting_model(owner, config, network.float(), tokenizer), adds_tokens=True)
+        vocabulary_owner = f"The tokenizer of {source}"
+        return replace(_initial_model(vocabulary_owner, config, network.float(), tokenizer), adds_tokens=True)
 
-    def fit_tokenizer(self, model: StartingModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
+    def fit_tokenizer(self, model: InitialModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
         """With `extend_vocab`, add unknown characters to the tokenizer, and to the network's weights in place.
 
         The special tokens of a chat template that the tokenizer does not have are added in any case.
@@ -186,7 +186,7 @@ class TrainedModel:
             model.config = replace(model.config, vocab_size=tokenizer.vocab_size)
         return tokenizer
 
-    def _with_characters(self, model: StartingModel, unknown: str) -> Tokenizer:
+    def _with_characters(self, model: InitialModel, unknown: str) -> Tokenizer:
         assert model.tokenizer is not None
         if model.tokenizer.kind != "char":
             raise UsageError(
@@ -283,14 +283,14 @@ class NewAdapter:
         assert source is not None
         return source.with_name(source.name + self.shape.suffix)
 
-    def load(self, source: Path | None, seed: int) -> StartingModel:
+    def load(self, source: Path | None, seed: int) -> InitialModel:
         assert source is not None
         network, config, tokenizer, weights = open_model(source)
         adapter = self.shape.config(network, source.resolve(), config.recovered_digest or weights.digest)
         add_adapter(network, adapter, seed)
-        return _starting_model(f"The model {source}", config, network, tokenizer, adapter)
+        return _initial_model(f"The model {source}", config, network, tokenizer, adapter)
 
-    def fit_tokenizer(self, model: StartingModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
+    def fit_tokenizer(self, model: InitialModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
         assert model.tokenizer is not None
         if isinstance(split.corpus, ChatCorpus) and model.chat_template is not None:
             missing = [
@@ -304,12 +304,16 @@ class NewAdapter:
         return model.tokenizer
 
 
-def _starting_model(
-    owner: str, config: RunConfig, network: Transformer, tokenizer: Tokenizer, adapter: AdapterConfig | None = None
-) -> StartingModel:
-    return StartingModel(
+def _initial_model(
+    vocabulary_owner: str,
+    config: RunConfig,
+    network: Transformer,
+    tokenizer: Tokenizer,
+    adapter: AdapterConfig | None = None,
+) -> InitialModel:
+    return InitialModel(
         architecture=config.model.architecture,
-        owner=owner,
+        vocabulary_owner=vocabulary_owner,
         config=config.model,
         network=network,
         tokenizer=tokenizer,

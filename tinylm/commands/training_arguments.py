@@ -1,0 +1,65 @@
+"""The arguments that every training command takes: texts, or a run to resume, and settings."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import typer
+
+from tinylm.commands.option_groups import non_default_options, options_from_env_or_file, reject_fixed_options
+from tinylm.errors import UsageError
+
+if TYPE_CHECKING:
+    from tinylm.training.training_request import ResumeRequest
+
+CorpusArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Text files, folders, globs or JSONL (or pairs), also compressed; - is standard input.",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class TrainingArguments:
+    """The arguments of a training command.
+
+    command: for example "tinylm train".
+    files: texts. resume: run directory to continue. out: run directory to write.
+    settings: the other options that differ from their defaults, by name.
+    ignorable: names of the settings from environment variables and the --config file, which apply to every run.
+    """
+
+    command: str
+    files: tuple[str, ...]
+    resume: Path | None
+    out: Path | None
+    dry_run: bool
+    settings: dict[str, Any]
+    ignorable: frozenset[str]
+
+    @classmethod
+    def of(cls, ctx: typer.Context, corpus: list[str] | None, resume: Path | None, run: Any, *groups: Any) -> Self:
+        """Collect the options of `run`, which are those of a new run directory, and of the other groups.
+
+        Raises UsageError without a text and a run to resume, and for options of `run` together with --resume.
+        """
+        command = f"tinylm {ctx.info_name}"
+        if not corpus and resume is None:
+            raise UsageError(f"Name a text to train on, as in {command} corpus.txt; - is standard input.")
+        if resume is not None:
+            reject_fixed_options(ctx, "--resume", run)
+        settings = non_default_options(run, *groups)
+        out, dry_run = settings.pop("out", None), settings.pop("dry_run", False)
+        ignorable = options_from_env_or_file(ctx, run, *groups)
+        return cls(command, tuple(corpus or ()), resume, out, dry_run, settings, ignorable)
+
+    def resume_request(self, adapter_kind: str | None = None, base: Path | None = None) -> "ResumeRequest":
+        """The request to continue the run `resume`. adapter_kind, base: as in ResumeRequest."""
+        from tinylm.training.training_request import resume_request
+
+        assert self.resume is not None
+        return resume_request(
+            self.resume, self.files, self.settings, self.ignorable, adapter_kind=adapter_kind, base=base
+        )

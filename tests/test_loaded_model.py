@@ -200,6 +200,7 @@ def evaluated(*arguments: object) -> dict[str, Any]:
         ({}, ()),
         ({"stride": 3, "batch_size": 2}, ("--stride", 3, "--batch-size", 2)),
         ({"baselines": True}, ("--baselines",)),
+        ({"sequence_length": 4}, ("--sequence-length", 4)),
     ],
 )
 @pytest.mark.usefixtures("shelf_cache")
@@ -252,6 +253,7 @@ def test_an_encoder_decoder_is_evaluated_as_by_the_command(translator: Path, she
     ("settings", "message"),
     [
         ({"stride": 17}, "`stride` is 17; it must be from 1 to the model's context, 16."),
+        ({"sequence_length": 4, "stride": 5}, "`stride` is 5; it must be from 1 to `sequence_length`, 4."),
         ({"beams": 2}, "`beams` is for encoder-decoder models"),
         ({"bleu_tokenize": "14b"}, "`bleu_tokenize` is '14b'; it must be one of: 13a, none"),
         ({"text": "a", "files": "b.txt"}, "Files and a text contradict each other"),

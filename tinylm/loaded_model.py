@@ -376,6 +376,7 @@ class Model:
         *,
         text: str | None = None,
         batch_size: int | None = None,
+        sequence_length: int | None = None,
         stride: int | None = None,
         baselines: bool = False,
         beams: int = 5,
@@ -394,14 +395,16 @@ class Model:
         files: files, folders, glob patterns, or - for standard input; or a TextSource, which also sets how they are
             read. Default: the validation text of the run.
         text: the text itself, in place of files (pairs: a source, a tab and a target per line).
-        batch_size, stride, baselines, beams, length_penalty, bleu_tokenize: see EvaluationConfig.
+        batch_size, sequence_length, stride, baselines, beams, length_penalty, bleu_tokenize: see EvaluationConfig.
         format, text_key, encoding, unknown, chat_template, train_on: how files are read; see TextSource.
 
         The loss is computed under autocast to `dtype`, from fp32 weights where the model has them.
 
         Raises UsageError for a setting, a text or a file that cannot be used, and TinyLMError for damaged data.
         """
-        config = EvaluationConfig(batch_size, stride, baselines, beams, length_penalty, bleu_tokenize)
+        config = EvaluationConfig(
+            batch_size, stride, baselines, beams, length_penalty, bleu_tokenize, sequence_length=sequence_length
+        )
         config.check_architecture(self.architecture)
         require(files is None or text is None, "Files and a text contradict each other; give one of them.")
         if text is not None:

@@ -92,6 +92,24 @@ def test_with_a_stride_each_token_is_scored_once_with_more_context(
     assert sliding["loss"] < whole["loss"]
 
 
+@pytest.mark.parametrize("stride", [None, 2])
+def test_windows_of_another_length_give_the_sum_of_log_probabilities_in_such_windows(
+    stride: int | None, run: Path, text: Path
+) -> None:
+    model, _, tokenizer, _ = load_model(run)
+    ids, length = tokenizer.encode(text.read_text()).astype(int), 5
+    nats, starts = 0.0, range(0, len(ids), stride or length)
+    with torch.no_grad():
+        for target in range(1, len(ids)):
+            start = next(start for start in starts if start < target <= start + length)  # the first window that has it
+            logits = model.logits(model(torch.from_numpy(ids[None, start:target])).hidden)[0, -1].double()
+            nats -= logits.log_softmax(-1)[ids[target]].item()
+    options = () if stride is None else ("--stride", stride)
+    record = evaluated("-m", run, text, "--sequence-length", length, *options)
+    assert record["tokens"] == len(ids) - 1
+    assert record["loss"] == pytest.approx(nats / (len(ids) - 1), rel=1e-6)
+
+
 def test_bits_per_character_and_byte_count_the_text_and_not_the_bpe_tokens(bpe_run: Path, here: Path) -> None:
     (here / "t.txt").write_text("xé日本 the sea")
     record = evaluated("-m", bpe_run, "t.txt")
@@ -193,6 +211,8 @@ def test_a_missing_text_is_an_error(run: Path) -> None:
     [
         ("--stride 0", "--stride is 0"),
         ("--stride 17", "--stride is 17"),
+        ("--sequence-length 17", "--sequence-length is 17"),
+        ("--sequence-length 4 --stride 5", "--stride is 5"),
         ("--batch-size 0", "--batch-size is 0"),
         ("--batch-size 1048577", "--batch-size is 1048577; it must be from 1 to 1048576"),
         (f"--batch-size {10**400}", "--batch-size is a number of more than 40 digits"),

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.machines import machine
-from tests.planning.planned import adapter, planned, planned_pairs
+from tests.planning.planned import adapter, data, planned, planned_pairs
 from tests.variants import small
 from tinylm.config import Budget
 from tinylm.planning import recipes
 from tinylm.planning.schedule import choose_learning_rate, choose_weight_decay
-from tinylm.presets import PRESETS, SIZES
+from tinylm.presets import PRESETS, SIZES, make_model_config
 from tinylm.training.learning_rate import learning_rate
 
 # Length
@@ -179,4 +179,23 @@ def test_there_are_a_dozen_evaluations_or_the_chosen_number_and_they_take_little
     assert 1 < slow.training.save_every < slow.training.eval_every
     assert slow.training.save_every * slow.seconds / slow.steps < 70  # about a minute between two saves
     for size in SIZES:
-        assert 20_000 <= planned(model={"size": size}).training.eval_tokens <= 1_000_000
+        least = 2048 if size in ("medium", "base") else 20_000  # those take more than 10 seconds for as many
+        assert least <= planned(model={"size": size}).training.eval_tokens <= 1_000_000
+
+
+def test_evaluations_of_a_slow_base_take_a_fifth_of_the_time() -> None:
+    """A forward pass takes at least 2 FLOPs per weight and token."""
+    sizes: dict[str, Any] = {"layers": 30, "heads": 9, "kv_heads": 3, "width": 576, "context": 512, "tie": True}
+    base = make_model_config(vocab_size=49_152, preset="modern", size="small", **sizes)
+    text = dataclasses.replace(data(2_000_000), val_tokens=200_000)
+    on, weights = machine(), 120_000_000
+    for budget in (Budget(time=300), Budget(time=3600), Budget(steps=1000)):
+        plan = planned(base=base, adapter=adapter(), budget=budget, data=text, on=on, vocab_size=49_152)
+        seconds = plan.training.eval_tokens * 2 * weights / on.matmul_rate
+        evaluations = plan.steps / plan.training.eval_every
+        assert plan.training.eval_tokens >= 2048
+        assert 0.01 < evaluations * seconds / plan.seconds < 0.2
+        assert seconds < max(15, plan.seconds / 100)
+    few = dataclasses.replace(text, val_tokens=1000)  # these take little time, so that they are not rarer
+    plan = planned(base=base, adapter=adapter(), budget=Budget(time=300), data=few, vocab_size=49_152)
+    assert plan.training.eval_every == max(1, plan.steps // 12)

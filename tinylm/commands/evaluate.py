@@ -30,10 +30,13 @@ if TYPE_CHECKING:
 class DecoderOptions:
     """Options for decoders only."""
 
+    sequence_length: Annotated[
+        int | None, option("Tokens per window (default: the context of the model).", None, "N")
+    ] = None
     stride: Annotated[
         int | None,
         option(
-            "Stride of the sliding window (default: the context length); smaller gives each token more context.",
+            "Stride of the windows (default: their length); smaller gives each token more context.",
             None,
             "N",
         ),

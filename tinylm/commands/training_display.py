@@ -209,9 +209,11 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
     assert data is not None
     micro_batch = f", micro-batch {training.micro_batch}" if training.micro_batch < training.batch_size else ""
     about = "about " if training.budget.time is not None else ""
+    sampled = data.kind == "text" and training.eval_tokens < data.val_tokens
     lines = {
         "tokenizer": f"{config.tokenizer.kind}, {model.vocab_size:,} ids",
         "text": f"{data.train_tokens:,} tokens to train on, {data.val_tokens:,} to validate with"
+        + (f" (each time {training.eval_tokens:,} of them)" if sampled else "")
         + (f"; {data.train_pairs:,} pairs" if data.train_pairs else "")
         + (f"; {data.documents:,} conversations" if data.kind == "chat" else ""),
         "model": f"{plan.parameters:,} parameters: {model.layers} layers, {model.heads} heads, width {model.width}, "

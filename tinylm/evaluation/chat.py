@@ -22,9 +22,9 @@ def evaluate_chat(
     `codes` (N,) are those of `tinylm.text.chat_tokens`. Conversations longer than the context are cut, with a warning.
     Raises UsageError if nothing is scored, and for settings that apply to plain text only.
     """
-    given = [f"`{name}`" for name in ("stride", "baselines") if getattr(config, name)]
+    given = [f"`{name}`" for name in ("sequence_length", "stride", "baselines") if getattr(config, name)]
     if given:
-        raise UsageError(f"{' and '.join(given)} is for plain text, not for conversations; leave it out.")
+        raise UsageError(f"{', '.join(given)} is for plain text, not for conversations; leave it out.")
     tokens, context = ChatTokens(codes), model.context
     require_usable(tokens, context, "evaluated")
     for sentence in describe_left_out(tokens, context, "evaluated"):

@@ -8,7 +8,7 @@ from tinylm.validation import check_choice, check_numbers
 BLEU_TOKENIZERS = ("13a", "none", "intl", "char", "zh")
 # The settings that only one architecture uses.
 SETTINGS_BY_ARCHITECTURE = {
-    "decoder": ("stride", "baselines"),
+    "decoder": ("sequence_length", "stride", "baselines"),
     "encoder": (),
     "encoder-decoder": ("beams", "length_penalty", "bleu_tokenize"),
 }
@@ -19,7 +19,8 @@ class EvaluationConfig:
     """How a model is evaluated. Raises UsageError for a value out of range.
 
     batch_size: windows or pairs per forward pass. Default: as many as 8,192 tokens fill.
-    stride: tokens by which the window advances, at most the context. Default: the context. Decoders only.
+    sequence_length: tokens of a window. Default: the context. Decoders only.
+    stride: tokens by which the window advances, at most its length. Default: its length. Decoders only.
     baselines: also report the bits per byte of gzip, xz and an order-5 character model. Decoders only.
     beams, length_penalty: see BeamSearchConfig. Encoder-decoders only.
     bleu_tokenize: tokenizer of sacrebleu's BLEU. Default: 13a. Encoder-decoders only.
@@ -31,6 +32,7 @@ class EvaluationConfig:
     beams: int = 5
     length_penalty: float = 1.0
     bleu_tokenize: str | None = None
+    sequence_length: int | None = None
 
     def __post_init__(self) -> None:
         check_numbers(vars(self))

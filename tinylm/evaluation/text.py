@@ -18,16 +18,19 @@ def evaluate_text(
 ) -> Evaluation:
     """Loss, perplexity and bits per character and byte of `model` on `tokens` (N,). `dtype`: autocast dtype.
 
-    Raises UsageError for fewer than 2 tokens, and for a stride longer than the context.
+    Raises UsageError for fewer than 2 tokens, for a sequence length above the context, and for a stride above that.
     """
-    context = model.context
-    if config.stride is not None and config.stride > context:
-        raise UsageError(f"`stride` is {config.stride}; it must be from 1 to the model's context, {context}.")
+    length = model.context if config.sequence_length is None else config.sequence_length
+    if length > model.context:
+        raise UsageError(f"`sequence_length` is {length}; it must be from 1 to the model's context, {model.context}.")
+    if config.stride is not None and config.stride > length:
+        limit = "the model's context" if config.sequence_length is None else "`sequence_length`"
+        raise UsageError(f"`stride` is {config.stride}; it must be from 1 to {limit}, {length}.")
     if len(tokens) < 2:
         raise UsageError(
             f"The text has fewer than 2 tokens ({len(tokens)}), and the first is not scored; give more text."
         )
-    batches = evaluation_batches(tokens, context, config.batch_size or default_batch_size(context), config.stride)
+    batches = evaluation_batches(tokens, length, config.batch_size or default_batch_size(length), config.stride)
     with reporter.counting("scoring", len(tokens) - 1, "tokens") as advance:
         result = evaluate_loss(model, next_token, batches, dtype, advance)
     characters, n_bytes = tokenizer.decoded_size(tokens[1:])

@@ -106,6 +106,8 @@ EVALUATIONS = 12  # in a run, or one per MIN_EVALUATION_SECONDS if those are few
 MIN_EVALUATION_SECONDS = 1.0  # of training between two evaluations; not measured
 EVALUATION_SHARE = 0.05  # of the training time; not measured
 MIN_EVALUATION_TOKENS, MAX_EVALUATION_TOKENS = 20_000, 1_000_000  # not measured
+# Of models for which that minimum takes longer than these seconds: another minimum, and the largest share of the time.
+LONG_EVALUATION_SECONDS, MIN_SLOW_EVALUATION_TOKENS, SLOW_EVALUATION_SHARE = 10.0, 2048, 0.2  # not measured
 MAX_SAVE_SECONDS = 60.0  # between two saves; not measured
 LOGS, MAX_LOG_STEPS = 100, 100  # log lines per run, and maximum of steps between two; not measured
 MIN_SECONDS_TO_COMPILE = 600.0  # training time for which compiling is worth its 40 s (decision 018: not for 80 s)

@@ -66,16 +66,21 @@ def choose_intervals(machine: Machine, request: PlanRequest, config: ModelConfig
     """Steps between evaluations, saves and log lines, and the tokens of an evaluation, as fields of TrainingConfig.
 
     Evaluations are frequent enough to show overfitting, on a sample that takes EVALUATION_SHARE of the training time.
+    With a slow model, a sample of the least size would take most of the time: it is smaller, and evaluations are rarer.
     """
     chosen, steps = request.training, length.steps
-    min_steps = round(recipes.MIN_EVALUATION_SECONDS / length.step_seconds)
+    speed = recipes.EVALUATION_SPEEDUP * training_speed(machine, config)
+    least, min_seconds = recipes.MIN_EVALUATION_TOKENS, recipes.MIN_EVALUATION_SECONDS
+    if least > recipes.LONG_EVALUATION_SECONDS * speed:
+        least = max(recipes.MIN_SLOW_EVALUATION_TOKENS, int(recipes.LONG_EVALUATION_SECONDS * speed))
+        min_seconds = least / speed / recipes.SLOW_EVALUATION_SHARE if least < request.data.val_tokens else min_seconds
+    min_steps = round(min_seconds / length.step_seconds)
     eval_every = chosen.get("eval_every") or max(1, steps // recipes.EVALUATIONS, min(steps, min_steps))
-    eval_seconds = recipes.EVALUATION_SHARE * eval_every * length.step_seconds
-    eval_tokens = int(eval_seconds * recipes.EVALUATION_SPEEDUP * training_speed(machine, config))
+    eval_tokens = int(recipes.EVALUATION_SHARE * eval_every * length.step_seconds * speed)
     max_save_steps = max(1, int(recipes.MAX_SAVE_SECONDS / length.step_seconds))
     return {
         "eval_every": eval_every,
-        "eval_tokens": min(recipes.MAX_EVALUATION_TOKENS, max(recipes.MIN_EVALUATION_TOKENS, eval_tokens)),
+        "eval_tokens": min(recipes.MAX_EVALUATION_TOKENS, max(least, eval_tokens)),
         "save_every": chosen.get("save_every") or min(eval_every, max_save_steps),
         "log_every": max(1, min(steps // recipes.LOGS, recipes.MAX_LOG_STEPS)),
     }

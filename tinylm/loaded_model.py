@@ -28,10 +28,12 @@ from tinylm.generation.beam_search import BeamSearchConfig
 from tinylm.generation.chat_prompts import encode_conversation
 from tinylm.generation.compile_policy import Workload, choose_code, fuse_and_compile
 from tinylm.generation.continuation import Continuation, TokenGenerator
+from tinylm.generation.engine import open_llama_cpp
 from tinylm.generation.fill_mask import DEFAULT_CANDIDATES, FilledPrompt, fill_mask
 from tinylm.generation.generated_text import Sample
 from tinylm.generation.generation_config import GenerationConfig, PromptPolicy, SpeedConfig, settings_without_effect
 from tinylm.generation.generator import NextTokenModel
+from tinylm.generation.llama_cpp import LlamaCppDecoder
 from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown, encode_prompt
 from tinylm.generation.speculative import MIN_TOKENS_TO_DRAFT, DraftModel, NGramDraft, speculation_obstacle
 from tinylm.generation.thread_policy import ThreadPolicyDecoder
@@ -83,6 +85,7 @@ class Model:
         self.data = self.adapters[0].data if self.adapters else self.config.data
         self._prepared: dict[Path | None, _PreparedNetwork] = {}  # by the file of its compiled code; None: eager
         self._prepared_in_place: _PreparedNetwork | None = None
+        self._llama_cpp: dict[tuple[Any, ...], LlamaCppDecoder | None] = {}  # by what decides on its use
         self._drafts: dict[DataConfig, NGramDraft] = {}
 
     @property
@@ -154,6 +157,7 @@ class Model:
         draft: str = "auto",
         compile: str = "auto",
         cache: bool = True,
+        engine: str = "auto",
         stream: bool = False,
     ) -> str | list[str] | Iterator[str]:
         """Generate text. A decoder continues the prompt; an encoder fills each `<mask>` in it; an encoder-decoder
@@ -166,7 +170,7 @@ class Model:
         seed: the same seed gives the same text. Default: a random seed.
         beams, length_penalty: see BeamSearchConfig.
         unknown, strict: see PromptPolicy.
-        draft, compile, cache: see SpeedConfig.
+        draft, compile, cache, engine: see SpeedConfig.
 
         Raises UsageError for a setting out of range or without effect, and for a prompt that cannot be used.
         """
@@ -181,7 +185,7 @@ class Model:
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             seed=secrets.randbits(32) if seed is None else seed,
         )
-        search, speed = BeamSearchConfig(beams, length_penalty), SpeedConfig(draft, compile, cache)
+        search, speed = BeamSearchConfig(beams, length_penalty), SpeedConfig(draft, compile, cache, engine)
         policy = PromptPolicy(unknown, strict)
         self._reject_settings_without_effect(config, search, speed)
         require(not stream or num_samples == 1, "`stream` is for a single sample; leave out `num_samples`.")
@@ -269,9 +273,9 @@ class Model:
     ) -> Continuation:
         """As `continue_prompt`, for a prompt that was encoded before, for example by a chat template."""
         speed = speed or SpeedConfig()
-        prepared = self._prepare(Workload(config.max_tokens, config.num_samples, speed.cache), speed.compile)
+        prepared = self._prepare(Workload(config.max_tokens, config.num_samples, speed.cache), speed)
         assert prepared.model is not None
-        draft = None if prepared.is_compiled and speed.draft == "auto" else self._choose_draft(config, speed)
+        draft = None if prepared.has_fast_steps and speed.draft == "auto" else self._choose_draft(config, speed)
         generator = TokenGenerator(prepared.model, draft, speed.cache)
         return Continuation(generator, self.tokenizer, encoded, config, first_stream)
 
@@ -280,7 +284,7 @@ class Model:
 
         Raises the errors of `generate`.
         """
-        encoder = self._prepare(Workload(1), "off").network
+        encoder = self._prepare(Workload(1), SpeedConfig()).network
         assert isinstance(encoder, Encoder)
         policy = policy or PromptPolicy()
         parts = prompt.text.split(MASK)
@@ -299,27 +303,31 @@ class Model:
         With a temperature above 0, yields `num_samples` sampled targets of each line. Target i, counted over all lines,
         has the random stream (seed, first_stream + i). Raises the errors of `generate`.
         """
-        network = self._prepare(Workload(1), "off").network
+        network = self._prepare(Workload(1), SpeedConfig()).network
         assert isinstance(network, EncoderDecoder)
         search, policy = search or BeamSearchConfig(), policy or PromptPolicy()
         return translate(network, self.tokenizer, prompt, search, policy, self.reporter, first_stream)
 
-    def prepare_generation(self, workload: Workload, compile: str = "auto") -> None:
-        """Convert, fuse and quantize the network in place, and compile it if that saves time for the workload.
+    def prepare_generation(self, workload: Workload, speed: SpeedConfig | None = None) -> None:
+        """Open the model in llama.cpp, or convert, fuse and quantize the network in place, and compile it if that saves
+        time for the workload.
 
         All later generation uses this network. That saves the memory of the copy that `generate` makes, but `evaluate`
         and `logits` then use the prepared weights.
 
-        Raises UsageError if `compile` is "on" and not possible, and TinyLMError if it is "on" and compiling fails.
+        Raises UsageError if a setting of `speed` is not possible, and TinyLMError if llama.cpp or compiled code is
+        required and fails.
         """
-        self._prepared_in_place = self._prepare(workload, compile, in_place=True)
+        self._prepared_in_place = self._prepare(workload, speed or SpeedConfig(), in_place=True)
 
-    def _prepare(self, workload: Workload, compile: str, in_place: bool = False) -> "_PreparedNetwork":
+    def _prepare(self, workload: Workload, speed: SpeedConfig, in_place: bool = False) -> "_PreparedNetwork":
         if self._prepared_in_place is not None:
             return self._prepared_in_place
         int8 = self.quantize == "int8"
         network, adapters = self.network, self.adapters
-        code = choose_code(network, self.config.model, self.dtype, compile, workload, int8=int8)
+        if llama_cpp := self._open_llama_cpp(workload, speed):
+            return _PreparedNetwork(network, adapters, llama_cpp, has_fast_steps=True)
+        code = choose_code(network, self.config.model, self.dtype, speed.compile, workload, int8=int8)
         if code in self._prepared:
             return self._prepared[code]
         if not in_place:
@@ -329,12 +337,29 @@ class Model:
             tensors = () if converts else (*network.parameters(), *network.buffers())
             network, adapters = copy.deepcopy((network, adapters), {id(tensor): tensor for tensor in tensors})
         network.to(DTYPES[self.dtype])
-        compiled = fuse_and_compile(network, code, int8=int8, required=compile == "on", reporter=self.reporter)
+        compiled = fuse_and_compile(network, code, int8=int8, required=speed.compile == "on", reporter=self.reporter)
         model = None
         if isinstance(network, Decoder):
             model = ThreadPolicyDecoder(network, thread_latency(self.reporter), compiled)
         self._prepared[code] = _PreparedNetwork(network, adapters, model, compiled is not None)
         return self._prepared[code]
+
+    def _open_llama_cpp(self, workload: Workload, speed: SpeedConfig) -> LlamaCppDecoder | None:
+        """The model in llama.cpp, opened at first use, or `None` where torch is to be used."""
+        scales = tuple(layer.adapter_scale for adapter in self.adapters for layer in adapter.layers.values())
+        key = speed.engine, speed.compile, workload.cache, scales
+        if key not in self._llama_cpp:
+            self._llama_cpp[key] = open_llama_cpp(
+                self.network,
+                self.config,
+                self.tokenizer,
+                self.dtype,
+                speed,
+                workload,
+                self.reporter,
+                int8=self.quantize == "int8",
+            )
+        return self._llama_cpp[key]
 
     def _choose_draft(self, config: GenerationConfig, speed: SpeedConfig) -> DraftModel | None:
         """An n-gram model of the training text for speculative decoding, if it saves time or `speed.draft` is ngram.
@@ -478,13 +503,14 @@ class _PreparedNetwork:
     """A network that is converted, fused and quantized for generation.
 
     adapters: the adapters on this copy of the network
-    model: next-token model of a decoder, which runs its single-token steps with the thread policy; otherwise `None`
+    model: next-token model of a decoder, in llama.cpp, or in torch with the thread policy; otherwise `None`
+    has_fast_steps: whether a step is too fast for a draft to gain: in llama.cpp or compiled
     """
 
     network: Transformer
     adapters: tuple[LoadedAdapter, ...]
     model: NextTokenModel | None
-    is_compiled: bool
+    has_fast_steps: bool
 
 
 def load(

@@ -84,7 +84,7 @@ def chat(
     """Talk to a chat model in the terminal: questions from standard input, answers on standard output."""
     from tinylm.chat_session import ChatSession
     from tinylm.generation.compile_policy import Workload
-    from tinylm.generation.generation_config import GenerationConfig
+    from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
     from tinylm.loaded_model import load
 
     console = output.console()
@@ -96,7 +96,7 @@ def chat(
     )
     loaded = load(model, adapters=adapter or (), **vars(quantize), **vars(machine), reporter=console)
     format = loaded.chat_format(options.chat_template)
-    loaded.prepare_generation(Workload(options.max_tokens), "off")
+    loaded.prepare_generation(Workload(options.max_tokens), SpeedConfig(compile="off"))
     console.note(f"Seed {config.seed}. /help lists the commands, Ctrl-D ends.")
     talk(ChatSession(loaded, format, config, system=options.system), console)
 

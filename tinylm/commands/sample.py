@@ -81,7 +81,7 @@ def sample(
     )
     tokens = sum(prompt.config.max_tokens for prompt in prompts)
     num_samples = max(prompt.config.num_samples for prompt in prompts)
-    loaded.prepare_generation(Workload(tokens, num_samples, speed.cache), speed.compile)
+    loaded.prepare_generation(Workload(tokens, num_samples, speed.cache, bool(prompt_adapters)), speed)
     require(options.prompt.chat or options.prompt.chat_template is None, "--chat-template needs --chat.")
     chat_format = loaded.chat_format(options.prompt.chat_template) if options.prompt.chat else None
     flags = command_line_flags(ctx, *vars(options).values())

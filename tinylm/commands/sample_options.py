@@ -199,6 +199,14 @@ class SpeedOptions:
             "auto|on|off",
         ),
     ] = "auto"
+    engine: Annotated[
+        str,
+        option(
+            "What computes the logits: llama.cpp, if installed, is several times as fast on a CPU (default: auto).",
+            Panel.MACHINE,
+            "auto|torch|llama.cpp",
+        ),
+    ] = "auto"
     cache: Annotated[
         bool,
         option(

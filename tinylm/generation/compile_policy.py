@@ -25,11 +25,13 @@ class Workload:
     """How much is to be generated.
 
     tokens: of all prompts together. num_samples: the largest batch of samples of one prompt. cache: with the KV cache.
+    switches_adapters: whether adapters are selected between prompts.
     """
 
     tokens: int
     num_samples: int = 1
     cache: bool = True
+    switches_adapters: bool = False
 
 
 def choose_code(

@@ -1,0 +1,191 @@
+"""The choice between torch and llama.cpp, and the file that llama.cpp reads from the cache."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tinylm
+from tests.generation.llama_cpp_double import LlamaCppDouble
+from tests.shell import done, refused, story
+from tests.shell import tinylm as shell
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.generation import engine, llama_cpp
+from tinylm.loaded_model import Model
+
+PROMPT = {"prompt": "the old man", "max_tokens": 40, "seed": 4}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engine")
+    (folder / "text").write_text(story(4000))
+    return tinylm.train(folder / "text", folder / "run", layers=2, heads=2, width=16, context=32, steps=5).run
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TINYLM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "gguf"
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch, cache: Path) -> LlamaCppDouble:
+    """Stands in for an installed llama-cpp-python."""
+    double = LlamaCppDouble()
+    for module in (engine, llama_cpp):
+        monkeypatch.setattr(module, "import_llama_cpp", lambda: double)
+    return double
+
+
+@pytest.fixture
+def absent(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    monkeypatch.setattr(engine, "import_llama_cpp", lambda: None)
+
+
+def test_llama_cpp_is_used_where_it_is_installed_and_gives_the_text_of_torch(run: Path, double: LlamaCppDouble) -> None:
+    model = tinylm.load(run)
+    assert model.generate(**PROMPT) == model.generate(**PROMPT, engine="torch")
+    assert len(double.opened) == 1 and double.threads
+
+
+@pytest.mark.parametrize("choices", [{"engine": "torch"}, {"compile": "on"}, {"cache": False}])
+def test_llama_cpp_is_not_used_where_torch_is_asked_for(
+    choices: dict[str, Any], run: Path, double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinylm.loaded_model.choose_code", lambda *args, **options: None)  # compiles nothing
+    tinylm.load(run).generate(**PROMPT, **choices)
+    assert not double.opened
+
+
+@pytest.mark.parametrize(
+    "dtype, quantize, kind", [("fp32", "none", "f32"), ("bf16", "none", "bf16"), ("fp32", "int8", "q8_0")]
+)
+def test_the_file_has_the_number_format_of_the_model(
+    dtype: str, quantize: str, kind: str, run: Path, double: LlamaCppDouble, cache: Path
+) -> None:
+    tinylm.load(run, dtype=dtype, quantize=quantize).generate(**PROMPT)
+    assert [file.stem.rpartition("-")[2] for file in cache.iterdir()] == [kind]
+
+
+def test_a_file_is_written_once_for_each_model(run: Path, double: LlamaCppDouble, cache: Path) -> None:
+    tinylm.load(run).generate(**PROMPT)
+    written = {file: file.stat().st_ino for file in cache.iterdir()}
+    tinylm.load(run).generate(**PROMPT)
+    assert {file: file.stat().st_ino for file in cache.iterdir()} == written and len(written) == 1
+    other = tinylm.load(run)
+    other.network.embedding.weight.data += 1
+    other.generate(**PROMPT)
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_the_files_that_were_not_used_for_longest_are_deleted(
+    run: Path, double: LlamaCppDouble, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tinylm.load(run)
+    for kind in ("f32", "q8_0"):
+        changed = copy.copy(model)
+        changed.quantize = "int8" if kind == "q8_0" else "none"
+        Model.__post_init__(changed)
+        changed.generate(**PROMPT)
+        monkeypatch.setattr(engine, "MAX_CACHED_BYTES", 1)
+    assert [file.stem.rpartition("-")[2] for file in cache.iterdir()] == ["q8_0"]
+
+
+def test_a_file_that_others_can_write_is_replaced(run: Path, double: LlamaCppDouble, cache: Path) -> None:
+    tinylm.load(run).generate(**PROMPT)
+    (file,) = cache.iterdir()
+    file.write_bytes(b"something else")
+    file.chmod(0o666)
+    text = tinylm.load(run).generate(**PROMPT)
+    assert text == tinylm.load(run).generate(**PROMPT, engine="torch")
+
+
+def test_without_llama_cpp_torch_is_used_and_a_demand_for_it_is_an_error(run: Path, absent: None) -> None:
+    model = tinylm.load(run)
+    assert model.generate(**PROMPT) == model.generate(**PROMPT, engine="torch")
+    with pytest.raises(UsageError, match=r'`engine="llama.cpp"` is not possible: llama-cpp-python is not installed'):
+        model.generate(**PROMPT, engine="llama.cpp")
+
+
+def test_a_model_that_gguf_cannot_represent_is_sampled_by_torch(tmp_path: Path, double: LlamaCppDouble) -> None:
+    (tmp_path / "text").write_text(story(4000))
+    options = {"layers": 1, "heads": 2, "width": 16, "context": 32, "steps": 2, "position": "relative"}
+    run = tinylm.train(tmp_path / "text", tmp_path / "run", **options).run
+    model = tinylm.load(run)
+    assert model.generate(**PROMPT) == model.generate(**PROMPT, engine="torch")
+    with pytest.raises(UsageError, match=r'`engine="llama.cpp"` is not possible: .*relative'):
+        model.generate(**PROMPT, engine="llama.cpp")
+
+
+@pytest.fixture(scope="module")
+def lora(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lora")
+    (folder / "text").write_text(story(4000, seed=1))
+    return tinylm.finetune_lora(folder / "text", model=run, out=folder / "lora", steps=40, lr=0.02, target=["all"]).run
+
+
+def test_loras_are_merged_at_their_scales(run: Path, lora: Path, double: LlamaCppDouble) -> None:
+    texts = set()
+    for adapter, selected in ((lora, None), (lora, 0), (f"{lora}=0.5", 0)):
+        model = tinylm.load(run, adapters=[adapter])
+        model.select_adapter(selected)
+        texts.add(model.generate(**PROMPT))
+        assert model.generate(**PROMPT, engine="torch") in texts
+    assert len(double.opened) == len(texts) == 3
+
+
+def test_prompts_that_choose_their_adapters_are_sampled_by_torch(
+    run: Path, lora: Path, double: LlamaCppDouble, tmp_path: Path
+) -> None:
+    lines = [{"prompt": "the", "seed": 1}, {"prompt": "the", "seed": 1, "adapter": str(lora)}]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = ("sample", "-m", run, "-f", tmp_path / "prompts.jsonl", "-n", 40, "--separator", "|")
+    plain, adapted = done(*options).stdout.split("|")
+    assert plain != adapted and not double.opened
+    refused(shell(*options, "--engine", "llama.cpp"), 2, "prompts choose their adapters")
+
+
+def test_a_bottleneck_several_adapters_and_an_encoder_are_refused_by_name(
+    tmp_path: Path, run: Path, lora: Path, double: LlamaCppDouble
+) -> None:
+    (tmp_path / "text").write_text(story(4000))
+    bottleneck = tinylm.finetune_adapter(tmp_path / "text", model=run, out=tmp_path / "bottleneck", steps=2).run
+    with pytest.raises(UsageError, match="bottleneck adapter, which cannot be merged"):
+        tinylm.load(run, adapters=[bottleneck]).generate(**PROMPT, engine="llama.cpp")
+    with pytest.raises(UsageError, match="has several adapters"):
+        tinylm.load(run, adapters=[lora, lora]).generate(**PROMPT, engine="llama.cpp")
+    options = {"architecture": "encoder", "layers": 1, "heads": 2, "width": 16, "context": 32, "steps": 2}
+    encoder = tinylm.train(tmp_path / "text", tmp_path / "encoder", **options).run
+    with pytest.raises(UsageError, match=r"An encoder fills all masks at once.*leave out `engine`"):
+        tinylm.load(encoder).generate("the <mask>", engine="llama.cpp")
+
+
+def test_a_full_disk_leads_to_torch_unless_llama_cpp_is_demanded(
+    run: Path, double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*args: Any) -> str:
+        raise TinyLMError("Cannot write x.gguf: No space left on device.")
+
+    monkeypatch.setattr(engine, "write_gguf", full)
+    model = tinylm.load(run)
+    assert model.generate(**PROMPT) == model.generate(**PROMPT, engine="torch")
+    assert "llama.cpp is not used: Cannot write x.gguf" in caplog.text
+    with pytest.raises(TinyLMError, match="No space left"):
+        model.generate(**PROMPT, engine="llama.cpp")
+
+
+def test_the_command_says_what_is_wrong_with_the_engine(run: Path, absent: None) -> None:
+    result = shell("sample", "-m", run, "-n", 5, "--engine", "llama.cpp")
+    refused(result, 2, "--engine llama.cpp is not possible: llama-cpp-python is not installed")
+    refused(shell("sample", "-m", run, "-n", 5, "--engine", "tensorflow"), 2, "--engine")
+    result = shell("sample", "-m", run, "-n", 5, "--engine", "llama.cpp", "--compile", "on")
+    refused(result, 2, "--compile on is for torch, and --engine llama.cpp does not use it; leave one out")
+
+
+def test_the_command_samples_the_same_by_both_engines(run: Path, double: LlamaCppDouble) -> None:
+    options = ("sample", "-m", run, "-n", 60, "--seed", 3)
+    assert done(*options).stdout == done(*options, "--engine", "torch").stdout
+    assert len(double.opened) == 1

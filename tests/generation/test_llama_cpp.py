@@ -1,0 +1,162 @@
+"""llama.cpp as the engine gives the tokens of torch. A double computes its part; llama.cpp itself is run by name:
+
+pytest tests/generation/test_llama_cpp.py -m "llamacpp or not llamacpp"
+"""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.formats.test_gguf_writer import BPE, CHARACTERS, foreign, own_model
+from tests.generation.llama_cpp_double import LlamaCppDouble
+from tinylm.errors import TinyLMError
+from tinylm.formats.gguf_writer import write_gguf
+from tinylm.generation import llama_cpp
+from tinylm.generation.generation_config import SamplingConfig
+from tinylm.generation.generator import generate
+from tinylm.generation.llama_cpp import LlamaCppDecoder, fastest_threads, import_llama_cpp
+from tinylm.generation.sampler import Sampler
+from tinylm.generation.speculative import generate_speculatively
+from tinylm.model.decoder import Decoder
+
+CONTEXT = 48  # of the models
+PROMPTS = ([3], [1, 2, 3, 4, 5, 6, 7], list(range(20)) * 3)  # the last is longer than the context
+
+
+@pytest.fixture(params=["double", pytest.param("llama.cpp", marks=pytest.mark.llamacpp)])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    if request.param == "llama.cpp":
+        assert import_llama_cpp() is not None, "llama-cpp-python is not installed"
+        return import_llama_cpp()
+    double = LlamaCppDouble()
+    monkeypatch.setattr(llama_cpp, "import_llama_cpp", lambda: double)
+    return double
+
+
+@pytest.fixture(params=["modern", "untied", "experts", "llama", "qwen2"])
+def models(request: pytest.FixtureRequest, tmp_path: Path, library: Any) -> tuple[Decoder, LlamaCppDecoder]:
+    model, exported = own_model(request.param)
+    write_gguf(tmp_path / "model.gguf", exported, "f32")
+    return model.eval(), LlamaCppDecoder(tmp_path / "model.gguf", model.context, threads=2)
+
+
+def sampler(rows: int, temperature: float = 1.0) -> Sampler:
+    return Sampler(SamplingConfig(temperature=temperature), 5, rows, torch.device("cpu"), CHARACTERS.vocab_size)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_a_text_continues_as_in_torch_also_past_the_context(
+    prompt: list[int], models: tuple[Decoder, LlamaCppDecoder]
+) -> None:
+    ours, theirs = ([*generate(model, [prompt], sampler(1), 2 * CONTEXT)] for model in models)
+    assert ours == theirs
+
+
+def test_texts_of_different_lengths_continue_as_in_torch(models: tuple[Decoder, LlamaCppDecoder]) -> None:
+    ours, theirs = ([*generate(model, PROMPTS, sampler(3), CONTEXT)] for model in models)
+    assert ours == theirs
+
+
+class WrongDraft:
+    """Proposes tokens of which some are right: those of the text itself, with every third one changed."""
+
+    def __init__(self, text: list[int]) -> None:
+        self.text = text
+
+    def propose(self, text: Any, limit: int) -> list[int]:
+        coming = self.text[len(text) : len(text) + limit]
+        return [token if (len(text) + index) % 3 else 1 - min(token, 1) for index, token in enumerate(coming)]
+
+
+def test_rejected_draft_tokens_leave_no_trace(models: tuple[Decoder, LlamaCppDecoder]) -> None:
+    reference, model = models
+    prompt = [1, 2, 3]
+    expected = [*generate(reference, [prompt], sampler(1), CONTEXT)]
+    draft = WrongDraft(prompt + [token for (token,) in expected])
+    assert [*generate_speculatively(model, prompt, sampler(1), CONTEXT, draft)] == expected
+
+
+def test_logits_are_those_of_torch(models: tuple[Decoder, LlamaCppDecoder]) -> None:
+    reference, model = models
+    ids = torch.randint(CHARACTERS.vocab_size, (2, CONTEXT), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = reference.logits(reference(ids).hidden)
+    torch.testing.assert_close(model.last_logits(ids, None, CONTEXT), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_rows_that_pad_the_embedding_have_logits(library: Any, tmp_path: Path) -> None:
+    model, _ = own_model("modern", BPE)
+    write_gguf(tmp_path / "model.gguf", foreign(own_model("modern", BPE)[1].config, model, BPE), "f32")
+    opened = LlamaCppDecoder(tmp_path / "model.gguf", model.context, threads=1)
+    assert opened.last_logits(torch.tensor([[1, 2]]), None, 1).shape == (1, 1, model.vocab_size)
+
+
+def test_a_file_that_cannot_be_opened_is_deleted_and_named(library: Any, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF and nothing else")
+    with pytest.raises(TinyLMError, match=r"cannot open .*model\.gguf"):
+        LlamaCppDecoder(file, CONTEXT, threads=1)
+    assert not file.exists()
+
+
+def test_memory_is_freed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    double = LlamaCppDouble()
+    monkeypatch.setattr(llama_cpp, "import_llama_cpp", lambda: double)
+    write_gguf(tmp_path / "model.gguf", own_model("modern")[1], "f32")
+    model = LlamaCppDecoder(tmp_path / "model.gguf", CONTEXT, threads=1)
+    [*generate(model, [[1]], sampler(1), 5)]
+    assert double.freed == ["context"]
+    del model
+    assert double.freed == ["context", "model"]
+
+
+def test_a_failure_of_llama_cpp_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    double = LlamaCppDouble()
+    monkeypatch.setattr(llama_cpp, "import_llama_cpp", lambda: double)
+    monkeypatch.setattr(double, "llama_decode", lambda context, batch: 1)
+    write_gguf(tmp_path / "model.gguf", own_model("modern")[1], "f32")
+    model = LlamaCppDecoder(tmp_path / "model.gguf", CONTEXT, threads=1)
+    with pytest.raises(TinyLMError, match="could not compute"):
+        model.last_logits(torch.tensor([[1]]), None, 1)
+
+
+# The number of threads.
+
+
+def chosen(seconds: dict[int, Iterator[float]], maximum: int, steps: int) -> list[int]:
+    """The numbers of threads of each step, where a step with n threads takes the next of `seconds[n]`."""
+    threads = fastest_threads(maximum)
+    counts = [next(threads)]
+    for _ in range(steps):
+        counts.append(threads.send(next(seconds[counts[-1]])))
+    return counts
+
+
+def test_most_steps_have_the_fastest_number_of_threads() -> None:
+    for fastest in (1, 2, 4, 6):
+        seconds = {count: itertools.repeat(1.0 if count == fastest else 1.5) for count in (1, 2, 4, 6)}
+        counts = chosen(seconds, 6, 2000)
+        assert counts.count(fastest) > 0.9 * len(counts)
+
+
+def test_a_number_of_threads_that_is_far_slower_is_tried_for_one_step_and_ever_more_rarely() -> None:
+    counts = chosen({1: itertools.repeat(1.0), 2: itertools.repeat(20.0)}, 2, 3000)
+    tried = [step for step, count in enumerate(counts) if count == 2]
+    waits = [later - earlier for earlier, later in itertools.pairwise(tried)]
+    assert tried[0] > 25 and len(tried) == 6
+    assert all(1.8 * earlier <= later <= 2.2 * earlier for earlier, later in itertools.pairwise(waits))
+
+
+def test_the_number_of_threads_changes_when_another_becomes_faster() -> None:
+    slows_down = itertools.chain(itertools.repeat(1.0, 1000), itertools.repeat(9.0))
+    counts = chosen({1: itertools.repeat(2.0), 2: slows_down}, 2, 4000)
+    assert counts[100:1000].count(2) > 800
+    assert counts[-1000:].count(1) > 900
+
+
+def test_one_thread_is_the_only_choice_of_one_core() -> None:
+    assert set(chosen({1: itertools.repeat(1.0)}, 1, 1000)) == {1}

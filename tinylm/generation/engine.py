@@ -1,0 +1,124 @@
+"""Whether llama.cpp computes the logits of a decoder instead of torch, and the file that it reads (decision 025)."""
+
+import copy
+from pathlib import Path
+
+import torch
+
+from tinylm.adapters.adapter import Adapter, adapter_layers
+from tinylm.adapters.lora import LoRAEmbedding, LoRALinear, merge_lora
+from tinylm.adapters.replacement import Replacement
+from tinylm.cache_directory import is_private, private_folder
+from tinylm.config import RunConfig
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.formats.gguf_writer import write_gguf
+from tinylm.formats.imported import ForeignModel
+from tinylm.generation.compile_policy import Workload
+from tinylm.generation.generation_config import SpeedConfig
+from tinylm.generation.llama_cpp import LlamaCppDecoder, import_llama_cpp
+from tinylm.model.decoder import Decoder
+from tinylm.model.stack import Transformer
+from tinylm.reporter import Reporter
+from tinylm.run_directory.weights import digest
+from tinylm.text.tokenizer import Tokenizer
+
+GGUF_TYPES = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
+MERGEABLE = (LoRALinear, LoRAEmbedding, Replacement)
+LAYOUT = 1  # part of a file's name; raise it with each change of what `write_gguf` writes
+MAX_CACHED_BYTES = 8 << 30  # of all files; the newest one is kept whatever its size
+
+
+def open_llama_cpp(
+    network: Transformer,
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    dtype: str,
+    speed: SpeedConfig,
+    workload: Workload,
+    reporter: Reporter,
+    *,
+    int8: bool,
+) -> LlamaCppDecoder | None:
+    """The model in llama.cpp, or `None` where torch is to be used. Its weights are written to the cache at first use.
+
+    dtype: of the weights, unless `int8`, which stores them as Q8_0.
+
+    Where `speed.engine` is "llama.cpp", raises UsageError if it cannot be used for this model or workload, and
+    TinyLMError if its file cannot be written or opened; where it is auto, torch is used instead.
+    """
+    required = speed.engine == "llama.cpp"
+    if speed.engine == "torch" or (speed.compile == "on" and not required):
+        return None
+    reason = _reason_against(network, workload)
+    if reason is None:
+        kind = "q8_0" if int8 else GGUF_TYPES[dtype]
+        try:
+            file = _cached_file(_merged(network), config, tokenizer, kind, reporter)
+            return LlamaCppDecoder(file, network.context, torch.get_num_threads())
+        except UsageError as error:
+            reason = str(error).removesuffix(".")
+        except TinyLMError as error:
+            if required:
+                raise
+            reporter.warn(f"llama.cpp is not used: {error}")
+    if required:
+        raise UsageError(f'`engine="llama.cpp"` is not possible: {reason}; leave it out.')
+    return None
+
+
+def _reason_against(network: Transformer, workload: Workload) -> str | None:
+    """Why llama.cpp cannot be used, or `None`."""
+    if not isinstance(network, Decoder):
+        return "it is for decoders"
+    if network.device.type != "cpu":
+        return f"it is for a CPU, and the model is on {network.device.type}"
+    if not workload.cache:
+        return "it needs the cache"
+    if workload.switches_adapters:
+        return "prompts choose their adapters"
+    layers = adapter_layers(network).values()
+    if any(not isinstance(layer, MERGEABLE) for layer in layers):
+        return "the model has a bottleneck adapter, which cannot be merged"
+    if any(isinstance(layer.base, Adapter) for layer in layers):
+        return "the model has several adapters"
+    if import_llama_cpp() is None:
+        return 'llama-cpp-python is not installed (pip install "tinylm[llama-cpp]")'
+    return None
+
+
+def _merged(network: Transformer) -> Transformer:
+    """The network, or where it has LoRA adapters a copy into which they are merged at their scales."""
+    if not adapter_layers(network):
+        return network
+    merged = copy.deepcopy(network)
+    merge_lora(merged)
+    return merged
+
+
+def _cached_file(network: Transformer, config: RunConfig, tokenizer: Tokenizer, kind: str, reporter: Reporter) -> Path:
+    """The GGUF file of the model in the user's cache, which is written if it is not there.
+
+    Its name is a digest of weights, configuration and tokenizer. Raises UsageError for a model that GGUF cannot
+    represent, and TinyLMError if the file cannot be written.
+    """
+    folder = private_folder("gguf")
+    tensors = network.state_dict()
+    file = folder / f"{digest(tensors, config, LAYOUT, None)[:32]}-{kind}.gguf"
+    if is_private(file):
+        file.touch()
+        return file
+    model = ForeignModel(config.family, config.model, tensors, tokenizer.to_str(), tokenizer.special, None)
+    reporter.note("Converting the model for llama.cpp, once...")
+    write_gguf(file, model, kind)
+    _delete_oldest(folder)
+    return file
+
+
+def _delete_oldest(folder: Path) -> None:
+    """Keep the files that were used last, MAX_CACHED_BYTES in all."""
+    files = sorted(folder.glob("*.gguf"), key=lambda file: file.stat().st_mtime, reverse=True)
+    total = 0
+    for number, file in enumerate(files):
+        total += file.stat().st_size
+        if number and total > MAX_CACHED_BYTES:
+            file.unlink(missing_ok=True)

@@ -1,0 +1,185 @@
+"""llama.cpp as the engine of a decoder: it computes the logits, from which tinylm samples (decision 025).
+
+It reads a GGUF file that tinylm wrote and verified, never one of a stranger. Needs llama-cpp-python, an optional extra.
+"""
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import math
+import os
+import time
+import weakref
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinylm.errors import TinyLMError
+from tinylm.model.kv_cache import Cache
+
+MAX_MICRO_BATCH = 512  # tokens that llama.cpp computes at a time
+TRIAL_STEPS = 8  # with each number of threads
+FIRST_WAIT, LONGEST_WAIT = 25, 6_400  # steps before a trial; they double while trials change nothing
+FLOAT32 = 0  # ggml_type of keys and values; the default of 16 bits moves logits by 1e-2
+
+
+@functools.cache
+def import_llama_cpp() -> Any:
+    """llama_cpp with its log switched off, or `None` where it is not installed or cannot be loaded."""
+    try:
+        library: Any = importlib.import_module("llama_cpp")
+    except (ImportError, OSError, RuntimeError):  # the two latter for a build that does not fit the machine
+        return None
+    library.tinylm_log = library.llama_log_callback(lambda level, text, data: None)  # kept alive by the reference
+    library.llama_log_set(library.tinylm_log, ctypes.c_void_p(0))
+    return library
+
+
+class LlamaCppCache:
+    """The memory of llama.cpp for `rows` sequences. Implements `Cache` as far as generation uses it.
+
+    context: llama.cpp's context, which is freed with this object.
+    """
+
+    def __init__(self, library: Any, model: Any, rows: int, length: int, starts: Tensor | None, threads: int) -> None:
+        options = library.llama_context_default_params()
+        options.n_ctx = options.n_batch = rows * length
+        options.n_ubatch = min(MAX_MICRO_BATCH, rows * length)
+        options.n_seq_max = rows
+        options.n_threads = options.n_threads_batch = threads
+        options.type_k = options.type_v = FLOAT32
+        options.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        options.no_perf = True
+        self.context = library.llama_init_from_model(model, options)
+        if not self.context:
+            raise TinyLMError(f'llama.cpp has no memory for {rows} sequences of {length} tokens; use `engine="torch"`.')
+        self._free = weakref.finalize(self, library.llama_free, self.context)
+        self._library = library
+        self.rows, self.starts = rows, starts
+        self.padding: list[int] = [0] * rows if starts is None else starts.tolist()
+        self.offset = 0
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Not used: llama.cpp stores keys and values itself."""
+        raise NotImplementedError
+
+    def reorder(self, rows: Tensor) -> None:
+        """Not used: beam search is for encoder-decoders."""
+        raise NotImplementedError
+
+    def rewind(self, tokens: int) -> None:
+        """As `Cache.rewind`."""
+        self.offset -= tokens
+        memory = self._library.llama_get_memory(self.context)
+        for row, padding in enumerate(self.padding):
+            self._library.llama_memory_seq_rm(memory, row, self.offset - padding, -1)
+
+
+class LlamaCppDecoder:
+    """A model in a GGUF file, run by llama.cpp on the CPU. Implements `NextTokenModel`.
+
+    Raises TinyLMError if llama.cpp cannot open the file.
+    """
+
+    def __init__(self, file: Path, context: int, threads: int) -> None:
+        self._library = import_llama_cpp()
+        self._model = self._library.llama_model_load_from_file(
+            os.fsencode(file), self._library.llama_model_default_params()
+        )
+        if not self._model:
+            with contextlib.suppress(OSError):
+                file.unlink()
+            raise TinyLMError(f'llama.cpp cannot open {file}, which is deleted; use `engine="torch"`.')
+        self._free = weakref.finalize(self, self._library.llama_model_free, self._model)
+        vocabulary = self._library.llama_model_get_vocab(self._model)
+        self._vocab_size = int(self._library.llama_vocab_n_tokens(vocabulary))
+        self._context, self._threads = context, threads
+        self._step_threads = fastest_threads(threads)
+        self._next_threads = next(self._step_threads)
+
+    @property
+    def context(self) -> int:
+        """Context length in tokens."""
+        return self._context
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
+
+    def make_cache(self, batch: int, length: int, starts: Tensor | None = None) -> list[Cache]:
+        """See `NextTokenModel.make_cache`; one for all layers."""
+        return [LlamaCppCache(self._library, self._model, batch, length, starts, self._threads)]
+
+    def last_logits(self, ids: Tensor, cache: Sequence[Cache] | None, count: int) -> Tensor:
+        """See `NextTokenModel.last_logits`: (B, T) -> (B, count, V). Raises TinyLMError if llama.cpp fails."""
+        memory = (cache or self.make_cache(*ids.shape))[0]
+        assert isinstance(memory, LlamaCppCache)
+        rows, length = ids.shape
+        positions = memory.offset + np.arange(length) - np.array(memory.padding)[:, None]  # (B, T)
+        kept = positions >= 0
+        scored = np.broadcast_to(np.arange(length) >= length - count, ids.shape)
+        sequences = np.broadcast_to(np.arange(rows)[:, None], ids.shape)
+        batch = self._library.llama_batch_init(int(kept.sum()), 0, 1)
+        try:
+            batch.n_tokens = int(kept.sum())
+            for target, values in (
+                (batch.token, ids.numpy()[kept]),
+                (batch.pos, positions[kept]),
+                (batch.logits, scored[kept]),
+                (batch.n_seq_id, np.ones(batch.n_tokens)),
+            ):
+                np.ctypeslib.as_array(target, (batch.n_tokens,))[:] = values
+            for index, sequence in enumerate(sequences[kept].tolist()):
+                batch.seq_id[index][0] = sequence
+            if (self._step(memory, batch) if length == 1 else self._decode(memory, batch, self._threads)) != 0:
+                raise TinyLMError('llama.cpp could not compute the next token; use `engine="torch"`.')
+        finally:
+            self._library.llama_batch_free(batch)
+        memory.offset += length
+        shape = (rows, count, self._vocab_size)
+        logits = np.ctypeslib.as_array(self._library.llama_get_logits(memory.context), shape)
+        return torch.from_numpy(logits).clone()  # llama.cpp overwrites it at the next step
+
+    def _step(self, memory: LlamaCppCache, batch: Any) -> int:
+        started = time.perf_counter()
+        status = self._decode(memory, batch, self._next_threads)
+        self._next_threads = self._step_threads.send(time.perf_counter() - started)
+        return status
+
+    def _decode(self, memory: LlamaCppCache, batch: Any, threads: int) -> int:
+        self._library.llama_set_n_threads(memory.context, threads, threads)
+        return int(self._library.llama_decode(memory.context, batch))
+
+
+def fastest_threads(maximum: int) -> Generator[int, float, None]:
+    """Yields the number of threads for the next step, and receives the seconds that it took.
+
+    Other numbers are tried again and again, since another process may have begun or ended. llama.cpp computes the same
+    logits with any number of threads, so that a measurement does not change the text.
+    """
+    counts = [2**power for power in range(maximum.bit_length()) if 2**power < maximum] + [maximum]
+    best, wait = counts[0], FIRST_WAIT
+    while True:
+        for _ in range(wait):
+            yield best
+        fastest, before = (yield from _mean_seconds(best, math.inf)), best
+        for count in counts:
+            if count != before and (seconds := (yield from _mean_seconds(count, fastest))) < fastest:
+                best, fastest = count, seconds
+        wait = FIRST_WAIT if best != before else min(2 * wait, LONGEST_WAIT)
+
+
+def _mean_seconds(threads: int, limit: float) -> Generator[int, float, float]:
+    """The mean over TRIAL_STEPS steps; infinity as soon as it is sure to be above the limit."""
+    total = 0.0
+    for _ in range(TRIAL_STEPS):
+        total += yield threads
+        if total > limit * TRIAL_STEPS:
+            return math.inf
+    return total / TRIAL_STEPS

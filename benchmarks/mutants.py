@@ -282,7 +282,8 @@ def judge(numbered: Sequence[tuple[int, Mutant]], options: argparse.Namespace) -
             verdict = attempt(copy, suite, case[1], options.limit)
         finally:
             copies.put(copy)
-        print(f"{case[0]}. {case[1].path}:{case[1].line} {verdict.killed_by}", file=sys.stderr)
+        place, _, fault, killed_by, _ = verdict.cells()
+        print(f"{case[0]}. {place} {fault}: {killed_by}", file=sys.stderr)
         return case[0], verdict
 
     with ExitStack() as stack:

@@ -91,6 +91,15 @@ def test_conversations_of_which_nothing_is_scored_are_an_error() -> None:
         require_usable(chat_tokens([(1, False), (2, False)], [(3, True)]), 8, "validation")
 
 
+def test_the_error_for_a_short_context_names_the_shortest_beginning_before_an_answer() -> None:
+    """That of a conversation with an answer, and not of a shorter one without."""
+    unscored = [(1, False), (2, False)]
+    answered = [(i, False) for i in range(5)], [(i, False) for i in range(4)]
+    tokens = chat_tokens(unscored, *([*question, (7, True)] for question in answered))
+    with pytest.raises(UsageError, match="the shortest beginning before an answer has 4"):
+        require_usable(tokens, 3, "training")
+
+
 def test_packing_puts_every_item_into_one_row_that_it_fits_and_needs_few_rows() -> None:
     lengths = np.random.default_rng(0).integers(1, 100, 2000)
     indices = np.arange(0, 2000, 2)

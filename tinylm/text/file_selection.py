@@ -27,7 +27,7 @@ class SkippedFile:
     folder: str
     path: Path
     reason: str
-    size: int = 0
+    size: int
 
 
 @dataclass(frozen=True)

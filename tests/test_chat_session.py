@@ -64,8 +64,8 @@ def test_the_oldest_turns_leave_and_the_system_message_stays(loaded: tuple[Any, 
     questions = ["abcdefgh", "ijklmnop", "qrstuvwx"]
     for question in questions:
         answer = "".join(session.ask(question))
-    assert session.forgotten in (2, 4) and len(session.messages) == 6
-    kept = [*session.transcript()[:1], *session.messages[session.forgotten : -1]]
+    assert session.dropped in (2, 4) and len(session.messages) == 6
+    kept = [*session.transcript()[:1], *session.messages[session.dropped : -1]]
     assert answer == greedy_answer(peer, model, kept)
 
 

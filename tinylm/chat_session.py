@@ -20,9 +20,9 @@ class ChatSession:
     """A conversation with a decoder, in which each question and answer is kept.
 
     format: its chat template. config: of the answers; the seed of answer number n is `config.seed` + n.
-    system: the system message before all others; `None` for what the template has by default.
-    messages: the questions and answers so far, the oldest first. forgotten: how many of the oldest no longer fit the
-        context, and are left out of what the model reads. finish_reason: of the last answer; see `Sample`.
+    system: the system message; `None` for the default of the template.
+    messages: the questions and answers so far, the oldest first. dropped: how many of the oldest no longer fit the
+        context, and are not part of the prompt. finish_reason: of the last answer; see `Sample`.
     """
 
     model: Model
@@ -31,20 +31,20 @@ class ChatSession:
     speed: SpeedConfig = SpeedConfig()  # noqa: RUF009, frozen
     system: str | None = None
     messages: list[Message] = field(default_factory=list)
-    forgotten: int = 0
+    dropped: int = 0
     finish_reason: str = ""
 
     def ask(self, question: str) -> Generator[str]:
-        """Yield the answer to a question in chunks. What was yielded becomes the answer, also if the iteration stops.
+        """Yield the answer to a question in chunks. If the iteration stops early, the chunks so far are the answer.
 
         Raises UsageError, without a change of the conversation, for a question that the template refuses, has unknown
         characters, or does not fit the context.
         """
         user = {"role": "user", "content": question}
-        prompt, forgotten = self._encode([*self.messages, user])
-        return self._answer(user, prompt, forgotten)
+        prompt, dropped = self._encode([*self.messages, user])
+        return self._answer(user, prompt, dropped)
 
-    def _answer(self, user: Message, prompt: EncodedPrompt, forgotten: int) -> Generator[str]:
+    def _answer(self, user: Message, prompt: EncodedPrompt, dropped: int) -> Generator[str]:
         parts: list[str] = []
         self.finish_reason = "length"
         answer = self.model.continue_encoded(prompt, self.config, self.speed, first_stream=len(self.messages))
@@ -55,12 +55,12 @@ class ChatSession:
             self.finish_reason = answer.samples[0].finish_reason
         finally:
             self.messages += [user, {"role": "assistant", "content": "".join(parts)}]
-            self.forgotten = forgotten
+            self.dropped = dropped
 
     def reset(self) -> None:
-        """Forget all questions and answers, but not the system message."""
+        """Delete all questions and answers, but not the system message."""
         self.messages.clear()
-        self.forgotten = 0
+        self.dropped = 0
 
     def transcript(self) -> list[Message]:
         """All messages, the system message first."""
@@ -72,16 +72,16 @@ class ChatSession:
     def _encode(self, messages: list[Message]) -> tuple[EncodedPrompt, int]:
         """The prompt for the next answer, and how many of the oldest messages had to be left out of it.
 
-        An answer has room for `max_tokens`, or a quarter of the context if that is less. Questions leave together with
-        their answers.
+        `max_tokens`, or at most a quarter of the context, are reserved for the answer. A question is dropped together
+        with its answer.
         """
         context = self.model.context
         room = min(self.config.max_tokens, context // 4)
-        for forgotten in range(self.forgotten, len(messages), 2):
-            kept = Conversation((*self._system_messages(), *messages[forgotten:]), location="The question")
+        for dropped in range(self.dropped, len(messages), 2):
+            kept = Conversation((*self._system_messages(), *messages[dropped:]), location="The question")
             prompt = encode_conversation(kept, self.format, self.model.tokenizer)
             if len(prompt.ids) + room <= context:
-                return prompt, forgotten
+                return prompt, dropped
         raise UsageError(
             f"The question has {len(prompt.ids)} tokens with the chat template, and the context of {context} has room "
             f"for {context - room} beside the answer; shorten it."

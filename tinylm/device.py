@@ -69,8 +69,8 @@ def choose_training_dtype(wanted: str, device: str, matmul_rate: Callable[[str],
 
 
 def choose_inference_dtype(wanted: str, device: str, weights: torch.dtype = torch.float32) -> Choice:
-    """The number format: fp32, bf16 or fp16. `auto` is that of 16-bit weights; of fp32 weights, bf16 on CUDA devices
-    with bf16 instructions, else fp32.
+    """The number format: fp32, bf16 or fp16. For 16-bit weights, `auto` is their format. For fp32 weights, it is bf16
+    on CUDA devices with bf16 instructions, else fp32.
 
     Raises UsageError for an unknown format.
     """

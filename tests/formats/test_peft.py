@@ -188,8 +188,8 @@ def test_a_config_that_is_too_large_is_refused(folder: Path) -> None:
         ({f"{Q}.lora_magnitude_vector": torch.zeros(32)}, "a variant of LoRA"),
         ({f"{Q}.lora_embedding_A": torch.zeros(3, 32)}, "the tensors of .* are not lora_A"),
         ({"lm_head.lora_A.weight": torch.zeros(3, 32)}, "has no name of PEFT"),
-        ({"base_model.model.x.lora_A.weight": torch.zeros(3, 32)}, "adapts x, which is no matrix"),
-        ({"base_model.model.model.norm.lora_A.weight": torch.zeros(3, 32)}, "which is no matrix"),
+        ({"base_model.model.x.lora_A.weight": torch.zeros(3, 32)}, "adapts x, which is not a matrix"),
+        ({"base_model.model.model.norm.lora_A.weight": torch.zeros(3, 32)}, "which is not a matrix"),
         ({"base_model.model.score.weight": torch.zeros(2, 32)}, r"tensor score\.weight, for which"),
         ({f"{Q}.base_layer.bias": torch.zeros(32)}, "for which"),
         ({"base_model.model.model.norm.weight": torch.zeros(31)}, r"norm\.weight has the shape"),
@@ -218,7 +218,7 @@ def test_stacked_experts_of_other_shapes_or_parameters_are_refused(made: dict[st
     refused(folder, "lora_A has the shape|is empty", "mixtral")
     folder = copied(made["mixtral"], tmp_path / "other")
     edit_json(folder / CONFIG, target_parameters=["down_proj"])
-    refused(folder, "which is no matrix of the base model", "mixtral")
+    refused(folder, "which is not a matrix of the base model", "mixtral")
 
 
 def test_a_pickle_is_never_opened(folder: Path) -> None:

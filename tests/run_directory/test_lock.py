@@ -61,7 +61,7 @@ def test_a_run_locked_by_another_process_is_a_usage_error(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["", "..", "."])
 def test_a_path_without_a_name_is_a_usage_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="is not a name for a new directory"), lock_run(Path(name)):
+    with pytest.raises(UsageError, match="cannot be the name of a run directory"), lock_run(Path(name)):
         pass
 
 

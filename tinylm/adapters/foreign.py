@@ -19,7 +19,7 @@ from tinylm.formats.peft import EMBEDDING, OUTPUT, ForeignAdapter, LowRank
 from tinylm.model.linear import Linear
 from tinylm.model.stack import Transformer
 
-# Relative difference of the base's weights from those that PEFT saved: that of a conversion to bf16.
+# Largest relative difference between the base's weights and the copies that PEFT saved; allows conversion to bf16.
 STORED_TOLERANCE = 2**-7
 
 
@@ -34,8 +34,8 @@ def family_of(config: RunConfig) -> Family:
 def add_foreign_adapter(model: Transformer, adapter: ForeignAdapter, path: Path) -> dict[str, Adapter]:
     """Freeze the model and put an adapter of PEFT on it, in place. Returns the new layers by name.
 
-    A tied output layer gets a matrix of its own (`Transformer.output`) if the adapter changes it in another way than
-    the embedding. PEFT's adapters do: a LoRA of the embedding leaves the output layer as it was.
+    A tied output layer is untied (it becomes `Transformer.output`) if the adapter does not change it in the same way as
+    the embedding. This is usual in PEFT, where a LoRA of the embedding does not change the output layer.
 
     path: of the adapter, for messages. Raises TinyLMError if the adapter belongs to another base model, and UsageError
     if it cannot be combined with those that the model has.
@@ -115,9 +115,9 @@ def _untie(model: Transformer, path: Path) -> None:
 
 
 def require_tied(model: Transformer, config: RunConfig, path: Path) -> None:
-    """Raise UsageError if an adapter that the model has gave it an output layer of its own.
+    """Raise UsageError if an adapter of PEFT has untied the output layer of a model that `config` describes as tied.
 
-    An adapter of tinylm on a tied embedding would then no longer change the output layer. path: of that adapter.
+    An adapter of tinylm at `path`, trained on the tied embedding, would then not change the output layer.
     """
     if config.model.tie and model.output is not None:
         raise _not_combinable(path)

@@ -1,4 +1,4 @@
-"""Merging a LoRA adapter into its base model, and undoing that: the result is the run of a plain model."""
+"""Merge a LoRA adapter into its base model, or undo a merge. Both write a run without adapters."""
 
 import copy
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ def merge_adapter(
     """Write a run with the adapter merged into its base; with `undo`, one with the adapter subtracted from `model`.
 
     adapter: a LoRA of tinylm or PEFT
-    model: the base, where it is not beside the adapter or under checkpoints/; with `undo`, the merged model
+    model: the base, by default the one beside the adapter or under checkpoints/; with `undo`, the merged model
     force: replace an existing run at `out`
 
     Raises NotMergeableError for an adapter that is not a LoRA, UsageError for models and paths that do not fit, and
@@ -60,7 +60,7 @@ def merge_adapter(
     config = None if is_adapter_folder(adapter) else read_adapter_config(adapter)[1]
     model = model if model or undo or config is None else find_base_model(adapter, config)
     if any(out.resolve() == source.resolve() for source in (adapter, model) if source is not None):
-        raise UsageError(f"{out} is read here and never overwritten; choose another folder with `out`.")
+        raise UsageError(f"{out} is read here and never overwritten; choose another `out`.")
     with reserve(out, force):
         source = _Source.of(adapter, config)
         merged = _subtract(source, model) if undo else _add(source, model)
@@ -115,9 +115,10 @@ class _Source:
 
 @dataclass(frozen=True)
 class _History:
-    """The digests of the adapters merged into some weights, in order; `steps` are those of the base and of each.
+    """The adapters that were merged into some weights.
 
-    `steps` is empty where they were not recorded.
+    digests: of the adapters, in the order of the merges. steps: of the base and of each adapter; empty if a step was
+        not recorded.
     """
 
     digests: tuple[str, ...]
@@ -125,7 +126,7 @@ class _History:
 
     @classmethod
     def of(cls, config: RunConfig, step: int) -> Self:
-        """`step` is that of the weights, which are the base's where nothing was merged."""
+        """The history of the weights of a run. step: of the weights, used if nothing was merged into them."""
         steps = config.merged_steps or (() if config.merged or config.unmerged_digest else (step,))
         return cls(config.merged, steps if len(steps) == len(config.merged) + 1 else ())
 

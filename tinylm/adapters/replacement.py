@@ -1,4 +1,4 @@
-"""Whole parameters that an adapter brings instead of those of its base, as PEFT's `modules_to_save` and `bias`."""
+"""Adapters that replace whole parameters of the base model, as `modules_to_save` and `bias` of PEFT do."""
 
 import copy
 from collections.abc import Mapping
@@ -11,11 +11,10 @@ from tinylm.adapters.adapter import Adapter
 
 
 class Replacement(Adapter):
-    """f(x) + s (f'(x) - f0(x)): f is the module `base`, f0 is it without adapters, f' is f0 with other parameters, and
-    s is `adapter_scale`.
+    """f(x) + s (f'(x) - f0(x)) with s = `adapter_scale`.
 
-    The parameters of these modules (linear layers, norms, embeddings) are factors and summands of the output, so that
-    several adapters on one module add up.
+    f is `base`, f0 is the module below all adapters, and f' is f0 with the new parameters. Linear layers, norms and
+    embeddings are linear in their parameters, so the updates of several adapters on one module add up.
     """
 
     def __init__(self, base: nn.Module, parameters: Mapping[str, Tensor]) -> None:
@@ -36,7 +35,7 @@ class Replacement(Adapter):
         return module
 
     def forward(self, x: Tensor) -> Tensor:
-        """The shapes of the base module."""
+        """The shapes are those of the base module."""
         if not self.adapter_scale:
             return self.base(x)
         plain = self._plain()
@@ -46,7 +45,7 @@ class Replacement(Adapter):
 
     @property
     def weight(self) -> Tensor:
-        """The weight with all adapters on it."""
+        """The weight with the updates of all adapters."""
         weight: Any = self.base.weight
         if not self.adapter_scale or "weight" not in self.names:
             return weight
@@ -62,7 +61,7 @@ class Replacement(Adapter):
         return self._plain().num_embeddings  # type: ignore[return-value]
 
     def merged(self) -> nn.Module:
-        """The plain module with the parameters of this adapter at its scale. `base` must have no other adapter."""
+        """The module below this adapter, with its update merged at `adapter_scale`. It must be the only adapter."""
         plain = self._plain()
         assert self.base is plain
         with torch.no_grad():

@@ -25,7 +25,7 @@ HELP = """\
 /reset         begin a new conversation
 /save FILE     append the conversation to FILE, as a line of JSONL for fine-tuning
 /exit          end, as Ctrl-D does
-A line that ends in \\ goes on in the next one. Ctrl-C stops an answer."""
+A line that ends in \\ continues on the next line. Ctrl-C stops an answer."""
 
 EXAMPLES = """Examples:
 
@@ -149,7 +149,7 @@ def _next_line() -> str:
 
 
 def _print_answer(session: "ChatSession", question: str, console: Console) -> None:
-    forgotten = session.forgotten
+    dropped = session.dropped
     answer = session.ask(question)
     parts: list[str] = []
     with _ctrl_c_stops() as stopped, contextlib.closing(answer):
@@ -163,8 +163,8 @@ def _print_answer(session: "ChatSession", question: str, console: Console) -> No
         console.record({"role": "assistant", "content": "".join(parts), "finish_reason": session.finish_reason})
     else:
         console.result("")
-    if session.forgotten > forgotten:
-        console.note(f"The oldest {session.forgotten} messages no longer fit the context and were left out.")
+    if session.dropped > dropped:
+        console.note(f"The oldest {session.dropped} messages no longer fit the context and were left out.")
     if session.finish_reason == "length" and not stopped:
         console.note(f"The answer was cut off after {session.config.max_tokens} tokens; --max-tokens allows more.")
 

@@ -48,7 +48,7 @@ class DecoderOptions:
 
 @dataclass(frozen=True)
 class BleuOptions:
-    """An option for encoder-decoders only, as those of beam search are."""
+    """An option for encoder-decoders only."""
 
     bleu_tokenize: Annotated[
         str | None,
@@ -94,8 +94,8 @@ def evaluate_model(
 ) -> None:
     """Evaluate a model on a text: loss, perplexity and other metrics.
 
-    Decoders: each token except the first is scored once; of conversations, the answers are. Encoders: loss and accuracy
-    on masked tokens. Encoder-decoders: also exact matches, BLEU and chrF of the generated targets.
+    Decoders: each token of a text except the first is scored once; in conversations, the answers are scored. Encoders:
+    loss and accuracy on masked tokens. Encoder-decoders: also exact matches, BLEU and chrF of the generated targets.
     """
     from tinylm.loaded_model import load
 

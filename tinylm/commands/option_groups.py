@@ -27,8 +27,8 @@ def with_option_groups(command: Command) -> Command:
     """Decorator of every command: replaces each parameter that is an option group by one option per field.
 
     Before the command runs, numbers are checked against their ranges, and the values are collected into the groups. A
-    group's field of type typer.Context gets the context. Errors of the library are completed: settings are shown as
-    flags, the next command to run is named, and the environment variable or file that a wrong value comes from.
+    group's field of type typer.Context gets the context. In messages of library errors, settings are replaced by flags.
+    The next command to run is appended, and the environment variable or file that a wrong value comes from.
     """
     hints = typing.get_type_hints(command, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
@@ -106,7 +106,7 @@ def non_default_options(*groups: Any) -> dict[str, Any]:
 def reject_fixed_options(ctx: typer.Context, fixing: str, *groups: Any) -> None:
     """Raises UsageError if an option of the groups is on the command line together with the flag `fixing`.
 
-    Values from environment variables and the --config file are no error, since they apply to every run.
+    Values from environment variables and the --config file are not errors, since they apply to every run.
     """
     flags = [
         _flag_of(ctx, field.name, getattr(group, field.name))

@@ -1,4 +1,4 @@
-"""How an option is declared, and the options that most commands share."""
+"""The declaration of options, and the options that most commands share."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -119,7 +119,7 @@ class TextOptions:
     format: Annotated[
         str,
         option(
-            "Format of the texts; auto goes by file names, lines is one document per line (default: auto).",
+            "Format of the texts; auto decides by file name, lines is one document per line (default: auto).",
             Panel.DATA,
             one_of(["auto", "text", "jsonl", "lines", "pairs", "chat"]),
         ),
@@ -130,7 +130,7 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """How conversations become text of which a part is scored."""
+    """How conversations are rendered, and which parts are scored."""
 
     chat_template: Annotated[
         str | None,

@@ -123,7 +123,7 @@ def sample(
 
 
 def read_prompts(options: PromptOptions, config: "GenerationConfig") -> "list[Prompt]":
-    """The prompts from --prompt, --prompt-file or standard input. `config` has the settings that a line does not set.
+    """The prompts from --prompt, --prompt-file or standard input. `config` has the default settings of all prompts.
 
     Raises UsageError for a file that cannot be read or is invalid, and for text that looks like JSONL without
     --format.

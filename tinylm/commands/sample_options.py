@@ -243,7 +243,7 @@ class SampleOptions:
     seed: SampleSeedOptions
 
     def generation_config(self, seed: int) -> "GenerationConfig":
-        """The settings for prompts whose line sets none of its own. Raises UsageError for an invalid value."""
+        """The default settings of all prompts. Raises UsageError for an invalid value."""
         from tinylm.generation.generation_config import GenerationConfig
 
         length = self.length

@@ -320,7 +320,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class NewAdapterOptions:
-    """Where a new adapter is written, and whether it is trained at all."""
+    """Where a new adapter is written, and --dry-run."""
 
     out: Annotated[
         Path | None,

@@ -86,7 +86,7 @@ def _extend_histories(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Extend the history of every character by the character `length` positions before it.
 
-    The first `length` characters have no such history; -1 stands for it until all are ranked.
+    The first `length` characters have no such history, and get the placeholder -1 in the ranking.
     """
 
     def extend(symbols: np.ndarray, history: np.ndarray) -> np.ndarray:

@@ -52,7 +52,7 @@ def masked_loss_and_accuracy(
         logits = model.logits(output.hidden[batch.mask])  # (N, V)
         precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
         total = F.cross_entropy(precise, targets, reduction="sum")
-        # Counted last: a batch that runs out of memory before is computed again, and must not be counted twice.
+        # Counted last: a batch that runs out of memory above is repeated in parts, and must not be counted twice.
         correct += int((logits.argmax(dim=-1) == targets).sum())
         return Loss(total, batch.n_targets, output.aux)
 

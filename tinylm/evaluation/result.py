@@ -14,7 +14,7 @@ class Evaluation:
     accuracy: fraction of the masked tokens that have the largest logit. Encoders only.
     exact_match, bleu, chrf: agreement of the targets found by beam search with the references: fraction of equal ones,
         and sacrebleu's BLEU and chrF (`None` without sacrebleu). Encoder-decoders only.
-    tokens: number of tokens that the loss is a mean over. characters, bytes, pairs: size of the text.
+    tokens: number of scored tokens. characters, bytes, pairs: size of the text.
     baselines: bits per byte of other models, by name. Decoders only.
     """
 

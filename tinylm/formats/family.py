@@ -38,10 +38,10 @@ Source = Mapping[str, Tensor | LazyTensor]
 
 
 class Rule:
-    """A foreign module, and the tinylm module with its parameters, or the modules that it fuses.
+    """The correspondence of a foreign module to one tinylm module or, if its weight is fused, to several.
 
-    The names contain {layer} and {expert}. A fused weight has the rows of the first module, then those of the second
-    and so on; `interleaved`: the rows of each head's query, key and value follow each other instead (GPT-NeoX).
+    The names contain {layer} and {expert}. A fused weight is the concatenation of the modules' rows. interleaved: it
+    has the rows of query, key and value of the first head, then those of the second head and so on (GPT-NeoX).
     transposed: the weight is stored as (in, out), as by GPT-2's Conv1D.
     """
 
@@ -76,10 +76,10 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class StackedExperts:
-    """The modules of a mixture of experts in transformers 5, whose files have a module per expert: `Family.stacked`.
+    """The modules of a mixture of experts in transformers 5, which stack the experts; its files do not.
 
-    router, experts: names of its modules, with {layer}. parameters: those of `experts`, each (experts, out, in), in the
-    order of their definition, with the projections of an expert that they fuse.
+    router, experts: names of the modules, with {layer}. parameters: the parameters of `experts`, each (experts, out,
+    in), in the order of their definition, and for each of them the projections of an expert that it fuses.
     """
 
     router: str
@@ -95,13 +95,13 @@ class Family:
     """A model family.
 
     name: `model_type` of its config.json; architecture: its class for causal language models in transformers.
-    read_config: fields of ModelConfig from a config. write_config: the fields of a config.json from a ModelConfig
-        without open choices (see `resolve`); settings that the family cannot represent are left out.
+    read_config: fields of ModelConfig from a config. write_config: the fields of a config.json from a ModelConfig with
+        all defaults filled in (see `family_choice.resolve`); settings that the family cannot represent are left out.
     prefix: of the names of the base model's tensors; some files lack it.
     without_effect: fields of its config that do not change the logits; unused_tensors: regular expressions of the
         names of buffers that are computed from the config.
-    stacked: the other names of experts and router, which adapters trained with transformers 5 have.
-    renamed: foreign modules that recent versions of transformers have under another name than its files.
+    stacked: the names of experts and router in adapters that were trained with transformers 5.
+    renamed: modules whose name in recent versions of transformers differs from their name in files.
     """
 
     name: str
@@ -129,7 +129,7 @@ class Family:
             raise ValueError(f"its architectures are {str(value)[:100]}; tinylm reads {self.architecture}")
 
     def modules(self, config: ModelConfig) -> Iterator[tuple[Rule, str, tuple[str, ...]]]:
-        """Each rule with the names of a foreign module and of its counterparts, for every layer and expert."""
+        """Yield each rule for every layer and expert: the name of the foreign module, and those of tinylm's modules."""
         for rule in self.rules:
             for layer in range(config.layers if "{layer}" in rule.foreign else 1):
                 for expert in range(config.experts if "{expert}" in rule.foreign else 1):
@@ -200,9 +200,11 @@ def convert_tensors(family: Family, config: ModelConfig, tensors: Source) -> Con
 
     Raises ValueError for a tensor that is missing, unknown, or of another shape or dtype than expected.
     """
-    bare = not any(name.startswith(family.prefix) for name in tensors)  # saved from the base model
-    outside = tuple(f"{rule.foreign}." for rule in family.rules if not rule.foreign.startswith(family.prefix))
-    names = {name: family.prefix + name if bare and not name.startswith(outside) else name for name in tensors}
+    lacks_prefix = not any(name.startswith(family.prefix) for name in tensors)  # saved from the base model
+    unprefixed = tuple(f"{rule.foreign}." for rule in family.rules if not rule.foreign.startswith(family.prefix))
+    names = {
+        name: family.prefix + name if lacks_prefix and not name.startswith(unprefixed) else name for name in tensors
+    }
     sources = {names[name]: tensor for name, tensor in tensors.items()}
     parameters = family.parameters(config)
     for parameter in parameters:

@@ -12,9 +12,9 @@ from tinylm.validation import describe_value
 
 
 def resolve(config: ModelConfig) -> ModelConfig:
-    """The configuration with defaults written out, and without what does not change the logits.
+    """The configuration with all defaults filled in, and with neutral values in fields that do not change the logits.
 
-    Two models with equal weights compute the same if these are equal.
+    Two models with equal weights compute the same logits if their resolved configurations are equal.
     """
     epsilon = {"rmsnorm": 1e-6, "layernorm": 1e-5}.get(config.norm)
     multiplier = _given(config.attention_multiplier, config.head_dim**-0.5) if config.attention_scale else 1.0
@@ -74,7 +74,7 @@ def choose_family(config: ModelConfig, preferred: str | None = None) -> Family:
     )
 
 
-# The setting that decides a field of `resolve` where the field is not given.
+# For a field that `resolve` fills in, the setting that determines its value.
 _DECIDED_BY = {
     "qkv_bias": "bias",
     "output_bias": "bias",
@@ -84,12 +84,12 @@ _DECIDED_BY = {
     "norm_epsilon": "norm",
     "normalise_top_k": "experts_per_token",
 }
-# Fields that are not named beside the setting that they belong to.
+# Fields that messages leave out if they name the setting that the field belongs to.
 _PARTS = {"experts_per_token": "experts", "normalise_top_k": "experts", "local_layers": "local_window"}
 
 
 def _differences(family: Family, config: ModelConfig) -> list[str]:
-    """The settings of a model that are lost by writing it as this family and reading it again, without repetition."""
+    """The settings of a model that are lost if its config is written as this family and read again, each once."""
     wanted = resolve(config)
     try:
         found = resolve(family.config(family.write_config(wanted)))

@@ -65,8 +65,9 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 
 
 class ForeignConfig:
-    """The values of a config file, named `file`. A missing or null field has its default, unless the method says
-    otherwise.
+    """The values of a config file. Unless a method says otherwise, a missing or null field has its default.
+
+    file: the name of the file, for messages.
     """
 
     def __init__(self, values: Mapping[str, Any], file: str = "config.json") -> None:
@@ -75,7 +76,7 @@ class ForeignConfig:
         self._read: set[str] = set()
 
     def value(self, name: str) -> Any:
-        """The value of a field as it is; `None` for a missing field."""
+        """The unchecked value of a field; `None` for a missing field."""
         self._read.add(name)
         return self._values.get(name)
 
@@ -108,7 +109,7 @@ class ForeignConfig:
         return value
 
     def choice(self, name: str, choices: Mapping[str, T], default: str) -> T:
-        """What `choices` has for the value. Raises ValueError for a value that it does not have."""
+        """The entry of `choices` for the value. Raises ValueError for a value that is not a key of `choices`."""
         value = self._given(name, default)
         if not isinstance(value, str) or value not in choices:
             raise ValueError(self._wrong(name, value, f"one of {', '.join(choices)}"))

@@ -60,8 +60,8 @@ class Architecture:
     """A value of general.architecture. families: `model_type` of the models that are stored as this architecture.
 
     read_config: a config.json of Hugging Face from the metadata. extra_metadata: what `write_metadata` adds to the
-        metadata that all architectures have. ignores_windows: llama.cpp computes full attention in all layers, also
-        where the file has a sliding window.
+        metadata of every architecture. ignores_windows: llama.cpp computes full attention in all layers, even if the
+        file has a sliding window.
     """
 
     name: str
@@ -71,9 +71,9 @@ class Architecture:
     ignores_windows: bool = False
 
     def write_metadata(self, config: ModelConfig) -> Values:
-        """The metadata of a model without open choices (families.resolve), by keys with this architecture's prefix.
+        """The metadata of a resolved configuration (family_choice.resolve), by keys with this architecture's prefix.
 
-        What it cannot express is found by reading it again (gguf_writer.py).
+        Settings that it cannot represent are lost; gguf_writer.py detects them by reading the metadata again.
         """
         values = _common_metadata(config) | self.extra_metadata(config)
         return {f"{self.name}.{key}": value for key, value in values.items()}
@@ -97,7 +97,7 @@ class ConfigReader:
         self.load: Callable[[str], Tensor] = load
 
     def key(self, name: str) -> str:
-        """The key as it is in the file."""
+        """The key with its prefix."""
         return self._prefix + name
 
     def has(self, name: str) -> bool:
@@ -150,7 +150,7 @@ class ConfigReader:
 
 
 def _size(reader: ConfigReader) -> dict[str, int]:
-    """What every architecture states: vocab_size, layers, width, heads and so on, under neutral names."""
+    """The sizes that every architecture has, under tinylm's names: vocab_size, layers, width, heads and others."""
     embedding = reader.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ValueError("it lacks the tensor token_embd.weight, a matrix")
@@ -356,7 +356,7 @@ def llama3_factors(scaling: RopeScaling, theta: float, head_dim: int) -> Tensor:
 
 
 def _llama3_scaling(reader: ConfigReader, config: dict[str, Any]) -> dict[str, Any] | None:
-    """The parameters from which the divisors in the file were computed, found again."""
+    """The scaling parameters, reconstructed from the divisors in the file."""
     if ROPE_FACTORS not in reader.tensors:
         return None
     theta, head_dim = config["rope_theta"], config["head_dim"]

@@ -93,7 +93,7 @@ _OTHER_TYPES = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor of the file. shape: as torch has it, rows first. offset: of its first byte in the file."""
+    """A tensor of the file. shape: in torch's order, rows first. offset: of its first byte in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -132,7 +132,7 @@ class Metadata:
         return sorted(key for key in self._values.keys() - self._read if key.startswith(prefix))
 
     def ignore(self, *keys: str) -> None:
-        """Count these keys as read."""
+        """Mark these keys as read."""
         self._read.update(keys)
 
     def integer(self, key: str, default: Any = _REQUIRED, low: int = 1, high: int = MAX_INTEGER) -> Any:
@@ -175,7 +175,7 @@ class Metadata:
         return self.integer(key, default)
 
     def require(self, key: str, *allowed: Any) -> None:
-        """Raise ValueError if the key is there with a value other than those allowed."""
+        """Raise ValueError if the key exists and its value is not allowed."""
         if key not in self._values:
             return
         self._read.add(key)

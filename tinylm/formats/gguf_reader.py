@@ -1,6 +1,6 @@
-"""GGUF files, read: the model becomes a config and tensors with Hugging Face's names, and then one of tinylm's.
+"""Read GGUF files: first as a config and tensors with Hugging Face's names, then as a model of tinylm.
 
-The file may come from a stranger; its header is checked before anything else is read (gguf_header.py).
+The file is untrusted; its header is checked before anything else is read (gguf_header.py).
 """
 
 import mmap
@@ -107,7 +107,7 @@ def read_config(
 
 
 class StoredTensor:
-    """A tensor of Hugging Face's model in a mapped file (a LazyTensor). expert: its index in one of all experts."""
+    """A tensor of Hugging Face's model in a mapped file (a LazyTensor). expert: its index, if experts are stacked."""
 
     def __init__(self, data: mmap.mmap, info: TensorInfo, change: Change, heads: int, expert: int | None) -> None:
         self._data, self._info, self._change, self._heads, self._expert = data, info, change, heads, expert
@@ -125,12 +125,12 @@ class StoredTensor:
             raise ValueError(f"its tensor {name} has {shape[0]} rows, which {self._heads} heads cannot share")
 
     def load(self) -> Tensor:
-        """The tensor: part of the mapped file where that has the same order and type of numbers, otherwise a copy."""
+        """The tensor: a view of the mapped file if order and type of the numbers are the same, otherwise a copy."""
         return self._change.read(load_tensor(self._data, self._info, self._expert), self._heads)
 
 
 def load_tensor(data: mmap.mmap, info: TensorInfo, index: int | None = None) -> Tensor:
-    """A tensor of the file, as it is stored; with an index, that part of its first dimension.
+    """A tensor in the layout of the file; with `index`, that entry of its first dimension.
 
     Floating-point types are mapped, quantized ones become float32.
     """

@@ -1,4 +1,4 @@
-"""The tensors of GGUF files: by which names and in which arrangement they are those of Hugging Face's models."""
+"""The names and layouts of the tensors in GGUF files, compared with those of Hugging Face's models."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -7,10 +7,11 @@ from torch import Tensor
 
 
 class Change(NamedTuple):
-    """How a tensor of Hugging Face is arranged in a GGUF file.
+    """The conversion between the layout of a tensor in a GGUF file and in Hugging Face's model.
 
-    heads: the field of the config with the number of heads, where both ways need it. transposes: whether it exchanges
-    rows and columns. fused: whether the tensor holds queries, keys and values.
+    read, write: convert from and to the layout of the file, given the number of heads. heads: the config field with
+    that number, if it is needed. transposes: whether rows and columns are exchanged. fused: whether the tensor holds
+    queries, keys and values.
     """
 
     read: Callable[[Tensor, int], Tensor]
@@ -39,7 +40,9 @@ def _separate(tensor: Tensor, heads: int) -> Tensor:
 SAME = Change(lambda tensor, _: tensor, lambda tensor, _: tensor)
 TRANSPOSED = Change(lambda tensor, _: tensor.T, lambda tensor, _: tensor.T, transposes=True)
 UNIT_OFFSET = Change(lambda tensor, _: tensor - 1, lambda tensor, _: tensor + 1)
-QUERY = Change(_unpermute, _permute, "num_attention_heads")  # llama rotates neighbours, Hugging Face two halves
+QUERY = Change(
+    _unpermute, _permute, "num_attention_heads"
+)  # llama.cpp's RoPE rotates adjacent features, Hugging Face's the two halves
 KEY = Change(_unpermute, _permute, "num_key_value_heads")
 INTERLEAVED = Change(_interleave, _separate, "num_attention_heads", fused=True)
 
@@ -56,7 +59,7 @@ class TensorRule(NamedTuple):
 
 
 class TensorPlace(NamedTuple):
-    """A tensor of Hugging Face's model: where it is stored and, if that holds all experts, which of them it is."""
+    """A tensor of Hugging Face's model, and its place in a file. expert: its index if it is stored with all experts."""
 
     stored: str
     foreign: str

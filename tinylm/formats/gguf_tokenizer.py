@@ -27,7 +27,7 @@ SPACE = "\u2581"  # stands for a space in SentencePiece's tokens
 MAX_PIECE = 256  # characters of a token of SentencePiece, whose default is 16
 MAX_PIECES = 1 << 23  # characters of all of them
 
-# Tokens at which llama.cpp ends a text wherever a vocabulary has them as control tokens.
+# If one of these is a control token of the vocabulary, llama.cpp ends the generation at it.
 END_TOKENS = frozenset(
     {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>", "</s>"}
 )
@@ -78,7 +78,7 @@ _NFC = {"type": "NFC"}
 
 
 class PreTokenizer(NamedTuple):
-    """A value of tokenizer.ggml.pre. normalizer: of the tokenizers it stands for, which llama.cpp leaves out."""
+    """A value of tokenizer.ggml.pre. normalizer: that of the original tokenizers, which llama.cpp does not apply."""
 
     steps: tuple[dict[str, Any], ...]
     normalizer: dict[str, Any] | None = None
@@ -117,7 +117,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         )
     ),
 }
-# Of files from before the key existed, where the family leaves no doubt.
+# The value for older files without this key, for families that use only one pre-tokenizer.
 _PRE_OF_FAMILY = {"gpt2": "gpt-2", **dict.fromkeys(("qwen2", "qwen3", "qwen3_moe"), "qwen2")}
 
 
@@ -198,7 +198,7 @@ def _byte_level(metadata: Metadata, vocabulary: _Vocabulary, pre: str) -> Tokeni
 
 
 def _ids(vocabulary: _Vocabulary) -> dict[str, int]:
-    """The ids of all tokens but those that are unused: padding of the embedding, which is never sampled."""
+    """The ids of all tokens except unused ones, which pad the embedding and are never sampled."""
     pairs = zip(*vocabulary, strict=True)
     return {token: i for i, (token, kind) in enumerate(pairs) if kind != UNUSED and token}
 
@@ -211,9 +211,10 @@ def _split_merge(merge: str) -> list[str]:
 
 
 def _single_characters(vocabulary: _Vocabulary) -> dict[str, int]:
-    """The ids of a character tokenizer of tinylm, special tokens included; empty if it is none.
+    """The ids of a character tokenizer of tinylm, with special tokens; empty for any other tokenizer.
 
-    Its merges join the UTF-8 bytes of a character, by steps that are no tokens, which `tokenizers` does not allow.
+    It needs this function because its merges join the UTF-8 bytes of a character, and their intermediate results are
+    not tokens, which `tokenizers` does not allow.
     """
     byte_of = dict(byte_alphabet())
     characters: dict[str, int] = {}
@@ -230,7 +231,7 @@ def _single_characters(vocabulary: _Vocabulary) -> dict[str, int]:
 
 
 def _sentencepiece(metadata: Metadata, vocabulary: _Vocabulary) -> TokenizerSpec:
-    """BPE with scores and byte fallback, as SentencePiece and llama.cpp have it."""
+    """BPE with scores and byte fallback, as in SentencePiece and llama.cpp."""
     scores = metadata.numbers(PREFIX + "scores")
     if len(scores) != len(vocabulary.tokens) or not np.isfinite(scores).all():
         raise ValueError(f"its {PREFIX}scores does not have one finite number per token")
@@ -303,7 +304,7 @@ def _read_special(metadata: Metadata, vocabulary: _Vocabulary, adds_bos: bool) -
 
 
 def _added_tokens(vocabulary: _Vocabulary, special: SpecialTokens) -> list[dict[str, Any]]:
-    """Control tokens, which text never becomes, and tokens of the user, which are found in text before all others."""
+    """Control tokens, which text is never encoded as, and user-defined tokens, which are matched before all others."""
     named = {special.end_of_text, special.bos, special.pad, *special.eos}
     return [
         {"id": i, "content": token, "special": is_special}
@@ -328,7 +329,7 @@ def write_tokenizer(
     if model["type"] != "BPE" or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         raise ValueError(f"it is a {model['type']} model; GGUF has BPE of bytes, and SentencePiece's BPE")
     if any(token[flag] for token in spec["added_tokens"] for flag in ("single_word", "lstrip", "rstrip")):
-        raise ValueError("one of its added tokens takes the spaces around it")
+        raise ValueError("one of its added tokens strips the spaces around it")
     if _is_character_model(spec):
         metadata = _write_characters(spec, vocab_size)
     elif model.get("byte_fallback"):
@@ -351,7 +352,7 @@ def _is_character_model(spec: TokenizerSpec) -> bool:
 def _write_characters(spec: TokenizerSpec, vocab_size: int) -> dict[str, Any]:
     """Characters as byte-level BPE whose merges join the UTF-8 bytes of each character.
 
-    llama.cpp requires a merge. The first of two bytes that UTF-8 never has is one that never applies.
+    llama.cpp requires at least one merge. The first one joins two bytes that UTF-8 does not have, so it never applies.
     """
     letter_of = {byte: letter for letter, byte in byte_alphabet()}
     spelled = {token: "".join(letter_of[byte] for byte in token.encode()) for token in spec["model"]["vocab"]}
@@ -397,7 +398,7 @@ _DEFAULTS = {"add_prefix_space": True, "use_regex": True, "invert": False, "indi
 
 
 def _comparable(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The steps with their defaults and without what changes no id."""
+    """The steps with their defaults filled in, and without fields that do not change ids."""
     defaults = {"ByteLevel": ("add_prefix_space", "use_regex"), "Split": ("invert",), "Digits": ("individual_digits",)}
     return [
         {name: _DEFAULTS[name] for name in defaults.get(step["type"], ())}
@@ -410,7 +411,7 @@ def _write_sentencepiece(spec: TokenizerSpec, vocab_size: int) -> dict[str, Any]
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     normalizers = _steps(spec["normalizer"], "normalizers")
     prefix = normalizers[:1] == [{"type": "Prepend", "prepend": SPACE}]
-    # Gemma's pre-tokenizer splits at spaces, of which the normalizer has left none.
+    # Gemma's pre-tokenizer splits at spaces, which its normalizer has replaced, so it has no effect.
     inert = [{"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}]
     if normalizers[prefix:] != [replace] or _steps(spec["pre_tokenizer"], "pretokenizers") not in ([], inert):
         raise ValueError("its normalizer or its pre-tokenizer is not SentencePiece's")
@@ -432,7 +433,7 @@ def _write_sentencepiece(spec: TokenizerSpec, vocab_size: int) -> dict[str, Any]
 
 
 def _ranks_of_tokens(merges: list[list[str]]) -> dict[str, int]:
-    """The rank of each token that merges produce. Raises ValueError if those of one token have others between them."""
+    """The rank of each token that merges produce. Raises ValueError if the merges of a token are not consecutive."""
     ranks: dict[str, int] = {}
     previous = None
     for first, second in merges:
@@ -470,7 +471,7 @@ def _unused_names(taken: set[str]) -> Iterator[str]:
 
 
 def _write_special(special: SpecialTokens, ids: Mapping[str, int]) -> dict[str, Any]:
-    """The ids of special tokens. llama.cpp takes an ordinary token for a bos or eos that is not given."""
+    """The ids of special tokens. Without an id for bos or eos, llama.cpp would use an ordinary token."""
     end = ids[special.end_of_text]
     values: dict[str, Any] = {
         "eos_token_id": end,

@@ -65,7 +65,7 @@ class _Planned:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Everything that is written: the model as a family, its tensors and the metadata by keys."""
+    """The content of the file: the model, its family, its tensors, and the metadata by keys."""
 
     model: ForeignModel
     config: ModelConfig
@@ -236,13 +236,13 @@ def _value_type(gguf: Any, key: str, value: Any) -> tuple[Any, ...]:
 
 
 def _stored(plan: _Plan, planned: _Planned) -> np.ndarray:
-    """The bytes of a tensor as the file has them."""
+    """The bytes of a tensor in the layout of the file."""
     parts = [_encode(tensor, planned.info) for tensor in _arranged(plan, planned)]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _arranged(plan: _Plan, planned: _Planned) -> Iterator[Tensor]:
-    """The tensors of Hugging Face's model in the arrangement of the file, one after another."""
+    """Yield the tensors of Hugging Face's model in the layout of the file."""
     if not planned.sources:
         yield _rope_factors(plan.config)
     for source in planned.sources:

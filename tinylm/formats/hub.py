@@ -29,7 +29,7 @@ def is_reference(text: str) -> bool:
 
 
 def download(reference: str) -> Path:
-    """The folder of a model of the hub, downloaded unless it is in the cache. HF_HUB_OFFLINE and HF_TOKEN have effect.
+    """The folder of a model of the hub, downloaded unless it is in the cache. Respects HF_HUB_OFFLINE and HF_TOKEN.
 
     Raises UsageError for a reference that is not `hf:OWNER/NAME[@REVISION]`, and TinyLMError for a failed download.
     """
@@ -50,5 +50,5 @@ def download(reference: str) -> Path:
     ) as error:  # those of the network and of the hub
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise TinyLMError(
-            f"Cannot download {reference}: {reason[0][:300]} A folder downloaded elsewhere can be given, too."
+            f"Cannot download {reference}: {reason[0][:300]} A folder downloaded elsewhere can be used as well."
         ) from error

@@ -115,7 +115,7 @@ def _config_fields(family: Family, model: ForeignModel, ids: Mapping[str, int]) 
 
 
 def _dtype_name(tensors: ExportedTensors, dtype: torch.dtype | None) -> str:
-    """The dtype that transformers loads the weights in: of most of them, if they keep their own."""
+    """The dtype in which transformers loads the weights: `dtype`, or else the most frequent one."""
     most = collections.Counter(tensors.dtype(name) for name in tensors).most_common(1)[0][0]
     return DTYPE_NAMES[dtype or most]
 

@@ -36,7 +36,7 @@ def make_modelfile(gguf: Path, model: ForeignModel) -> str:
 
 
 def _template(chat_template: str | None) -> str | None:
-    """ollama's template: the prompt as it is, or ChatML; `None` for any other chat template."""
+    """ollama's template: the unchanged prompt without a chat template, ChatML, or `None` for other chat templates."""
     if chat_template is None:
         return "{{ .Prompt }}"
     return CHATML if CHATML_TURN in chat_template and "<|im_end|>" in chat_template else None

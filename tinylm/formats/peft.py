@@ -1,7 +1,7 @@
 """LoRA adapters in PEFT's format, adapter_config.json and adapter_model.safetensors, for a model of a known family.
 
-A foreign matrix that fuses several of tinylm's, as GPT-2's c_attn, has one adapter. Each of the matrices has all of its
-A, and the rows of its B that belong to the matrix. `peft_writer` does the inverse.
+A foreign matrix that fuses several matrices of tinylm, such as GPT-2's c_attn, has one adapter. Each of tinylm's
+matrices gets all of its A, and those rows of its B that belong to the matrix. `peft_writer` does the inverse.
 """
 
 import collections
@@ -49,8 +49,9 @@ class LowRank:
 class ForeignAdapter:
     """An adapter of PEFT, by tinylm's names.
 
-    updates: by the name of a module. replaced: parameters that are saved whole. stored: parameters of the base that
-    PEFT saved with the adapter. The output layer has entries of its own where the base ties it to the embedding.
+    updates: by the name of a module. replaced: parameters that replace those of the base. stored: parameters of the
+    base that PEFT saved with the adapter. The output layer has its own entries, even if the base ties it to the
+    embedding.
     """
 
     updates: Mapping[str, LowRank]
@@ -120,7 +121,7 @@ def _open_weights(folder: Path) -> dict[str, StoredTensor]:
 
 @dataclass(frozen=True)
 class _Stacked:
-    """A parameter that holds the matrices of all experts of a layer: its name, and those of its projections."""
+    """A parameter with the matrices of all experts of a layer. projections: the names of the matrices that it fuses."""
 
     name: str
     layer: int
@@ -187,7 +188,9 @@ class _Reader:
         stacked = self._stacked.get(module)
         rule, ours = self._matrices.get(self._aliases.get(module, module), (None, ()))
         if rule is None and stacked is None:
-            raise ValueError(f"it adapts {module[:200]}, which is no matrix of the base model ({self._architecture})")
+            raise ValueError(
+                f"it adapts {module[:200]}, which is not a matrix of the base model ({self._architecture})"
+            )
         a_name, b_name = EMBEDDING_PARTS if ours == (EMBEDDING,) else LINEAR_PARTS
         if parts.keys() != {a_name, b_name}:
             raise ValueError(f"the tensors of {module[:200]} are not {a_name} and {b_name}")

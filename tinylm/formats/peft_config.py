@@ -16,7 +16,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 MAX_ENTRIES = 1 << 16  # of a list or of an object in a field
 BIASES = ("none", "all", "lora_only")
 
-# Fields that change the computation, with the values that stand for plain LoRA.
+# Fields that change the computation, with their values for plain LoRA.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "task_type": ("CAUSAL_LM", None),

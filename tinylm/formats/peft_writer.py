@@ -25,7 +25,7 @@ Factors = Mapping[str, tuple[Tensor, Tensor]]  # A (r, in) and B (out, r) of a L
 class PeftAdapter:
     """An adapter in PEFT's format before it is written. tensors, target_modules, ranks: by PEFT's names.
 
-    parts: by the pattern of a module, the number of adapters that one of a larger rank joins.
+    parts: by the pattern of a module, the number of adapters that were concatenated to one of a larger rank.
     """
 
     config: AdapterConfig
@@ -93,7 +93,7 @@ def _named(module: str, parts: tuple[str, str], a: Tensor, b: Tensor) -> dict[st
 
 
 def _fuse(rule: Rule, factors: Sequence[tuple[Tensor, Tensor] | None], heads: int) -> tuple[Tensor, Tensor]:
-    """A with the rows of all, and B with the columns of each in the rows of its outputs, else zero.
+    """Fuse the adapters of fused matrices: A has the rows of all; B has one block per matrix, and zeros elsewhere.
 
     The matrices that a rule fuses have equal shapes.
     """
@@ -178,9 +178,9 @@ def _escape(name: str) -> str:
 
 
 def _target_modules(family: Family, adapter: PeftAdapter) -> list[str]:
-    """The last part of each module's name, or more of it where other modules of the family have the same.
+    """The last part of each module's name, or more parts if that is ambiguous in the family.
 
-    A renamed module has both names, of which each version of transformers has one.
+    Both names of a renamed module are included, since each version of transformers has one of them.
     """
     others = {_suffix(rule).rpartition(".")[2] for rule in family.rules if rule.foreign not in adapter.rules}
     names = (_suffix(rule) for rule in adapter.rules.values())

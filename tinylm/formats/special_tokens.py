@@ -41,8 +41,9 @@ def read_object(folder: Path, name: str) -> dict[str, Any]:
 def read_special_tokens(folder: Path, config: Mapping[str, Any], tokenizer: TokenizerSpec) -> SpecialTokens:
     """The special tokens that tokenizer_config.json and special_tokens_map.json name.
 
-    If they name none at all, or no eos token, the ids in generation_config.json or `config` (config.json) decide. Each
-    eos token of generation_config.json or, without it, of `config` ends a generation, too.
+    If these files name no eos token, it is taken from the ids in generation_config.json or `config` (config.json); if
+    they name no special token at all, so are the bos and pad tokens. All eos tokens of generation_config.json or, if it
+    has none, of `config` end a generation as well.
     """
     settings, names = read_object(folder, TOKENIZER_CONFIG), read_object(folder, TOKEN_MAP)
     generation = read_object(folder, GENERATION_CONFIG)
@@ -94,7 +95,9 @@ def _tokens(
     value = config.get(name) if generation.get(name) is None else generation[name]
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if len(ids) > MAX_END_TOKENS or not all(type(i) is int for i in ids):
-        raise ValueError(f"its {name} is {short_repr(value)}, which is not a token id or a list of a few")
+        raise ValueError(
+            f"its {name} is {short_repr(value)}; it must be a token id or a list of up to {MAX_END_TOKENS}"
+        )
     return [tokens[i] for i in ids if i in tokens]
 
 

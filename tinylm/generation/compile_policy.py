@@ -15,7 +15,7 @@ from tinylm.model.decoder import Decoder
 from tinylm.model.stack import Transformer
 from tinylm.reporter import Reporter
 
-# Tokens to generate one after another, from which compiling, or loading compiled code, saves time.
+# Minimum number of tokens for which compiling, or loading compiled code, saves time.
 MIN_TOKENS_TO_COMPILE = 100_000
 MIN_TOKENS_TO_LOAD = 128
 

@@ -69,7 +69,7 @@ class ContextWindow:
     texts: the ids of each text; the caller appends new tokens to them. max_tokens: maximum
     number of tokens appended.
 
-    When the window of one text advances, the cache is computed again for all texts; the other windows stay.
+    When the window of one text advances, the cache is recomputed for all texts; the windows of the others do not move.
     """
 
     def __init__(self, model: NextTokenModel, texts: list[list[int]], max_tokens: int) -> None:

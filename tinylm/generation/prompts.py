@@ -79,9 +79,9 @@ def encode_prompt(
 def start_tokens(tokenizer: Tokenizer, data: DataConfig | None, prompt: Sequence[int]) -> list[int]:
     """The ids to generate from, at least one: those of the prompt or, for an empty prompt, the end-of-text token.
 
-    In training, that token precedes each document, but it does not occur in a corpus of a single document. A model
-    trained on one starts from a newline, if that is in the vocabulary. Where documents begin with a token of their own,
-    so does every prompt.
+    In training, that token precedes each document, except in a corpus of a single document. A model trained on such a
+    corpus starts from a newline, if that is in the vocabulary. If the tokenizer has a token that begins documents
+    (`bos_id`), it begins every prompt.
     """
     if tokenizer.bos_id is not None:
         return [tokenizer.bos_id, *prompt]

@@ -28,7 +28,7 @@ def use_private_folders() -> None:
 
 
 def prepare_compiler() -> None:
-    """As `use_private_folders`, and the folder of precompiled headers; imports torch's compiler. Call before compiling.
+    """Prepare compiling: `use_private_folders`, and set the folder of precompiled headers. Imports torch's compiler.
 
     Raises TinyLMError if the cache folder cannot be created, or if other users can write to it.
     """

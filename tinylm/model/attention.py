@@ -82,7 +82,7 @@ def attention_weights(scores: Tensor, mask: Tensor | None, causal: bool) -> Tens
 def _matmul_rows(x: Tensor, matrix: Tensor) -> Tensor:
     """(..., N) and (N, M) -> (..., M), as one 2-D product.
 
-    `x @ matrix` may be a batched product, depending on which of them requires a gradient, with different rounding.
+    Whether `x @ matrix` is a batched product, which rounds differently, depends on which operand requires a gradient.
     """
     return (x.reshape(-1, x.shape[-1]) @ matrix).view(*x.shape[:-1], -1)  # (..., M)
 

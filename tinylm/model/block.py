@@ -102,8 +102,9 @@ class SandwichNormBlock(PreNormBlock):
 
 
 class ParallelBlock(PreNormBlock):
-    """x + attention(norm(x)) + feedforward(norm(x)), with a norm each (GPT-NeoX, Black et al. 2022). It has no
-    cross-attention.
+    """x + attention(attention_norm(x)) + feedforward(feedforward_norm(x)) (GPT-NeoX, Black et al. 2022).
+
+    It has no cross-attention.
     """
 
     def forward(

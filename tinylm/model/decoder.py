@@ -58,9 +58,9 @@ class Decoder(Autoregressive):
     ) -> Output:
         """(B, T) -> (B, T, D). With a cache, ids are the tokens after the cached ones.
 
-        segments: (B, T), without a cache: texts that share a row, by number, 0 for padding. A token attends only to
-            tokens of its text, and positions start again with each.
-        lengths: (B,), the tokens of each row before padding on the right, which the routing summary leaves out.
+        segments: (B, T), for rows that several texts share: the number of each token's text, 0 for padding. A token
+            attends only to tokens of its text, and each text has positions from 0. Not supported with a cache.
+        lengths: (B,), tokens per row; the padding on the right is left out of the routing summary.
         """
         if segments is None:
             valid = None if lengths is None else valid_tokens(lengths, ids.shape[1])

@@ -47,7 +47,7 @@ def scale_by_yarn(
     first = max(math.floor(pair_with(beta_fast)), 0)
     last = min(math.ceil(pair_with(beta_slow)), width - 1)
     pairs = torch.arange(len(frequencies), dtype=torch.float64, device="cpu")
-    # Between equal ends, the ramp has a width of a thousandth, so that nothing is divided by zero.
+    # If both ends are equal, the ramp has a width of 0.001, to avoid a division by zero.
     scaled = ((pairs - first) / (last - first if last != first else 0.001)).clamp(0, 1)
     return scaled * frequencies / factor + (1 - scaled) * frequencies
 

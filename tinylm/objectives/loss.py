@@ -31,7 +31,7 @@ class Loss(NamedTuple):
     total: () cross-entropy in nats, summed over the scored targets.
     n_tokens: number of scored targets.
     aux: () auxiliary loss (load balancing), summed over sequences.
-    metrics: means over sequences to log: `router_entropy` () and `expert_shares` (L, E) of a mixture of experts.
+    metrics: to log, averaged over sequences: `router_entropy` () and `expert_shares` (L, E) of a mixture of experts.
     """
 
     total: Tensor
@@ -99,7 +99,7 @@ def _routing_metrics(output: Output) -> dict[str, Tensor]:
 
 
 def _cross_entropy(model: LanguageModel, hidden: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-    """Summed cross-entropy: (N, D) and (N,) -> (). A limited number of logits (or one row) is in memory at a time."""
+    """Summed cross-entropy: (N, D) and (N,) -> (). Computed in chunks of rows, to bound the memory of the logits."""
 
     def chunk_loss(hidden: Tensor, targets: Tensor) -> Tensor:
         logits = model.logits(hidden)  # (N, V)
@@ -116,7 +116,7 @@ def _cross_entropy(model: LanguageModel, hidden: Tensor, targets: Tensor, smooth
 
 
 class _FrozenOutputLoss(torch.autograd.Function):
-    """The sum of `loss(hidden, targets)` over chunks of rows, which depends on no parameter.
+    """The sum of `loss(hidden, targets)` over chunks of rows, for a loss without trainable parameters.
 
     The gradient of each chunk is computed together with its loss, so that its logits are neither kept nor recomputed.
     """

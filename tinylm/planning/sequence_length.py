@@ -1,4 +1,4 @@
-"""The length of the sequences that a model with a long context is trained further on."""
+"""The sequence length for further training of a model with a long context."""
 
 from tinylm.planning import recipes
 from tinylm.planning.plan_request import PlanRequest
@@ -8,9 +8,9 @@ from tinylm.validation import require
 def choose_sequence_length(request: PlanRequest, notices: list[str]) -> int | None:
     """Tokens per training sequence, if that is not the context of the base model; always `None` for a new model.
 
-    A published model has a context of thousands of tokens, and the memory of a step grows with the length. On text, a
-    base with a context above LONG_CONTEXT is trained on sequences of SEQUENCE_LENGTH; pairs and conversations have
-    lengths of their own.
+    A published model has a context of thousands of tokens, and the memory of a step grows with the sequence length. On
+    text, a base with a context above LONG_CONTEXT is trained on sequences of SEQUENCE_LENGTH tokens. The length of
+    pairs and conversations follows from the data.
 
     Raises UsageError for a length that is given for a new model, or is longer than the context.
     """

@@ -58,7 +58,7 @@ def check_free(path: Path, force: bool) -> None:
     if is_link(path):
         raise UsageError(f"{path} is a link; set `out` to the folder itself, {path.resolve()}.")
     if path.exists() and not path.is_dir():
-        raise UsageError(f"{path} is a file; choose another folder with `out`.")
+        raise UsageError(f"{path} is a file; choose another `out`.")
     if path.exists() and any(path.iterdir()):
         check_no_foreign_files(path)
         if not force:
@@ -136,7 +136,7 @@ def remove_unfinished(path: Path) -> None:
 def recover_run(path: Path) -> None:
     """Recover an interrupted replacement of the run at `path`: move the new run there, or else the old one back.
 
-    A new run without a `last/`, as imports and merges make it, may be incomplete, so that the old one comes back.
+    A new run without a `last/`, from an import or a merge, may be incomplete; then the old run is moved back.
     """
     if path.exists():
         return

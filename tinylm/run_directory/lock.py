@@ -24,13 +24,15 @@ def lock_run(path: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     if path.name in ("", ".."):
-        raise UsageError(f"{path} is not a name for a new directory; choose another `out`.")
+        raise UsageError(f"{path} cannot be the name of a run directory; choose another `out`.")
     lock = FileLock(lock_file(path), timeout=0)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        if not os.path.lexists(lock.lock_file):  # on /proc and the like, filelock takes the failure for a held lock
+        if not os.path.lexists(
+            lock.lock_file
+        ):  # on file systems such as /proc, filelock reports a failure to create the file as a held lock
             raise TinyLMError(f"Cannot write {path}: cannot create {lock.lock_file}; choose another `out`.") from None
         raise UsageError(f"Another process is writing {path}; wait until it ends, or choose another `out`.") from None
     except OSError as error:
@@ -41,7 +43,7 @@ def lock_run(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if WINDOWS:  # which cannot delete an open file
+        if WINDOWS:  # an open file cannot be deleted there
             lock.release()
         with contextlib.suppress(OSError):
             Path(lock.lock_file).unlink(missing_ok=True)

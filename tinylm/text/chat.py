@@ -16,7 +16,7 @@ MAX_MESSAGES = 10_000  # of a conversation
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages in order, each with `role`, `content` and what the template understands besides.
+    """Messages in order, each with `role`, `content` and any other keys that the template uses.
 
     tools: descriptions of the functions that the model may call, which the template puts into its text.
     location: the file and line that it was read from, for messages.

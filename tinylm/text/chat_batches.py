@@ -14,7 +14,7 @@ from tinylm.text.chat_tokens import ChatTokens
 from tinylm.text.token_files import TokenFolder
 
 POOL_BATCHES = 50  # batches whose conversations are sorted by length together, if rows are not packed
-PADDING = 0  # any id: the loss leaves it out, and no other token attends to it
+PADDING = 0  # any id works: padding is not scored, and no other token attends to it
 MIN_PACKED_ROW = 512  # tokens, if the context is as long: longer rows need less padding, shorter ones less attention
 MIN_PACKED_CONVERSATIONS = 3  # per row, on average: with fewer, packed rows are slower (benchmarks/packing.py)
 
@@ -27,25 +27,25 @@ class ChatParts(NamedTuple):
 
     @classmethod
     def from_tokens(cls, tokens: TokenFolder) -> "ChatParts":
-        """Those in a token folder."""
+        """The conversations in a token folder."""
         return cls(ChatTokens(tokens.train), ChatTokens(tokens.val))
 
 
 def require_usable(tokens: ChatTokens, context: int, name: str) -> None:
-    """Raise UsageError if none of the conversations, called `name`, has a scored token within the context."""
+    """Raise UsageError if no conversation has a scored token within the context. name: "training" or "validation"."""
     if len(tokens.usable(context)):
         return
     if tokens.unscored == len(tokens):
         raise UsageError(f"Nothing is scored in the {name} conversations: none has an answer of the assistant.")
     least = int(tokens.first_scored[tokens.first_scored < tokens.lengths].min())
     raise UsageError(
-        f"No {name} conversation has a scored token within the context of {context} tokens; the shortest beginning "
-        f"before an answer has {least}."
+        f"No {name} conversation has a scored token within the context of {context} tokens; the first scored "
+        f"token comes after {least} others."
     )
 
 
 def describe_left_out(tokens: ChatTokens, context: int, name: str) -> list[str]:
-    """Sentences about the conversations, called `name`, that are cut, or left out since nothing of them is scored."""
+    """Sentences about conversations that are cut or have nothing scored. name: "training" or "validation"."""
     sentences = []
     if tokens.unscored:
         sentences.append(
@@ -62,11 +62,11 @@ def describe_left_out(tokens: ChatTokens, context: int, name: str) -> list[str]:
 
 
 class ChatRows:
-    """Rows of conversations for a model of a context length. Conversations without a scored token are left out; there
-    must be others (`require_usable`).
+    """Rows of conversations for a model with a given context. Conversations without a scored token are left out; at
+    least one must have a scored token (`require_usable`).
 
-    Longer conversations are cut at their end. With `packed`, several share a row of `width` tokens, so that the rows
-    have little padding; otherwise each has its own, which is padded to the longest of the batch.
+    Longer conversations are cut at their end. With `packed`, several conversations share a row of `width` tokens, so
+    that the rows have little padding; otherwise there is one per row, padded to the longest of the batch.
 
     rows: the conversations of each row, as indices. lengths: (R,), the tokens of each row without padding.
     """
@@ -157,7 +157,7 @@ def pack(indices: np.ndarray, lengths: np.ndarray, width: int) -> list[np.ndarra
 
 @functools.lru_cache(maxsize=2)
 def chat_rows(tokens: ChatTokens, context: int, packed: bool) -> ChatRows:
-    """All rows of the conversations, which a plan and the task after it share. There must be usable conversations."""
+    """All rows of the conversations, cached for the plan and the task. There must be usable conversations."""
     return ChatRows(tokens, context, packed)
 
 

@@ -59,7 +59,7 @@ class ChatCorpus(Corpus):
         return map(self.chat.render, self.conversations(progress))
 
     def examples_between(self, start: int, stop: int, progress: Progress = no_progress) -> Iterator[ScoredText]:
-        """Yield the examples that have the characters of the stream from `start` up to `stop`."""
+        """Yield the examples that contain the characters of the stream from `start` up to `stop`."""
         assert self.chat is not None
         position = 0
         lengths = iter(self._lengths)
@@ -88,7 +88,7 @@ class ChatCorpus(Corpus):
             yield self.chat.ordinary_text(example.text)
 
     def scan(self, progress: Progress = no_progress) -> CorpusStats:
-        """As `Corpus.scan`. The fingerprint is one of the texts with special tokens and scored spans."""
+        """As `Corpus.scan`. The fingerprint covers the texts with special tokens, and the scored spans."""
         assert self.chat is not None
         chat, lengths, digest = self.chat, self._lengths, hashlib.sha256()
         lengths.clear()

@@ -49,10 +49,10 @@ MarkedText = tuple[tuple[str, bool], ...]  # parts of a text in order, each scor
 
 
 class ChatTokens:
-    """The conversations in an array of codes, of which a token is scored only if another one precedes it.
+    """The conversations in an array of codes. The first token of a conversation is never scored.
 
-    lengths: (N,), tokens of each conversation. first_scored: (N,), index of the first scored token in each; its length
-    where none is. Raises TinyLMError if the array does not begin with a conversation.
+    lengths: (N,), tokens of each conversation. first_scored: (N,), index of its first scored token; its length if no
+    token is scored. Raises TinyLMError if the array does not begin with a conversation.
     """
 
     def __init__(self, codes: np.ndarray) -> None:

@@ -32,8 +32,8 @@ Warn = Callable[[str], None]
 class SplitCorpus:
     """A corpus split into training and validation text, with statistics from one pass over its files.
 
-    The first `train_characters` characters of `corpus` are for training. Validation is on `val_corpus`, or without one
-    on the rest of `corpus`. `val_fraction` is the requested share of that rest in `corpus`.
+    The first `train_characters` characters of `corpus` are for training. Validation is on `val_corpus`, or if that is
+    `None` on the rest of `corpus`, for which the fraction `val_fraction` of its characters was requested.
     """
 
     corpus: Corpus
@@ -58,7 +58,7 @@ class SplitCorpus:
         return _require_length(self.train_characters, slice_stream(self.corpus.stream(), 0, self.train_characters))
 
     def train_documents(self) -> Iterator[Any]:
-        """The training text as the encoding of its kind of corpus takes it: a stream, or rendered conversations."""
+        """The training text as input of its encoding in ENCODINGS: a stream, or rendered conversations."""
         if isinstance(self.corpus, ChatCorpus):
             return self.corpus.examples_between(0, self.train_characters)
         return self.train_stream()

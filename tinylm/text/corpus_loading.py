@@ -71,7 +71,7 @@ def load_text(
 ) -> SplitCorpus:
     """Find, scan and split the texts. `kind` is "text" or "pairs"; standard input is copied into the folder `spool`.
 
-    chat: for a model that can be trained on conversations, which are then read where the text has them.
+    chat: the format of conversations, if the model can be trained on them; they are then detected in the text.
 
     Raises UsageError for contradictory settings, for settings that do not apply to the text, and for a text that
     cannot be read.
@@ -272,7 +272,7 @@ def evaluation_tokens(
 
     chat: as for `load_text`.
 
-    No file is written but a temporary copy of standard input, which is read twice. Raises UsageError for an empty text,
+    No file is written except a temporary copy of standard input, which is read twice. Raises UsageError for empty text,
     for unknown characters unless the source skips them, and if neither a source nor `data` is given.
     """
     if source is None:

@@ -69,7 +69,7 @@ def is_undecodable_text(head: bytes, encoding: str) -> bool:
 
 
 def other_encoding(head: bytes, encoding: str) -> str | None:
-    """The probable encoding of text in another encoding than `encoding`; `None` for text in it and for binary data.
+    """The probable encoding of text that is not in `encoding`; `None` for text in `encoding` and for binary data.
 
     UTF encodings are detected reliably. 8-bit and East Asian encodings cannot be distinguished, so the result is an
     example, or a list of them, for a message.

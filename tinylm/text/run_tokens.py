@@ -57,8 +57,8 @@ def reopen_part(
 ) -> np.ndarray:
     """Open one part, "train" or "val", of the token files of a run: (N,), read-only. `trust_mtime`: see `open_part`.
 
-    Of conversations, these are codes: see `tinylm.text.chat_tokens`; `reopen_ids` returns ids. Raises TinyLMError if
-    the part is missing or damaged.
+    For conversations, the result is codes (see `tinylm.text.chat_tokens`), while `reopen_ids` returns ids. Raises
+    TinyLMError if the part is missing or damaged.
     """
     folder, key = _locate_tokens(run, data, tokenizer)
     if not os.path.lexists(folder):

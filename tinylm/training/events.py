@@ -78,7 +78,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Examples:
-    """Before a new run on conversations begins, if they are wanted: the first of them, with their scored parts."""
+    """Sent before a new run on conversations with `show_examples`: the first conversations, with their scored parts."""
 
     examples: tuple[MarkedText, ...]
 

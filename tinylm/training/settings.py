@@ -10,7 +10,7 @@ from tinylm.errors import UsageError
 class TextSettings(TypedDict, total=False):
     """How the text is read, and which part of it is for validation."""
 
-    format: str  # auto, text, jsonl, lines or pairs
+    format: str  # auto, text, jsonl, lines, pairs or chat
     text_key: str | None  # of JSONL; default: text
     encoding: str
     unknown: str  # characters without an id: error or skip
@@ -43,9 +43,7 @@ class OptimizerSettings(TypedDict, total=False):
 
     batch_size: int | None  # sequences per optimizer step
     micro_batch: int | None  # sequences per forward pass
-    sequence_length: (
-        int | None
-    )  # of a model that is trained further; default: its context; on text 512 if that is above 1,024
+    sequence_length: int | None  # with `init_from` or an adapter; default: the context, on text 512 if above 1,024
     lr: float | None
     min_lr: float | None
     warmup_steps: int | None

@@ -63,7 +63,7 @@ class InitialModel:
         return OBJECTIVES[default_objective(self.architecture)].corpus
 
     def choose_chat_format(self, text: TextSource) -> ChatFormat:
-        """The format of conversations: with the chosen template, that of the model, or ChatML. It becomes the model's.
+        """Choose the format of conversations, and set `chat_template`: the chosen one, that of the model, or ChatML.
 
         Raises UsageError for a template that cannot be read, and TinyLMError for one that is not a template.
         """
@@ -298,7 +298,7 @@ class NewAdapter:
             ]
             if missing:
                 reporter.warn(
-                    f"{', '.join(missing)} of the chat template are no special tokens of the model; they are encoded "
+                    f"{', '.join(missing)} of the chat template are not special tokens of the model; they are encoded "
                     "as other text."
                 )
         return model.tokenizer

@@ -19,10 +19,10 @@ _DEFAULT_WINDOW = 4096
 
 
 def read_sizes(config: ForeignConfig, *, kv_heads: int | None = None, head_dim: int | None = None) -> dict[str, Any]:
-    """Sizes and the pre-norm decoder with RMSNorm that the families after Llama share.
+    """The fields that Llama and the families derived from it share: sizes, and a pre-norm decoder with RMSNorm.
 
-    kv_heads, head_dim: where the config gives none; `None`: as many as heads, and width / heads. Null kv_heads are as
-    many as heads in every family.
+    kv_heads, head_dim: defaults for missing fields; `None`: the number of heads, and width / heads. A null
+    num_key_value_heads means the number of heads in every family.
     """
     heads, width = config.integer("num_attention_heads"), config.integer("hidden_size")
     return {

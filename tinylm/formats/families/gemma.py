@@ -20,7 +20,7 @@ from tinylm.formats.families.rope_fields import read_rope, read_rope_by_layer_ty
 from tinylm.formats.family import Family, Rule
 from tinylm.formats.foreign_config import ForeignConfig
 
-# In Gemma 1 "gelu" means the approximation: its first files had the wrong name.
+# In Gemma 1 "gelu" means the tanh approximation: its first files had the wrong name.
 _GEMMA_1_ACTIVATIONS = {**GATED, "gelu": "geglu"}
 _LAYER, _OURS = "model.layers.{layer}", "layers.{layer}"
 _SANDWICH_RULES = (

@@ -19,7 +19,7 @@ def read_rope(
 
 
 def read_partial_rope(config: ForeignConfig, head_dim: int, theta_field: str, share_field: str) -> dict[str, Any]:
-    """As `read_rope`, and `rotary_dim`: the share of the features that is rotated is `share_field` or in the object."""
+    """As `read_rope`, with `rotary_dim`, computed from the rotated fraction: `share_field` or a RoPE parameter."""
     parameters = _Parameters(_merged(config))
     share = parameters.number("partial_rotary_factor", config.number(share_field, 0.25))
     fields = _fields(parameters, config, DEFAULT_THETA, theta_field)

@@ -35,7 +35,7 @@ from tinylm.generation.generation_config import GenerationConfig, PromptPolicy, 
 from tinylm.generation.generator import NextTokenModel
 from tinylm.generation.llama_cpp import LlamaCppDecoder
 from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown, encode_prompt
-from tinylm.generation.speculative import MIN_TOKENS_TO_DRAFT, DraftModel, NGramDraft, speculation_obstacle
+from tinylm.generation.speculative import DraftModel, NGramDraft, is_worth_drafting, speculation_obstacle
 from tinylm.generation.thread_policy import ThreadPolicyDecoder
 from tinylm.generation.translate import is_sampled, translate
 from tinylm.kernels.thread_latency import thread_latency
@@ -369,7 +369,7 @@ class Model:
         assert isinstance(self.network, Decoder)
         if speed.draft == "none":
             return None
-        if speed.draft == "auto" and not (config.max_tokens >= MIN_TOKENS_TO_DRAFT and self._has_training_tokens()):
+        if speed.draft == "auto" and not (self._has_training_tokens() and self._is_worth_drafting(config.max_tokens)):
             return None
         obstacle = speculation_obstacle(self.network, config.num_samples, speed.cache)
         if obstacle is None and self.data is None:
@@ -391,6 +391,10 @@ class Model:
             tokens = reopen_ids(self.path, self.data, self.tokenizer, "train", trust_mtime=True)
             self._drafts[self.data] = NGramDraft(tokens)
         return self._drafts[self.data]
+
+    def _is_worth_drafting(self, max_tokens: int) -> bool:
+        assert self.data is not None
+        return self.data in self._drafts or is_worth_drafting(max_tokens, self.data.train_tokens)
 
     def _has_training_tokens(self) -> bool:
         return self.data is not None and has_tokens(self.path, self.data, self.tokenizer)

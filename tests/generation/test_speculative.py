@@ -14,7 +14,7 @@ from tests.variants import small
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.generator import generate
 from tinylm.generation.sampler import Sampler
-from tinylm.generation.speculative import NGRAM_LENGTHS, NGramDraft, generate_speculatively
+from tinylm.generation.speculative import NGRAM_LENGTHS, NGramDraft, generate_speculatively, is_worth_drafting
 from tinylm.model.decoder import Decoder
 
 STEPS = 70  # past the context of 24, and past several hops
@@ -78,8 +78,11 @@ def test_every_token_is_sampled_from_the_same_logits_as_without_a_draft(draft: s
     assert [token for (token,) in generated] == tokens[0].tolist()
     expected = sampled_logits(model, [prompt], tokens, use_cache=True)
     torch.testing.assert_close(torch.stack(sampler.logits, dim=1), expected, rtol=0, atol=1e-10)
-    forward_passes = len(fixed.limits)
-    assert forward_passes == STEPS if draft in ("always wrong", "empty") else forward_passes < STEPS / 2
+    calls = len(fixed.limits)
+    if draft == "always wrong":  # it pauses then; calls with a limit of 0 come in addition
+        assert calls == 16 + fixed.limits.count(0)
+    else:
+        assert calls == STEPS if draft == "empty" else calls < STEPS / 2
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -103,3 +106,33 @@ def test_rejected_tokens_cannot_be_dropped_from_the_cache_of_a_sliding_window() 
     sampler = FixedSampler(torch.zeros(1, 3, dtype=torch.long))
     with pytest.raises(ValueError, match="dropped"):
         list(generate_speculatively(model, [3], sampler, 3, FixedDraft(lambda text: [1]), max_draft_tokens=2))
+
+
+def drafted_tokens(accepted: int, steps: int) -> list[int]:
+    """The number of draft tokens after each generated one where `accepted` of 3 proposed ones are right."""
+    model = float64_model(small())
+    tokens = torch.randint(13, (1, steps), generator=torch.Generator().manual_seed(2))
+    coming = tokens[0].tolist()
+    draft = FixedDraft(
+        lambda text: [*coming[len(text) - 1 :][:accepted], *[13 - 1 - coming[len(text) - 1 + accepted]] * 3][:3]
+    )
+    for _ in generate_speculatively(model, [3], FixedSampler(tokens), steps, draft, max_draft_tokens=3):
+        pass
+    return draft.limits
+
+
+def test_drafting_pauses_for_ever_longer_where_few_draft_tokens_are_accepted() -> None:
+    steps = 2000
+    calls = len(drafted_tokens(0, steps))
+    pauses = [128 * 2**number for number in range(4)]  # 1,920 tokens
+    assert 16 * len(pauses) <= calls <= 16 * (len(pauses) + 1)
+
+
+def test_drafting_goes_on_where_draft_tokens_are_accepted() -> None:
+    assert len(drafted_tokens(2, 600)) == pytest.approx(600 / 3, abs=24)  # windows that advance shorten drafts
+
+
+def test_a_draft_is_worth_its_preparation_from_a_number_of_tokens_that_grows_with_the_text() -> None:
+    assert not is_worth_drafting(511, 1000) and is_worth_drafting(512, 1000)
+    assert not is_worth_drafting(1999, 1_000_000) and is_worth_drafting(2000, 1_000_000)
+    assert is_worth_drafting(8000, 10**9)  # of which 4 million tokens are read

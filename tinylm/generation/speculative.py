@@ -16,7 +16,11 @@ from tinylm.generation.sampler import Sampler
 from tinylm.model.decoder import Decoder
 
 MAX_DRAFT_TOKENS = 6  # per forward pass
-MIN_TOKENS_TO_DRAFT = 512  # when generating fewer, reading the training text takes longer than a draft saves
+MIN_TOKENS_TO_DRAFT = 512
+MAX_TEXT_PER_TOKEN = 500  # of training text for each generated token: counting more n-grams takes over 5 % of the time
+TRIAL_PASSES = 16  # after which drafting pauses if on average fewer than MIN_ACCEPTED draft tokens were accepted
+MIN_ACCEPTED = 1.0  # a forward pass over draft tokens takes up to twice as long as one over a single token
+FIRST_PAUSE = 128  # tokens; each further pause is twice as long
 NGRAM_LENGTHS = (8, 5, 3)  # lengths in tokens of the contexts that are looked up, in this order
 MIN_FREQUENCY = 0.5  # a token is proposed if it follows at least this fraction of its context's occurrences
 MAX_TEXT_TOKENS = 4_000_000  # only this many tokens at the end of the text are indexed
@@ -48,9 +52,11 @@ def generate_speculatively(
     """
     text = list(prompt)
     window = ContextWindow(model, [text], max_tokens)
+    pauses = _Pauses()
     remaining = max_tokens
     while remaining:
-        proposed = draft.propose(text, min(max_draft_tokens, remaining - 1, window.remaining()))
+        limit = min(max_draft_tokens, remaining - 1, window.remaining())
+        proposed = [] if pauses.is_pausing() else draft.propose(text, limit)
         logits = window.next_logits(proposed)  # (1, G+1, V)
         accepted = 0
         for index, draft_token in enumerate([*proposed, None]):
@@ -62,6 +68,35 @@ def generate_speculatively(
                 break
             accepted += 1
         window.rewind(len(proposed) - accepted)
+        if proposed:
+            pauses.record(accepted)
+
+
+class _Pauses:
+    """Stops drafting for a while where few draft tokens are accepted."""
+
+    def __init__(self) -> None:
+        self._passes = self._accepted = self._remaining = 0
+        self._length = FIRST_PAUSE
+
+    def is_pausing(self) -> bool:
+        """Whether the next token is generated without a draft."""
+        self._remaining -= 1
+        return self._remaining >= 0
+
+    def record(self, accepted: int) -> None:
+        """Count a forward pass with draft tokens, of which `accepted` were accepted."""
+        self._passes += 1
+        self._accepted += accepted
+        if self._passes == TRIAL_PASSES:
+            if self._accepted < MIN_ACCEPTED * TRIAL_PASSES:
+                self._remaining, self._length = self._length, 2 * self._length
+            self._passes = self._accepted = 0
+
+
+def is_worth_drafting(max_tokens: int, text_tokens: int) -> bool:
+    """Whether a draft can save more time than counting the n-grams of a training text of `text_tokens` tokens takes."""
+    return max_tokens >= max(MIN_TOKENS_TO_DRAFT, min(text_tokens, MAX_TEXT_TOKENS) / MAX_TEXT_PER_TOKEN)
 
 
 def speculation_obstacle(decoder: Decoder, num_samples: int, use_cache: bool) -> str | None:

@@ -252,3 +252,12 @@ def test_a_value_out_of_range_is_an_error_that_names_the_setting(name: str, valu
     for value in values:
         with pytest.raises(UsageError, match=f"^`{name}` is {value}; it must be "):
             SamplingConfig(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingConfig(temperature=0), SamplingConfig(), SamplingConfig(top_k=2, repeat_penalty=1.5)]
+)
+def test_rows_that_pad_the_embedding_are_never_sampled(sampling: SamplingConfig) -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, 50.0, 60.0]]).expand(3, -1)
+    choose = sampler(sampling, count=3, vocab_size=3)
+    assert all(int(choose(logits).max()) < 3 for _ in range(20))

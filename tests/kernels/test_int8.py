@@ -43,3 +43,13 @@ def test_outputs_equal_the_formula_within_the_precision_of_bf16(
 def test_a_weight_is_padded_with_zeros_to_a_multiple_of_16_inputs(inputs: int, aligned: int) -> None:
     found = int8.align(torch.ones(3, inputs, dtype=torch.int8))
     assert found.shape == (3, aligned) and found.sum() == 3 * inputs
+
+
+def test_a_weight_and_an_input_may_be_stored_by_columns(kernel: ModuleType) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(-127, 128, (32, 48), generator=generator, dtype=torch.int8).T
+    x, scale = torch.randint(-9, 9, (32, 3), generator=generator).float().T, torch.ones(48, dtype=torch.bfloat16)
+    expected = x.double() @ weight.double().T
+    for dtype in (torch.float32, torch.bfloat16):
+        found = kernel.linear(x.to(dtype), kernel.align(weight), scale)
+        torch.testing.assert_close(found.double(), expected, rtol=TRUNCATED, atol=0)

@@ -28,6 +28,7 @@ def fuse_model(model: Transformer, int8: bool = False, prepack: bool = True) -> 
     the output layer is stored twice: once for the lookup, and once for the matrix product.
     """
     _fuse_layers(model)
+    replace_modules(model, _is_transposed, _made_contiguous)
     embedding = model.embedding
     if model.output is None and type(embedding) is nn.Embedding and embedding.weight.numel() >= LARGE_MATRIX:
         model.output = _linear(embedding.weight, None)
@@ -42,6 +43,16 @@ def _is_large(_: str, module: nn.Module) -> bool:
         return False
     weight = module.weight
     return weight.dtype == torch.float32 and weight.numel() >= LARGE_MATRIX and not weight.is_mkldnn
+
+
+def _is_transposed(_: str, module: nn.Module) -> bool:
+    """Whether a weight is stored by columns, as in files of GPT-2. Compiled code reads any weight by rows."""
+    return isinstance(module, nn.Linear) and not module.weight.is_mkldnn and not module.weight.is_contiguous()
+
+
+def _made_contiguous(_: str, module: nn.Module) -> Linear:
+    assert isinstance(module, nn.Linear)
+    return _linear(module.weight.contiguous(), module.bias)
 
 
 def _prepacked(_: str, module: nn.Module) -> Linear:

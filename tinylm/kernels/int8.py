@@ -10,8 +10,8 @@ _AVAILABLE = hasattr(torch.ops.aten, "_weight_int8pack_mm")
 
 
 def align(weight: Tensor) -> Tensor:
-    """Pad an int8 weight with zeros to a multiple of ALIGNMENT inputs: (out, in) -> (out, in')."""
-    return F.pad(weight, (0, -weight.shape[1] % ALIGNMENT))  # (out, in')
+    """Pad an int8 weight with zeros to a multiple of ALIGNMENT inputs: (out, in) -> (out, in'), contiguous."""
+    return F.pad(weight, (0, -weight.shape[1] % ALIGNMENT)).contiguous()  # (out, in')
 
 
 def linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
@@ -24,6 +24,6 @@ def linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     if padding:
         x = F.pad(x, (0, padding))  # (..., in')
     if _AVAILABLE and x.device.type == "cpu":
-        rows = x.reshape(-1, x.shape[-1]).bfloat16()  # (N, in')
+        rows = x.reshape(-1, x.shape[-1]).bfloat16().contiguous()  # (N, in')
         return torch.ops.aten._weight_int8pack_mm(rows, weight, scale).view(*x.shape[:-1], -1)  # (..., out)
     return F.linear(x, weight.to(x.dtype)) * scale

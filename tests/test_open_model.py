@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 import transformers
@@ -147,7 +148,7 @@ def test_an_unknown_family_and_a_damaged_folder_are_errors(saved: tuple[Any, Pat
 
 
 def test_the_hub_is_asked_offline_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # the variable is read at its import
     with pytest.raises(TinyLMError):
         find_model(Path("hf:nobody/no-such-model"), LogReporter())
     with pytest.raises(UsageError, match="hf:OWNER/NAME"):

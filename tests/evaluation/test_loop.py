@@ -155,3 +155,7 @@ def test_a_coin_toss_costs_one_bit_and_perplexity_overflows_to_infinity() -> Non
     coin = EvaluationLoss(100 * math.log(2), 100)
     assert (coin.perplexity, coin.bits_per(100), coin.bits_per(200)) == pytest.approx((2.0, 1.0, 0.5))
     assert EvaluationLoss(1e6, 1).perplexity == math.inf
+
+
+def test_tokens_that_encode_no_text_have_no_bits_per_character() -> None:
+    assert EvaluationLoss(2.0, 1).bits_per(0) is None

@@ -20,7 +20,7 @@ def baseline_bits_per_byte(
 
     training: tokens (M,) of the text that the character model is fitted to; `None` leaves that model out.
 
-    Only the first 5 MB of each text are used.
+    Empty for tokens that encode no text. Only the first 5 MB of each text are used.
     """
 
     def beginning(ids: np.ndarray) -> str:
@@ -28,6 +28,8 @@ def baseline_bits_per_byte(
         return tokenizer.decode(ids[:MAX_BYTES]).encode()[:MAX_BYTES].decode("utf-8", "ignore")
 
     text = beginning(tokens)
+    if not text:  # control tokens only
+        return {}
     if tokenizer.decoded_size(tokens)[1] > MAX_BYTES:
         reporter.note(f"The baselines use the first {MAX_BYTES // 10**6} MB.")
     scores = compression_bits_per_byte(text)

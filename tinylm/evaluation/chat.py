@@ -38,8 +38,8 @@ def evaluate_chat(
     return Evaluation(
         loss=result.loss,
         perplexity=result.perplexity,
-        bits_per_character=result.bits_per(characters) if characters else None,
-        bits_per_byte=result.bits_per(size) if size else None,
+        bits_per_character=result.bits_per(characters),
+        bits_per_byte=result.bits_per(size),
         tokens=result.tokens,
         characters=characters,
         bytes=size,

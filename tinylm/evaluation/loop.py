@@ -39,9 +39,12 @@ class EvaluationLoss:
         """exp(loss); infinite if that overflows."""
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
-    def bits_per(self, units: int) -> float:
-        """Bits per character or per byte. units: number of characters or bytes that the scored tokens encode."""
-        return self.total / math.log(2) / units
+    def bits_per(self, units: int) -> float | None:
+        """Bits per character or per byte. units: number of characters or bytes that the scored tokens encode.
+
+        `None` for no units: control tokens encode no text.
+        """
+        return self.total / math.log(2) / units if units else None
 
 
 def batch_losses(

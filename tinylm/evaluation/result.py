@@ -10,7 +10,8 @@ class Evaluation:
     """Metrics of a model on a text; those that do not exist for the architecture are `None`.
 
     loss: mean negative log-likelihood in nats per token. perplexity: exp(loss).
-    bits_per_character, bits_per_byte: the same loss in bits per character and per byte of the text. Decoders only.
+    bits_per_character, bits_per_byte: the same loss in bits per character and per byte of the text. Decoders only, and
+        only if the scored tokens encode any text.
     accuracy: fraction of the masked tokens that have the largest logit. Encoders only.
     exact_match, bleu, chrf: agreement of the targets found by beam search with the references: fraction of equal ones,
         and sacrebleu's BLEU and chrF (`None` without sacrebleu). Encoder-decoders only.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tinylm.adapters.export import export_adapter
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.files import open_regular, write_text
+from tinylm.files import open_regular, resolve_links, write_text
 from tinylm.formats.export_folder import check_folder_free, replacing_folder
 from tinylm.formats.gguf_header import MAGIC
 from tinylm.formats.gguf_writer import SAMPLES, write_gguf
@@ -107,7 +107,8 @@ def _foreign(opened: LoadedModel) -> ForeignModel:
 
 def _check_free(out: Path, source: Path, to: str, force: bool) -> None:
     """Raise UsageError if an export may not be written to `out`."""
-    require(out.resolve() != source.resolve(), f"{out} is read here and never overwritten; choose another `out`.")
+    same = resolve_links(out) == resolve_links(source)
+    require(not same, f"{out} is read here and never overwritten; choose another `out`.")
     if to == "gguf":
         _check_gguf_free(out, force)
     else:

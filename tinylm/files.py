@@ -62,6 +62,11 @@ def is_link(path: Path) -> bool:
     return path.is_symlink() or bool(getattr(os.path, "isjunction", lambda path: False)(path))
 
 
+def resolve_links(path: Path) -> Path:
+    """The absolute path without symbolic links. A link to itself stays; `Path.resolve` raises RuntimeError for it."""
+    return Path(os.path.realpath(path))
+
+
 def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading. Follows no symbolic link and does not block on a FIFO. Raises OSError."""
     check_regular(path)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinylm.errors import UsageError
+from tinylm.files import resolve_links
 from tinylm.formats.source import is_foreign
 from tinylm.open_model import find_model, open_model
 from tinylm.reporter import LogReporter, Reporter
@@ -37,7 +38,7 @@ def import_model(
     if not is_foreign(path):
         raise UsageError(f"{path} is not a Hugging Face folder or a GGUF file; runs of tinylm need no import.")
     out = CHECKPOINTS / _name(source) if out is None else Path(out)
-    if out.resolve() == path.resolve():
+    if resolve_links(out) == resolve_links(path):
         raise UsageError(f"{out} is read here and never overwritten; choose another `out`.")
     with reserve(out, force):
         model = open_model(path)

@@ -20,6 +20,7 @@ from tinylm.adapters.lora import check_merged, merge_lora
 from tinylm.adapters.replacement import Replacement
 from tinylm.config import AdapterConfig, DataConfig, RunConfig
 from tinylm.errors import NotMergeableError, UsageError
+from tinylm.files import resolve_links
 from tinylm.formats.peft import adapter_digest, is_adapter_folder
 from tinylm.open_model import find_model, open_model
 from tinylm.reporter import Reporter
@@ -59,7 +60,7 @@ def merge_adapter(
     model = model and find_model(model, reporter)
     config = None if is_adapter_folder(adapter) else read_adapter_config(adapter)[1]
     model = model if model or undo or config is None else find_base_model(adapter, config)
-    if any(out.resolve() == source.resolve() for source in (adapter, model) if source is not None):
+    if any(resolve_links(out) == resolve_links(source) for source in (adapter, model) if source is not None):
         raise UsageError(f"{out} is read here and never overwritten; choose another `out`.")
     with reserve(out, force):
         source = _Source.of(adapter, config)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tinylm.config import MAX_BLOCKS
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.files import open_regular
+from tinylm.files import open_regular, resolve_links
 from tinylm.formats.families import convert
 from tinylm.formats.gguf_architectures import ARCHITECTURES, ROPE_FACTORS, Architecture, ConfigReader
 from tinylm.formats.gguf_header import Header, Metadata, TensorInfo, parse_header
@@ -55,7 +55,7 @@ def read_gguf(path: Path) -> ForeignModel:
 
 def open_gguf(path: Path) -> GGUFFile:
     """Map a GGUF file and check its header. Raises OSError, and ValueError for a file that is damaged."""
-    with open_regular(path) as file:
+    with open_regular(resolve_links(path)) as file:  # a link that the user names is followed
         try:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except ValueError:

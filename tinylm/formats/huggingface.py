@@ -2,6 +2,7 @@
 
 import collections
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,19 @@ DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat1
 
 
 def is_model_folder(path: Path) -> bool:
-    """Whether a path is a folder with a config.json that names a `model_type`. A run of tinylm names none."""
+    """Whether a path is a folder with a config.json that names a `model_type`. A run of tinylm names none.
+
+    A damaged config.json beside a tokenizer_config.json, which runs do not have, is that of such a folder, too.
+    """
+    if not os.path.lexists(path / CONFIG):
+        return False
     try:
         values = read_json(inside(path, CONFIG), MAX_CONFIG_BYTES)
     except (OSError, ValueError):
-        return False
-    return isinstance(values, dict) and "model_type" in values
+        values = None
+    if isinstance(values, dict) and ("model_type" in values or "format" in values):
+        return "model_type" in values
+    return os.path.lexists(path / TOKENIZER_CONFIG)
 
 
 def read_folder(folder: Path) -> ForeignModel:
@@ -50,7 +58,7 @@ def read_folder(folder: Path) -> ForeignModel:
     Raises UsageError for a folder without a config.json, and TinyLMError for one that is damaged, or whose family,
     tokenizer or any setting is not supported.
     """
-    if not (folder / CONFIG).is_file():
+    if not os.path.lexists(folder / CONFIG):
         raise UsageError(f"{folder} is not a model folder of Hugging Face: it has no {CONFIG}.")
     try:
         values = read_object(folder, CONFIG)
@@ -69,7 +77,7 @@ def read_folder(folder: Path) -> ForeignModel:
 
 def _read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerSpec:
     """The validated tokenizer.json. Raises ValueError for one with ids that the model has no rows for."""
-    if not (folder / TOKENIZER).exists():
+    if not os.path.lexists(folder / TOKENIZER):
         raise ValueError(
             f"it has no {TOKENIZER}; write one by transformers: "
             'AutoTokenizer.from_pretrained("FOLDER").save_pretrained("FOLDER")'

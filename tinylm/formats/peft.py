@@ -7,6 +7,7 @@ matrices gets all of its A, and those rows of its B that belong to the matrix. `
 import collections
 import contextlib
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -61,7 +62,7 @@ class ForeignAdapter:
 
 def is_adapter_folder(path: Path) -> bool:
     """Whether there is an adapter of PEFT at a path. An adapter of tinylm has a config.json as well."""
-    return (path / ADAPTER_CONFIG).is_file() and not (path / "config.json").exists()
+    return os.path.lexists(path / ADAPTER_CONFIG) and not os.path.lexists(path / "config.json")
 
 
 def adapter_digest(folder: Path) -> str:
@@ -111,7 +112,7 @@ def _read_config(folder: Path) -> PeftConfig:
 
 
 def _open_weights(folder: Path) -> dict[str, StoredTensor]:
-    if not (folder / ADAPTER_WEIGHTS).exists() and (folder / ADAPTER_PICKLE).exists():
+    if not os.path.lexists(folder / ADAPTER_WEIGHTS) and os.path.lexists(folder / ADAPTER_PICKLE):
         raise ValueError(
             f"{ADAPTER_PICKLE} is a pickle, which can run code and is never opened. Where you trust it, load it by "
             f"peft and save it again, which writes {ADAPTER_WEIGHTS}"

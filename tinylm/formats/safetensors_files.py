@@ -6,6 +6,7 @@ sentence "Cannot import FOLDER: ". Links out of the folder are not followed.
 
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from tinylm.files import check_regular, is_link, read_json, replacing
+from tinylm.files import check_regular, is_link, read_json, replacing, resolve_links
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.bin", "consolidated.00.pth")
@@ -46,11 +47,11 @@ class StoredTensor:
 
 def open_weights(folder: Path) -> dict[str, StoredTensor]:
     """The tensors of a model folder, by name, from `model.safetensors` or from the shards that its index names."""
-    if (folder / WEIGHTS).exists():
+    if os.path.lexists(folder / WEIGHTS):
         return open_file(inside(folder, WEIGHTS))
-    if (folder / INDEX).exists():
+    if os.path.lexists(folder / INDEX):
         return _open_shards(folder)
-    if any((folder / name).exists() for name in PICKLES):
+    if any(os.path.lexists(folder / name) for name in PICKLES):
         raise ValueError(
             "its weights are pickles, which can run code and are never opened. Where you trust them, convert them by "
             'transformers: AutoModelForCausalLM.from_pretrained("FOLDER").save_pretrained("NEW_FOLDER")'
@@ -106,7 +107,7 @@ def inside(folder: Path, name: str) -> Path:
     path = folder / name
     if not is_link(path):
         return path
-    target, parent = path.resolve(), folder.resolve().parent
+    target, parent = resolve_links(path), resolve_links(folder).parent
     if parent.name == "snapshots" and target.parent == parent.parent / "blobs":
         return target
     raise ValueError(f"{name} is a link out of the folder, which is not followed")

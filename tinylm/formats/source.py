@@ -1,5 +1,6 @@
 """A foreign model at a path: a Hugging Face folder or a GGUF file."""
 
+import os
 from pathlib import Path
 
 from tinylm.formats.gguf_reader import read_gguf
@@ -11,9 +12,14 @@ GGUF_SUFFIX = ".gguf"
 
 def is_foreign(path: Path) -> bool:
     """Whether there is a GGUF file at `path`, or a folder with the config.json of a Hugging Face model."""
-    return path.is_file() if path.suffix == GGUF_SUFFIX else is_model_folder(path)
+    return _is_gguf(path) or is_model_folder(path)
+
+
+def _is_gguf(path: Path) -> bool:
+    """Whether something of this name is there, and no folder; the reader says so if it is no regular file."""
+    return path.suffix == GGUF_SUFFIX and os.path.lexists(path) and not path.is_dir()
 
 
 def read_foreign(path: Path) -> ForeignModel:
     """The model at a path for which `is_foreign` holds. Raises TinyLMError as the readers of its format."""
-    return read_gguf(path) if path.suffix == GGUF_SUFFIX else read_folder(path)
+    return read_gguf(path) if _is_gguf(path) else read_folder(path)

@@ -4,6 +4,7 @@ Functions that read raise OSError, and ValueError with a reason that completes t
 """
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ MAX_END_TOKENS = 64
 
 def read_object(folder: Path, name: str) -> dict[str, Any]:
     """The JSON object in a file of the folder; an empty one if there is no such file."""
-    if not (folder / name).exists():
+    if not os.path.lexists(folder / name):
         return {}
     try:
         value = read_json(inside(folder, name), MAX_CONFIG_BYTES)
@@ -129,7 +130,7 @@ def _post_processors(tokenizer: TokenizerSpec) -> list[dict[str, Any]]:
 
 def read_chat_template(folder: Path) -> str | None:
     """The chat template: `chat_template.jinja`, or `chat_template` of tokenizer_config.json, or `None`."""
-    if (folder / CHAT_TEMPLATE).exists():
+    if os.path.lexists(folder / CHAT_TEMPLATE):
         return read_text(inside(folder, CHAT_TEMPLATE), MAX_TEMPLATE_BYTES)
     value = read_object(folder, TOKENIZER_CONFIG).get("chat_template")
     if isinstance(value, list):

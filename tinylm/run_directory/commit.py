@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tinylm.errors import RunExistsError, UsageError
-from tinylm.files import flush_folder, is_link, is_unfinished, remove_tree
+from tinylm.files import flush_folder, is_link, is_unfinished, remove_tree, resolve_links
 from tinylm.run_directory.layout import (
     ADAPTER_FILE,
     MODEL_FILE,
@@ -56,7 +56,7 @@ def check_free(path: Path, force: bool) -> None:
     """
     recover_run(path)
     if is_link(path):
-        raise UsageError(f"{path} is a link; set `out` to the folder itself, {path.resolve()}.")
+        raise UsageError(f"{path} is a link; set `out` to the folder itself, {resolve_links(path)}.")
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; choose another `out`.")
     if path.exists() and any(path.iterdir()):

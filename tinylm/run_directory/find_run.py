@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tinylm.errors import NoModelError, NoRunError, UsageError
+from tinylm.files import resolve_links
 from tinylm.reporter import Reporter
 from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE, replaced_directory, staging_directory
 
@@ -40,7 +41,7 @@ def find_run(name: Path, reporter: Reporter) -> Path:
     """
     by_name = CHECKPOINTS / name
     is_name = not name.is_absolute() and ".." not in name.parts and name.name and run_exists(by_name)
-    if is_name and by_name.resolve() != name.resolve():
+    if is_name and resolve_links(by_name) != resolve_links(name):
         if os.path.lexists(name / "config.json"):
             reporter.note(f"Using the path {name}; the run of that name under {CHECKPOINTS}/ is {by_name}.")
             return name

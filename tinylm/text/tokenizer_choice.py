@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tinylm.errors import UsageError
+from tinylm.files import resolve_links
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.corpus import Corpus, Stream, rechunk
 from tinylm.text.corpus_encoding import SplitCorpus
@@ -53,7 +54,7 @@ def tokenizer_file(choice: str) -> Tokenizer | None:
     path = Path(choice)
     if not path.is_file():
         raise UsageError(f"`tokenizer` is {choice!r}; it must be auto, char, bpe or the path of a tokenizer.json.")
-    return Tokenizer.load(path.resolve())  # `load` refuses links; this one was named by the user
+    return Tokenizer.load(resolve_links(path))  # `load` refuses links; this one was named by the user
 
 
 def _chat_tokens(corpus: Corpus) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tinylm.adapters.lora import peft_config
 from tinylm.config import RunConfig, TokenizerConfig
 from tinylm.errors import InterruptedRunError, UsageError
+from tinylm.files import resolve_links
 from tinylm.machine import Machine, choose_machine
 from tinylm.planning.plan import Plan, plan_training
 from tinylm.planning.plan_request import PlanRequest
@@ -204,7 +205,7 @@ class _Setup:
         reporter.note(f"On {machine.reasons}.")
         source = request.start.find_source(reporter)
         out = request.out or request.start.default_out(source, request.text)
-        if source is not None and out.resolve() == source.resolve():
+        if source is not None and resolve_links(out) == resolve_links(source):
             raise UsageError(f"{out} is the base model, which is never written to; choose another `out`.")
         return cls(request, machine, source, out, reporter)
 

@@ -11,6 +11,7 @@ from tinylm.adapters.load import add_adapter
 from tinylm.adapters.lora import TARGETS, max_rank, target_modules
 from tinylm.config import OBJECTIVES, AdapterConfig, ModelConfig, RunConfig, default_objective
 from tinylm.errors import UsageError
+from tinylm.files import resolve_links
 from tinylm.model.build import build_model, extend_vocabulary
 from tinylm.model.stack import Transformer
 from tinylm.open_model import find_model, open_model
@@ -286,7 +287,7 @@ class NewAdapter:
     def load(self, source: Path | None, seed: int) -> InitialModel:
         assert source is not None
         network, config, tokenizer, weights = open_model(source)
-        adapter = self.shape.config(network, source.resolve(), config.recovered_digest or weights.digest)
+        adapter = self.shape.config(network, resolve_links(source), config.recovered_digest or weights.digest)
         add_adapter(network, adapter, seed)
         return _initial_model(f"The model {source}", config, network, tokenizer, adapter)
 
@@ -333,4 +334,4 @@ def run_name(text: str) -> str:
     path = Path(text)
     while glob.has_magic(path.name) and not path.exists():
         path = path.parent
-    return content_stem(path.resolve().name) or "run"
+    return content_stem(resolve_links(path).name) or "run"

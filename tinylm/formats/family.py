@@ -115,9 +115,12 @@ class Family:
     stacked: StackedExperts | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)
 
-    def config(self, values: Mapping[str, Any]) -> ModelConfig:
-        """The ModelConfig of a config.json. Raises ValueError, and UsageError for a model that cannot be built."""
-        foreign = ForeignConfig(values)
+    def config(self, values: Mapping[str, Any], file: str = "config.json") -> ModelConfig:
+        """The ModelConfig of a config.json, which is called `file` in errors.
+
+        Raises ValueError, and UsageError for a model that cannot be built.
+        """
+        foreign = ForeignConfig(values, file)
         self._check_architecture(foreign.value("architectures"))
         fields = self.read_config(foreign)
         foreign.check_all_read(self.without_effect)
@@ -178,6 +181,9 @@ class ConvertedTensors(Mapping[str, Tensor]):
         rule, index, source = self._sources[name]
         return rule.split(_load(source), self._heads)[index]
 
+    def __contains__(self, name: object) -> bool:  # that of Mapping would load the tensor
+        return name in self._sources
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._sources)
 
@@ -200,6 +206,9 @@ def convert_tensors(family: Family, config: ModelConfig, tensors: Source) -> Con
 
     Raises ValueError for a tensor that is missing, unknown, or of another shape or dtype than expected.
     """
+    if config.layers * config.experts > len(tensors):  # before anything is built
+        of_experts = f" of {config.experts:,} experts" if config.experts > 1 else ""
+        raise ValueError(f"it claims {config.layers:,} layers{of_experts} and has {len(tensors):,} tensors")
     lacks_prefix = not any(name.startswith(family.prefix) for name in tensors)  # saved from the base model
     unprefixed = tuple(f"{rule.foreign}." for rule in family.rules if not rule.foreign.startswith(family.prefix))
     names = {
@@ -225,7 +234,7 @@ def _check(parameter: Parameter, source: Tensor | LazyTensor | None) -> None:
         raise ValueError(f"it lacks the tensor {parameter.foreign}")
     if tuple(source.shape) != parameter.shape:
         raise ValueError(
-            f"its tensor {parameter.foreign} has the shape {list(source.shape)}; its config.json requires "
+            f"its tensor {parameter.foreign} has the shape {list(source.shape)}; its configuration requires "
             f"{list(parameter.shape)}"
         )
     if source.dtype not in DTYPES:
@@ -254,6 +263,9 @@ class ExportedTensors(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         parameter = self._parameters[name]
         return parameter.rule.join([self._tensors[ours].detach() for ours in parameter.ours], self._heads)
+
+    def __contains__(self, name: object) -> bool:  # that of Mapping would build the tensor
+        return name in self._parameters
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parameters)

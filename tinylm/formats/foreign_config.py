@@ -5,15 +5,16 @@ are ValueErrors with a reason that completes the sentence "Cannot import PATH: "
 """
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
-from tinylm.validation import MAX_COUNT, describe_value
+from tinylm.validation import MAX_COUNT, RANGES, Range, describe_value
 
 T = TypeVar("T")
 _REQUIRED: Final = object()
 MAX_NAMED = 3  # unknown fields in a message
+MAX_INTEGER = int(RANGES["vocab_size"].high)  # the largest of all sizes; ModelConfig has a smaller limit for most
+FINITE = Range(-MAX_COUNT, MAX_COUNT)
 
 # Fields of any family that do not change the logits of a given text: bookkeeping, training, and defaults of generation.
 WITHOUT_EFFECT = frozenset(
@@ -72,7 +73,7 @@ class ForeignConfig:
 
     def __init__(self, values: Mapping[str, Any], file: str = "config.json") -> None:
         self._values = values
-        self._file = file
+        self.file = file
         self._read: set[str] = set()
 
     def value(self, name: str) -> Any:
@@ -84,7 +85,7 @@ class ForeignConfig:
         """Whether there is a field of this name, null or not."""
         return name in self._values
 
-    def integer(self, name: str, default: Any = _REQUIRED, low: int = 1, high: int = MAX_COUNT) -> int:
+    def integer(self, name: str, default: Any = _REQUIRED, low: int = 1, high: int = MAX_INTEGER) -> int:
         """An integer from `low` to `high`. Raises ValueError for any other value."""
         value = self._given(name, default)
         if type(value) is not int or not low <= value <= high:
@@ -99,7 +100,11 @@ class ForeignConfig:
 
     def number(self, name: str, default: Any = _REQUIRED) -> float:
         """A finite number. Raises ValueError for any other value."""
-        return as_number(name, self._given(name, default), self._file)
+        return as_number(name, self._given(name, default), self.file)
+
+    def layers(self, name: str = "num_hidden_layers") -> int:
+        """The number of layers, for each of which a reader may make something."""
+        return self.integer(name, high=int(RANGES["layers"].high))
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean. Raises ValueError for any other value."""
@@ -125,7 +130,7 @@ class ForeignConfig:
     def check_all_read(self, without_effect: frozenset[str]) -> None:
         """Raise ValueError for a field that was not read and is neither in the argument nor in `WITHOUT_EFFECT`."""
         if self.has("auto_map"):
-            raise ValueError("its config.json asks for Python code of its own (auto_map), which tinylm never runs")
+            raise ValueError(f"its {self.file} asks for Python code of its own (auto_map), which tinylm never runs")
         for name, allowed in NEUTRAL_VALUES.items():
             self.require(name, *allowed)
         self.check_others(without_effect | WITHOUT_EFFECT)
@@ -136,24 +141,25 @@ class ForeignConfig:
         if unknown:
             more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""
             names = ", ".join(repr(name[:60]) for name in unknown[:MAX_NAMED])
-            raise ValueError(f"its {self._file} has fields that tinylm does not know: {names}{more}")
+            raise ValueError(f"its {self.file} has fields that tinylm does not know: {names}{more}")
 
     def _given(self, name: str, default: Any) -> Any:
         value = self.value(name)
         if value is not None:
             return value
         if default is _REQUIRED:
-            raise ValueError(f"its {self._file} lacks {name}")
+            raise ValueError(f"its {self.file} lacks {name}")
         return default
 
     def _wrong(self, name: str, value: Any, expected: str) -> str:
-        return f"{name} of its {self._file} is {describe_value(value)}; tinylm supports {expected}"
+        return f"{name} of its {self.file} is {describe_value(value)}; tinylm supports {expected}"
 
 
-def as_number(name: str, value: Any, file: str = "config.json") -> float:
-    """The value as a finite float. Raises ValueError, naming the field and the file, for anything else."""
-    if type(value) not in (int, float) or not abs(value) <= MAX_COUNT or not math.isfinite(value):
-        raise ValueError(f"{name} of its {file} is {describe_value(value)}; it must be a finite number")
+def as_number(name: str, value: Any, file: str = "config.json", limits: Range = FINITE) -> float:
+    """The value as a float within `limits`. Raises ValueError, naming the field and the file, for anything else."""
+    if type(value) not in (int, float) or not limits.contains(value):
+        expected = "a finite number" if limits == FINITE else f"a number {limits}"
+        raise ValueError(f"{name} of its {file} is {describe_value(value)}; it must be {expected}")
     return float(value)
 
 

@@ -44,7 +44,7 @@ def read_gguf(path: Path) -> ForeignModel:
         file = open_gguf(path)
         values, tensors = read_model(file)
         _check_package(file.header)
-        family, config, converted = convert(values, tensors)
+        family, config, converted = convert(values, tensors, "metadata")
         tokenizer = read_tokenizer(file.header.metadata, values["model_type"], config.vocab_size)
     except OSError as error:
         raise TinyLMError(f"Cannot read {path}: {error.strerror or error}.") from error

@@ -145,9 +145,8 @@ def _plan_tensors(
 ) -> Iterator[_Planned]:
     heads = {"num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads, "": 0}
     places: dict[str, list[TensorPlace]] = {}
-    names = set(tensors)  # asking the mapping itself would convert the tensor
     for place in architecture.places(config.layers, config.experts):
-        if place.foreign in names:
+        if place.foreign in tensors:
             places.setdefault(place.stored, []).append(place)
     for stored, parts in places.items():
         first = parts[0]

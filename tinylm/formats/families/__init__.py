@@ -28,15 +28,19 @@ def find_family(values: Mapping[str, Any]) -> Family:
     return FAMILIES[name]
 
 
-def convert(values: Mapping[str, Any], tensors: Source) -> tuple[str, ModelConfig, ConvertedTensors]:
+def convert(
+    values: Mapping[str, Any], tensors: Source, file: str = "config.json"
+) -> tuple[str, ModelConfig, ConvertedTensors]:
     """A model from the values of its config.json and its tensors, which are converted when they are looked up.
+
+    file: what the values are from, for errors.
 
     Returns the name of its family, its configuration, and its tensors under tinylm's names. Raises ValueError with a
     reason that completes the sentence "Cannot import PATH: ".
     """
     family = find_family(values)
     try:
-        config = family.config(values)
+        config = family.config(values, file)
     except UsageError as error:
         raise ValueError(f"tinylm cannot build its model: {error}".replace("`", "").rstrip(".")) from error
     return family.name, config, convert_tensors(family, config, tensors)

@@ -28,7 +28,7 @@ def read_sizes(config: ForeignConfig, *, kv_heads: int | None = None, head_dim: 
     return {
         "vocab_size": config.integer("vocab_size"),
         "context": config.integer("max_position_embeddings"),
-        "layers": config.integer("num_hidden_layers"),
+        "layers": config.layers(),
         "heads": heads,
         "kv_heads": config.optional_integer("num_key_value_heads", kv_heads) or heads,
         "head_dim": read_head_dim(config, width, heads, head_dim),
@@ -42,14 +42,14 @@ def read_sizes(config: ForeignConfig, *, kv_heads: int | None = None, head_dim: 
 def read_head_dim(config: ForeignConfig, width: int, heads: int, default: int | None = None) -> int:
     """`head_dim` of the config, or the default, or width / heads. Raises ValueError if that is not an integer."""
     if default is None and config.value("head_dim") is None and width % heads:
-        raise ValueError(f"hidden_size of its config.json is {width}; it must be a multiple of num_attention_heads")
+        raise ValueError(f"hidden_size of its {config.file} is {width}; it must be a multiple of num_attention_heads")
     return config.integer("head_dim", width // heads if default is None else default)
 
 
 def require_divisible_width(config: ForeignConfig) -> None:
     """Raise ValueError unless the width is a multiple of the heads, which some classes of transformers require."""
     if config.integer("hidden_size") % config.integer("num_attention_heads"):
-        raise ValueError("hidden_size of its config.json must be a multiple of num_attention_heads")
+        raise ValueError(f"hidden_size of its {config.file} must be a multiple of num_attention_heads")
 
 
 def write_sizes(config: ModelConfig) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def write_sizes(config: ModelConfig) -> dict[str, Any]:
 def read_window(config: ForeignConfig, default: int | None) -> dict[str, Any]:
     """A sliding window in every layer, or in none (Mistral)."""
     window = config.optional_integer("sliding_window", default)
-    return windows(window, [SLIDING] * config.integer("num_hidden_layers"))
+    return windows(window, [SLIDING] * config.layers())
 
 
 def read_optional_window(config: ForeignConfig) -> dict[str, Any]:
@@ -81,12 +81,12 @@ def read_optional_window(config: ForeignConfig) -> dict[str, Any]:
     window = config.optional_integer("sliding_window", _DEFAULT_WINDOW)
     config.value("max_window_layers")
     used = config.flag("use_sliding_window", False)
-    return windows(window if used else None, [SLIDING] * config.integer("num_hidden_layers"))
+    return windows(window if used else None, [SLIDING] * config.layers())
 
 
 def read_windows_by_layer(config: ForeignConfig) -> dict[str, Any]:
     """A sliding window in the layers of `layer_types`, or from `max_window_layers` on (Qwen2, Qwen3)."""
-    layers = config.integer("num_hidden_layers")
+    layers = config.layers()
     window = config.optional_integer("sliding_window", _DEFAULT_WINDOW)
     if not config.flag("use_sliding_window", False):
         window = None
@@ -102,8 +102,8 @@ def read_layer_types(config: ForeignConfig, default: list[str]) -> list[str]:
         return default
     if not isinstance(types, list) or len(types) != len(default) or any(kind not in (FULL, SLIDING) for kind in types):
         raise ValueError(
-            f"layer_types of its config.json is {describe_value(types)}; tinylm supports {FULL} and {SLIDING} for each "
-            "of its layers"
+            f"layer_types of its {config.file} is {describe_value(types)}; tinylm supports {FULL} and {SLIDING} for "
+            "each of its layers"
         )
     return types
 
@@ -112,7 +112,7 @@ def windows(window: int | None, types: list[str]) -> dict[str, Any]:
     """`local_window` and `local_layers` of ModelConfig. Raises ValueError for sliding layers without a window."""
     local = tuple(layer for layer, kind in enumerate(types) if kind == SLIDING)
     if window is None and len(local) not in (0, len(types)):
-        raise ValueError(f"its config.json has layers of the type {SLIDING}, but no sliding_window")
+        raise ValueError(f"it has layers of the type {SLIDING}, but no sliding_window")
     return {"local_window": window, "local_layers": local} if window is not None and local else {}
 
 

@@ -48,7 +48,7 @@ def _read_gemma(config: ForeignConfig) -> dict[str, Any]:
     activation = config.choice("hidden_act", _GEMMA_1_ACTIVATIONS, "gelu_pytorch_tanh")
     config.require("hidden_activation", None, "gelu_pytorch_tanh")  # transformers 4; the other field has the same value
     if config.has("hidden_activation") and activation != "geglu":
-        raise ValueError("hidden_act and hidden_activation of its config.json differ")
+        raise ValueError(f"hidden_act and hidden_activation of its {config.file} differ")
     return {**_read_shared(config, kv_heads=16), **read_rope(config), "activation": activation}
 
 
@@ -80,7 +80,7 @@ def _pattern(config: ForeignConfig) -> list[str]:
     name = "sliding_window_pattern" if config.has("sliding_window_pattern") else "_sliding_window_pattern"
     every = config.integer(name, 6)
     config.value("_sliding_window_pattern")
-    return [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(config.integer("num_hidden_layers"))]
+    return [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(config.layers())]
 
 
 def _write_gemma3(config: ModelConfig) -> dict[str, Any]:

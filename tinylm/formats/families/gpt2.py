@@ -27,13 +27,13 @@ def _read(config: ForeignConfig) -> dict[str, Any]:
     config.value("reorder_and_upcast_attn")  # the order of two products, and the number format of the scores
     heads, width = config.integer("n_head"), config.integer("n_embd")
     if width % heads:
-        raise ValueError(f"n_embd of its config.json is {width}; it must be a multiple of n_head ({heads})")
+        raise ValueError(f"n_embd of its {config.file} is {width}; it must be a multiple of n_head ({heads})")
     context = config.integer("n_positions")
     config.require("n_ctx", context)  # in older files
     return {
         "vocab_size": config.integer("vocab_size"),
         "context": context,
-        "layers": config.integer("n_layer"),
+        "layers": config.layers("n_layer"),
         "heads": heads,
         "kv_heads": heads,
         "head_dim": width // heads,

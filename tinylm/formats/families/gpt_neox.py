@@ -28,12 +28,12 @@ def _read(config: ForeignConfig) -> dict[str, Any]:
     heads, width = config.integer("num_attention_heads"), config.integer("hidden_size")
     head_dim = read_head_dim(config, width, heads)
     if head_dim * heads != width:
-        raise ValueError("head_dim of its config.json must be hidden_size divided by num_attention_heads")
+        raise ValueError(f"head_dim of its {config.file} must be hidden_size divided by num_attention_heads")
     bias = config.flag("attention_bias", True)
     return {
         "vocab_size": config.integer("vocab_size"),
         "context": config.integer("max_position_embeddings"),
-        "layers": config.integer("num_hidden_layers"),
+        "layers": config.layers(),
         "heads": heads,
         "kv_heads": heads,
         "head_dim": head_dim,

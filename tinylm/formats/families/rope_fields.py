@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tinylm.config import ModelConfig, RopeScaling
-from tinylm.formats.foreign_config import ForeignConfig, as_number
+from tinylm.formats.foreign_config import FINITE, ForeignConfig, as_number
+from tinylm.validation import RANGES, Range
 
 DEFAULT_THETA = 10_000.0
+_SHARE, _MSCALE = Range(0, 1, open_low=True), Range(0, 1000)
 BETA_FAST, BETA_SLOW = 32.0, 1.0  # of YaRN (Peng et al. 2023), where a config gives none
 
 
@@ -15,13 +17,13 @@ def read_rope(
     config: ForeignConfig, default_theta: float = DEFAULT_THETA, theta_field: str = "rope_theta"
 ) -> dict[str, Any]:
     """`rope_theta` and `rope_scaling` of ModelConfig. `theta_field`: the name of the base in transformers 4."""
-    return _fields(_Parameters(_merged(config)), config, default_theta, theta_field)
+    return _fields(_Parameters(_merged(config), config.file), config, default_theta, theta_field)
 
 
 def read_partial_rope(config: ForeignConfig, head_dim: int, theta_field: str, share_field: str) -> dict[str, Any]:
     """As `read_rope`, with `rotary_dim`, computed from the rotated fraction: `share_field` or a RoPE parameter."""
-    parameters = _Parameters(_merged(config))
-    share = parameters.number("partial_rotary_factor", config.number(share_field, 0.25))
+    parameters = _Parameters(_merged(config), config.file)
+    share = parameters.number("partial_rotary_factor", config.number(share_field, 0.25), _SHARE)
     fields = _fields(parameters, config, DEFAULT_THETA, theta_field)
     rotary_dim = int(head_dim * share)
     return {**fields, "rotary_dim": None if rotary_dim == head_dim else rotary_dim}
@@ -31,14 +33,16 @@ def read_rope_by_layer_type(config: ForeignConfig) -> dict[str, Any]:
     """`rope_theta`, `rope_scaling` and `local_rope_theta` of Gemma 3, which has two bases."""
     merged = config.value("rope_parameters") or {}
     if not isinstance(merged, dict) or merged.keys() - {"full_attention", "sliding_attention", *_SCALED}:
-        raise ValueError("rope_parameters of its config.json is not an object for each type of layer")
+        raise ValueError(f"rope_parameters of its {config.file} is not an object for each type of layer")
     scaling = {name: value for name, value in merged.items() if name in _SCALED} | _object(config, "rope_scaling")
-    full = _Parameters({**(merged.get("full_attention") or {}), **scaling})
-    local = _Parameters(merged.get("sliding_attention") or {})
+    full_values, local_values = (merged.get(name) or {} for name in ("full_attention", "sliding_attention"))
+    if not isinstance(full_values, dict) or not isinstance(local_values, dict):
+        raise ValueError(f"rope_parameters of its {config.file} is not an object for each type of layer")
+    full, local = (_Parameters(values, config.file) for values in ({**full_values, **scaling}, local_values))
     fields = _fields(full, config, 1_000_000.0, "rope_theta")
     local_fields = _fields(local, config, DEFAULT_THETA, "rope_local_base_freq")
     if local_fields["rope_scaling"] is not None:
-        raise ValueError("rope_parameters of its config.json scales the RoPE of layers with a sliding window")
+        raise ValueError(f"rope_parameters of its {config.file} scales the RoPE of layers with a sliding window")
     return {**fields, "local_rope_theta": local_fields["rope_theta"]}
 
 
@@ -70,34 +74,35 @@ def write_rope_by_layer_type(config: ModelConfig) -> dict[str, Any]:
 class _Parameters:
     """The values of one `rope_parameters` object; each may be read once."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any], file: str) -> None:
         self._values = dict(values)
+        self.file = file
         kinds = [self._values.pop(name) for name in ("rope_type", "type") if name in self._values]
         self.kind = kinds[0] if kinds else "default"
 
-    def number(self, name: str, default: float | None = None) -> float:
+    def number(self, name: str, default: float | None = None, limits: Range = FINITE) -> float:
         value = self._values.pop(name, None)
         if value is None and default is None:
-            raise ValueError(f"rope_parameters of its config.json lacks {name}")
-        return as_number(f"{name} of rope_parameters", default if value is None else value)
+            raise ValueError(f"rope_parameters of its {self.file} lacks {name}")
+        return as_number(f"{name} of rope_parameters", default if value is None else value, self.file, limits)
 
     def require(self, name: str, allowed: Any) -> None:
         value = self._values.pop(name, None)
         if value is not None and value != allowed:
             raise ValueError(
-                f"{name} of rope_parameters of its config.json is {str(value)[:60]}, which is not supported"
+                f"{name} of rope_parameters of its {self.file} is {str(value)[:60]}, which is not supported"
             )
 
     def check_all_read(self) -> None:
         self.require("partial_rotary_factor", 1)
         if self._values:
-            raise ValueError(f"rope_parameters of its config.json has the unknown field {min(self._values)[:60]!r}")
+            raise ValueError(f"rope_parameters of its {self.file} has the unknown field {min(self._values)[:60]!r}")
 
 
 def _object(config: ForeignConfig, name: str) -> dict[str, Any]:
     value = config.value(name)
     if value is not None and not isinstance(value, dict):
-        raise ValueError(f"{name} of its config.json is not an object")
+        raise ValueError(f"{name} of its {config.file} is not an object")
     return value or {}
 
 
@@ -106,7 +111,7 @@ def _merged(config: ForeignConfig) -> dict[str, Any]:
     new, old = _object(config, "rope_parameters"), _object(config, "rope_scaling")
     for name in new.keys() & old.keys():
         if new[name] != old[name]:
-            raise ValueError(f"rope_parameters and rope_scaling of its config.json differ in {name[:60]!r}")
+            raise ValueError(f"rope_parameters and rope_scaling of its {config.file} differ in {name[:60]!r}")
     return {**new, **old}
 
 
@@ -114,7 +119,7 @@ def _fields(parameters: _Parameters, config: ForeignConfig, default_theta: float
     outer = config.number(theta_field, default_theta)
     theta = parameters.number("rope_theta", outer)
     if config.has(theta_field) and theta != outer:
-        raise ValueError(f"{theta_field} of its config.json is {outer}, but rope_parameters has {theta}")
+        raise ValueError(f"{theta_field} of its {config.file} is {outer}, but rope_parameters has {theta}")
     if not isinstance(parameters.kind, str) or parameters.kind not in _SCALINGS:
         raise ValueError(
             f"its RoPE is of the type {str(parameters.kind)[:60]!r}; tinylm supports {', '.join(_SCALINGS)}"
@@ -142,8 +147,8 @@ def _llama3(parameters: _Parameters, context: int) -> RopeScaling:
 def _yarn(parameters: _Parameters, context: int) -> RopeScaling:
     parameters.require("truncate", True)
     original = _original_context(parameters, context)
-    factor = parameters.number("factor")
-    scale, scale_all = (parameters.number(name, 0.0) for name in ("mscale", "mscale_all_dim"))
+    factor = parameters.number("factor", limits=RANGES["factor"])
+    scale, scale_all = (parameters.number(name, 0.0, _MSCALE) for name in ("mscale", "mscale_all_dim"))
     both = scale and scale_all
     default = _attention_factor(factor, scale) / _attention_factor(factor, scale_all) if both else None
     return RopeScaling(
@@ -164,7 +169,7 @@ def _attention_factor(factor: float, scale: float) -> float:
 def _original_context(parameters: _Parameters, context: int) -> int:
     value = parameters.number("original_max_position_embeddings", context)
     if value != int(value) or value < 1:
-        raise ValueError(f"original_max_position_embeddings of its config.json is {value}; it must be an integer")
+        raise ValueError(f"original_max_position_embeddings of its {parameters.file} is {value}; it must be an integer")
     return int(value)
 
 

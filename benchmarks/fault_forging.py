@@ -178,7 +178,7 @@ def forge_link(rng: random.Random, run: Path, outside: Path) -> Forgery:
 
     def apply() -> None:
         path = run / name
-        _clear(path)
+        clear(path)
         path.symlink_to(path.name if target == Path("loop") else target)
 
     return f"{name} is a link to {target}", apply
@@ -191,7 +191,7 @@ def forge_kind(rng: random.Random, run: Path, outside: Path) -> Forgery:
 
     def apply() -> None:
         path = run / name
-        _clear(path)
+        clear(path)
         if kind == "fifo":
             os.mkfifo(path)
         elif kind == "folder":
@@ -204,12 +204,12 @@ def forge_kind(rng: random.Random, run: Path, outside: Path) -> Forgery:
             except OSError:  # only root may make a device
                 path.symlink_to("/dev/zero")
         elif kind == "socket":
-            _make_socket(path)
+            make_socket(path)
 
     return f"{name} is a {kind}", apply
 
 
-def _make_socket(path: Path) -> None:
+def make_socket(path: Path) -> None:
     import socket
 
     here = Path.cwd()
@@ -219,7 +219,7 @@ def _make_socket(path: Path) -> None:
     os.chdir(here)
 
 
-def _clear(path: Path) -> None:
+def clear(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -1,4 +1,5 @@
-"""Attack the command line: kills, full disks, damaged files, forged folders, odd options, combinations, Ctrl-C.
+"""Attack the command line: kills, full disks, damaged files, forged folders and models, odd options, combinations,
+Ctrl-C.
 
     python benchmarks/faults.py [--class NAME ...] [--cases N] [--seed S] [--keep FOLDER]
 
@@ -416,7 +417,57 @@ def commands_against(source: str) -> Iterator[tuple[Any, ...]]:
     yield ("train", "--resume", evil, "--steps", 8)
 
 
-# 5. Options.
+# 5. Forged models of other tools.
+
+
+def prepare_models(place: Any) -> None:
+    """The models of other tools and one run, kept as `foreign`, once."""
+    import fault_foreign
+    from fault_process import in_fork
+
+    place.restore("runs")
+    for path in (place.work / "checkpoints").iterdir():
+        if path.name != "good":
+            shutil.rmtree(path)
+    if not in_fork(lambda: fault_foreign.make_models(place.work / "models"), limit=300):
+        raise RuntimeError("the models could not be made; are transformers, peft and gguf installed?")
+    place.keep("foreign")
+
+
+def attack_by_foreign_model(place: Any, unit: tuple[int, int]) -> list[Trial]:
+    """Two random commands and `info` on a forged model, sometimes as on a terminal."""
+    import fault_foreign
+    from fault_process import changes, in_fork, snapshot
+
+    seed, number = unit
+    rng = random.Random(f"foreign {seed} {number}")
+    if not place.path.with_name("foreign").exists():
+        prepare_models(place)
+    place.restore("foreign")
+    source, evil, forge = fault_foreign.choose(rng, place.work / "models")
+    what, apply = forge(rng, evil, place.outside)
+    wrong = [] if in_fork(apply) else ["the forgery itself failed"]
+    terminal = fault_foreign.on_terminal if rng.random() < 0.5 else None
+    resident = place.streams / "resident"
+    before, others = snapshot(place.outside), snapshot(place.work / "checkpoints/good")
+    named = evil.relative_to(place.work)
+    commands = rng.sample(fault_foreign.commands_against(str(named), source), 2)
+    for words in (("info", named), *commands, ("runs", ".")):
+        stdin = place.work / "other.txt" if words[0] == "chat" else None
+        hook = fault_foreign.write_resident(resident)
+        ran = place.run(*words, stdin=stdin, before=terminal, after=hook, env={"TERM": "dumb", "NO_COLOR": "1"})
+        wrong += fault_foreign.defects_of_message(ran, evil.name, resident, terminal is not None)
+    wrong += defects_of(place, (0, 1, 2, 3) if source not in fault_foreign.ADAPTERS else (0, 1, 2))
+    if place.ran[-1].code or "good" not in place.ran[-1].stdout:
+        wrong.append(f"one bad model hides the runs: {shown(place.ran[-1])}")
+    if changed := changes(before, snapshot(place.outside)):
+        wrong.append(f"files outside were changed: {', '.join(changed)}")
+    if changed := changes(others, snapshot(place.work / "checkpoints/good")):
+        wrong.append(f"files of another run were changed: {', '.join(changed)}")
+    return [Trial(f"{source}: {what}", tuple(wrong), commands_of(place))]
+
+
+# 6. Options.
 
 WRONG = (
     "",
@@ -574,7 +625,7 @@ def _random_value(rng: random.Random, parameter: Any, dry: bool, place: Any) -> 
     return rng.choice((*PATHS, str(place.outside / "folder"), "x" * 300, "the old", "0,1"))
 
 
-# 6. Combinations of the parts of a model.
+# 7. Combinations of the parts of a model.
 
 
 def plan_combinations(place: Any, cases: int, seed: int) -> list[Any]:
@@ -668,7 +719,7 @@ def random_model(rng: random.Random) -> tuple[str, list[Any]]:
     return architecture, options
 
 
-# 7. Ctrl-C.
+# 8. Ctrl-C.
 
 INTERRUPTED: dict[str, tuple[Any, ...]] = {
     "train": ("train", "corpus.txt", "--out", RUN, "--steps", 300, "--dropout", 0.1, *EVERY, *TINY),
@@ -732,6 +783,7 @@ CLASSES = {
     "disks": FaultClass("a full disk at each write", 100_000, plan_full_disks, attack_by_full_disk),
     "flips": FaultClass("a flipped bit in each file", 100_000, plan_flips, attack_by_flip),
     "forgeries": FaultClass("forged folders and tokenizers", 400, plan_forgeries, attack_by_forgery),
+    "foreign": FaultClass("forged models of other tools", 400, plan_forgeries, attack_by_foreign_model),
     "options": FaultClass("extreme and random values of options", 100_000, plan_options, attack_by_options),
     "combinations": FaultClass("random combinations of model parts", 200, plan_combinations, attack_by_combination),
     "interrupts": FaultClass("Ctrl-C at random moments", 60, plan_interrupts, attack_by_interrupt),

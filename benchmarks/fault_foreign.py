@@ -16,6 +16,7 @@ import fault_forging
 import numpy as np
 from fault_forging import INFINITY, NAN, VALUES, Forgery
 
+from tinylm import streams
 from tinylm.formats import gguf_header
 
 FOLDERS = {  # by name: the case of family_peers.py
@@ -37,6 +38,7 @@ CHAT = {"messages": [{"role": "user", "content": "the bee"}, {"role": "assistant
 LONGEST = 1000  # characters of an error
 KIBIBYTE = 1024 if sys.platform.startswith("linux") else 1
 MOST_RESIDENT = 3 << 30  # bytes, of which 0.7 GB are those of the process that forks
+SUBJECTS = ("tensor", "template", "conversation", "--", "special token")  # what an error may name beside the model
 CONTROLS = {*map(chr, [*range(9), 11, 12, *range(14, 32), *range(127, 160), *range(0x202A, 0x202F)])}
 
 
@@ -576,7 +578,7 @@ def commands_against(evil: str, source: str) -> list[tuple[Any, ...]]:
         ("export", evil, "--to", "gguf", "--out", "exported.gguf"),
         ("train", "other.txt", "--init-from", evil, "--out", "from", *short),
         ("finetune-lora", "other.txt", "--model", evil, "--out", "lora", *short),
-        ("finetune-lora", "chat.jsonl", "--model", evil, "--out", "lora", *short),
+        ("finetune-lora", "chat.jsonl", "--model", evil, "--out", "taught", *short),
         ("finetune-adapter", "other.txt", "--model", evil, "--out", "bottleneck", *short),
     ]
 
@@ -599,8 +601,7 @@ def choose(rng: random.Random, models: Path) -> tuple[str, Path, Callable[..., F
 
 def on_terminal() -> None:
     """In a forked command: let its streams say that they are a terminal, which may not get control characters."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.isatty = lambda: True  # type: ignore[method-assign]
+    streams._RawStdout.isatty = lambda self: True  # type: ignore[method-assign]
 
 
 def write_resident(path: Path) -> Callable[[], None]:
@@ -615,7 +616,7 @@ def defects_of_message(ran: Any, name: str, resident: Path, is_terminal: bool) -
     last = ran.stderr.strip().splitlines()[-1:] or [""]
     if ran.code in (1, 2, 3) and (len(lines) != 1 or last[0][:160] != lines[0][:160]):
         wrong.append(f"{len(lines)} lines of error, and {last[0][:200]!r} at the end")
-    elif ran.code in (1, 2, 3) and ran.words[0] != "runs" and name.removesuffix(".gguf") not in lines[0]:
+    elif ran.code in (1, 2, 3) and not any(word in lines[0] for word in (name.removesuffix(".gguf"), *SUBJECTS)):
         wrong.append(f"the error does not name the model: {lines[0][:300]}")
     if lines and len(lines[0]) > LONGEST:
         wrong.append(f"an error of {len(lines[0])} characters")

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import re
+import shutil
 import sys
+import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +16,7 @@ from rich.console import Console as RichConsole
 from rich.text import Text
 from tqdm import tqdm
 
+FIELD_NAME = 20  # columns
 PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
 BAR_START = "{percentage:3.0f}% -{remaining} "  # the time left, as in -01:23
 BAR = BAR_START + "{desc} |{bar}| {elapsed}"  # a narrow terminal truncates the end
@@ -100,6 +103,18 @@ class Console:
     def record(self, values: dict[str, Any]) -> None:
         """Print one JSON object as a line on stdout. Raises OutputError."""
         self.result(json.dumps(values, ensure_ascii=False))
+
+    def field(self, name: str, value: str) -> None:
+        """Print a name and a value on stdout; on a terminal, a long value goes on below its beginning.
+
+        Raises OutputError.
+        """
+        start = f"  {name:<{FIELD_NAME}} "
+        lines = [printable(value, sys.stdout)]
+        if sys.stdout.isatty():
+            room = max(shutil.get_terminal_size().columns - cell_len(start), 10)
+            lines = textwrap.wrap(lines[0], room, break_on_hyphens=False) or [""]
+        self._write(start + f"\n{' ' * len(start)}".join(lines) + "\n")
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table on stdout, with columns of numbers aligned to the right. Raises OutputError."""

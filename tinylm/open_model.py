@@ -41,6 +41,17 @@ def open_model(path: Path, device: str = "cpu") -> LoadedModel:
 
 
 def _from_foreign(foreign: ForeignModel, path: Path, device: str) -> LoadedModel:
+    config, tokenizer = run_config(foreign, path)
+    tensors = dict(foreign.tensors)
+    network = restore_model(config, tensors, path).to(device).eval()
+    return LoadedModel(network, config, tokenizer, Weights(tensors, config))
+
+
+def run_config(foreign: ForeignModel, path: Path) -> tuple[RunConfig, Tokenizer]:
+    """The configuration and the tokenizer that a run with this model has. path: where it is from, for messages.
+
+    Raises TinyLMError for a tokenizer that cannot be used, or that has more ids than the model.
+    """
     tokenizer = Tokenizer.parse(foreign.tokenizer, foreign.special, path)
     if tokenizer.vocab_size > foreign.config.vocab_size:
         raise TinyLMError(
@@ -57,6 +68,4 @@ def _from_foreign(foreign: ForeignModel, path: Path, device: str) -> LoadedModel
         ),
         family=foreign.family,
     )
-    tensors = dict(foreign.tensors)
-    network = restore_model(config, tensors, path).to(device).eval()
-    return LoadedModel(network, config, tokenizer, Weights(tensors, config))
+    return config, tokenizer

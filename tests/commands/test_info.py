@@ -32,7 +32,11 @@ def test_text_shows_configuration_parameters_tokenizer_corpus_curve_and_commands
     stdout = done("info", run).stdout
     for title in ("run", "model", "parameters", "tokenizer", "data", "training", "runtime", "curve", "commands"):
         assert f"\n{title}\n" in "\n" + stdout
-    for line in ("  width              16", "  kind               char", f"  corpus             {shelf / 'one.txt'}"):
+    for line in (
+        "  width                16",
+        "  kind                 char",
+        f"  corpus               {shelf / 'one.txt'}",
+    ):
         assert line in stdout.splitlines()
 
 

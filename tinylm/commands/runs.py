@@ -25,7 +25,11 @@ def runs(
     *,
     output: OutputOptions,
 ) -> None:
-    """List the runs, newest first: name, kind (model or adapter), parameters, steps, validation loss and age."""
+    """List the runs, newest first: name, kind (model or adapter), parameters, steps, validation loss and age.
+
+    Hugging Face folders are listed, too. GGUF files and adapters of PEFT are not.
+    """
+    from tinylm.formats.huggingface import is_model_folder, summarise_folder
     from tinylm.run_directory.loading import summarise
 
     console = output.console()
@@ -35,7 +39,7 @@ def runs(
     for path in run_directories(folder):
         record: dict[str, Any] = {"name": path.relative_to(folder).as_posix(), "path": str(path)}
         try:
-            record |= summarise(path)
+            record |= summarise_folder(path) if is_model_folder(path) else summarise(path)
         except (TinyLMError, OSError) as error:
             record |= {"kind": "damaged", "error": str(error)}
         records.append(record)
@@ -61,7 +65,7 @@ def _row(record: dict[str, Any], name_key: str) -> tuple[str, ...]:
         _one_line(record[name_key]),
         record["kind"],
         shorten_number(record["parameters"]),
-        str(record["step"]),
+        "-" if record["step"] is None else str(record["step"]),
         val_loss,
         age,
     )

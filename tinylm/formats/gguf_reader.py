@@ -20,7 +20,7 @@ from tinylm.formats.gguf_architectures import ARCHITECTURES, ROPE_FACTORS, Archi
 from tinylm.formats.gguf_header import Header, Metadata, TensorInfo, parse_header
 from tinylm.formats.gguf_tensors import Change
 from tinylm.formats.gguf_tokenizer import read_tokenizer
-from tinylm.formats.imported import ForeignModel
+from tinylm.formats.imported import ForeignModel, rank_dtypes
 from tinylm.text.tokenizer_errors import short_repr
 
 FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -50,7 +50,8 @@ def read_gguf(path: Path) -> ForeignModel:
         raise TinyLMError(f"Cannot read {path}: {error.strerror or error}.") from error
     except ValueError as error:
         raise TinyLMError(f"Cannot read {path} as GGUF: {error}.") from error
-    return ForeignModel(family, config, converted, tokenizer.text, tokenizer.special, tokenizer.chat_template)
+    dtypes = rank_dtypes((info.type.name, info.elements) for info in file.header.tensors.values())
+    return ForeignModel(family, config, converted, tokenizer.text, tokenizer.special, tokenizer.chat_template, dtypes)
 
 
 def open_gguf(path: Path) -> GGUFFile:

@@ -2,6 +2,7 @@
 
 import collections
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from tinylm.formats.families import convert, find_family
 from tinylm.formats.family import ExportedTensors, Family
 from tinylm.formats.family_choice import choose_family, resolve
 from tinylm.formats.imported import ForeignModel
-from tinylm.formats.safetensors_files import WEIGHTS, inside, open_weights, write_file
+from tinylm.formats.safetensors_files import DTYPE_NAMES, WEIGHTS, inside, open_weights, stored_dtypes, write_file
 from tinylm.formats.special_tokens import (
     CHAT_TEMPLATE,
     GENERATION_CONFIG,
@@ -33,7 +34,6 @@ from tinylm.text.tokenizer_file import TokenizerSpec, token_ids, validate_tokeni
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 FOLDER_FILES = (CONFIG, WEIGHTS, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, GENERATION_CONFIG)  # of an export
-DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
 def is_model_folder(path: Path) -> bool:
@@ -63,7 +63,8 @@ def read_folder(folder: Path) -> ForeignModel:
     try:
         values = read_object(folder, CONFIG)
         find_family(values)  # before the weights are opened
-        family, config, tensors = convert(values, open_weights(folder))
+        stored = open_weights(folder)
+        family, config, tensors = convert(values, stored)
         tokenizer = _read_tokenizer(folder, config)
         special = read_special_tokens(folder, values, tokenizer)
         template = read_chat_template(folder)
@@ -72,7 +73,8 @@ def read_folder(folder: Path) -> ForeignModel:
         raise TinyLMError(f"Cannot import {folder}: {name} cannot be read ({error.strerror or error}).") from error
     except ValueError as error:
         raise TinyLMError(f"Cannot import {folder}: {error}.") from error
-    return ForeignModel(family, config, tensors, json.dumps(tokenizer, ensure_ascii=False), special, template)
+    text = json.dumps(tokenizer, ensure_ascii=False)
+    return ForeignModel(family, config, tensors, text, special, template, stored_dtypes(stored))
 
 
 def _read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerSpec:
@@ -90,6 +92,20 @@ def _read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerSpec:
     if largest >= config.vocab_size:
         raise ValueError(f"{TOKENIZER} has the id {largest}, and its model has {config.vocab_size} ids")
     return spec
+
+
+def summarise_folder(path: Path) -> dict[str, Any]:
+    """What a list of runs shows of a folder for which `is_model_folder` holds, as `summarise` of a run.
+
+    Raises TinyLMError for damaged weights.
+    """
+    try:
+        parameters = sum(math.prod(tensor.shape) for tensor in open_weights(path).values())
+        saved = (path / CONFIG).lstat().st_mtime
+    except (OSError, ValueError) as error:
+        raise TinyLMError(f"{path} is damaged ({error}).") from error
+    steps = {"step": None, "best_step": None, "val_loss": None}
+    return {"kind": "hugging face", "parameters": parameters, **steps, "saved": saved}
 
 
 def write_folder(folder: Path, model: ForeignModel, dtype: torch.dtype | None = None) -> str:

@@ -1,6 +1,7 @@
 """A model that another tool made, opened here."""
 
-from collections.abc import Mapping
+import collections
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -16,6 +17,7 @@ class ForeignModel:
     tensors: by tinylm's names, in their own dtypes; mapped from the file or converted when they are looked up.
     tokenizer: validated content of a tokenizer.json. Its ids may be fewer than the rows of the embedding.
     chat_template: Jinja source, not yet checked; `None` without one.
+    dtypes: the number formats of the file, those of most numbers first; empty for a model of tinylm.
     """
 
     family: str | None
@@ -24,3 +26,12 @@ class ForeignModel:
     tokenizer: str
     special: SpecialTokens
     chat_template: str | None
+    dtypes: tuple[str, ...] = ()
+
+
+def rank_dtypes(numbers: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+    """The names of number formats, from pairs of a name and how many numbers have it, by these counts."""
+    counts: collections.Counter[str] = collections.Counter()
+    for name, count in numbers:
+        counts[name] += count
+    return tuple(name for name, _ in counts.most_common())

@@ -7,6 +7,7 @@ matrices gets all of its A, and those rows of its B that belong to the matrix. `
 import collections
 import contextlib
 import hashlib
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ from tinylm.errors import TinyLMError
 from tinylm.files import hash_file, read_json
 from tinylm.formats.family import DTYPES, Family, Parameter, Rule
 from tinylm.formats.peft_config import ADAPTER_CONFIG, PeftConfig, read_peft_config
-from tinylm.formats.safetensors_files import StoredTensor, inside, open_file
+from tinylm.formats.safetensors_files import StoredTensor, inside, open_file, stored_dtypes
 from tinylm.model.build import build_empty_model
 
 ADAPTER_WEIGHTS, ADAPTER_PICKLE = "adapter_model.safetensors", "adapter_model.bin"
@@ -79,6 +80,28 @@ def read_base_name(folder: Path) -> str | None:
     """
     with _reading(folder):
         return _read_config(folder).base
+
+
+@dataclass(frozen=True)
+class AdapterSummary:
+    """What an adapter is, without its base model. modules: the last parts of the names of those that have a LoRA."""
+
+    config: PeftConfig
+    parameters: int
+    dtypes: tuple[str, ...]
+    modules: tuple[str, ...]
+
+
+def summarise_adapter(folder: Path) -> AdapterSummary:
+    """The config of an adapter and the sizes of its tensors, whose names and shapes are not compared with a base model.
+
+    Raises TinyLMError for files that are damaged, and for an adapter that is not a plain LoRA.
+    """
+    with _reading(folder):
+        config, tensors = _read_config(folder), _open_weights(folder)
+    modules = {match[1].rpartition(".")[2] for name in tensors if (match := _LORA.fullmatch(name))}
+    parameters = sum(math.prod(tensor.shape) for tensor in tensors.values())
+    return AdapterSummary(config, parameters, stored_dtypes(tensors), tuple(sorted(modules)))
 
 
 def read_adapter(folder: Path, family: Family, config: ModelConfig) -> ForeignAdapter:

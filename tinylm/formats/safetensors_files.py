@@ -9,7 +9,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from tinylm.files import check_regular, is_link, read_json, replacing, resolve_links
+from tinylm.formats.imported import rank_dtypes
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.bin", "consolidated.00.pth")
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 MAX_SHARDS = 1024
 MAX_TENSORS = 1 << 18
 _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.safetensors")  # a plain name
@@ -97,6 +99,14 @@ def _open_shards(folder: Path) -> dict[str, StoredTensor]:
     if missing := shard_of.keys() - tensors.keys():
         raise ValueError(f"{INDEX} names the tensor {min(missing)[:200]}, which is in none of its files")
     return tensors
+
+
+def stored_dtypes(tensors: Mapping[str, StoredTensor]) -> tuple[str, ...]:
+    """The names of the dtypes of tensors, those of most numbers first."""
+    return rank_dtypes(
+        (DTYPE_NAMES.get(tensor.dtype, "another") if tensor.dtype else "another", math.prod(tensor.shape))
+        for tensor in tensors.values()
+    )
 
 
 def inside(folder: Path, name: str) -> Path:

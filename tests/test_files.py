@@ -1,6 +1,7 @@
 """Access to files that an attacker may have prepared, and atomic replacement of files."""
 
 import hashlib
+import json
 import os
 import stat
 import threading
@@ -88,6 +89,26 @@ def test_a_file_over_the_limit_is_not_read(file: Path) -> None:
 def test_invalid_json_is_a_value_error(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         files.parse_json(text)
+
+
+@pytest.mark.parametrize("half", ["\\ud800", "\\uDFFF", "\\ud800\\ud800", "\\udc00\\ud800", "x\\uDBff x"])
+def test_half_of_a_surrogate_pair_is_a_value_error_where_text_is_written_again(half: str) -> None:
+    for text in (f'{{"a": ["{half}"]}}', f'{{"{half}": 1}}'):
+        with pytest.raises(ValueError, match="half of a surrogate pair"):
+            files.parse_unicode_json(text)
+
+
+@pytest.mark.parametrize("whole", ["\\ud83d\\ude00", "\\\\ud800", "\\ud83d\\ude00\\uD83D\\uDE00", "é"])
+def test_whole_pairs_and_escaped_backslashes_are_text(whole: str) -> None:
+    assert files.parse_unicode_json(f'["{whole}"]') == json.loads(f'["{whole}"]')
+
+
+def test_a_link_to_itself_is_resolved_to_its_own_path(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    assert files.resolve_links(tmp_path / "loop") == tmp_path.resolve() / "loop"
+    assert files.resolve_links(tmp_path / "link") == tmp_path.resolve() / "folder"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tinylm.formats.gguf_header import MAGIC
 from tinylm.formats.gguf_writer import SAMPLES, write_gguf
 from tinylm.formats.huggingface import FOLDER_FILES, write_folder
 from tinylm.formats.imported import ForeignModel
-from tinylm.formats.modelfile import from_line, make_modelfile, modelfile_path
+from tinylm.formats.modelfile import check_name, from_line, make_modelfile, modelfile_path
 from tinylm.open_model import find_model, open_model
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_directory.find_run import newest_model
@@ -120,6 +120,7 @@ def _check_gguf_free(out: Path, force: bool) -> None:
 
     Neither exists, or `force` is set, the one is a GGUF file, and the other names it.
     """
+    check_name(out)
     if out.suffix != ".gguf":
         raise UsageError(f"{out} does not end in .gguf, as the name of such a file does; add that to `out`.")
     contents = {out: MAGIC, modelfile_path(out): from_line(out).encode()}

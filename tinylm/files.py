@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -17,6 +18,7 @@ from io import BufferedReader, BufferedWriter
 from pathlib import Path
 from typing import Any
 
+_LONE_SURROGATE = re.compile(r"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]")
 MAX_JSON_BYTES = 1 << 26  # of a tokenizer; other files have smaller limits
 # A sparse file is small to send, and reading it takes hours. The ratio allows for file systems with compression.
 SPARSE_FROM, MAX_SPARSITY = 1 << 30, 64  # bytes; ratio of a file's size to the bytes that are stored
@@ -117,6 +119,19 @@ def parse_json(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def parse_unicode_json(text: str) -> Any:
+    """As `parse_json`; also raises ValueError for half of a surrogate pair ("\\ud800"), which cannot be encoded."""
+    value = parse_json(text)
+    if _LONE_SURROGATE.search(text):
+        try:
+            is_encodable = is_unicode(json.dumps(value, ensure_ascii=False))  # the backslash may itself be escaped
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        if not is_encodable:
+            raise ValueError("it has half of a surrogate pair, which is not a character")
+    return value
+
+
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
 
@@ -165,6 +180,15 @@ def flush_folder(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be encoded. Names of files that are not UTF-8 cannot: Python reads them as surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_unfinished(name: str, of: tuple[str, ...]) -> bool:

@@ -1,8 +1,10 @@
 """The config.json of each family: every field is used, known to have no effect, or an error that names it."""
 
+import math
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,8 +12,11 @@ from hypothesis import strategies as st
 from tests.formats.peers import BASES, CASES
 from tinylm.config import ModelConfig, RopeScaling
 from tinylm.errors import UsageError
-from tinylm.formats.families import FAMILIES
+from tinylm.formats import family
+from tinylm.formats.families import FAMILIES, convert
+from tinylm.formats.family import ExportedTensors
 from tinylm.formats.family_choice import choose_family, resolve
+from tinylm.model.build import build_model
 
 
 def config(kind: str, **fields: Any) -> dict[str, Any]:
@@ -121,6 +126,101 @@ def test_yarn_has_its_factor_of_attention_from_mscale() -> None:
     scaling = read("llama", rope_parameters=rope).rope_scaling
     assert isinstance(scaling, RopeScaling)
     assert scaling.attention_factor == pytest.approx((0.08 * 1.3862943611 + 1) / (0.04 * 1.3862943611 + 1))
+
+
+ABSURD = (0, -1, -2.5, 1e-320, 1e-5, 1e300, float("nan"), float("inf"), 10**30, "8", True, [4], {})
+SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 4.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+    "yarn": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "attention_factor": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+}
+
+
+@pytest.mark.parametrize("value", ABSURD)
+@pytest.mark.parametrize(
+    ("kind", "name"), [*((kind, name) for kind, fields in SCALINGS.items() for name in (*fields, "rope_theta"))]
+)
+@pytest.mark.parametrize("model", ["llama", "gemma3_text"])
+def test_absurd_numbers_of_rope_are_refused_by_name_or_give_finite_frequencies(
+    model: str, kind: str, name: str, value: Any
+) -> None:
+    rope = {"rope_type": kind, "rope_theta": 5000.0, **SCALINGS[kind], name: value}
+    if name.startswith("mscale"):
+        del rope["attention_factor"]
+    if model == "gemma3_text":
+        rope = {"full_attention": rope, "sliding_attention": {"rope_theta": 9.0}}
+    try:
+        found = read(model, rope_parameters=rope, **({"layer_types": None} if model == "gemma3_text" else {}))
+    except (ValueError, UsageError) as error:
+        ours = {"original_max_position_embeddings": "original_context", "mscale": "attention_factor"}
+        assert name in str(error) or ours.get(name, "rope") in str(error)
+        return
+    assert all(bool(torch.isfinite(table).all()) for table in build_model(found).buffers())
+
+
+def test_opposite_scales_of_yarn_are_refused_although_their_quotient_is_no_number() -> None:
+    """0.1 mscale_all_dim ln(factor) + 1 is 0 here."""
+    rope = {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": -10 / math.log(4)}
+    with pytest.raises(ValueError, match="mscale_all_dim of rope_parameters"):
+        read("llama", rope_parameters=rope)
+
+
+@pytest.mark.parametrize("types", [[1], "full", 5])
+def test_rope_parameters_of_gemma_3_that_are_no_objects_are_refused(types: Any) -> None:
+    with pytest.raises(ValueError, match=r"rope_parameters of its config\.json is not an object for each type"):
+        read("gemma3_text", rope_parameters={"full_attention": types})
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_absurd_numbers_of_layers_are_refused_by_name_before_anything_is_made_of_them(kind: str) -> None:
+    name = "n_layer" if kind == "gpt2" else "num_hidden_layers"
+    with pytest.raises(ValueError, match=f"{name} of its config.json is 1000000000000000"):
+        read(kind, **{name: 10**15, "layer_types": None})
+
+
+def test_the_layers_and_experts_are_compared_with_the_tensors_before_a_model_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(family, "build_empty_model", None)
+    tensors = {"model.norm.weight": torch.ones(32)}
+    with pytest.raises(ValueError, match="it claims 1,000 layers and has 1 tensors"):
+        convert(config("llama", num_hidden_layers=1000), tensors)
+    with pytest.raises(ValueError, match="it claims 3 layers of 900 experts and has 1 tensors"):
+        convert(config("mixtral", num_local_experts=900), tensors)
+
+
+class Loud:
+    """A tensor that may not be loaded."""
+
+    dtype = torch.float32
+
+    def __init__(self, shape: torch.Size) -> None:
+        self.shape = shape
+
+    def load(self) -> torch.Tensor:
+        raise AssertionError("it was loaded")
+
+
+def test_asking_for_a_name_loads_no_tensor() -> None:
+    found = read("llama")
+    shapes = {parameter.foreign: Loud(torch.Size(parameter.shape)) for parameter in FAMILIES["llama"].parameters(found)}
+    _, _, tensors = convert(config("llama"), shapes)
+    assert "embedding.weight" in tensors and "nothing" not in tensors
+    exported = ExportedTensors(FAMILIES["llama"], found, tensors)
+    assert "model.embed_tokens.weight" in exported and "nothing" not in exported
 
 
 VALUES = st.one_of(

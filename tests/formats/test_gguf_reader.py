@@ -204,6 +204,17 @@ def write(folder: Path, metadata: dict[str, Any], tensors: dict[str, Any], archi
         ({"llama.block_count": 4_000_000_000}, "block_count"),
         ({"llama.expert_count": 1 << 31, "llama.expert_used_count": 2}, "experts"),
         ({"llama.attention.head_count": 3}, "3 heads cannot share"),
+        ({"llama.attention.head_count": 64, "llama.attention.key_length": 8}, "head_count is 64"),
+        ({"llama.attention.head_count_kv": 3}, "3 heads cannot share"),
+        ({"llama.attention.head_count": 0}, "head_count = 0"),
+        (
+            {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 0.0},
+            "factor of rope_parameters of its meta",
+        ),
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": -2.0}, "factor is -2.0"),
+        ({"llama.rope.freq_base": 0.0}, "rope_theta is 0.0"),
+        ({"llama.context_length": (1 << 32) - 1}, "max_position_embeddings of its metadata is 4294967295"),
+        ({"llama.embedding_length": 1 << 31}, "hidden_size of its metadata"),
         ({"general.type": "adapter"}, "general.type = 'adapter'"),
         ({"general.alignment": 12}, "general.alignment"),
         ({"split.count": 3}, "a part of a model"),
@@ -256,6 +267,31 @@ def test_rope_divisors_that_are_not_those_of_llama_3_are_an_error(llama: Any, tm
         read_gguf(write(tmp_path, metadata, {**tensors, "rope_freqs.weight": torch.tensor([1.0, 3.0, 2.0, 7.0])}))
 
 
+@pytest.mark.parametrize("divisors", [[1.0, 0.5, 0.5, 0.5], [1.0, 3e38, 3e38, 3e38], [1.0, 0.0, 1.0, 1.0]])
+def test_rope_divisors_out_of_range_are_an_error_that_names_the_file(
+    divisors: list[float], llama: Any, tmp_path: Path
+) -> None:
+    metadata, tensors = llama
+    with pytest.raises(TinyLMError, match=r"model\.gguf as GGUF: its tensor rope_freqs.weight has other RoPE divisors"):
+        read_gguf(write(tmp_path, metadata, {**tensors, "rope_freqs.weight": torch.tensor(divisors)}))
+
+
+def test_more_heads_than_features_of_neox_are_an_error(tmp_path: Path) -> None:
+    peer = make_peer("gptneox")
+    metadata = peer_metadata("gptneox", peer)
+    del metadata["gptneox.rope.dimension_count"]
+    many = {"gptneox.attention.head_count": 64, "gptneox.attention.key_length": 0}
+    with pytest.raises(TinyLMError, match=r"gptneox\.attention\.head_count is 64"):
+        read_gguf(write(tmp_path, metadata | many, dict(peer_tensors("gptneox", peer)), "gptneox"))
+
+
+def test_a_pattern_of_windows_that_is_not_of_booleans_is_an_error(tmp_path: Path) -> None:
+    peer = make_peer("gemma3")
+    metadata = peer_metadata("gemma3", peer) | {"gemma3.attention.sliding_window_pattern": [float("nan")] * 7}
+    with pytest.raises(TinyLMError, match="sliding_window_pattern does not have a boolean for each of 7 layers"):
+        read_gguf(write(tmp_path, metadata, dict(peer_tensors("gemma3", peer)), "gemma3"))
+
+
 def test_llama_3_scaling_is_found_again_from_its_divisors(tmp_path: Path) -> None:
     save_peer("llama 3", tmp_path / "model.gguf")
     scaling = read_gguf(tmp_path / "model.gguf").config.rope_scaling
@@ -278,6 +314,9 @@ def test_what_is_not_a_regular_file_is_an_error(tmp_path: Path, llama: Any) -> N
     (tmp_path / "link.gguf").symlink_to(path)
     os.mkfifo(tmp_path / "fifo.gguf")
     (tmp_path / "empty.gguf").touch()
-    for name in ("link.gguf", "fifo.gguf", "empty.gguf", "missing.gguf", "."):
+    (tmp_path / "loop.gguf").symlink_to("loop.gguf")
+    for name in ("link.gguf", "loop.gguf", "fifo.gguf", "empty.gguf", "missing.gguf", "."):
         with pytest.raises(TinyLMError, match="Cannot read"):
             read_gguf(tmp_path / name)
+    with pytest.raises(TinyLMError, match="it is a symbolic link, which is not followed; name the file itself"):
+        read_gguf(tmp_path / "link.gguf")

@@ -366,6 +366,14 @@ def test_scores_that_are_no_numbers_are_an_error(score: float, tmp_path: Path) -
         read(tmp_path, values)
 
 
+@pytest.mark.parametrize("scores", [[True, False] * 145, ["x"] * 290])
+def test_scores_of_another_type_are_an_error(scores: list[Any], tmp_path: Path) -> None:
+    values = sentencepiece_metadata()
+    values["tokenizer.ggml.scores"] = scores[: len(values["tokenizer.ggml.tokens"])]
+    with pytest.raises(ValueError, match=r"one finite number per token|an array of numbers"):
+        read(tmp_path, values)
+
+
 def test_a_very_long_piece_is_an_error(tmp_path: Path) -> None:
     values = sentencepiece_metadata()
     values["tokenizer.ggml.tokens"][270] = "h" * 5000
@@ -407,6 +415,23 @@ def test_a_trained_bpe_tokenizer_gives_llama_cpp_the_same_ids(tmp_path: Path) ->
     encode = encoder(read(tmp_path, values).text)
     for text in EXAMPLES:
         assert byte_level_ids(text, values) == tokenizer.encode(text).tolist() == encode(text)
+
+
+def test_a_byte_level_tokenizer_without_merges_is_written_and_read_with_the_same_ids(tmp_path: Path) -> None:
+    spec = spec_of(train_bpe(["hello world"], 257))
+    assert spec["model"]["merges"] == []
+    values = write_tokenizer(spec, special_of(), None, 257)
+    assert values["tokenizer.ggml.merges"] == [f"{LETTERS[0xC0]} {LETTERS[0xC1]}"]
+    encode, before = encoder(read(tmp_path, values).text), encoder(json.dumps(spec))
+    for text in EXAMPLES:
+        assert byte_level_ids(text, values) == encode(text) == before(text)
+
+
+def test_a_tokenizer_that_falls_back_to_bytes_that_it_lacks_is_refused(tmp_path: Path) -> None:
+    spec = json.loads(read(tmp_path, sentencepiece_metadata()).text)
+    del spec["model"]["vocab"]["<0x41>"]
+    with pytest.raises(ValueError, match="it falls back to bytes, and has no token <0x41>"):
+        write_tokenizer(validate_tokenizer(json.dumps(spec)), SpecialTokens(end_of_text="</s>"), None, 400)
 
 
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)

@@ -167,7 +167,11 @@ def test_a_tokenizer_of_another_kind_is_refused_with_the_command_that_writes_one
         ("config.json", {"hidden_size": ...}, "lacks hidden_size"),
         ("config.json", {"hidden_size": 33}, "multiple of num_attention_heads"),
         ("config.json", {"hidden_size": "32"}, "hidden_size of its config.json is '32'"),
-        ("config.json", {"num_hidden_layers": 10**12}, "tinylm cannot build its model: layers is 1000000000000"),
+        (
+            "config.json",
+            {"num_hidden_layers": 10**12},
+            "num_hidden_layers of its config.json is 1000000000000; tinylm supports an integer",
+        ),
         ("config.json", {"num_hidden_layers": 2}, "does not have: model.layers.2."),
         ("config.json", {"num_hidden_layers": 4}, "lacks the tensor model.layers.3."),
         ("config.json", {"vocab_size": 301}, "has the shape [300, 32]; its configuration requires [301, 32]"),

@@ -4,6 +4,7 @@ What llama.cpp computes for an architecture: https://github.com/ggml-org/llama.c
 ValueErrors with a reason that completes the sentence "Cannot read PATH as GGUF: ".
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tinylm.config import ModelConfig, RopeScaling
+from tinylm.errors import UsageError
 from tinylm.formats.gguf_header import Metadata, TensorInfo
 from tinylm.formats.gguf_tensors import TENSOR_RULES, TensorPlace
 
@@ -155,7 +157,7 @@ def _size(reader: ConfigReader) -> dict[str, int]:
     if embedding is None or len(embedding.shape) != 2:
         raise ValueError("it lacks the tensor token_embd.weight, a matrix")
     width, heads = reader.integer("embedding_length"), reader.layers_integer("attention.head_count")
-    if width % heads and not reader.has("attention.key_length"):
+    if heads > width or (width % heads and not reader.has("attention.key_length")):
         raise ValueError(f"its {reader.key('attention.head_count')} is {heads}, which does not divide {width}")
     return {
         "vocab_size": embedding.shape[0],
@@ -268,8 +270,8 @@ def _local_layers(reader: ConfigReader, layers: int) -> list[bool]:
     if not reader.has(key):
         return [layer % GEMMA3_PERIOD != GEMMA3_PERIOD - 1 for layer in range(layers)]
     pattern = reader.numbers(key)
-    if len(pattern) != layers:
-        raise ValueError(f"its {reader.key(key)} has {len(pattern)} items for {layers} layers")
+    if len(pattern) != layers or pattern.dtype.kind == "f":
+        raise ValueError(f"its {reader.key(key)} does not have a boolean for each of {layers} layers")
     return [bool(local) for local in pattern]
 
 
@@ -367,15 +369,16 @@ def _llama3_scaling(reader: ConfigReader, config: dict[str, Any]) -> dict[str, A
         return None
     if bool((divisors > 0).all()) and math.isfinite(largest := float(divisors.max())):
         factor = round(largest, 4)  # the file has 32 bits
-        for scaling in _llama3_candidates(divisors, factor, theta, head_dim):
-            if torch.allclose(llama3_factors(scaling, theta, head_dim).double(), divisors, rtol=ROPE_TOLERANCE):
-                return {
-                    "rope_type": "llama3",
-                    "factor": scaling.factor,
-                    "low_freq_factor": scaling.low_freq_factor,
-                    "high_freq_factor": scaling.high_freq_factor,
-                    "original_max_position_embeddings": scaling.original_context,
-                }
+        with contextlib.suppress(UsageError):  # parameters that are out of range
+            for scaling in _llama3_candidates(divisors, factor, theta, head_dim):
+                if torch.allclose(llama3_factors(scaling, theta, head_dim).double(), divisors, rtol=ROPE_TOLERANCE):
+                    return {
+                        "rope_type": "llama3",
+                        "factor": scaling.factor,
+                        "low_freq_factor": scaling.low_freq_factor,
+                        "high_freq_factor": scaling.high_freq_factor,
+                        "original_max_position_embeddings": scaling.original_context,
+                    }
     raise ValueError(f"its tensor {ROPE_FACTORS} has other RoPE divisors than Llama 3's formula gives")
 
 

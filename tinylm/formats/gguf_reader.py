@@ -3,6 +3,7 @@
 The file is untrusted; its header is checked before anything else is read (gguf_header.py).
 """
 
+import errno
 import mmap
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from tinylm.config import MAX_BLOCKS
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.files import open_regular, resolve_links
+from tinylm.files import is_link, open_regular
 from tinylm.formats.families import convert
 from tinylm.formats.gguf_architectures import ARCHITECTURES, ROPE_FACTORS, Architecture, ConfigReader
 from tinylm.formats.gguf_header import Header, Metadata, TensorInfo, parse_header
@@ -56,7 +57,9 @@ def read_gguf(path: Path) -> ForeignModel:
 
 def open_gguf(path: Path) -> GGUFFile:
     """Map a GGUF file and check its header. Raises OSError, and ValueError for a file that is damaged."""
-    with open_regular(resolve_links(path)) as file:  # a link that the user names is followed
+    if is_link(path):
+        raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed; name the file itself", str(path))
+    with open_regular(path) as file:
         try:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except ValueError:

@@ -23,6 +23,7 @@ PREFIX = "tokenizer.ggml."
 CHAT_TEMPLATE = "tokenizer.chat_template"
 MAX_TEMPLATE = 1 << 20  # characters
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # types of tokens
+INERT_MERGE = "À Á"  # llama.cpp requires a merge; this one is of two bytes that UTF-8 never has
 SPACE = "\u2581"  # stands for a space in SentencePiece's tokens
 MAX_PIECE = 256  # characters of a token of SentencePiece, whose default is 16
 MAX_PIECES = 1 << 23  # characters of all of them
@@ -182,7 +183,7 @@ def _read_pre(metadata: Metadata, family: str) -> str:
 
 
 def _byte_level(metadata: Metadata, vocabulary: _Vocabulary, pre: str) -> TokenizerSpec:
-    merges = [_split_merge(merge) for merge in metadata.texts(PREFIX + "merges")]
+    merges = [_split_merge(merge) for merge in metadata.texts(PREFIX + "merges") if merge != INERT_MERGE]
     for name in ("scores", "add_space_prefix", "remove_extra_whitespaces"):  # for the kind llama only
         metadata.ignore(PREFIX + name)
     if pre == "gpt-2" and (characters := _single_characters(vocabulary)):
@@ -233,7 +234,7 @@ def _single_characters(vocabulary: _Vocabulary) -> dict[str, int]:
 def _sentencepiece(metadata: Metadata, vocabulary: _Vocabulary) -> TokenizerSpec:
     """BPE with scores and byte fallback, as in SentencePiece and llama.cpp."""
     scores = metadata.numbers(PREFIX + "scores")
-    if len(scores) != len(vocabulary.tokens) or not np.isfinite(scores).all():
+    if len(scores) != len(vocabulary.tokens) or scores.dtype.kind not in "fiu" or not np.isfinite(scores).all():
         raise ValueError(f"its {PREFIX}scores does not have one finite number per token")
     metadata.ignore(PREFIX + "pre", PREFIX + "merges")  # for the kind gpt2 only
     metadata.require(PREFIX + "remove_extra_whitespaces", False)
@@ -350,10 +351,7 @@ def _is_character_model(spec: TokenizerSpec) -> bool:
 
 
 def _write_characters(spec: TokenizerSpec, vocab_size: int) -> dict[str, Any]:
-    """Characters as byte-level BPE whose merges join the UTF-8 bytes of each character.
-
-    llama.cpp requires at least one merge. The first one joins two bytes that UTF-8 does not have, so it never applies.
-    """
+    """Characters as byte-level BPE whose merges join the UTF-8 bytes of each character."""
     letter_of = {byte: letter for letter, byte in byte_alphabet()}
     spelled = {token: "".join(letter_of[byte] for byte in token.encode()) for token in spec["model"]["vocab"]}
     added = {token["content"] for token in spec["added_tokens"]}
@@ -363,7 +361,7 @@ def _write_characters(spec: TokenizerSpec, vocab_size: int) -> dict[str, Any]:
         "model": "gpt2",
         "pre": "gpt-2",
         **_write_vocabulary(spec, {token: spelled[token] for token in spelled if token not in added}, vocab_size),
-        "merges": list(dict.fromkeys(merges)) or [f"{letter_of[0xC0]} {letter_of[0xC1]}"],
+        "merges": list(dict.fromkeys(merges)) or [INERT_MERGE],
     }
 
 
@@ -373,7 +371,7 @@ def _write_byte_level(spec: TokenizerSpec, vocab_size: int) -> dict[str, Any]:
         "model": "gpt2",
         "pre": pre,
         **_write_vocabulary(spec, {}, vocab_size),
-        "merges": [f"{first} {second}" for first, second in spec["model"]["merges"]],
+        "merges": [f"{first} {second}" for first, second in spec["model"]["merges"]] or [INERT_MERGE],
     }
 
 
@@ -427,8 +425,9 @@ def _write_sentencepiece(spec: TokenizerSpec, vocab_size: int) -> dict[str, Any]
         vocabulary["token_type"][i] = UNKNOWN
         values["unknown_token_id"] = i
     for byte in range(256):
-        i = model["vocab"][f"<0x{byte:02X}>"]
-        vocabulary["token_type"][i] = BYTE
+        if (token := f"<0x{byte:02X}>") not in model["vocab"]:
+            raise ValueError(f"it falls back to bytes, and has no token {token}")
+        vocabulary["token_type"][model["vocab"][token]] = BYTE
     return {**values, **vocabulary}
 
 

@@ -27,6 +27,7 @@ from tinylm.formats.gguf_reader import FLOAT_TYPES, import_gguf, open_gguf, read
 from tinylm.formats.gguf_tensors import SAME, Change, TensorPlace
 from tinylm.formats.gguf_tokenizer import ReadTokenizer, read_tokenizer, write_tokenizer
 from tinylm.formats.imported import ForeignModel
+from tinylm.formats.modelfile import check_name
 from tinylm.text.tokenizer_errors import wrap_library_errors
 from tinylm.text.tokenizer_file import token_ids, validate_tokenizer
 
@@ -86,8 +87,7 @@ def write_gguf(path: Path, model: ForeignModel, dtype: str = "f16", name: str | 
     folder that cannot be written; TinyLMError if writing fails or the file cannot be read back with the same model.
     """
     import_gguf()
-    if "\n" in path.name:
-        raise UsageError("The name of a GGUF file must not contain a line break.")
+    check_name(path)
     plan = _make_plan(model, DTYPES[dtype], name or path.stem)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

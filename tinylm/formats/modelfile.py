@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from tinylm.errors import UsageError
+from tinylm.files import is_unicode
 from tinylm.formats.imported import ForeignModel
 
 SUFFIX = ".Modelfile"  # after the name of the model, so that a folder can hold several
@@ -15,6 +17,12 @@ CHATML = """{{ range .Messages }}<|im_start|>{{ .Role }}
 def modelfile_path(gguf: Path) -> Path:
     """The Modelfile of a GGUF file."""
     return gguf.with_suffix(SUFFIX)
+
+
+def check_name(gguf: Path) -> None:
+    """Raise UsageError for the name of a GGUF file that a Modelfile cannot contain."""
+    if "\n" in gguf.name or not is_unicode(gguf.name):
+        raise UsageError("The name of a GGUF file must be UTF-8 without a line break.")
 
 
 def from_line(gguf: Path) -> str:

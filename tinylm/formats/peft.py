@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tinylm.config import ModelConfig
 from tinylm.errors import TinyLMError
-from tinylm.files import hash_file, read_json
+from tinylm.files import hash_file, parse_unicode_json, read_text
 from tinylm.formats.family import DTYPES, Family, Parameter, Rule
 from tinylm.formats.peft_config import ADAPTER_CONFIG, PeftConfig, read_peft_config
 from tinylm.formats.safetensors_files import StoredTensor, inside, open_file, stored_dtypes
@@ -128,7 +128,7 @@ def _reading(folder: Path) -> Iterator[None]:
 
 def _read_config(folder: Path) -> PeftConfig:
     try:
-        values = read_json(inside(folder, ADAPTER_CONFIG), MAX_CONFIG_BYTES)
+        values = parse_unicode_json(read_text(inside(folder, ADAPTER_CONFIG), MAX_CONFIG_BYTES))
     except ValueError as error:
         raise ValueError(f"{ADAPTER_CONFIG} cannot be read: {error}") from error
     return read_peft_config(values)

@@ -18,7 +18,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from tinylm.files import check_regular, is_link, read_json, replacing, resolve_links
+from tinylm.files import check_regular, is_link, parse_unicode_json, read_text, replacing, resolve_links
 from tinylm.formats.imported import rank_dtypes
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -80,7 +80,7 @@ def _stored(file: Any, name: str) -> StoredTensor:
 
 
 def _open_shards(folder: Path) -> dict[str, StoredTensor]:
-    index = read_json(inside(folder, INDEX))
+    index = parse_unicode_json(read_text(inside(folder, INDEX)))
     shard_of = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(shard_of, dict) or not all(isinstance(name, str) for name in shard_of.values()):
         raise ValueError(f"{INDEX} has no weight_map of tensors to files")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tinylm.config import SpecialTokens
-from tinylm.files import read_json, read_text
+from tinylm.files import parse_unicode_json, read_text
 from tinylm.formats.safetensors_files import inside
 from tinylm.text.tokenizer_errors import short_repr
 from tinylm.text.tokenizer_file import TokenizerSpec, token_ids
@@ -31,7 +31,7 @@ def read_object(folder: Path, name: str) -> dict[str, Any]:
     if not os.path.lexists(folder / name):
         return {}
     try:
-        value = read_json(inside(folder, name), MAX_CONFIG_BYTES)
+        value = parse_unicode_json(read_text(inside(folder, name), MAX_CONFIG_BYTES))
     except ValueError as error:
         raise ValueError(f"{name} cannot be read: {error}") from error
     if not isinstance(value, dict):

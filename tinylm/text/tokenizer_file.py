@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tinylm.files import parse_json
+from tinylm.files import parse_unicode_json
 from tinylm.text.regex_patterns import MAX_PATTERN, is_linear
 from tinylm.text.tokenizer_errors import short_repr
 
@@ -35,7 +35,7 @@ def validate_tokenizer(text: str) -> TokenizerSpec:
     Truncation, padding and BPE dropout, which makes encoding random, are turned off. Raises ValueError with a reason
     that completes the sentence "Cannot use FILE as a tokenizer: ".
     """
-    spec = parse_json(text)
+    spec = parse_unicode_json(text)
     if not isinstance(spec, dict) or spec.get("version", "1.0") != "1.0":
         raise ValueError("it is not a tokenizer.json of version 1.0")
     model = _validate_model(spec.get("model"))

@@ -38,7 +38,15 @@ CHAT = {"messages": [{"role": "user", "content": "the bee"}, {"role": "assistant
 LONGEST = 1000  # characters of an error
 KIBIBYTE = 1024 if sys.platform.startswith("linux") else 1
 MOST_RESIDENT = 3 << 30  # bytes, of which 0.7 GB are those of the process that forks
-SUBJECTS = ("tensor", "template", "conversation", "--", "special token")  # what an error may name beside the model
+SUBJECTS = (
+    "tensor",
+    "template",
+    "conversation",
+    "--",
+    "special token",
+    "this model",
+    "the model",
+)  # what an error may name beside the model
 CONTROLS = {*map(chr, [*range(9), 11, 12, *range(14, 32), *range(127, 160), *range(0x202A, 0x202F)])}
 
 

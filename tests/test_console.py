@@ -6,6 +6,7 @@ import json
 import os
 import re
 import select
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -55,6 +56,27 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return now
+
+
+@posix
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_long_value_of_a_field_goes_on_below_its_beginning(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((columns, 24)))
+    words = [f"word{n}" for n in range(20)]
+    with terminal(columns) as shown:
+        Console().field("context", ", ".join(words))
+        Console().field("norm", "")
+        *lines, norm = shown().splitlines()
+    assert norm.rstrip() == "  norm"
+    assert len(lines) > 1 and max(map(len, lines)) <= columns
+    assert lines[0].startswith("  context              word0, ")
+    assert all(line.startswith(" " * 23 + "word") for line in lines[1:])
+    assert re.findall(r"word\d+", " ".join(lines)) == words
+
+
+def test_a_field_is_one_line_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().field("norm", "x" * 300)
+    assert capsys.readouterr().out == f"  norm                 {'x' * 300}\n"
 
 
 def test_results_go_to_stdout_unchanged_and_notes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,205 @@
+"""Models and adapters of other tools on the command line: what is shown of them, and how forged ones are refused."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.formats import gguf_files
+from tests.formats.peers import edit_json, save_peer
+from tests.formats.peft_adapters import make_adapter
+from tests.shell import copied, done, records, refused, snapshot, tinylm
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The models of transformers, in folders and files of their names, and an adapter of PEFT."""
+    folder = tmp_path_factory.mktemp("models")
+    peers = {name: save_peer(name, folder / name) for name in ("llama", "gpt2")}
+    peers["llama.gguf"] = gguf_files.save_peer("llama", folder / "llama.gguf")
+    peers["folder"] = folder
+    make_adapter(save_peer("llama", folder / "base"), folder / "lora", target_modules=["q_proj", "up_proj"])
+    return peers
+
+
+@pytest.fixture
+def llama(models: dict[str, Any], here: Path) -> Path:
+    """A copy of the folder of a Llama, to be forged."""
+    return copied(models["folder"] / "llama", here / "bad")
+
+
+# What is shown.
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "numbers", "size"),
+    [("llama", "hugging face", "float32", 292), ("llama.gguf", "gguf", "F32", 265)],
+)
+def test_info_describes_a_model(name: str, format: str, numbers: str, size: int, models: dict[str, Any]) -> None:
+    path = models["folder"] / name
+    (record,) = records(done("info", path, "--json"))
+    expected = models[name].num_parameters()
+    assert (record["run"], record["kind"], record["format"]) == (str(path), "model", format)
+    assert (record["family"], record["number_formats"]) == ("llama", [numbers])
+    assert record["parameters"] == record["parameters_by_part"]["total"] == expected
+    assert record["config"]["model"]["context"] == 64
+    assert record["tokenizer"] == {"kind": "bpe", "vocab_size": size}
+    shown = done("info", path).stdout.splitlines()
+    for line in (
+        f"  format               {format}",
+        "  family               llama",
+        f"  parameters           {expected:,}",
+        "  context              64",
+        "  chat template        yes",
+        f"  vocab size           {size}",
+    ):
+        assert line in shown
+    (sample,) = [line.partition("tinylm ")[2] for line in shown if line.startswith("  sample:")]
+    assert sample == f'sample --model {path} --prompt "..."'
+
+
+def test_info_describes_an_adapter_without_its_base(models: dict[str, Any]) -> None:
+    path = models["folder"] / "lora"
+    (record,) = records(done("info", path, "--json"))
+    # 3 layers of q_proj (32, 32) and up_proj (48, 32), each with A (3, in) and B (out, 3).
+    assert record["parameters"] == 3 * (3 * (32 + 32) + 3 * (32 + 48))
+    assert record["adapter"] == {
+        "base": None,
+        "rank": 3,
+        "alpha": 5.0,
+        "rank_stabilised": False,
+        "targets": ["q_proj", "up_proj"],
+        "modules_to_save": [],
+    }
+    assert "  targets              q_proj, up_proj" in done("info", path).stdout.splitlines()
+
+
+def test_runs_lists_folders_of_hugging_face_and_leaves_out_files_and_adapters(
+    models: dict[str, Any], here: Path
+) -> None:
+    for name in ("llama", "lora"):
+        copied(models["folder"] / name, here / "checkpoints" / name)
+    os.link(models["folder"] / "llama.gguf", here / "checkpoints/llama.gguf")
+    result = done("runs")
+    _, row = (line.split("  ") for line in result.stdout.splitlines())
+    assert [cell.strip() for cell in row if cell][:5] == ["llama", "hugging face", "42.5k", "-", "-"]
+    assert result.stderr == ""
+    (record,) = records(done("runs", "--json"))
+    assert (record["kind"], record["parameters"], record["step"]) == ("hugging face", 42464, None)
+    (here / "checkpoints/llama/model.safetensors").write_bytes(b"")
+    assert "damaged" in done("runs").stdout
+
+
+def test_an_imported_gpt2_is_sampled_with_int8_weights(models: dict[str, Any]) -> None:
+    """Its files store weights by columns."""
+    plain, int8 = (
+        done("sample", "-m", models["folder"] / "gpt2", "-n", 5, "-t", 0, "--quantize", kind).stdout
+        for kind in ("none", "int8")
+    )
+    assert plain and int8
+
+
+# Forged models.
+
+FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors")
+
+
+@pytest.mark.parametrize("file", (*FILES, "chat_template.jinja"))
+@pytest.mark.parametrize("kind", ["loop", "link", "fifo", "folder"])
+@pytest.mark.parametrize("command", ["info", "sample"])
+def test_what_is_no_file_in_a_models_folder_is_refused_by_name(
+    command: str, kind: str, file: str, llama: Path, here: Path
+) -> None:
+    (llama / file).rename(here / "moved")
+    if kind == "fifo":
+        os.mkfifo(llama / file)
+    elif kind == "folder":
+        (llama / file).mkdir()
+    else:
+        (llama / file).symlink_to(file if kind == "loop" else here / "moved")
+    words = {"info": ("info", llama), "sample": ("sample", "-m", llama, "-n", 1)}[command]
+    refused(tinylm(*words), 1, str(llama), file)
+
+
+@pytest.mark.parametrize("name", ["loop", "loop.gguf"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("info",),
+        ("sample", "-n", 1, "-m"),
+        ("eval", "text.txt", "-m"),
+        ("import", "--out", "run"),
+        ("export", "--to", "hf", "--out", "new"),
+        ("sample", "-n", 1, "--adapter"),
+        ("merge-lora", "--out", "new"),
+        ("train", "text.txt", "--steps", 1, "--init-from"),
+        ("finetune-lora", "text.txt", "--steps", 1, "--model"),
+    ],
+)
+def test_a_model_that_is_a_link_to_itself_is_refused(words: tuple[Any, ...], name: str, here: Path) -> None:
+    (here / "text.txt").write_text("the old man said it was a cold morning. " * 20)
+    (here / name).symlink_to(name)
+    result = tinylm(*words, name)
+    refused(result, result.exit_code, name)
+    assert result.exit_code in (1, 2)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("import", "bad", "--out"), ("export", "bad", "--to", "hf", "--out"), ("import", "bad", "--force", "--out")],
+)
+def test_an_output_that_is_a_link_to_itself_is_refused(words: tuple[Any, ...], llama: Path, here: Path) -> None:
+    (here / "loop").symlink_to("loop")
+    refused(tinylm(*words, "loop"), 2, "loop")
+    assert (here / "loop").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("file", "fields"),
+    [
+        ("config.json", {"hidden_act": "\ud800"}),
+        ("config.json", {"\ud800": 1}),
+        ("config.json", {"architectures": ["\udc00"]}),
+        ("tokenizer_config.json", {"chat_template": "\ud800{{ messages }}"}),
+        ("tokenizer_config.json", {"eos_token": "\ud800"}),
+        ("generation_config.json", {"eos_token_id": "\ud800"}),
+        ("tokenizer.json", {"added_tokens": [{"id": 292, "content": "a\ud800", "special": True}]}),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused_by_the_files_name(
+    file: str, fields: dict[str, Any], llama: Path, here: Path
+) -> None:
+    edit_json(llama / file, **fields)
+    for words in (("info", llama), ("import", llama, "--out", "run"), ("export", llama, "--to", "hf", "--out", "new")):
+        refused(tinylm(*words), 1, file, "half of a surrogate pair")
+
+
+def test_half_of_a_surrogate_pair_in_an_adapters_config_is_refused(models: dict[str, Any], here: Path) -> None:
+    adapter = copied(models["folder"] / "lora", here / "lora")
+    edit_json(adapter / "adapter_config.json", base_model_name_or_path="x\ud800")
+    for words in (("info", adapter), ("sample", "--adapter", adapter, "-m", models["folder"] / "llama", "-n", 1)):
+        refused(tinylm(*words), 1, "adapter_config.json", "half of a surrogate pair")
+
+
+def test_a_name_that_is_not_utf8_is_refused_for_a_gguf_file(llama: Path, here: Path) -> None:
+    before = snapshot(here)
+    refused(tinylm("export", llama, "--to", "gguf", "--out", "a\udcff.gguf"), 2, "must be UTF-8")
+    assert snapshot(here) == before
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers of its config.json is 1000000000"),
+        ({"num_hidden_layers": 1000}, "it claims 1,000 layers and has"),
+        ({"vocab_size": 10**9}, "vocab_size of its config.json is 1000000000"),
+        ({"max_position_embeddings": 10**9}, "max_position_embeddings of its config.json is 1000000000"),
+        ({"intermediate_size": 10**12}, "intermediate_size of its config.json is 1000000000000"),
+        ({"hidden_size": 0}, "hidden_size of its config.json is 0"),
+    ],
+)
+@pytest.mark.timeout(60)
+def test_absurd_sizes_are_refused_by_name(fields: dict[str, Any], message: str, llama: Path) -> None:
+    edit_json(llama / "config.json", **fields)
+    refused(tinylm("sample", "-m", llama, "-n", 1), 1, message)

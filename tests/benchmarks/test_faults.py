@@ -17,7 +17,16 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(os.name != "posix", reason="the attacks use signals and forks"),
 ]
-FEW = {"kills": 3, "disks": 10, "flips": 6, "forgeries": 16, "options": 30, "combinations": 8, "interrupts": 3}
+FEW = {
+    "kills": 3,
+    "disks": 10,
+    "flips": 6,
+    "forgeries": 16,
+    "foreign": 8,
+    "options": 30,
+    "combinations": 8,
+    "interrupts": 3,
+}
 
 
 @pytest.mark.parametrize("name", FEW)

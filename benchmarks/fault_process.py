@@ -166,12 +166,16 @@ class Place:
             _become(self, words, env, **how)
         return pid
 
-    def start(self, *words: object) -> "subprocess.Popen[bytes]":
+    def start(self, *words: object, stdin: Path | None = None) -> "subprocess.Popen[bytes]":
         """A real process, for signals at its start."""
-        with (self.streams / "out").open("wb") as out, (self.streams / "err").open("wb") as err:
+        with (
+            (stdin or Path(os.devnull)).open("rb") as questions,
+            (self.streams / "out").open("wb") as out,
+            (self.streams / "err").open("wb") as err,
+        ):
             return subprocess.Popen(
                 [sys.executable, "-m", "tinylm", *map(str, words)],
-                stdin=subprocess.DEVNULL,
+                stdin=questions,
                 stdout=out,
                 stderr=err,
                 cwd=self.work,

@@ -77,6 +77,9 @@ def prepare(place: Any) -> None:
     (work / "corpus.txt").write_text(story(3000))
     (work / "other.txt").write_text(story(1500, seed=1))
     (work / "pairs.tsv").write_text("".join(f"{w}\t{w[::-1]}\n" for w in TEXT.split()) * 6)
+    chats = [{"prompt": line, "completion": "I saw no joy."} for line in story(400, seed=2).splitlines()]
+    (work / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    (work / "questions.txt").write_text("the old man\n/save saved.jsonl\nby the sea\n/save saved.jsonl\n")
     place.keep("empty")
     short = ("--steps", 6, "--eval-every", 3, "--save-every", 2, "--log-every", 1, *TINY)
     adapter = ("--model", RUN, "--steps", 3, "--batch-size", 4, "--dtype", "fp32")
@@ -89,6 +92,8 @@ def prepare(place: Any) -> None:
         (("finetune-lora", "other.txt", "--out", ADAPTER, *adapter), None),
         (("finetune-adapter", "other.txt", "--out", "checkpoints/bottleneck", *adapter), None),
         (("train-tokenizer", "corpus.txt", "--out", "tokenizer.json", "--kind", "bpe", "--vocab-size", 280), None),
+        (("train", "chats.jsonl", "--out", "checkpoints/chat", *short, "--context", 64), None),
+        (("export", RUN, "--to", "hf", "--out", "model-hf"), None),
         (("train", "corpus.txt", "--out", "checkpoints/good", *short), None),  # the newest
     ):
         ran = place.run(*words, stdin=stdin)
@@ -174,6 +179,13 @@ def attack_by_kills(place: Any, unit: tuple[int, int, int]) -> list[Trial]:
 
 # 2. Full disks.
 
+CHAT = ("chat", "-m", "checkpoints/chat", "-n", 20, "--seed", 1)
+CONVERSIONS: dict[str, tuple[Any, ...]] = {  # each writes `new`, or a file whose name begins with it
+    "import": ("import", "model-hf", "--out", "new"),
+    "export hf": ("export", "checkpoints/good", "--to", "hf", "--out", "new"),
+    "export gguf": ("export", "checkpoints/good", "--to", "gguf", "--out", "new.gguf"),
+    "export peft": ("export", ADAPTER, "--to", "peft", "--out", "new"),
+}
 DISK_RUN = ("--steps", 4, "--eval-every", 2, "--save-every", 2, "--log-every", 1, *TINY)
 ON_FULL_DISK: dict[str, tuple[str, tuple[Any, ...]]] = {  # by name: what is there before, and the command
     "train": ("empty", ("train", "corpus.txt", "--out", RUN, *DISK_RUN)),
@@ -184,6 +196,8 @@ ON_FULL_DISK: dict[str, tuple[str, tuple[Any, ...]]] = {  # by name: what is the
     "train-tokenizer": ("empty", ("train-tokenizer", "corpus.txt", "--out", "t.json", "--vocab-size", 280)),
     "sample": ("runs", ("sample", "-m", RUN, "-n", 200, "-t", 0)),
     "eval": ("runs", ("eval", "other.txt", "-m", RUN)),
+    "chat": ("runs", CHAT),
+    **{name: ("runs", command) for name, command in CONVERSIONS.items()},
 }
 STREAMS = [
     *((name, stream, target) for name in ON_FULL_DISK for stream in ("stdout", "stderr") for target in ("full",)),
@@ -201,10 +215,25 @@ def plan_full_disks(place: Any, cases: int, seed: int) -> list[Any]:
     for name, (before, command) in ON_FULL_DISK.items():
         place.restore(before)
         counted = place.streams / "count"
-        place.run(*command, before=fault_disk.full_at(place.path, 0, False), after=fault_disk.write_count(counted))
+        stdin = questions_of(place, name)
+        full = fault_disk.full_at(place.path, 0, False)
+        place.run(*command, stdin=stdin, before=full, after=fault_disk.write_count(counted))
         writes = int(counted.read_text())
         units += [(name, number, lasting) for number in range(1, writes + 1) for lasting in (True, False)]
     return units
+
+
+def questions_of(place: Any, name: str) -> Path | None:
+    return place.work / "questions.txt" if name == "chat" else None
+
+
+def left_over(place: Any, before: set[str], name: str) -> list[str]:
+    """What a command that failed or was interrupted left in the working folder, besides what it writes."""
+    found = {path.name for path in place.work.iterdir()} - before
+    written = (
+        {"new", "new.gguf", "new.Modelfile", "saved.jsonl"} if name in (*CONVERSIONS, "chat") else {"new", "t.json"}
+    )
+    return [f"{name} left {other}" for other in sorted(found - written - {"checkpoints"})]
 
 
 def attack_by_full_disk(place: Any, unit: tuple[str, Any, Any]) -> list[Trial]:
@@ -214,10 +243,11 @@ def attack_by_full_disk(place: Any, unit: tuple[str, Any, Any]) -> list[Trial]:
     before, command = ON_FULL_DISK[name]
     place.restore(before)
     folders = [path.name for path in place.work.glob("checkpoints/*")]
-    failed = place.run(*command, before=fault_disk.full_at(place.path, number, lasting))
-    wrong = defects_of(place)
+    files, stdin = {path.name for path in place.work.iterdir()}, questions_of(place, name)
+    failed = place.run(*command, stdin=stdin, before=fault_disk.full_at(place.path, number, lasting))
+    wrong = [*defects_of(place), *left_over(place, files, name)]
     run = next((place.work / path for path in (RUN, "new") if path in command), None)
-    if name in ("sample", "eval") and failed.code:
+    if name in ("sample", "eval", "chat") and failed.code:
         wrong.append(shown(failed))
     new = [path for path in (RUN, "new") if (place.work / path / "config.json").exists()]
     for path in sorted({*new, *(f"checkpoints/{folder}" for folder in folders)}):
@@ -227,7 +257,8 @@ def attack_by_full_disk(place: Any, unit: tuple[str, Any, Any]) -> list[Trial]:
     if name == "train" and run is not None and run.exists():
         again = place.run(*RESUMING)
     elif failed.code and name != "train --resume":
-        again = place.run(*command, *(("--force",) if name == "finetune-lora" and run and run.exists() else ()))
+        replaces = name in CONVERSIONS or (name == "finetune-lora" and run and run.exists())
+        again = place.run(*command, *(("--force",) if replaces else ()), stdin=stdin)
     elif failed.code:
         again = place.run(*command)
     else:
@@ -244,7 +275,7 @@ def attack_by_full_stream(place: Any, name: str, stream: str, how: str) -> Trial
     before, command = ON_FULL_DISK.get(name, ("runs", (name, *((RUN,) if name == "info" else ()))))
     place.restore(before)
     words = (*command, "--json") if how == "json" else command
-    ran = place.run(*words, **{stream: Path("/dev/full")})
+    ran = place.run(*words, stdin=questions_of(place, name), **{stream: Path("/dev/full")})
     wrong = [defect for defect in defects_of(place) if "without a message" not in defect]
     if stream == "stderr" and ran.code:
         wrong.append(f"exit {ran.code} for stderr alone: {shown(ran)}")
@@ -725,6 +756,8 @@ INTERRUPTED: dict[str, tuple[Any, ...]] = {
     "train": ("train", "corpus.txt", "--out", RUN, "--steps", 300, "--dropout", 0.1, *EVERY, *TINY),
     "sample": ("sample", "-m", "checkpoints/good", "-n", 1500, "--seed", 1),
     "eval": ("eval", "corpus.txt", "-m", "checkpoints/good", "--stride", 1),
+    "chat": CHAT,
+    **CONVERSIONS,
 }
 
 
@@ -736,27 +769,29 @@ def attack_by_interrupt(place: Any, unit: tuple[int, int, int]) -> list[Trial]:
     """A real process, interrupted at a random moment between its start and its end."""
     seed, number, cases = unit
     rng = random.Random(f"interrupts {seed} {number}")
-    name = sorted(INTERRUPTED)[number % 3]
+    name = sorted(INTERRUPTED)[number % len(INTERRUPTED)]
     command = INTERRUPTED[name]
     place.restore("runs")
-    shutil.rmtree(place.work / RUN)
+    prepare_interrupt(place, name)
     undisturbed = place.path.with_name(f"undisturbed-{name}")
     times = place.path.with_name(f"seconds-{name}")
     if not times.exists():
         begun = time.monotonic()
-        ran = place.finish(place.start(*command), command, begun)
+        ran = place.finish(place.start(*command, stdin=questions_of(place, name)), command, begun)
         times.write_text(str(time.monotonic() - begun))
         if ran.code:
             raise RuntimeError(shown(ran))
         if name == "train":
             (place.work / RUN).rename(undisturbed)
         place.restore("runs")
-        shutil.rmtree(place.work / RUN)
+        prepare_interrupt(place, name)
     # Spread over the whole time, the first second and a half twice as densely.
-    share = (number // 3 + rng.random()) / max(1, math.ceil(cases / 3))
+    kinds = len(INTERRUPTED)
+    share = (number // kinds + rng.random()) / max(1, math.ceil(cases / kinds))
     after = share**1.3 * float(times.read_text())
+    files = {path.name for path in place.work.iterdir()}
     begun = time.monotonic()
-    child = place.start(*command)
+    child = place.start(*command, stdin=questions_of(place, name))
     try:
         child.wait(after)
     except subprocess.TimeoutExpired:
@@ -768,6 +803,10 @@ def attack_by_interrupt(place: Any, unit: tuple[int, int, int]) -> list[Trial]:
         wrong.append(shown(ran))
     if not interpreter_only:
         wrong += [defect for defect in ran.defects((0, 130)) if not defect.startswith("killed by SIGINT")]
+    wrong += left_over(place, files, name) if name != "train" else []
+    if name in CONVERSIONS:
+        place.run(*command, "--force")
+        wrong += [] if not place.ran[-1].code else [f"afterwards: {shown(place.ran[-1])}"]
     if ran.code and "rror" in ran.stderr and not interpreter_only:
         wrong.append(f"not quiet: {ran.stderr.strip().splitlines()[-1][:200]}")
     if name == "train":
@@ -776,6 +815,12 @@ def attack_by_interrupt(place: Any, unit: tuple[int, int, int]) -> list[Trial]:
         if not place.ran[-1].code and not same_save(place.work / RUN, undisturbed):
             wrong.append("the weights are not those of an undisturbed run")
     return [Trial(f"{name} interrupted after {after:.2f} s", tuple(wrong), commands_of(place))]
+
+
+def prepare_interrupt(place: Any, name: str) -> None:
+    """Training is of a new run; an adapter needs its base."""
+    if name == "train":
+        shutil.rmtree(place.work / RUN)
 
 
 CLASSES = {

@@ -251,7 +251,8 @@ def attack_by_full_disk(place: Any, unit: tuple[str, Any, Any]) -> list[Trial]:
         wrong.append(shown(failed))
     new = [path for path in (RUN, "new") if (place.work / path / "config.json").exists()]
     for path in sorted({*new, *(f"checkpoints/{folder}" for folder in folders)}):
-        loaded = place.run("info", path)  # which finishes a replacement that was interrupted
+        # `info` finishes a replacement that was interrupted.
+        loaded = place.run(*(("eval", "other.txt", "-m", path) if name == "export hf" else ("info", path)))
         wrong += [shown(loaded)] if loaded.code else []
     place.ran = []
     if name == "train" and run is not None and run.exists():
@@ -797,9 +798,10 @@ def attack_by_interrupt(place: Any, unit: tuple[int, int, int]) -> list[Trial]:
     except subprocess.TimeoutExpired:
         child.send_signal(signal.SIGINT)
     ran = place.finish(child, command, begun)
-    interpreter_only = "Traceback" in ran.stderr and f"{os.sep}tinylm{os.sep}" not in ran.stderr
+    # Before its own handlers are installed, the interpreter handles the signal: there is no frame of `main` yet.
+    interpreter_only = "Traceback" in ran.stderr and ", in main\n" not in ran.stderr
     wrong = []
-    if ran.code not in (0, 130, -signal.SIGINT):
+    if ran.code not in (0, 130, -signal.SIGINT) and not interpreter_only:
         wrong.append(shown(ran))
     if not interpreter_only:
         wrong += [defect for defect in ran.defects((0, 130)) if not defect.startswith("killed by SIGINT")]

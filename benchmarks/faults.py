@@ -251,8 +251,7 @@ def attack_by_full_disk(place: Any, unit: tuple[str, Any, Any]) -> list[Trial]:
         wrong.append(shown(failed))
     new = [path for path in (RUN, "new") if (place.work / path / "config.json").exists()]
     for path in sorted({*new, *(f"checkpoints/{folder}" for folder in folders)}):
-        # `info` finishes a replacement that was interrupted.
-        loaded = place.run(*(("eval", "other.txt", "-m", path) if name == "export hf" else ("info", path)))
+        loaded = place.run("info", path)  # which finishes a replacement that was interrupted
         wrong += [shown(loaded)] if loaded.code else []
     place.ran = []
     if name == "train" and run is not None and run.exists():

@@ -1,5 +1,5 @@
-"""What every test may rely on: a cache of its own with a machine profile, default signals, and one thread, on
-which small models are fastest."""
+"""Fixtures of every test: its own cache with a machine profile, default signals, and one thread, on which small models
+are fastest."""
 
 import itertools
 import shutil
@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, settings
 from tests.machines import write_profile
 from tests.trained_runs import adapter, bpe_run, encoder, run, shelf, shelf_cache, translator  # noqa: F401, fixtures
 
-# The same examples for everyone, so that a change is judged by itself; --hypothesis-profile explore looks for others.
-# A busy machine is slow, and that is no failure.
+# The same examples in every run, so that a failure is due to a change; --hypothesis-profile explore draws others. No
+# deadline, since a busy machine is slow.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("tinylm", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("tinylm")

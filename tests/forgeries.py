@@ -1,4 +1,4 @@
-"""tokenizer.json files that an attacker or a broken disk could leave."""
+"""Forged and damaged tokenizer.json files."""
 
 import copy
 import itertools
@@ -192,7 +192,7 @@ def _deep(step: Layout, key: str, depth: int) -> Layout:
     return step
 
 
-# Mutations, each of which changes a layout.
+# Mutations of a parsed tokenizer.json, in place.
 
 
 def _places(value: Any, most: int = 12) -> Iterator[tuple[Any, Any]]:
@@ -219,7 +219,7 @@ def _drop(forged: Layout, rng: random.Random) -> None:
 
 
 def _move(forged: Layout, rng: random.Random) -> None:
-    """A part of the file in the place of another."""
+    """Replace a part of the file by a copy of another part."""
     (container, key), (other, source) = _place(forged, rng), _place(forged, rng)
     container[key] = (
         copy.deepcopy(other[source]) if isinstance(other, (dict, list)) and source in _keys(other) else None
@@ -260,7 +260,7 @@ def _shuffle_merges(forged: Layout, rng: random.Random) -> None:
 
 
 def _mix_steps(forged: Layout, rng: random.Random) -> None:
-    """The normalizer, pre-tokenizer or decoder of another file."""
+    """Replace the normalizer, pre-tokenizer or decoder by that of another file."""
     part = rng.choice(("normalizer", "pre_tokenizer", "post_processor", "decoder", "model", "added_tokens"))
     forged[part] = copy.deepcopy(rng.choice(list(published().values()))[part])
 
@@ -282,7 +282,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def _damaged(text: str, rng: random.Random) -> str:
-    """Cut off, or with a character changed, doubled or missing."""
+    """Truncate the text, or change, double or remove a character."""
     place = rng.randrange(max(1, len(text)))
     rest = text[place + 1 :]
     return (

@@ -1,4 +1,4 @@
-"""tokenizer.json files with the structure that published models have, and small vocabularies trained here."""
+"""tokenizer.json files with the structure of published models, and with small vocabularies."""
 
 import copy
 import functools
@@ -55,7 +55,7 @@ FROM_METASPACE = {
 
 
 def published() -> dict[str, dict[str, Any]]:
-    """By model: the file's JSON, the caller's to change."""
+    """The JSON values of the files by model; the caller may modify them."""
     return copy.deepcopy(_published())
 
 

@@ -41,7 +41,7 @@ def layer_norm(x: Array, gain: Array | None = None, bias: Array | None = None, e
 
 
 def rms_norm(x: Array, gain: Array | None = None, bias: Array | None = None, eps: float = RMS_EPS) -> Array:
-    """x / sqrt(mean of squares + eps) * gain + bias for one vector; the mean is not taken away."""
+    """x / sqrt(mean of squares + eps) * gain + bias for one vector; the mean is not subtracted."""
     mean_square = sum(entry**2 for entry in x) / len(x)
     return _affine(x / math.sqrt(mean_square + eps), gain, bias)
 
@@ -126,7 +126,7 @@ def decoder_logits(
         return [x[:, h * config.head_dim : (h + 1) * config.head_dim] for h in range(heads)]
 
     def place(head: Array, norm_name: str) -> Array:
-        """Queries or keys of one head, made ready for the dot product."""
+        """Queries or keys of one head, normalised and rotated as the configuration says."""
         if config.qk_norm:
             head = norm(head, norm_name)
         if config.position == "rope":

@@ -58,7 +58,7 @@ def test_each_answer_continues_the_whole_conversation(loaded: tuple[Any, tinylm.
     assert session.transcript() == messages[:1]
 
 
-def test_the_oldest_turns_leave_and_the_system_message_stays(loaded: tuple[Any, tinylm.Model]) -> None:
+def test_the_oldest_turns_are_dropped_and_the_system_message_is_kept(loaded: tuple[Any, tinylm.Model]) -> None:
     peer, model = loaded
     session = ChatSession(model, model.chat_format(), GREEDY, system="s")
     questions = ["abcdefgh", "ijklmnop", "qrstuvwx"]

@@ -80,7 +80,7 @@ def process(*arguments: object) -> list[str]:
 
 
 def test_help_imports_no_slow_library() -> None:
-    """Importing torch takes longer than all else that --help does; numpy and tokenizers are slow, too."""
+    """Importing torch takes longer than all other work of --help; numpy and tokenizers are slow as well."""
     program = f"""
 import sys
 from tinylm.cli import app

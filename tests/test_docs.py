@@ -176,7 +176,7 @@ def test_every_decision_that_is_referred_to_exists() -> None:
 
 
 def test_the_drawing_of_the_imports_is_current() -> None:
-    """Otherwise: python docs/imports.py."""
+    """If it is not, run `python docs/imports.py`."""
     page = drawing.PAGE.read_text(encoding="utf-8")
     graph = drawing.package_imports(ROOT / "tinylm")
     assert drawing.with_drawing(page, drawing.draw(graph, drawing.base_modules(graph))) == page

@@ -1,4 +1,4 @@
-"""Exports of whole runs: other libraries compute the same from them, and a failure leaves nothing behind."""
+"""Exports of whole runs: other libraries compute the same logits, and a failure leaves no files."""
 
 import logging
 import warnings
@@ -57,7 +57,7 @@ def test_transformers_loads_an_export_without_a_warning_and_computes_the_same(
     assert tokenizer.decode(ids[0]) == TEXT[-30:]
 
 
-def test_an_export_comes_back_as_the_same_run(run: tuple[str, Path], tmp_path: Path) -> None:
+def test_an_export_is_imported_as_the_same_run(run: tuple[str, Path], tmp_path: Path) -> None:
     _, path = run
     tinylm.export_model(path, to="hf", out=tmp_path / "hf")
     tinylm.import_model(tmp_path / "hf", tmp_path / "back")

@@ -127,6 +127,6 @@ def test_every_package_has_a_level() -> None:
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("tinylm.formats.")])
-def test_formats_know_models_and_texts_but_no_runs_and_no_adapters(module: str) -> None:
+def test_formats_import_models_and_texts_but_not_runs_and_adapters(module: str) -> None:
     same_level = {name.split(".")[1] for name in own_imports(module) if level(name) == level(module)}
     assert same_level <= {"formats"}

@@ -1,4 +1,4 @@
-"""Foreign models in every place that takes a model: the same results as in their own library, and nothing copied."""
+"""Foreign models in every function that takes a model: the results of their own library, and no copies in memory."""
 
 import itertools
 import json
@@ -40,7 +40,7 @@ def halved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 @torch.no_grad()
 def greedy(peer: Any, ids: list[int], count: int) -> list[int]:
-    """Greedy continuation by the peer's logits, without padding rows, which stand for no token."""
+    """Greedy continuation by the peer's logits, without the padding rows of its embedding."""
     ids = list(ids)
     for _ in range(count):
         ids.append(int(peer(torch.tensor([ids[-64:]])).logits[0, -1, : VOCABULARY - 8].argmax()))
@@ -125,7 +125,7 @@ def test_a_foreign_base_takes_an_adapter_which_is_merged_and_trained_further(
     assert open_model(merged.run).config.family == "llama"
 
 
-def test_training_goes_on_from_a_foreign_model(halved: tuple[Any, Path], tmp_path: Path) -> None:
+def test_a_foreign_model_is_trained_further(halved: tuple[Any, Path], tmp_path: Path) -> None:
     _, folder = halved
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(TEXT * 3)

@@ -9,7 +9,7 @@ from tests import reference
 
 
 def test_attention_one_head_worked_by_hand() -> None:
-    """x = (1), (3) with every matrix 1: the second token's scores are 3 and 9, apart by 6."""
+    """x = (1), (3) with every matrix 1: the second token's scores are 3 and 9, a difference of 6."""
     one = np.eye(1)
     heads = reference.attention_one_head(np.array([[1.0], [3.0]]), one, one, one)
     weight = 1 / (1 + math.exp(-6))

@@ -1,4 +1,4 @@
-"""Small runs, trained once for all tests that use them. They are not to be changed; `copied` makes a copy."""
+"""Small runs, trained once for all tests that use them. Tests must not change them; `copied` makes a copy."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def pairs_file(path: Path, pairs: list[tuple[str, str]] = REVERSED) -> Path:
 
 @pytest.fixture(scope="session")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the runs below lie. They are not to be changed: `copied` makes one that may be."""
+    """The folder of the runs below."""
     folder = tmp_path_factory.mktemp("shelf")
     (folder / "one.txt").write_text(story(3000))
     (folder / "two.txt").write_text("no joy, no joy; no bed\n" * 80)
@@ -51,7 +51,7 @@ def run(shelf: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def bpe_run(shelf: Path) -> Path:
-    """A model of byte-level BPE, which writes broken UTF-8 as long as it knows nothing."""
+    """A model with byte-level BPE, which is hardly trained, so that it generates invalid UTF-8."""
     return trained(shelf, "bpe", "train", shelf / "one.txt", "--tokenizer", "bpe", "--steps", 3, *TINY)
 
 
@@ -70,6 +70,6 @@ def encoder(shelf: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def translator(shelf: Path) -> Path:
-    """An encoder-decoder that has learned by heart to reverse ten words of three letters."""
+    """An encoder-decoder that is trained to reverse ten words of three letters."""
     pairs = pairs_file(shelf / "pairs.tsv")
     return trained(shelf, "mt", "train", pairs, "--val-data", pairs, "--steps", 400, "--lr", 0.006, *BOTH)

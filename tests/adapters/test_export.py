@@ -130,7 +130,7 @@ def test_a_base_in_the_cache_of_the_hub_is_recorded_by_its_name(trained: Any, tm
     assert json.loads((path / "adapter_config.json").read_text())["base_model_name_or_path"] == "someone/small-model"
 
 
-def test_an_adapter_on_a_base_of_ones_own_has_the_names_of_its_export(tmp_path: Path) -> None:
+def test_an_adapter_on_a_base_of_tinylm_has_the_module_names_of_the_exported_base(tmp_path: Path) -> None:
     """The default decoder is exported as a Qwen3."""
     (tmp_path / "text").write_text(TEXT)
     base = tinylm.train(

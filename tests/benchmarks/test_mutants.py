@@ -68,7 +68,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_each_operator_makes_its_fault() -> None:
+def test_each_operator_produces_its_fault() -> None:
     assert differences() == [
         "off by one: def clipped(value: int, low: int = [0 -> 1], *, high: int = 9) -> int:",
         "off by one: ...alue: int, low: int = 0, *, high: int = [9 -> 10]) -> int:",

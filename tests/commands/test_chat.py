@@ -51,7 +51,7 @@ def test_commands_save_and_reset_the_conversation(model: Path, tmp_path: Path) -
     assert "/no is not a command" in result.stderr and "Cannot write" in result.stderr
 
 
-def test_a_line_that_ends_in_a_backslash_goes_on(model: Path, tmp_path: Path) -> None:
+def test_a_line_that_ends_in_a_backslash_continues_on_the_next_line(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "chat.jsonl"
     done("chat", "--model", model, "-n", 2, stdin=f"a\\\nb\n/save {file}\n")
     assert json.loads(file.read_text())["messages"][0]["content"] == "a\nb"

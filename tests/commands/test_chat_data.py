@@ -50,7 +50,7 @@ def model(chats: Path, here: Path) -> Path:
 
 
 @pytest.mark.parametrize("tokenizer", [("char",), ("bpe", "--vocab-size", "280")])
-def test_a_model_of_ones_own_is_trained_with_chatml_and_ends_with_its_end_token(
+def test_a_new_model_is_trained_with_chatml_and_stops_at_its_end_token(
     chats: Path, here: Path, tokenizer: tuple[str, ...]
 ) -> None:
     done("train", chats, "--out", "model", "--tokenizer", *tokenizer, *SHORT)
@@ -74,7 +74,7 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_run(chats: Path, here
         assert same_tensors(here / f"whole/last/{name}.safetensors", here / f"parts/last/{name}.safetensors")
 
 
-def test_a_run_whose_encoded_conversations_are_gone_takes_them_again(
+def test_a_run_whose_encoded_conversations_were_deleted_is_resumed_with_the_file(
     model: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINYLM_CACHE", str(tmp_path / "other cache"))
@@ -90,7 +90,7 @@ def test_standard_input_is_read_as_conversations(chats: Path, here: Path) -> Non
     done("train", "--resume", "piped", "--steps", 5)
 
 
-def test_the_loss_of_eval_is_that_of_the_answers_one_conversation_at_a_time(model: Path, pairs: Path) -> None:
+def test_eval_gives_the_loss_of_the_answers_computed_one_conversation_at_a_time(model: Path, pairs: Path) -> None:
     (record,) = records(done("eval", pairs, "-m", model, "--json"))
     network, _, tokenizer, _ = load_model(model)
     nats, count, size = 0.0, 0, 0
@@ -150,7 +150,7 @@ def test_an_adapter_keeps_the_template_that_it_was_trained_with(model: Path, pai
 
 
 @pytest.mark.parametrize("pack", ["--pack", "--no-pack"])
-def test_a_step_in_micro_batches_of_unequal_numbers_of_answers_equals_one_in_a_batch(
+def test_micro_batches_with_unequal_numbers_of_answers_give_the_step_of_one_batch(
     chats: Path, here: Path, pack: str
 ) -> None:
     fixed = (*SHORT, pack, "--dtype", "fp32", "--optimizer", "adam", "--steps", 3, "--batch-size", 6)
@@ -161,7 +161,7 @@ def test_a_step_in_micro_batches_of_unequal_numbers_of_answers_equals_one_in_a_b
         torch.testing.assert_close(other[name], tensor, rtol=1e-3, atol=1e-4)
 
 
-def test_a_model_without_the_tokens_of_the_template_gets_them_where_its_weights_are_trained(
+def test_missing_tokens_of_the_template_are_added_if_the_weights_are_trained(
     corpus: Path, pairs: Path, here: Path
 ) -> None:
     done("train", corpus, "--out", "base", *SHORT)
@@ -223,7 +223,7 @@ def test_a_malformed_line_is_named(chats: Path, record: dict[str, Any], words: s
     refused(tinylm("train", chats, *SHORT), 2, words)
 
 
-def test_a_template_whose_prefixes_disagree_is_refused_with_the_line_that_shows_it(chats: Path, here: Path) -> None:
+def test_a_template_that_renders_a_message_differently_later_is_refused_with_the_line(chats: Path, here: Path) -> None:
     template = here / "qwen3.jinja"
     template.write_text(QWEN_3)
     options = (*SHORT, "--chat-template", template)

@@ -46,7 +46,7 @@ def test_a_line_of_prompts_may_name_an_adapter(shelved: Path) -> None:
     done("sample", "-n", 1, "--prompt-file", "prompts.jsonl", "--model", "base")
 
 
-def test_a_path_wins_over_a_run_name_with_a_note(run: Path, shelved: Path) -> None:
+def test_a_path_takes_precedence_over_a_run_name_with_a_note(run: Path, shelved: Path) -> None:
     copied(run, shelved / "base")
     edit_config(shelved / "base", model={"dropout": 0.25})
     result = done("info", "base")

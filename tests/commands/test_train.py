@@ -387,7 +387,7 @@ def test_a_failed_resume_does_not_change_the_recorded_budget(run: Path, here: Pa
     assert snapshot(path) == before
 
 
-def test_resuming_needs_the_corpus_only_if_the_cache_is_gone(here: Path, corpus: Path) -> None:
+def test_resuming_needs_the_corpus_only_if_the_cache_was_deleted(here: Path, corpus: Path) -> None:
     done("train", corpus, "--steps", 1, *TINY)
     text = corpus.read_text()
     corpus.unlink()

@@ -1,4 +1,4 @@
-"""Each model family against transformers: equal logits, and tensors that come back as they were."""
+"""Each model family compared with transformers: equal logits, and equal tensors after export and import."""
 
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def test_logits_equal_those_of_transformers(saved: tuple[Any, Path]) -> None:
 
 @torch.no_grad()
 def test_cached_logits_equal_those_of_transformers(saved: tuple[Any, Path]) -> None:
-    """Past a sliding window, of at most 9 tokens, too."""
+    """Includes tokens past the sliding windows, which have at most 9 tokens."""
     peer, folder = saved
     tokens = ids(24)
     decoder = load(read_folder(folder))

@@ -1,4 +1,4 @@
-"""GGUF headers from a stranger: refused quickly, with one kind of error, or read."""
+"""Untrusted GGUF headers: they are read, or refused quickly with one kind of error."""
 
 import struct
 import time

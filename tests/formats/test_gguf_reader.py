@@ -306,7 +306,7 @@ def test_a_sliding_window_of_llama_is_that_of_mistral(llama: Any, tmp_path: Path
     assert (model.family, model.config.local_window, model.config.local_layers) == ("mistral", 7, (0, 1))
 
 
-# Files that are none.
+# Files that are not GGUF.
 
 
 def test_what_is_not_a_regular_file_is_an_error(tmp_path: Path, llama: Any) -> None:

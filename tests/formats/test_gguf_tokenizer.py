@@ -1,4 +1,4 @@
-"""Tokenizers of GGUF files: ids as llama.cpp's two algorithms give them, written here as in its src/llama-vocab.cpp."""
+"""Tokenizers of GGUF files, compared with llama.cpp's two algorithms (src/llama-vocab.cpp), reimplemented here."""
 
 import itertools
 import json
@@ -98,7 +98,7 @@ def byte_level_ids(text: str, metadata: dict[str, Any]) -> list[int]:
 
 
 def metadata_of(tmp_path: Path, values: dict[str, Any]) -> Metadata:
-    """The values, written by the package gguf and read here."""
+    """Metadata with these values, written by the package gguf and read by tinylm."""
     write_file(tmp_path / "tokenizer.gguf", "none", values, {})
     return parse_header((tmp_path / "tokenizer.gguf").read_bytes()).metadata
 
@@ -359,7 +359,7 @@ def test_a_sentencepiece_tokenizer_adds_bos_unless_its_key_says_otherwise(tmp_pa
 
 
 @pytest.mark.parametrize("score", [float("nan"), float("inf")])
-def test_scores_that_are_no_numbers_are_an_error(score: float, tmp_path: Path) -> None:
+def test_scores_that_are_not_numbers_are_an_error(score: float, tmp_path: Path) -> None:
     values = sentencepiece_metadata()
     values["tokenizer.ggml.scores"][270] = score
     with pytest.raises(ValueError, match="one finite number per token"):
@@ -392,7 +392,7 @@ def test_a_character_tokenizer_gives_llama_cpp_the_same_ids(tmp_path: Path) -> N
         assert byte_level_ids(text, values) == tokenizer.encode(text).tolist()
 
 
-def test_a_character_tokenizer_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_a_character_tokenizer_is_the_same_after_export_and_import(tmp_path: Path) -> None:
     tokenizer = train_char("abc 中👍é")
     values = write_tokenizer(spec_of(tokenizer), special_of(), None, tokenizer.vocab_size + 3)
     found = read(tmp_path, values, "qwen3")

@@ -28,7 +28,7 @@ from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 SIZES: dict[str, Any] = {"layers": 2, "heads": 4, "kv_heads": 2, "width": 64, "ffn_width": 96, "context": 48}
 CHARACTERS = train_char("".join(dict.fromkeys("aehlotw THEL'sd0123456789 \n.,!?中文👍é")))
 BPE = train_bpe(["hello the world, don't 12345 中文字符 👍🏽 " * 20], 320)
-# What of a model of one's own GGUF can represent.
+# Models of tinylm that GGUF can represent.
 OWN: dict[str, dict[str, Any]] = {
     "modern": {},
     "untied": {"tie": False},
@@ -40,7 +40,7 @@ OWN: dict[str, dict[str, Any]] = {
 }
 ARCHITECTURE = {"experts": "qwen3moe", "gpt2": "gpt2", "llama": "llama", "qwen2": "qwen2"}
 
-# transformers has these sizes whatever the file says.
+# transformers ignores these sizes in the file and uses its own.
 _HEADS_OF_128 = {"width": 256, "heads": 2, "kv_heads": 1}
 DEFAULTS_OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
     "qwen3": _HEADS_OF_128,
@@ -90,7 +90,7 @@ def test_transformers_reads_the_same_model(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", OWN)
-def test_a_model_comes_back_with_the_same_tensors_to_the_bit(case: str, tmp_path: Path) -> None:
+def test_a_model_has_the_same_tensors_to_the_bit_after_export_and_import(case: str, tmp_path: Path) -> None:
     _, exported = own_model(case)
     write_gguf(tmp_path / "model.gguf", exported, "f32")
     again = read_gguf(tmp_path / "model.gguf")

@@ -1,4 +1,4 @@
-"""Models of the hub, without a network: huggingface_hub's own cache stands in for it."""
+"""Models of the hub, without a network: they are in huggingface_hub's cache."""
 
 from pathlib import Path
 from typing import Any

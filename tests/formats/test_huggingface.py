@@ -1,4 +1,4 @@
-"""Folders of Hugging Face: what is read from their files, and what transformers makes of those written here."""
+"""Hugging Face folders: reading their files, and reading exported folders with transformers."""
 
 import json
 import logging
@@ -139,7 +139,7 @@ def test_a_folder_without_config_is_not_a_model_folder(tmp_path: Path) -> None:
         read_folder(tmp_path)
 
 
-def test_a_model_folder_is_told_from_a_run(llama: Path, tmp_path: Path) -> None:
+def test_a_model_folder_is_distinguished_from_a_run(llama: Path, tmp_path: Path) -> None:
     assert is_model_folder(llama)
     (tmp_path / "config.json").write_text('{"format": 4, "model": {}}')
     assert not is_model_folder(tmp_path)
@@ -219,7 +219,7 @@ def test_a_damaged_file_is_an_error_that_names_it(folder: Path, file: str, conte
 # Older files.
 
 
-def test_a_config_of_transformers_4_means_the_same(llama: Path, folder: Path) -> None:
+def test_a_config_of_transformers_4_gives_the_same_model(llama: Path, folder: Path) -> None:
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling["original_max_position_embeddings"] = 16
     edit_json(folder / "config.json", rope_parameters={**scaling, "rope_theta": 5000.0})
@@ -231,7 +231,7 @@ def test_a_config_of_transformers_4_means_the_same(llama: Path, folder: Path) ->
     assert read_folder(folder).config == new != read_folder(llama).config
 
 
-def test_a_gemma_3_config_of_transformers_4_means_the_same(tmp_path: Path) -> None:
+def test_a_gemma_3_config_of_transformers_4_gives_the_same_model(tmp_path: Path) -> None:
     save_peer("gemma3_text with scaling, scalar, pattern", tmp_path)
     new = read_folder(tmp_path).config
     edit_json(
@@ -247,7 +247,7 @@ def test_a_gemma_3_config_of_transformers_4_means_the_same(tmp_path: Path) -> No
     assert read_folder(tmp_path).config == new
 
 
-def test_a_neox_config_of_transformers_4_means_the_same(tmp_path: Path) -> None:
+def test_a_neox_config_of_transformers_4_gives_the_same_model(tmp_path: Path) -> None:
     save_peer("gpt_neox without attention biases, half RoPE, tanh GELU, tied", tmp_path)
     new = read_folder(tmp_path).config
     edit_json(tmp_path / "config.json", rope_parameters=..., rotary_pct=0.5, rotary_emb_base=700)
@@ -280,11 +280,11 @@ def test_an_output_layer_that_is_stored_although_it_is_tied_must_equal_the_embed
     assert "output.weight" not in read_folder(tmp_path).tensors
 
 
-# Exports of models of one's own.
+# Exports of models of tinylm.
 
 
 def own_model(config: ModelConfig, tokenizer: str) -> ForeignModel:
-    """A model as it is after training: no parameter is at its initial value of zero or one."""
+    """A model with random parameters, including those that are initialised to zero or one."""
     model = build_model(config)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():

@@ -80,7 +80,7 @@ class Answers(NamedTuple):
 
 
 def texts() -> list[str]:
-    """200 texts: Chinese, emoji, code, control characters, and what looks like special tokens."""
+    """200 texts: Chinese, emoji, code, control characters, and text that looks like special tokens."""
     rng = random.Random(4)
     return ["".join(rng.choices(WORDS, k=rng.randint(1, 12))) for _ in range(200)]
 

@@ -9,7 +9,7 @@ from tinylm.formats.modelfile import make_modelfile, modelfile_path
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
 
-def test_it_is_beside_its_gguf_file() -> None:
+def test_the_modelfile_is_beside_its_gguf_file() -> None:
     assert modelfile_path(Path("models/story.gguf")) == Path("models/story.Modelfile")
 
 

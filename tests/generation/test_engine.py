@@ -33,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def double(monkeypatch: pytest.MonkeyPatch, cache: Path) -> LlamaCppDouble:
-    """Stands in for an installed llama-cpp-python."""
+    """A substitute for an installed llama-cpp-python."""
     double = LlamaCppDouble()
     for module in (engine, llama_cpp):
         monkeypatch.setattr(module, "import_llama_cpp", lambda: double)

@@ -62,7 +62,7 @@ def test_texts_of_different_lengths_continue_as_in_torch(models: tuple[Decoder, 
 
 
 class WrongDraft:
-    """Proposes tokens of which some are right: those of the text itself, with every third one changed."""
+    """Proposes the tokens of the text itself, with every third one changed."""
 
     def __init__(self, text: list[int]) -> None:
         self.text = text

@@ -17,7 +17,7 @@ class NamespaceWithout:
 
 
 def loaded_again(module: ModuleType) -> ModuleType:
-    """A second copy of a module, executed with torch as it is now; other modules keep the first copy."""
+    """A new copy of a module, executed again with the patched torch; other modules keep the original."""
     assert module.__spec__ is not None and module.__spec__.loader is not None
     copy = importlib.util.module_from_spec(module.__spec__)
     module.__spec__.loader.exec_module(copy)

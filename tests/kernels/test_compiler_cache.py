@@ -61,7 +61,7 @@ def test_the_folders_are_in_the_cache_folder_unless_the_user_has_set_them(monkey
     assert os.environ["TRITON_CACHE_DIR"] == "/own/triton"
 
 
-def test_the_default_that_torch_sets_is_no_choice_of_the_user(
+def test_the_default_that_torch_sets_does_not_count_as_set_by_the_user(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """torch writes its default into the environment once it has compiled something."""

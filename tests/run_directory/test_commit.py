@@ -138,7 +138,7 @@ def test_a_new_run_appears_complete_or_not_at_all(killed: bool, replaces: bool, 
 
 @killed_or_full
 def test_a_run_without_a_last_folder_replaces_another_or_leaves_it(killed: bool, tmp_path: Path) -> None:
-    """As imports and merges make them: they can only be used, not resumed."""
+    """Imports and merges write such runs, which cannot be resumed."""
 
     def work(path: Path, number: int) -> Callable[[], None]:
         def write() -> None:

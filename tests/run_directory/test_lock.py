@@ -24,7 +24,7 @@ def test_the_lock_is_released_and_its_file_deleted(tmp_path: Path) -> None:
 def test_on_windows_the_lock_is_released_before_its_file_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Windows deletes no open file."""
+    """Windows cannot delete an open file."""
     order: list[str] = []
     release, unlink = filelock.FileLock.release, Path.unlink
     monkeypatch.setattr("tinylm.run_directory.lock.WINDOWS", True)
@@ -83,7 +83,7 @@ def test_a_lock_file_that_cannot_be_created_is_not_reported_as_another_process(
 def test_a_file_system_that_creates_no_files_is_not_reported_as_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As /proc does: creating a file there fails with "no such file", which filelock takes for contention."""
+    """An example is /proc: creating a file there fails with "no such file", which filelock reports as contention."""
 
     def vanish(path: str, *arguments: Any, **options: Any) -> int:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)

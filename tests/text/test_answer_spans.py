@@ -12,7 +12,7 @@ from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat import Conversation
 from tinylm.text.chat_template import CHATML, ChatTemplate
 
-# What is scored in the text of each format, written as a pattern: the answer and the token that ends it.
+# A pattern of the scored text of each format: the answer and its end token.
 ANSWERS = {
     CHATML: r"<\|im_start\|>assistant\n(.*?<\|im_end\|>)",
     LLAMA_2: r"\[/INST\]( .*? </s>)",
@@ -74,7 +74,7 @@ def test_the_last_answer_is_found_where_only_earlier_ones_change() -> None:
     assert [text[span.start : span.stop] for span in spans] == ["<think>\n\n</think>\n\nf, g<|im_end|>"]
 
 
-# As Qwen 3: answers before the last question lose their reasoning, those after it keep it. There must be a question.
+# As in Qwen 3: the reasoning is dropped from answers before the last question. A conversation needs a question.
 REASONING = (
     "{%- set found = namespace(last=-1) %}"
     "{%- for m in messages[::-1] %}"

@@ -21,7 +21,7 @@ from tinylm.text.chat_tokens import ChatTokens
 
 
 def chat_tokens(*conversations: list[tuple[int, bool]]) -> ChatTokens:
-    """Of lists of ids and flags."""
+    """Conversations from lists of ids and scored flags."""
     codes = [
         4 * i + 2 * scored + (place == 0)
         for conversation in conversations
@@ -92,7 +92,7 @@ def test_conversations_of_which_nothing_is_scored_are_an_error() -> None:
 
 
 def test_the_error_for_a_short_context_names_the_shortest_beginning_before_an_answer() -> None:
-    """That of a conversation with an answer, and not of a shorter one without."""
+    """The number belongs to a conversation with an answer, not to a shorter one without."""
     unscored = [(1, False), (2, False)]
     answered = [(i, False) for i in range(5)], [(i, False) for i in range(4)]
     tokens = chat_tokens(unscored, *([*question, (7, True)] for question in answered))

@@ -1,4 +1,4 @@
-"""Chat templates: equal to transformers' rendering, and harmless whatever a stranger wrote in one."""
+"""Chat templates: equal to transformers' rendering, and harmless if they are hostile."""
 
 import contextlib
 import time

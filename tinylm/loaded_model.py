@@ -24,11 +24,12 @@ from tinylm.evaluation.masked import evaluate_masked
 from tinylm.evaluation.pairs import evaluate_pairs
 from tinylm.evaluation.result import Evaluation
 from tinylm.evaluation.text import evaluate_text
+from tinylm.formats.source import GGUF_SUFFIX
 from tinylm.generation.beam_search import BeamSearchConfig
 from tinylm.generation.chat_prompts import encode_conversation
 from tinylm.generation.compile_policy import Workload, choose_code, fuse_and_compile
 from tinylm.generation.continuation import Continuation, TokenGenerator
-from tinylm.generation.engine import open_llama_cpp
+from tinylm.generation.engine import GGUF_TYPES, Weights, open_llama_cpp
 from tinylm.generation.fill_mask import DEFAULT_CANDIDATES, FilledPrompt, fill_mask
 from tinylm.generation.generated_text import Sample
 from tinylm.generation.generation_config import GenerationConfig, PromptPolicy, SpeedConfig, settings_without_effect
@@ -349,16 +350,15 @@ class Model:
         scales = tuple(layer.adapter_scale for adapter in self.adapters for layer in adapter.layers.values())
         key = speed.engine, speed.compile, workload.cache, scales
         if key not in self._llama_cpp:
-            self._llama_cpp[key] = open_llama_cpp(
+            is_plain = self.quantize == "none" and not self.adapters
+            weights = Weights(
                 self.network,
                 self.config,
                 self.tokenizer,
-                self.dtype,
-                speed,
-                workload,
-                self.reporter,
-                int8=self.quantize == "int8",
+                kind=GGUF_TYPES[self.dtype] if self.quantize == "none" else "q8_0",
+                quantized=self.path if is_plain and self.path.suffix == GGUF_SUFFIX else None,
             )
+            self._llama_cpp[key] = open_llama_cpp(weights, speed, workload, self.reporter)
         return self._llama_cpp[key]
 
     def _choose_draft(self, config: GenerationConfig, speed: SpeedConfig) -> DraftModel | None:

@@ -17,7 +17,7 @@ from tests.formats.test_gguf_tokenizer import EXAMPLES, byte_level_ids
 from tinylm.config import ModelConfig, SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats import gguf_writer
-from tinylm.formats.gguf_reader import read_gguf
+from tinylm.formats.gguf_reader import open_gguf, read_gguf
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.formats.imported import ForeignModel
 from tinylm.model.build import build_model
@@ -314,3 +314,27 @@ def test_an_embedding_with_more_rows_than_tokens_gets_unused_tokens(tmp_path: Pa
     fields = fields_of(tmp_path / "model.gguf")
     assert len(fields["tokenizer.ggml.tokens"]) == rows
     assert fields["tokenizer.ggml.token_type"][-7:] == [5] * 7
+
+
+def test_quantized_tensors_of_the_same_model_are_copied_as_they_are(tmp_path: Path) -> None:
+    _, exported = own_model("untied")
+    write_gguf(tmp_path / "q8.gguf", exported, "q8_0")
+    write_gguf(
+        tmp_path / "copy.gguf", read_gguf(tmp_path / "q8.gguf"), "f32", quantized=open_gguf(tmp_path / "q8.gguf")
+    )
+    original, copied = (
+        {tensor.name: (tensor.tensor_type, bytes(tensor.data)) for tensor in gguf.GGUFReader(path).tensors}
+        for path in (tmp_path / "q8.gguf", tmp_path / "copy.gguf")
+    )
+    kinds = {kind for kind, _ in original.values()}
+    assert kinds == {gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F32}
+    assert copied == original
+
+
+def test_tensors_of_another_shape_are_not_copied(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "other.gguf", own_model("untied", ffn_width=128)[1], "q8_0")
+    _, exported = own_model("untied")
+    write_gguf(tmp_path / "f32.gguf", exported, "f32")
+    with pytest.raises(TinyLMError, match="is not the same model"):  # those of the same shape have other numbers
+        write_gguf(tmp_path / "copy.gguf", exported, "f32", quantized=open_gguf(tmp_path / "other.gguf"))
+    assert not (tmp_path / "copy.gguf").exists()

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 import tinylm
+from tests.formats.test_gguf_writer import own_model
 from tests.generation.llama_cpp_double import LlamaCppDouble
 from tests.shell import done, refused, story
 from tests.shell import tinylm as shell
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.formats.gguf_writer import write_gguf
 from tinylm.generation import engine, llama_cpp
 from tinylm.loaded_model import Model
 
@@ -68,6 +70,17 @@ def test_the_file_has_the_number_format_of_the_model(
 ) -> None:
     tinylm.load(run, dtype=dtype, quantize=quantize).generate(**PROMPT)
     assert [file.stem.rpartition("-")[2] for file in cache.iterdir()] == [kind]
+
+
+def test_quantized_weights_of_a_gguf_file_stay_as_they_are(double: LlamaCppDouble, cache: Path, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", own_model("untied")[1], "q8_0")
+    model = tinylm.load(tmp_path / "model.gguf")
+    prompt = {"prompt": "the", "max_tokens": 60, "seed": 1}
+    assert model.generate(**prompt) == model.generate(**prompt, engine="torch")
+    (file,) = cache.iterdir()
+    assert file.stem.endswith("-own") and file.stat().st_size < 1.1 * (tmp_path / "model.gguf").stat().st_size
+    tinylm.load(tmp_path / "model.gguf", quantize="int8").generate(**prompt)
+    assert {file.stem.rpartition("-")[2] for file in cache.iterdir()} == {"own", "q8_0"}
 
 
 def test_a_file_is_written_once_for_each_model(run: Path, double: LlamaCppDouble, cache: Path) -> None:
@@ -166,7 +179,7 @@ def test_a_bottleneck_several_adapters_and_an_encoder_are_refused_by_name(
 def test_a_full_disk_leads_to_torch_unless_llama_cpp_is_demanded(
     run: Path, double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*args: Any) -> str:
+    def full(*args: Any, **options: Any) -> str:
         raise TinyLMError("Cannot write x.gguf: No space left on device.")
 
     monkeypatch.setattr(engine, "write_gguf", full)

@@ -6,7 +6,7 @@ A file is written under a temporary name, read again, compared with the model, a
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from tinylm.formats.family import ExportedTensors, Family, convert_tensors
 from tinylm.formats.family_choice import choose_family, resolve
 from tinylm.formats.gguf_architectures import BY_FAMILY, ROPE_FACTORS, Architecture, llama3_factors
 from tinylm.formats.gguf_header import TENSOR_TYPES, Metadata, TensorInfo
-from tinylm.formats.gguf_reader import FLOAT_TYPES, import_gguf, open_gguf, read_config, read_model
+from tinylm.formats.gguf_reader import FLOAT_TYPES, GGUFFile, import_gguf, open_gguf, read_config, read_model
 from tinylm.formats.gguf_tensors import SAME, Change, TensorPlace
 from tinylm.formats.gguf_tokenizer import ReadTokenizer, read_tokenizer, write_tokenizer
 from tinylm.formats.imported import ForeignModel
@@ -36,7 +36,7 @@ _FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # llama_ftype of llam
 _TYPES = {kind.name: kind for kind in TENSOR_TYPES.values()}
 _NEVER_REDUCED = ("position_embd.weight", "ffn_gate_inp.weight", ROPE_FACTORS)  # as llama.cpp's converter has them
 QUANTIZATION_VERSION = 2
-# Largest error of a stored number, as a fraction of the largest number in its tensor.
+# Largest error of a stored number, as a fraction of the largest number in its tensor; copied blocks have none.
 _ERRORS = {"F32": 2**-22, "F16": 2**-10, "BF16": 2**-8, "Q8_0": 1 / 127}
 SAMPLES = (
     "",
@@ -62,6 +62,7 @@ class _Planned:
     sources: tuple[str, ...]
     change: Change
     heads: int
+    blocks: np.ndarray | None = None  # quantized already, as they are written
 
 
 @dataclass(frozen=True)
@@ -77,18 +78,21 @@ class _Plan:
     metadata: dict[str, Any]
 
 
-def write_gguf(path: Path, model: ForeignModel, dtype: str = "f16", name: str | None = None) -> str:
+def write_gguf(
+    path: Path, model: ForeignModel, dtype: str = "f16", name: str | None = None, quantized: GGUFFile | None = None
+) -> str:
     """Write a model as a GGUF file; return the name of the architecture.
 
     dtype: of the matrices: f32, f16, bf16 or q8_0; a matrix that q8_0 cannot store is written as f16.
     name: of the model, for people; default: that of the file.
+    quantized: a file with the same model, whose quantized tensors are copied as they are.
 
     Raises UsageError, before anything is written, for a model or a tokenizer that GGUF cannot represent, and for a
     folder that cannot be written; TinyLMError if writing fails or the file cannot be read back with the same model.
     """
     import_gguf()
     check_name(path)
-    plan = _make_plan(model, DTYPES[dtype], name or path.stem)
+    plan = _make_plan(model, DTYPES[dtype], name or path.stem, quantized)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -109,12 +113,14 @@ def write_gguf(path: Path, model: ForeignModel, dtype: str = "f16", name: str | 
 # What to write.
 
 
-def _make_plan(model: ForeignModel, dtype: str, name: str) -> _Plan:
+def _make_plan(model: ForeignModel, dtype: str, name: str, quantized: GGUFFile | None) -> _Plan:
     config = resolve(model.config)
     family = choose_family(model.config, model.family)
     architecture = BY_FAMILY[family.name]
     tensors = ExportedTensors(family, model.config, model.tensors)
     planned = tuple(_plan_tensors(architecture, config, tensors, dtype))
+    if quantized is not None:
+        planned = tuple(_with_blocks(tensor, quantized) for tensor in planned)
     unplanned = set(tensors) - {source for tensor in planned for source in tensor.sources}
     if unplanned:
         raise UsageError(f"GGUF's {architecture.name} has no place for the tensor {min(unplanned)}.")
@@ -157,6 +163,15 @@ def _plan_tensors(
         yield _Planned(info, tuple(part.foreign for part in parts), first.change, heads[first.change.heads])
     if config.rope_scaling is not None and config.rope_scaling.kind == "llama3":
         yield _Planned(TensorInfo(ROPE_FACTORS, (config.head_dim // 2,), _TYPES["F32"], 0), (), SAME, 0)
+
+
+def _with_blocks(planned: _Planned, file: GGUFFile) -> _Planned:
+    """The tensor with the blocks that the file has for it, if that stores it quantized and in the same layout."""
+    info = file.header.tensors.get(planned.info.name)
+    if info is None or info.shape != planned.info.shape or info.type.name in FLOAT_TYPES:
+        return planned
+    blocks = np.frombuffer(file.data, dtype=np.uint8, count=info.size, offset=info.offset)
+    return replace(planned, info=replace(planned.info, type=info.type), blocks=blocks)
 
 
 def _type_of(name: str, shape: Sequence[int], dtype: str) -> str:
@@ -236,6 +251,8 @@ def _value_type(gguf: Any, key: str, value: Any) -> tuple[Any, ...]:
 
 def _stored(plan: _Plan, planned: _Planned) -> np.ndarray:
     """The bytes of a tensor in the layout of the file."""
+    if planned.blocks is not None:
+        return planned.blocks
     parts = [_encode(tensor, planned.info) for tensor in _arranged(plan, planned)]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -286,7 +303,10 @@ def _verify(plan: _Plan, path: Path) -> None:
 def _compare(name: str, written: Tensor, found: Tensor, kind: str) -> None:
     written = written.detach().cpu().float()
     largest = float(written.abs().max())
-    if written.shape != found.shape or not float((written - found.float()).abs().max()) <= _ERRORS[kind] * largest:
+    if (
+        written.shape != found.shape
+        or not float((written - found.float()).abs().max()) <= _ERRORS.get(kind, 0.0) * largest
+    ):
         raise ValueError(f"its tensor {name} differs")
 
 

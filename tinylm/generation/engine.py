@@ -1,6 +1,7 @@
 """Whether llama.cpp computes the logits of a decoder instead of torch, and the file that it reads (decision 025)."""
 
 import copy
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from tinylm.adapters.replacement import Replacement
 from tinylm.cache_directory import is_private, private_folder
 from tinylm.config import RunConfig
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.formats.gguf_reader import open_gguf
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.formats.imported import ForeignModel
 from tinylm.generation.compile_policy import Workload
@@ -28,20 +30,25 @@ LAYOUT = 1  # part of a file's name; raise it with each change of what `write_gg
 MAX_CACHED_BYTES = 8 << 30  # of all files; the newest one is kept whatever its size
 
 
+@dataclass(frozen=True)
+class Weights:
+    """A model whose weights llama.cpp is to read.
+
+    kind: their type in GGUF: f32, f16, bf16 or q8_0. quantized: the GGUF file that the model was opened from, whose
+    quantized tensors are copied as they are, in place of `kind`.
+    """
+
+    network: Transformer
+    config: RunConfig
+    tokenizer: Tokenizer
+    kind: str
+    quantized: Path | None = None
+
+
 def open_llama_cpp(
-    network: Transformer,
-    config: RunConfig,
-    tokenizer: Tokenizer,
-    dtype: str,
-    speed: SpeedConfig,
-    workload: Workload,
-    reporter: Reporter,
-    *,
-    int8: bool,
+    weights: Weights, speed: SpeedConfig, workload: Workload, reporter: Reporter
 ) -> LlamaCppDecoder | None:
     """The model in llama.cpp, or `None` where torch is to be used. Its weights are written to the cache at first use.
-
-    dtype: of the weights, unless `int8`, which stores them as Q8_0.
 
     Where `speed.engine` is "llama.cpp", raises UsageError if it cannot be used for this model or workload, and
     TinyLMError if its file cannot be written or opened; where it is auto, torch is used instead.
@@ -49,12 +56,10 @@ def open_llama_cpp(
     required = speed.engine == "llama.cpp"
     if speed.engine == "torch" or (speed.compile == "on" and not required):
         return None
-    reason = _reason_against(network, workload)
+    reason = _reason_against(weights.network, workload)
     if reason is None:
-        kind = "q8_0" if int8 else GGUF_TYPES[dtype]
         try:
-            file = _cached_file(_merged(network), config, tokenizer, kind, reporter)
-            return LlamaCppDecoder(file, network.context, torch.get_num_threads())
+            return LlamaCppDecoder(_cached_file(weights, reporter), weights.network.context, torch.get_num_threads())
         except UsageError as error:
             reason = str(error).removesuffix(".")
         except TinyLMError as error:
@@ -82,7 +87,7 @@ def _reason_against(network: Transformer, workload: Workload) -> str | None:
     if any(isinstance(layer.base, Adapter) for layer in layers):
         return "the model has several adapters"
     if import_llama_cpp() is None:
-        return 'llama-cpp-python is not installed (pip install "tinylm[llama-cpp]")'
+        return "llama-cpp-python is not installed (pip install llama-cpp-python), which is in tinylm's extra llama-cpp"
     return None
 
 
@@ -95,21 +100,26 @@ def _merged(network: Transformer) -> Transformer:
     return merged
 
 
-def _cached_file(network: Transformer, config: RunConfig, tokenizer: Tokenizer, kind: str, reporter: Reporter) -> Path:
+def _cached_file(weights: Weights, reporter: Reporter) -> Path:
     """The GGUF file of the model in the user's cache, which is written if it is not there.
 
     Its name is a digest of weights, configuration and tokenizer. Raises UsageError for a model that GGUF cannot
     represent, and TinyLMError if the file cannot be written.
     """
-    folder = private_folder("gguf")
-    tensors = network.state_dict()
-    file = folder / f"{digest(tensors, config, LAYOUT, None)[:32]}-{kind}.gguf"
+    folder, config, tokenizer = private_folder("gguf"), weights.config, weights.tokenizer
+    tensors = _merged(weights.network).state_dict()
+    identity = digest(tensors, config, LAYOUT, None)[:32]
+    file = folder / f"{identity}-{'own' if weights.quantized else weights.kind}.gguf"
     if is_private(file):
         file.touch()
         return file
-    model = ForeignModel(config.family, config.model, tensors, tokenizer.to_str(), tokenizer.special, None)
     reporter.note("Converting the model for llama.cpp, once...")
-    write_gguf(file, model, kind)
+    model = ForeignModel(config.family, config.model, tensors, tokenizer.to_str(), tokenizer.special, None)
+    try:
+        quantized = open_gguf(weights.quantized) if weights.quantized else None
+    except (OSError, ValueError) as error:  # it was opened before, and has changed
+        raise TinyLMError(f"Cannot read {weights.quantized}: {error}.") from error
+    write_gguf(file, model, weights.kind, quantized=quantized)
     _delete_oldest(folder)
     return file
 

@@ -163,7 +163,7 @@ def test_a_base_without_a_family_is_refused_before_anything_is_written(
     assert not (tmp_path / "adapter").exists()
 
 
-def test_a_bottleneck_and_a_part_of_the_experts_are_refused(trained: Any, tmp_path: Path) -> None:
+def test_a_bottleneck_an_adapter_of_peft_and_a_model_are_refused(trained: Any, tmp_path: Path) -> None:
     base, _ = trained("mistral")
     (tmp_path / "text").write_text(TEXT)
     bottleneck = tinylm.finetune_adapter(tmp_path / "text", model=base, out=tmp_path / "b", steps=1, eval_every=1).run
@@ -172,6 +172,9 @@ def test_a_bottleneck_and_a_part_of_the_experts_are_refused(trained: Any, tmp_pa
     make_adapter(make_peer("mistral"), tmp_path / "peft", target_modules=["q_proj"])
     with pytest.raises(UsageError, match="in PEFT's format already"):
         export_adapter(tmp_path / "peft", tmp_path / "out", base, LogReporter())
+    own = tinylm.train(tmp_path / "text", out=tmp_path / "own", steps=1, width=16, heads=2, layers=1, eval_every=1).run
+    with pytest.raises(UsageError, match="own is a model, and PEFT's format is for LoRA adapters; choose another `to`"):
+        export_adapter(own, tmp_path / "out", None, LogReporter())
     assert not (tmp_path / "out").exists()
 
 

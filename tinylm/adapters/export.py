@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tinylm.adapters.adapter import PEFT_PREFIX
 from tinylm.adapters.foreign import family_of
-from tinylm.adapters.load import AdapterSpec, load_adapter, load_base_model, read_adapter_config, set_adapter_scale
+from tinylm.adapters.load import AdapterSpec, load_adapter, load_base_model, set_adapter_scale
 from tinylm.config import AdapterConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.export_folder import check_folder_free, replacing_folder
@@ -20,7 +20,7 @@ from tinylm.model.stack import Transformer
 from tinylm.open_model import find_model
 from tinylm.reporter import Reporter
 from tinylm.run_directory.find_run import find_run
-from tinylm.run_directory.loading import read_weights
+from tinylm.run_directory.loading import read_config, read_weights
 
 TOLERANCE = 1e-4  # of the logits, relative to the largest
 _HUB_SNAPSHOT = re.compile(r".*[/\\]models--([^/\\]+?)--([^/\\]+)[/\\]snapshots[/\\][^/\\]+")
@@ -64,7 +64,10 @@ def export_adapter(
     adapter = find_run(adapter, reporter)
     if is_adapter_folder(adapter):
         raise UsageError(f"{adapter} is in PEFT's format already.")
-    run_config, config = read_adapter_config(adapter)
+    run_config = read_config(adapter)
+    config = run_config.adapter
+    if config is None:
+        raise UsageError(f"{adapter} is a model, and PEFT's format is for LoRA adapters; choose another `to`.")
     if config.kind != "lora":
         raise UsageError(f"{adapter} is a {config.kind} adapter; PEFT has LoRA, but not this kind.")
     check_folder_free(out, (ADAPTER_CONFIG, ADAPTER_WEIGHTS), force)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import MachineOptions, OutputOptions, Panel, option
-from tinylm.commands.sample_options import QuantizeOptions, SampleSeedOptions, SamplingOptions, unescape
+from tinylm.commands.sample_options import EngineOptions, QuantizeOptions, SampleSeedOptions, SamplingOptions, unescape
 from tinylm.commands.trained_model_options import AdapterOption, ModelOption
 from tinylm.console import Console
 from tinylm.errors import UsageError
@@ -78,6 +78,7 @@ def chat(
     sampling: SamplingOptions,
     seed: SampleSeedOptions,
     quantize: QuantizeOptions,
+    engine: EngineOptions,
     machine: MachineOptions,
     output: OutputOptions,
 ) -> None:
@@ -94,9 +95,10 @@ def chat(
         seed=secrets.randbits(32) if seed.seed is None else seed.seed,
         **vars(sampling),
     )
+    speed = SpeedConfig(compile="off", **vars(engine))
     loaded = load(model, adapters=adapter or (), **vars(quantize), **vars(machine), reporter=console)
     format = loaded.chat_format(options.chat_template)
-    loaded.prepare_generation(Workload(options.max_tokens), SpeedConfig(compile="off"))
+    loaded.prepare_generation(Workload(options.max_tokens), speed)
     console.note(f"Seed {config.seed}. /help lists the commands, Ctrl-D ends.")
     talk(ChatSession(loaded, format, config, system=options.system), console)
 

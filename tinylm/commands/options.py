@@ -105,7 +105,7 @@ class MachineOptions:
     dtype: Annotated[
         str,
         option(
-            "Floating-point format; auto picks bf16 or fp32 for the device (default: auto).",
+            "Floating-point format; auto: that of 16-bit weights, else bf16 or fp32 by the device (default: auto).",
             Panel.MACHINE,
             "auto|fp32|bf16|fp16",
         ),

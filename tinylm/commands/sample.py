@@ -66,7 +66,8 @@ def sample(
     from tinylm.loaded_model import load
 
     console = output.console()
-    policy, speed = PromptPolicy(**vars(options.policy)), SpeedConfig(**vars(options.speed))
+    policy = PromptPolicy(**vars(options.policy))
+    speed = SpeedConfig(**vars(options.speed), **vars(options.engine))
     beam_search = BeamSearchConfig(**vars(options.beam_search))
     printing = replace(options.printing, echo=bool(options.printing.echo)) if options.prompt.chat else options.printing
     printer = _Printer(console, printing, unescape("separator", printing.separator))

@@ -180,8 +180,22 @@ class QuantizeOptions:
 
 
 @dataclass(frozen=True)
+class EngineOptions:
+    """The engine of SpeedConfig."""
+
+    engine: Annotated[
+        str,
+        option(
+            "What computes the logits: llama.cpp, if installed, is several times as fast on a CPU (default: auto).",
+            Panel.MACHINE,
+            "auto|torch|llama.cpp",
+        ),
+    ] = "auto"
+
+
+@dataclass(frozen=True)
 class SpeedOptions:
-    """The fields of SpeedConfig."""
+    """The other fields of SpeedConfig."""
 
     draft: Annotated[
         str,
@@ -197,14 +211,6 @@ class SpeedOptions:
             "Compile single-token decoding on a CPU; takes about 30 s, then cached (default: auto).",
             Panel.MACHINE,
             "auto|on|off",
-        ),
-    ] = "auto"
-    engine: Annotated[
-        str,
-        option(
-            "What computes the logits: llama.cpp, if installed, is several times as fast on a CPU (default: auto).",
-            Panel.MACHINE,
-            "auto|torch|llama.cpp",
         ),
     ] = "auto"
     cache: Annotated[
@@ -239,6 +245,7 @@ class SampleOptions:
     length: TextLengthOptions
     printing: PrintOptions
     quantize: QuantizeOptions
+    engine: EngineOptions
     speed: SpeedOptions
     seed: SampleSeedOptions
 

@@ -1,6 +1,7 @@
 """Exports of whole runs: other libraries compute the same logits, and a failure leaves no files."""
 
 import logging
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ import torch
 import transformers
 
 import tinylm
+from tests.formats.peers import save_peer
 from tests.shell import done, refused, snapshot, story
 from tests.shell import tinylm as shell
 from tinylm import exporting
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.huggingface import write_folder
 from tinylm.open_model import open_model
+from tinylm.run_directory.loading import LoadedModel
+from tinylm.run_directory.weights import write_weights
 
 SHAPES: dict[str, dict[str, Any]] = {
     "modern": {},
@@ -218,3 +222,33 @@ def test_an_adapter_is_exported_for_peft(run: tuple[str, Path], tmp_path: Path) 
     assert (model.logits(ids) - tinylm.load(path).logits(ids)).abs().max() > 1e-3
     refused(shell("export", lora, "--to", "hf", "--out", tmp_path / "x"), 2, "adapter")
     refused(shell("export", path, "--to", "hf", "--out", tmp_path / "x", "--base", path), 2, "--base")
+
+
+def test_a_run_that_improves_during_an_export_is_exported_as_it_was_opened(
+    run: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training replaces the best weights as a whole; the export keeps those that it opened."""
+    path = shutil.copytree(run[1], tmp_path / "run")
+    before = open_model(path)
+    expected = {name: tensor.clone() for name, tensor in before.weights.tensors.items()}
+
+    def open_and_improve(model: Path) -> LoadedModel:
+        opened = open_model(model)
+        if model == path:
+            improved = {name: tensor + 1 for name, tensor in expected.items()}
+            write_weights(path / "model.safetensors", improved, opened.config, 99, 0.5)
+        return opened
+
+    monkeypatch.setattr(exporting, "open_model", open_and_improve)
+    exporting.export_model(path, to="hf", out=tmp_path / "hf")
+    found = open_model(tmp_path / "hf").weights.tensors
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert not torch.equal(open_model(path).weights.tensors["embedding.weight"], expected["embedding.weight"])
+
+
+def test_an_export_warns_where_transformers_5_replaces_its_tokenizer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_peer("qwen2", tmp_path / "qwen2")
+    exporting.export_model(tmp_path / "qwen2", to="hf", out=tmp_path / "hf")
+    assert f'PreTrainedTokenizerFast.from_pretrained("{tmp_path / "hf"}")' in caplog.text

@@ -13,7 +13,7 @@ from tinylm.files import open_regular, resolve_links, write_text
 from tinylm.formats.export_folder import check_folder_free, replacing_folder
 from tinylm.formats.gguf_header import MAGIC
 from tinylm.formats.gguf_writer import SAMPLES, write_gguf
-from tinylm.formats.huggingface import FOLDER_FILES, write_folder
+from tinylm.formats.huggingface import FOLDER_FILES, rebuilds_tokenizer, write_folder
 from tinylm.formats.imported import ForeignModel
 from tinylm.formats.modelfile import check_name, from_line, make_modelfile, modelfile_path
 from tinylm.open_model import find_model, open_model
@@ -91,6 +91,11 @@ def export_model(
     with replacing_folder(out) as folder:
         family = write_folder(folder, _foreign(opened), DTYPES[dtype] if dtype else None)
         difference = _compare(opened, open_model(folder), out)
+    if rebuilds_tokenizer(family, opened.tokenizer.to_str()):
+        reporter.warn(
+            "AutoTokenizer of transformers 5 makes Qwen's own tokenizer for every model of the type qwen2, which gives "
+            f'this model other tokens. Load it with transformers.PreTrainedTokenizerFast.from_pretrained("{out}").'
+        )
     return Exported(out, family, difference)
 
 

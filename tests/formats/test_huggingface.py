@@ -16,7 +16,7 @@ from tests.shell import story
 from tests.variants import small
 from tinylm.config import ModelConfig, SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.formats.huggingface import is_model_folder, read_folder, write_folder
+from tinylm.formats.huggingface import is_model_folder, read_folder, rebuilds_tokenizer, write_folder
 from tinylm.formats.imported import ForeignModel
 from tinylm.model.build import build_model
 from tinylm.text.tokenizer import train_bpe, train_char
@@ -359,6 +359,38 @@ def test_a_trained_bpe_tokenizer_is_exported_with_equal_ids(tmp_path: Path) -> N
     for text in (*TEXTS, story(500)):
         assert peer(text).input_ids == ours.encode(text).ids
         assert peer.decode(peer(text).input_ids) == text
+
+
+QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def qwen_tokenizer() -> str:
+    spec = json.loads(train_bpe([story(3000)], 300).to_str())
+    split = {"type": "Split", "pattern": {"Regex": QWEN_SPLIT}, "behavior": "Isolated", "invert": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    steps = {"type": "Sequence", "pretokenizers": [split, byte_level]}
+    return json.dumps({**spec, "normalizer": {"type": "NFC"}, "pre_tokenizer": steps})
+
+
+@pytest.mark.parametrize("kind", ["characters", "bpe", "qwen"])
+def test_a_tokenizer_that_transformers_5_replaces_by_that_of_qwen_is_found(kind: str, tmp_path: Path) -> None:
+    made = {"characters": characters, "qwen": qwen_tokenizer, "bpe": lambda: train_bpe([story(3000)], 300).to_str()}
+    tokenizer = made[kind]()
+    ours = tokenizers.Tokenizer.from_str(tokenizer)
+    shape = {"qk_norm": False, "qkv_bias": True, "vocab_size": ours.get_vocab_size()}
+    model = own_model(small(preset="modern", **shape), tokenizer)
+    assert write_folder(tmp_path, model) == "qwen2"
+    texts = [story(20)] if kind == "characters" else [story(20), "cafe\u0301"]
+    expected = [ours.encode(text).ids for text in texts]
+    automatic = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    plain = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert [plain(text).input_ids for text in texts] == expected
+    replaced = int(transformers.__version__.split(".")[0]) >= 5 and kind != "qwen"
+    assert ([automatic(text).input_ids for text in texts] != expected) == replaced
+    assert rebuilds_tokenizer("qwen2", tokenizer) == (kind != "qwen")
+    assert not rebuilds_tokenizer("qwen3", tokenizer)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -16,6 +16,7 @@ from tinylm.files import read_json, read_text, write_text
 from tinylm.formats.families import convert, find_family
 from tinylm.formats.family import ExportedTensors, Family
 from tinylm.formats.family_choice import choose_family, resolve
+from tinylm.formats.gguf_tokenizer import find_pre
 from tinylm.formats.imported import ForeignModel
 from tinylm.formats.safetensors_files import DTYPE_NAMES, WEIGHTS, inside, open_weights, stored_dtypes, write_file
 from tinylm.formats.special_tokens import (
@@ -126,6 +127,20 @@ def write_folder(folder: Path, model: ForeignModel, dtype: torch.dtype | None = 
     _write_json(folder / GENERATION_CONFIG, _generation_fields(fields))
     _write_json(folder / CONFIG, fields)  # last: a folder without it is not a model
     return family.name
+
+
+def rebuilds_tokenizer(family: str, tokenizer: str) -> bool:
+    """Whether AutoTokenizer of transformers 5 gives a model of this family other ids than its tokenizer.json.
+
+    For the model type qwen2, it makes Qwen's own tokenizer of the vocabulary and the merges, whatever class the folder
+    names.
+    """
+    if family != "qwen2":
+        return False
+    try:
+        return find_pre(validate_tokenizer(tokenizer)) != "qwen2"
+    except ValueError:  # it is not one of the known tokenizers
+        return True
 
 
 def _config_fields(family: Family, model: ForeignModel, ids: Mapping[str, int]) -> dict[str, Any]:

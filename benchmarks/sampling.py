@@ -1,4 +1,4 @@
-"""Sampling on the CPU beside llama.cpp and transformers: tokens a second, and time to the first token.
+"""Sampling on the CPU beside llama.cpp, CTranslate2 and transformers: tokens a second, and time to the first token.
 
     python benchmarks/sampling.py                                       # 6x384 with 65 ids
     python benchmarks/sampling.py --layers 12 --width 768 --heads 12 --vocab-size 50257 --tokens 64
@@ -10,18 +10,21 @@ llama-cpp-python, takes the likeliest token, has keys and values of 32 bits as t
 and with all. `of the bandwidth` is the share of the speed at which all threads read memory, counting
 the bytes of all weights for each token. `first token` is for a prompt of 500 tokens.
 
-Needs the extras [bench] and [llama-cpp].
+Needs the extras [bench] and [llama-cpp]. The rows of CTranslate2, in fp32 and int8, need the package ctranslate2.
 """
 
 import argparse
 import copy
 import functools
+import importlib.util
+import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +35,7 @@ from tinylm.config import SpecialTokens
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.formats.huggingface import write_folder
 from tinylm.formats.imported import ForeignModel
+from tinylm.generation.compiled_decoder import compile_decoder, load_compiled
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.generator import NextTokenModel, generate
@@ -67,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, help="a Hugging Face folder or GGUF file (default: random weights)")
     parser.add_argument("--tokens", type=int, default=256, help="of each stream (default: 256)")
     parser.add_argument("--streams", type=int, default=32, help="generated at a time in the second table (default: 32)")
+    parser.add_argument("--compiled", action="store_true", help="also tinylm with --compile on, compiled before")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="formats of the weights")
     options = parser.parse_args(arguments)
     if import_llama_cpp() is None:
@@ -81,6 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             file = Path(folder) / "model.gguf"
             write_gguf(file, subject.exported, kind)
             single = contestants(subject, kind, file, Path(folder), options.tokens)
+            if options.compiled and kind != "f16":
+                single["tinylm, torch, compiled"] = compiled(subject, kind, Path(folder), options.tokens)
             times = take_turns(single, options.rounds, options.warmup)
             limit = bandwidth / (numbers * WEIGHT_BYTES[kind])
             print(f"\n{kind}, one stream")
@@ -91,6 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 ),
                 "llama.cpp": functools.partial(peer_streams, file, options.streams, options.tokens),
             }
+            if generator := ctranslate2_generator(Path(folder), kind):
+                many["CTranslate2"] = functools.partial(ctranslate2_tokens, generator, options.streams, options.tokens)
             times = take_turns(many, options.rounds, options.warmup)
             print(f"\n{kind}, {options.streams} streams")
             print(rates(times, options.tokens * options.streams, base="llama.cpp"))
@@ -141,12 +150,24 @@ def contestants(subject: Subject, kind: str, file: Path, folder: Path, tokens: i
     }
     for count in sorted({1, threads}):
         functions[f"llama.cpp, threads: {count}"] = functools.partial(peer_tokens, file, count, tokens)
+    write_folder(folder, subject.exported, KINDS[kind])
+    if generator := ctranslate2_generator(folder, kind):
+        functions["CTranslate2"] = functools.partial(ctranslate2_tokens, generator, 1, tokens)
     if kind != "q8_0":
-        write_folder(folder, subject.exported, KINDS[kind])
         transformers.logging.disable_progress_bar()
         peer = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=KINDS[kind]).eval()
         functions["transformers"] = functools.partial(peer_generate, peer, tokens)
     return functions
+
+
+def compiled(subject: Subject, kind: str, folder: Path, tokens: int) -> Callable[[], object]:
+    """As `tinylm sample --engine torch --compile on`."""
+    model = copy.deepcopy(subject.model)
+    fuse_model(model, int8=kind == "q8_0", prepack=False)
+    compile_decoder(model, folder / "step.pt2")
+    steps = load_compiled(model, folder / "step.pt2")
+    policy = ThreadPolicyDecoder(model, measure_thread_latency(), steps)
+    return functools.partial(sampled, policy, subject.vocab_size, 1, tokens)
 
 
 def sampled(model: NextTokenModel, vocab_size: int, rows: int, tokens: int) -> None:
@@ -210,6 +231,30 @@ def peer_generate(model: transformers.PreTrainedModel, tokens: int) -> None:
         min_new_tokens=tokens,
         max_new_tokens=tokens,
         pad_token_id=0,
+    )
+
+
+def ctranslate2_generator(folder: Path, kind: str) -> Any | None:
+    """CTranslate2 on the Hugging Face folder, or `None` where it is not installed or has no such format on CPUs."""
+    precision = {"f32": "float32", "q8_0": "int8"}.get(kind)
+    if precision is None or importlib.util.find_spec("ctranslate2") is None:
+        return None
+    library = importlib.import_module("ctranslate2")
+    converted = folder / f"ctranslate2-{precision}"
+    if not converted.exists():
+        library.converters.TransformersConverter(str(folder)).convert(str(converted), quantization=precision)
+        config = json.loads((converted / "config.json").read_text())
+        tokens = {name: config.get(name) or "<|endoftext|>" for name in ("bos_token", "eos_token", "unk_token")}
+        (converted / "config.json").write_text(json.dumps(config | tokens))  # without one it does not open
+    threads = torch.get_num_threads()
+    return library.Generator(str(converted), device="cpu", compute_type=precision, intra_threads=threads)
+
+
+def ctranslate2_tokens(generator: Any, rows: int, tokens: int) -> None:
+    """The likeliest tokens of CTranslate2."""
+    start = [["<|endoftext|>"]] * rows
+    generator.generate_batch(
+        start, max_length=tokens, min_length=tokens, sampling_topk=1, include_prompt_in_result=False
     )
 
 

@@ -16,7 +16,7 @@ import fault_forging
 import numpy as np
 from fault_forging import INFINITY, NAN, VALUES, Forgery
 
-from tinylm import streams
+from tinylm import files, streams
 from tinylm.formats import gguf_header
 
 FOLDERS = {  # by name: the case of family_peers.py
@@ -38,15 +38,10 @@ CHAT = {"messages": [{"role": "user", "content": "the bee"}, {"role": "assistant
 LONGEST = 1000  # characters of an error
 KIBIBYTE = 1024 if sys.platform.startswith("linux") else 1
 MOST_RESIDENT = 3 << 30  # bytes, of which 0.7 GB are those of the process that forks
-SUBJECTS = (
-    "tensor",
-    "template",
-    "conversation",
+SUBJECTS = (  # what an error may name instead of the forged model
+    *("tensor", "tokenizer", "template", "conversation", "special token", "this model", "the model", "loss", "logits"),
     "--",
-    "special token",
-    "this model",
-    "the model",
-)  # what an error may name beside the model
+)
 CONTROLS = {*map(chr, [*range(9), 11, 12, *range(14, 32), *range(127, 160), *range(0x202A, 0x202F)])}
 
 
@@ -630,6 +625,17 @@ def defects_of_message(ran: Any, name: str, resident: Path, is_terminal: bool) -
         wrong.append(f"an error of {len(lines[0])} characters")
     if "Out of memory" in ran.stderr or int(resident.read_text()) > MOST_RESIDENT:
         wrong.append(f"{int(resident.read_text()) >> 20} MB of memory")
+    if "--json" in ran.words and ran.code == 0 and not all(map(_is_json, ran.stdout.splitlines())):
+        wrong.append(f"no JSON: {ran.stdout[:200]}")
     if is_terminal and (found := CONTROLS & set(ran.stdout + ran.stderr)):
         wrong.append(f"control characters on the terminal: {sorted(found)}")
     return [f"tinylm {' '.join(ran.words)[:120]}: {defect}" for defect in wrong]
+
+
+def _is_json(line: str) -> bool:
+    """Whether a line is JSON, which has no NaN and no infinity."""
+    try:
+        files.parse_json(line)
+    except ValueError:
+        return False
+    return True

@@ -390,6 +390,16 @@ def test_a_merge_with_nan_logits_is_an_error() -> None:
         check_merged(exact(small()), adapted(small()), broken)
 
 
+def test_an_adapter_whose_logits_are_not_finite_is_not_merged() -> None:
+    huge = adapted(small())
+    with torch.no_grad():
+        for layer in adapter_layers(huge).values():
+            for parameter in layer.parameters():
+                parameter.fill_(torch.finfo(torch.float64).max)
+    with pytest.raises(TinyLMError, match="logits of the model with its adapter are not finite"):
+        check_merged(exact(small()), huge, huge)
+
+
 def test_merging_an_adapter_without_effect_is_an_error() -> None:
     untrained = exact(small())
     add_lora(untrained, settings())

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 
 from tests.formats import gguf_files
 from tests.formats.peers import edit_json, save_peer
@@ -186,6 +188,17 @@ def test_a_name_that_is_not_utf8_is_refused_for_a_gguf_file(llama: Path, here: P
     before = snapshot(here)
     refused(tinylm("export", llama, "--to", "gguf", "--out", "a\udcff.gguf"), 2, "must be UTF-8")
     assert snapshot(here) == before
+
+
+def test_a_model_whose_computation_overflows_gives_no_text_and_no_loss(llama: Path, here: Path) -> None:
+    tensors = safetensors.torch.load_file(llama / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name] = torch.full_like(tensors[name], 1e38)
+    safetensors.torch.save_file(tensors, llama / "model.safetensors", {"format": "pt"})
+    (here / "text.txt").write_text("the old man said it was a cold morning. " * 20)
+    refused(tinylm("eval", "text.txt", "-m", llama, "--json"), 1, "The loss is not a finite number", "--dtype fp32")
+    result = tinylm("sample", "-m", llama, "-n", 3, "--prompt", "the", "--no-echo")
+    refused(result, 1, "The model's logits are not finite numbers", "--dtype fp32")
 
 
 @pytest.mark.parametrize(

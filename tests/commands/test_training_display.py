@@ -35,6 +35,16 @@ def test_a_sample_during_training_changes_no_state_and_compiles_nothing(
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_a_sample_of_a_model_whose_logits_are_not_finite_does_not_end_the_training() -> None:
+    tokenizer = train_char("abc")
+    shape = small(vocab_size=tokenizer.vocab_size)
+    config = RunConfig.new(model=shape, tokenizer=TokenizerConfig(kind="char", sha256=tokenizer.sha256))
+    model = randomised(build_model(shape))
+    with torch.no_grad():
+        model.embedding.weight.fill_(float("nan"))
+    assert generate_sample(model, tokenizer, config, 4) is None
+
+
 def test_the_process_start_is_in_the_recent_past() -> None:
     assert 0 < time.monotonic() - process_start() < 3600
 

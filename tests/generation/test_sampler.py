@@ -11,7 +11,7 @@ from torch import Tensor
 
 import tinylm.generation.sampler as module
 from tests.reference import softmax
-from tinylm.errors import UsageError
+from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.sampler import (
     Sampler,
@@ -252,6 +252,17 @@ def test_a_value_out_of_range_is_an_error_that_names_the_setting(name: str, valu
     for value in values:
         with pytest.raises(UsageError, match=f"^`{name}` is {value}; it must be "):
             SamplingConfig(**{name: value})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_logits_that_are_no_finite_numbers_are_an_error_and_excluded_tokens_are_not(
+    value: float, temperature: float
+) -> None:
+    sampling = SamplingConfig(temperature=temperature)
+    with pytest.raises(TinyLMError, match="logits are not finite numbers"):
+        sampler(sampling, count=2)(torch.tensor([[0.0] * 5, [0.0, 1.0, value, 0.0, 0.0]]))
+    assert sampler(sampling)(torch.tensor([[-math.inf, -math.inf, 1.0, -math.inf, -math.inf]])).item() == 2
 
 
 @pytest.mark.parametrize(

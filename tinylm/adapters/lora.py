@@ -214,6 +214,8 @@ def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -
     base_logits, adapted_logits, merged_logits = logits(base), logits(adapted), logits(merged)
     difference = (merged_logits - adapted_logits).abs().max().item()
     change = (adapted_logits - base_logits).abs().max().item()
+    if not math.isfinite(change):
+        raise TinyLMError("The logits of the model with its adapter are not finite numbers, so it cannot be merged.")
     if not difference <= MERGE_TOLERANCE * max(1.0, adapted_logits.abs().max().item()):
         raise TinyLMError(
             f"The logits of the merged and the adapted model differ by {difference:.2e}; nothing was written."

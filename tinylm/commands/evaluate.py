@@ -1,5 +1,6 @@
 """tinylm eval: loss, perplexity and other metrics of a model on a text."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -118,7 +119,8 @@ def evaluate_model(
 def _print_metrics(console: Console, evaluation: "Evaluation") -> None:
     metrics = evaluation.to_json()
     if console.as_json:
-        console.record(metrics)
+        is_finite = math.isfinite(evaluation.perplexity)  # JSON has no infinity
+        console.record(metrics if is_finite else metrics | {"perplexity": None})
         return
     baselines = metrics.pop("baselines", {})
     titles = {

@@ -240,7 +240,8 @@ def _plan_record(plan: "Plan", config: RunConfig, trainable_parameters: int) -> 
 def generate_sample(model: "Transformer", tokenizer: "Tokenizer", config: RunConfig, tokens: int = 120) -> str | None:
     """A short sample without a prompt; the random state of training is not changed.
 
-    `None` for models other than decoders, and if memory runs out: a sample must not end the training run.
+    `None` for models other than decoders, if memory runs out, and for logits that are not finite: a sample must not end
+    the training run.
     """
     from tinylm.generation.generation_config import SamplingConfig
     from tinylm.generation.generator import generate
@@ -260,6 +261,8 @@ def generate_sample(model: "Transformer", tokenizer: "Tokenizer", config: RunCon
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
+        return None
+    except TinyLMError:  # the logits are not finite: the run ends at its next evaluation, which says so
         return None
     finally:
         model.train(was_training)

@@ -1,13 +1,18 @@
 """The result of an evaluation."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
+
+from tinylm.errors import TinyLMError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Metrics of a model on a text; those that do not exist for the architecture are `None`.
+
+    Raises TinyLMError if the loss is not a finite number.
 
     loss: mean negative log-likelihood in nats per token. perplexity: exp(loss).
     bits_per_character, bits_per_byte: the same loss in bits per character and per byte of the text. Decoders only, and
@@ -32,6 +37,13 @@ class Evaluation:
     bytes: int | None = None
     pairs: int | None = None
     baselines: dict[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.loss):
+            raise TinyLMError(
+                "The loss is not a finite number: some weights are too large for the number format of the computation. "
+                "Try `dtype` fp32."
+            )
 
     def to_json(self) -> dict[str, Any]:
         """The metrics that are not `None`, by name, in the order of the fields."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tinylm.errors import TinyLMError
 from tinylm.generation.generation_config import SamplingConfig
 
 
@@ -73,6 +74,7 @@ class Sampler:
     ) -> None:
         self.sampling = sampling
         self._vocab_size = vocab_size
+        self._is_checked = False
         self._generators = [
             torch.Generator().manual_seed(_stream_seed(seed, first_stream + row)) for row in range(rows)
         ]
@@ -86,9 +88,12 @@ class Sampler:
             self._seen[row, list(ids)] = True
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Logits (B, V) -> token ids (B,)."""
+        """Logits (B, V) -> token ids (B,). Raises TinyLMError if the first logits are NaN or infinite."""
         sampling = self.sampling
         logits = logits[:, : self._vocab_size].float()
+        if not self._is_checked:
+            _require_finite(logits)
+            self._is_checked = True
         if self._seen is not None:
             logits = penalise_repeats(logits, self._seen, sampling.repeat_penalty)
         if sampling.temperature == 0:
@@ -107,6 +112,14 @@ class Sampler:
         if self._seen is not None:
             self._seen.scatter_(1, chosen.unsqueeze(1), True)
         return chosen
+
+
+def _require_finite(logits: Tensor) -> None:
+    if not bool(torch.isfinite(logits.amax(dim=-1)).all()):  # NaN is the maximum, too
+        raise TinyLMError(
+            "The model's logits are not finite numbers: some weights are too large for the number format of the "
+            "computation. Try `dtype` fp32."
+        )
 
 
 def _stream_seed(seed: int, stream: int) -> int:

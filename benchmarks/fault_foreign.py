@@ -14,6 +14,7 @@ from typing import Any
 
 import fault_forging
 import numpy as np
+import safetensors.torch
 from fault_forging import INFINITY, NAN, VALUES, Forgery
 
 from tinylm import files, streams
@@ -39,7 +40,18 @@ LONGEST = 1000  # characters of an error
 KIBIBYTE = 1024 if sys.platform.startswith("linux") else 1
 MOST_RESIDENT = 3 << 30  # bytes, of which 0.7 GB are those of the process that forks
 SUBJECTS = (  # what an error may name instead of the forged model
-    *("tensor", "tokenizer", "template", "conversation", "special token", "this model", "the model", "loss", "logits"),
+    *(
+        "tensor",
+        "tokenizer",
+        "template",
+        "conversation",
+        "special token",
+        "this model",
+        "the model",
+        "The text",
+        "loss",
+        "logits",
+    ),
     "--",
 )
 CONTROLS = {*map(chr, [*range(9), 11, 12, *range(14, 32), *range(127, 160), *range(0x202A, 0x202F)])}
@@ -136,6 +148,22 @@ def forge_duplicate(rng: random.Random, model: Path, outside: Path) -> Forgery:
     begin, end = f'{{"{name}": {value}, ', f', "{name}": {value}}}'
     changed = text.replace("{", begin, 1) if first else text.rstrip().removesuffix("}") + end
     return f"{path.name}: {name} twice, {'first' if first else 'last'} {value[:40]}", lambda: _write(path, changed)
+
+
+def forge_name(rng: random.Random, model: Path, outside: Path) -> Forgery:
+    """A tensor's name begins another line, or is long or empty."""
+    file = rng.choice([path for path in _files(model) if path.suffix == ".safetensors"])
+    tensors = safetensors.torch.load_file(file)
+    old, new = (
+        rng.choice(sorted(tensors)),
+        rng.choice(("a\nError: b", "\r\n", "a" * 100_000, "", "\u202e", "\x85\u2028")),
+    )
+
+    def apply() -> None:
+        tensors[new] = tensors.pop(old)
+        safetensors.torch.save_file(tensors, file, {"format": "pt"})
+
+    return f"{file.name}: {old} is called {new[:20]!r}", apply
 
 
 TEMPLATES = (
@@ -544,13 +572,23 @@ IN_FOLDERS = (
     *(fault_forging.forge_text, fault_forging.forge_tensors, fault_forging.forge_tensors, fault_forging.forge_header),
     *((fault_forging.forge_published_tokenizer,) if fault_forging.HAS_PUBLISHED else ()),
     *(fault_forging.forge_tokenizer, fault_forging.forge_tokenizer, forge_duplicate, forge_template, forge_template),
-    *(forge_special, forge_special, forge_index, forge_bytes, forge_bytes, forge_place, forge_place, forge_place),
+    *(
+        forge_special,
+        forge_special,
+        forge_name,
+        forge_index,
+        forge_bytes,
+        forge_bytes,
+        forge_place,
+        forge_place,
+        forge_place,
+    ),
 )
 IN_FILES = (*(forge_metadata,) * 5, *(forge_vocabulary,) * 4, *(forge_stored,) * 4, *(forge_bytes,) * 3, forge_place)
 IN_ADAPTERS = (
     *(fault_forging.forge_value,) * 4,
     *(fault_forging.forge_text, fault_forging.forge_tensors, fault_forging.forge_tensors, fault_forging.forge_header),
-    *(forge_pattern, forge_pattern, forge_bytes, forge_bytes, forge_place, forge_place, forge_duplicate),
+    *(forge_pattern, forge_pattern, forge_bytes, forge_bytes, forge_place, forge_place, forge_duplicate, forge_name),
 )
 
 

@@ -58,6 +58,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
+def test_a_message_is_one_line_whatever_it_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    for show in (console.note, console.warn, console.error):
+        show("the tensor a\nError: b\nc is missing")
+    found = capsys.readouterr().err.splitlines()
+    assert [line.removeprefix("Warning: ").removeprefix("Error: ") for line in found] == [
+        r"the tensor a\nError: b\nc is missing"
+    ] * 3
+
+
 @posix
 @pytest.mark.parametrize("columns", [40, 80])
 def test_a_long_value_of_a_field_goes_on_below_its_beginning(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,8 +145,9 @@ def test_on_a_terminal_only_control_characters_are_escaped(monkeypatch: pytest.M
         console = Console()
         for say in (console.result, console.note, console.warn, console.error):
             say(HARMLESS + HOSTILE)
-        line = HARMLESS + ESCAPED + "\n"
-        assert shown() == f"{line}{line}Warning: {line}Error: {line}"
+        text = HARMLESS + ESCAPED + "\n"
+        line = HARMLESS.replace("\n", r"\n") + ESCAPED + "\n"  # a message is one line
+        assert shown() == f"{text}{line}Warning: {line}Error: {line}"
         console.table(("name", "n"), [(HOSTILE, "1")])
         assert shown().splitlines()[1] == ESCAPED + "  1"
 
@@ -193,7 +204,7 @@ def test_all_characters_are_written_into_a_pipe_unchanged(monkeypatch: pytest.Mo
         stream.flush()
     out, err = (stream.buffer.getvalue().decode(errors="surrogateescape") for stream in streams)
     assert out.startswith(HARMLESS + HOSTILE + "\nname") and out.endswith("\n" + HOSTILE + "  1\n")
-    assert err == f"Error: {HARMLESS}{HOSTILE}\n"
+    assert err == f"Error: {HARMLESS}{HOSTILE}".replace("\n", r"\n") + "\n"
 
 
 def test_a_lone_surrogate_of_a_json_file_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,14 +77,17 @@ class Console:
 
     def traceback(self) -> None:
         """Print the traceback of the exception that is being handled on stderr."""
-        self._print_message(traceback.format_exc().rstrip("\n"), "")
+        for line in traceback.format_exc().rstrip("\n").split("\n"):
+            self._print_message(line, "")
 
     def _print_message(self, message: str, style: str, prefix: str = "") -> None:
+        """Print one line: a name in a message, from an untrusted file, may not begin another one."""
         if self._bar is not None:
             self._bar.clear()
         if prefix:
             self._stderr.print(Text(prefix, f"bold {style}"), end="")
-        sys.stderr.write(printable(message, sys.stderr) + "\n")  # rich would drop some control characters
+        line = printable(message, sys.stderr).replace("\n", "\\n")
+        sys.stderr.write(line + "\n")  # rich would drop some control characters
         sys.stderr.flush()
         if self._bar is not None:
             self._bar.refresh()

@@ -93,6 +93,13 @@ def test_runs_lists_folders_of_hugging_face_and_leaves_out_files_and_adapters(
     assert "damaged" in done("runs").stdout
 
 
+def test_the_newest_model_is_a_run_and_no_export(run: Path, models: dict[str, Any], here: Path) -> None:
+    copied(run, here / "checkpoints/mine")
+    newer = copied(models["folder"] / "llama", here / "checkpoints/exported")
+    os.utime(newer / "model.safetensors", (3e9, 3e9))
+    assert "Using checkpoints/mine, the newest model." in done("sample", "-n", 1).stderr
+
+
 def test_an_imported_gpt2_is_sampled_with_int8_weights(models: dict[str, Any]) -> None:
     """Its files store weights by columns."""
     plain, int8 = (

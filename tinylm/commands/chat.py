@@ -195,7 +195,8 @@ def _ctrl_c_stops() -> Iterator[list[int]]:
 def _execute(command: str, argument: str, session: "ChatSession", console: Console) -> None:
     match command:
         case "/help":
-            console.note(HELP)
+            for line in HELP.splitlines():
+                console.note(line)
         case "/reset":
             session.reset()
             console.note("A new conversation.")

@@ -8,7 +8,7 @@ from pathlib import Path
 from tinylm.errors import NoModelError, NoRunError, UsageError
 from tinylm.files import resolve_links
 from tinylm.reporter import Reporter
-from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE, replaced_directory, staging_directory
+from tinylm.run_directory.layout import CHECKPOINTS, FOREIGN_FILE, MODEL_FILE, replaced_directory, staging_directory
 
 MAX_DEPTH = 4  # levels of folders that are searched for runs
 
@@ -66,7 +66,11 @@ def run_exists(path: Path) -> bool:
 
 def newest_model(reporter: Reporter) -> Path:
     """The most recently trained model under checkpoints/, reported as a note. Raises NoModelError if there is none."""
-    weights = [path / MODEL_FILE for path in run_directories(CHECKPOINTS) if (path / MODEL_FILE).is_file()]
+    weights = [
+        path / MODEL_FILE
+        for path in run_directories(CHECKPOINTS)
+        if (path / MODEL_FILE).is_file() and not (path / FOREIGN_FILE).exists()
+    ]
     if not weights:
         raise NoModelError(f"There is no trained model under {CHECKPOINTS}/; train one, or name one with `model`.")
     path = max(weights, key=lambda file: file.stat().st_mtime).parent

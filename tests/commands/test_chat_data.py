@@ -263,3 +263,12 @@ def test_a_chat_model_answers_in_tinylm_chat(model: Path) -> None:
 def test_a_copy_of_the_run_is_enough_to_evaluate_on_its_own_data(model: Path, here: Path) -> None:
     shutil.copytree(model, here / "copy")
     assert done("eval", "-m", "copy").stdout == done("eval", "-m", model).stdout
+
+
+def test_sample_says_how_a_model_of_conversations_answers(model: Path) -> None:
+    """An empty prompt is continued from the end-of-text token, which begins no conversation."""
+    assert "--chat answers prompts" in done("sample", "-m", model, "-n", 3).stderr
+    for prompt in ((), ("-p", "")):
+        answered = done("sample", "-m", model, "--chat", *prompt, "-n", 3)
+        assert "--chat answers" not in answered.stderr
+    assert "--chat answers" not in done("sample", "-m", model, "-n", 3, "--quiet").stderr

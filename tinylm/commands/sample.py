@@ -85,6 +85,10 @@ def sample(
     loaded.prepare_generation(Workload(tokens, num_samples, speed.cache, bool(prompt_adapters)), speed)
     require(options.prompt.chat or options.prompt.chat_template is None, "--chat-template needs --chat.")
     chat_format = loaded.chat_format(options.prompt.chat_template) if options.prompt.chat else None
+    if chat_format is None and loaded.data is not None and loaded.data.kind == "chat":
+        console.note(
+            "This model was trained on conversations; --chat answers prompts, and without it they are continued."
+        )
     flags = command_line_flags(ctx, *vars(options).values())
     start = time.monotonic()
     next_stream = 0  # number of the random stream of the next sample

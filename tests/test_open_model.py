@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,22 @@ def test_a_foreign_base_takes_an_adapter_which_is_merged_and_trained_further(
     loss = tinylm.load(merged.run).evaluate(text=TEXT).loss
     assert loss == pytest.approx(adapted.evaluate(text=TEXT).loss, rel=1e-4 if kind == "saved" else 2e-2)
     assert open_model(merged.run).config.family == "llama"
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"), [("hf:someone/Some-Model@main", "Some-Model"), ("llama-7b", "llama-7b"), (".", "llama-7b")]
+)
+def test_an_adapter_of_a_foreign_base_is_written_under_checkpoints_by_its_name(
+    named: str, expected: str, saved: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not beside the base, which may be in the cache of the hub."""
+    model = shutil.copytree(saved[1], tmp_path / "cache" / ("0123abcd" if "hf" in named else "llama-7b"))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(model))
+    monkeypatch.chdir(model if named == "." else model.parent)
+    (tmp_path / "corpus.txt").write_text(TEXT * 3)
+    trained = tinylm.finetune_lora(tmp_path / "corpus.txt", model=named, steps=1)
+    assert trained.run == Path("checkpoints") / f"{expected}-lora"
+    assert {path.name for path in model.parent.iterdir()} <= {model.name, "checkpoints"}
 
 
 def test_a_foreign_model_is_trained_further(halved: tuple[Any, Path], tmp_path: Path) -> None:

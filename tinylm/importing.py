@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tinylm.errors import UsageError
 from tinylm.files import resolve_links
-from tinylm.formats.source import is_foreign
+from tinylm.formats.source import foreign_name, is_foreign
 from tinylm.open_model import find_model, open_model
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_directory.commit import reserve
@@ -37,7 +37,7 @@ def import_model(
     path = find_model(source, reporter)
     if not is_foreign(path):
         raise UsageError(f"{path} is not a Hugging Face folder or a GGUF file; runs of tinylm need no import.")
-    out = CHECKPOINTS / _name(source) if out is None else Path(out)
+    out = CHECKPOINTS / foreign_name(source) if out is None else Path(out)
     if resolve_links(out) == resolve_links(path):
         raise UsageError(f"{out} is read here and never overwritten; choose another `out`.")
     with reserve(out, force):
@@ -48,8 +48,3 @@ def import_model(
     assert model.config.family is not None
     parameters = sum(parameter.numel() for parameter in model.network.parameters())
     return Imported(out, model.config.family, parameters)
-
-
-def _name(source: Path) -> str:
-    """The name of a folder, of a file without .gguf, or of a hub's model without its owner and revision."""
-    return source.name.partition("@")[0].removesuffix(".gguf") or "imported"

@@ -23,3 +23,8 @@ def _is_gguf(path: Path) -> bool:
 def read_foreign(path: Path) -> ForeignModel:
     """The model at a path for which `is_foreign` holds. Raises TinyLMError as the readers of its format."""
     return read_gguf(path) if _is_gguf(path) else read_folder(path)
+
+
+def foreign_name(source: Path) -> str:
+    """The name of a folder, of a file without .gguf, or of a hub's model without its owner and revision."""
+    return source.name.partition("@")[0].removesuffix(GGUF_SUFFIX) or "imported"

@@ -12,6 +12,7 @@ from tinylm.adapters.lora import TARGETS, max_rank, target_modules
 from tinylm.config import OBJECTIVES, AdapterConfig, ModelConfig, RunConfig, default_objective
 from tinylm.errors import UsageError
 from tinylm.files import resolve_links
+from tinylm.formats.source import foreign_name, is_foreign
 from tinylm.model.build import build_model, extend_vocabulary
 from tinylm.model.stack import Transformer
 from tinylm.open_model import find_model, open_model
@@ -270,7 +271,10 @@ class Bottleneck:
 
 @dataclass(frozen=True, kw_only=True)
 class NewAdapter:
-    """A new adapter on a base model. `base` is its run directory; default: the newest model under checkpoints/."""
+    """A new adapter on a base model. `base` is its path; default: the newest model under checkpoints/.
+
+    It is written beside a base that is a run, and under checkpoints/ for a model of another tool.
+    """
 
     shape: AdapterShape
     base: Path | None = None
@@ -282,6 +286,9 @@ class NewAdapter:
 
     def default_out(self, source: Path | None, text: TextSource) -> Path:
         assert source is not None
+        if is_foreign(source):  # not beside it, which may be in the cache of the hub
+            named = source if self.base is None or not self.base.name else self.base
+            return CHECKPOINTS / (foreign_name(named) + self.shape.suffix)
         return source.with_name(source.name + self.shape.suffix)
 
     def load(self, source: Path | None, seed: int) -> InitialModel:

@@ -20,7 +20,7 @@ from tinylm.model.build import build_model
 from tinylm.model.stack import Transformer
 from tinylm.objectives.loss import next_token
 from tinylm.presets import SIZES, make_model_config
-from tinylm.text.chat_batches import ChatBatches, ChatRows
+from tinylm.text.chat_batches import ChatRows
 from tinylm.text.chat_tokens import FIRST, SCORED, ChatTokens
 
 TOKENS_PER_STEP = 2048
@@ -43,10 +43,10 @@ def random_conversations(median: int, tokens: int, vocab_size: int) -> ChatToken
     return ChatTokens(np.concatenate(parts).astype(np.uint32))
 
 
-def one_epoch(model: Transformer, rows: ChatRows, packed: bool, dtype: str) -> Callable[[], None]:
+def one_epoch(model: Transformer, rows: ChatRows, dtype: str) -> Callable[[], None]:
     """A function that runs forward and backward over all batches of an epoch."""
     size = max(1, round(TOKENS_PER_STEP * len(rows) / rows.n_tokens))
-    batches = ChatBatches(rows, size, seed=0, sort=not packed)
+    batches = rows.training_batches(size, seed=0)
 
     def run() -> None:
         for number in range(batches.batches_per_epoch):
@@ -81,7 +81,7 @@ def main() -> None:
     for median in arguments.medians:
         tokens = random_conversations(median, arguments.tokens, arguments.vocab_size)
         rows = {name: ChatRows(tokens, arguments.context, name == "packed") for name in ("packed", "single")}
-        epochs = {name: one_epoch(model, rows[name], name == "packed", arguments.dtype) for name in rows}
+        epochs = {name: one_epoch(model, rows[name], arguments.dtype) for name in rows}
         clock = time.process_time if arguments.busy else time.perf_counter
         times = measure.take_turns(epochs, arguments.rounds, clock=clock)
         filled = rows["packed"].n_tokens / (len(rows["packed"]) * rows["packed"].width)

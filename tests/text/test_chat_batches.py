@@ -10,7 +10,6 @@ from tinylm.model.build import build_model
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch
 from tinylm.text.chat_batches import (
-    ChatBatches,
     ChatRows,
     chat_evaluation_batches,
     describe_left_out,
@@ -91,12 +90,12 @@ def test_conversations_of_which_nothing_is_scored_are_an_error() -> None:
         require_usable(chat_tokens([(1, False), (2, False)], [(3, True)]), 8, "validation")
 
 
-def test_the_error_for_a_short_context_names_the_shortest_beginning_before_an_answer() -> None:
+def test_the_error_for_a_short_context_names_the_tokens_before_the_first_scored_one() -> None:
     """The number belongs to a conversation with an answer, not to a shorter one without."""
     unscored = [(1, False), (2, False)]
     answered = [(i, False) for i in range(5)], [(i, False) for i in range(4)]
     tokens = chat_tokens(unscored, *([*question, (7, True)] for question in answered))
-    with pytest.raises(UsageError, match="the shortest beginning before an answer has 4"):
+    with pytest.raises(UsageError, match="the first scored token comes after 4 others"):
         require_usable(tokens, 3, "training")
 
 
@@ -113,7 +112,7 @@ def test_packing_puts_every_item_into_one_row_that_it_fits_and_needs_few_rows() 
 def test_each_epoch_has_every_conversation_once_in_another_order(packed: bool) -> None:
     tokens = random_tokens()
     rows = ChatRows(tokens, 20, packed)
-    batches = ChatBatches(rows, 4, seed=1, sort=not packed)
+    batches = rows.training_batches(4, seed=1)
     count = batches.batches_per_epoch
     assert count == -(-len(rows) // 4)
 
@@ -125,10 +124,10 @@ def test_each_epoch_has_every_conversation_once_in_another_order(packed: bool) -
     assert sum(batch.n_targets for batch in first) == sum(batch.n_targets for batch in second) == expected
     assert sum(len(batch) for batch in first) == len(rows)
     assert [batch.ids.tolist() for batch in first] != [batch.ids.tolist() for batch in second]
-    again = ChatBatches(rows, 4, seed=1, sort=not packed)
+    again = rows.training_batches(4, seed=1)
     for number in (count + 1, 0, 2):
         assert torch.equal(again.batch(number).ids, batches.batch(number).ids)
-    assert not torch.equal(ChatBatches(rows, 4, seed=2, sort=not packed).batch(0).targets, first[0].targets)
+    assert not torch.equal(rows.training_batches(4, seed=2).batch(0).targets, first[0].targets)
 
 
 VARIANTS = {

@@ -8,7 +8,7 @@ import torch
 
 from tests.text.corpora import PAIRS, tsv, write_pairs
 from tinylm.errors import TinyLMError
-from tinylm.text.pair_batches import PairBatches, PairTokens, pair_evaluation_batches
+from tinylm.text.pair_batches import PairTokens, pair_evaluation_batches
 from tinylm.text.token_files import encode_stream
 from tinylm.text.tokenizer import train_char
 
@@ -56,7 +56,7 @@ def random_pairs(tmp_path: Path, n: int = 200) -> PairTokens:
 
 def test_each_epoch_has_every_pair_once_in_another_order(tmp_path: Path) -> None:
     pairs = random_pairs(tmp_path)
-    batches = PairBatches(pairs, 64, 7, seed=1)
+    batches = pairs.training_batches(64, 7, seed=1)
     assert batches.batches_per_epoch == 29
 
     def epoch(number: int) -> list[tuple[int, int]]:
@@ -70,8 +70,8 @@ def test_each_epoch_has_every_pair_once_in_another_order(tmp_path: Path) -> None
 
 def test_a_batch_depends_only_on_seed_and_number(tmp_path: Path) -> None:
     pairs = random_pairs(tmp_path)
-    first, second = (PairBatches(pairs, 64, 7, seed=1) for _ in range(2))
-    other = PairBatches(pairs, 64, 7, seed=2)
+    first, second = (pairs.training_batches(64, 7, seed=1) for _ in range(2))
+    other = pairs.training_batches(64, 7, seed=2)
     for number in (40, 3, 29):
         assert torch.equal(first.batch(number).ids, second.batch(number).ids)
     assert not torch.equal(first.batch(3).ids, other.batch(3).ids)
@@ -79,14 +79,14 @@ def test_a_batch_depends_only_on_seed_and_number(tmp_path: Path) -> None:
 
 def test_pairs_of_a_batch_have_similar_lengths(tmp_path: Path) -> None:
     """In random order, a third of the target positions would be padding; sorted by length, almost none are."""
-    batches = PairBatches(random_pairs(tmp_path, 1000), 64, 10, seed=0)
+    batches = random_pairs(tmp_path, 1000).training_batches(64, 10, seed=0)
     drawn = [batches.batch(n) for n in range(batches.batches_per_epoch)]
     assert sum(b.n_targets for b in drawn) / sum(b.ids.numel() for b in drawn) > 0.9
 
 
 def test_pairs_that_do_not_fit_are_skipped(tmp_path: Path) -> None:
     pairs = random_pairs(tmp_path)
-    batches = PairBatches(pairs, 11, 7, seed=0)
+    batches = pairs.training_batches(11, 7, seed=0)
     drawn = [batches.batch(n) for n in range(batches.batches_per_epoch)]
     assert sum(map(len, drawn)) == int((pairs.lengths.max(axis=1) <= 10).sum())
     assert max(b.source.shape[1] for b in drawn) <= 11

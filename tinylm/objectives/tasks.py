@@ -8,8 +8,8 @@ from tinylm.config import ModelConfig, TrainingConfig
 from tinylm.errors import UsageError
 from tinylm.objectives.loss import Objective, masked_token, next_token, sequence_to_sequence
 from tinylm.text.batches import Batch, Windows, evaluation_batches
-from tinylm.text.chat_batches import ChatBatches, ChatParts, chat_evaluation_batches, chat_rows, require_usable
-from tinylm.text.pair_batches import PairBatches, PairTokens, pair_evaluation_batches
+from tinylm.text.chat_batches import ChatParts, chat_evaluation_batches, chat_rows, require_usable
+from tinylm.text.pair_batches import PairTokens, pair_evaluation_batches
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.token_masking import MaskedWindows, masked_evaluation_batches
 from tinylm.text.tokenizer import Tokenizer
@@ -89,7 +89,7 @@ class SequenceToSequence:
                     f"No {part} pair fits the context of {model.context} tokens; the shortest needs "
                     f"{pairs.contexts.min()}."
                 )
-        batches = PairBatches(train, model.context, training.batch_size, training.seed)
+        batches = train.training_batches(model.context, training.batch_size, training.seed)
         self.batch = batches.batch
         self.steps_per_epoch = float(batches.batches_per_epoch)
 
@@ -111,7 +111,7 @@ class Chat:
         for part, name in ((train, "training"), (self._val, "validation")):
             require_usable(part, model.context, name)
         rows = chat_rows(train, model.context, training.pack)
-        batches = ChatBatches(rows, training.batch_size, training.seed, sort=not training.pack)
+        batches = rows.training_batches(training.batch_size, training.seed)
         self.batch = batches.batch
         self.steps_per_epoch = float(batches.batches_per_epoch)
 

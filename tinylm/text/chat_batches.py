@@ -11,9 +11,9 @@ import torch
 from tinylm.errors import UsageError
 from tinylm.text.batches import Batch
 from tinylm.text.chat_tokens import ChatTokens
+from tinylm.text.shuffled_batches import ShuffledBatches
 from tinylm.text.token_files import TokenFolder
 
-POOL_BATCHES = 50  # batches whose conversations are sorted by length together, if rows are not packed
 PADDING = 0  # any id works: padding is not scored, and no other token attends to it
 MIN_PACKED_ROW = 512  # tokens, if the context is as long: longer rows need less padding, shorter ones less attention
 MIN_PACKED_CONVERSATIONS = 3  # per row, on average: with fewer, packed rows are slower (benchmarks/packing.py)
@@ -92,6 +92,11 @@ class ChatRows:
         """Number of tokens of all rows, without padding."""
         return int(self.lengths.sum())
 
+    def training_batches(self, batch_size: int, seed: int) -> ShuffledBatches:
+        """Batches of at most `batch_size` rows, of similar length unless they are packed."""
+        sort_keys = None if self._packed else self.lengths[np.newaxis]
+        return ShuffledBatches(np.arange(len(self)), self.batch, batch_size, seed, sort_keys)
+
     def batch(self, numbers: Sequence[int] | np.ndarray) -> Batch:
         """A batch of the rows with these numbers: packed (B, width), or else (B, T) for the longest."""
         width = self.width if self._packed else int(self.lengths[numbers].max())
@@ -159,43 +164,6 @@ def pack(indices: np.ndarray, lengths: np.ndarray, width: int) -> list[np.ndarra
 def chat_rows(tokens: ChatTokens, context: int, packed: bool) -> ChatRows:
     """All rows of the conversations, cached for the plan and the task. There must be usable conversations."""
     return ChatRows(tokens, context, packed)
-
-
-class ChatBatches:
-    """Training batches of rows of conversations. Each epoch has every row once, in another order.
-
-    Rows that are not packed are sorted by length within pools of POOL_BATCHES batches. Batch number n depends only on
-    the seed and n.
-    """
-
-    def __init__(self, rows: ChatRows, batch_size: int, seed: int, sort: bool) -> None:
-        self._rows = rows
-        self._batch_size = batch_size
-        self._seed = seed
-        self._sort = sort
-        self.batches_per_epoch = -(-len(rows) // batch_size)
-        self._epoch = -1
-        self._batches: list[np.ndarray] = []
-
-    def batch(self, number: int) -> Batch:
-        """Batch number `number`: at most `batch_size` rows."""
-        epoch, position = divmod(number, self.batches_per_epoch)
-        if epoch != self._epoch:
-            self._epoch, self._batches = epoch, self._shuffled(epoch)
-        return self._rows.batch(self._batches[position])
-
-    def _shuffled(self, epoch: int) -> list[np.ndarray]:
-        rng = np.random.Generator(np.random.PCG64([self._seed, epoch]))
-        order = rng.permutation(len(self._rows))
-        size = self._batch_size
-        if not self._sort:
-            return [order[first : first + size] for first in range(0, len(order), size)]
-        batches: list[np.ndarray] = []
-        for start in range(0, len(order), POOL_BATCHES * size):
-            pool = order[start : start + POOL_BATCHES * size]
-            pool = pool[np.argsort(self._rows.lengths[pool], kind="stable")]
-            batches += [pool[first : first + size] for first in range(0, len(pool), size)]
-        return [batches[i] for i in rng.permutation(len(batches))]
 
 
 def chat_evaluation_batches(

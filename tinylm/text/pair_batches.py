@@ -9,9 +9,8 @@ from torch import Tensor
 
 from tinylm.errors import TinyLMError
 from tinylm.text.batches import Batch
+from tinylm.text.shuffled_batches import ShuffledBatches
 from tinylm.text.token_files import TokenFolder
-
-POOL_BATCHES = 50  # batches whose pairs are sorted by length together
 
 
 class PairTokens:
@@ -58,6 +57,10 @@ class PairTokens:
         """The indices of the pairs that fit into a context of that length."""
         return np.flatnonzero(self.contexts <= context)
 
+    def training_batches(self, context: int, batch_size: int, seed: int) -> ShuffledBatches:
+        """Batches of at most `batch_size` pairs that fit into the context: of similar target and source length."""
+        return ShuffledBatches(self.fitting(context), self.batch, batch_size, seed, sort_keys=self.lengths.T)
+
     def batch(self, indices: Sequence[int] | np.ndarray) -> Batch:
         """A batch of the pairs with the given indices, padded with the end-of-text id; the mask excludes padding."""
         end = [self._end_of_text_id]
@@ -88,40 +91,6 @@ class PairContexts(NamedTuple):
     def from_tokens(cls, tokens: TokenFolder, end_of_text_id: int) -> "PairContexts":
         """The context lengths that the pairs in a token folder need."""
         return cls(*(PairTokens(part, end_of_text_id).contexts for part in (tokens.train, tokens.val)))
-
-
-class PairBatches:
-    """Training batches of pairs of similar length, which need little padding. Pairs that do not fit are left out.
-
-    Each epoch shuffles the pairs, sorts them by length within pools of POOL_BATCHES batches, splits the pools into
-    batches and shuffles the batches. Batch number n depends only on the seed and n.
-    """
-
-    def __init__(self, pairs: PairTokens, context: int, batch_size: int, seed: int) -> None:
-        self._pairs = pairs
-        self._fitting = pairs.fitting(context)
-        self._batch_size = batch_size
-        self._seed = seed
-        self.batches_per_epoch = -(-len(self._fitting) // batch_size)
-        self._epoch = -1
-        self._batches: list[np.ndarray] = []
-
-    def batch(self, number: int) -> Batch:
-        """Batch number `number`: at most `batch_size` pairs."""
-        epoch, position = divmod(number, self.batches_per_epoch)
-        if epoch != self._epoch:
-            self._epoch, self._batches = epoch, self._shuffled(epoch)
-        return self._pairs.batch(self._batches[position])
-
-    def _shuffled(self, epoch: int) -> list[np.ndarray]:
-        rng = np.random.Generator(np.random.PCG64([self._seed, epoch]))
-        order = rng.permutation(self._fitting)
-        size, batches = self._batch_size, []
-        for start in range(0, len(order), POOL_BATCHES * size):
-            pool = order[start : start + POOL_BATCHES * size]
-            pool = pool[np.lexsort(self._pairs.lengths[pool].T)]  # by target length; ties by source length
-            batches += [pool[first : first + size] for first in range(0, len(pool), size)]
-        return [batches[i] for i in rng.permutation(len(batches))]
 
 
 def pair_evaluation_batches(

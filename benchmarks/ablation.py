@@ -17,9 +17,9 @@ from pathlib import Path
 
 from measure import describe_machine, table
 
-from tinylm.config import ModelConfig
 from tinylm.errors import DivergedError
 from tinylm.model.build import build_empty_model, count_parameters
+from tinylm.model_config import ModelConfig
 from tinylm.run_directory.loading import read_config
 
 # The original stack with its own optimizer; overrides --options. The published learning rate schedule depends on the

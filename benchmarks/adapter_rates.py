@@ -23,12 +23,12 @@ from measure import describe_machine, table
 from tinylm.adapters.bottleneck import sublayers
 from tinylm.adapters.load import add_adapter
 from tinylm.adapters.lora import max_rank, target_modules
-from tinylm.config import AdapterConfig, Budget, TrainingConfig
 from tinylm.errors import DivergedError
 from tinylm.evaluation.loop import default_batch_size, evaluate_loss
 from tinylm.model.stack import Transformer
 from tinylm.objectives.tasks import make_task
 from tinylm.planning.recipes import RECIPES
+from tinylm.run_config import AdapterConfig
 from tinylm.run_directory.loading import load_model, read_config, read_tokenizer
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.token_files import TokenFolder
@@ -36,6 +36,7 @@ from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState
 from tinylm.training.trainer import Trainer, TrainerHooks, TrainingJob
+from tinylm.training_config import Budget, TrainingConfig
 
 KINDS: dict[str, dict[str, Any]] = {
     **{f"lora-{rank}": {"rank": rank} for rank in (2, 8, 32)},

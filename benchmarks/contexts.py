@@ -19,12 +19,12 @@ import torch
 from measure import add_options, chosen_shape, describe_machine, speedup, table, take_turns
 from memory import run_and_measure_memory
 
-from tinylm.config import ModelConfig
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.thread_policy import ThreadPolicyDecoder
 from tinylm.kernels.thread_latency import measure_thread_latency
 from tinylm.model.build import build_model
 from tinylm.model.kv_cache import KVCache
+from tinylm.model_config import ModelConfig
 
 CONTEXTS = (1024, 2048, 4096, 8192, 16_384)
 CACHED = (100, 1000, 8000)

@@ -18,7 +18,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from tinylm.config import RunConfig
+from tinylm.run_config import RunConfig
 from tinylm.run_directory.weights import digest
 from tinylm.text.tokenizer import Tokenizer
 

@@ -43,7 +43,6 @@ from tinylm.adapters.adapter import adapter_layers
 from tinylm.adapters.foreign import family_of
 from tinylm.adapters.load import AdapterSpec, add_adapter, load_adapted_model
 from tinylm.adapters.lora import merge_lora, target_modules
-from tinylm.config import AdapterConfig
 from tinylm.errors import UsageError
 from tinylm.exporting import export_model
 from tinylm.formats.families import FAMILIES
@@ -52,6 +51,7 @@ from tinylm.formats.imported import ForeignModel
 from tinylm.formats.peft_writer import convert_adapter, write_adapter
 from tinylm.model.stack import Transformer
 from tinylm.open_model import open_model
+from tinylm.run_config import AdapterConfig
 from tinylm.run_directory.loading import LoadedModel
 
 TEXTS = ("", "the bee sees", "no one hears  her\n\n", "中文 naïve 👍🏽")

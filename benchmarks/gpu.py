@@ -24,7 +24,6 @@ from learning import learn
 from measure import describe_machine, table
 from training_step import random_batch, tinylm_step
 
-from tinylm.config import ModelConfig
 from tinylm.console import Console
 from tinylm.device import DTYPES, choose_device, describe_device
 from tinylm.generation.fuse_layers import fuse_model
@@ -35,6 +34,7 @@ from tinylm.generation.thread_policy import ThreadPolicyDecoder
 from tinylm.kernels.thread_latency import measure_thread_latency
 from tinylm.machine import choose_machine
 from tinylm.model.build import build_model
+from tinylm.model_config import ModelConfig
 from tinylm.planning.cost import training_flops
 from tinylm.presets import make_model_config
 

@@ -15,9 +15,9 @@ import torch
 from measure import describe_machine, table
 from torch import Tensor, nn
 
-from tinylm.config import ModelConfig
 from tinylm.model.build import build_model
 from tinylm.model.norm import LayerNorm
+from tinylm.model_config import ModelConfig
 from tinylm.objectives.loss import next_token
 from tinylm.presets import make_model_config
 from tinylm.text.batches import Batch, Windows

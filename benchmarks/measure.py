@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from tinylm.config import ModelConfig
+from tinylm.model_config import ModelConfig
 from tinylm.presets import make_model_config
 
 Times = dict[str, list[float]]  # by name, the seconds of each round

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tinylm.config import ModelConfig
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
+from tinylm.model_config import ModelConfig
 
 TOLERANCE = 1e-4
 

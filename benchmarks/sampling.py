@@ -31,7 +31,6 @@ import torch
 import transformers
 from measure import add_options, chosen_shape, describe_machine, speedup, table, take_turns, tokens_per_second
 
-from tinylm.config import SpecialTokens
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.formats.huggingface import write_folder
 from tinylm.formats.imported import ForeignModel
@@ -46,6 +45,7 @@ from tinylm.kernels.thread_latency import measure_thread_latency
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.open_model import open_model
+from tinylm.run_config import SpecialTokens
 from tinylm.text.tokenizer import train_char
 
 KINDS = {"f32": torch.float32, "f16": torch.float16, "q8_0": torch.float32}  # and torch's format for each

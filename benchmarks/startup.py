@@ -15,8 +15,8 @@ from pathlib import Path
 
 from measure import add_options, chosen_shape, describe_machine, speedup, table, take_turns
 
-from tinylm.config import RunConfig, TokenizerConfig
 from tinylm.model.build import build_model
+from tinylm.run_config import RunConfig, TokenizerConfig
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.text.tokenizer import train_char
 

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from training_step import random_batch, tinylm_step
 from transformers import GPT2LMHeadModel
 
-from tinylm.config import ModelConfig
 from tinylm.console import Console
 from tinylm.device import autocast
 from tinylm.machine import choose_machine
 from tinylm.model.build import build_model
+from tinylm.model_config import ModelConfig
 from tinylm.text.batches import Batch
 
 PEER = "transformers GPT-2"

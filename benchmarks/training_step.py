@@ -5,13 +5,14 @@ from types import SimpleNamespace
 
 import torch
 
-from tinylm.config import Budget, ModelConfig, TrainingConfig
 from tinylm.model.decoder import Decoder
+from tinylm.model_config import ModelConfig
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState
 from tinylm.training.trainer import StopTraining, Trainer, TrainerHooks, TrainingJob
+from tinylm.training_config import Budget, TrainingConfig
 
 NEVER = 10**9  # steps
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from tinylm.config import ModelConfig
+from tinylm.model_config import ModelConfig
 
 Array = NDArray[np.float64]
 Precision = type[np.float64] | type[np.float32]

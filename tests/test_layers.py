@@ -23,7 +23,9 @@ LEVELS = (
     {"machine_profile"},
     {"cache_directory", "files"},
     {
-        "config",
+        "model_config",
+        "run_config",
+        "training_config",
         "duration",
         "presets",
         "validation",
@@ -88,7 +90,7 @@ def test_only_the_console_imports_rich_or_tqdm() -> None:
 def test_the_model_imports_only_torch_kernels_config_and_errors(module: str) -> None:
     for name in imports(MODULES[module]):
         root = name.split(".")[0]
-        own = name.startswith(("tinylm.model", "tinylm.kernels")) or name in ("tinylm.config", "tinylm.errors")
+        own = name.startswith(("tinylm.model", "tinylm.kernels")) or name in ("tinylm.model_config", "tinylm.errors")
         assert root == "torch" or root in sys.stdlib_module_names or own, name
 
 
@@ -117,7 +119,7 @@ def test_planning_imports_no_kernel_no_device_and_of_the_model_only_the_build() 
 
 
 def test_only_the_build_reads_the_model_config() -> None:
-    readers = {m for m in MODULES if m.startswith("tinylm.model.") and "tinylm.config" in own_imports(m)}
+    readers = {m for m in MODULES if m.startswith("tinylm.model.") and "tinylm.model_config" in own_imports(m)}
     assert readers == {"tinylm.model.build"}
 
 

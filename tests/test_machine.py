@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.machines import MATMUL_RATE
 from tinylm import machine as module
-from tinylm.config import RuntimeConfig
 from tinylm.machine import COMPARED_DTYPES, choose_machine, matmul_rates_entry, measure_matmul_rates, round_rate
+from tinylm.run_config import RuntimeConfig
 
 posix_clock = pytest.mark.skipif(sys.platform == "win32", reason="thread time has a resolution of 16 ms there")
 

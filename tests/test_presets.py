@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tinylm.config import ModelConfig
 from tinylm.errors import UsageError
+from tinylm.model_config import ModelConfig
 from tinylm.presets import PRESETS, SIZES, make_model_config
 
 

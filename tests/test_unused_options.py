@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tinylm.commands.training_options import ModelOptions
-from tinylm.config import ACTIVATIONS, ARCHITECTURES
 from tinylm.errors import UsageError
 from tinylm.model.build import build_model
+from tinylm.model_config import ACTIVATIONS, ARCHITECTURES
 from tinylm.presets import PRESETS, make_model_config
 
 # For each option, values to try, each with other options that it may need.

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from tinylm.config import ModelConfig, RopeScaling
 from tinylm.model.norm import UnitOffsetRMSNorm
+from tinylm.model_config import ModelConfig, RopeScaling
 from tinylm.presets import PRESETS
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from tinylm.adapters.load import AdapterSpec, LoadedAdapter, load_adapted_model, set_adapter_scale
-from tinylm.config import DataConfig, RunConfig
 from tinylm.device import DTYPES, autocast, choose_device, choose_inference_dtype, describe_device, weights_dtype
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation.baselines import baseline_bits_per_byte
@@ -46,6 +45,7 @@ from tinylm.model.encoder_decoder import EncoderDecoder
 from tinylm.model.stack import Transformer
 from tinylm.open_model import find_model, open_model
 from tinylm.reporter import LogReporter, Reporter
+from tinylm.run_config import DataConfig, RunConfig
 from tinylm.run_directory.find_run import find_run, newest_model, run_exists
 from tinylm.run_directory.layout import CHECKPOINTS
 from tinylm.text.answer_spans import ChatFormat

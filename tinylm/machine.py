@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from tinylm.config import RuntimeConfig
 from tinylm.device import (
     DTYPES,
     can_compile,
@@ -23,6 +22,7 @@ from tinylm.kernels import onednn
 from tinylm.kernels.short_attention import max_unfused_keys
 from tinylm.machine_profile import Measurement
 from tinylm.reporter import Reporter
+from tinylm.run_config import RuntimeConfig
 
 COMPARED_DTYPES = ("fp32", "bf16")
 RATE_BOUNDS = (1e6, 1e18)  # FLOP/s

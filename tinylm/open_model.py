@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from tinylm.config import RunConfig, TokenizerConfig
 from tinylm.errors import AdapterNotModelError, TinyLMError
 from tinylm.formats.hub import download, is_reference
 from tinylm.formats.imported import ForeignModel
 from tinylm.formats.peft import is_adapter_folder
 from tinylm.formats.source import is_foreign, read_foreign
 from tinylm.reporter import Reporter
+from tinylm.run_config import RunConfig, TokenizerConfig
 from tinylm.run_directory.find_run import find_run
 from tinylm.run_directory.loading import LoadedModel, load_model, restore_model
 from tinylm.run_directory.weights import Weights

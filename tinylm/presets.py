@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tinylm.config import GATED_ACTIVATIONS, ModelConfig
 from tinylm.errors import UsageError
+from tinylm.model_config import GATED_ACTIVATIONS, ModelConfig
 from tinylm.validation import check_choice, check_numbers
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -9,9 +9,10 @@ from tests.variants import every_variant, randomised, small
 from tinylm.adapters.adapter import adapter_layers, adapter_tensors, load_adapter_tensors
 from tinylm.adapters.bottleneck import SUBLAYERS, Bottleneck, add_bottlenecks, sublayers
 from tinylm.adapters.load import set_adapter_scale
-from tinylm.config import AdapterConfig, ModelConfig
 from tinylm.model.build import build_model
 from tinylm.model.stack import Transformer
+from tinylm.model_config import ModelConfig
+from tinylm.run_config import AdapterConfig
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 12]])
 SETTINGS = AdapterConfig(

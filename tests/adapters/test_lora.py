@@ -21,10 +21,11 @@ from tinylm.adapters.lora import (
     peft_config,
     target_modules,
 )
-from tinylm.config import AdapterConfig, ModelConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
+from tinylm.model_config import ModelConfig
+from tinylm.run_config import AdapterConfig
 
 EVERYWHERE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 12]])

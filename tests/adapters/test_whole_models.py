@@ -15,10 +15,11 @@ from tinylm.adapters.adapter import adapter_layers
 from tinylm.adapters.bottleneck import add_bottlenecks, sublayers
 from tinylm.adapters.inject import unwrapped_name
 from tinylm.adapters.lora import LoRAEmbedding, LoRALinear, add_lora, target_modules
-from tinylm.config import AdapterConfig, ModelConfig
 from tinylm.model.build import build_model
 from tinylm.model.encoder_decoder import EncoderDecoder
 from tinylm.model.stack import Transformer
+from tinylm.model_config import ModelConfig
+from tinylm.run_config import AdapterConfig
 
 RANK, ALPHA = 3, 5.0
 IDS = [[3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 2, 8]]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from tests.shell import TINY, done, records, refused, same_tensors, tinylm
 from tests.text.templates import LLAMA_2, QWEN_3
-from tinylm.config import SpecialTokens
+from tinylm.run_config import SpecialTokens
 from tinylm.run_directory.loading import load_model, read_config
 from tinylm.text.chat_template import CHATML
 

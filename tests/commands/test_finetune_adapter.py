@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.shell import copied, done, records, refused, snapshot, tinylm
-from tinylm.config import DataConfig
+from tinylm.run_config import DataConfig
 from tinylm.run_directory.loading import read_config
 
 SHORT = ("--steps", 40, "--batch-size", 4, "--lr", 0.01)

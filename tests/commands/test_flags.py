@@ -15,10 +15,10 @@ from tests.shell import refused
 from tests.shell import tinylm as shell
 from tinylm.cli import app
 from tinylm.commands.flags import long_flag, settings_to_flags
-from tinylm.config import Budget
 from tinylm.console import Console
 from tinylm.errors import UsageError
 from tinylm.presets import make_model_config
+from tinylm.training_config import Budget
 from tinylm.validation import RANGES, check_numbers
 
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.shell import copied, done, records, refused, tinylm
-from tinylm.config import FORMAT
+from tinylm.run_config import FORMAT
 from tinylm.run_directory.loading import load_model
 
 KEYS = {"run", "kind", "parameters", "step", "best_step", "val_loss", "saved", "config", "parameters_by_part"}

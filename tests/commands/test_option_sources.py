@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import tinylm
 from tests.shell import TINY, done, environment, misused, refused
 from tests.shell import tinylm as shell
-from tinylm import config
+from tinylm import model_config, training_config
 from tinylm.cli import app
 from tinylm.commands.training_options import IntervalOptions, ModelOptions, OptimizerOptions
 from tinylm.presets import PRESETS, SIZES
@@ -232,15 +232,15 @@ FRACTIONS = st.sampled_from([0.0, -1.0, 1e-320, 1e-9, 0.01, 0.5, 0.99, 1.0, 100.
 WORDS: dict[str, Iterable[str]] = {
     "preset": PRESETS,
     "size": ["auto", *SIZES],
-    "architecture": config.ARCHITECTURES,
-    "position": config.POSITIONS,
-    "norm": config.NORMS,
-    "norm_placement": config.NORM_PLACEMENTS,
-    "expert_mode": config.EXPERT_MODES,
-    "activation": config.ACTIVATIONS,
-    "initialisation": config.INITIALISATIONS,
-    "schedule": config.SCHEDULES,
-    "optimizer": config.OPTIMIZERS,
+    "architecture": model_config.ARCHITECTURES,
+    "position": model_config.POSITIONS,
+    "norm": model_config.NORMS,
+    "norm_placement": model_config.NORM_PLACEMENTS,
+    "expert_mode": model_config.EXPERT_MODES,
+    "activation": model_config.ACTIVATIONS,
+    "initialisation": model_config.INITIALISATIONS,
+    "schedule": training_config.SCHEDULES,
+    "optimizer": training_config.OPTIMIZERS,
     "dtype": ["auto", "fp32", "bf16", "fp16"],
     "compile": ["auto", "on", "off"],
     "tokenizer": ["auto", "char", "bpe", "none.json"],

@@ -12,7 +12,7 @@ import pytest
 from tests.shell import TINY, done, records, refused, snapshot, story, tinylm
 from tests.trained_runs import BOTH, REVERSED, pairs_file
 from tinylm.cache_directory import cache_root
-from tinylm.config import DataConfig
+from tinylm.run_config import DataConfig
 from tinylm.run_directory.loading import read_config
 from tinylm.text.tokenizer import Tokenizer
 

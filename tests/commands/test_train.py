@@ -14,15 +14,16 @@ import torch
 from tests.machines import MATMUL_RATE
 from tests.shell import TINY, copied, done, misused, records, refused, same_tensors, snapshot, story, tinylm
 from tinylm.commands.train import train
-from tinylm.config import ModelConfig, TrainingConfig
 from tinylm.console import Console
 from tinylm.errors import ClosedOutputError
 from tinylm.machine import round_rate
+from tinylm.model_config import ModelConfig
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config
 from tinylm.run_directory.lock import lock_run
 from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.training.graceful_stop import StopRequest
+from tinylm.training_config import TrainingConfig
 
 FILES = {"config.json", "tokenizer.json", "metrics.jsonl", "model.safetensors", "last"}
 LAST_RECORD = {"run", "step", "val_loss", "best_step", "best_val_loss", "parameters", "seconds", "stopped_by"}

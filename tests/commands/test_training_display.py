@@ -7,9 +7,9 @@ import torch
 
 from tests.variants import randomised, small
 from tinylm.commands.training_display import TrainingDisplay, generate_sample, process_start
-from tinylm.config import RunConfig, TokenizerConfig
 from tinylm.console import Console
 from tinylm.model.build import build_model
+from tinylm.run_config import RunConfig, TokenizerConfig
 from tinylm.text.tokenizer import train_char
 from tinylm.training.events import Evaluated, Logged, Stepped
 

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.formats.peers import BASES, CASES
-from tinylm.config import ModelConfig, RopeScaling
 from tinylm.errors import UsageError
 from tinylm.formats import family
 from tinylm.formats.families import FAMILIES, convert
 from tinylm.formats.family import ExportedTensors
 from tinylm.formats.family_choice import choose_family, resolve
 from tinylm.model.build import build_model
+from tinylm.model_config import ModelConfig, RopeScaling
 
 
 def config(kind: str, **fields: Any) -> dict[str, Any]:

@@ -21,12 +21,12 @@ from tests.formats.gguf_files import (
     save_peer,
     write_file,
 )
-from tinylm.config import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_reader import read_gguf
 from tinylm.formats.imported import ForeignModel
 from tinylm.model.build import build_empty_model
 from tinylm.model.decoder import Decoder
+from tinylm.run_config import SpecialTokens
 
 TOLERANCE = 1e-4  # of logits whose standard deviation is about 1 to 10
 

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.formats.gguf_files import add_value, bytes_to_letters, tokenizer_metadata, write_file
-from tinylm.config import SpecialTokens
 from tinylm.formats.gguf_header import Metadata, parse_header
 from tinylm.formats.gguf_tokenizer import PRE_TOKENIZERS, read_tokenizer, write_tokenizer
+from tinylm.run_config import SpecialTokens
 from tinylm.text.tokenizer import train_bpe, train_char
 from tinylm.text.tokenizer_file import validate_tokenizer
 

@@ -14,7 +14,6 @@ import transformers
 
 from tests.formats.gguf_files import CASES, save_peer
 from tests.formats.test_gguf_tokenizer import EXAMPLES, byte_level_ids
-from tinylm.config import ModelConfig, SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats import gguf_writer
 from tinylm.formats.gguf_reader import open_gguf, read_gguf
@@ -22,7 +21,9 @@ from tinylm.formats.gguf_writer import write_gguf
 from tinylm.formats.imported import ForeignModel
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
+from tinylm.model_config import ModelConfig
 from tinylm.presets import make_model_config
+from tinylm.run_config import SpecialTokens
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 SIZES: dict[str, Any] = {"layers": 2, "heads": 4, "kv_heads": 2, "width": 64, "ffn_width": 96, "context": 48}

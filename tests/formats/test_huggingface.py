@@ -14,11 +14,12 @@ from torch import Tensor
 from tests.formats.peers import BOS, EOS, PAD, TEMPLATE, edit_json, ids, save_peer, save_tokenizer
 from tests.shell import story
 from tests.variants import small
-from tinylm.config import ModelConfig, SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.huggingface import is_model_folder, read_folder, rebuilds_tokenizer, write_folder
 from tinylm.formats.imported import ForeignModel
 from tinylm.model.build import build_model
+from tinylm.model_config import ModelConfig
+from tinylm.run_config import SpecialTokens
 from tinylm.text.tokenizer import train_bpe, train_char
 
 TEXTS = ("First a line.\n", "  two\tspaces ", "naïve, 你好 🙂", f"{EOS} in a text", "")

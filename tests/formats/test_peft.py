@@ -13,10 +13,10 @@ import torch
 
 from tests.formats.peers import edit_json, make_peer
 from tests.formats.peft_adapters import make_adapter
-from tinylm.config import ModelConfig
 from tinylm.errors import TinyLMError
 from tinylm.formats.families import FAMILIES
 from tinylm.formats.peft import ForeignAdapter, adapter_digest, is_adapter_folder, read_adapter, read_base_name
+from tinylm.model_config import ModelConfig
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -4,12 +4,12 @@ import pytest
 
 from tests.variants import small
 from tinylm.adapters.load import add_adapter
-from tinylm.config import AdapterConfig
 from tinylm.device import can_compile
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.compile_policy import Workload, choose_code
 from tinylm.model.build import build_model
 from tinylm.model.stack import Transformer
+from tinylm.run_config import AdapterConfig
 
 CONFIG = small()
 MANY = Workload(tokens=10**6)

@@ -9,7 +9,6 @@ import torch
 
 from tests.variants import VARIANTS, randomised, small
 from tinylm.cache_directory import is_private
-from tinylm.config import ModelConfig
 from tinylm.device import can_compile
 from tinylm.generation import compiled_decoder as module
 from tinylm.generation.compiled_decoder import (
@@ -31,6 +30,7 @@ from tinylm.generation.speculative import generate_speculatively
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.model.kv_cache import KVCache
+from tinylm.model_config import ModelConfig
 
 needs_compiler = pytest.mark.skipif(not can_compile("cpu"), reason="there is no C++ compiler")
 

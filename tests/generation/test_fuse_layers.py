@@ -5,7 +5,6 @@ from torch import nn
 from tests.variants import VARIANTS, every_variant, randomised, small
 from tinylm.adapters.load import set_adapter_scale
 from tinylm.adapters.lora import add_lora
-from tinylm.config import AdapterConfig, ModelConfig
 from tinylm.generation import fuse_layers as module
 from tinylm.generation.fuse_layers import FusedAttention, FusedGatedFeedForward, fuse_model
 from tinylm.generation.generation_config import SamplingConfig
@@ -18,6 +17,8 @@ from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.model.linear import Linear
 from tinylm.model.stack import Transformer
+from tinylm.model_config import ModelConfig
+from tinylm.run_config import AdapterConfig
 
 needs_onednn = pytest.mark.skipif(not onednn.is_available(), reason="this torch has no oneDNN")
 

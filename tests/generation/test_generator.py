@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.variants import every_variant, randomised, small
-from tinylm.config import ModelConfig
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.generator import generate, window_start
 from tinylm.generation.sampler import Sampler
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
+from tinylm.model_config import ModelConfig
 
 STEPS = 40  # past the context of 24, and past two hops
 PROMPTS = ([3], [1, 2, 3, 4, 5, 6, 7], list(range(12)) * 2, [i % 13 for i in range(41)])

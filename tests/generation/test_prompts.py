@@ -2,8 +2,8 @@ import dataclasses
 
 import pytest
 
-from tinylm.config import DataConfig
 from tinylm.generation.prompts import start_tokens
+from tinylm.run_config import DataConfig
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 CHAR = train_char("abc\n ")

@@ -6,9 +6,9 @@ import transformers
 from torch import Tensor, nn
 
 from tests.variants import every_variant, randomised, small
-from tinylm.config import ModelConfig
 from tinylm.model.build import build_model, count_parameters
 from tinylm.model.decoder import Decoder
+from tinylm.model_config import ModelConfig
 
 IDS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2, 8, 1, 12, 0]]
 

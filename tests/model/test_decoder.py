@@ -6,11 +6,11 @@ from torch import Tensor, nn
 
 from tests import reference_parts
 from tests.variants import every_variant, randomised, small
-from tinylm.config import ModelConfig
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.model.position import Position
 from tinylm.model.stack import Transformer
+from tinylm.model_config import ModelConfig
 
 IDS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2, 8, 1, 12, 0], [0, 0, 0, 0, 0, 0, 0, 0, 0]]
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tests import reference_parts
 from tests.variants import randomised, small
-from tinylm.config import ModelConfig
 from tinylm.model.build import build_model
 from tinylm.model.encoder import Encoder
+from tinylm.model_config import ModelConfig
 
 IDS = [[3, 1, 4, 1, 5, 9, 2], [2, 7, 1, 8], [6]]
 

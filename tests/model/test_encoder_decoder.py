@@ -10,10 +10,10 @@ from torch import Tensor
 
 from tests import reference_parts
 from tests.variants import randomised, small
-from tinylm.config import ModelConfig
 from tinylm.model.build import build_model, count_parameters
 from tinylm.model.encoder_decoder import EncoderDecoder
 from tinylm.model.moe import RoutedExperts
+from tinylm.model_config import ModelConfig
 from tinylm.objectives.loss import sequence_to_sequence
 from tinylm.text.batches import Batch
 

@@ -5,9 +5,9 @@ import torch.nn.functional as F
 
 from tests import reference, reference_parts
 from tests.variants import randomised
-from tinylm.config import ACTIVATIONS, GATED_ACTIVATIONS
 from tinylm.model.build import FEEDFORWARDS
 from tinylm.model.feedforward import FeedForward, GatedFeedForward, gelu
+from tinylm.model_config import ACTIVATIONS, GATED_ACTIVATIONS
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])

@@ -3,10 +3,10 @@ import torch
 from torch import Tensor
 
 from tests.variants import every_variant, randomised, small
-from tinylm.config import ModelConfig
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.model.kv_cache import KVCache
+from tinylm.model_config import ModelConfig
 
 LENGTH = 12
 CHUNKS = {"one-by-one": [1] * 12, "uneven": [3, 1, 5, 2, 1], "prefill-then-decode": [9, 1, 1, 1], "at-once": [12]}

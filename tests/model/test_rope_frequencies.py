@@ -8,9 +8,9 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests import reference_parts
-from tinylm.config import ROPE_SCALINGS, RopeScaling
 from tinylm.model.build import ROPE_SCALINGS as SCALERS
 from tinylm.model.build import rope_rotation
+from tinylm.model_config import ROPE_SCALINGS, RopeScaling
 
 # Of Llama 3.1 and Qwen2.5, and of small models, where the ends of ramps meet or leave the pairs.
 SCALINGS = {

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from tests import reference, reference_parts
 from tests.variants import randomised, small
-from tinylm.config import ModelConfig
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.model.routing import RoutingSummary
 from tinylm.model.stack import Output
+from tinylm.model_config import ModelConfig
 from tinylm.objectives import loss as module
 from tinylm.objectives.loss import Loss, masked_token, next_token, sequence_to_sequence
 from tinylm.text.batches import Batch

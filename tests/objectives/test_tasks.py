@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from tests.variants import randomised, small
-from tinylm.config import OBJECTIVES, Budget, TrainingConfig
 from tinylm.model.build import build_model
 from tinylm.objectives.tasks import TASKS, make_task
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import train_char
+from tinylm.training_config import OBJECTIVES, Budget, TrainingConfig
 
 
 def test_every_objective_has_a_task() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from tests.machines import machine
-from tinylm.config import AdapterConfig, DataConfig
 from tinylm.machine import Machine
 from tinylm.planning.plan import Plan, plan_training
 from tinylm.planning.plan_request import PlanRequest
+from tinylm.run_config import AdapterConfig, DataConfig
 from tinylm.text.pair_batches import PairContexts
 
 

@@ -4,7 +4,6 @@ import pytest
 
 from tests.machines import GIB, machine
 from tests.planning.planned import planned
-from tinylm.config import Budget
 from tinylm.planning.cost import training_step_seconds
 from tinylm.planning.recipes import (
     MEMORY_SHARE,
@@ -13,6 +12,7 @@ from tinylm.planning.recipes import (
     TARGET_STEPS,
     TOKENS_PER_STEP,
 )
+from tinylm.training_config import Budget
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -8,13 +8,13 @@ import pytest
 
 from tests.machines import machine
 from tests.planning.planned import data, planned
-from tinylm.config import Budget
 from tinylm.errors import UsageError
 from tinylm.planning.memory import training_memory
 from tinylm.planning.plan import Plan
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.text.chat_batches import ChatParts
 from tinylm.text.chat_tokens import FIRST, SCORED, ChatTokens
+from tinylm.training_config import Budget
 
 
 def tokens_of(lengths: list[int], scored: int = 2) -> ChatTokens:

@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.machines import machine
 from tests.variants import VARIANTS, small
-from tinylm.config import Budget, ModelConfig, TrainingConfig
 from tinylm.model.build import build_model
+from tinylm.model_config import ModelConfig
 from tinylm.planning.cost import (
     matrix_parameters,
     muon_flops,
@@ -22,6 +22,7 @@ from tinylm.planning.cost import (
 )
 from tinylm.presets import PRESETS, make_model_config
 from tinylm.training.optimizer import build_optimizer
+from tinylm.training_config import Budget, TrainingConfig
 
 
 def test_matrix_parameters_are_those_of_the_layers_and_the_output_layer() -> None:

@@ -8,9 +8,9 @@ import torch
 from tests.machines import machine
 from tests.planning.planned import planned, planned_pairs
 from tests.variants import small
-from tinylm.config import ModelConfig
 from tinylm.kernels.short_attention import MAX_UNFUSED_KEYS
 from tinylm.model.build import build_model
+from tinylm.model_config import ModelConfig
 from tinylm.planning.memory import TrainingMemory, activation_bytes
 
 

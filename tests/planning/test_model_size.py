@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tests.machines import machine
 from tests.planning.planned import data, planned, planned_pairs
 from tests.variants import small
-from tinylm.config import Budget
 from tinylm.errors import UsageError
 from tinylm.model.build import build_model
 from tinylm.planning import recipes
@@ -18,6 +17,7 @@ from tinylm.planning.cost import matrix_parameters
 from tinylm.planning.model_size import choose_dropout, choose_size, training_tokens
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.presets import PRESETS, SIZES, make_model_config
+from tinylm.training_config import Budget
 
 # Size
 

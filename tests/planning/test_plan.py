@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 from tests.machines import machine
 from tests.planning.planned import planned, planned_pairs
-from tinylm.config import Budget, ModelConfig
 from tinylm.machine import Machine
+from tinylm.model_config import ModelConfig
 from tinylm.planning.recipes import MIN_SECONDS_TO_COMPILE
 from tinylm.presets import PRESETS
+from tinylm.training_config import Budget
 
 
 def test_without_a_budget_a_run_lasts_ten_minutes_or_until_it_stops_improving() -> None:

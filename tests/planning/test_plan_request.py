@@ -7,10 +7,10 @@ import pytest
 
 from tests.planning.planned import adapter, data, planned
 from tests.variants import small
-from tinylm.config import Budget
 from tinylm.errors import UsageError
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.presets import SIZES
+from tinylm.training_config import Budget
 
 
 def request(**choices: Any) -> PlanRequest:

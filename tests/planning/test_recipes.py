@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tinylm.config import ADAPTER_KINDS, INITIALISATIONS, TrainingConfig
+from tinylm.model_config import INITIALISATIONS
 from tinylm.planning import recipes
 from tinylm.presets import PRESETS
+from tinylm.run_config import ADAPTER_KINDS
+from tinylm.training_config import TrainingConfig
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(recipes.__file__).read_text(encoding="utf-8")

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tests.machines import machine
 from tests.planning.planned import adapter, data, planned, planned_pairs
 from tests.variants import small
-from tinylm.config import Budget
 from tinylm.planning import recipes
 from tinylm.planning.schedule import choose_learning_rate, choose_weight_decay
 from tinylm.presets import PRESETS, SIZES, make_model_config
 from tinylm.training.learning_rate import learning_rate
+from tinylm.training_config import Budget
 
 # Length
 

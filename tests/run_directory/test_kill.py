@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from tinylm.config import Budget, RunConfig, RuntimeConfig, TokenizerConfig, TrainingConfig
 from tinylm.model.build import build_model
 from tinylm.presets import make_model_config
+from tinylm.run_config import RunConfig, RuntimeConfig, TokenizerConfig
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, restore_model
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import train_char
 from tinylm.training.run import TrainingRun
+from tinylm.training_config import Budget, TrainingConfig
 
 KILLS = 20
 ALPHABET = "abcdefgh"

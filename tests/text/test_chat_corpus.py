@@ -11,9 +11,9 @@ import pytest
 import tinylm
 from tests.text.corpora import documents_of, write_file
 from tests.text.templates import CONVERSATIONS
-from tinylm.config import DataConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.reporter import LogReporter
+from tinylm.run_config import DataConfig
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_template import CHATML

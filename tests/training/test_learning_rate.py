@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinylm.config import SCHEDULES, Budget, TrainingConfig
 from tinylm.training.learning_rate import learning_rate
+from tinylm.training_config import SCHEDULES, Budget, TrainingConfig
 
 # The fraction of lr - min_lr that is left at progress p after a warmup of w, with x = (p - w) / (1 - w).
 LEFT: dict[str, Callable[[float], float]] = {

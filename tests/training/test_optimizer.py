@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from tests.variants import small
-from tinylm.config import Budget, TrainingConfig
 from tinylm.errors import UsageError
 from tinylm.model.build import build_model
 from tinylm.training.optimizer import allocate_state, build_optimizer, layer_matrices, set_learning_rate
+from tinylm.training_config import Budget, TrainingConfig
 
 
 def config(**choices: object) -> TrainingConfig:

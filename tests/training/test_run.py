@@ -15,21 +15,13 @@ from tests.variants import small
 from tinylm.adapters.adapter import adapter_layers, load_adapter_tensors
 from tinylm.adapters.bottleneck import SUBLAYERS
 from tinylm.adapters.load import add_adapter, load_base_model
-from tinylm.config import (
-    AdapterConfig,
-    Budget,
-    ModelConfig,
-    RunConfig,
-    RuntimeConfig,
-    TokenizerConfig,
-    TrainingConfig,
-    default_objective,
-)
 from tinylm.device import DTYPES
 from tinylm.evaluation.loop import evaluate_loss
 from tinylm.model.build import build_model
 from tinylm.model.stack import Transformer
+from tinylm.model_config import ModelConfig
 from tinylm.objectives.loss import next_token
+from tinylm.run_config import AdapterConfig, RunConfig, RuntimeConfig, TokenizerConfig
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, read_weights, restore_model
 from tinylm.run_directory.metrics_log import read_metrics
@@ -39,6 +31,7 @@ from tinylm.text.tokenizer import train_char
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Stepped
 from tinylm.training.run import TrainingRun, set_weights_dtype
 from tinylm.training.trainer import Outcome, StopTraining
+from tinylm.training_config import Budget, TrainingConfig, default_objective
 
 TOKENIZER = train_char("abcdef .").with_mask_token()
 SHAPE = small(

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.variants import small
-from tinylm.config import Budget, TrainingConfig
 from tinylm.errors import TinyLMError
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState, optimizer_tensors, restore_optimizer
+from tinylm.training_config import Budget, TrainingConfig
 
 number = st.floats(allow_nan=False, allow_infinity=False)
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from tinylm.config import Budget
 from tinylm.training.state import TrainerState
 from tinylm.training.stop_conditions import EXIT_SECONDS, StoppingRule
+from tinylm.training_config import Budget
 
 TIMED = StoppingRule(Budget(time=100.0), None, None)
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from tests.variants import randomised, small
-from tinylm.config import Budget, TrainingConfig
 from tinylm.errors import DivergedError, TinyLMError, UsageError
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
@@ -30,6 +29,7 @@ from tinylm.training.state import TrainerState
 from tinylm.training.stop_conditions import EXIT_SECONDS
 from tinylm.training.trainer import Outcome, StopTraining, Trainer, TrainerHooks, TrainingJob
 from tinylm.training.weight_average import WeightAverage
+from tinylm.training_config import Budget, TrainingConfig
 
 CONFIG = small(context=6, layers=1, width=8, heads=2, kv_heads=1, ffn_width=8)
 

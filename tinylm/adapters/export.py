@@ -10,7 +10,6 @@ from torch import Tensor
 from tinylm.adapters.adapter import PEFT_PREFIX
 from tinylm.adapters.foreign import family_of
 from tinylm.adapters.load import AdapterSpec, load_adapter, load_base_model, set_adapter_scale
-from tinylm.config import AdapterConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.export_folder import check_folder_free, replacing_folder
 from tinylm.formats.peft import ADAPTER_WEIGHTS, EMBEDDING_PARTS, LINEAR_PARTS, is_adapter_folder
@@ -19,6 +18,7 @@ from tinylm.formats.peft_writer import Factors, convert_adapter, write_adapter
 from tinylm.model.stack import Transformer
 from tinylm.open_model import find_model
 from tinylm.reporter import Reporter
+from tinylm.run_config import AdapterConfig
 from tinylm.run_directory.find_run import find_run
 from tinylm.run_directory.loading import read_config, read_weights
 

@@ -10,7 +10,6 @@ from tinylm.adapters.adapter import Adapter, trained_dtype
 from tinylm.adapters.inject import unwrapped_name
 from tinylm.adapters.lora import LoRAEmbedding, LoRALinear
 from tinylm.adapters.replacement import Replacement
-from tinylm.config import RunConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.families import FAMILIES
 from tinylm.formats.family import Family
@@ -18,6 +17,7 @@ from tinylm.formats.family_choice import choose_family
 from tinylm.formats.peft import EMBEDDING, OUTPUT, ForeignAdapter, LowRank
 from tinylm.model.linear import Linear
 from tinylm.model.stack import Transformer
+from tinylm.run_config import RunConfig
 
 # Largest relative difference between the base's weights and the copies that PEFT saved; allows conversion to bf16.
 STORED_TOLERANCE = 2**-7

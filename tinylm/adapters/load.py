@@ -11,11 +11,11 @@ from tinylm.adapters.adapter import Adapter, load_adapter_tensors
 from tinylm.adapters.bottleneck import add_bottlenecks
 from tinylm.adapters.foreign import add_foreign_adapter, family_of, require_tied
 from tinylm.adapters.lora import add_lora
-from tinylm.config import AdapterConfig, DataConfig, RunConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.peft import EMBEDDING, is_adapter_folder, read_adapter, read_base_name
 from tinylm.model.stack import Transformer
 from tinylm.open_model import open_model
+from tinylm.run_config import AdapterConfig, DataConfig, RunConfig
 from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE
 from tinylm.run_directory.loading import LoadedModel, read_config, read_weights
 from tinylm.run_directory.weights import read_header

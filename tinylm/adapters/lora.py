@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from tinylm.adapters.adapter import Adapter, trained_dtype
 from tinylm.adapters.inject import replace_modules, unwrapped_name
 from tinylm.adapters.replacement import Replacement
-from tinylm.config import AdapterConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.model.moe import RoutedExperts
 from tinylm.model.stack import Transformer
+from tinylm.run_config import AdapterConfig
 from tinylm.validation import check_choice
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -18,12 +18,12 @@ from tinylm.adapters.load import (
 )
 from tinylm.adapters.lora import check_merged, merge_lora
 from tinylm.adapters.replacement import Replacement
-from tinylm.config import AdapterConfig, DataConfig, RunConfig
 from tinylm.errors import NotMergeableError, UsageError
 from tinylm.files import resolve_links
 from tinylm.formats.peft import adapter_digest, is_adapter_folder
 from tinylm.open_model import find_model, open_model
 from tinylm.reporter import Reporter
+from tinylm.run_config import AdapterConfig, DataConfig, RunConfig
 from tinylm.run_directory.commit import reserve
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.find_run import find_run

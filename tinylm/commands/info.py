@@ -10,8 +10,8 @@ from tinylm.commands.next_steps import resume_command, shell_quote
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions
 from tinylm.commands.trained_model_options import complete_run
-from tinylm.config import RunConfig
 from tinylm.console import Console
+from tinylm.run_config import RunConfig
 from tinylm.run_directory.find_run import newest_model
 
 CURVE_POINTS = 12  # points of the curve in the printed table, besides the last one

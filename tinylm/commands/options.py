@@ -11,8 +11,8 @@ import typer
 from tinylm.commands.flags import settings_to_flags
 from tinylm.commands.option_groups import options_from_env_or_file
 from tinylm.commands.option_sources import read_config_file
-from tinylm.config import TRAIN_ON
 from tinylm.console import Console
+from tinylm.run_config import TRAIN_ON
 from tinylm.validation import check_choice
 
 if TYPE_CHECKING:

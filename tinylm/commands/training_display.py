@@ -7,11 +7,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tinylm.commands.next_steps import shell_quote
-from tinylm.config import RunConfig
 from tinylm.console import Console
 from tinylm.duration import format_duration
 from tinylm.errors import ClosedOutputError, InterruptedRunError, OutputError, TinyLMError, is_out_of_memory
 from tinylm.process_signals import TERMINATION_SIGNALS
+from tinylm.run_config import RunConfig
 
 if TYPE_CHECKING:
     from tinylm.model.stack import Transformer

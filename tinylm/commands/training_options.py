@@ -16,20 +16,19 @@ from tinylm.commands.options import (
     one_of,
     option,
 )
-from tinylm.config import (
+from tinylm.duration import parse_duration
+from tinylm.errors import UsageError
+from tinylm.model_config import (
     ACTIVATIONS,
     ARCHITECTURES,
     EXPERT_MODES,
     INITIALISATIONS,
     NORM_PLACEMENTS,
     NORMS,
-    OPTIMIZERS,
     POSITIONS,
-    SCHEDULES,
 )
-from tinylm.duration import parse_duration
-from tinylm.errors import UsageError
 from tinylm.presets import PRESETS, SIZES
+from tinylm.training_config import OPTIMIZERS, SCHEDULES
 from tinylm.validation import describe_value
 
 

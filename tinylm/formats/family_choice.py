@@ -4,10 +4,10 @@ import dataclasses
 import math
 from typing import Any
 
-from tinylm.config import ModelConfig
 from tinylm.errors import UsageError
 from tinylm.formats.families import FAMILIES
 from tinylm.formats.family import Family
+from tinylm.model_config import ModelConfig
 from tinylm.validation import describe_value
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinylm.config import MAX_BLOCKS
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.files import is_link, open_regular
 from tinylm.formats.families import convert
@@ -22,6 +21,7 @@ from tinylm.formats.gguf_header import Header, Metadata, TensorInfo, parse_heade
 from tinylm.formats.gguf_tensors import Change
 from tinylm.formats.gguf_tokenizer import read_tokenizer
 from tinylm.formats.imported import ForeignModel, rank_dtypes
+from tinylm.model_config import MAX_BLOCKS
 from tinylm.text.tokenizer_errors import short_repr
 
 FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

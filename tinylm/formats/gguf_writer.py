@@ -15,7 +15,6 @@ import tokenizers
 import torch
 from torch import Tensor
 
-from tinylm.config import ModelConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.files import flush_folder, replacing
 from tinylm.formats.families import find_family
@@ -28,6 +27,7 @@ from tinylm.formats.gguf_tensors import SAME, Change, TensorPlace
 from tinylm.formats.gguf_tokenizer import ReadTokenizer, read_tokenizer, write_tokenizer
 from tinylm.formats.imported import ForeignModel
 from tinylm.formats.modelfile import check_name
+from tinylm.model_config import ModelConfig
 from tinylm.text.tokenizer_errors import wrap_library_errors
 from tinylm.text.tokenizer_file import token_ids, validate_tokenizer
 

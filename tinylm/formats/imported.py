@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tinylm.config import ModelConfig, SpecialTokens
+from tinylm.model_config import ModelConfig
+from tinylm.run_config import SpecialTokens
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tinylm.config import SpecialTokens
 from tinylm.files import parse_unicode_json, read_text
 from tinylm.formats.safetensors_files import inside
+from tinylm.run_config import SpecialTokens
 from tinylm.text.tokenizer_errors import short_repr
 from tinylm.text.tokenizer_file import TokenizerSpec, token_ids
 

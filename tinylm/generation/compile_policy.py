@@ -6,13 +6,13 @@ from pathlib import Path
 
 from tinylm.adapters.adapter import adapter_layers
 from tinylm.cache_directory import is_private, private_folder
-from tinylm.config import ModelConfig
 from tinylm.device import can_compile
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.compiled_decoder import CompiledDecoder, code_file, compile_decoder, load_compiled, obstacle
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.model.decoder import Decoder
 from tinylm.model.stack import Transformer
+from tinylm.model_config import ModelConfig
 from tinylm.reporter import Reporter
 
 # Minimum number of tokens for which compiling, or loading compiled code, saves time.

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 import tinylm
 from tinylm.adapters.inject import replace_modules
-from tinylm.config import ModelConfig
 from tinylm.generation.quantize import Int8Linear
 from tinylm.kernels import aot_inductor, cpu_features
 from tinylm.model.attention import DotProduct
@@ -25,6 +24,7 @@ from tinylm.model.decoder import Decoder
 from tinylm.model.kv_cache import Cache, KVCache
 from tinylm.model.linear import Linear
 from tinylm.model.moe import RoutedExperts
+from tinylm.model_config import ModelConfig
 
 PACKAGE = Path(tinylm.__file__).parent
 SOURCES = ("model", "kernels", "generation", "adapters/inject.py")  # modules that make or trace the compiled step

@@ -10,7 +10,6 @@ from tinylm.adapters.adapter import Adapter, adapter_layers
 from tinylm.adapters.lora import LoRAEmbedding, LoRALinear, merge_lora
 from tinylm.adapters.replacement import Replacement
 from tinylm.cache_directory import is_private, private_folder
-from tinylm.config import RunConfig
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_reader import open_gguf
 from tinylm.formats.gguf_writer import write_gguf
@@ -21,6 +20,7 @@ from tinylm.generation.llama_cpp import LlamaCppDecoder, import_llama_cpp
 from tinylm.model.decoder import Decoder
 from tinylm.model.stack import Transformer
 from tinylm.reporter import Reporter
+from tinylm.run_config import RunConfig
 from tinylm.run_directory.weights import digest
 from tinylm.text.tokenizer import Tokenizer
 

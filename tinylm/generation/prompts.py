@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tinylm.config import DataConfig
 from tinylm.errors import UsageError
 from tinylm.generation.generation_config import GenerationConfig, PromptPolicy
 from tinylm.reporter import Reporter
+from tinylm.run_config import DataConfig
 from tinylm.text.chat import Conversation, parse_conversation
 from tinylm.text.readers import parse_json_line, require_encodable
 from tinylm.text.tokenizer import Tokenizer, describe_characters

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tinylm.config import ModelConfig, RopeScaling
 from tinylm.model.attention import CrossAttention, DotProduct, Heads, RelativeDotProduct, SelfAttention
 from tinylm.model.block import (
     ParallelBlock,
@@ -41,6 +40,7 @@ from tinylm.model.rope_frequencies import (
     yarn_magnitude,
 )
 from tinylm.model.stack import Stack, Transformer
+from tinylm.model_config import ModelConfig, RopeScaling
 
 
 def _rms_norm(config: ModelConfig, width: int) -> RMSNorm:

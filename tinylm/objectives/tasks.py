@@ -4,8 +4,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from tinylm.config import ModelConfig, TrainingConfig
 from tinylm.errors import UsageError
+from tinylm.model_config import ModelConfig
 from tinylm.objectives.loss import Objective, masked_token, next_token, sequence_to_sequence
 from tinylm.text.batches import Batch, Windows, evaluation_batches
 from tinylm.text.chat_batches import ChatParts, chat_evaluation_batches, chat_rows, require_usable
@@ -13,6 +13,7 @@ from tinylm.text.pair_batches import PairTokens, pair_evaluation_batches
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.token_masking import MaskedWindows, masked_evaluation_batches
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.training_config import TrainingConfig
 
 
 class Task(Protocol):

@@ -1,7 +1,7 @@
 """Batch size and micro-batch size."""
 
-from tinylm.config import ModelConfig
 from tinylm.machine import Machine
+from tinylm.model_config import ModelConfig
 from tinylm.planning import recipes
 from tinylm.planning.cost import device_class, training_speed, training_step_seconds
 from tinylm.planning.memory import TrainingMemory

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from tinylm.config import ModelConfig
 from tinylm.machine import Machine
 from tinylm.model.build import build_empty_model, count_parameters
+from tinylm.model_config import ModelConfig
 from tinylm.planning import recipes
 
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from tinylm.config import ModelConfig
 from tinylm.machine import Machine
+from tinylm.model_config import ModelConfig
 from tinylm.planning import recipes
 from tinylm.planning.cost import layers_per_token
 from tinylm.planning.plan_request import PlanRequest

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tinylm.config import ModelConfig
 from tinylm.errors import UsageError
 from tinylm.machine import Machine
+from tinylm.model_config import ModelConfig
 from tinylm.planning import recipes
 from tinylm.planning.batch_size import max_tokens_per_step
 from tinylm.planning.cost import matrix_parameters, training_step_seconds

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from tinylm.config import ModelConfig, RuntimeConfig, TrainingConfig
 from tinylm.machine import Machine
+from tinylm.model_config import ModelConfig
 from tinylm.planning import recipes
 from tinylm.planning.batch_size import choose_batch_size, choose_micro_batch
 from tinylm.planning.cost import parameters_by_part
@@ -12,6 +12,8 @@ from tinylm.planning.model_size import choose_model, with_dropout, with_output_l
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.schedule import choose_length, choose_settings
 from tinylm.planning.sequence_length import choose_sequence_length
+from tinylm.run_config import RuntimeConfig
+from tinylm.training_config import TrainingConfig
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tinylm.config import AdapterConfig, Budget, DataConfig, ModelConfig
 from tinylm.errors import UsageError
+from tinylm.model_config import ModelConfig
 from tinylm.planning.recipes import DEFAULT_SECONDS, RECIPES, Recipe
 from tinylm.presets import PRESETS, SIZES
+from tinylm.run_config import AdapterConfig, DataConfig
 from tinylm.text.chat_batches import ChatParts, ChatRows, chat_rows, worth_packing
 from tinylm.text.pair_batches import PairContexts
+from tinylm.training_config import Budget
 from tinylm.validation import check_choice, check_numbers
 
 

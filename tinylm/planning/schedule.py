@@ -4,11 +4,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tinylm.config import AdapterConfig, ModelConfig, objective_for
 from tinylm.machine import Machine
+from tinylm.model_config import ModelConfig
 from tinylm.planning import recipes
 from tinylm.planning.cost import training_speed, training_step_seconds
 from tinylm.planning.plan_request import PlanRequest
+from tinylm.run_config import AdapterConfig
+from tinylm.training_config import objective_for
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Any
 import safetensors
 from torch import Tensor
 
-from tinylm.config import RunConfig
 from tinylm.errors import NotResumableError, SaveError
 from tinylm.files import check_folder, flush_folder, hash_file, read_json, remove_tree, write_text
+from tinylm.run_config import RunConfig
 from tinylm.run_directory import metrics_log
 from tinylm.run_directory.commit import commit, recover_last, remove_unfinished
 from tinylm.run_directory.layout import PEFT_FILE, staging_directory, weights_file

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tinylm.config import RunConfig
+from tinylm.run_config import RunConfig
 
 CHECKPOINTS = Path("checkpoints")  # where runs are written by default
 MODEL_FILE = "model.safetensors"

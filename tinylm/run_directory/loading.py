@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tinylm.config import RunConfig
 from tinylm.errors import AdapterNotModelError, NoRunError, TinyLMError, UsageError
 from tinylm.files import check_folder, read_json
 from tinylm.model.build import build_empty_model
 from tinylm.model.stack import Transformer
+from tinylm.run_config import RunConfig
 from tinylm.run_directory.commit import recover_run
 from tinylm.run_directory.layout import weights_file
 from tinylm.run_directory.weights import Weights, read_header, read_weights_file, require_tensors

@@ -17,10 +17,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from tinylm.config import RunConfig
 from tinylm.device import free_memory
 from tinylm.errors import TinyLMError
 from tinylm.files import check_regular, parse_json, replacing
+from tinylm.run_config import RunConfig
 from tinylm.serialization import non_defaults
 from tinylm.validation import COUNT_FROM_0
 

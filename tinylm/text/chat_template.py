@@ -13,8 +13,8 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
-from tinylm.config import MAX_TEMPLATE
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.run_config import MAX_TEMPLATE
 from tinylm.text.template_sandbox import RefusedError, TemplateEnvironment, size
 
 Message = Mapping[str, Any]  # role, content, and what the template understands besides

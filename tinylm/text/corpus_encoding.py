@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tinylm.cache_directory import private_folder
-from tinylm.config import DataConfig
 from tinylm.errors import TinyLMError, UnknownCharactersError, UsageError
+from tinylm.run_config import DataConfig
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_tokens import CHAT_ENCODING
 from tinylm.text.compression import Progress, no_progress

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tinylm.config import TRAIN_ON, DataConfig
 from tinylm.errors import UsageError
 from tinylm.reporter import Reporter
+from tinylm.run_config import TRAIN_ON, DataConfig
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_tokens import CHAT_ENCODING

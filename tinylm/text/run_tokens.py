@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from tinylm.cache_directory import private_folder
-from tinylm.config import DataConfig
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.run_config import DataConfig
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_template_choice import chat_format
 from tinylm.text.chat_tokens import ids_of

@@ -17,9 +17,9 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
-from tinylm.config import SpecialTokens
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.files import read_text
+from tinylm.run_config import SpecialTokens
 from tinylm.text.corpus import code_points
 from tinylm.text.gigatoken_bpe import GigatokenBPE, added_tokens_are_special, is_byte_level_bpe
 from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors

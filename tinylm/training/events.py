@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinylm.config import RunConfig
 from tinylm.model.stack import Transformer
 from tinylm.planning.plan import Plan
+from tinylm.run_config import RunConfig
 from tinylm.text.chat_tokens import MarkedText
 from tinylm.text.tokenizer import Tokenizer
 

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tinylm.config import TrainingConfig
 from tinylm.errors import UsageError
 from tinylm.kernels.optimizers import Adam, AdamW, Optimizer
 from tinylm.model.block import PreNormBlock
 from tinylm.training.muon import Muon
+from tinylm.training_config import TrainingConfig
 
 ADAMS: dict[str, type[Adam | AdamW]] = {"adamw": AdamW, "adam": Adam}
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tinylm.adapters.lora import peft_config
-from tinylm.config import RunConfig, TokenizerConfig
 from tinylm.errors import InterruptedRunError, UsageError
 from tinylm.files import resolve_links
 from tinylm.machine import Machine, choose_machine
 from tinylm.planning.plan import Plan, plan_training
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.reporter import LogReporter, Reporter
+from tinylm.run_config import RunConfig, TokenizerConfig
 from tinylm.run_directory.commit import reserve
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.metrics_log import read_metrics

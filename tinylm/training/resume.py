@@ -7,11 +7,11 @@ from pathlib import Path
 
 from tinylm.adapters.adapter import load_adapter_tensors
 from tinylm.adapters.load import add_adapter, find_adapters, load_base_model
-from tinylm.config import RunConfig
 from tinylm.device import choose_device, describe_device
 from tinylm.duration import format_duration, format_duration_setting
 from tinylm.errors import NotTrainedError, OtherRunKindError, UsageError
 from tinylm.model.stack import Transformer
+from tinylm.run_config import RunConfig
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.find_run import find_run
 from tinylm.run_directory.loading import read_config, read_tokenizer, restore_model

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from tinylm.adapters.adapter import adapter_layers, adapter_tensors
-from tinylm.config import RunConfig, RuntimeConfig, TrainingConfig
 from tinylm.device import DTYPES, weights_dtype
 from tinylm.model.stack import Transformer
 from tinylm.objectives.tasks import Task, make_task
+from tinylm.run_config import RunConfig, RuntimeConfig
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
@@ -21,6 +21,7 @@ from tinylm.training.gradient_norms import layer_gradient_norms
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState, optimizer_tensors, restore_optimizer
 from tinylm.training.trainer import Outcome, Trainer, TrainerHooks, TrainingJob
+from tinylm.training_config import TrainingConfig
 
 
 @dataclass

@@ -9,14 +9,15 @@ from typing import Any, Protocol
 from tinylm.adapters.bottleneck import sublayers
 from tinylm.adapters.load import add_adapter
 from tinylm.adapters.lora import TARGETS, max_rank, target_modules
-from tinylm.config import OBJECTIVES, AdapterConfig, ModelConfig, RunConfig, default_objective
 from tinylm.errors import UsageError
 from tinylm.files import resolve_links
 from tinylm.formats.source import foreign_name, is_foreign
 from tinylm.model.build import build_model, extend_vocabulary
 from tinylm.model.stack import Transformer
+from tinylm.model_config import ModelConfig
 from tinylm.open_model import find_model, open_model
 from tinylm.reporter import Reporter
+from tinylm.run_config import AdapterConfig, RunConfig
 from tinylm.run_directory.find_run import newest_model
 from tinylm.run_directory.layout import CHECKPOINTS
 from tinylm.text.answer_spans import ChatFormat
@@ -29,6 +30,7 @@ from tinylm.text.corpus_encoding import SplitCorpus
 from tinylm.text.corpus_loading import TextSource
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, describe_characters
 from tinylm.text.tokenizer_choice import choose_tokenizer, tokenizer_file
+from tinylm.training_config import OBJECTIVES, default_objective
 
 DEFAULT_RANK = 8
 

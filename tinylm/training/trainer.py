@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import torch
 
-from tinylm.config import TrainingConfig
 from tinylm.device import autocast, choose_inference_dtype, empty_cache, weights_dtype
 from tinylm.errors import DivergedError, TinyLMError, is_out_of_memory
 from tinylm.evaluation.loop import batch_losses, default_batch_size, evaluate_loss
@@ -24,6 +23,7 @@ from tinylm.training.optimizer import allocate_state, set_learning_rate
 from tinylm.training.state import TrainerState, capture_rng, restore_rng
 from tinylm.training.stop_conditions import StoppingRule
 from tinylm.training.weight_average import WeightAverage
+from tinylm.training_config import TrainingConfig
 
 
 class Store(Protocol):

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tinylm.config import Budget
 from tinylm.duration import parse_duration
 from tinylm.errors import UsageError
 from tinylm.text.corpus_loading import TextSource
@@ -31,6 +30,7 @@ from tinylm.training.starting_point import (
     StartingPoint,
     TrainedModel,
 )
+from tinylm.training_config import Budget
 from tinylm.validation import check_numbers
 
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from tinylm.config import ModelConfig
 from tinylm.formats.families.rope_fields import write_rope
 from tinylm.formats.foreign_config import ForeignConfig
+from tinylm.model_config import ModelConfig
 from tinylm.validation import describe_value
 
 # Activations of transformers by name; the three approximations of GELU by tanh are the same formula.

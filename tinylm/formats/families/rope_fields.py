@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tinylm.config import ModelConfig, RopeScaling
 from tinylm.formats.foreign_config import FINITE, ForeignConfig, as_number
+from tinylm.model_config import ModelConfig, RopeScaling
 from tinylm.validation import RANGES, Range
 
 DEFAULT_THETA = 10_000.0

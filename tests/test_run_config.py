@@ -12,45 +12,67 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.variants import small
-from tinylm import config as c
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.model.build import build_empty_model, build_model
+from tinylm.model_config import (
+    ACTIVATIONS,
+    ARCHITECTURES,
+    INITIALISATIONS,
+    NORM_PLACEMENTS,
+    NORMS,
+    POSITIONS,
+    ROPE_SCALINGS,
+    ModelConfig,
+    RopeScaling,
+)
+from tinylm.run_config import (
+    DEVICES,
+    DTYPES,
+    FORMAT,
+    AdapterConfig,
+    DataConfig,
+    RunConfig,
+    RuntimeConfig,
+    SpecialTokens,
+    TokenizerConfig,
+)
 from tinylm.serialization import from_json, non_defaults
+from tinylm.training_config import OBJECTIVES, OPTIMIZERS, SCHEDULES, Budget, TrainingConfig, default_objective
 from tinylm.validation import RANGES, Range, check_values
 
 INFINITE, NAN = math.inf, math.nan
 
 
-def training(**choices: Any) -> c.TrainingConfig:
+def training(**choices: Any) -> TrainingConfig:
     plain: dict[str, Any] = {
-        "budget": c.Budget(steps=10),
+        "budget": Budget(steps=10),
         "batch_size": 4,
         "micro_batch": 2,
         "lr": 1e-3,
         "min_lr": 1e-4,
         "warmup": 0.1,
     }
-    return c.TrainingConfig(**{**plain, **choices})
+    return TrainingConfig(**{**plain, **choices})
 
 
-def runtime(**choices: Any) -> c.RuntimeConfig:
-    return c.RuntimeConfig(**{"device": "cpu", "dtype": "fp32", "compile": False, "threads": 2, **choices})
+def runtime(**choices: Any) -> RuntimeConfig:
+    return RuntimeConfig(**{"device": "cpu", "dtype": "fp32", "compile": False, "threads": 2, **choices})
 
 
-def adapter(**choices: Any) -> c.AdapterConfig:
+def adapter(**choices: Any) -> AdapterConfig:
     plain = {"base": "b", "base_digest": "d", "rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": ("q_proj",)}
-    return c.AdapterConfig(**{**plain, **choices})
+    return AdapterConfig(**{**plain, **choices})
 
 
-def scaling(**choices: Any) -> c.RopeScaling:
-    return c.RopeScaling(**{"kind": "yarn", "factor": 4.0, "original_context": 8, **choices})
+def scaling(**choices: Any) -> RopeScaling:
+    return RopeScaling(**{"kind": "yarn", "factor": 4.0, "original_context": 8, **choices})
 
 
-def special(**choices: Any) -> c.SpecialTokens:
-    return c.SpecialTokens(**choices)
+def special(**choices: Any) -> SpecialTokens:
+    return SpecialTokens(**choices)
 
 
-def dataset(**choices: Any) -> c.DataConfig:
+def dataset(**choices: Any) -> DataConfig:
     """A DataConfig with an arbitrary value of the right type in each field except `kind`."""
     by_type: dict[str, Any] = {
         "str": "a",
@@ -60,8 +82,8 @@ def dataset(**choices: Any) -> c.DataConfig:
         "bool": True,
         "str | None": "a",
     }
-    plain = {field.name: by_type[str(field.type)] for field in dataclasses.fields(c.DataConfig)}
-    return c.DataConfig(**{**plain, "kind": "text", "train_on": "last", **choices})
+    plain = {field.name: by_type[str(field.type)] for field in dataclasses.fields(DataConfig)}
+    return DataConfig(**{**plain, "kind": "text", "train_on": "last", **choices})
 
 
 Invalid = tuple[Callable[..., object], dict[str, Any], str, tuple[str, ...]]
@@ -155,9 +177,9 @@ INVALID: list[Invalid] = [
     (small, {"context": 1 << 20, "width": 1024}, "`position`", ("`context` 1048576", "at most 33554432")),
     (small, {"context": 1 << 20, "width": 64, "position": "sinusoidal"}, "`position`", ("`context` 1048576",)),
     (small, {"layers": 1024, "width": 1 << 16, "ffn_width": 1 << 18}, "`width`", ("too large", "at most 1.1e+12")),
-    (c.Budget, {}, "`steps`", ("`epochs`", "`time`")),
-    (c.Budget, {"steps": 5, "time": 6.0}, "`steps`", ("`time`", "set one")),
-    (c.Budget, {"steps": 5, "epochs": 1.0, "time": 6.0}, "`steps`", ("`epochs`", "`time`", "set one")),
+    (Budget, {}, "`steps`", ("`epochs`", "`time`")),
+    (Budget, {"steps": 5, "time": 6.0}, "`steps`", ("`time`", "set one")),
+    (Budget, {"steps": 5, "epochs": 1.0, "time": 6.0}, "`steps`", ("`epochs`", "`time`", "set one")),
     (training, {"min_lr": 0.1}, "`min_lr`", ("at most `lr` (0.001)",)),
     (training, {"warmup": 1.5}, "`warmup_steps`", ("fewer", "longer budget")),
     *each(training, "schedule", ("sudden",), "trapezoid, cosine, linear, inverse-sqrt, constant"),
@@ -186,26 +208,26 @@ def test_the_error_names_the_setting_and_the_allowed_values(
 
 
 CONFIGURATIONS = (
-    c.ModelConfig,
-    c.RopeScaling,
-    c.SpecialTokens,
-    c.Budget,
-    c.TrainingConfig,
-    c.RuntimeConfig,
-    c.DataConfig,
-    c.TokenizerConfig,
-    c.AdapterConfig,
-    c.RunConfig,
+    ModelConfig,
+    RopeScaling,
+    SpecialTokens,
+    Budget,
+    TrainingConfig,
+    RuntimeConfig,
+    DataConfig,
+    TokenizerConfig,
+    AdapterConfig,
+    RunConfig,
 )
 MAKERS: dict[type, Callable[..., object]] = {
-    c.ModelConfig: small,
-    c.RopeScaling: scaling,
-    c.SpecialTokens: special,
-    c.Budget: c.Budget,
-    c.TrainingConfig: training,
-    c.RuntimeConfig: runtime,
-    c.DataConfig: dataset,
-    c.AdapterConfig: adapter,
+    ModelConfig: small,
+    RopeScaling: scaling,
+    SpecialTokens: special,
+    Budget: Budget,
+    TrainingConfig: training,
+    RuntimeConfig: runtime,
+    DataConfig: dataset,
+    AdapterConfig: adapter,
 }
 NUMBERS = [
     (kind, field.name)
@@ -238,10 +260,10 @@ def test_a_warmup_that_is_not_a_fraction_is_an_error(warmup: float) -> None:
         training(warmup=warmup)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in CONFIGURATIONS if kind not in (c.Budget, c.RunConfig)])
+@pytest.mark.parametrize("kind", [kind for kind in CONFIGURATIONS if kind not in (Budget, RunConfig)])
 def test_a_string_that_is_too_long_or_not_text_is_an_error(kind: type) -> None:
     fields = [field.name for field in dataclasses.fields(kind) if str(field.type) == "str"]
-    make = MAKERS.get(kind, lambda **values: c.TokenizerConfig(**{"kind": "char", "sha256": "0", **values}))
+    make = MAKERS.get(kind, lambda **values: TokenizerConfig(**{"kind": "char", "sha256": "0", **values}))
     for name in fields:
         for value in ("x" * 5000, "a\0b", "\ud800"):
             with pytest.raises(UsageError, match=f"`{name}`"):
@@ -306,7 +328,7 @@ def test_the_configurations_that_these_tests_modify_are_valid(make: Callable[...
         (special, {"add_bos": True, "bos": "<s>", "eos": ("</s>", "<end>")}),
         (training, {"min_lr": 1e-3, "warmup": 0.0, "weight_decay": 0.0, "grad_clip": 0.0, "seed": 0, "beta1": 0.0}),
         (training, {"micro_batch": 4, "warmup": 1.0, "patience": 1, "eval_tokens": 1}),
-        (c.Budget, {"epochs": 0.01}),
+        (Budget, {"epochs": 0.01}),
     ],
 )
 def test_values_at_the_bounds_are_valid(make: Callable[..., object], choices: dict[str, Any]) -> None:
@@ -316,12 +338,12 @@ def test_values_at_the_bounds_are_valid(make: Callable[..., object], choices: di
 
 def test_a_budget_has_a_kind_and_a_number_of_steps() -> None:
     """Three epochs of 100 tokens at 32 tokens per step are 9.4 steps, rounded up."""
-    assert [c.Budget(**{kind: 3}).kind for kind in ("steps", "epochs", "time")] == ["steps", "epochs", "time"]
-    assert c.Budget(steps=7).total_steps(100 / 32) == 7
-    assert c.Budget(epochs=3).total_steps(100 / 32) == 10
-    assert c.Budget(epochs=3).total_steps(3) == 9
-    assert c.Budget(epochs=0.01).total_steps(100 / 32) == 1
-    assert c.Budget(time=60).total_steps(100 / 32) is None
+    assert [Budget(**{kind: 3}).kind for kind in ("steps", "epochs", "time")] == ["steps", "epochs", "time"]
+    assert Budget(steps=7).total_steps(100 / 32) == 7
+    assert Budget(epochs=3).total_steps(100 / 32) == 10
+    assert Budget(epochs=3).total_steps(3) == 9
+    assert Budget(epochs=0.01).total_steps(100 / 32) == 1
+    assert Budget(time=60).total_steps(100 / 32) is None
 
 
 def test_a_config_cannot_be_changed() -> None:
@@ -346,8 +368,8 @@ words = st.lists(text).map(tuple)
 
 
 scalings = st.builds(
-    c.RopeScaling,
-    kind=st.sampled_from(c.ROPE_SCALINGS),
+    RopeScaling,
+    kind=st.sampled_from(ROPE_SCALINGS),
     factor=within("factor"),
     original_context=counted("original_context"),
     low_freq_factor=st.floats(0.1, 1),
@@ -358,16 +380,16 @@ scalings = st.builds(
 
 
 @st.composite
-def models(draw: st.DrawFn) -> c.ModelConfig:
+def models(draw: st.DrawFn) -> ModelConfig:
     kv_heads = draw(st.integers(1, 4))
     heads = kv_heads * draw(st.integers(1, 4))
-    position = draw(st.sampled_from(c.POSITIONS))
-    norm = draw(st.sampled_from(c.NORMS))
+    position = draw(st.sampled_from(POSITIONS))
+    norm = draw(st.sampled_from(NORMS))
     rope: dict[str, Any] = {}
     if position == "rope":
         rope["rope_scaling"] = draw(st.none() | scalings)
         rope["rotary_dim"] = draw(st.none() | st.just(2))
-    return c.ModelConfig(
+    return ModelConfig(
         vocab_size=draw(counted("vocab_size")),
         context=draw(counted("context", 1 << 15)),
         layers=draw(counted("layers")),
@@ -384,33 +406,33 @@ def models(draw: st.DrawFn) -> c.ModelConfig:
         **{n: draw(st.none() | st.booleans()) for n in ("qkv_bias", "output_bias", "ffn_bias")},
         embedding_scale=draw(st.none() | within("embedding_scale")),
         attention_multiplier=draw(st.none() | within("attention_multiplier")),
-        norm_placement=draw(st.sampled_from(c.NORM_PLACEMENTS)),
-        activation=draw(st.sampled_from(c.ACTIVATIONS)),
+        norm_placement=draw(st.sampled_from(NORM_PLACEMENTS)),
+        activation=draw(st.sampled_from(ACTIVATIONS)),
         dropout=draw(within("dropout")),
         attention_dropout=draw(within("dropout")),
-        initialisation=draw(st.sampled_from(c.INITIALISATIONS)),
+        initialisation=draw(st.sampled_from(INITIALISATIONS)),
         **{n: draw(st.booleans()) for n in ("norm_gain", "norm_bias", "qk_norm", "bias", "tie", "scale_embedding")},
     )
 
 
 @st.composite
-def trainings(draw: st.DrawFn) -> c.TrainingConfig:
+def trainings(draw: st.DrawFn) -> TrainingConfig:
     batch_size = draw(counted("batch_size"))
     lr = draw(within("lr"))
     budget = draw(
-        st.builds(c.Budget, steps=counted("steps"))
-        | st.builds(c.Budget, epochs=within("epochs"))
-        | st.builds(c.Budget, time=within("time"))
+        st.builds(Budget, steps=counted("steps"))
+        | st.builds(Budget, epochs=within("epochs"))
+        | st.builds(Budget, time=within("time"))
     )
-    return c.TrainingConfig(
+    return TrainingConfig(
         budget=budget,
         batch_size=batch_size,
         micro_batch=draw(st.integers(1, batch_size)),
         lr=lr,
         min_lr=draw(st.floats(0, lr)),
         warmup=draw(st.floats(0, 1)),
-        schedule=draw(st.sampled_from(c.SCHEDULES)),
-        optimizer=draw(st.sampled_from(c.OPTIMIZERS)),
+        schedule=draw(st.sampled_from(SCHEDULES)),
+        optimizer=draw(st.sampled_from(OPTIMIZERS)),
         weight_decay=draw(within("weight_decay")),
         beta1=draw(within("beta1")),
         beta2=draw(within("beta2")),
@@ -426,7 +448,7 @@ def trainings(draw: st.DrawFn) -> c.TrainingConfig:
 
 
 datasets = st.builds(
-    c.DataConfig,
+    DataConfig,
     kind=st.just("text"),
     corpus=words,
     val_corpus=words,
@@ -434,15 +456,15 @@ datasets = st.builds(
     **{n: counted(n) for n in ("train_characters", "characters", "bytes", "documents", "train_tokens", "val_tokens")},
 )
 runtimes = st.builds(
-    c.RuntimeConfig,
-    device=st.sampled_from(c.DEVICES),
-    dtype=st.sampled_from(c.DTYPES),
+    RuntimeConfig,
+    device=st.sampled_from(DEVICES),
+    dtype=st.sampled_from(DTYPES),
     compile=st.booleans(),
     threads=counted("threads"),
     matmul_rate=st.none() | within("matmul_rate"),
 )
 adapters = st.builds(
-    c.AdapterConfig,
+    AdapterConfig,
     base=text,
     base_digest=text,
     rank=counted("rank"),
@@ -453,17 +475,17 @@ adapters = st.builds(
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> c.RunConfig:
+def runs(draw: st.DrawFn) -> RunConfig:
     model = draw(models())
-    objective = c.default_objective(model.architecture)
+    objective = default_objective(model.architecture)
     training = draw(st.none() | trainings())
     data = draw(st.none() | datasets)
-    return c.RunConfig(
+    return RunConfig(
         version=draw(text),
         created=draw(text),
         model=model,
-        tokenizer=draw(st.builds(c.TokenizerConfig, kind=text, sha256=text)),
-        data=data and dataclasses.replace(data, kind=c.OBJECTIVES[objective].corpus),
+        tokenizer=draw(st.builds(TokenizerConfig, kind=text, sha256=text)),
+        data=data and dataclasses.replace(data, kind=OBJECTIVES[objective].corpus),
         training=training and dataclasses.replace(training, objective=objective),
         runtime=draw(st.none() | runtimes),
         adapter=draw(st.none() | adapters),
@@ -475,34 +497,34 @@ def runs(draw: st.DrawFn) -> c.RunConfig:
 
 @given(run=runs())
 @settings(deadline=None, max_examples=150)
-def test_every_valid_run_configuration_is_equal_after_json(run: c.RunConfig) -> None:
-    assert c.RunConfig.from_json(json.loads(json.dumps(run.to_json()))) == run
+def test_every_valid_run_configuration_is_equal_after_json(run: RunConfig) -> None:
+    assert RunConfig.from_json(json.loads(json.dumps(run.to_json()))) == run
 
 
 @pytest.mark.parametrize("objective", ["masked-token", "sequence-to-sequence"])
 def test_an_objective_that_does_not_fit_the_architecture_is_an_error(objective: str) -> None:
     with pytest.raises(UsageError, match=f"objective {objective} does not fit"):
-        c.RunConfig(
+        RunConfig(
             version="1",
             created="now",
             model=small(),
-            tokenizer=c.TokenizerConfig(kind="bpe", sha256="0"),
+            tokenizer=TokenizerConfig(kind="bpe", sha256="0"),
             training=training(objective=objective),
         )
 
 
-@pytest.mark.parametrize("architecture", c.ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_architecture_has_a_default_objective_that_fits_it(architecture: str) -> None:
-    assert architecture in c.OBJECTIVES[c.default_objective(architecture)].architectures
+    assert architecture in OBJECTIVES[default_objective(architecture)].architectures
 
 
 def document(*path: str, value: object = None) -> Any:
     """A valid configuration as JSON values, with the value at a path replaced, or removed where it is `...`."""
-    run = c.RunConfig(
+    run = RunConfig(
         version="1",
         created="now",
         model=small(),
-        tokenizer=c.TokenizerConfig(kind="bpe", sha256="0"),
+        tokenizer=TokenizerConfig(kind="bpe", sha256="0"),
         data=dataset(),
         training=training(),
         runtime=runtime(),
@@ -521,11 +543,11 @@ def document(*path: str, value: object = None) -> Any:
 
 
 def test_the_document_that_the_next_tests_modify_is_valid() -> None:
-    assert c.RunConfig.from_json(document()).data is not None
+    assert RunConfig.from_json(document()).data is not None
 
 
 def test_an_integer_is_read_as_a_float() -> None:
-    run = c.RunConfig.from_json(document("training", "budget", value={"steps": None, "epochs": 3, "time": None}))
+    run = RunConfig.from_json(document("training", "budget", value={"steps": None, "epochs": 3, "time": None}))
     assert run.training is not None
     assert isinstance(run.training.budget.epochs, float)
 
@@ -586,39 +608,39 @@ def test_an_integer_is_read_as_a_float() -> None:
 )
 def test_a_document_with_unknown_keys_or_wrong_values_is_an_error(path: tuple[str, ...], value: object) -> None:
     with pytest.raises(TinyLMError, match="it is not a tinylm run configuration"):
-        c.RunConfig.from_json(document(*path, value=value))
+        RunConfig.from_json(document(*path, value=value))
 
 
 @pytest.mark.parametrize("values", [None, [], "text", 3, {}])
 def test_a_value_that_is_not_a_run_configuration_is_an_error(values: object) -> None:
     with pytest.raises(TinyLMError, match="it is not a tinylm run configuration"):
-        c.RunConfig.from_json(values)
+        RunConfig.from_json(values)
 
 
 def test_the_error_for_a_newer_format_has_its_number_even_if_everything_else_has_changed() -> None:
-    for values in (document("format", value=c.FORMAT + 1), {"format": c.FORMAT + 1, "surprise": 1}):
+    for values in (document("format", value=FORMAT + 1), {"format": FORMAT + 1, "surprise": 1}):
         with pytest.raises(
-            TinyLMError, match=rf"format {c.FORMAT + 1}, this one reads {c.FORMAT}.*upgrade tinylm"
+            TinyLMError, match=rf"format {FORMAT + 1}, this one reads {FORMAT}.*upgrade tinylm"
         ) as caught:
-            c.RunConfig.from_json(values)
+            RunConfig.from_json(values)
         assert caught.value.exit_code == 1
 
 
 def test_the_error_says_what_is_wrong_in_the_document() -> None:
     with pytest.raises(TinyLMError, match=r"unknown: oddity, surprise"):
-        c.RunConfig.from_json({**document(), "surprise": 1, "oddity": 2})
+        RunConfig.from_json({**document(), "surprise": 1, "oddity": 2})
     with pytest.raises(TinyLMError, match=r"expected int, found '16'"):
-        c.RunConfig.from_json(document("model", "width", value="16"))
+        RunConfig.from_json(document("model", "width", value="16"))
 
 
 def test_non_defaults_are_the_same_in_a_later_version_with_more_fields() -> None:
     """The digest of the weights includes them, and must stay valid."""
-    later = dataclasses.make_dataclass("Later", [("more", int, 7)], bases=(c.ModelConfig,), frozen=True, kw_only=True)
+    later = dataclasses.make_dataclass("Later", [("more", int, 7)], bases=(ModelConfig,), frozen=True, kw_only=True)
     values = {"vocab_size": 9, "context": 8, "layers": 1, "heads": 2, "kv_heads": 2, "width": 8, "ffn_width": 8}
     for changes in ({}, {"position": "learned"}, {"dropout": 0.5, "local_window": 3, "local_layers": (0,)}):
         assert (
             non_defaults(later(**values, **changes))
-            == non_defaults(c.ModelConfig(**values, **changes))
+            == non_defaults(ModelConfig(**values, **changes))
             == values | changes
         )
     assert non_defaults(later(**values, more=8)) == values | {"more": 8}
@@ -631,12 +653,12 @@ def test_the_head_dimension_is_filled_in_and_is_not_a_default_only_where_it_is_i
     assert "head_dim" not in non_defaults(small(head_dim=4))
     assert non_defaults(small(head_dim=6))["head_dim"] == 6
     assert small(width=18, head_dim=4).head_dim == 4
-    values = c.RunConfig.from_json(document("model", "head_dim", value=...))
+    values = RunConfig.from_json(document("model", "head_dim", value=...))
     assert values.model == small()
 
 
 def test_values_of_nested_configurations_that_are_not_defaults_are_json_values() -> None:
-    config = small(rope_scaling=c.RopeScaling(kind="yarn", factor=2.0, original_context=64))
+    config = small(rope_scaling=RopeScaling(kind="yarn", factor=2.0, original_context=64))
     assert non_defaults(config)["rope_scaling"] == {"kind": "yarn", "factor": 2.0, "original_context": 64}
 
 
@@ -648,7 +670,7 @@ ODD += ({"kind": "llama3", "factor": 1e6, "original_context": 3}, {"kind": "line
 
 @given(
     forged=st.dictionaries(
-        st.sampled_from([field.name for field in dataclasses.fields(c.ModelConfig)]), st.sampled_from(ODD), max_size=6
+        st.sampled_from([field.name for field in dataclasses.fields(ModelConfig)]), st.sampled_from(ODD), max_size=6
     )
 )
 @settings(deadline=None, max_examples=400)
@@ -657,7 +679,7 @@ def test_a_forged_model_is_refused_or_can_be_built_and_computes(forged: dict[str
     values = document()
     values["model"] |= json.loads(json.dumps(forged))
     try:
-        config = c.RunConfig.from_json(values).model
+        config = RunConfig.from_json(values).model
     except TinyLMError as error:
         assert str(error).startswith("it is not a tinylm run configuration")
         return

@@ -1,4 +1,4 @@
-"""The configuration of a run: model, training, machine, corpus, tokenizer and adapter.
+"""The configuration of a model: its architecture and its sizes.
 
 Frozen dataclasses of plain values. Each is validated when it is created, and raises UsageError for a value, or a
 combination of values, that is not allowed. Imports no torch.
@@ -6,21 +6,15 @@ combination of values, that is not allowed. Imports no torch.
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
-import math
 import typing
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any
 
-from tinylm import __version__
-from tinylm.errors import TinyLMError, UsageError
-from tinylm.serialization import from_json
+from tinylm.errors import UsageError
 from tinylm.validation import check_choice, check_values, require
 
 ARCHITECTURES = ("decoder", "encoder", "encoder-decoder")
 POSITIONS = ("rope", "learned", "sinusoidal", "relative", "none")
-ADAPTER_KINDS = ("lora", "bottleneck")
 EXPERT_MODES = ("route", "merge")
 NORMS = ("rmsnorm", "layernorm", "none")
 NORM_PLACEMENTS = ("pre", "post", "sandwich")
@@ -28,49 +22,11 @@ ACTIVATIONS = ("swiglu", "gelu", "relu", "gelu-exact", "geglu", "geglu-exact")
 GATED_ACTIVATIONS = ("swiglu", "geglu", "geglu-exact")  # three matrices instead of two
 ROPE_SCALINGS = ("linear", "llama3", "yarn")
 INITIALISATIONS = ("modern", "gpt2", "original")
-SCHEDULES = ("trapezoid", "cosine", "linear", "inverse-sqrt", "constant")
-OPTIMIZERS = ("adamw", "adam", "muon")
-DEVICES = ("cuda", "mps", "cpu")
-DTYPES = ("fp32", "bf16", "fp16")
-CORPUS_KINDS = ("text", "pairs", "chat")
-TRAIN_ON = ("assistant", "last", "all")  # the messages of a conversation that count in the loss
-
-
-class ObjectiveKind(NamedTuple):
-    """The kind of corpus of an objective, and the architectures that it can train."""
-
-    corpus: str
-    architectures: tuple[str, ...]
-
-
-# tinylm/objectives/tasks.py builds the task of each. The first objective that fits an architecture is its default.
-OBJECTIVES = {
-    "next-token": ObjectiveKind("text", ("decoder",)),
-    "masked-token": ObjectiveKind("text", ("encoder",)),
-    "sequence-to-sequence": ObjectiveKind("pairs", ("encoder-decoder",)),
-    "chat": ObjectiveKind("chat", ("decoder",)),
-}
-
-
-def default_objective(architecture: str) -> str:
-    """The first objective in `OBJECTIVES` that fits the architecture."""
-    return next(name for name, kind in OBJECTIVES.items() if architecture in kind.architectures)
-
-
-def objective_for(architecture: str, corpus: str) -> str:
-    """The first objective in `OBJECTIVES` for the architecture and the kind of corpus. Raises UsageError for none."""
-    for name, kind in OBJECTIVES.items():
-        if architecture in kind.architectures and corpus == kind.corpus:
-            return name
-    raise UsageError(f'A model of `architecture="{architecture}"` cannot be trained on {corpus}.')
-
 
 # Bounds of the size of a model, so that any accepted model can be built on the meta device in seconds.
 MAX_BLOCKS = 1 << 14  # feed-forward layers: layers times experts (Qwen3-MoE: 48 x 128, DeepSeek-V3: 61 x 256)
 MAX_POSITION_ENTRIES = 1 << 25  # context times width (sinusoidal) or head dimension (RoPE)
 MAX_PARAMETERS = 1 << 40
-MAX_TEMPLATE = 1 << 17  # characters of a chat template; published ones have up to 20,000
-MIN_AVERAGE = 1e-6  # mean age of averaged weights, as a fraction of the steps; its inverse must be finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,25 +70,6 @@ class RopeScaling:
             self.beta_slow < self.beta_fast,
             f"`beta_slow` is {self.beta_slow}; it must be below `beta_fast` ({self.beta_fast}).",
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpecialTokens:
-    """The special tokens of a tokenizer, as strings of its vocabulary.
-
-    end_of_text: between documents. bos: at the beginning of a prompt and of each document if `add_bos`.
-    eos: generation stops at each of them; if empty, at `end_of_text`. pad: fills shorter rows of a batch.
-    """
-
-    end_of_text: str = "<|endoftext|>"
-    bos: str | None = None
-    eos: tuple[str, ...] = ()
-    pad: str | None = None
-    add_bos: bool = False
-
-    def __post_init__(self) -> None:
-        check_values(vars(self))
-        require(not self.add_bos or self.bos is not None, "`add_bos` needs `bos`, the token to add.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,290 +320,3 @@ class ModelConfig:
 def divisors(number: int) -> str:
     """The divisors of a number, in ascending order, for a message."""
     return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """How long to train: exactly one of optimizer steps, epochs (passes over the training text) and time in seconds."""
-
-    steps: int | None = None
-    epochs: float | None = None
-    time: float | None = None
-
-    def __post_init__(self) -> None:
-        check_values(vars(self))
-        given = [f"`{f.name}`" for f in dataclasses.fields(self) if getattr(self, f.name) is not None]
-        require(len(given) <= 1, f"{' and '.join(given)} contradict each other; set one of them.")
-        require(len(given) == 1, "A run needs a budget: `steps`, `epochs` or `time`.")
-
-    @property
-    def kind(self) -> str:
-        """The name of the field that is set: steps, epochs or time."""
-        return "time" if self.time is not None else "steps" if self.steps is not None else "epochs"
-
-    def total_steps(self, steps_per_epoch: float) -> int | None:
-        """The budget in optimizer steps; `None` for a time budget."""
-        if self.epochs is not None:
-            return max(1, math.ceil(self.epochs * steps_per_epoch))
-        return self.steps
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """The settings of a training run.
-
-    objective: a key of `OBJECTIVES`. label_smoothing: weight of the uniform distribution in the target.
-    batch_size, micro_batch: sequences per optimizer step, and per forward pass.
-    sequence_length: tokens per sequence; `None` for the context of the model.
-    lr, min_lr, warmup, schedule: peak and final learning rate, warmup as a fraction of the budget, shape of the decay.
-    optimizer, weight_decay: one of OPTIMIZERS, and its weight decay on matrices.
-    beta1, beta2, epsilon: of Adam; epsilon is added to the root of the second moment.
-    grad_clip: maximum norm of the gradient; 0 disables clipping.
-    patience: evaluations without a lower validation loss before training stops.
-    average: mean age of averaged weights, as a fraction of the steps so far; 0 disables averaging.
-    eval_every, save_every, log_every: intervals in steps; eval_tokens: maximum of validation tokens per evaluation.
-    pack: conversations share rows of a batch, without attention between them.
-    log_gradients: log the gradient norm of each layer. seed: of initial weights, data order and dropout.
-    """
-
-    objective: str = "next-token"
-    budget: Budget
-    batch_size: int
-    micro_batch: int
-    sequence_length: int | None = None
-    lr: float
-    min_lr: float
-    warmup: float
-    schedule: str = "cosine"
-    optimizer: str = "adamw"
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    grad_clip: float = 1.0
-    patience: int | None = None
-    label_smoothing: float = 0.0
-    average: float = 0.0
-    eval_every: int = 100
-    eval_tokens: int = 1_000_000
-    save_every: int = 100
-    log_every: int = 10
-    log_gradients: bool = False
-    pack: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require(
-            self.warmup <= 1,
-            "`warmup_steps` is more than the whole run; set fewer, or a longer budget.",
-        )
-        check_values(vars(self))
-        require(
-            self.average == 0 or self.average >= MIN_AVERAGE,
-            f"`average` is {self.average:g}; it must be 0, or from {MIN_AVERAGE:g} to 0.5.",
-        )
-        require(
-            self.min_lr <= self.lr,
-            f"`min_lr` is {self.min_lr}; it must be at most `lr` ({self.lr}), since the learning rate falls to it.",
-        )
-        check_choice("objective", self.objective, tuple(OBJECTIVES))
-        check_choice("schedule", self.schedule, SCHEDULES)
-        check_choice("optimizer", self.optimizer, OPTIMIZERS)
-        require(
-            self.micro_batch <= self.batch_size,
-            f"`micro_batch` is {self.micro_batch}; it must be at most `batch_size` ({self.batch_size}).",
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RuntimeConfig:
-    """Settings for the machine, chosen when the run was created; resuming does not change them.
-
-    device, dtype: of the computation. compile: whether layers are compiled. threads: CPU threads of torch.
-    matmul_rate: FLOP/s of matrix multiplication that the run was planned with; `None` if not measured.
-    """
-
-    device: str
-    dtype: str
-    compile: bool
-    threads: int
-    matmul_rate: float | None = None
-
-    def __post_init__(self) -> None:
-        check_values(vars(self))
-        check_choice("device", self.device, DEVICES)
-        check_choice("dtype", self.dtype, DTYPES)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """The corpus of a run: how it was read, and what it contains.
-
-    kind: text, pairs of a source and a target, or chat (conversations).
-    corpus, val_corpus: paths, for information only: resuming a run does not open them.
-    text_key, encoding, format, unknown: the settings it was read with.
-    train_characters: number of characters for training; the rest is for validation.
-    fingerprint, val_fingerprint: SHA-256 of the documents, and of a separate validation corpus.
-    encoder: the version of the code that encoded the text. Fingerprints and encoder are the key of the encoded text in
-        the user's cache; with `tokens_in_run`, the encoded text is in the run directory instead.
-    train_on: the messages of a conversation that count in the loss: assistant, last (its last message) or all.
-    characters, bytes, documents: size of the corpus. train_tokens, val_tokens, train_pairs: size of its parts.
-    """
-
-    kind: str = "text"
-    corpus: tuple[str, ...]
-    val_corpus: tuple[str, ...] = ()
-    text_key: str = "text"
-    encoding: str = "utf-8"
-    format: str = "auto"
-    unknown: str = "error"
-    train_characters: int
-    fingerprint: str
-    val_fingerprint: str | None = None
-    encoder: str = ""
-    tokens_in_run: bool = False
-    characters: int
-    bytes: int
-    documents: int
-    train_tokens: int
-    val_tokens: int
-    train_pairs: int = 0
-    train_on: str = "assistant"
-
-    def __post_init__(self) -> None:
-        check_values(vars(self))
-        check_choice("kind", self.kind, CORPUS_KINDS)
-        check_choice("train_on", self.train_on, TRAIN_ON)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizerConfig:
-    """The tokenizer that belongs to the weights.
-
-    kind: char, bpe or other. sha256: of tokenizer.json and the special tokens.
-    chat_template: a Jinja template that turns a conversation into text; `None` for a model that has none.
-    """
-
-    kind: str
-    sha256: str
-    special: SpecialTokens = SpecialTokens()
-    chat_template: str | None = None
-
-    def __post_init__(self) -> None:
-        check_values({"kind": self.kind, "sha256": self.sha256})
-        require(
-            len(self.chat_template or "") <= MAX_TEMPLATE,
-            f"`chat_template` has {len(self.chat_template or '')} characters; it can have at most {MAX_TEMPLATE}.",
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdapterConfig:
-    """A LoRA or bottleneck adapter, and the base model that it was trained on.
-
-    base, base_digest: run directory of the base model, and the digest of its weights.
-    rank: rank of a LoRA update, or hidden size of a bottleneck. targets: names of the modules that it adapts.
-    alpha: numerator of the scale (LoRA). rank_stabilised: divide it by sqrt(rank) instead of rank (LoRA).
-    share_b: modules of the same name and output size share one B (LoRA).
-    """
-
-    kind: str = "lora"
-    base: str
-    base_digest: str
-    rank: int
-    alpha: float = 1.0
-    dropout: float
-    targets: tuple[str, ...]
-    rank_stabilised: bool = False
-    share_b: bool = False
-
-    def __post_init__(self) -> None:
-        check_choice("kind", self.kind, ADAPTER_KINDS)
-        check_values(vars(self))
-        require(len(self.targets) > 0, "`target` names no module.")
-
-    @property
-    def scale(self) -> float:
-        """The factor of a LoRA update B A."""
-        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
-
-
-FORMAT = 4  # of config.json and the other files of a run
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """The content of `config.json`.
-
-    format: version of the file format. version: of tinylm. created: time in ISO 8601.
-    adapter: set if the run holds an adapter instead of the weights of a model.
-    family: the family (Hugging Face's model type) of an imported model, whose weights keep their dtype.
-    merged: digests of the adapters that were merged into these weights. unmerged_digest: digest of the weights before
-        the first merge. merged_steps: the step of those weights and of each merged adapter.
-    """
-
-    format: int = FORMAT
-    version: str
-    created: str
-    model: ModelConfig
-    tokenizer: TokenizerConfig
-    data: DataConfig | None = None
-    training: TrainingConfig | None = None
-    runtime: RuntimeConfig | None = None
-    adapter: AdapterConfig | None = None
-    family: str | None = None
-    merged: tuple[str, ...] = ()
-    unmerged_digest: str | None = None
-    merged_steps: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_values(vars(self))
-        architecture = self.model.architecture
-        fitting = {name: kind for name, kind in OBJECTIVES.items() if architecture in kind.architectures}
-        if self.training is not None:
-            objective = self.training.objective
-            require(objective in fitting, f"The objective {objective} does not fit `architecture` {architecture}.")
-            fitting = {objective: fitting[objective]}
-        require(
-            self.data is None or self.data.kind in {kind.corpus for kind in fitting.values()},
-            f"A run of the objective {' or '.join(fitting)} is trained on "
-            f"{' or '.join(kind.corpus for kind in fitting.values())}; this one has other data.",
-        )
-
-    @property
-    def recovered_digest(self) -> str | None:
-        """Digest of the base weights that these equal (up to rounding) after all merges were undone; else `None`."""
-        return None if self.merged else self.unmerged_digest
-
-    @classmethod
-    def new(cls, **fields: Any) -> Self:
-        """The configuration of a run that is created now, by this version."""
-        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        return cls(version=__version__, created=created, **fields)
-
-    def to_json(self) -> dict[str, Any]:
-        """The configuration as JSON values."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Any) -> Self:
-        """The configuration from the JSON values of a `config.json`, from which its own digest was removed.
-
-        Raises TinyLMError for values of another format version and for anything that is not a valid configuration.
-        """
-        found = values.get("format") if isinstance(values, dict) else None
-        if type(found) is int and found > FORMAT:
-            raise TinyLMError(
-                f"it was written by a newer tinylm (format {found}, this one reads {FORMAT}); upgrade tinylm"
-            )
-        if type(found) is int and 1 <= found < FORMAT:
-            raise TinyLMError(
-                f"it was written by an older tinylm (format {found}, this one reads {FORMAT}); train the model again"
-            )
-        if found != FORMAT:
-            raise TinyLMError("it is not a tinylm run configuration (it names no format)")
-        try:
-            config = from_json(cls, values)
-        except (TypeError, ValueError, OverflowError, UsageError) as error:
-            raise TinyLMError(f"it is not a tinylm run configuration ({error})") from error
-        return typing.cast(Self, config)

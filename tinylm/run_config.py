@@ -1,0 +1,240 @@
+"""The configuration of a run, the content of `config.json`: model, training, machine, corpus, tokenizer and adapter.
+
+Frozen dataclasses that are validated like those of `model_config.py`. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+import typing
+from dataclasses import dataclass
+from typing import Any, Self
+
+from tinylm import __version__
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.model_config import ModelConfig
+from tinylm.serialization import from_json
+from tinylm.training_config import OBJECTIVES, TrainingConfig
+from tinylm.validation import check_choice, check_values, require
+
+ADAPTER_KINDS = ("lora", "bottleneck")
+DEVICES = ("cuda", "mps", "cpu")
+DTYPES = ("fp32", "bf16", "fp16")
+CORPUS_KINDS = ("text", "pairs", "chat")
+TRAIN_ON = ("assistant", "last", "all")  # the messages of a conversation that count in the loss
+MAX_TEMPLATE = 1 << 17  # characters of a chat template; published ones have up to 20,000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecialTokens:
+    """The special tokens of a tokenizer, as strings of its vocabulary.
+
+    end_of_text: between documents. bos: at the beginning of a prompt and of each document if `add_bos`.
+    eos: generation stops at each of them; if empty, at `end_of_text`. pad: fills shorter rows of a batch.
+    """
+
+    end_of_text: str = "<|endoftext|>"
+    bos: str | None = None
+    eos: tuple[str, ...] = ()
+    pad: str | None = None
+    add_bos: bool = False
+
+    def __post_init__(self) -> None:
+        check_values(vars(self))
+        require(not self.add_bos or self.bos is not None, "`add_bos` needs `bos`, the token to add.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    """Settings for the machine, chosen when the run was created; resuming does not change them.
+
+    device, dtype: of the computation. compile: whether layers are compiled. threads: CPU threads of torch.
+    matmul_rate: FLOP/s of matrix multiplication that the run was planned with; `None` if not measured.
+    """
+
+    device: str
+    dtype: str
+    compile: bool
+    threads: int
+    matmul_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        check_values(vars(self))
+        check_choice("device", self.device, DEVICES)
+        check_choice("dtype", self.dtype, DTYPES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The corpus of a run: how it was read, and what it contains.
+
+    kind: text, pairs of a source and a target, or chat (conversations).
+    corpus, val_corpus: paths, for information only: resuming a run does not open them.
+    text_key, encoding, format, unknown: the settings it was read with.
+    train_characters: number of characters for training; the rest is for validation.
+    fingerprint, val_fingerprint: SHA-256 of the documents, and of a separate validation corpus.
+    encoder: the version of the code that encoded the text. Fingerprints and encoder are the key of the encoded text in
+        the user's cache; with `tokens_in_run`, the encoded text is in the run directory instead.
+    train_on: the messages of a conversation that count in the loss: assistant, last (its last message) or all.
+    characters, bytes, documents: size of the corpus. train_tokens, val_tokens, train_pairs: size of its parts.
+    """
+
+    kind: str = "text"
+    corpus: tuple[str, ...]
+    val_corpus: tuple[str, ...] = ()
+    text_key: str = "text"
+    encoding: str = "utf-8"
+    format: str = "auto"
+    unknown: str = "error"
+    train_characters: int
+    fingerprint: str
+    val_fingerprint: str | None = None
+    encoder: str = ""
+    tokens_in_run: bool = False
+    characters: int
+    bytes: int
+    documents: int
+    train_tokens: int
+    val_tokens: int
+    train_pairs: int = 0
+    train_on: str = "assistant"
+
+    def __post_init__(self) -> None:
+        check_values(vars(self))
+        check_choice("kind", self.kind, CORPUS_KINDS)
+        check_choice("train_on", self.train_on, TRAIN_ON)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """The tokenizer that belongs to the weights.
+
+    kind: char, bpe or other. sha256: of tokenizer.json and the special tokens.
+    chat_template: a Jinja template that turns a conversation into text; `None` for a model that has none.
+    """
+
+    kind: str
+    sha256: str
+    special: SpecialTokens = SpecialTokens()
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        check_values({"kind": self.kind, "sha256": self.sha256})
+        require(
+            len(self.chat_template or "") <= MAX_TEMPLATE,
+            f"`chat_template` has {len(self.chat_template or '')} characters; it can have at most {MAX_TEMPLATE}.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """A LoRA or bottleneck adapter, and the base model that it was trained on.
+
+    base, base_digest: run directory of the base model, and the digest of its weights.
+    rank: rank of a LoRA update, or hidden size of a bottleneck. targets: names of the modules that it adapts.
+    alpha: numerator of the scale (LoRA). rank_stabilised: divide it by sqrt(rank) instead of rank (LoRA).
+    share_b: modules of the same name and output size share one B (LoRA).
+    """
+
+    kind: str = "lora"
+    base: str
+    base_digest: str
+    rank: int
+    alpha: float = 1.0
+    dropout: float
+    targets: tuple[str, ...]
+    rank_stabilised: bool = False
+    share_b: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, ADAPTER_KINDS)
+        check_values(vars(self))
+        require(len(self.targets) > 0, "`target` names no module.")
+
+    @property
+    def scale(self) -> float:
+        """The factor of a LoRA update B A."""
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
+
+
+FORMAT = 4  # of config.json and the other files of a run
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The content of `config.json`.
+
+    format: version of the file format. version: of tinylm. created: time in ISO 8601.
+    adapter: set if the run holds an adapter instead of the weights of a model.
+    family: the family (Hugging Face's model type) of an imported model, whose weights keep their dtype.
+    merged: digests of the adapters that were merged into these weights. unmerged_digest: digest of the weights before
+        the first merge. merged_steps: the step of those weights and of each merged adapter.
+    """
+
+    format: int = FORMAT
+    version: str
+    created: str
+    model: ModelConfig
+    tokenizer: TokenizerConfig
+    data: DataConfig | None = None
+    training: TrainingConfig | None = None
+    runtime: RuntimeConfig | None = None
+    adapter: AdapterConfig | None = None
+    family: str | None = None
+    merged: tuple[str, ...] = ()
+    unmerged_digest: str | None = None
+    merged_steps: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_values(vars(self))
+        architecture = self.model.architecture
+        fitting = {name: kind for name, kind in OBJECTIVES.items() if architecture in kind.architectures}
+        if self.training is not None:
+            objective = self.training.objective
+            require(objective in fitting, f"The objective {objective} does not fit `architecture` {architecture}.")
+            fitting = {objective: fitting[objective]}
+        require(
+            self.data is None or self.data.kind in {kind.corpus for kind in fitting.values()},
+            f"A run of the objective {' or '.join(fitting)} is trained on "
+            f"{' or '.join(kind.corpus for kind in fitting.values())}; this one has other data.",
+        )
+
+    @property
+    def recovered_digest(self) -> str | None:
+        """Digest of the base weights that these equal (up to rounding) after all merges were undone; else `None`."""
+        return None if self.merged else self.unmerged_digest
+
+    @classmethod
+    def new(cls, **fields: Any) -> Self:
+        """The configuration of a run that is created now, by this version."""
+        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        return cls(version=__version__, created=created, **fields)
+
+    def to_json(self) -> dict[str, Any]:
+        """The configuration as JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Any) -> Self:
+        """The configuration from the JSON values of a `config.json`, from which its own digest was removed.
+
+        Raises TinyLMError for values of another format version and for anything that is not a valid configuration.
+        """
+        found = values.get("format") if isinstance(values, dict) else None
+        if type(found) is int and found > FORMAT:
+            raise TinyLMError(
+                f"it was written by a newer tinylm (format {found}, this one reads {FORMAT}); upgrade tinylm"
+            )
+        if type(found) is int and 1 <= found < FORMAT:
+            raise TinyLMError(
+                f"it was written by an older tinylm (format {found}, this one reads {FORMAT}); train the model again"
+            )
+        if found != FORMAT:
+            raise TinyLMError("it is not a tinylm run configuration (it names no format)")
+        try:
+            config = from_json(cls, values)
+        except (TypeError, ValueError, OverflowError, UsageError) as error:
+            raise TinyLMError(f"it is not a tinylm run configuration ({error})") from error
+        return typing.cast(Self, config)

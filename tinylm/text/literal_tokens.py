@@ -12,9 +12,13 @@ class LiteralTokens:
     """Marks the texts of `tokens`. One of a single character cannot be marked."""
 
     def __init__(self, tokens: Collection[str]) -> None:
-        divisible = [re.escape(token) for token in tokens if len(token) > 1]
-        # Also where two of them overlap: each place at which one begins is marked.
-        self._first = re.compile(f"(?s:(?={'|'.join(divisible)}).)") if divisible else None
+        rests: dict[str, list[str]] = {}
+        for token in tokens:
+            if len(token) > 1:
+                rests.setdefault(token[0], []).append(re.escape(token[1:]))
+        # Also where two of them overlap: each character at which one begins.
+        firsts = [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()]
+        self._first = re.compile("|".join(firsts)) if firsts else None
 
     def mark(self, value: Any) -> Any:
         """A copy of a JSON value in whose texts, keys included, each of the tokens has LITERAL after its first

@@ -87,6 +87,8 @@ def test_a_long_value_of_a_field_goes_on_below_its_beginning(columns: int, monke
 def test_a_field_is_one_line_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     Console().field("norm", "x" * 300)
     assert capsys.readouterr().out == f"  norm                 {'x' * 300}\n"
+    Console().field("base", "a\n  rank                 9")
+    assert capsys.readouterr().out == "  base                 a\\n  rank                 9\n"
 
 
 def test_results_go_to_stdout_unchanged_and_notes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

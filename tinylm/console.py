@@ -113,7 +113,7 @@ class Console:
         Raises OutputError.
         """
         start = f"  {name:<{FIELD_NAME}} "
-        lines = [printable(value, sys.stdout)]
+        lines = [printable(value, sys.stdout).replace("\n", "\\n")]  # a name in a file may not add a field
         if sys.stdout.isatty():
             room = max(shutil.get_terminal_size().columns - cell_len(start), 10)
             lines = textwrap.wrap(lines[0], room, break_on_hyphens=False) or [""]

@@ -655,7 +655,8 @@ def defects_of_message(ran: Any, name: str, resident: Path, is_terminal: bool) -
     wrong = []
     lines = [line for line in ran.stderr.splitlines() if line.startswith("Error: ")]
     last = ran.stderr.strip().splitlines()[-1:] or [""]
-    if ran.code in (1, 2, 3) and (len(lines) != 1 or last[0][:160] != lines[0][:160]):
+    errors = len(lines[-1:] if ran.words[0] == "chat" else lines)  # a chat has one for each question
+    if ran.code in (1, 2, 3) and (errors != 1 or last[0][:160] != lines[-1][:160]):
         wrong.append(f"{len(lines)} lines of error, and {last[0][:200]!r} at the end")
     elif ran.code in (1, 2, 3) and not any(word in lines[0] for word in (name.removesuffix(".gguf"), *SUBJECTS)):
         wrong.append(f"the error does not name the model: {lines[0][:300]}")

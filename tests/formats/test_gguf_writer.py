@@ -252,6 +252,23 @@ def test_a_file_that_is_not_the_same_model_when_read_again_does_not_appear(
     assert (tmp_path / "model.gguf").read_bytes() == b"old"
 
 
+def test_a_file_whose_tokenizer_gives_other_ids_does_not_appear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, exported = own_model("modern", BPE)
+    read = gguf_writer.read_tokenizer
+
+    def read_another(*arguments: Any) -> Any:
+        found = read(*arguments)
+        spec = json.loads(found.text)
+        return replace(found, text=json.dumps({**spec, "model": {**spec["model"], "merges": []}}))
+
+    monkeypatch.setattr(gguf_writer, "read_tokenizer", read_another)
+    with pytest.raises(TinyLMError, match="is not the same model when read again: its tokenizer gives other ids for"):
+        write_gguf(tmp_path / "model.gguf", exported, "f32")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_llama_3_scaling_is_written_as_its_divisors(tmp_path: Path) -> None:
     save_peer("llama 3", tmp_path / "before.gguf")
     write_gguf(tmp_path / "after.gguf", read_gguf(tmp_path / "before.gguf"), "f16")

@@ -28,7 +28,7 @@ from tinylm.formats.gguf_tokenizer import ReadTokenizer, read_tokenizer, write_t
 from tinylm.formats.imported import ForeignModel
 from tinylm.formats.modelfile import check_name
 from tinylm.model_config import ModelConfig
-from tinylm.text.tokenizer_errors import wrap_library_errors
+from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
 from tinylm.text.tokenizer_file import token_ids, validate_tokenizer
 
 DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
@@ -315,11 +315,17 @@ def _compare_tokenizers(model: ForeignModel, found: ReadTokenizer) -> None:
         raise ValueError("its vocabulary differs")
     if (found.special.end_of_text, found.special.add_bos) != (model.special.end_of_text, model.special.add_bos):
         raise ValueError("its special tokens differ")
-    with wrap_library_errors():
-        ours, theirs = (tokenizers.Tokenizer.from_str(text) for text in (model.tokenizer, found.text))
-        for library in (ours, theirs):
+    for text, ours, theirs in zip(SAMPLES, _sample_ids(model.tokenizer), _sample_ids(found.text), strict=True):
+        if ours != theirs:
+            raise ValueError(f"its tokenizer gives other ids for {text!r}")
+
+
+def _sample_ids(tokenizer: str) -> list[list[int]]:
+    """The ids of each of SAMPLES. tokenizer: content of a tokenizer.json. Raises ValueError if the library fails."""
+    try:
+        with wrap_library_errors():
+            library = tokenizers.Tokenizer.from_str(tokenizer)
             library.encode_special_tokens = True
-        for text in SAMPLES:
-            ids = [library.encode(text, add_special_tokens=False).ids for library in (ours, theirs)]
-            if ids[0] != ids[1]:
-                raise ValueError(f"its tokenizer gives other ids for {text!r}")
+            return [library.encode(text, add_special_tokens=False).ids for text in SAMPLES]
+    except TokenizerLibraryError as error:
+        raise ValueError(f"its tokenizer cannot be used: {error}") from error

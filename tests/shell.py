@@ -89,8 +89,8 @@ def tinylm(*arguments: object, stdin: bytes | str = "", env: dict[str, str] | No
     return typer.testing.CliRunner().invoke(app, [str(a) for a in arguments], input=stdin, env=env)
 
 
-def done(*arguments: object, stdin: bytes | str = "", env: dict[str, str] | None = None) -> Result:
-    """Runs a command that must succeed."""
+def run_ok(*arguments: object, stdin: bytes | str = "", env: dict[str, str] | None = None) -> Result:
+    """The result of a command, which must succeed."""
     result = tinylm(*arguments, stdin=stdin, env=env)
     assert result.exit_code == 0, result.output
     return result
@@ -105,8 +105,8 @@ def _no_constant(name: str) -> None:
     raise AssertionError(f"{name} is not JSON")
 
 
-def refused(result: Result, code: int, *parts: str, sentences: int = 2) -> None:
-    """Checks an error: exit code, empty stdout, and a line of at most `sentences` sentences that has the parts."""
+def assert_error(result: Result, code: int, *parts: str, sentences: int = 2) -> None:
+    """Check an error of tinylm: exit code, empty stdout, and a message of at most `sentences` sentences with all `parts`."""
     assert result.exit_code == code, result.output
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
@@ -118,8 +118,8 @@ def refused(result: Result, code: int, *parts: str, sentences: int = 2) -> None:
     assert len(re.findall(r"\.(?= [A-Z]|$)", said)) <= sentences, said
 
 
-def misused(result: Result, *parts: str) -> None:
-    """Checks an error of the parser: exit 2, and the parts in its frame, with lines joined."""
+def assert_usage_error(result: Result, *parts: str) -> None:
+    """Check an error of the parser of options: exit code 2, and the parts in its frame, with lines joined."""
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     said = " ".join(re.sub("[│╭╮╰╯─]", " ", result.stderr).split())

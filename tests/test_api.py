@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 
 import tinylm
-from tests.shell import done, same_tensors, snapshot, story
+from tests.shell import run_ok, same_tensors, snapshot, story
 from tinylm.commands.finetune_adapter import finetune_adapter
 from tinylm.commands.finetune_lora import finetune_lora
 from tinylm.commands.train import train
@@ -92,7 +92,7 @@ def test_training_returns_the_result_that_the_command_prints(here: Path) -> None
 def test_the_same_seed_gives_the_weights_of_the_command(here: Path) -> None:
     trained("api", dropout=0.1, seed=3, local_window=8, local_layers=[0])
     options = ("--dropout", 0.1, "--seed", 3, "--local-window", 8, "--local-layers", "0")
-    done("train", "one.txt", "--out", "shell", *FLAGS, "--steps", 6, "--eval-every", 3, "--log-every", 2, *options)
+    run_ok("train", "one.txt", "--out", "shell", *FLAGS, "--steps", 6, "--eval-every", 3, "--log-every", 2, *options)
     assert same_tensors(here / "api/last/model.safetensors", here / "shell/last/model.safetensors")
     same = [json.loads((here / run / "config.json").read_text()) for run in ("api", "shell")]
     assert same[0]["training"] == same[1]["training"] and same[0]["model"] == same[1]["model"]
@@ -222,7 +222,7 @@ def test_an_adapter_has_the_weights_of_the_command_and_loads_on_its_base(
     trained()
     finetune = getattr(tinylm, function)
     result = finetune("two.txt", model="run", out="api", steps=4, batch_size=4, lr=0.05, **settings)
-    done(command, "two.txt", "-m", "run", "-o", "shell", "--steps", 4, "--batch-size", 4, "--lr", 0.05, *options)
+    run_ok(command, "two.txt", "-m", "run", "-o", "shell", "--steps", 4, "--batch-size", 4, "--lr", 0.05, *options)
     weights = "last/adapter_model.safetensors"
     assert same_tensors(here / "api" / weights, here / "shell" / weights)
     assert result.is_adapter and result.parameters < 2000

@@ -20,12 +20,12 @@ from tests.machines import write_profile
 from tests.shell import (
     CHILD_LIMIT,
     TINY,
+    assert_error,
+    assert_usage_error,
     child_process,
-    done,
     environment,
-    misused,
-    refused,
     run_child,
+    run_ok,
     same_tensors,
     story,
 )
@@ -68,7 +68,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("TINYLM_CACHE", str(folder / "cache"))
         write_profile(folder / "cache")
         (folder / "corpus.txt").write_text(story(2000))
-        done("train", folder / "corpus.txt", "--out", folder / "run", "--steps", 2, *TINY)
+        run_ok("train", folder / "corpus.txt", "--out", folder / "run", "--steps", 2, *TINY)
     yield folder / "run"
 
 
@@ -97,14 +97,14 @@ sys.exit(f"imported: {{heavy}}" if heavy else 0)
 def test_the_commands_are_the_documented_ones() -> None:
     commands = typer.main.get_command(app).commands
     assert tuple(commands) == COMMANDS
-    listing = done("--help").stdout
+    listing = run_ok("--help").stdout
     assert all(f" {name} " in listing for name in COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_has_every_option_with_its_description(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 400)
-    shown = " ".join(done(name, "--help").stdout.split())
+    shown = " ".join(run_ok(name, "--help").stdout.split())
     command = typer.main.get_command(app).commands[name]
     assert command.help and command.help.split("\n")[0] in shown
     for parameter in command.params:
@@ -112,13 +112,13 @@ def test_help_has_every_option_with_its_description(name: str, monkeypatch: pyte
         assert parameter.help in shown, parameter.name
         for spelling in (*parameter.opts, *parameter.secondary_opts):
             assert spelling in shown
-    assert done(name, "-h").stdout == done(name, "--help").stdout
+    assert run_ok(name, "-h").stdout == run_ok(name, "--help").stdout
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_truncates_no_name_in_80_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
-    words = set(done(name, "--help").stdout.split())
+    words = set(run_ok(name, "--help").stdout.split())
     for parameter in typer.main.get_command(app).commands[name].params:
         if parameter.param_type_name == "option":
             assert words >= {*parameter.opts, *parameter.secondary_opts}
@@ -132,24 +132,24 @@ def test_every_command_has_the_common_options(name: str) -> None:
 
 
 def test_version_is_printed_and_no_argument_prints_the_usage() -> None:
-    assert done("--version").stdout == f"tinylm {tinylm.__version__}\n"
+    assert run_ok("--version").stdout == f"tinylm {tinylm.__version__}\n"
     bare = shell()
     assert bare.exit_code == 2
     assert "Usage: tinylm" in bare.output
 
 
 def test_the_environment_variable_tinylm_version_sets_no_option() -> None:
-    done("runs", env={"TINYLM_VERSION": "1.2.3"})
+    run_ok("runs", env={"TINYLM_VERSION": "1.2.3"})
 
 
 def test_completion_can_be_installed() -> None:
-    assert "--install-completion" in done("--help").stdout
+    assert "--install-completion" in run_ok("--help").stdout
 
 
 @pytest.mark.parametrize("words", [("dance",), ("train", "--dance"), ("merge-lora",), ("runs", "a", "b")])
 def test_unknown_commands_and_options_have_exit_code_2(words: tuple[str, ...]) -> None:
-    misused(shell(*words), "Usage: tinylm", "--help")
-    misused(shell("sample", "-n"), "Option '-n' requires an argument")
+    assert_usage_error(shell(*words), "Usage: tinylm", "--help")
+    assert_usage_error(shell("sample", "-n"), "Option '-n' requires an argument")
 
 
 # Errors
@@ -205,7 +205,7 @@ def test_unexpected_errors_print_a_sentence_and_have_exit_code_1(
         raise error
 
     monkeypatch.setattr("tinylm.run_directory.loading.read_config", fail)
-    refused(shell("info", "."), 1, words)
+    assert_error(shell("info", "."), 1, words)
     assert "Traceback" in shell("info", ".", "--debug").stderr
     assert "Traceback" in shell("info", ".", env={"TINYLM_INFO_DEBUG": "1"}).stderr
 
@@ -239,7 +239,7 @@ def test_no_color_is_honoured() -> None:
 
 
 def planned(*arguments: object, env: dict[str, str] | None = None) -> str:
-    return done("train", "corpus.txt", "--dry-run", *TINY, *arguments, env=env).stdout
+    return run_ok("train", "corpus.txt", "--dry-run", *TINY, *arguments, env=env).stdout
 
 
 def test_flag_beats_environment_beats_file_beats_default(here: Path) -> None:
@@ -254,22 +254,22 @@ def test_flag_beats_environment_beats_file_beats_default(here: Path) -> None:
 
 def test_the_message_for_a_bad_value_names_the_variable_or_file_that_it_comes_from(here: Path) -> None:
     (here / "my.toml").write_text('steps = "some"\n')
-    misused(
+    assert_usage_error(
         shell("train", "corpus.txt", env={"TINYLM_TRAIN_STEPS": "few"}),
         "'--steps'",
         "in the environment variable",
         "TINYLM_TRAIN_STEPS",
     )
-    misused(shell("train", "corpus.txt", "--config", "my.toml"), "'--steps'", "in the file my.toml: 'some'")
+    assert_usage_error(shell("train", "corpus.txt", "--config", "my.toml"), "'--steps'", "in the file my.toml: 'some'")
     typed = shell("train", "corpus.txt", "--steps", "many")
-    misused(typed, "'--steps'")
+    assert_usage_error(typed, "'--steps'")
     assert "(in the" not in typed.stderr
 
 
 def test_a_command_with_a_hyphen_has_environment_variables(trained: Path) -> None:
     def adapter(**env: str) -> str:
         options = ("--model", trained, "--out", "ad", "--steps", 1, "--batch-size", 4, "--dry-run")
-        return done("finetune-lora", "corpus.txt", *options, env=env).stdout
+        return run_ok("finetune-lora", "corpus.txt", *options, env=env).stdout
 
     small, large = (
         int(match[1].replace(",", ""))
@@ -288,7 +288,7 @@ def test_a_file_names_options_with_hyphens_or_underscores(here: Path) -> None:
     (here / "my.toml").write_text(
         'steps = 1\nbatch-size = 7\nmicro_batch = 3\nlr = 1\nnorm-gain = false\nseed = 4\nout = "o"'
     )
-    done("train", "corpus.txt", *TINY[:-2], "--config", "my.toml")
+    run_ok("train", "corpus.txt", *TINY[:-2], "--config", "my.toml")
     _, config, *_ = load_model(here / "o")
     assert config.training is not None
     assert (config.training.batch_size, config.training.micro_batch, config.training.seed) == (7, 3, 4)
@@ -297,14 +297,14 @@ def test_a_file_names_options_with_hyphens_or_underscores(here: Path) -> None:
 
 def test_a_file_can_set_lists_texts_and_switches(here: Path, trained: Path) -> None:
     (here / "train.toml").write_text('corpus = ["corpus.txt"]\ntime = "5m"\nquiet = true\ndry-run = true\n')
-    assert done("train", "--config", "train.toml").stderr == ""
+    assert run_ok("train", "--config", "train.toml").stderr == ""
     (here / "train.toml").write_text('corpus = "corpus.txt"\ntime = 300\ndry-run = true\n')
-    assert "time:      about 5m 00s" in done("train", "--config", "train.toml").stdout
+    assert "time:      about 5m 00s" in run_ok("train", "--config", "train.toml").stdout
     (here / "sample.toml").write_text(f'model = "{trained.as_posix()}"\nseed = 1\nmax-tokens = 30\njson = true\n')
-    text = done("sample", "--config", "sample.toml", "--no-stream").stdout
+    text = run_ok("sample", "--config", "sample.toml", "--no-stream").stdout
     for stop in ("stop = 'XY'", "stop = ['X', 'Y']"):
         (here / "stop.toml").write_text((here / "sample.toml").read_text() + stop)
-        assert done("sample", "--config", "stop.toml").stdout == text
+        assert run_ok("sample", "--config", "stop.toml").stdout == text
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_a_file_can_set_lists_texts_and_switches(here: Path, trained: Path) -> N
 def test_the_error_names_an_invalid_file(content: str | bytes | None, parts: tuple[str, ...], here: Path) -> None:
     if content is not None:
         (here / "my.toml").write_bytes(content if isinstance(content, bytes) else content.encode())
-    refused(shell("train", "corpus.txt", "--config", "my.toml", *TINY), 2, *parts)
+    assert_error(shell("train", "corpus.txt", "--config", "my.toml", *TINY), 2, *parts)
 
 
 @pytest.mark.parametrize(
@@ -329,23 +329,29 @@ def test_the_error_names_an_invalid_file(content: str | bytes | None, parts: tup
 )
 def test_a_file_with_a_value_of_the_wrong_kind_names_the_option(content: str, here: Path) -> None:
     (here / "my.toml").write_text(content)
-    misused(shell("train", "corpus.txt", "--config", "my.toml"), f"Invalid value for '--{content.split(' ')[0]}'")
+    assert_usage_error(
+        shell("train", "corpus.txt", "--config", "my.toml"), f"Invalid value for '--{content.split(' ')[0]}'"
+    )
 
 
 def test_a_variable_with_a_value_of_the_wrong_kind_names_the_option() -> None:
-    misused(shell("train", "corpus.txt", env={"TINYLM_TRAIN_STEPS": "many"}), "Invalid value for '--steps'", "integer")
+    assert_usage_error(
+        shell("train", "corpus.txt", env={"TINYLM_TRAIN_STEPS": "many"}), "Invalid value for '--steps'", "integer"
+    )
 
 
 def test_values_from_file_and_environment_are_checked_like_flags(here: Path) -> None:
     (here / "my.toml").write_text("width = 15")
-    refused(
+    assert_error(
         shell("train", "corpus.txt", "--config", "my.toml", "--heads", 2, "--steps", 1),
         2,
         "--heads is 2; it must divide",
     )
-    refused(shell("train", "corpus.txt", "--steps", 1, env={"TINYLM_TRAIN_BATCH_SIZE": "0"}), 2, "--batch-size is 0")
+    assert_error(
+        shell("train", "corpus.txt", "--steps", 1, env={"TINYLM_TRAIN_BATCH_SIZE": "0"}), 2, "--batch-size is 0"
+    )
     contradiction = shell("train", "corpus.txt", "--steps", 1, env={"TINYLM_TRAIN_EPOCHS": "2"})
-    refused(contradiction, 2, "--steps and --epochs contradict each other")
+    assert_error(contradiction, 2, "--steps and --epochs contradict each other")
 
 
 # Pipes and signals
@@ -523,9 +529,9 @@ def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int
     assert match, stderr
     assert match[2] == "train --resume 'my run'"
     more = int(match[1]) + 2
-    result = done("train", "--resume", "my run", "--steps", more)
+    result = run_ok("train", "--resume", "my run", "--steps", more)
     assert f"at step {match[1]}" in result.stderr
-    done("train", "corpus.txt", "--out", "whole", "--steps", more, *options)
+    run_ok("train", "corpus.txt", "--out", "whole", "--steps", more, *options)
     for name in ("model", "optimizer"):
         assert same_tensors(here / f"my run/last/{name}.safetensors", here / f"whole/last/{name}.safetensors")
 
@@ -555,4 +561,4 @@ def test_a_closed_terminal_saves_the_work(here: Path) -> None:
         assert child.wait() == 128 + signal.SIGHUP
     step = json.loads((here / "run/last/state.json").read_text())["step"]
     assert step > 0
-    assert f"at step {step}" in done("train", "--resume", "run", "--steps", step + 1).stderr
+    assert f"at step {step}" in run_ok("train", "--resume", "run", "--steps", step + 1).stderr

@@ -13,7 +13,7 @@ import transformers
 
 import tinylm
 from tests.formats.peers import save_peer
-from tests.shell import done, refused, snapshot, story
+from tests.shell import assert_error, run_ok, snapshot, story
 from tests.shell import tinylm as shell
 from tinylm import exporting
 from tinylm.errors import TinyLMError, UsageError
@@ -171,7 +171,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_in_one_line(run: tuple[str, Pa
     (tmp_path / "file").write_text("")
     for to, name in (("hf", "hf"), ("gguf", "a.gguf")):
         result = shell("export", path, "--to", to, "--out", tmp_path / "file" / name)
-        refused(result, 2, "Cannot write to")
+        assert_error(result, 2, "Cannot write to")
 
 
 def test_a_wrong_export_is_found_and_does_not_appear(
@@ -195,14 +195,16 @@ def test_a_wrong_export_is_found_and_does_not_appear(
 
 def test_the_commands_write_an_export_and_import_it(run: tuple[str, Path], tmp_path: Path) -> None:
     shape, path = run
-    result = done("export", path, "--to", "hf", "--out", tmp_path / "hf")
+    result = run_ok("export", path, "--to", "hf", "--out", tmp_path / "hf")
     assert result.stdout == f"{tmp_path / 'hf'}\n" and "Checked" in result.stderr
-    result = done("import", tmp_path / "hf", "--out", tmp_path / "back")
+    result = run_ok("import", tmp_path / "hf", "--out", tmp_path / "back")
     assert result.stdout == f"{tmp_path / 'back'}\n" and FAMILIES[shape] in result.stderr
     options = ("--prompt", "the", "--max-tokens", 20, "--seed", 3)
-    texts = {done("sample", "--model", place, *options).stdout for place in (path, tmp_path / "hf", tmp_path / "back")}
+    texts = {
+        run_ok("sample", "--model", place, *options).stdout for place in (path, tmp_path / "hf", tmp_path / "back")
+    }
     assert len(texts) == 1
-    refused(shell("export", path, "--to", "onnx", "--out", tmp_path / "onnx"), 2, "--to")
+    assert_error(shell("export", path, "--to", "onnx", "--out", tmp_path / "onnx"), 2, "--to")
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # within peft
@@ -210,7 +212,7 @@ def test_an_adapter_is_exported_for_peft(run: tuple[str, Path], tmp_path: Path) 
     _, path = run
     (tmp_path / "text.txt").write_text(TEXT)
     lora = tinylm.finetune_lora(tmp_path / "text.txt", model=path, out=tmp_path / "lora", steps=3, lr=0.01).run
-    done("export", lora, "--to", "peft", "--out", tmp_path / "peft", "--base", path)
+    run_ok("export", lora, "--to", "peft", "--out", tmp_path / "peft", "--base", path)
     tinylm.export_model(path, to="hf", out=tmp_path / "hf")
     peer = peft.PeftModel.from_pretrained(
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf"), tmp_path / "peft"
@@ -220,8 +222,8 @@ def test_an_adapter_is_exported_for_peft(run: tuple[str, Path], tmp_path: Path) 
     with torch.no_grad():
         torch.testing.assert_close(peer(ids).logits, model.logits(ids), atol=1e-4, rtol=1e-4)
     assert (model.logits(ids) - tinylm.load(path).logits(ids)).abs().max() > 1e-3
-    refused(shell("export", lora, "--to", "hf", "--out", tmp_path / "x"), 2, "adapter")
-    refused(shell("export", path, "--to", "hf", "--out", tmp_path / "x", "--base", path), 2, "--base")
+    assert_error(shell("export", lora, "--to", "hf", "--out", tmp_path / "x"), 2, "adapter")
+    assert_error(shell("export", path, "--to", "hf", "--out", tmp_path / "x", "--base", path), 2, "--base")
 
 
 def test_a_run_that_improves_during_an_export_is_exported_as_it_was_opened(

@@ -15,7 +15,7 @@ import typer.main
 
 import tinylm
 from tests import reference
-from tests.shell import done, records, snapshot, story
+from tests.shell import records, run_ok, snapshot, story
 from tinylm.cli import app
 from tinylm.errors import UsageError
 from tinylm.evaluation.result import Evaluation
@@ -91,7 +91,7 @@ def test_generate_gives_the_text_of_the_command_as_a_whole_and_as_a_stream(
     flags: tuple[object, ...],
     run: Path,
 ) -> None:
-    expected = done("sample", "-m", run, "-p", PROMPT, "--seed", 3, "--no-echo", *flags).stdout
+    expected = run_ok("sample", "-m", run, "-p", PROMPT, "--seed", 3, "--no-echo", *flags).stdout
     model = tinylm.load(run)
     text = model.generate(PROMPT, seed=3, **settings)
     assert f"{text}\n" == expected
@@ -103,7 +103,7 @@ def test_generate_gives_the_text_of_the_command_as_a_whole_and_as_a_stream(
 def test_several_samples_are_a_list_whose_first_equals_a_single_sample(run: Path) -> None:
     model = tinylm.load(run)
     texts = model.generate(PROMPT, seed=3, num_samples=3, max_tokens=30)
-    found = records(done("sample", "-m", run, "-p", PROMPT, "--seed", 3, "--num-samples", 3, "-n", 30, "--json"))
+    found = records(run_ok("sample", "-m", run, "-p", PROMPT, "--seed", 3, "--num-samples", 3, "-n", 30, "--json"))
     assert texts == [record["text"] for record in found]
     assert texts[0] == model.generate(PROMPT, seed=3, max_tokens=30)
 
@@ -111,12 +111,12 @@ def test_several_samples_are_a_list_whose_first_equals_a_single_sample(run: Path
 @pytest.mark.parametrize("settings", [{"quantize": "int8"}, {"dtype": "bf16"}])
 def test_number_formats_generate_the_text_of_the_command(settings: dict[str, str], run: Path) -> None:
     flags = [word for name, value in settings.items() for word in (f"--{name}", value)]
-    expected = done("sample", "-m", run, "--seed", 3, "-n", 60, *flags).stdout
+    expected = run_ok("sample", "-m", run, "--seed", 3, "-n", 60, *flags).stdout
     assert f"{tinylm.load(run, **settings).generate(seed=3, max_tokens=60)}\n" == expected
 
 
 def test_adapters_generate_the_text_of_the_command_and_can_be_switched(run: Path, adapter: Path) -> None:
-    expected = done("sample", "--adapter", f"{adapter}=0.5", "--seed", 3, "-n", 60).stdout
+    expected = run_ok("sample", "--adapter", f"{adapter}=0.5", "--seed", 3, "-n", 60).stdout
     model = tinylm.load(run, adapters=[f"{adapter}=0.5"])
     assert f"{model.generate(seed=3, max_tokens=60)}\n" == expected
     model.select_adapter(None)
@@ -134,7 +134,7 @@ def test_an_encoder_fills_masks_as_the_command_does(encoder: Path) -> None:
     prompt = "the <mask>ld ma<mask> s"
     model = tinylm.load(encoder)
     text = model.generate(prompt)
-    assert f"{text}\n" == done("sample", "-m", encoder, "-p", prompt).stdout
+    assert f"{text}\n" == run_ok("sample", "-m", encoder, "-p", prompt).stdout
     assert list(model.generate(prompt, stream=True)) == [text]
 
 
@@ -152,13 +152,13 @@ def test_an_encoder_decoder_translates_each_line_as_the_command_does(
     translator: Path,
 ) -> None:
     sources = "abc\n\nbca"
-    expected = done("sample", "-m", translator, "-p", "-", *flags, stdin=sources).stdout
+    expected = run_ok("sample", "-m", translator, "-p", "-", *flags, stdin=sources).stdout
     model = tinylm.load(translator)
     assert model.generate(sources, **settings) + "\n" == expected
     assert "".join(model.generate(sources, stream=True, **settings)) + "\n" == expected
     if "temperature" in settings:
         columns = model.generate(sources, num_samples=2, **settings)
-        lines = done("sample", "-m", translator, "-p", "-", *flags, "--num-samples", 2, stdin=sources).stdout
+        lines = run_ok("sample", "-m", translator, "-p", "-", *flags, "--num-samples", 2, stdin=sources).stdout
         assert [column.split("\n") for column in columns] == [lines.splitlines()[0::2], lines.splitlines()[1::2]]
 
 
@@ -190,7 +190,7 @@ def test_the_error_names_settings_that_cannot_be_used(
 
 
 def evaluated(*arguments: object) -> dict[str, Any]:
-    (record,) = records(done("eval", *arguments, "--json"))
+    (record,) = records(run_ok("eval", *arguments, "--json"))
     return record
 
 

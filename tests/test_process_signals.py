@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shell import TINY, default_signals, done, environment, story
+from tests.shell import TINY, default_signals, environment, run_ok, story
 from tinylm.process_signals import TERMINATION_SIGNALS
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
@@ -80,7 +80,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "corpus.txt").write_text(story(20_000))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TINYLM_CACHE", str(folder / "cache"))
-        done("train", folder / "corpus.txt", "--out", folder / "run", "--steps", 2, *TINY)
+        run_ok("train", folder / "corpus.txt", "--out", folder / "run", "--steps", 2, *TINY)
     return folder
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.machines import write_profile
-from tests.shell import TINY, done, story
+from tests.shell import TINY, run_ok, story
 
 SOURCES = ["abc", "bca", "cab", "acb", "bac", "cba", "aab", "bbc", "cca", "abb"]
 REVERSED = [(source, " ".join(reversed(source))) for source in SOURCES]
@@ -38,7 +38,7 @@ def trained(shelf: Path, name: str, *arguments: object) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TINYLM_CACHE", str(shelf / "cache"))
         write_profile(shelf / "cache")
-        done(*arguments, "--out", shelf / name)
+        run_ok(*arguments, "--out", shelf / name)
     return shelf / name
 
 

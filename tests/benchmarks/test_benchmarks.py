@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from tests.shell import done, records, story
+from tests.shell import records, run_ok, story
 from tests.variants import small
 from tinylm.device import can_compile
 from tinylm.model.build import build_model
@@ -217,7 +217,7 @@ def test_the_decoding_benchmark_prints_a_row_for_each_implementation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "corpus.txt").write_text(story(5000))
-    done("train", tmp_path / "corpus.txt", "-o", tmp_path / "run", "--size", "nano", "--steps", 1)
+    run_ok("train", tmp_path / "corpus.txt", "-o", tmp_path / "run", "--size", "nano", "--steps", 1)
     capsys.readouterr()
     compiled = 4 if can_compile("cpu") else 0
     importlib.import_module("decoding").main(
@@ -300,13 +300,13 @@ def test_the_lengths_benchmark_evaluates_models_beyond_their_context(
     tiny = ("--layers", 1, "--heads", 2, "--width", 16, "--context", 16, "--steps", 1)
     positions = ("rope", "learned", "none", "relative", "sinusoidal")
     for position in positions:
-        done("train", tmp_path / "corpus.txt", "-o", tmp_path / position, "--position", position, *tiny)
+        run_ok("train", tmp_path / "corpus.txt", "-o", tmp_path / position, "--position", position, *tiny)
     capsys.readouterr()
     importlib.import_module("lengths").main([str(tmp_path / name) for name in positions])
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()[2:]]
     assert [row[0] for row in rows] == list(positions)
     for name, *losses in rows:
-        (result,) = records(done("eval", "-m", tmp_path / name, "--json"))
+        (result,) = records(run_ok("eval", "-m", tmp_path / name, "--json"))
         available = losses[:2] if name == "learned" else losses
         # After one step of training the loss hardly depends on the position.
         assert [float(loss) for loss in available] == pytest.approx([result["loss"]] * len(available), abs=0.1)
@@ -353,7 +353,7 @@ def test_the_best_learning_rate_of_an_adapter_is_chosen_on_other_text_than_the_p
     (tmp_path / "one.txt").write_text(story(6000))
     (tmp_path / "two.txt").write_text("no joy, no joy; no bed\n" * 180 + "no bed, no joy\n" * 20)
     tiny = ["--layers", "1", "--heads", "2", "--width", "16", "--context", "16", "--batch-size", "4", "--steps", "2"]
-    done("train", tmp_path / "one.txt", "-o", tmp_path / "base", "--tokenizer", "bpe", "--vocab-size", "300", *tiny)
+    run_ok("train", tmp_path / "one.txt", "-o", tmp_path / "base", "--tokenizer", "bpe", "--vocab-size", "300", *tiny)
     capsys.readouterr()
     rates = importlib.import_module("adapter_rates")
     out = tmp_path / "rates.jsonl"

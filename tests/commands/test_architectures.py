@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.shell import TINY, done, records, refused, snapshot, tinylm
+from tests.shell import TINY, assert_error, records, run_ok, snapshot, tinylm
 from tests.trained_runs import BOTH, REVERSED, SOURCES, pairs_file
 from tinylm.device import DTYPES
 from tinylm.generation.translate import search_targets
@@ -19,13 +19,13 @@ from tinylm.run_directory.loading import load_model, read_config
 
 
 def test_an_encoder_fills_the_masks_of_a_prompt(encoder: Path) -> None:
-    result = done("sample", "-m", encoder, "--prompt", "the <mask>ld ma<mask> s", "--quiet")
+    result = run_ok("sample", "-m", encoder, "--prompt", "the <mask>ld ma<mask> s", "--quiet")
     _, _, tokenizer, _ = load_model(encoder)
     filled = result.stdout.removesuffix("\n")
     assert len(filled) == len("the old man s")
     assert (filled[:4], filled[5:10], filled[11:]) == ("the ", "ld ma", " s")
     assert not tokenizer.unknown_characters(filled)
-    (record,) = records(done("sample", "-m", encoder, "-p", "the <mask>ld", "--json", "--top-k", 3))
+    (record,) = records(run_ok("sample", "-m", encoder, "-p", "the <mask>ld", "--json", "--top-k", 3))
     assert (record["prompt"], len(record["masks"])) == ("the <mask>ld", 1)
     probabilities = [candidate["probability"] for candidate in record["masks"][0]]
     assert len(probabilities) == 3 and probabilities == sorted(probabilities, reverse=True)
@@ -35,18 +35,18 @@ def test_an_encoder_fills_the_masks_of_a_prompt(encoder: Path) -> None:
 @pytest.mark.usefixtures("shelf_cache")
 def test_encoder_metrics_use_fixed_masks_at_every_batch_size(encoder: Path, shelf: Path) -> None:
     one, other = (
-        records(done("eval", shelf / "two.txt", "-m", encoder, "--json", "--batch-size", rows))[0] for rows in (1, 7)
+        records(run_ok("eval", shelf / "two.txt", "-m", encoder, "--json", "--batch-size", rows))[0] for rows in (1, 7)
     )
     assert one["tokens"] == other["tokens"] and one["accuracy"] == other["accuracy"]
     assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
     assert set(one) == {"loss", "perplexity", "accuracy", "tokens"}
     assert 0 < one["accuracy"] < 1
-    assert "accuracy" in done("eval", "-m", encoder).stdout
+    assert "accuracy" in run_ok("eval", "-m", encoder).stdout
 
 
 def test_a_mask_marker_in_a_training_text_is_plain_text(here: Path) -> None:
     (here / "t.txt").write_text("a <mask> b\n" * 60)
-    done("train", "t.txt", "--architecture", "encoder", "--out", "run", "--steps", 1, *TINY)
+    run_ok("train", "t.txt", "--architecture", "encoder", "--out", "run", "--steps", 1, *TINY)
     config = read_config(here / "run")
     assert config.data is not None
     assert config.data.train_tokens + config.data.val_tokens == 60 * 11
@@ -70,7 +70,7 @@ def test_a_mask_marker_in_a_training_text_is_plain_text(here: Path) -> None:
 def test_prompts_and_options_that_an_encoder_cannot_use_are_errors(
     options: tuple[object, ...], words: str, encoder: Path
 ) -> None:
-    refused(tinylm("sample", "-m", encoder, *options), 2, words)
+    assert_error(tinylm("sample", "-m", encoder, *options), 2, words)
 
 
 # The encoder-decoder.
@@ -78,29 +78,29 @@ def test_prompts_and_options_that_an_encoder_cannot_use_are_errors(
 
 def test_sources_are_translated_line_by_line_in_order(translator: Path, here: Path) -> None:
     source, target = REVERSED[3]
-    assert done("sample", "-m", translator, "-p", source).stdout == f"{target}\n"
+    assert run_ok("sample", "-m", translator, "-p", source).stdout == f"{target}\n"
     sources = "\n".join([*(source for source, _ in REVERSED), ""])
     expected = "".join(f"{target}\n" for _, target in REVERSED)
     for beams in (1, 4):
         options = ("-m", translator, "--prompt-file", "-", "--beams", beams)
-        assert done("sample", *options, stdin=sources).stdout == expected
+        assert run_ok("sample", *options, stdin=sources).stdout == expected
     (here / "s.txt").write_text("abc\n\ncab\n")
-    targets = done("sample", "-m", translator, "-f", "s.txt", "--echo").stdout
+    targets = run_ok("sample", "-m", translator, "-f", "s.txt", "--echo").stdout
     assert targets == "abc\tc b a\n\t\ncab\tb a c\n"
 
 
 def test_empty_sources_have_empty_targets(translator: Path) -> None:
     for text, targets in (("", ""), ("abc\n\n", "c b a\n\n")):
-        assert done("sample", "-m", translator, "-f", "-", stdin=text).stdout == targets
+        assert run_ok("sample", "-m", translator, "-f", "-", stdin=text).stdout == targets
 
 
 def test_carriage_returns_and_spaces_around_a_source_are_ignored(translator: Path) -> None:
-    assert done("sample", "-m", translator, "-f", "-", stdin="abc\r\n  bca \r\n").stdout == "c b a\na c b\n"
+    assert run_ok("sample", "-m", translator, "-f", "-", stdin="abc\r\n  bca \r\n").stdout == "c b a\na c b\n"
 
 
 def test_a_missing_source_is_an_error(translator: Path) -> None:
-    refused(tinylm("sample", "-m", translator), 2, "There is no source text; give it with --prompt")
-    assert done("sample", "-m", translator, "-p", "abc", "--no-stream").stdout == "c b a\n"
+    assert_error(tinylm("sample", "-m", translator), 2, "There is no source text; give it with --prompt")
+    assert run_ok("sample", "-m", translator, "-p", "abc", "--no-stream").stdout == "c b a\n"
 
 
 @pytest.mark.parametrize("context, steps", [(32, 2), (4, 1)])
@@ -109,25 +109,25 @@ def test_the_planned_steps_of_an_epoch_count_only_pairs_that_fit(context: int, s
     lines = [("ab", "ba")] * 4 + [("abcd", "dcba")] * 8
     (here / "p.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in lines))
     options = ("p.tsv", "--val-data", "p.tsv", *BOTH, "--context", context, "--epochs", 1, "--json")
-    (plan,) = records(done("train", *options, "--dry-run"))
-    last = records(done("train", *options, "--out", "run"))[-1]
+    (plan,) = records(run_ok("train", *options, "--dry-run"))
+    last = records(run_ok("train", *options, "--out", "run"))[-1]
     assert plan["steps"] == last["step"] == steps
 
 
 def test_json_records_of_targets_have_a_score(translator: Path) -> None:
-    one, two = records(done("sample", "-m", translator, "-f", "-", "--json", stdin="abc\nbca\n"))
+    one, two = records(run_ok("sample", "-m", translator, "-f", "-", "--json", stdin="abc\nbca\n"))
     assert (one["prompt"], one["text"], one["tokens"], one["finish_reason"]) == ("abc", "c b a", 5, "end")
     assert two["text"] == "a c b"
     assert -0.5 < one["score"] < 0
 
 
 def test_a_target_ends_before_the_first_stop_sequence(translator: Path) -> None:
-    (record,) = records(done("sample", "-m", translator, "-p", "abc", "--json", "--stop", "a", "--stop", "b"))
+    (record,) = records(run_ok("sample", "-m", translator, "-p", "abc", "--json", "--stop", "a", "--stop", "b"))
     assert (record["text"], record["finish_reason"]) == ("c ", "stop")
 
 
 def test_an_unknown_character_is_reported_with_the_number_of_its_source(translator: Path) -> None:
-    refused(
+    assert_error(
         tinylm("sample", "-m", translator, "-f", "-", stdin="abc\nabé\n"), 2, "Source 2 has a character", "offset 2"
     )
 
@@ -135,24 +135,24 @@ def test_an_unknown_character_is_reported_with_the_number_of_its_source(translat
 def test_sources_from_lines_and_jsonl_may_have_their_own_settings(translator: Path) -> None:
     """An empty line has an empty target, so that the lines of both sides correspond."""
     sample = ("sample", "-m", translator, "-f", "-", "--format")
-    assert done(*sample, "lines", stdin="abc\n\nbca\n").stdout == "c b a\n\na c b\n"
+    assert run_ok(*sample, "lines", stdin="abc\n\nbca\n").stdout == "c b a\n\na c b\n"
     lines = [{"prompt": "abc", "stop": "b"}, {"prompt": ""}, {"prompt": "bca", "max_tokens": 3}]
     text = "\n".join(map(json.dumps, lines))
-    short = done("sample", "-m", translator, "-p", "bca", "-n", 3).stdout
-    assert done(*sample, "jsonl", stdin=text).stdout == f"c \n\n{short}"
+    short = run_ok("sample", "-m", translator, "-p", "bca", "-n", 3).stdout
+    assert run_ok(*sample, "jsonl", stdin=text).stdout == f"c \n\n{short}"
     assert short != "a c b\n"
     drawn = json.dumps({"prompt": "abc", "temperature": 1, "seed": 3, "num_samples": 4})
-    expected = done("sample", "-m", translator, "-p", "abc", "-t", 1, "--seed", 3, "--num-samples", 4).stdout
-    assert done(*sample, "jsonl", stdin=f"{text}\n{drawn}").stdout.endswith(expected)
+    expected = run_ok("sample", "-m", translator, "-p", "abc", "-t", 1, "--seed", 3, "--num-samples", 4).stdout
+    assert run_ok(*sample, "jsonl", stdin=f"{text}\n{drawn}").stdout.endswith(expected)
 
 
 def test_a_setting_without_effect_in_jsonl_is_an_error_that_names_the_line(translator: Path, encoder: Path) -> None:
     text = json.dumps({"prompt": "abc", "top_k": 3, "num_samples": 2})
     found = tinylm("sample", "-m", translator, "-p", "-", "--format", "jsonl", stdin=text)
-    refused(found, 2, "leave out 'top_k', 'num_samples' of Standard input, line 1.")
+    assert_error(found, 2, "leave out 'top_k', 'num_samples' of Standard input, line 1.")
     text = json.dumps({"prompt": "a <mask>", "max_tokens": 3})
     found = tinylm("sample", "-m", encoder, "-p", "-", "--format", "jsonl", stdin=text)
-    refused(found, 2, "leave out 'max_tokens' of Standard input, line 1.")
+    assert_error(found, 2, "leave out 'max_tokens' of Standard input, line 1.")
 
 
 def test_an_invalid_prompt_is_reported_with_its_line(translator: Path, encoder: Path) -> None:
@@ -161,35 +161,35 @@ def test_an_invalid_prompt_is_reported_with_its_line(translator: Path, encoder: 
     assert found.stdout == "c b a\n"
     assert "Error: Standard input, line 2 has a character" in found.stderr
     found = tinylm("sample", "-m", encoder, "-p", "-", *lines, stdin="no mask\n")
-    refused(found, 2, "Standard input, line 1 has no <mask> to fill")
+    assert_error(found, 2, "Standard input, line 1 has no <mask> to fill")
 
 
 def test_each_source_has_its_own_random_stream(translator: Path) -> None:
     """Nine different targets: the second line with seed 0 does not use the stream of the first line with seed 1."""
     options = ("sample", "-m", translator, "-f", "-", "-t", 5, "-n", 12)
-    drawn = [done(*options, "--seed", seed, stdin="abc\nabc\nabc\n").stdout.splitlines() for seed in (0, 1, 2)]
+    drawn = [run_ok(*options, "--seed", seed, stdin="abc\nabc\nabc\n").stdout.splitlines() for seed in (0, 1, 2)]
     assert len({target for targets in drawn for target in targets}) == 9
 
 
 def test_sampled_targets_are_reproducible_with_a_seed(translator: Path) -> None:
     options = ("-m", translator, "-p", "abc", "-t", 1, "--num-samples", 4, "--seed", 1)
-    drawn = done("sample", *options).stdout
-    assert done("sample", *options).stdout == drawn
+    drawn = run_ok("sample", *options).stdout
+    assert run_ok("sample", *options).stdout == drawn
     assert drawn.splitlines().count("c b a") >= 2
-    greedy = done("sample", "-m", translator, "-p", "abc", "-t", 0).stdout
+    greedy = run_ok("sample", "-m", translator, "-p", "abc", "-t", 0).stdout
     assert greedy == "c b a\n"
 
 
 @pytest.mark.usefixtures("shelf_cache")
 def test_eval_compares_generated_targets_with_the_references(translator: Path, shelf: Path, here: Path) -> None:
-    (record,) = records(done("eval", shelf / "pairs.tsv", "-m", translator, "--json"))
+    (record,) = records(run_ok("eval", shelf / "pairs.tsv", "-m", translator, "--json"))
     assert (record["exact_match"], record["pairs"], record["tokens"]) == (1.0, 40, 240)
     assert record["chrf"] == pytest.approx(100)
     assert record["loss"] < 0.1
     wrong = pairs_file(here / "wrong.tsv", [(source, source) for source in SOURCES])
-    (other,) = records(done("eval", wrong, "-m", translator, "--json"))
+    (other,) = records(run_ok("eval", wrong, "-m", translator, "--json"))
     assert other["exact_match"] == 0.0 and other["loss"] > 1
-    (own,) = records(done("eval", "-m", translator, "--json"))
+    (own,) = records(run_ok("eval", "-m", translator, "--json"))
     assert own == record
 
 
@@ -204,7 +204,7 @@ def test_eval_generates_targets_in_the_requested_dtype(
         return search_targets(network, *rest)
 
     monkeypatch.setattr("tinylm.evaluation.pairs.search_targets", recorded)
-    (record,) = records(done("eval", shelf / "pairs.tsv", "-m", translator, "--json", "--dtype", dtype))
+    (record,) = records(run_ok("eval", shelf / "pairs.tsv", "-m", translator, "--json", "--dtype", dtype))
     assert formats == {DTYPES[dtype]}
     assert record["exact_match"] == 1.0
 
@@ -213,10 +213,10 @@ def test_eval_options_that_pairs_cannot_use_are_errors(
     translator: Path, shelf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_pairs = ("eval", shelf / "pairs.tsv", "-m", translator)
-    refused(tinylm(*of_pairs, "--text-key", "body"), 2, "--text-key is for documents")
+    assert_error(tinylm(*of_pairs, "--text-key", "body"), 2, "--text-key is for documents")
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sacrebleu" else found(name))
-    refused(tinylm(*of_pairs, "--bleu-tokenize", "none"), 2, "pip install sacrebleu; leave out --bleu-tokenize")
+    assert_error(tinylm(*of_pairs, "--bleu-tokenize", "none"), 2, "pip install sacrebleu; leave out --bleu-tokenize")
 
 
 def test_bleu_equals_that_of_sacrebleu(translator: Path, here: Path) -> None:
@@ -224,18 +224,18 @@ def test_bleu_equals_that_of_sacrebleu(translator: Path, here: Path) -> None:
 
     pairs = [("abc", "c b a b c"), ("bca", "a c b c c b")]
     (here / "words.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in pairs))
-    written = done("sample", "-m", translator, "-f", "-", stdin="abc\nbca\n").stdout.splitlines()
-    (record,) = records(done("eval", "words.tsv", "-m", translator, "--json", "--bleu-tokenize", "none"))
+    written = run_ok("sample", "-m", translator, "-f", "-", stdin="abc\nbca\n").stdout.splitlines()
+    (record,) = records(run_ok("eval", "words.tsv", "-m", translator, "--json", "--bleu-tokenize", "none"))
     expected = sacrebleu.corpus_bleu(written, [[target for _, target in pairs]], tokenize="none", force=True)
     assert record["bleu"] == pytest.approx(expected.score)
 
 
 def test_info_and_resume_work_for_an_encoder_decoder(translator: Path, here: Path) -> None:
-    (record,) = records(done("info", translator, "--json"))
+    (record,) = records(run_ok("info", translator, "--json"))
     assert record["config"]["model"]["architecture"] == "encoder-decoder"
     assert {"encoder attention", "cross_attention"} <= record["parameters_by_part"].keys()
-    done("train", pairs_file(here / "p.tsv"), "--out", "run", "--steps", 2, *BOTH)
-    assert "at step 2" in done("train", "--resume", "run", "--steps", 3).stderr
+    run_ok("train", pairs_file(here / "p.tsv"), "--out", "run", "--steps", 2, *BOTH)
+    assert "at step 2" in run_ok("train", "--resume", "run", "--steps", 3).stderr
 
 
 @pytest.mark.parametrize("line", ["no tab", "a\tb\tc", "a\t"])
@@ -243,7 +243,7 @@ def test_a_malformed_pair_is_reported_with_its_line_and_nothing_is_written(line:
     (here / "bad.tsv").write_text(f"abc\tcba\n{line}\n")
     before = snapshot(here)
     result = tinylm("train", "bad.tsv", *BOTH, "--steps", 1)
-    refused(result, 2, "bad.tsv, line 2: expected a source, a tab and a target")
+    assert_error(result, 2, "bad.tsv, line 2: expected a source, a tab and a target")
     assert snapshot(here) == before
 
 
@@ -264,44 +264,46 @@ def test_a_malformed_pair_is_reported_with_its_line_and_nothing_is_written(line:
 def test_options_that_an_encoder_decoder_cannot_use_are_errors(
     options: tuple[object, ...], words: str, translator: Path
 ) -> None:
-    refused(tinylm("sample", "-m", translator, "-p", "abc", *options), 2, words)
+    assert_error(tinylm("sample", "-m", translator, "-p", "abc", *options), 2, words)
 
 
 def test_sampling_options_from_variables_are_ignored_in_beam_search(translator: Path) -> None:
     sources = ("-m", translator, "-p", "abc\nbca", "--echo")
     variables = {"TINYLM_SAMPLE_NUM_SAMPLES": "2", "TINYLM_SAMPLE_CACHE": "0", "TINYLM_SAMPLE_TOP_K": "3"}
-    assert done("sample", *sources, env=variables).stdout == done("sample", *sources).stdout
+    assert run_ok("sample", *sources, env=variables).stdout == run_ok("sample", *sources).stdout
 
 
 @pytest.mark.usefixtures("shelf_cache")
 def test_decoder_options_from_variables_are_ignored_for_encoders(encoder: Path) -> None:
     variables = {"TINYLM_EVAL_STRIDE": "3", "TINYLM_EVAL_BASELINES": "1"}
-    assert done("eval", "-m", encoder, env=variables).stdout == done("eval", "-m", encoder).stdout
-    refused(tinylm("eval", "-m", encoder, "--stride", 3), 2, "--stride is for decoder models; leave it out.")
+    assert run_ok("eval", "-m", encoder, env=variables).stdout == run_ok("eval", "-m", encoder).stdout
+    assert_error(tinylm("eval", "-m", encoder, "--stride", 3), 2, "--stride is for decoder models; leave it out.")
 
 
 def test_a_mask_is_never_filled_with_a_mask_or_the_end_of_text(encoder: Path) -> None:
     _, config, tokenizer, _ = load_model(encoder)
-    (record,) = records(done("sample", "-m", encoder, "-p", "the <mask>ld", "--json", "--top-k", 1000))
+    (record,) = records(run_ok("sample", "-m", encoder, "-p", "the <mask>ld", "--json", "--top-k", 1000))
     texts = [candidate["text"] for candidate in record["masks"][0]]
     assert sorted(texts) == sorted({tokenizer.decode([i]) for i in range(config.model.vocab_size)} - {""})
 
 
 def test_a_long_source_is_truncated_with_a_warning_or_with_strict_an_error(translator: Path) -> None:
     long = "abc" * 100
-    assert "only the first" in done("sample", "-m", translator, "-p", long).stderr
-    refused(tinylm("sample", "-m", translator, "-p", long, "--strict"), 2, "Source 1 has 300 tokens")
+    assert "only the first" in run_ok("sample", "-m", translator, "-p", long).stderr
+    assert_error(tinylm("sample", "-m", translator, "-p", long, "--strict"), 2, "Source 1 has 300 tokens")
 
 
 def test_encoder_decoder_options_are_errors_for_decoders(run: Path, here: Path) -> None:
-    refused(tinylm("sample", "-m", run, "--beams", 2), 2, "continues a prompt: leave out --beams.")
-    refused(tinylm("sample", "-m", run, "--length-penalty", 2), 2, "leave out --length-penalty.")
-    refused(tinylm("eval", "-m", run, "--beams", 2), 2, "--beams is for encoder-decoder models; leave it out.")
-    refused(tinylm("eval", "-m", run, "--bleu-tokenize", "none"), 2, "--bleu-tokenize is for encoder-decoder models")
+    assert_error(tinylm("sample", "-m", run, "--beams", 2), 2, "continues a prompt: leave out --beams.")
+    assert_error(tinylm("sample", "-m", run, "--length-penalty", 2), 2, "leave out --length-penalty.")
+    assert_error(tinylm("eval", "-m", run, "--beams", 2), 2, "--beams is for encoder-decoder models; leave it out.")
+    assert_error(
+        tinylm("eval", "-m", run, "--bleu-tokenize", "none"), 2, "--bleu-tokenize is for encoder-decoder models"
+    )
 
 
 def test_decoder_options_are_errors_for_encoder_decoders(translator: Path) -> None:
-    refused(tinylm("eval", "-m", translator, "--baselines"), 2, "--baselines is for decoder models; leave it out.")
+    assert_error(tinylm("eval", "-m", translator, "--baselines"), 2, "--baselines is for decoder models; leave it out.")
 
 
 @pytest.mark.parametrize("part", ["training", "validation"])
@@ -309,21 +311,21 @@ def test_pairs_that_are_all_longer_than_the_context_are_an_error(part: str, here
     fitting, long = pairs_file(here / "fitting.tsv"), pairs_file(here / "long.tsv", [("abc" * 9, "a b c")])
     train, val = (long, fitting) if part == "training" else (fitting, long)
     result = tinylm("train", train, "--val-data", val, "--out", "run", "--context", 16, "--steps", 1, *BOTH)
-    refused(result, 2, f"No {part} pair fits the context of 16 tokens; the shortest needs 28.")
+    assert_error(result, 2, f"No {part} pair fits the context of 16 tokens; the shortest needs 28.")
 
 
 def test_the_commands_in_info_fit_the_architecture(encoder: Path, translator: Path) -> None:
-    assert '--prompt "... <mask> ..."' in done("info", encoder).stdout
-    assert f"tinylm eval --model {translator} pairs.tsv" in done("info", translator).stdout
+    assert '--prompt "... <mask> ..."' in run_ok("info", encoder).stdout
+    assert f"tinylm eval --model {translator} pairs.tsv" in run_ok("info", translator).stdout
 
 
 def test_extending_the_vocabulary_of_an_encoder_keeps_its_mask_token(encoder: Path, here: Path) -> None:
     (here / "new.txt").write_text("the old man said λόγος\n" * 60)
     options = ("--init-from", encoder, "--extend-vocab", "--out", "new", "--batch-size", 4, "--steps", 1)
-    done("train", "new.txt", *options)
+    run_ok("train", "new.txt", *options)
     old, new = load_model(encoder)[2], load_model(here / "new")[2]
     assert (new.mask_id, new.end_of_text_id) == (old.mask_id, old.end_of_text_id)
-    assert done("sample", "-m", "new", "-p", "λ<mask>γος", "-q").stdout.startswith("λ")
+    assert run_ok("sample", "-m", "new", "-p", "λ<mask>γος", "-q").stdout.startswith("λ")
 
 
 def test_routing_metrics_are_logged_and_local_layers_are_chosen_by_index(here: Path) -> None:
@@ -341,24 +343,28 @@ def test_routing_metrics_are_logged_and_local_layers_are_chosen_by_index(here: P
         "--log-every",
         1,
     )
-    result = done("train", "t.txt", "--out", "run", "--steps", 2, "--json", *TINY[2:], *flags)
+    result = run_ok("train", "t.txt", "--out", "run", "--steps", 2, "--json", *TINY[2:], *flags)
     (first, *_) = [record for record in records(result) if "loss" in record]
     assert all(sum(layer) == pytest.approx(1) and len(layer) == 3 for layer in first["expert_shares"])
     assert 0 < first["router_entropy"] <= 1.0987
     assert {"layers.0", "layers.1", "embedding"} <= first["gradient_norms"].keys()
     assert read_config(here / "run").model.local_layers == (1,)
-    refused(tinylm("train", "t.txt", "--local-window", 4, "--local-layers", "a"), 2, "--local-layers is 'a'", "0,2,4")
-    refused(tinylm("train", "t.txt", "--local-window", 4, "--local-layers", "99"), 2, "names layer 99")
+    assert_error(
+        tinylm("train", "t.txt", "--local-window", 4, "--local-layers", "a"), 2, "--local-layers is 'a'", "0,2,4"
+    )
+    assert_error(tinylm("train", "t.txt", "--local-window", 4, "--local-layers", "99"), 2, "names layer 99")
 
 
 def test_text_key_is_an_error_for_pairs(here: Path) -> None:
-    refused(tinylm("train", pairs_file(here / "p.tsv"), *BOTH, "--text-key", "body"), 2, "--text-key is for documents")
+    assert_error(
+        tinylm("train", pairs_file(here / "p.tsv"), *BOTH, "--text-key", "body"), 2, "--text-key is for documents"
+    )
 
 
 def test_pairs_may_be_jsonl(here: Path) -> None:
     lines = [json.dumps({"source": source, "target": target}) for source, target in REVERSED * 2]
     (here / "p.jsonl").write_text("\n".join(lines))
-    done("train", "p.jsonl", "--out", "run", "--steps", 1, *BOTH)
+    run_ok("train", "p.jsonl", "--out", "run", "--steps", 1, *BOTH)
     data = read_config(here / "run").data
     assert data is not None
     assert (data.kind, data.train_pairs) == ("pairs", 18)

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 from tests.machines import write_profile
-from tests.shell import TINY, copied, done, edit_config, refused, same_tensors, snapshot, story, tinylm
+from tests.shell import TINY, assert_error, copied, edit_config, run_ok, same_tensors, snapshot, story, tinylm
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model
 
@@ -42,7 +42,7 @@ def test_an_invalid_text_is_an_error_and_nothing_is_written(name: str, here: Pat
     if content is not None:
         (here / "text.txt").write_bytes(content)
     before = snapshot(here)
-    refused(tinylm("train", "text.txt", *ONE_STEP), 2, message)
+    assert_error(tinylm("train", "text.txt", *ONE_STEP), 2, message)
     assert snapshot(here) == before
 
 
@@ -50,14 +50,16 @@ def test_an_invalid_text_is_an_error_and_nothing_is_written(name: str, here: Pat
     "content, part", [(b"", "standard input contains no text"), (b"the \xff", "standard input is not valid")]
 )
 def test_invalid_standard_input_is_an_error_and_nothing_is_written(content: bytes, part: str, here: Path) -> None:
-    refused(tinylm("train", "-", "--out", "run", *ONE_STEP, stdin=content), 2, part)
+    assert_error(tinylm("train", "-", "--out", "run", *ONE_STEP, stdin=content), 2, part)
     assert list(here.iterdir()) == []
 
 
 def test_the_offset_of_an_invalid_byte_counts_from_the_start_of_the_file(here: Path) -> None:
     """The file is read in several chunks."""
     (here / "text.txt").write_bytes(b"e\xcc\x81" * 400_000 + b"\xff")
-    refused(tinylm("train", "text.txt", *ONE_STEP), 2, "text.txt is not valid UTF-8 (byte 0xFF at offset 1200000).")
+    assert_error(
+        tinylm("train", "text.txt", *ONE_STEP), 2, "text.txt is not valid UTF-8 (byte 0xFF at offset 1200000)."
+    )
 
 
 def test_a_folder_without_text_is_an_error(here: Path) -> None:
@@ -66,14 +68,14 @@ def test_a_folder_without_text_is_an_error(here: Path) -> None:
     (here / "folder/picture.png").write_bytes(b"\x89PNG\0\0\0")
     (here / "folder/empty.txt").touch()
     before = snapshot(here)
-    refused(tinylm("train", "folder", *ONE_STEP), 2, "The folder folder contains no text files (skipped: 1")
+    assert_error(tinylm("train", "folder", *ONE_STEP), 2, "The folder folder contains no text files (skipped: 1")
     assert snapshot(here) == before
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 def test_a_named_pipe_is_an_error(here: Path) -> None:
     os.mkfifo(here / "pipe")
-    refused(
+    assert_error(
         tinylm("train", "pipe", *ONE_STEP),
         2,
         "pipe is a pipe or a device, which cannot be read twice; read it as standard input (-)",
@@ -91,7 +93,7 @@ def test_a_named_pipe_is_an_error(here: Path) -> None:
 )
 def test_an_invalid_line_of_jsonl_is_reported_with_its_number(line: str, message: str, here: Path) -> None:
     (here / "lines.jsonl").write_text(json.dumps({"text": story(100)}) + "\n" + line + "\n")
-    refused(tinylm("train", "lines.jsonl", *ONE_STEP), 2, message)
+    assert_error(tinylm("train", "lines.jsonl", *ONE_STEP), 2, message)
 
 
 def test_a_very_long_path_is_shortened_in_the_error(here: Path) -> None:
@@ -111,7 +113,7 @@ def flip(path: Path, offset: int) -> None:
 
 
 def other_tokenizer(run: Path) -> None:
-    done("train-tokenizer", "-", "--kind", "char", "--out", run / "tokenizer.json", "--force", stdin="abc")
+    run_ok("train-tokenizer", "-", "--kind", "char", "--out", run / "tokenizer.json", "--force", stdin="abc")
 
 
 def pickled(run: Path) -> None:
@@ -185,8 +187,8 @@ def test_a_damaged_run_is_an_error_with_the_reason(name: str, run: Path, here: P
     damage(path)
     before = snapshot(here)
     for command in (("sample", "-n", 2), ("eval",), ("finetune-lora", "-", "--out", "ad", "--steps", 1)):
-        refused(tinylm(*command, "--model", "bad", stdin=story(500)), 1, message, "bad", sentences=3)
-    refused(tinylm("train", "-", "--init-from", "bad", "--steps", 1, stdin=story(500)), 1, message, sentences=3)
+        assert_error(tinylm(*command, "--model", "bad", stdin=story(500)), 1, message, "bad", sentences=3)
+    assert_error(tinylm("train", "-", "--init-from", "bad", "--steps", 1, stdin=story(500)), 1, message, sentences=3)
     assert snapshot(here) == before
 
 
@@ -200,7 +202,7 @@ def test_every_flipped_bit_in_the_weights_is_detected_or_harmless(run: Path, her
         flip(file, offset)
         result = tinylm("sample", "-m", path, "-n", 1)
         if result.exit_code:
-            refused(result, 1, str(file), sentences=3)
+            assert_error(result, 1, str(file), sentences=3)
             refusals += 1
         else:
             assert same_tensors(file, run / "model.safetensors")
@@ -218,10 +220,10 @@ class Bomb:
 @pytest.mark.parametrize("option", ["--model", "--adapter"])
 def test_a_pickle_is_rejected_without_loading_it(option: str, here: Path) -> None:
     (here / "model.pt").write_bytes(pickle.dumps(Bomb()))
-    refused(tinylm("sample", option, "model.pt"), 2, "model.pt is a file", "Pickled checkpoints are never opened")
+    assert_error(tinylm("sample", option, "model.pt"), 2, "model.pt is a file", "Pickled checkpoints are never opened")
     (here / "folder").mkdir()
     shutil.copy("model.pt", "folder/pytorch_model.bin")
-    refused(tinylm("sample", option, "folder"), 2, "folder is not a run directory: it has no config.json")
+    assert_error(tinylm("sample", option, "folder"), 2, "folder is not a run directory: it has no config.json")
     assert not (here / "exploded").exists()
 
 
@@ -229,8 +231,8 @@ def test_pickles_in_a_run_directory_are_never_loaded(run: Path, here: Path) -> N
     path = copied(run, here / "bad")
     for name in ("model.safetensors", "last/model.safetensors", "last/optimizer.safetensors"):
         (path / name).write_bytes(pickle.dumps(Bomb()))
-    refused(tinylm("sample", "-m", path), 1, "pickles are never opened")
-    refused(tinylm("train", "--resume", path), 1, "damaged", sentences=3)
+    assert_error(tinylm("sample", "-m", path), 1, "pickles are never opened")
+    assert_error(tinylm("train", "--resume", path), 1, "damaged", sentences=3)
     assert not (here / "exploded").exists()
 
 
@@ -249,22 +251,22 @@ def test_a_run_with_a_damaged_last_save_can_be_sampled_but_not_resumed(
         flip(file, file.stat().st_size // 2)
     before = snapshot(path)
     result = tinylm("train", "--resume", path, "--steps", 300)
-    refused(result, 1, f"{path}/last is damaged", "cannot be resumed", f"tinylm train --init-from {path}")
+    assert_error(result, 1, f"{path}/last is damaged", "cannot be resumed", f"tinylm train --init-from {path}")
     assert snapshot(path) == before
-    done("sample", "-m", path, "-n", 2)
+    run_ok("sample", "-m", path, "-n", 2)
 
 
 def test_a_run_without_a_last_save_cannot_be_resumed(run: Path, here: Path) -> None:
     path = copied(run, here / "bad")
     shutil.rmtree(path / "last")
-    refused(
+    assert_error(
         tinylm("train", "--resume", path), 1, "has no last/ folder, so it cannot be resumed", "--init-from", sentences=3
     )
 
 
 @pytest.mark.parametrize("command", [("sample", "--model"), ("train", "--resume"), ("info",), ("sample", "--adapter")])
 def test_a_missing_run_exits_with_2(command: tuple[str, ...]) -> None:
-    refused(tinylm(*command, "nowhere"), 2, "There is no run at nowhere. List the runs with: tinylm runs.")
+    assert_error(tinylm(*command, "nowhere"), 2, "There is no run at nowhere. List the runs with: tinylm runs.")
 
 
 @pytest.mark.parametrize("name", ["cut", "flipped", "missing"])
@@ -273,8 +275,8 @@ def test_a_damaged_adapter_is_an_error(name: str, adapter: Path, here: Path) -> 
     file = path / "adapter_model.safetensors"
     {"cut": lambda: os.truncate(file, 200), "flipped": lambda: flip(file, -1), "missing": file.unlink}[name]()
     base = ("--model", adapter.parent / "run")
-    refused(tinylm("sample", "--adapter", path, *base), 1, "adapter_model.safetensors", sentences=3)
-    refused(tinylm("merge-lora", path, *base, "--out", "merged"), 1, "adapter_model.safetensors", sentences=3)
+    assert_error(tinylm("sample", "--adapter", path, *base), 1, "adapter_model.safetensors", sentences=3)
+    assert_error(tinylm("merge-lora", path, *base, "--out", "merged"), 1, "adapter_model.safetensors", sentences=3)
     assert [entry.name for entry in here.iterdir()] == ["bad"]
 
 
@@ -294,7 +296,7 @@ def test_a_missing_device_is_an_error(device: str, run: Path, here: Path, monkey
         ("finetune-lora", "text.txt", "-m", run, "--out", "ad", "--steps", 1),
     )
     for command in commands:
-        refused(tinylm(*command, "--device", device), 2, f"--device {device} is not available", "use one of: cpu.")
+        assert_error(tinylm(*command, "--device", device), 2, f"--device {device} is not available", "use one of: cpu.")
     assert snapshot(here) == before
 
 
@@ -304,8 +306,8 @@ def test_a_run_from_a_gpu_can_be_sampled_but_not_resumed_without_one(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     path = copied(run, here / "gpu")
     edit_config(path, runtime={"device": "cuda"})
-    refused(tinylm("train", "--resume", path, "--steps", 300), 2, "--device cuda is not available")
-    done("sample", "-m", path, "-n", 1)
+    assert_error(tinylm("train", "--resume", path, "--steps", 300), 2, "--device cuda is not available")
+    run_ok("sample", "-m", path, "-n", 1)
 
 
 def test_out_of_memory_names_the_options_that_reduce_memory(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +317,7 @@ def test_out_of_memory_names_the_options_that_reduce_memory(here: Path, monkeypa
     (here / "text.txt").write_text(story(1000))
     before = snapshot(here)
     monkeypatch.setattr(RunDirectory, "create", refuse)
-    refused(
+    assert_error(
         tinylm("train", "text.txt", *ONE_STEP),
         1,
         "Out of memory. Reduce one of: --size, --context, --batch-size, --micro-batch.",
@@ -361,7 +363,7 @@ def test_a_disk_full_at_the_first_save_leaves_a_complete_run_or_nothing(
         if disk.calls <= works:
             break
         failures += 1
-        refused(result, 1, FULL)
+        assert_error(result, 1, FULL)
         if (here / "run").exists():
             load_model(here / "run")
             shutil.rmtree(here / "run")
@@ -381,7 +383,7 @@ def test_a_disk_full_while_replacing_a_run_leaves_the_old_or_the_new_run(
         with monkeypatch.context() as patch:
             FullDisk(patch, works)
             result = tinylm("train", "text.txt", "--out", "old", "--force", *ONE_STEP)
-        refused(result, 1, FULL)
+        assert_error(result, 1, FULL)
         load_model(path)
         kept += snapshot(path) == before
         if kept <= works:
@@ -401,10 +403,10 @@ def test_a_disk_full_during_a_later_save_keeps_the_previous_save(
             result = tinylm(*resume)
         if disk.calls <= works:
             break
-        refused(result, 1, FULL)
+        assert_error(result, 1, FULL)
         load_model(path)
         assert not (path / "last.new").exists()
-        done(*resume)
+        run_ok(*resume)
         shutil.rmtree(path)
         copied(run, path)
     assert result.exit_code == 0
@@ -420,7 +422,7 @@ def test_a_write_error_of_safetensors_names_the_run(run: Path, here: Path, monke
 
     monkeypatch.setattr(safetensors.torch, "save_file", fail)
     result = tinylm("train", "--resume", path, "--steps", 202)
-    refused(
+    assert_error(
         result,
         1,
         f"Cannot write {path}: ",
@@ -436,15 +438,15 @@ def test_an_unwritable_cache_is_an_error_that_names_its_variable(here: Path, mon
     (here / "text.txt").write_text(story(1000))
     (here / "file").touch()
     monkeypatch.setenv("TINYLM_CACHE", str(here / "file" / "cache"))
-    refused(tinylm("train", "text.txt", *ONE_STEP), 1, "Cannot create", "set TINYLM_CACHE to another folder")
+    assert_error(tinylm("train", "text.txt", *ONE_STEP), 1, "Cannot create", "set TINYLM_CACHE to another folder")
 
 
 def test_an_unwritable_out_directory_is_an_error(here: Path) -> None:
     (here / "text.txt").write_text(story(1000))
-    refused(
+    assert_error(
         tinylm("train", "text.txt", "--out", "text.txt/run", *ONE_STEP),
         1,
         "Cannot write text.txt/run: cannot create",
         "--out",
     )
-    refused(tinylm("train", "text.txt", "--out", "text.txt", *ONE_STEP), 2, "text.txt is a file; choose another ")
+    assert_error(tinylm("train", "text.txt", "--out", "text.txt", *ONE_STEP), 2, "text.txt is a file; choose another ")

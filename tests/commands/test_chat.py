@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.formats.peers import save_peer
-from tests.shell import done, records, refused
+from tests.shell import assert_error, records, run_ok
 from tests.shell import tinylm as shell
 
 TEMPLATE = (
@@ -29,10 +29,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_questions_come_from_standard_input_and_answers_go_to_standard_output(model: Path) -> None:
     options = ("--model", model, "-n", 5, "-t", 0)
-    both = done("chat", *options, stdin="hi\n\nyou\n").stdout
-    first = done("chat", *options, stdin="hi").stdout
+    both = run_ok("chat", *options, stdin="hi\n\nyou\n").stdout
+    first = run_ok("chat", *options, stdin="hi").stdout
     assert both.startswith(first) and len(both) > len(first) and first.endswith("\n")
-    lines = records(done("chat", *options, "--json", stdin="hi\nyou\n"))
+    lines = records(run_ok("chat", *options, "--json", stdin="hi\nyou\n"))
     assert [line["content"] for line in lines] == both.removesuffix("\n").split("\n") or len(lines) == 2
     assert lines[0]["content"] + "\n" == first and lines[0]["finish_reason"] in ("length", "end")
 
@@ -40,7 +40,7 @@ def test_questions_come_from_standard_input_and_answers_go_to_standard_output(mo
 def test_commands_save_and_reset_the_conversation(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "chat.jsonl"
     typed = f"hi\n/save {file}\n/system Be brief.\nhi\n/save {file}\n/reset\n/no\n/save\n/save {tmp_path}\n/exit\nx"
-    result = done("chat", "--model", model, "-n", 3, "--seed", 1, stdin=typed)
+    result = run_ok("chat", "--model", model, "-n", 3, "--seed", 1, stdin=typed)
     saved = [json.loads(line)["messages"] for line in file.read_text().splitlines()]
     assert [[m["role"] for m in messages] for messages in saved] == [
         ["user", "assistant"],
@@ -53,13 +53,13 @@ def test_commands_save_and_reset_the_conversation(model: Path, tmp_path: Path) -
 
 def test_a_line_that_ends_in_a_backslash_continues_on_the_next_line(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "chat.jsonl"
-    done("chat", "--model", model, "-n", 2, stdin=f"a\\\nb\n/save {file}\n")
+    run_ok("chat", "--model", model, "-n", 2, stdin=f"a\\\nb\n/save {file}\n")
     assert json.loads(file.read_text())["messages"][0]["content"] == "a\nb"
 
 
 def test_a_question_that_cannot_be_asked_is_an_error_and_the_next_is_answered(model: Path) -> None:
-    result = done("chat", "--model", model, "-n", 3, "-t", 0, stdin="a b c d " * 60 + "\nhi\n")
-    assert result.stdout == done("chat", "--model", model, "-n", 3, "-t", 0, stdin="hi\n").stdout
+    result = run_ok("chat", "--model", model, "-n", 3, "-t", 0, stdin="a b c d " * 60 + "\nhi\n")
+    assert result.stdout == run_ok("chat", "--model", model, "-n", 3, "-t", 0, stdin="hi\n").stdout
     assert "the context of 64" in result.stderr
 
 
@@ -67,9 +67,11 @@ def test_a_model_that_cannot_chat_is_refused(model: Path, tmp_path: Path) -> Non
     plain = tmp_path / "plain"
     save_peer("llama", plain)
     (plain / "chat_template.jinja").unlink(missing_ok=True)
-    refused(shell("chat", "--model", plain, stdin="hi\n"), 2, "--chat-template")
-    assert done("chat", "--model", plain, "--chat-template", "chatml", "-n", 2, stdin="hi\n").stdout
-    refused(shell("chat", "--model", plain, "--chat-template", tmp_path / "none", stdin="hi\n"), 2, "--chat-template")
+    assert_error(shell("chat", "--model", plain, stdin="hi\n"), 2, "--chat-template")
+    assert run_ok("chat", "--model", plain, "--chat-template", "chatml", "-n", 2, stdin="hi\n").stdout
+    assert_error(
+        shell("chat", "--model", plain, "--chat-template", tmp_path / "none", stdin="hi\n"), 2, "--chat-template"
+    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
@@ -98,8 +100,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(model: Path) -> None:
 
 def test_sample_answers_questions_and_conversations_as_chat_does(model: Path, tmp_path: Path) -> None:
     options = ("--model", model, "-n", 5, "-t", 0)
-    answer = done("chat", *options, stdin="hi\n").stdout
-    assert done("sample", *options, "--chat", "-p", "hi").stdout == answer
+    answer = run_ok("chat", *options, stdin="hi\n").stdout
+    assert run_ok("sample", *options, "--chat", "-p", "hi").stdout == answer
     file = tmp_path / "questions.jsonl"
     lines = [
         {"prompt": "hi"},
@@ -107,7 +109,7 @@ def test_sample_answers_questions_and_conversations_as_chat_does(model: Path, tm
         {"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "hi"}], "max_tokens": 2},
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    answers = records(done("sample", *options, "--chat", "--json", "-f", file))
+    answers = records(run_ok("sample", *options, "--chat", "--json", "-f", file))
     assert [one["text"] + "\n" for one in answers[:2]] == [answer, answer]
     assert answers[2]["tokens"] <= 2 and answers[2]["prompt"].startswith("s:x</s>u:hi</s>a:")
 
@@ -115,9 +117,9 @@ def test_sample_answers_questions_and_conversations_as_chat_does(model: Path, tm
 def test_sample_refuses_conversations_that_it_cannot_answer(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}))
-    refused(shell("sample", "--model", model, "-f", file), 2, "--chat", "line 1")
-    refused(shell("sample", "--model", model, "--chat", "-p", "a b c d " * 60), 2, "no room for an answer")
-    refused(shell("sample", "--model", model, "-p", "a", "--chat-template", "chatml"), 2, "--chat")
+    assert_error(shell("sample", "--model", model, "-f", file), 2, "--chat", "line 1")
+    assert_error(shell("sample", "--model", model, "--chat", "-p", "a b c d " * 60), 2, "no room for an answer")
+    assert_error(shell("sample", "--model", model, "-p", "a", "--chat-template", "chatml"), 2, "--chat")
     for bad in ({"messages": []}, {"messages": [{"role": "robot", "content": "a"}]}, {"messages": 3}):
         file.write_text(json.dumps(bad))
-        refused(shell("sample", "--model", model, "--chat", "-f", file), 2, "line 1")
+        assert_error(shell("sample", "--model", model, "--chat", "-f", file), 2, "line 1")

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.shell import TINY, done, records, refused, same_tensors, tinylm
+from tests.shell import TINY, assert_error, records, run_ok, same_tensors, tinylm
 from tests.text.templates import LLAMA_2, QWEN_3
 from tinylm.run_config import SpecialTokens
 from tinylm.run_directory.loading import load_model, read_config
@@ -45,7 +45,7 @@ def pairs(here: Path) -> Path:
 
 @pytest.fixture
 def model(chats: Path, here: Path) -> Path:
-    done("train", chats, "--out", "model", *SHORT)
+    run_ok("train", chats, "--out", "model", *SHORT)
     return here / "model"
 
 
@@ -53,7 +53,7 @@ def model(chats: Path, here: Path) -> Path:
 def test_a_new_model_is_trained_with_chatml_and_stops_at_its_end_token(
     chats: Path, here: Path, tokenizer: tuple[str, ...]
 ) -> None:
-    done("train", chats, "--out", "model", "--tokenizer", *tokenizer, *SHORT)
+    run_ok("train", chats, "--out", "model", "--tokenizer", *tokenizer, *SHORT)
     _, config, loaded, _ = load_model(here / "model")
     assert config.data is not None and config.training is not None
     assert (config.data.kind, config.training.objective) == ("chat", "chat")
@@ -68,8 +68,8 @@ def test_a_new_model_is_trained_with_chatml_and_stops_at_its_end_token(
 def test_a_resumed_run_has_the_weights_of_an_uninterrupted_run(chats: Path, here: Path, options: tuple[str]) -> None:
     fixed = ("--schedule", "constant", "--weight-decay", "0.1", "--dropout", "0.1")
     for name, steps in (("whole", 12), ("parts", 6)):
-        done("train", chats, "--out", name, *SHORT, *options, *fixed, "--steps", steps, "--eval-every", 4)
-    done("train", "--resume", "parts", "--steps", 12)
+        run_ok("train", chats, "--out", name, *SHORT, *options, *fixed, "--steps", steps, "--eval-every", 4)
+    run_ok("train", "--resume", "parts", "--steps", 12)
     for name in ("model", "optimizer"):
         assert same_tensors(here / f"whole/last/{name}.safetensors", here / f"parts/last/{name}.safetensors")
 
@@ -78,20 +78,20 @@ def test_a_run_whose_encoded_conversations_were_deleted_is_resumed_with_the_file
     model: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINYLM_CACHE", str(tmp_path / "other cache"))
-    refused(tinylm("train", "--resume", model, "--steps", 5), 1, "is no longer in the cache")
-    done("train", "--resume", model, chats, "--steps", 5)
+    assert_error(tinylm("train", "--resume", model, "--steps", 5), 1, "is no longer in the cache")
+    run_ok("train", "--resume", model, chats, "--steps", 5)
 
 
 def test_standard_input_is_read_as_conversations(chats: Path, here: Path) -> None:
-    done("train", "-", "--out", "piped", *SHORT, stdin=chats.read_text())
+    run_ok("train", "-", "--out", "piped", *SHORT, stdin=chats.read_text())
     config = read_config(here / "piped")
     assert config.data is not None
     assert (config.data.kind, config.data.tokens_in_run, config.data.documents) == ("chat", True, 30)
-    done("train", "--resume", "piped", "--steps", 5)
+    run_ok("train", "--resume", "piped", "--steps", 5)
 
 
 def test_eval_gives_the_loss_of_the_answers_computed_one_conversation_at_a_time(model: Path, pairs: Path) -> None:
-    (record,) = records(done("eval", pairs, "-m", model, "--json"))
+    (record,) = records(run_ok("eval", pairs, "-m", model, "--json"))
     network, _, tokenizer, _ = load_model(model)
     nats, count, size = 0.0, 0, 0
     for line in pairs.read_text().splitlines():
@@ -108,43 +108,45 @@ def test_eval_gives_the_loss_of_the_answers_computed_one_conversation_at_a_time(
     assert (record["tokens"], record["bytes"]) == (count, size)
     assert record["loss"] == pytest.approx(nats / count, rel=1e-5)
     assert record["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
-    (batched,) = records(done("eval", pairs, "-m", model, "--json", "--batch-size", 1))
+    (batched,) = records(run_ok("eval", pairs, "-m", model, "--json", "--batch-size", 1))
     assert batched["loss"] == pytest.approx(record["loss"], rel=1e-6)
-    (everything,) = records(done("eval", pairs, "-m", model, "--json", "--train-on", "all"))
+    (everything,) = records(run_ok("eval", pairs, "-m", model, "--json", "--train-on", "all"))
     assert everything["tokens"] > record["tokens"]
-    assert "tokens scored" in done("eval", "-m", model).stdout
+    assert "tokens scored" in run_ok("eval", "-m", model).stdout
 
 
 def test_settings_of_plain_text_are_refused_for_conversations(model: Path, pairs: Path) -> None:
-    refused(tinylm("eval", pairs, "-m", model, "--stride", 4), 2, "--stride is for plain text, not for conversations")
-    refused(tinylm("eval", pairs, "-m", model, "--baselines"), 2, "--baselines is for plain text")
+    assert_error(
+        tinylm("eval", pairs, "-m", model, "--stride", 4), 2, "--stride is for plain text, not for conversations"
+    )
+    assert_error(tinylm("eval", pairs, "-m", model, "--baselines"), 2, "--baselines is for plain text")
 
 
 @pytest.mark.parametrize("command", ["finetune-lora", "finetune-adapter"])
 def test_an_adapter_is_trained_and_evaluated_with_the_template_of_its_base(
     command: str, model: Path, pairs: Path, here: Path
 ) -> None:
-    done(command, pairs, "-m", model, "--out", "adapter", "--steps", 20, "--lr", "0.02", "--dtype", "fp32")
+    run_ok(command, pairs, "-m", model, "--out", "adapter", "--steps", 20, "--lr", "0.02", "--dtype", "fp32")
     config = read_config(here / "adapter")
     assert config.data is not None and config.data.kind == "chat" and config.tokenizer.chat_template == CHATML
     before, after = (
-        records(done("eval", pairs, *chosen, "--json"))[0] for chosen in (("-m", model), ("--adapter", "adapter"))
+        records(run_ok("eval", pairs, *chosen, "--json"))[0] for chosen in (("-m", model), ("--adapter", "adapter"))
     )
     assert after["tokens"] == before["tokens"]
     assert after["loss"] < before["loss"]
-    done(command, "--resume", "adapter", "--steps", 22)
+    run_ok(command, "--resume", "adapter", "--steps", 22)
 
 
 def test_an_adapter_keeps_the_template_that_it_was_trained_with(model: Path, pairs: Path, here: Path) -> None:
     template = here / "t.jinja"
     template.write_text(LLAMA_2.replace("[INST]", "Say").replace("[/INST]", "a"))
-    done("finetune-lora", pairs, "-m", model, "--out", "adapter", "--steps", 2, "--chat-template", template)
-    (own,) = records(done("eval", pairs, "--adapter", "adapter", "--json"))
-    (given,) = records(done("eval", pairs, "--adapter", "adapter", "--json", "--chat-template", template))
-    (other,) = records(done("eval", pairs, "--adapter", "adapter", "--json", "--chat-template", "chatml"))
+    run_ok("finetune-lora", pairs, "-m", model, "--out", "adapter", "--steps", 2, "--chat-template", template)
+    (own,) = records(run_ok("eval", pairs, "--adapter", "adapter", "--json"))
+    (given,) = records(run_ok("eval", pairs, "--adapter", "adapter", "--json", "--chat-template", template))
+    (other,) = records(run_ok("eval", pairs, "--adapter", "adapter", "--json", "--chat-template", "chatml"))
     assert own == given != other
-    done("merge-lora", "adapter", "--out", "merged")
-    (merged,) = records(done("eval", pairs, "-m", "merged", "--json"))
+    run_ok("merge-lora", "adapter", "--out", "merged")
+    (merged,) = records(run_ok("eval", pairs, "-m", "merged", "--json"))
     assert merged["tokens"] == own["tokens"]
     assert merged["loss"] == pytest.approx(own["loss"], rel=1e-4)
 
@@ -155,7 +157,7 @@ def test_micro_batches_with_unequal_numbers_of_answers_give_the_step_of_one_batc
 ) -> None:
     fixed = (*SHORT, pack, "--dtype", "fp32", "--optimizer", "adam", "--steps", 3, "--batch-size", 6)
     for rows in (6, 1):
-        done("train", chats, "--out", f"by {rows}", *fixed, "--micro-batch", rows)
+        run_ok("train", chats, "--out", f"by {rows}", *fixed, "--micro-batch", rows)
     one, other = (load_model(here / f"by {rows}")[0].state_dict() for rows in (6, 1))
     for name, tensor in one.items():
         torch.testing.assert_close(other[name], tensor, rtol=1e-3, atol=1e-4)
@@ -164,14 +166,14 @@ def test_micro_batches_with_unequal_numbers_of_answers_give_the_step_of_one_batc
 def test_missing_tokens_of_the_template_are_added_if_the_weights_are_trained(
     corpus: Path, pairs: Path, here: Path
 ) -> None:
-    done("train", corpus, "--out", "base", *SHORT)
-    result = done("train", pairs, "--init-from", "base", "--out", "full", "--steps", 2, "--extend-vocab")
+    run_ok("train", corpus, "--out", "base", *SHORT)
+    result = run_ok("train", pairs, "--init-from", "base", "--out", "full", "--steps", 2, "--extend-vocab")
     assert "Added to the vocabulary: <|im_start|>, <|im_end|>." in result.stderr
     _, config, tokenizer, _ = load_model(here / "full")
     assert config.tokenizer.special.eos == ("<|im_end|>", "<|endoftext|>")
     assert len(tokenizer.encode_with_special("<|im_start|>a<|im_end|>")[0]) == 3
-    done("train", corpus, "--out", "bpe", *SHORT, "--tokenizer", "bpe", "--vocab-size", 300)
-    result = done("finetune-lora", pairs, "-m", "bpe", "--out", "lora", "--steps", 2)
+    run_ok("train", corpus, "--out", "bpe", *SHORT, "--tokenizer", "bpe", "--vocab-size", 300)
+    result = run_ok("finetune-lora", pairs, "-m", "bpe", "--out", "lora", "--steps", 2)
     assert "<|im_start|>, <|im_end|> of the chat template are not special tokens of the model" in result.stderr
 
 
@@ -181,10 +183,10 @@ def test_examples_are_shown_with_their_scored_parts_marked(chats: Path) -> None:
         "<|im_start|>assistant\n[[It is 0.<|im_end|>]]\n"
     )
     for options in (("--dry-run",), ("--out", "model")):
-        result = done("train", chats, *SHORT, *options, "--show-examples", 2)
+        result = run_ok("train", chats, *SHORT, *options, "--show-examples", 2)
         assert expected in result.stderr and "Example 2," in result.stderr and "Example 3," not in result.stderr
         assert "[[" not in result.stdout
-    result = done("train", chats, *SHORT, "--dry-run", "--show-examples", 1, "--train-on", "all")
+    result = run_ok("train", chats, *SHORT, "--dry-run", "--show-examples", 1, "--train-on", "all")
     assert "<[[" not in result.stderr and "[[user\nWhat is 0?<|im_end|>\n" in result.stderr
 
 
@@ -194,7 +196,7 @@ def test_unscored_and_cut_conversations_are_counted(here: Path, chats: Path) -> 
         *({"messages": turns(3 * i + 2)} for i in range(9)),
     ]
     file = write_lines(here / "more.jsonl", [json.loads(line) for line in chats.read_text().splitlines()] + extra)
-    result = done("train", file, *SHORT, "--val-data", chats, "--dry-run", "--context", 96)
+    result = run_ok("train", file, *SHORT, "--val-data", chats, "--dry-run", "--context", 96)
     assert "1 of 40 training conversations are left out: nothing in them is scored." in result.stderr
     assert (
         "19 of 40 training conversations are cut to the context of 96 tokens (the longest has 108); 0 of"
@@ -205,8 +207,8 @@ def test_unscored_and_cut_conversations_are_counted(here: Path, chats: Path) -> 
 
 def test_data_in_which_nothing_is_scored_is_an_error(here: Path) -> None:
     file = write_lines(here / "a.jsonl", [{"messages": [{"role": "user", "content": "no answer"}]}] * 10)
-    refused(tinylm("train", file, *SHORT), 2, "Nothing is scored in the training conversations")
-    done("train", file, *SHORT, "--train-on", "all")
+    assert_error(tinylm("train", file, *SHORT), 2, "Nothing is scored in the training conversations")
+    run_ok("train", file, *SHORT, "--train-on", "all")
 
 
 @pytest.mark.parametrize(
@@ -220,7 +222,7 @@ def test_data_in_which_nothing_is_scored_is_an_error(here: Path) -> None:
 )
 def test_a_malformed_line_is_named(chats: Path, record: dict[str, Any], words: str) -> None:
     chats.write_text(chats.read_text() + json.dumps(record) + "\n")
-    refused(tinylm("train", chats, *SHORT), 2, words)
+    assert_error(tinylm("train", chats, *SHORT), 2, words)
 
 
 def test_a_template_that_renders_a_message_differently_later_is_refused_with_the_line(chats: Path, here: Path) -> None:
@@ -228,17 +230,17 @@ def test_a_template_that_renders_a_message_differently_later_is_refused_with_the
     template.write_text(QWEN_3)
     options = (*SHORT, "--chat-template", template)
     result = tinylm("train", chats, *options)
-    refused(result, 2, "chats.jsonl, line 2: the chat template renders the beginning", "--train-on", sentences=3)
-    done("train", chats, *options, "--train-on", "last")
+    assert_error(result, 2, "chats.jsonl, line 2: the chat template renders the beginning", "--train-on", sentences=3)
+    run_ok("train", chats, *options, "--train-on", "last")
 
 
 def test_options_of_conversations_are_refused_for_plain_text(corpus: Path) -> None:
-    refused(tinylm("train", corpus, *TINY, "--train-on", "last"), 2, "--train-on is for conversations")
-    refused(tinylm("train", corpus, *TINY, "--pack"), 2, "--pack is for conversations")
-    refused(
+    assert_error(tinylm("train", corpus, *TINY, "--train-on", "last"), 2, "--train-on is for conversations")
+    assert_error(tinylm("train", corpus, *TINY, "--pack"), 2, "--pack is for conversations")
+    assert_error(
         tinylm("train", corpus, *TINY, "--show-examples", 1, "--steps", 1), 2, "--show-examples is for conversations"
     )
-    done("train", corpus, *TINY, "--steps", 1, "--out", "run", env={"TINYLM_TRAIN_TRAIN_ON": "last"})
+    run_ok("train", corpus, *TINY, "--steps", 1, "--out", "run", env={"TINYLM_TRAIN_TRAIN_ON": "last"})
 
 
 @pytest.mark.parametrize("architecture", ["encoder", "encoder-decoder"])
@@ -249,26 +251,26 @@ def test_other_architectures_do_not_take_conversations(chats: Path, architecture
 
 
 def test_a_tokenizer_trained_on_conversations_has_the_tokens_of_chatml(chats: Path, here: Path) -> None:
-    done("train-tokenizer", chats, "--out", "t.json", "--kind", "bpe", "--vocab-size", 280)
-    done("train", chats, "--tokenizer", "t.json", "--out", "model", *SHORT)
+    run_ok("train-tokenizer", chats, "--out", "t.json", "--kind", "bpe", "--vocab-size", 280)
+    run_ok("train", chats, "--tokenizer", "t.json", "--out", "model", *SHORT)
     assert read_config(here / "model").model.vocab_size <= 280
 
 
 def test_a_chat_model_answers_in_tinylm_chat(model: Path) -> None:
-    result = done("chat", "-m", model, "-n", 5, "--json", "--quiet", stdin="Say 3\n")
+    result = run_ok("chat", "-m", model, "-n", 5, "--json", "--quiet", stdin="Say 3\n")
     (record,) = records(result)
     assert record["role"] == "assistant"
 
 
 def test_a_copy_of_the_run_is_enough_to_evaluate_on_its_own_data(model: Path, here: Path) -> None:
     shutil.copytree(model, here / "copy")
-    assert done("eval", "-m", "copy").stdout == done("eval", "-m", model).stdout
+    assert run_ok("eval", "-m", "copy").stdout == run_ok("eval", "-m", model).stdout
 
 
 def test_sample_says_how_a_model_of_conversations_answers(model: Path) -> None:
     """An empty prompt is continued from the end-of-text token, which begins no conversation."""
-    assert "--chat answers prompts" in done("sample", "-m", model, "-n", 3).stderr
+    assert "--chat answers prompts" in run_ok("sample", "-m", model, "-n", 3).stderr
     for prompt in ((), ("-p", "")):
-        answered = done("sample", "-m", model, "--chat", *prompt, "-n", 3)
+        answered = run_ok("sample", "-m", model, "--chat", *prompt, "-n", 3)
         assert "--chat answers" not in answered.stderr
-    assert "--chat answers" not in done("sample", "-m", model, "-n", 3, "--quiet").stderr
+    assert "--chat answers" not in run_ok("sample", "-m", model, "-n", 3, "--quiet").stderr

@@ -7,7 +7,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.shell import TINY, copied, done, edit_config, misused, records, refused, snapshot, story, tinylm
+from tests.shell import (
+    TINY,
+    assert_error,
+    assert_usage_error,
+    copied,
+    edit_config,
+    records,
+    run_ok,
+    snapshot,
+    story,
+    tinylm,
+)
 from tinylm.evaluation.baselines import ngram_bits_per_byte
 from tinylm.run_directory.loading import load_model, read_config, summarise
 
@@ -16,7 +27,7 @@ KEYS = ["loss", "perplexity", "bits_per_character", "bits_per_byte", "tokens", "
 
 def evaluated(*arguments: object, **how: str | bytes) -> dict[str, float]:
     """The JSON record of tinylm eval."""
-    (record,) = records(done("eval", *arguments, "--json", **how))
+    (record,) = records(run_ok("eval", *arguments, "--json", **how))
     return record
 
 
@@ -52,15 +63,15 @@ def test_the_loss_is_the_mean_over_windows_of_the_context_length(run: Path, text
 
 def test_without_json_a_table_is_printed(run: Path, text: Path) -> None:
     record = evaluated("-m", run, text)
-    lines = done("eval", "-m", run, text).stdout.splitlines()
+    lines = run_ok("eval", "-m", run, text).stdout.splitlines()
     names = "nats per token,perplexity,bits per character,bits per byte,tokens scored,characters scored,bytes scored"
     assert [line.rpartition("  ")[0].strip() for line in lines] == names.split(",")
     assert lines[0].split()[-1] == f"{record['loss']:.4f}"
 
 
 def test_stderr_has_device_and_number_format(run: Path, text: Path) -> None:
-    assert done("eval", "-m", run, text).stderr.startswith("On cpu (1 threads): no GPU was found; fp32: exact.\n")
-    assert done("eval", "-m", run, text, "--quiet").stderr == ""
+    assert run_ok("eval", "-m", run, text).stderr.startswith("On cpu (1 threads): no GPU was found; fp32: exact.\n")
+    assert run_ok("eval", "-m", run, text, "--quiet").stderr == ""
 
 
 @pytest.mark.parametrize("kind", ["run", "bpe_run"])
@@ -140,12 +151,12 @@ def test_texts_may_be_standard_input_folders_and_jsonl(run: Path, text: Path, he
 def test_a_file_named_like_an_option_can_be_given_after_two_dashes(run: Path, here: Path, text: Path) -> None:
     expected = evaluated("-m", run, text)
     text.rename(here / "--quiet")
-    assert records(done("eval", "-m", run, "--json", "--", "--quiet")) == [expected]
+    assert records(run_ok("eval", "-m", run, "--json", "--", "--quiet")) == [expected]
 
 
 @pytest.mark.usefixtures("shelf_cache")
 def test_without_a_text_the_validation_text_of_the_run_is_evaluated(run: Path) -> None:
-    result = done("eval", "-m", run, "--json")
+    result = run_ok("eval", "-m", run, "--json")
     assert f"Evaluating on the validation text of {run}." in result.stderr
     (record,) = records(result)
     data = read_config(run).data
@@ -155,7 +166,7 @@ def test_without_a_text_the_validation_text_of_the_run_is_evaluated(run: Path) -
 
 
 def test_a_run_trained_on_standard_input_keeps_its_validation_text(here: Path) -> None:
-    done("train", "-", "--steps", 1, *TINY, stdin=story(1000))
+    run_ok("train", "-", "--steps", 1, *TINY, stdin=story(1000))
     assert evaluated()["tokens"] == int(len(story(1000)) * 0.1) - 1
 
 
@@ -171,12 +182,12 @@ def test_baselines_are_compressors_and_a_character_model_of_the_training_text(
     training = (shelf / "one.txt").read_text()[: data.train_characters]
     expected = ngram_bits_per_byte(training, text.read_text())
     assert record["baselines"]["order-5 characters"] == pytest.approx(expected)
-    assert "bits per byte, gzip" in done("eval", "-m", run, text, "--baselines").stdout
+    assert "bits per byte, gzip" in run_ok("eval", "-m", run, text, "--baselines").stdout
 
 
 def test_unknown_characters_are_listed(run: Path, here: Path) -> None:
     (here / "t.txt").write_text("the sea é and ü")
-    refused(
+    assert_error(
         tinylm("eval", "-m", run, "t.txt"),
         2,
         "has no id for 2 of the text's characters, ",
@@ -186,7 +197,7 @@ def test_unknown_characters_are_listed(run: Path, here: Path) -> None:
 
 def test_a_text_of_one_token_is_an_error(run: Path, here: Path) -> None:
     (here / "t.txt").write_text("t")
-    refused(tinylm("eval", "-m", run, "t.txt"), 2, "fewer than 2 tokens (1)", "give more text")
+    assert_error(tinylm("eval", "-m", run, "t.txt"), 2, "fewer than 2 tokens (1)", "give more text")
 
 
 def test_a_text_of_two_tokens_can_be_evaluated(run: Path, here: Path) -> None:
@@ -199,11 +210,11 @@ def test_a_text_of_two_tokens_can_be_evaluated(run: Path, here: Path) -> None:
 )
 def test_a_text_that_cannot_be_read_is_an_error(content: bytes, message: str, run: Path, here: Path) -> None:
     (here / "t.txt").write_bytes(content)
-    refused(tinylm("eval", "-m", run, "t.txt"), 2, f"t.txt {'is ' if content else ''}{message}")
+    assert_error(tinylm("eval", "-m", run, "t.txt"), 2, f"t.txt {'is ' if content else ''}{message}")
 
 
 def test_a_missing_text_is_an_error(run: Path) -> None:
-    refused(tinylm("eval", "-m", run, "no.txt"), 2, "'no.txt'")
+    assert_error(tinylm("eval", "-m", run, "no.txt"), 2, "'no.txt'")
 
 
 @pytest.mark.parametrize(
@@ -223,11 +234,11 @@ def test_a_missing_text_is_an_error(run: Path) -> None:
     ],
 )
 def test_invalid_values_are_reported_with_their_flags(flags: str, message: str, run: Path, text: Path) -> None:
-    refused(tinylm("eval", "-m", run, text, *flags.split()), 2, message)
+    assert_error(tinylm("eval", "-m", run, text, *flags.split()), 2, message)
 
 
 def test_values_of_the_wrong_type_are_usage_errors(run: Path, text: Path) -> None:
-    misused(tinylm("eval", "-m", run, text, "--stride", "far"), "--stride")
+    assert_usage_error(tinylm("eval", "-m", run, text, "--stride", "far"), "--stride")
 
 
 def test_an_adapter_has_a_lower_loss_on_its_text_than_the_base(run: Path, adapter: Path, shelf: Path) -> None:
@@ -255,9 +266,9 @@ def test_without_its_training_data_a_run_needs_a_text_and_the_character_model_is
 ) -> None:
     path = copied(run, here / "moved")
     edit_config(path, data={"corpus": ["gone.txt"]})
-    refused(tinylm("eval", "-m", path), 1, "is no longer in the cache; name its training text", "gone.txt")
+    assert_error(tinylm("eval", "-m", path), 1, "is no longer in the cache; name its training text", "gone.txt")
     text = here / "t.txt"
     text.write_text(story(300))
-    result = done("eval", "-m", path, text, "--baselines", "--json")
+    result = run_ok("eval", "-m", path, text, "--baselines", "--json")
     assert "Warning: The order-5 character model is left out: " in result.stderr
     assert set(records(result)[0]["baselines"]) == {"gzip", "xz"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shell import TINY, copied, done, edit_config, refused, snapshot, story, tinylm
+from tests.shell import TINY, assert_error, copied, edit_config, run_ok, snapshot, story, tinylm
 from tinylm.duration import parse_duration
 
 
@@ -38,53 +38,53 @@ COMMANDS: dict[str, tuple[object, ...]] = {
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.usefixtures("shelf_cache")
 def test_a_run_is_found_by_the_name_that_runs_prints(name: str, shelved: Path) -> None:
-    done(*COMMANDS[name])
+    run_ok(*COMMANDS[name])
 
 
 def test_a_line_of_prompts_may_name_an_adapter(shelved: Path) -> None:
     (shelved / "prompts.jsonl").write_text(json.dumps({"prompt": "the", "adapter": "group/tune"}))
-    done("sample", "-n", 1, "--prompt-file", "prompts.jsonl", "--model", "base")
+    run_ok("sample", "-n", 1, "--prompt-file", "prompts.jsonl", "--model", "base")
 
 
 def test_a_path_takes_precedence_over_a_run_name_with_a_note(run: Path, shelved: Path) -> None:
     copied(run, shelved / "base")
     edit_config(shelved / "base", model={"dropout": 0.25})
-    result = done("info", "base")
+    result = run_ok("info", "base")
     assert "Using the path base; the run of that name under checkpoints/ is checkpoints/base." in result.stderr
     assert "0.25" in result.stdout
-    assert "Using the path" not in done("info", "checkpoints/base").stderr
-    assert "Using the path" not in done("info", shelved / "base").stderr
+    assert "Using the path" not in run_ok("info", "checkpoints/base").stderr
+    assert "Using the path" not in run_ok("info", shelved / "base").stderr
 
 
 def test_a_folder_of_texts_does_not_hide_the_run_of_the_same_name(shelved: Path) -> None:
     (shelved / "base").mkdir()
     (shelved / "base" / "chapter.txt").write_text("the text that the run was trained on")
-    assert done("info", "base").stdout == done("info", "checkpoints/base").stdout
+    assert run_ok("info", "base").stdout == run_ok("info", "checkpoints/base").stdout
 
 
 @pytest.mark.parametrize("command", [("sample", "--model"), ("train", "--resume"), ("info",), ("sample", "--adapter")])
 def test_a_misspelled_name_is_answered_with_similar_names(command: tuple[str, ...], shelved: Path) -> None:
-    refused(tinylm(*command, "bas"), 2, "There is no run at bas; perhaps you mean base.")
-    refused(tinylm(*command, "checkpoints/bas"), 2, "perhaps you mean base.")
-    refused(tinylm(*command, "group/tun"), 2, "perhaps you mean group/tune.")
-    refused(tinylm(*command, "xyz"), 2, "There is no run at xyz. List the runs with: tinylm runs.")
+    assert_error(tinylm(*command, "bas"), 2, "There is no run at bas; perhaps you mean base.")
+    assert_error(tinylm(*command, "checkpoints/bas"), 2, "perhaps you mean base.")
+    assert_error(tinylm(*command, "group/tun"), 2, "perhaps you mean group/tune.")
+    assert_error(tinylm(*command, "xyz"), 2, "There is no run at xyz. List the runs with: tinylm runs.")
 
 
 def test_a_run_name_cannot_leave_checkpoints(run: Path, here: Path) -> None:
     copied(run, here / "run")
     (here / "checkpoints").mkdir()
-    refused(tinylm("info", "../run"), 2, "There is no run at ../run.")
+    assert_error(tinylm("info", "../run"), 2, "There is no run at ../run.")
 
 
 def test_the_newest_model_may_be_in_a_subfolder(run: Path, here: Path) -> None:
     copied(run, here / "checkpoints/group/only")
-    assert "Using checkpoints/group/only, the newest model." in done("sample", "-n", 1).stderr
+    assert "Using checkpoints/group/only, the newest model." in run_ok("sample", "-n", 1).stderr
 
 
 @pytest.mark.parametrize("scale", ["x", "nan", "inf", "1e308", "9" * 400])
 def test_an_adapter_scale_out_of_range_is_an_error(scale: str, shelved: Path) -> None:
     result = tinylm("sample", "--adapter", f"group/tune={scale}")
-    refused(result, 2, "is not a number from -1000 to 1000", "=0.5")
+    assert_error(result, 2, "is not a number from -1000 to 1000", "=0.5")
     assert len(result.stderr) < 600
 
 
@@ -117,13 +117,13 @@ def test_a_dry_run_works_whatever_exists_at_out_and_writes_nothing(
         command = (*command[:-1], "there/run") if command[-2] == "--out" else (*command, "--out", "/proc/there")
     before = snapshot(shelved)
     times = {path: path.stat().st_mtime_ns for path in [shelved, *shelved.rglob("*")]}
-    result = done(*command, "--dry-run", stdin=story(1500))
+    result = run_ok(*command, "--dry-run", stdin=story(1500))
     assert "model:" in result.stdout
     is_noted = "there already exists; set --force to replace it, or choose another --out." in result.stderr
     assert is_noted == (what in ("a run", "other things", "a file"))
     assert snapshot(shelved) == before
     assert {path: path.stat().st_mtime_ns for path in [shelved, *shelved.rglob("*")]} == times
-    assert "already there" not in done(*command, "--dry-run", "--force", stdin=story(1500)).stderr
+    assert "already there" not in run_ok(*command, "--dry-run", "--force", stdin=story(1500)).stderr
 
 
 # Finished runs
@@ -139,7 +139,7 @@ def test_resuming_a_finished_timed_run_names_the_option_that_continues_it(
     set_state(path, seconds=seconds * 0.9999, last_eval_step=200)
     before = snapshot(path)
     result = tinylm("train", "--resume", "my run")
-    refused(result, 2, "my run is finished", f"its --time of {spelled} is the total of all its sessions; --time ")
+    assert_error(result, 2, "my run is finished", f"its --time of {spelled} is the total of all its sessions; --time ")
     more = re.fullmatch(r".*; --time (\S+) continues it\.\n", result.stderr, re.DOTALL)
     assert more is not None and parse_duration(more[1]) >= 2 * seconds
     assert snapshot(path) == before
@@ -168,15 +168,15 @@ def test_resuming_a_finished_run_names_the_option_that_continues_it(
 ) -> None:
     path = copied(run, here / "again")
     set_state(path, evals_since_best=3 if "--patience" in options else 0)
-    result = done("train", "--resume", "again", *options)
+    result = run_ok("train", "--resume", "again", *options)
     assert f"Warning: again is finished: {reason}; {more} continues it." in result.stderr
     assert result.stdout == "again\n"
-    assert "finished" not in done("train", "--resume", "again", *more.split(), "--eval-every", 200).stderr
+    assert "finished" not in run_ok("train", "--resume", "again", *more.split(), "--eval-every", 200).stderr
 
 
 def test_resuming_a_finished_run_of_epochs_names_the_option_that_continues_it(here: Path) -> None:
     (here / "text.txt").write_text(story(1500))
-    done("train", "text.txt", "--epochs", 0.5, "--out", "half", *TINY)
-    stderr = done("train", "--resume", "half").stderr
+    run_ok("train", "text.txt", "--epochs", 0.5, "--out", "half", *TINY)
+    stderr = run_ok("train", "--resume", "half").stderr
     assert "steps of --epochs 0.5 are done; --epochs 1 continues it." in stderr
-    assert "finished" not in done("train", "--resume", "half", "--epochs", 1).stderr
+    assert "finished" not in run_ok("train", "--resume", "half", "--epochs", 1).stderr

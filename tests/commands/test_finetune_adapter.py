@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shell import copied, done, records, refused, snapshot, tinylm
+from tests.shell import assert_error, copied, records, run_ok, snapshot, tinylm
 from tinylm.run_config import DataConfig
 from tinylm.run_directory.loading import read_config
 
@@ -21,7 +21,7 @@ def second(here: Path) -> Path:
 
 def test_a_bottleneck_adapter_lowers_the_loss_without_changing_the_base(second: Path, run: Path, here: Path) -> None:
     before = snapshot(run)
-    result = done("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT, "--bottleneck", 4)
+    result = run_ok("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT, "--bottleneck", 4)
     assert result.stdout == "ad\n"
     assert "adapter:   hidden size 4 after attention, feedforward: 296 parameters" in result.stderr
     assert snapshot(run) == before
@@ -33,51 +33,53 @@ def test_a_bottleneck_adapter_lowers_the_loss_without_changing_the_base(second: 
         "last",
     }
     base, adapted = (
-        records(done("eval", second, *how, "--json"))[0] for how in (("-m", run), ("--adapter", "ad", "-m", run))
+        records(run_ok("eval", second, *how, "--json"))[0] for how in (("-m", run), ("--adapter", "ad", "-m", run))
     )
     assert adapted["loss"] < base["loss"]
 
 
 def test_a_new_adapter_does_not_change_the_output(second: Path, run: Path, here: Path) -> None:
-    done("finetune-adapter", second, "-m", run, "-o", "ad", "--steps", 1, "--lr", 1e-30, "--batch-size", 4)
+    run_ok("finetune-adapter", second, "-m", run, "-o", "ad", "--steps", 1, "--lr", 1e-30, "--batch-size", 4)
     options = ("-n", 30, "-t", 0)
-    assert done("sample", "--adapter", "ad", "-m", run, *options).stdout == done("sample", "-m", run, *options).stdout
+    assert (
+        run_ok("sample", "--adapter", "ad", "-m", run, *options).stdout == run_ok("sample", "-m", run, *options).stdout
+    )
 
 
 @pytest.mark.usefixtures("shelf_cache")
 def test_a_bottleneck_adapter_is_resumed_by_finetune_adapter(second: Path, run: Path, here: Path) -> None:
-    done("finetune-adapter", second, "-m", run, "--steps", 2, "-o", "ad", "--batch-size", 4)
-    (record,) = records(done("info", "ad", "--json"))
+    run_ok("finetune-adapter", second, "-m", run, "--steps", 2, "-o", "ad", "--batch-size", 4)
+    (record,) = records(run_ok("info", "ad", "--json"))
     assert record["commands"]["resume"] == "tinylm finetune-adapter --resume ad"
     assert "merge" not in record["commands"]
-    done("finetune-adapter", "--resume", "ad", "--model", run, "--steps", 4)
+    run_ok("finetune-adapter", "--resume", "ad", "--model", run, "--steps", 4)
     again = tinylm("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT)
-    refused(again, 2, "finetune-adapter --resume ad", sentences=4)
+    assert_error(again, 2, "finetune-adapter --resume ad", sentences=4)
 
 
 def test_merging_a_bottleneck_adapter_is_an_error_with_the_alternative(second: Path, run: Path, here: Path) -> None:
-    done("finetune-adapter", second, "-m", run, "-o", "ad", "--steps", 1, "--batch-size", 4)
+    run_ok("finetune-adapter", second, "-m", run, "-o", "ad", "--steps", 1, "--batch-size", 4)
     ways = "Use it with --adapter, in tinylm sample and tinylm eval."
-    refused(tinylm("merge-lora", "ad", "--out", "merged"), 2, "cannot be merged", ways)
+    assert_error(tinylm("merge-lora", "ad", "--out", "merged"), 2, "cannot be merged", ways)
 
 
 @pytest.mark.parametrize("size", [0, 17, 99_999_999])
 def test_an_invalid_bottleneck_size_is_an_error(size: int, second: Path, run: Path, here: Path) -> None:
     result = tinylm("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT, "--bottleneck", size)
-    refused(result, 2, f"--bottleneck is {size}; it must be from 1 to ")
+    assert_error(result, 2, f"--bottleneck is {size}; it must be from 1 to ")
 
 
 def test_resuming_with_the_wrong_command_names_the_right_one(
     second: Path, run: Path, adapter: Path, here: Path
 ) -> None:
-    done("finetune-adapter", second, "-m", run, "-o", "ad", "--steps", 1, "--batch-size", 4)
-    refused(tinylm("finetune-lora", "--resume", "ad"), 2, "To continue it: tinylm finetune-adapter --resume ad.")
-    refused(tinylm("train", "--resume", adapter), 2, f"To continue it: tinylm finetune-lora --resume {adapter}.")
+    run_ok("finetune-adapter", second, "-m", run, "-o", "ad", "--steps", 1, "--batch-size", 4)
+    assert_error(tinylm("finetune-lora", "--resume", "ad"), 2, "To continue it: tinylm finetune-adapter --resume ad.")
+    assert_error(tinylm("train", "--resume", adapter), 2, f"To continue it: tinylm finetune-lora --resume {adapter}.")
 
 
 def test_the_default_directory_is_named_after_base_and_adapter_kind(second: Path, run: Path, here: Path) -> None:
     base = copied(run, here / "base")
-    assert done("finetune-adapter", second, "-m", base, "--steps", 1).stdout == f"{here}/base-adapter\n"
+    assert run_ok("finetune-adapter", second, "-m", base, "--steps", 1).stdout == f"{here}/base-adapter\n"
     config = read_config(here / "base-adapter").adapter
     assert config is not None and (config.kind, config.rank) == ("bottleneck", 16)
 
@@ -86,11 +88,11 @@ def test_the_default_directory_is_named_after_base_and_adapter_kind(second: Path
 
 
 def test_adapters_are_combined_with_their_scales(second: Path, run: Path, adapter: Path, here: Path) -> None:
-    done("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT)
+    run_ok("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT)
 
     def loss(*adapters: object) -> float:
         words = [word for one in adapters for word in ("--adapter", one)]
-        return records(done("eval", second, "-m", run, *words, "--json"))[0]["loss"]
+        return records(run_ok("eval", second, "-m", run, *words, "--json"))[0]["loss"]
 
     base, lora, bottleneck = loss(), loss(adapter), loss("ad")
     assert len({round(value, 4) for value in (base, lora, bottleneck, loss(adapter, "ad"))}) == 4
@@ -101,9 +103,9 @@ def test_adapters_are_combined_with_their_scales(second: Path, run: Path, adapte
 
 
 def test_adapters_of_different_bases_are_an_error(second: Path, run: Path, adapter: Path, here: Path) -> None:
-    done("train", second, "--out", "other", "--steps", 1, "--init-from", run, "--batch-size", 4)
-    done("finetune-lora", second, "-m", "other", "-o", "ad", "--steps", 1, "--batch-size", 4)
-    refused(
+    run_ok("train", second, "--out", "other", "--steps", 1, "--init-from", run, "--batch-size", 4)
+    run_ok("finetune-lora", second, "-m", "other", "-o", "ad", "--steps", 1, "--batch-size", 4)
+    assert_error(
         tinylm("sample", "--adapter", adapter, "--adapter", "ad"), 1, "was trained on another base model", sentences=3
     )
 
@@ -112,8 +114,8 @@ def test_equal_prompts_get_different_samples(run: Path, here: Path) -> None:
     """They use the random streams of the samples of a single prompt."""
     (here / "prompts.jsonl").write_text(json.dumps({"prompt": "no"}) + "\n" + json.dumps({"prompt": "no"}) + "\n")
     options = ("-m", run, "-n", 30, "--seed", 3, "--json")
-    lines = [record["text"] for record in records(done("sample", "-f", "prompts.jsonl", *options))]
-    assert lines == [record["text"] for record in records(done("sample", "-p", "no", "--num-samples", 2, *options))]
+    lines = [record["text"] for record in records(run_ok("sample", "-f", "prompts.jsonl", *options))]
+    assert lines == [record["text"] for record in records(run_ok("sample", "-p", "no", "--num-samples", 2, *options))]
     assert len(set(lines)) == 2
 
 
@@ -121,8 +123,8 @@ def test_an_empty_prompt_starts_as_the_training_text_of_its_adapter(
     second: Path, run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "two.jsonl").write_text("".join(json.dumps({"text": second.read_text()}) + "\n" for _ in range(2)))
-    done("finetune-adapter", "two.jsonl", "-m", run, "-o", "many", *SHORT)
-    done("finetune-adapter", second, "-m", run, "-o", "one", *SHORT)
+    run_ok("finetune-adapter", "two.jsonl", "-m", run, "-o", "many", *SHORT)
+    run_ok("finetune-adapter", second, "-m", run, "-o", "one", *SHORT)
     documents: list[int] = []
 
     def start(tokenizer: object, data: DataConfig, prompt: object) -> list[int]:
@@ -132,18 +134,18 @@ def test_an_empty_prompt_starts_as_the_training_text_of_its_adapter(
     monkeypatch.setattr("tinylm.generation.prompts.start_tokens", start)
     lines = [json.dumps({"prompt": "", "adapter": name}) for name in ("many", "one")]
     (here / "prompts.jsonl").write_text("\n".join([*lines, json.dumps({"prompt": ""})]))
-    done("sample", "-m", run, "-f", "prompts.jsonl", "-n", 1)
+    run_ok("sample", "-m", run, "-f", "prompts.jsonl", "-n", 1)
     assert documents == [2, 1, 1]
 
 
 @pytest.mark.parametrize("scale", ["half", "nan", "inf", ""])
 def test_an_adapter_scale_that_is_not_a_number_is_an_error(scale: str, adapter: Path) -> None:
-    refused(tinylm("sample", "--adapter", f"{adapter}={scale}"), 2, f"{scale!r} is not a number", "=0.5")
+    assert_error(tinylm("sample", "--adapter", f"{adapter}={scale}"), 2, f"{scale!r} is not a number", "=0.5")
 
 
 def test_each_line_of_prompts_may_name_an_adapter(second: Path, run: Path, adapter: Path, here: Path) -> None:
     """The base is loaded once, and each text is the one that --adapter gives."""
-    done("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT)
+    run_ok("finetune-adapter", second, "-m", run, "-o", "ad", *SHORT)
     options = ("-n", 30, "-t", 0, "--json")
     prompts = [
         ("the", None),
@@ -155,15 +157,15 @@ def test_each_line_of_prompts_may_name_an_adapter(second: Path, run: Path, adapt
     ]
     lines = [json.dumps({"prompt": text, **({"adapter": name} if name else {})}) for text, name in prompts]
     (here / "prompts.jsonl").write_text("\n".join([lines[0], "", *lines[1:]]) + "\n")
-    found = records(done("sample", "-m", run, "--prompt-file", "prompts.jsonl", *options))
+    found = records(run_ok("sample", "-m", run, "--prompt-file", "prompts.jsonl", *options))
     assert [record["prompt"] for record in found] == [text for text, _ in prompts]
     for record, (text, name) in zip(found, prompts, strict=True):
         alone = ("--adapter", name) if name else ()
-        (expected,) = records(done("sample", "-m", run, *alone, "-p", text, *options))
+        (expected,) = records(run_ok("sample", "-m", run, *alone, "-p", text, *options))
         assert record["text"] == expected["text"]
         assert record.get("adapter") == name
     assert len({record["text"] for record in found}) > 3
-    printed = done("sample", "-m", run, "--prompt-file", "prompts.jsonl", "-n", 3).stdout
+    printed = run_ok("sample", "-m", run, "--prompt-file", "prompts.jsonl", "-n", 3).stdout
     assert printed.count("\n---\n") == len(prompts) - 1
 
 
@@ -179,9 +181,9 @@ def test_each_line_of_prompts_may_name_an_adapter(second: Path, run: Path, adapt
 )
 def test_an_invalid_line_of_prompts_is_reported_with_its_number(line: str, words: str, run: Path, here: Path) -> None:
     (here / "prompts.jsonl").write_text(line)
-    refused(tinylm("sample", "-m", run, "-f", "prompts.jsonl"), 2, words)
+    assert_error(tinylm("sample", "-m", run, "-f", "prompts.jsonl"), 2, words)
 
 
 def test_the_adapter_option_contradicts_adapters_named_in_lines(run: Path, adapter: Path, here: Path) -> None:
     (here / "prompts.jsonl").write_text(json.dumps({"prompt": "a", "adapter": str(adapter)}))
-    refused(tinylm("sample", "--adapter", adapter, "-f", "prompts.jsonl"), 2, "some lines name their own")
+    assert_error(tinylm("sample", "--adapter", adapter, "-f", "prompts.jsonl"), 2, "some lines name their own")

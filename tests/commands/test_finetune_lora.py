@@ -10,12 +10,12 @@ import torch
 
 from tests.shell import (
     TINY,
+    assert_error,
+    assert_usage_error,
     copied,
-    done,
     edit_config,
-    misused,
     records,
-    refused,
+    run_ok,
     same_tensors,
     snapshot,
     story,
@@ -36,7 +36,7 @@ def second(here: Path) -> Path:
 
 
 def finetuned(second: Path, base: Path, out: str, *options: object) -> Path:
-    done("finetune-lora", second, "-m", base, "-o", out, *SHORT, *options)
+    run_ok("finetune-lora", second, "-m", base, "-o", out, *SHORT, *options)
     return second.parent / out
 
 
@@ -45,16 +45,16 @@ def peft_tensors(adapter: Path) -> dict[str, torch.Tensor]:
 
 
 def test_stdout_is_the_path_and_nothing_else(second: Path, run: Path, here: Path) -> None:
-    result = done("finetune-lora", second, "-m", run, "-o", "ad", *SHORT)
+    result = run_ok("finetune-lora", second, "-m", run, "-o", "ad", *SHORT)
     assert result.stdout == "ad\n"
     assert {path.name for path in (here / "ad").iterdir()} == FILES
     assert "adapter:   " in result.stderr and "q_proj, k_proj, v_proj, o_proj" in result.stderr
-    assert done("finetune-lora", second, "-m", run, "-o", "quiet", *SHORT, "--quiet").stderr == ""
+    assert run_ok("finetune-lora", second, "-m", run, "-o", "quiet", *SHORT, "--quiet").stderr == ""
 
 
 def test_the_default_directory_is_beside_the_base(second: Path, run: Path, here: Path) -> None:
     copied(run, here / "checkpoints/base")
-    result = done("finetune-lora", second, *SHORT)
+    result = run_ok("finetune-lora", second, *SHORT)
     assert result.stdout == "checkpoints/base-lora\n"
     assert "Using checkpoints/base, the newest model." in result.stderr
 
@@ -63,14 +63,14 @@ def test_the_default_directory_is_beside_a_base_given_as_a_dot(
     second: Path, run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(copied(run, here / "base"))
-    assert done("finetune-lora", second, "-m", ".", *SHORT).stdout == f"{here}/base-lora\n"
+    assert run_ok("finetune-lora", second, "-m", ".", *SHORT).stdout == f"{here}/base-lora\n"
 
 
 @pytest.mark.usefixtures("shelf_cache")
 def test_json_counts_only_trained_parameters(second: Path, run: Path, here: Path) -> None:
-    last = records(done("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, "--rank", 3, "--json"))[-1]
+    last = records(run_ok("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, "--rank", 3, "--json"))[-1]
     assert last["parameters"] == sum(tensor.numel() for tensor in peft_tensors(here / "ad").values())
-    again = records(done("finetune-lora", "--resume", "ad", "-m", run, "--steps", 3, "--json"))[-1]
+    again = records(run_ok("finetune-lora", "--resume", "ad", "-m", run, "--steps", 3, "--json"))[-1]
     assert again["parameters"] == last["parameters"]
 
 
@@ -85,7 +85,7 @@ def test_an_adapter_never_replaces_its_base_even_with_force(out: str, second: Pa
     copied(run, here / "base")
     before = snapshot(here)
     result = tinylm("finetune-lora", second, "-m", "base", "-o", out, "--force", *SHORT)
-    refused(result, 2, "is the base model, which is never written to")
+    assert_error(result, 2, "is the base model, which is never written to")
     assert snapshot(here) == before
 
 
@@ -96,14 +96,14 @@ def test_a_new_adapter_does_not_change_the_output(second: Path, run: Path, here:
     data = read_config(here / "ad").data
     assert data is not None
     (here / "val.txt").write_text(second.read_text()[data.train_characters :])
-    (base,) = records(done("eval", "-m", run, "val.txt", "--json"))
+    (base,) = records(run_ok("eval", "-m", run, "val.txt", "--json"))
     assert first["step"] == 0
     assert first["val_loss"] == pytest.approx(base["loss"], rel=1e-6)
 
 
 def test_a_longer_run_lowers_the_loss(second: Path, run: Path) -> None:
     options = ("--steps", 20, "--lr", 0.05, "--batch-size", 4, "--json")
-    lines = records(done("finetune-lora", second, "-m", run, "-o", "ad", *options))
+    lines = records(run_ok("finetune-lora", second, "-m", run, "-o", "ad", *options))
     losses = [line["val_loss"] for line in lines if "val_loss" in line]
     assert losses[-1] < losses[0] - 0.1
 
@@ -170,30 +170,30 @@ def test_the_adapter_records_its_base_by_path_and_digest(adapter: Path, run: Pat
 def test_a_renamed_base_is_found_and_a_moved_base_is_given_with_model(second: Path, run: Path, here: Path) -> None:
     copied(run, here / "base")
     finetuned(second, here / "base", "ad")
-    expected = done("sample", "--adapter", "ad", "-n", 20, "--seed", 1).stdout
+    expected = run_ok("sample", "--adapter", "ad", "-n", 20, "--seed", 1).stdout
     (here / "base").rename(here / "renamed")
-    assert done("sample", "--adapter", "ad", "-n", 20, "--seed", 1).stdout == expected
+    assert run_ok("sample", "--adapter", "ad", "-n", 20, "--seed", 1).stdout == expected
     (here / "elsewhere").mkdir()
     moved = (here / "renamed").rename(here / "elsewhere" / "base")
     commands = (("sample", "--adapter", "ad"), ("eval", "--adapter", "ad", second), ("finetune-lora", "--resume", "ad"))
     for command in commands:
-        refused(tinylm(*command), 2, "is neither beside it nor under checkpoints/", f"{here}/base", "--model")
-    assert done("sample", "--adapter", "ad", "-m", moved, "-n", 20, "--seed", 1).stdout == expected
-    done("finetune-lora", "--resume", "ad", "--model", moved, "--steps", 3)
+        assert_error(tinylm(*command), 2, "is neither beside it nor under checkpoints/", f"{here}/base", "--model")
+    assert run_ok("sample", "--adapter", "ad", "-m", moved, "-n", 20, "--seed", 1).stdout == expected
+    run_ok("finetune-lora", "--resume", "ad", "--model", moved, "--steps", 3)
 
 
 @pytest.mark.usefixtures("shelf_cache")
 def test_an_adapter_with_another_base_is_an_error(adapter: Path, run: Path, second: Path, here: Path) -> None:
     """The other base has the same shape."""
     other = copied(run, here / "other")
-    done("train", "--resume", other, "--steps", 205, "--eval-every", 1, "--log-every", 1)
-    done("train", second, "--init-from", other, "--out", "cousin", *SHORT, "--lr", "0.1", "--val-data", second)
+    run_ok("train", "--resume", other, "--steps", 205, "--eval-every", 1, "--log-every", 1)
+    run_ok("train", second, "--init-from", other, "--out", "cousin", *SHORT, "--lr", "0.1", "--val-data", second)
     text = "name the base model that it was trained on"
     before = snapshot(here)
     for command in (("sample",), ("eval", second)):
-        refused(tinylm(*command, "--adapter", adapter, "--model", "cousin"), 1, text, str(adapter), "cousin")
-    refused(tinylm("merge-lora", adapter, "--model", "cousin", "--out", "merged"), 1, text)
-    refused(tinylm("finetune-lora", "--resume", adapter, "--model", "cousin", "--steps", 99), 1, text)
+        assert_error(tinylm(*command, "--adapter", adapter, "--model", "cousin"), 1, text, str(adapter), "cousin")
+    assert_error(tinylm("merge-lora", adapter, "--model", "cousin", "--out", "merged"), 1, text)
+    assert_error(tinylm("finetune-lora", "--resume", adapter, "--model", "cousin", "--steps", 99), 1, text)
     assert snapshot(here) == before
 
 
@@ -201,8 +201,8 @@ def test_an_adapter_with_another_base_is_an_error(adapter: Path, run: Path, seco
 def test_a_resumed_adapter_has_the_weights_of_an_uninterrupted_run(second: Path, run: Path, here: Path) -> None:
     options = ("--schedule", "constant", "--eval-every", 2, "--save-every", 2, "--dropout", 0.2, "--target", "mlp")
     for name, steps in (("whole", 6), ("parts", 4)):
-        done("finetune-lora", second, "-m", run, "-o", name, "--steps", steps, "--batch-size", 4, *options)
-    result = done("finetune-lora", "--resume", "parts", "-m", run, "--steps", 6)
+        run_ok("finetune-lora", second, "-m", run, "-o", name, "--steps", steps, "--batch-size", 4, *options)
+    result = run_ok("finetune-lora", "--resume", "parts", "-m", run, "--steps", 6)
     assert result.stdout == "parts\n" and "at step 4" in result.stderr
     for name in ("adapter_model", "optimizer"):
         assert same_tensors(here / f"whole/last/{name}.safetensors", here / f"parts/last/{name}.safetensors")
@@ -212,16 +212,16 @@ def test_a_resumed_adapter_has_the_weights_of_an_uninterrupted_run(second: Path,
     "option, value", [("--rank", 4), ("--alpha", 3), ("--target", "mlp"), ("--lr", 1), ("--out", "x")]
 )
 def test_resuming_with_a_fixed_option_is_an_error(option: str, value: object, adapter: Path) -> None:
-    refused(tinylm("finetune-lora", "--resume", adapter, option, value), 2, f"--resume fixes {option}")
+    assert_error(tinylm("finetune-lora", "--resume", adapter, option, value), 2, f"--resume fixes {option}")
 
 
 def test_resuming_with_another_text_is_an_error(adapter: Path, run: Path, shelf: Path) -> None:
-    refused(tinylm("finetune-lora", shelf / "one.txt", "-m", run, "--resume", adapter), 2, "is not the text that")
+    assert_error(tinylm("finetune-lora", shelf / "one.txt", "-m", run, "--resume", adapter), 2, "is not the text that")
 
 
 def test_dry_run_writes_nothing(second: Path, run: Path, here: Path) -> None:
     before = snapshot(here)
-    result = done("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, "--dry-run")
+    result = run_ok("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, "--dry-run")
     assert "adapter:   rank 8 on q_proj, k_proj, v_proj, o_proj: " in result.stdout
     assert snapshot(here) == before
 
@@ -229,12 +229,12 @@ def test_dry_run_writes_nothing(second: Path, run: Path, here: Path) -> None:
 @pytest.mark.parametrize("option", [("--dropout", 0.1), ("--share-b",)])
 def test_dropout_and_shared_b_are_errors_for_embeddings(option: tuple[object, ...], second: Path, run: Path) -> None:
     result = tinylm("finetune-lora", second, "-m", run, *SHORT, "--target", "embedding", *option)
-    refused(result, 2, "--dropout and --share-b are for linear layers")
+    assert_error(result, 2, "--dropout and --share-b are for linear layers")
 
 
 def test_the_default_rank_fits_a_small_router(second: Path, shelf: Path, here: Path) -> None:
-    done("train", shelf / "one.txt", "-o", "mix", "--steps", 1, "--experts", 3, *TINY)
-    result = done("finetune-lora", second, "-m", "mix", "-o", "ad", *SHORT, "--target", "router", "--dry-run")
+    run_ok("train", shelf / "one.txt", "-o", "mix", "--steps", 1, "--experts", 3, *TINY)
+    result = run_ok("finetune-lora", second, "-m", "mix", "-o", "ad", *SHORT, "--target", "router", "--dry-run")
     assert "adapter:   rank 3 on router: " in result.stdout
 
 
@@ -242,7 +242,7 @@ def test_the_default_rank_fits_a_small_router(second: Path, shelf: Path, here: P
 def test_a_rank_larger_than_the_matrices_is_an_error(rank: int, second: Path, run: Path, here: Path) -> None:
     before = snapshot(here)
     result = tinylm("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, "--rank", rank)
-    refused(result, 2, f"--rank is {rank}; ")
+    assert_error(result, 2, f"--rank is {rank}; ")
     assert snapshot(here) == before
 
 
@@ -250,7 +250,7 @@ def test_an_existing_adapter_is_replaced_only_with_force(adapter: Path, second: 
     path = copied(adapter, here / "ad")
     before = snapshot(path)
     result = tinylm("finetune-lora", second, "-m", run, "-o", "ad", *SHORT)
-    refused(result, 2, "ad already holds a run", "--force", "--out", sentences=4)
+    assert_error(result, 2, "ad already holds a run", "--force", "--out", sentences=4)
     assert snapshot(path) == before
     finetuned(second, run, "ad", "--force", "--rank", 2)
     settings = read_config(path).adapter
@@ -258,21 +258,21 @@ def test_an_existing_adapter_is_replaced_only_with_force(adapter: Path, second: 
 
 
 def test_text_from_standard_input_is_kept_in_the_adapter(run: Path, second: Path, here: Path) -> None:
-    assert done("finetune-lora", "-", "-m", run, "-o", "ad", *SHORT, stdin=second.read_text()).stdout == "ad\n"
+    assert run_ok("finetune-lora", "-", "-m", run, "-o", "ad", *SHORT, stdin=second.read_text()).stdout == "ad\n"
     assert (here / "ad/tokens").is_dir()
-    done("finetune-lora", "--resume", "ad", "--model", run, "--steps", 3)
+    run_ok("finetune-lora", "--resume", "ad", "--model", run, "--steps", 3)
 
 
 def test_unknown_characters_are_listed(run: Path, here: Path) -> None:
     (here / "t.txt").write_text(story(300) + "é ü")
     before = snapshot(here)
     result = tinylm("finetune-lora", "t.txt", "-m", run, "-o", "ad", *SHORT)
-    refused(result, 2, "has no id for 2 of the text's characters", "'é' (U+00E9), 'ü' (U+00FC)")
+    assert_error(result, 2, "has no id for 2 of the text's characters", "'é' (U+00E9), 'ü' (U+00FC)")
     assert snapshot(here) == before
 
 
 def test_an_adapter_as_base_is_an_error(adapter: Path, second: Path) -> None:
-    refused(tinylm("finetune-lora", second, "-m", adapter, "-o", "ad", *SHORT), 2, "is an adapter, not a model")
+    assert_error(tinylm("finetune-lora", second, "-m", adapter, "-o", "ad", *SHORT), 2, "is an adapter, not a model")
 
 
 @pytest.mark.parametrize(
@@ -292,24 +292,24 @@ def test_invalid_values_are_reported_with_their_flags(
     flags: str, message: str, second: Path, run: Path, here: Path
 ) -> None:
     before = snapshot(here)
-    refused(tinylm("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, *flags.split()), 2, message)
+    assert_error(tinylm("finetune-lora", second, "-m", run, "-o", "ad", *SHORT, *flags.split()), 2, message)
     assert snapshot(here) == before
 
 
 def test_values_of_the_wrong_type_are_usage_errors(second: Path) -> None:
-    misused(tinylm("finetune-lora", second, "--rank", "high"), "--rank", "integer")
+    assert_usage_error(tinylm("finetune-lora", second, "--rank", "high"), "--rank", "integer")
 
 
 def test_without_a_text_or_a_model_the_error_has_an_example_command(second: Path) -> None:
-    refused(tinylm("finetune-lora"), 2, "tinylm finetune-lora corpus.txt", "standard input")
-    refused(tinylm("finetune-lora", second), 2, "no trained model under checkpoints/")
+    assert_error(tinylm("finetune-lora"), 2, "tinylm finetune-lora corpus.txt", "standard input")
+    assert_error(tinylm("finetune-lora", second), 2, "no trained model under checkpoints/")
 
 
 def test_a_text_shorter_than_the_context_is_an_error(run: Path, here: Path) -> None:
     """The base fixes the context length, so it cannot be shortened."""
     (here / "t.txt").write_text("no joy, no bed")
     result = tinylm("finetune-lora", "t.txt", "-m", run, "-o", "ad", *SHORT, "--val-fraction", 0.3)
-    refused(result, 2, "has 10 tokens", "a context of 16 needs 17; give more text.")
+    assert_error(result, 2, "has 10 tokens", "a context of 16 needs 17; give more text.")
     assert [path.name for path in here.iterdir()] == ["t.txt"]
 
 
@@ -318,6 +318,8 @@ def test_training_a_base_further_warns_that_its_adapters_no_longer_fit(adapter: 
     base = copied(run, here / "checkpoints" / "base")
     lora = copied(adapter, here / "checkpoints" / "lora")
     edit_config(lora, adapter={"base": str(base)})
-    result = done("train", "--resume", base, "--steps", 400, "--eval-every", 1)
+    result = run_ok("train", "--resume", base, "--steps", 400, "--eval-every", 1)
     assert "Warning: lora was trained on the weights of" in result.stderr
-    refused(tinylm("sample", "--adapter", lora), 2, "base does not have the weights that", "it was trained further")
+    assert_error(
+        tinylm("sample", "--adapter", lora), 2, "base does not have the weights that", "it was trained further"
+    )

@@ -11,7 +11,7 @@ import typer.main
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from tests.shell import refused
+from tests.shell import assert_error
 from tests.shell import tinylm as shell
 from tinylm.cli import app
 from tinylm.commands.flags import long_flag, settings_to_flags
@@ -76,7 +76,7 @@ def test_a_number_out_of_range_names_the_flag_on_the_command_line_and_the_settin
     typed = f"{value:.20f}s" if name == "time" else repr(value)
     positional = ["nowhere"] if any(one.param_type_name == "argument" for one in COMMANDS[command].params) else []
     result = shell(command, *positional, f"{flag}={typed}")
-    refused(result, 2, f"{flag} is ", f"; it must be {RANGES[name]}.")
+    assert_error(result, 2, f"{flag} is ", f"; it must be {RANGES[name]}.")
     assert "`" not in result.stderr
 
 
@@ -147,10 +147,10 @@ def test_an_error_in_python_names_settings(make: Any, message: str) -> None:
 def test_an_error_on_the_command_line_names_flags_with_their_values(tmp_path: Any) -> None:
     (tmp_path / "a.txt").write_text("ab ba " * 500)
     options = (tmp_path / "a.txt", "--out", tmp_path / "run", "--steps", 1)
-    refused(
+    assert_error(
         shell("train", *options, "--width", 33, "--heads", 11),
         2,
         "--position rope needs an even head dimension",
         "--width 33 divided",
     )
-    refused(shell("train", *options, "--epochs", 1), 2, "--steps and --epochs contradict each other")
+    assert_error(shell("train", *options, "--epochs", 1), 2, "--steps and --epochs contradict each other")

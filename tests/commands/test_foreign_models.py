@@ -11,7 +11,7 @@ import torch
 from tests.formats import gguf_files
 from tests.formats.peers import edit_json, save_peer
 from tests.formats.peft_adapters import make_adapter
-from tests.shell import copied, done, records, refused, snapshot, tinylm
+from tests.shell import assert_error, copied, records, run_ok, snapshot, tinylm
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +40,14 @@ def llama(models: dict[str, Any], here: Path) -> Path:
 )
 def test_info_describes_a_model(name: str, format: str, numbers: str, size: int, models: dict[str, Any]) -> None:
     path = models["folder"] / name
-    (record,) = records(done("info", path, "--json"))
+    (record,) = records(run_ok("info", path, "--json"))
     expected = models[name].num_parameters()
     assert (record["run"], record["kind"], record["format"]) == (str(path), "model", format)
     assert (record["family"], record["number_formats"]) == ("llama", [numbers])
     assert record["parameters"] == record["parameters_by_part"]["total"] == expected
     assert record["config"]["model"]["context"] == 64
     assert record["tokenizer"] == {"kind": "bpe", "vocab_size": size}
-    shown = done("info", path).stdout.splitlines()
+    shown = run_ok("info", path).stdout.splitlines()
     for line in (
         f"  format               {format}",
         "  family               llama",
@@ -63,7 +63,7 @@ def test_info_describes_a_model(name: str, format: str, numbers: str, size: int,
 
 def test_info_describes_an_adapter_without_its_base(models: dict[str, Any]) -> None:
     path = models["folder"] / "lora"
-    (record,) = records(done("info", path, "--json"))
+    (record,) = records(run_ok("info", path, "--json"))
     # 3 layers of q_proj (32, 32) and up_proj (48, 32), each with A (3, in) and B (out, 3).
     assert record["parameters"] == 3 * (3 * (32 + 32) + 3 * (32 + 48))
     assert record["adapter"] == {
@@ -74,7 +74,7 @@ def test_info_describes_an_adapter_without_its_base(models: dict[str, Any]) -> N
         "targets": ["q_proj", "up_proj"],
         "modules_to_save": [],
     }
-    assert "  targets              q_proj, up_proj" in done("info", path).stdout.splitlines()
+    assert "  targets              q_proj, up_proj" in run_ok("info", path).stdout.splitlines()
 
 
 def test_runs_lists_folders_of_hugging_face_and_leaves_out_files_and_adapters(
@@ -83,27 +83,27 @@ def test_runs_lists_folders_of_hugging_face_and_leaves_out_files_and_adapters(
     for name in ("llama", "lora"):
         copied(models["folder"] / name, here / "checkpoints" / name)
     os.link(models["folder"] / "llama.gguf", here / "checkpoints/llama.gguf")
-    result = done("runs")
+    result = run_ok("runs")
     _, row = (line.split("  ") for line in result.stdout.splitlines())
     assert [cell.strip() for cell in row if cell][:5] == ["llama", "hugging face", "42.5k", "-", "-"]
     assert result.stderr == ""
-    (record,) = records(done("runs", "--json"))
+    (record,) = records(run_ok("runs", "--json"))
     assert (record["kind"], record["parameters"], record["step"]) == ("hugging face", 42464, None)
     (here / "checkpoints/llama/model.safetensors").write_bytes(b"")
-    assert "damaged" in done("runs").stdout
+    assert "damaged" in run_ok("runs").stdout
 
 
 def test_the_newest_model_is_a_run_and_no_export(run: Path, models: dict[str, Any], here: Path) -> None:
     copied(run, here / "checkpoints/mine")
     newer = copied(models["folder"] / "llama", here / "checkpoints/exported")
     os.utime(newer / "model.safetensors", (3e9, 3e9))
-    assert "Using checkpoints/mine, the newest model." in done("sample", "-n", 1).stderr
+    assert "Using checkpoints/mine, the newest model." in run_ok("sample", "-n", 1).stderr
 
 
 def test_an_imported_gpt2_is_sampled_with_int8_weights(models: dict[str, Any]) -> None:
     """Its files store weights by columns."""
     plain, int8 = (
-        done("sample", "-m", models["folder"] / "gpt2", "-n", 5, "-t", 0, "--quantize", kind).stdout
+        run_ok("sample", "-m", models["folder"] / "gpt2", "-n", 5, "-t", 0, "--quantize", kind).stdout
         for kind in ("none", "int8")
     )
     assert plain and int8
@@ -128,7 +128,7 @@ def test_what_is_no_file_in_a_models_folder_is_refused_by_name(
     else:
         (llama / file).symlink_to(file if kind == "loop" else here / "moved")
     words = {"info": ("info", llama), "sample": ("sample", "-m", llama, "-n", 1)}[command]
-    refused(tinylm(*words), 1, str(llama), file)
+    assert_error(tinylm(*words), 1, str(llama), file)
 
 
 @pytest.mark.parametrize("name", ["loop", "loop.gguf"])
@@ -150,7 +150,7 @@ def test_a_model_that_is_a_link_to_itself_is_refused(words: tuple[Any, ...], nam
     (here / "text.txt").write_text("the old man said it was a cold morning. " * 20)
     (here / name).symlink_to(name)
     result = tinylm(*words, name)
-    refused(result, result.exit_code, name)
+    assert_error(result, result.exit_code, name)
     assert result.exit_code in (1, 2)
 
 
@@ -160,7 +160,7 @@ def test_a_model_that_is_a_link_to_itself_is_refused(words: tuple[Any, ...], nam
 )
 def test_an_output_that_is_a_link_to_itself_is_refused(words: tuple[Any, ...], llama: Path, here: Path) -> None:
     (here / "loop").symlink_to("loop")
-    refused(tinylm(*words, "loop"), 2, "loop")
+    assert_error(tinylm(*words, "loop"), 2, "loop")
     assert (here / "loop").is_symlink()
 
 
@@ -181,19 +181,19 @@ def test_half_of_a_surrogate_pair_is_refused_by_the_files_name(
 ) -> None:
     edit_json(llama / file, **fields)
     for words in (("info", llama), ("import", llama, "--out", "run"), ("export", llama, "--to", "hf", "--out", "new")):
-        refused(tinylm(*words), 1, file, "half of a surrogate pair")
+        assert_error(tinylm(*words), 1, file, "half of a surrogate pair")
 
 
 def test_half_of_a_surrogate_pair_in_an_adapters_config_is_refused(models: dict[str, Any], here: Path) -> None:
     adapter = copied(models["folder"] / "lora", here / "lora")
     edit_json(adapter / "adapter_config.json", base_model_name_or_path="x\ud800")
     for words in (("info", adapter), ("sample", "--adapter", adapter, "-m", models["folder"] / "llama", "-n", 1)):
-        refused(tinylm(*words), 1, "adapter_config.json", "half of a surrogate pair")
+        assert_error(tinylm(*words), 1, "adapter_config.json", "half of a surrogate pair")
 
 
 def test_a_name_that_is_not_utf8_is_refused_for_a_gguf_file(llama: Path, here: Path) -> None:
     before = snapshot(here)
-    refused(tinylm("export", llama, "--to", "gguf", "--out", "a\udcff.gguf"), 2, "must be UTF-8")
+    assert_error(tinylm("export", llama, "--to", "gguf", "--out", "a\udcff.gguf"), 2, "must be UTF-8")
     assert snapshot(here) == before
 
 
@@ -203,9 +203,11 @@ def test_a_model_whose_computation_overflows_gives_no_text_and_no_loss(llama: Pa
     tensors[name] = torch.full_like(tensors[name], 1e38)
     safetensors.torch.save_file(tensors, llama / "model.safetensors", {"format": "pt"})
     (here / "text.txt").write_text("the old man said it was a cold morning. " * 20)
-    refused(tinylm("eval", "text.txt", "-m", llama, "--json"), 1, "The loss is not a finite number", "--dtype fp32")
+    assert_error(
+        tinylm("eval", "text.txt", "-m", llama, "--json"), 1, "The loss is not a finite number", "--dtype fp32"
+    )
     result = tinylm("sample", "-m", llama, "-n", 3, "--prompt", "the", "--no-echo")
-    refused(result, 1, "The model's logits are not finite numbers", "--dtype fp32")
+    assert_error(result, 1, "The model's logits are not finite numbers", "--dtype fp32")
 
 
 @pytest.mark.parametrize(
@@ -222,4 +224,4 @@ def test_a_model_whose_computation_overflows_gives_no_text_and_no_loss(llama: Pa
 @pytest.mark.timeout(60)
 def test_absurd_sizes_are_refused_by_name(fields: dict[str, Any], message: str, llama: Path) -> None:
     edit_json(llama / "config.json", **fields)
-    refused(tinylm("sample", "-m", llama, "-n", 1), 1, message)
+    assert_error(tinylm("sample", "-m", llama, "-n", 1), 1, message)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.machines import write_profile
-from tests.shell import TINY, copied, done, edit_config, records, refused, snapshot, story, tinylm
+from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
 from tinylm.run_directory.loading import read_config, read_weights
 from tinylm.run_directory.weights import read_tensors, write_tensors, write_weights
 
@@ -30,7 +30,7 @@ def piped(shelf: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TINYLM_CACHE", str(shelf / "cache"))
         write_profile(shelf / "cache")
-        done("train", "-", "--out", shelf / "piped", *intervals, *TINY, stdin=text)
+        run_ok("train", "-", "--out", shelf / "piped", *intervals, *TINY, stdin=text)
     return shelf / "piped"
 
 
@@ -137,7 +137,7 @@ def test_resuming_does_not_write_through_links_with_temporary_names(name: str, b
 def test_resuming_does_not_write_to_or_empty_linked_folders(name: str, bad: Path, canary: Path) -> None:
     (bad / name).symlink_to(canary)
     run_all_commands(bad, canary)
-    done("train", "--resume", bad, "--steps", 12)
+    run_ok("train", "--resume", bad, "--steps", 12)
     assert snapshot(canary) == {"file": CANARY.encode()}
     assert not (bad / name).is_symlink()
 
@@ -197,7 +197,7 @@ def test_a_token_id_outside_the_vocabulary_is_an_error(bad: Path, canary: Path) 
     set_token(bad, 255)
     codes = run_all_commands(bad, canary)
     assert (codes[1], codes[2], codes[-1]) == (2, 1, 1)
-    refused(tinylm("eval", "--model", bad), 1, "val.bin has an id that is not in the vocabulary")
+    assert_error(tinylm("eval", "--model", bad), 1, "val.bin has an id that is not in the vocabulary")
 
 
 def test_tokens_for_speculative_decoding_are_hashed_only_if_the_file_was_changed(
@@ -214,10 +214,10 @@ def test_tokens_for_speculative_decoding_are_hashed_only_if_the_file_was_changed
     file = bad / "tokens" / "train.bin"
     edit_tokens(bad, changed=file.stat().st_mtime_ns)
     monkeypatch.setattr(hashlib, "file_digest", spy)
-    done("sample", "--model", bad, "-n", 20, "--draft", "ngram")
+    run_ok("sample", "--model", bad, "-n", 20, "--draft", "ngram")
     assert hashed == []
     os.utime(file)
-    done("sample", "--model", bad, "-n", 20, "--draft", "ngram")
+    run_ok("sample", "--model", bad, "-n", 20, "--draft", "ngram")
     assert len(hashed) == 1
 
 
@@ -228,7 +228,7 @@ def test_recorded_corpus_paths_are_printed_but_never_opened(bad: Path, here: Pat
         edit_config(bad, data={"corpus": [path], "val_corpus": [path], "tokens_in_run": False})
         codes = run_all_commands(bad, canary)
         assert codes[-1] == 1
-    refused(
+    assert_error(
         tinylm("train", "--resume", bad, "--steps", 9),
         1,
         "is no longer in the cache; name its training text",
@@ -274,7 +274,7 @@ TENSORS: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
 def test_tensors_that_do_not_fit_the_configuration_are_an_error(name: str, bad: Path, canary: Path) -> None:
     change, message = TENSORS[name]
     resave(bad, change)
-    refused(tinylm("sample", "--model", bad, "-n", 2), 1, message, sentences=3)
+    assert_error(tinylm("sample", "--model", bad, "-n", 2), 1, message, sentences=3)
     codes = run_all_commands(bad, canary)
     assert (codes[0], codes[2], codes[-1]) == (1, 1, 1)
 
@@ -302,16 +302,16 @@ def set_metadata(run: Path, **changes: str) -> None:
 )
 def test_the_metadata_of_a_weights_file_are_validated(changes: dict[str, str], bad: Path, canary: Path) -> None:
     set_metadata(bad, **changes)
-    refused(tinylm("sample", "--model", bad), 1, "model.safetensors is damaged", sentences=3)
+    assert_error(tinylm("sample", "--model", bad), 1, "model.safetensors is damaged", sentences=3)
     run_all_commands(bad, canary)
 
 
 def test_a_damaged_run_is_one_line_of_the_list_and_hides_no_other(bad: Path, piped: Path, here: Path) -> None:
     copied(piped, here / "checkpoints" / "good")
     set_metadata(bad, val_loss='"low"')
-    rows = records(done("runs", "--json"))
+    rows = records(run_ok("runs", "--json"))
     assert {(row["name"], row["kind"]) for row in rows} == {("good", "model"), ("bad", "damaged")}
-    assert len(done("runs").stdout.splitlines()) == 3
+    assert len(run_ok("runs").stdout.splitlines()) == 3
 
 
 def set_state(run: Path, **changes: Any) -> None:
@@ -333,7 +333,7 @@ def test_an_impossible_training_state_is_an_error(value: Any, bad: Path, canary:
         if (type(value) is int and name in may_be[value]) or (name in ("metrics", "scaler") and value == {}):
             continue
         set_state(bad, **{name: value})
-        refused(tinylm("train", "--resume", bad, "--steps", 9), 1, "damaged", sentences=3)
+        assert_error(tinylm("train", "--resume", bad, "--steps", 9), 1, "damaged", sentences=3)
         file.write_text(whole)
     write_manifest(bad)
     assert run_all_commands(bad, canary)[-1] == 0
@@ -345,7 +345,9 @@ def test_a_generator_state_with_an_index_out_of_range_is_an_error(left: int, pos
     struct.pack_into("=i", state, 8, left)
     struct.pack_into("=Q", state, 16, position)
     set_state(bad, rng={"cpu": state.hex()})
-    refused(tinylm("train", "--resume", bad, "--steps", 9), 1, "random number generator is out of range", sentences=3)
+    assert_error(
+        tinylm("train", "--resume", bad, "--steps", 9), 1, "random number generator is out of range", sentences=3
+    )
 
 
 @pytest.mark.parametrize("drawn", [0, 1, 2, 623, 624, 625, 1000])
@@ -353,7 +355,7 @@ def test_every_generator_state_that_torch_produces_is_accepted(drawn: int, bad: 
     generator = torch.Generator().manual_seed(3)
     torch.rand(drawn, generator=generator)
     set_state(bad, rng={"cpu": generator.get_state().numpy().tobytes().hex()})
-    done("train", "--resume", bad, "--steps", 5)
+    run_ok("train", "--resume", bad, "--steps", 5)
 
 
 @pytest.mark.timeout(60)
@@ -362,14 +364,14 @@ def test_a_huge_sparse_file_is_an_error_before_it_is_read(name: str, bad: Path) 
     os.truncate(bad / name, 1 << 40)
     if name.startswith("tokens"):
         edit_tokens(bad, tokens=1 << 40)
-    refused(tinylm("train", "--resume", bad, "--steps", 9), 1, "it is a sparse file, almost empty", sentences=3)
+    assert_error(tinylm("train", "--resume", bad, "--steps", 9), 1, "it is a sparse file, almost empty", sentences=3)
 
 
 def test_a_metrics_file_with_too_many_lines_is_an_error(bad: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinylm.run_directory.metrics_log.MAX_LINES", 1000)
     with (bad / "metrics.jsonl").open("a") as file:
         file.write("\n" * 1001)
-    refused(tinylm("info", bad), 1, "has more than 1000 lines")
+    assert_error(tinylm("info", bad), 1, "has more than 1000 lines")
 
 
 def change_optimizer(run: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
@@ -397,7 +399,7 @@ OPTIMIZERS: dict[str, Callable[[dict[str, Tensor]], object]] = {
 def test_an_optimizer_state_that_does_not_fit_is_an_error(name: str, bad: Path) -> None:
     change_optimizer(bad, OPTIMIZERS[name])
     message = "damaged" if name == "integer" else "The saved optimizer does not fit the model"
-    refused(tinylm("train", "--resume", bad, "--steps", 9), 1, message, sentences=3)
+    assert_error(tinylm("train", "--resume", bad, "--steps", 9), 1, message, sentences=3)
 
 
 @pytest.mark.parametrize(
@@ -417,11 +419,11 @@ def test_an_optimizer_state_that_does_not_fit_is_an_error(name: str, bad: Path) 
     ids=lambda line: line[:26],
 )
 def test_an_invalid_line_of_metrics_is_skipped(line: str, bad: Path, canary: Path) -> None:
-    expected = records(done("info", bad, "--json"))[0]["curve"]
+    expected = records(run_ok("info", bad, "--json"))[0]["curve"]
     with (bad / "metrics.jsonl").open("a") as file:
         file.write(line + "\n")
-    assert records(done("info", bad, "--json"))[0]["curve"] == expected
-    done("info", bad)
+    assert records(run_ok("info", bad, "--json"))[0]["curve"] == expected
+    run_ok("info", bad)
     assert run_all_commands(bad, canary)[-1] == 0
 
 
@@ -434,16 +436,16 @@ def test_the_base_of_an_adapter_is_found_by_its_digest_and_not_by_its_recorded_p
     lora = copied(adapter, here / "checkpoints" / "lora")
     for path in (str(canary), "/", "/dev/zero", "x" * 4000):
         edit_config(lora, adapter={"base": path})
-        refused(tinylm("sample", "--adapter", lora), 2, "is neither beside it nor under checkpoints/", "--model")
+        assert_error(tinylm("sample", "--adapter", lora), 2, "is neither beside it nor under checkpoints/", "--model")
     edit_config(lora, adapter={"base": str(run)})  # the digest of its weights covers this, too
     copied(run, here / "checkpoints" / "renamed")
-    done("sample", "--adapter", lora, "-n", 2)
+    run_ok("sample", "--adapter", lora, "-n", 2)
     moved = here / "elsewhere"
     lora.rename(moved)
-    done("sample", "--adapter", moved, "-n", 2)
+    run_ok("sample", "--adapter", moved, "-n", 2)
     edit_config(moved, adapter={"base": "/nowhere"})
     reseal_adapter(moved)
-    done("merge-lora", moved, "--out", "merged")
+    run_ok("merge-lora", moved, "--out", "merged")
     assert read_config(here / "merged").merged_steps[0] == read_weights(run, read_config(run)).step
 
 
@@ -472,4 +474,4 @@ def test_adapter_tensors_that_do_not_fit_are_an_error(name: str, adapter: Path, 
     changes[name]()
     write_weights(lora / "adapter_model.safetensors", weights.tensors, config, weights.step, weights.val_loss)
     for command in (("sample", "--adapter", lora, "-n", 2), ("merge-lora", lora, "--out", "merged")):
-        refused(tinylm(*command), 1, "lora", sentences=3)
+        assert_error(tinylm(*command), 1, "lora", sentences=3)

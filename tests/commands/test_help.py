@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from tests.shell import TINY, copied, done, environment, records, story
+from tests.shell import TINY, copied, environment, records, run_ok, story
 from tinylm.cli import app
 
 COMMANDS = typer.main.get_command(app).commands
@@ -43,7 +43,7 @@ def test_the_help_of_seed_names_its_default(name: str, default: str) -> None:
 
 
 def test_train_uses_seed_0_by_default(corpus: Path, here: Path) -> None:
-    done("train", corpus, "--out", "run", "--steps", 1, *TINY)
+    run_ok("train", corpus, "--out", "run", "--steps", 1, *TINY)
     assert json.loads((here / "run/config.json").read_text())["training"]["seed"] == 0
 
 
@@ -52,14 +52,14 @@ def test_train_uses_seed_0_by_default(corpus: Path, here: Path) -> None:
 
 def examples(name: str, monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> list[str]:
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", columns)
-    shown = done(name, "--help").stdout.split("Examples:")[1]
+    shown = run_ok(name, "--help").stdout.split("Examples:")[1]
     return [line.strip() for line in shown.splitlines() if line.startswith(" tinylm ")]
 
 
 def run_example(line: str, env: dict[str, str] | None = None) -> str:
     program, *words = shlex.split(line)
     assert program == "tinylm"
-    return done(*words, env=env).stdout
+    return run_ok(*words, env=env).stdout
 
 
 def test_the_examples_of_train_work(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,16 +72,16 @@ def test_the_examples_of_train_work(here: Path, monkeypatch: pytest.MonkeyPatch)
     del tiny["TINYLM_TRAIN_CONTEXT"]  # the --size of the example sets it
     assert "time:      about 30m 00s" in run_example(f"{timed} --dry-run", tiny)
     run_example(resumed)
-    (record,) = records(done("runs", "--json"))
+    (record,) = records(run_ok("runs", "--json"))
     assert record["step"] > 2
     run_example(f"{epochs} --force", tiny)
 
 
 def test_the_examples_of_sample_work(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "book.txt").write_text("Once upon a time\n" + story(2000))
-    done("train", "book.txt", "--steps", 30, *TINY)
+    run_ok("train", "book.txt", "--steps", 30, *TINY)
     continued, by_name, many, names = examples("sample", monkeypatch)
-    (line,) = re.findall(r"\{.*\}", done("sample", "--help").stdout)
+    (line,) = re.findall(r"\{.*\}", run_ok("sample", "--help").stdout)
     (here / "prompts.jsonl").write_text(line.replace("The sea", "Once") + "\n")
     assert run_example(f"{continued} --seed 1").startswith("Once upon a time")
     assert run_example(by_name) == run_example(by_name)

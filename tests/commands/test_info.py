@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shell import copied, done, records, refused, tinylm
+from tests.shell import assert_error, copied, records, run_ok, tinylm
 from tinylm.run_config import FORMAT
 from tinylm.run_directory.loading import load_model
 
@@ -15,7 +15,7 @@ KEYS |= {"tokenizer", "curve", "commands"}
 
 
 def test_json_is_one_object_with_the_documented_keys(run: Path) -> None:
-    (record,) = records(done("info", run, "--json"))
+    (record,) = records(run_ok("info", run, "--json"))
     assert set(record) == KEYS
     saved = json.loads((run / "config.json").read_text())
     assert {**record["config"], "digest": saved["digest"]} == saved
@@ -29,7 +29,7 @@ def test_json_is_one_object_with_the_documented_keys(run: Path) -> None:
 
 
 def test_text_shows_configuration_parameters_tokenizer_corpus_curve_and_commands(run: Path, shelf: Path) -> None:
-    stdout = done("info", run).stdout
+    stdout = run_ok("info", run).stdout
     for title in ("run", "model", "parameters", "tokenizer", "data", "training", "runtime", "curve", "commands"):
         assert f"\n{title}\n" in "\n" + stdout
     for line in (
@@ -46,33 +46,33 @@ def test_the_printed_commands_work(run: Path, adapter: Path, here: Path, shelf: 
     (here / "other.txt").write_text((shelf / "two.txt").read_text())
     model, tune = copied(run, here / "a model"), copied(adapter, here / "tune")
     for path in (model, tune):
-        (record,) = records(done("info", path, "--json"))
+        (record,) = records(run_ok("info", path, "--json"))
         for name, command in record["commands"].items():
-            assert command in done("info", path).stdout
+            assert command in run_ok("info", path).stdout
             program, *words = shlex.split(command.replace('"..."', "sea"))
             short = {"sample": ("-n", 2), "fine-tune": ("--steps", 1, "--batch-size", 4)}
             assert program == "tinylm"
-            done(*words, *short.get(name, ()))
+            run_ok(*words, *short.get(name, ()))
 
 
 def test_the_commands_for_an_adapter_use_the_adapter_option(adapter: Path) -> None:
-    (record,) = records(done("info", adapter, "--json"))
+    (record,) = records(run_ok("info", adapter, "--json"))
     assert record["kind"] == "adapter"
     assert set(record["commands"]) == {"resume", "sample", "evaluate", "merge"}
     assert "--adapter" in record["commands"]["sample"]
-    assert "\nadapter\n" in done("info", adapter).stdout
+    assert "\nadapter\n" in run_ok("info", adapter).stdout
 
 
 def test_a_merged_model_has_no_resume_command(adapter: Path) -> None:
-    done("merge-lora", adapter, "--out", "merged")
-    (record,) = records(done("info", "merged", "--json"))
+    run_ok("merge-lora", adapter, "--out", "merged")
+    (record,) = records(run_ok("info", "merged", "--json"))
     assert "resume" not in record["commands"]
     assert record["curve"] == []
 
 
 def test_the_default_is_the_newest_model(run: Path, here: Path) -> None:
     copied(run, here / "checkpoints/mine")
-    result = done("info", "--json")
+    result = run_ok("info", "--json")
     assert "Using checkpoints/mine" in result.stderr
     assert records(result)[0]["run"] == "checkpoints/mine"
 
@@ -83,7 +83,7 @@ def test_a_dot_names_the_run_in_the_working_directory(
 ) -> None:
     path = request.getfixturevalue(kind)
     monkeypatch.chdir(path)
-    (record,) = records(done("info", ".", "--json"))
+    (record,) = records(run_ok("info", ".", "--json"))
     assert record["run"] == str(path)
 
 
@@ -91,20 +91,20 @@ def test_a_truncated_line_of_metrics_is_skipped(run: Path, here: Path) -> None:
     path = copied(run, here / "cut")
     metrics = path / "metrics.jsonl"
     metrics.write_text(metrics.read_text() + '{"step": 201, "val_l')
-    assert records(done("info", path, "--json"))[0]["curve"][-1]["step"] == 200
+    assert records(run_ok("info", path, "--json"))[0]["curve"][-1]["step"] == 200
 
 
 def test_a_damaged_run_is_an_error_that_names_the_file(run: Path, here: Path) -> None:
     path = copied(run, here / "bad")
     (path / "model.safetensors").write_bytes(b"\0" * 50)
-    refused(tinylm("info", path), 1, str(path / "model.safetensors"), "damaged")
+    assert_error(tinylm("info", path), 1, str(path / "model.safetensors"), "damaged")
     (path / "config.json").write_text('{"format": 99}')
-    refused(
+    assert_error(
         tinylm("info", path), 1, f"written by a newer tinylm (format 99, this one reads {FORMAT})", "upgrade tinylm"
     )
 
 
 def test_a_path_that_is_not_a_run_is_an_error(here: Path) -> None:
-    refused(tinylm("info", "nowhere"), 2, "There is no run at nowhere", "tinylm runs")
+    assert_error(tinylm("info", "nowhere"), 2, "There is no run at nowhere", "tinylm runs")
     (here / "empty").mkdir()
-    refused(tinylm("info", "empty"), 2, "empty is not a run directory: it has no config.json")
+    assert_error(tinylm("info", "empty"), 2, "empty is not a run directory: it has no config.json")

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tinylm
-from tests.shell import TINY, done, environment, misused, refused
+from tests.shell import TINY, assert_error, assert_usage_error, environment, run_ok
 from tests.shell import tinylm as shell
 from tinylm import model_config, training_config
 from tinylm.cli import app
@@ -41,7 +41,7 @@ TOML: dict[str, tuple[str | bytes, str]] = {
 def test_an_invalid_config_file_is_an_error(name: str, here: Path) -> None:
     content, message = TOML[name]
     (here / "my.toml").write_bytes(content if isinstance(content, bytes) else content.encode())
-    refused(shell("train", "corpus.txt", "--config", "my.toml"), 2, message)
+    assert_error(shell("train", "corpus.txt", "--config", "my.toml"), 2, message)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,9 @@ def test_an_invalid_config_file_is_an_error(name: str, here: Path) -> None:
 @pytest.mark.parametrize("option", ["steps", "lr", "time", "preset", "out"])
 def test_a_toml_value_that_no_option_can_have_is_a_usage_error(option: str, value: str, here: Path) -> None:
     (here / "my.toml").write_text(f"{option} = {value}")
-    misused(shell("train", "corpus.txt", "--config", "my.toml"), f"Invalid value for '--{option}'", "in the file")
+    assert_usage_error(
+        shell("train", "corpus.txt", "--config", "my.toml"), f"Invalid value for '--{option}'", "in the file"
+    )
 
 
 @pytest.mark.parametrize("content", ["quiet = 'perhaps'", "quiet = 1", "corpus = [1979-05-27]", 'out = "a\\u0000b"'])
@@ -59,21 +61,21 @@ def test_a_toml_value_of_the_wrong_type_for_a_switch_a_list_or_a_path_is_a_usage
     content: str, here: Path
 ) -> None:
     (here / "my.toml").write_text(content)
-    misused(shell("train", "corpus.txt", "--config", "my.toml"), "Invalid value for", "my.toml")
+    assert_usage_error(shell("train", "corpus.txt", "--config", "my.toml"), "Invalid value for", "my.toml")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 def test_a_pipe_or_a_device_as_config_file_is_an_error(here: Path) -> None:
     os.mkfifo(here / "pipe")
     for name in ("pipe", "/dev/zero"):
-        refused(shell("train", "corpus.txt", "--config", name), 2, f"--config {name}: it is not a regular file.")
+        assert_error(shell("train", "corpus.txt", "--config", name), 2, f"--config {name}: it is not a regular file.")
 
 
 def test_a_config_file_may_be_a_link(here: Path, corpus: Path) -> None:
     (here / "mine.toml").write_text("steps = 11")
     (here / "link.toml").symlink_to("mine.toml")
     options = ("--dry-run", *TINY, "--config", "link.toml")
-    assert "11 steps" in done("train", corpus, *options).stdout
+    assert "11 steps" in run_ok("train", corpus, *options).stdout
 
 
 def test_a_config_file_named_by_a_variable_may_set_debug(here: Path) -> None:
@@ -105,37 +107,37 @@ NUMBERS: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_number_out_of_range_is_an_error_before_anything_is_read(name: str, here: Path) -> None:
     for value in NUMBERS[name]:
-        refused(shell("train", "nowhere.txt", f"--{name}", value), 2, f"--{name} is ", "; it must be ")
+        assert_error(shell("train", "nowhere.txt", f"--{name}", value), 2, f"--{name} is ", "; it must be ")
         variable = f"TINYLM_TRAIN_{name.replace('-', '_').upper()}"
-        refused(shell("train", "nowhere.txt", env={variable: value}), 2, f"environment variable {variable}.")
+        assert_error(shell("train", "nowhere.txt", env={variable: value}), 2, f"environment variable {variable}.")
         (here / "my.toml").write_text(f"{name} = {value!r}")
-        refused(shell("train", "nowhere.txt", "--config", "my.toml"), 2, f"--{name} comes from the file my.toml.")
+        assert_error(shell("train", "nowhere.txt", "--config", "my.toml"), 2, f"--{name} comes from the file my.toml.")
 
 
 @pytest.mark.parametrize("value", ["1e400h", "-5m", "soon", "1.2.3h", "", "x" * 10_000])
 def test_an_invalid_duration_is_a_usage_error(value: str) -> None:
-    misused(shell("train", "corpus.txt", "--time", value), "is not a length of time")
+    assert_usage_error(shell("train", "corpus.txt", "--time", value), "is not a length of time")
 
 
 def test_an_integer_of_5000_digits_is_a_usage_error() -> None:
-    misused(shell("train", "corpus.txt", "--steps", "9" * 5000), "Invalid value for '--steps'")
+    assert_usage_error(shell("train", "corpus.txt", "--steps", "9" * 5000), "Invalid value for '--steps'")
 
 
 @pytest.mark.parametrize("command", ["finetune-lora", "finetune-adapter"])
 def test_numbers_have_ranges_in_the_other_commands(command: str) -> None:
     for option in ("--seed", "--steps", "--batch-size", "--lr", "--dropout"):
-        refused(shell(command, "nowhere.txt", option, "1" + "0" * 400), 2, f"{option} is ")
-    refused(shell("eval", "nowhere.txt", "--batch-size", "1" + "0" * 400), 2, "--batch-size is ")
-    refused(shell("sample", "--seed", 2**64), 2, "--seed is ")
+        assert_error(shell(command, "nowhere.txt", option, "1" + "0" * 400), 2, f"{option} is ")
+    assert_error(shell("eval", "nowhere.txt", "--batch-size", "1" + "0" * 400), 2, "--batch-size is ")
+    assert_error(shell("sample", "--seed", 2**64), 2, "--seed is ")
 
 
 def test_an_error_names_the_variable_or_file_of_each_option_in_it(here: Path, corpus: Path) -> None:
     (here / "my.toml").write_text("heads = 7")
     env = {"TINYLM_TRAIN_WIDTH": "16"}
     sources = ("--heads comes from the file my.toml", "--width comes from the environment variable TINYLM_TRAIN_WIDTH.")
-    refused(shell("train", corpus, "--steps", 1, "--config", "my.toml", env=env), 2, *sources)
+    assert_error(shell("train", corpus, "--steps", 1, "--config", "my.toml", env=env), 2, *sources)
     typed = shell("train", corpus, "--steps", 1, "--heads", 7, "--width", 16)
-    refused(typed, 2, "--heads is 7; it must divide --width (16)")
+    assert_error(typed, 2, "--heads is 7; it must divide --width (16)")
     assert "comes from" not in typed.stderr
 
 
@@ -155,13 +157,13 @@ def test_an_error_names_the_variable_or_file_of_each_option_in_it(here: Path, co
 def test_an_error_names_the_variable_of_a_quoted_value(
     command: tuple[str, ...], variable: str, value: str, corpus: Path
 ) -> None:
-    refused(shell(*command, env={variable: value}), 2, value, f"comes from the environment variable {variable}.")
+    assert_error(shell(*command, env={variable: value}), 2, value, f"comes from the environment variable {variable}.")
 
 
 def test_parsing_errors_name_the_variable_of_the_value() -> None:
     for name, value in (("STEPS", "few"), ("TIME", "soon"), ("FORCE", "maybe")):
         result = shell("train", "corpus.txt", env={f"TINYLM_TRAIN_{name}": value, "COLUMNS": "200"})
-        misused(result, f"'--{name.lower()}'", f"in the environment variable TINYLM_TRAIN_{name}: {value!r}")
+        assert_usage_error(result, f"'--{name.lower()}'", f"in the environment variable TINYLM_TRAIN_{name}: {value!r}")
 
 
 # Unknown variables
@@ -185,7 +187,7 @@ def test_an_unknown_variable_is_a_warning_with_the_nearest_name(
     """Every command warns, also about variables of other commands."""
     if os.name == "nt" and name.upper() == meant:
         pytest.skip("variables have no case there")
-    result = done("runs", *options, env={name: "1"})
+    result = run_ok("runs", *options, env={name: "1"})
     warning = f"Warning: tinylm does not read the environment variable {name}; did you mean {meant}?"
     assert warning in result.stderr.splitlines()
     assert result.stdout == ""
@@ -193,7 +195,7 @@ def test_an_unknown_variable_is_a_warning_with_the_nearest_name(
 
 def test_an_unknown_variable_without_a_near_name_is_a_warning() -> None:
     name = "TINYLM_" + "Q" * 20
-    stderr = done("runs", env={name: "1"}).stderr
+    stderr = run_ok("runs", env={name: "1"}).stderr
     assert f"Warning: tinylm does not read the environment variable {name}." in stderr.splitlines()
 
 
@@ -208,7 +210,7 @@ def test_known_variables_cause_no_warning() -> None:
         options = (p for p in command.params if p.param_type_name == "option")
         named |= {prefix + str(option.name).upper() for option in options}
     others = {name: "" for name in named if not name.startswith("TINYLM_RUNS_")}
-    assert "Warning" not in done("runs", env=others).stderr
+    assert "Warning" not in run_ok("runs", env=others).stderr
 
 
 def test_shell_completion_prints_no_warning() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.shell import done, misused, records, refused, tinylm
+from tests.shell import assert_error, assert_usage_error, records, run_ok, tinylm
 
 HUGE = 10**400
 
@@ -19,12 +19,12 @@ def jsonl(*lines: dict[str, Any]) -> str:
 
 def answers(run: Path, text: str, *options: object) -> list[dict[str, Any]]:
     """The records of tinylm sample for JSONL prompts on standard input."""
-    return records(done("sample", "-m", run, "-f", "-", "--format", "jsonl", "--json", "-q", *options, stdin=text))
+    return records(run_ok("sample", "-m", run, "-f", "-", "--format", "jsonl", "--json", "-q", *options, stdin=text))
 
 
 def sampled(run: Path, *options: object) -> list[dict[str, Any]]:
     """The records of tinylm sample with these options."""
-    return records(done("sample", "-m", run, "--json", "-q", *options))
+    return records(run_ok("sample", "-m", run, "--json", "-q", *options))
 
 
 # Formats
@@ -36,7 +36,7 @@ def test_jsonl_prompts_may_come_from_standard_input_or_a_file(run: Path, here: P
     found = answers(run, text, "-n", 9, "--seed", 1)
     assert [record["prompt"] for record in found] == ["the", "no joy"]
     assert found == sampled(run, "-f", "p.jsonl", "-n", 9, "--seed", 1)
-    dashed = done("sample", "-m", run, "-p", "-", "--format", "jsonl", "-n", 9, "--seed", 1, "--json", stdin=text)
+    dashed = run_ok("sample", "-m", run, "-p", "-", "--format", "jsonl", "-n", 9, "--seed", 1, "--json", stdin=text)
     assert found == records(dashed)
 
 
@@ -56,15 +56,15 @@ def test_the_format_option_overrides_the_file_name(run: Path, here: Path) -> Non
 @pytest.mark.parametrize("text", ['{"prompt": "the"}\n', '{"prompt": "a"}\n\n{"b": 1}\n'])
 def test_jsonl_without_a_format_is_an_error(text: str, bpe_run: Path, here: Path) -> None:
     for how in ("-p", "-f"):
-        refused(
+        assert_error(
             tinylm("sample", "-m", bpe_run, how, "-", stdin=text),
             2,
             "Standard input looks like JSONL; read it as that with --format jsonl, or as a single prompt with --format",
         )
     (here / "p.json").write_text(text)
-    refused(tinylm("sample", "-m", bpe_run, "-f", "p.json"), 2, "p.json looks like JSONL")
+    assert_error(tinylm("sample", "-m", bpe_run, "-f", "p.json"), 2, "p.json looks like JSONL")
     (record,) = records(
-        done("sample", "-m", bpe_run, "-p", "-", "--format", "text", "-n", 1, "--json", "-q", stdin=text)
+        run_ok("sample", "-m", bpe_run, "-p", "-", "--format", "text", "-n", 1, "--json", "-q", stdin=text)
     )
     assert record["prompt"] == text.removesuffix("\n")
 
@@ -72,17 +72,17 @@ def test_jsonl_without_a_format_is_an_error(text: str, bpe_run: Path, here: Path
 def test_multi_line_json_without_a_format_is_an_error(bpe_run: Path) -> None:
     for value in ([{"prompt": "a"}, {"prompt": "b"}], {"prompt": "a"}):
         result = tinylm("sample", "-m", bpe_run, "-p", "-", stdin=json.dumps(value, indent=2))
-        refused(result, 2, "Standard input looks like JSON; write one object per line for --format jsonl")
+        assert_error(result, 2, "Standard input looks like JSON; write one object per line for --format jsonl")
 
 
 @pytest.mark.parametrize("text", ['{"prompt": "the', "[1, 2]", "{}\nand so on", "[" * 100_000, '"the"'])
 def test_text_that_only_starts_like_json_is_a_plain_prompt(text: str, bpe_run: Path) -> None:
-    done("sample", "-m", bpe_run, "-p", "-", "-n", 1, stdin=text)
-    done("sample", "-m", bpe_run, "-p", '{"prompt": "typed"}', "-n", 1)
+    run_ok("sample", "-m", bpe_run, "-p", "-", "-n", 1, stdin=text)
+    run_ok("sample", "-m", bpe_run, "-p", '{"prompt": "typed"}', "-n", 1)
 
 
 def test_an_unknown_format_is_an_error(run: Path) -> None:
-    refused(
+    assert_error(
         tinylm("sample", "-m", run, "--format", "csv"), 2, "--format is 'csv'; it must be one of: text, jsonl, lines"
     )
 
@@ -162,17 +162,17 @@ def test_an_invalid_value_is_reported_with_file_line_and_key(
     keys: dict[str, Any], words: str, run: Path, here: Path
 ) -> None:
     (here / "p.jsonl").write_text(jsonl({"prompt": "the"}, {"prompt": "the", **keys}))
-    refused(tinylm("sample", "-m", run, "-f", "p.jsonl"), 2, f"p.jsonl, line 2: {words}")
+    assert_error(tinylm("sample", "-m", run, "-f", "p.jsonl"), 2, f"p.jsonl, line 2: {words}")
 
 
 def test_an_invalid_prompt_is_reported_with_its_line(run: Path) -> None:
     text = jsonl({"prompt": "é"})
     stdin = ("sample", "-m", run, "-p", "-", "--format")
-    refused(
+    assert_error(
         tinylm(*stdin, "jsonl", stdin=text), 2, "Standard input, line 1 has a character", "'é' (U+00E9) at offset 0"
     )
-    refused(tinylm(*stdin, "lines", "--strict", stdin="a" * 17), 2, "Standard input, line 1 has 17 tokens")
-    misused(tinylm("sample", "-m", run, "-f", "a\0b"), "'--prompt-file'", "null byte")
+    assert_error(tinylm(*stdin, "lines", "--strict", stdin="a" * 17), 2, "Standard input, line 1 has 17 tokens")
+    assert_usage_error(tinylm("sample", "-m", run, "-f", "a\0b"), "'--prompt-file'", "null byte")
 
 
 # Stop sequences and separators
@@ -180,14 +180,14 @@ def test_an_invalid_prompt_is_reported_with_its_line(run: Path) -> None:
 
 def test_stop_and_separator_may_contain_escapes(run: Path) -> None:
     options = ("-m", run, "-n", 200, "--seed", 4)
-    whole = records(done("sample", *options, "--json"))[0]["text"]
+    whole = records(run_ok("sample", *options, "--json"))[0]["text"]
     assert "\n" in whole
-    (record,) = records(done("sample", *options, "--stop", r"\n", "--json"))
+    (record,) = records(run_ok("sample", *options, "--stop", r"\n", "--json"))
     assert (record["text"], record["finish_reason"]) == (whole[: whole.index("\n")], "stop")
-    assert records(done("sample", *options, "--stop", "\n", "--json")) == [record]
+    assert records(run_ok("sample", *options, "--stop", "\n", "--json")) == [record]
     texts = [one["text"] for one in sampled(run, "-n", 5, "--seed", 4, "--num-samples", 2)]
     for written, meant in ((r"\n", "\n"), (r"\t|\t", "\t|\t"), (r"\\n", r"\n"), ("", ""), ("\n", "\n"), ("é", "é")):
-        result = done("sample", "-m", run, "-n", 5, "--seed", 4, "--num-samples", 2, "--separator", written)
+        result = run_ok("sample", "-m", run, "-n", 5, "--seed", 4, "--num-samples", 2, "--separator", written)
         assert result.stdout == meant.join(texts) + "\n"
 
 
@@ -204,36 +204,38 @@ def test_stop_and_separator_may_contain_escapes(run: Path) -> None:
 )
 def test_any_other_escape_is_an_error(name: str, text: str, where: str, run: Path) -> None:
     message = rf"--{name} has a backslash {where}; write \n (line feed), \t (tab) or \\ (backslash)."
-    refused(tinylm("sample", "-m", run, f"--{name}", text), 2, message)
+    assert_error(tinylm("sample", "-m", run, f"--{name}", text), 2, message)
 
 
 def test_an_empty_stop_sequence_is_an_error(run: Path) -> None:
-    refused(tinylm("sample", "-m", run, "--stop", "", "--stop", "a"), 2, "--stop is empty; give the text to stop at")
+    assert_error(
+        tinylm("sample", "-m", run, "--stop", "", "--stop", "a"), 2, "--stop is empty; give the text to stop at"
+    )
 
 
 def test_samples_can_be_printed_one_per_line(run: Path) -> None:
     options = ("--num-samples", 4, "--no-echo", "--stop", r"\n", "--separator", r"\n", "--seed", 3)
     names = [record["text"] for record in sampled(run, *options)]
     assert len(names) == 4
-    assert done("sample", "-m", run, *options).stdout == "".join(name + "\n" for name in names)
+    assert run_ok("sample", "-m", run, *options).stdout == "".join(name + "\n" for name in names)
 
 
 def test_prompts_of_a_file_are_separated_in_the_same_way_as_samples(run: Path) -> None:
     text = jsonl({"prompt": "the", "num_samples": 2}, {"prompt": "a"}, {"prompt": ""})
     texts = [record["prompt"] + record["text"] for record in answers(run, text, "-n", 9, "--seed", 1)]
     options = ("sample", "-m", run, "-f", "-", "--format", "jsonl", "-n", 9, "--seed", 1)
-    assert done(*options, stdin=text).stdout == "\n---\n".join(texts) + "\n"
-    assert done(*options, "--separator", r"\n", "--no-stream", stdin=text).stdout == "\n".join(texts) + "\n"
+    assert run_ok(*options, stdin=text).stdout == "\n---\n".join(texts) + "\n"
+    assert run_ok(*options, "--separator", r"\n", "--no-stream", stdin=text).stdout == "\n".join(texts) + "\n"
 
 
 # The seed
 
 
 def test_the_printed_random_seed_reproduces_the_text(run: Path) -> None:
-    first = done("sample", "-m", run, "-n", 30)
+    first = run_ok("sample", "-m", run, "-n", 30)
     (note,) = (line for line in first.stderr.splitlines() if line.startswith("Seed "))
     seed = note.removeprefix("Seed ").removesuffix(".")
-    assert done("sample", "-m", run, "-n", 30, "--seed", seed).stdout == first.stdout
+    assert run_ok("sample", "-m", run, "-n", 30, "--seed", seed).stdout == first.stdout
 
 
 # Numbers
@@ -254,7 +256,7 @@ NUMBERS = ("nan", "inf", "-inf", "-1", "1e308", "-1e-300", "9" * 400, str(2**63)
 def test_a_number_out_of_range_is_reported_with_its_flag(name: str, value: str, run: Path) -> None:
     result = tinylm("sample", "-m", run, f"--{name}={value}", "-q")
     if name == "length-penalty" and value in ("-1", "-1e-300"):  # in range, but without effect on a decoder
-        refused(result, 2, "leave out --length-penalty.")
+        assert_error(result, 2, "leave out --length-penalty.")
     else:
         assert result.exit_code == 2, result.output
         assert f"--{name}" in result.stderr and len(result.stderr) < 7000

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.shell import copied, done, misused, records, refused, snapshot, tinylm
+from tests.shell import assert_error, assert_usage_error, copied, records, run_ok, snapshot, tinylm
 from tinylm.cache_directory import cache_root
 from tinylm.device import can_compile
 from tinylm.errors import TinyLMError
@@ -23,35 +23,35 @@ PROMPT = "the old man"
 
 def sampled(*arguments: object, **how: object) -> str:
     """The stdout of tinylm sample with seed 1 and 40 tokens, unless the arguments say otherwise."""
-    return done("sample", "--seed", 1, "-n", 40, *arguments, **how).stdout
+    return run_ok("sample", "--seed", 1, "-n", 40, *arguments, **how).stdout
 
 
 def test_stdout_is_the_prompt_the_text_and_a_line_break(run: Path) -> None:
-    (record,) = records(done("sample", "-m", run, "-p", PROMPT, "-n", 40, "--seed", 1, "--json"))
+    (record,) = records(run_ok("sample", "-m", run, "-p", PROMPT, "-n", 40, "--seed", 1, "--json"))
     assert sampled("-m", run, "-p", PROMPT) == PROMPT + record["text"] + "\n"
     assert sampled("-m", run, "-p", PROMPT, "--no-echo") == record["text"] + "\n"
 
 
 def test_stderr_has_device_seed_and_speed(run: Path) -> None:
-    stderr = done("sample", "-m", run, "-n", 5, "--seed", 7, "--device", "cpu").stderr
+    stderr = run_ok("sample", "-m", run, "-n", 5, "--seed", 7, "--device", "cpu").stderr
     assert stderr.startswith("On cpu (1 threads): requested; fp32: exact.\nSeed 7.\n")
     assert "tokens in " in stderr and stderr.endswith(" per second.\n")
 
 
 def test_quiet_leaves_stderr_empty(run: Path) -> None:
-    assert done("sample", "-m", run, "-n", 5, "-q").stderr == ""
+    assert run_ok("sample", "-m", run, "-n", 5, "-q").stderr == ""
 
 
 def test_json_has_the_documented_keys(run: Path) -> None:
-    (record,) = records(done("sample", "-m", run, "-p", PROMPT, "-n", 6, "--seed", 3, "--json"))
+    (record,) = records(run_ok("sample", "-m", run, "-p", PROMPT, "-n", 6, "--seed", 3, "--json"))
     assert list(record) == ["prompt", "text", "tokens", "seed", "finish_reason"]
     assert (record["prompt"], record["tokens"], record["seed"], record["finish_reason"]) == (PROMPT, 6, 3, "length")
     assert len(record["text"]) == 6
 
 
 def test_the_random_seed_in_a_record_reproduces_the_text(run: Path) -> None:
-    (record,) = records(done("sample", "-m", run, "-n", 40, "--json"))
-    (again,) = records(done("sample", "-m", run, "-n", 40, "--json"))
+    (record,) = records(run_ok("sample", "-m", run, "-n", 40, "--json"))
+    (again,) = records(run_ok("sample", "-m", run, "-n", 40, "--json"))
     assert record["seed"] != again["seed"]
     assert sampled("-m", run, "--seed", record["seed"]) == record["text"] + "\n"
 
@@ -63,7 +63,7 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another_text(run: Pa
 
 def test_a_sample_does_not_depend_on_the_number_of_samples(run: Path) -> None:
     one, three, five = (
-        [r["text"] for r in records(done("sample", "-m", run, "-n", 40, "--seed", 1, "--json", "--num-samples", n))]
+        [r["text"] for r in records(run_ok("sample", "-m", run, "-n", 40, "--seed", 1, "--json", "--num-samples", n))]
         for n in (1, 3, 5)
     )
     assert five[:3] == three
@@ -73,7 +73,7 @@ def test_a_sample_does_not_depend_on_the_number_of_samples(run: Path) -> None:
 
 def test_several_samples_are_printed_with_separators(run: Path) -> None:
     options = ("-m", run, "-p", PROMPT, "--num-samples", 3)
-    texts = [record["text"] for record in records(done("sample", "-n", 40, "--seed", 1, *options, "--json"))]
+    texts = [record["text"] for record in records(run_ok("sample", "-n", 40, "--seed", 1, *options, "--json"))]
     assert sampled(*options) == "\n---\n".join(PROMPT + text for text in texts) + "\n"
 
 
@@ -93,7 +93,7 @@ def test_temperature_0_takes_the_most_likely_token_with_every_seed(run: Path) ->
 def test_streamed_text_equals_text_printed_at_once(kind: str, seed: int, request: pytest.FixtureRequest) -> None:
     """At temperature 10, byte tokens are almost uniform, so that most of the text is invalid UTF-8."""
     options = ("-m", request.getfixturevalue(kind), "-p", PROMPT, "-n", 120, "--seed", seed, "-t", 10)
-    streamed, whole = (done("sample", *options, how).stdout for how in ("--stream", "--no-stream"))
+    streamed, whole = (run_ok("sample", *options, how).stdout for how in ("--stream", "--no-stream"))
     assert streamed == whole
     assert "\ufffd" in whole or kind == "run"
 
@@ -120,7 +120,7 @@ def test_the_ngrams_of_the_training_text_are_counted_once_for_all_prompts(
 
     monkeypatch.setattr("tinylm.loaded_model.NGramDraft", counted)
     (here / "prompts.jsonl").write_text('{"prompt": "the"}\n' * 3)
-    done("sample", "-m", run, "-f", here / "prompts.jsonl", "-n", 5, "--draft", "ngram")
+    run_ok("sample", "-m", run, "-f", here / "prompts.jsonl", "-n", 5, "--draft", "ngram")
     assert len(made) == 1
 
 
@@ -131,7 +131,7 @@ def test_without_the_training_text_draft_ngram_is_an_error_and_auto_works(run: P
     data = replace(config.data, fingerprint="0" * 64)
     RunDirectory(alone).write_config(replace(config, data=data))
     assert sampled("-m", alone, "-n", 600) == sampled("-m", run, "-n", 600)
-    refused(
+    assert_error(
         tinylm("sample", "-m", alone, "--draft", "ngram"),
         2,
         "--draft ngram is not possible",
@@ -143,7 +143,7 @@ def test_without_the_training_text_draft_ngram_is_an_error_and_auto_works(run: P
 @pytest.mark.skipif(not can_compile("cpu"), reason="there is no C++ compiler")
 def test_compiled_code_gives_the_same_text_and_is_cached(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = sampled("-m", run, "-n", 200, "--compile", "off")
-    first = done("sample", "-m", run, "-n", 200, "--seed", 1, "--compile", "on")
+    first = run_ok("sample", "-m", run, "-n", 200, "--seed", 1, "--compile", "on")
     assert first.stdout == expected and "Compiling the decoding step, once for all models" in first.stderr
     (kept,) = (cache_root() / "compiled").iterdir()
     monkeypatch.setattr("tinylm.generation.compile_policy.compile_decoder", None)
@@ -154,7 +154,7 @@ def test_compiled_code_gives_the_same_text_and_is_cached(run: Path, monkeypatch:
         return load_compiled(decoder, file)
 
     monkeypatch.setattr("tinylm.generation.compile_policy.load_compiled", load)
-    again = done("sample", "-m", run, "-n", 200, "--seed", 1)
+    again = run_ok("sample", "-m", run, "-n", 200, "--seed", 1)
     assert again.stdout == expected and "ompil" not in again.stderr
     assert used == [kept]
     sampled("-m", run, "-n", 127)
@@ -195,7 +195,7 @@ def test_only_many_tokens_of_a_single_sample_are_compiled(
     flags: str, compiles: bool, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = fake_compiler(None, monkeypatch)
-    done("sample", "-m", run, *flags.split())
+    run_ok("sample", "-m", run, *flags.split())
     assert bool(asked) == compiles
 
 
@@ -205,7 +205,7 @@ def test_the_tokens_of_all_prompts_count_towards_compiling(
     asked = fake_compiler(None, monkeypatch)
     for prompts, times in ((2, 0), (3, 1)):
         (here / "prompts.jsonl").write_text('{"prompt": "the"}\n' * prompts)
-        done("sample", "-m", run, "-f", here / "prompts.jsonl", "-n", 100)
+        run_ok("sample", "-m", run, "-f", here / "prompts.jsonl", "-n", 100)
         assert len(asked) == times
 
 
@@ -214,57 +214,57 @@ def test_a_failing_compiler_is_an_error_with_compile_on_and_otherwise_a_warning(
 ) -> None:
     expected = sampled("-m", run, "-n", 300)
     fake_compiler(TinyLMError("It failed."), monkeypatch)
-    text = done("sample", "-m", run, "-n", 300, "--seed", 1)
+    text = run_ok("sample", "-m", run, "-n", 300, "--seed", 1)
     assert text.stdout == expected and "Warning: It failed.\n" in text.stderr
-    refused(tinylm("sample", "-m", run, "--compile", "on"), 1, "It failed.")
+    assert_error(tinylm("sample", "-m", run, "--compile", "on"), 1, "It failed.")
 
 
 def test_a_missing_compiler_is_an_error_only_with_compile_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = fake_compiler(None, monkeypatch)
     monkeypatch.setattr("tinylm.generation.compile_policy.can_compile", lambda device: False)
-    done("sample", "-m", run, "-n", 300)
-    refused(tinylm("sample", "-m", run, "--compile", "on"), 2, "there is no C++ compiler; leave it out")
+    run_ok("sample", "-m", run, "-n", 300)
+    assert_error(tinylm("sample", "-m", run, "--compile", "on"), 2, "there is no C++ compiler; leave it out")
     assert not asked
 
 
 def test_tokens_are_printed_as_they_are_generated(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chunks: list[str] = []
     monkeypatch.setattr("tinylm.console.Console.result", lambda self, text, end="\n": chunks.append(text + end))
-    done("sample", "-m", run, "-p", PROMPT, "-n", 10, "--seed", 1)
+    run_ok("sample", "-m", run, "-p", PROMPT, "-n", 10, "--seed", 1)
     assert chunks[0] == PROMPT
     assert len(chunks) == 12 and chunks[-1] == "\n"
     chunks.clear()
-    done("sample", "-m", run, "-p", PROMPT, "-n", 10, "--seed", 1, "--no-stream")
+    run_ok("sample", "-m", run, "-p", PROMPT, "-n", 10, "--seed", 1, "--no-stream")
     assert len(chunks) == 2
 
 
 @pytest.mark.parametrize("kind", ["run", "bpe_run"])
 def test_a_stop_sequence_ends_the_text_before_it(kind: str, request: pytest.FixtureRequest) -> None:
     options = ("-m", request.getfixturevalue(kind), "--seed", 4, "-n", 80)
-    whole = records(done("sample", *options, "--json"))[0]["text"]
+    whole = records(run_ok("sample", *options, "--json"))[0]["text"]
     for stop in (whole[10:12], whole[20:27]):
-        (record,) = records(done("sample", *options, "--stop", stop, "--json"))
+        (record,) = records(run_ok("sample", *options, "--stop", stop, "--json"))
         assert record["finish_reason"] == "stop"
         assert record["text"] == whole[: whole.index(stop)]
-        assert done("sample", *options, "--stop", stop).stdout == record["text"] + "\n"
+        assert run_ok("sample", *options, "--stop", stop).stdout == record["text"] + "\n"
 
 
 def test_stop_may_be_given_several_times(run: Path) -> None:
     options = ("-m", run, "--seed", 4, "-n", 80)
-    whole = records(done("sample", *options, "--json"))[0]["text"]
-    (record,) = records(done("sample", *options, "--stop", whole[30:33], "--stop", whole[12:15], "--json"))
+    whole = records(run_ok("sample", *options, "--json"))[0]["text"]
+    (record,) = records(run_ok("sample", *options, "--stop", whole[30:33], "--stop", whole[12:15], "--json"))
     assert record["text"] == whole[: min(whole.index(whole[30:33]), whole.index(whole[12:15]))]
 
 
 def test_a_stop_sequence_in_the_prompt_is_ignored(run: Path) -> None:
-    (record,) = records(done("sample", "-m", run, "-p", "sea", "--stop", "sea", "-n", 2, "--seed", 1, "--json"))
+    (record,) = records(run_ok("sample", "-m", run, "-p", "sea", "--stop", "sea", "-n", 2, "--seed", 1, "--json"))
     assert (record["tokens"], record["finish_reason"]) == (2, "length")
 
 
 def test_the_end_of_text_token_ends_a_sample(run: Path) -> None:
     """At temperature 9, every token is sampled now and then."""
     reasons = {}
-    for record in records(done("sample", "-m", run, "-n", 200, "-t", 9, "--num-samples", 8, "--seed", 0, "--json")):
+    for record in records(run_ok("sample", "-m", run, "-n", 200, "-t", 9, "--num-samples", 8, "--seed", 0, "--json")):
         reasons.setdefault(record["finish_reason"], record)
     assert "end" in reasons
     assert reasons["end"]["tokens"] < 200
@@ -286,7 +286,7 @@ def test_a_prompt_may_come_from_a_file_or_standard_input(end: str, run: Path, he
 
 
 def test_only_one_line_break_is_dropped_from_the_end_of_a_prompt(run: Path) -> None:
-    (record,) = records(done("sample", "-m", run, "-p", "-", "-n", 1, "--json", stdin="sea\n\n"))
+    (record,) = records(run_ok("sample", "-m", run, "-p", "-", "-n", 1, "--json", stdin="sea\n\n"))
     assert record["prompt"] == "sea\n"
 
 
@@ -295,7 +295,7 @@ def test_an_invalid_utf_8_prompt_is_reported_with_source_and_offset(where: str, 
     (here / "p.txt").write_bytes(b"the \xff sea")
     how = {"file": ("-f", "p.txt"), "stdin": ("-p", "-"), "argument": ("-p", "the \udcff sea")}[where]
     name = {"file": "p.txt", "stdin": "Standard input", "argument": "The prompt"}[where]
-    refused(
+    assert_error(
         tinylm("sample", "-m", run, *how, stdin=b"the \xff sea"),
         2,
         f"{name} is not valid UTF-8 (byte 0xff at offset 4)",
@@ -303,34 +303,34 @@ def test_an_invalid_utf_8_prompt_is_reported_with_source_and_offset(where: str, 
 
 
 def test_a_missing_prompt_file_is_an_error(run: Path) -> None:
-    refused(tinylm("sample", "-m", run, "-f", "no.txt"), 2, "--prompt-file no.txt", "No such file")
+    assert_error(tinylm("sample", "-m", run, "-f", "no.txt"), 2, "--prompt-file no.txt", "No such file")
 
 
 def test_an_unknown_character_is_reported_with_code_point_and_offset(run: Path) -> None:
-    refused(tinylm("sample", "-m", run, "-p", "the sea é"), 2, "'é' (U+00E9) at offset 8", "--unknown skip")
+    assert_error(tinylm("sample", "-m", run, "-p", "the sea é"), 2, "'é' (U+00E9) at offset 8", "--unknown skip")
 
 
 def test_unknown_skip_drops_unknown_characters_with_a_warning(run: Path) -> None:
-    result = done("sample", "-m", run, "-p", "the é old ü man", "--unknown", "skip", "--seed", 1, "-n", 40)
+    result = run_ok("sample", "-m", run, "-p", "the é old ü man", "--unknown", "skip", "--seed", 1, "-n", 40)
     assert result.stdout == sampled("-m", run, "-p", "the  old  man")
     assert "Warning: " in result.stderr
     assert "'é' (U+00E9), 'ü' (U+00FC)" in result.stderr
-    nothing = done("sample", "-m", run, "-p", "éü", "--unknown", "skip", "--seed", 1, "-n", 40)
+    nothing = run_ok("sample", "-m", run, "-p", "éü", "--unknown", "skip", "--seed", 1, "-n", 40)
     assert nothing.stdout == sampled("-m", run)
 
 
 def test_a_byte_level_bpe_model_accepts_any_character(bpe_run: Path) -> None:
-    assert done("sample", "-m", bpe_run, "-p", "日本 é", "-n", 3).stdout.startswith("日本 é")
+    assert run_ok("sample", "-m", bpe_run, "-p", "日本 é", "-n", 3).stdout.startswith("日本 é")
 
 
 def test_the_spelling_of_a_special_token_in_a_prompt_is_plain_text(bpe_run: Path) -> None:
-    (record,) = records(done("sample", "-m", bpe_run, "-p", "<|endoftext|>", "-n", 3, "--json"))
+    (record,) = records(run_ok("sample", "-m", bpe_run, "-p", "<|endoftext|>", "-n", 3, "--json"))
     assert record["prompt"] == "<|endoftext|>"
 
 
 def test_a_prompt_longer_than_the_context_is_continued_from_its_tail_with_a_warning(run: Path) -> None:
     prompt = "the old man said it was cold"
-    result = done("sample", "-m", run, "-p", prompt, "-n", 40, "--seed", 1)
+    result = run_ok("sample", "-m", run, "-p", prompt, "-n", 40, "--seed", 1)
     assert (
         "Warning: The prompt has 28 tokens, more than the context of 16: only its last tokens are used."
         in result.stderr
@@ -341,12 +341,12 @@ def test_a_prompt_longer_than_the_context_is_continued_from_its_tail_with_a_warn
 
 def test_with_strict_a_prompt_longer_than_the_context_is_an_error(run: Path) -> None:
     result = tinylm("sample", "-m", run, "-p", "a" * 17, "--strict")
-    refused(result, 2, "17 tokens, more than the context of 16", "--strict")
-    done("sample", "-m", run, "-p", "a" * 16, "--strict", "-n", 1)
+    assert_error(result, 2, "17 tokens, more than the context of 16", "--strict")
+    run_ok("sample", "-m", run, "-p", "a" * 16, "--strict", "-n", 1)
 
 
 def test_generation_continues_past_the_context(run: Path) -> None:
-    for record in records(done("sample", "-m", run, "-n", 100, "--num-samples", 6, "--seed", 2, "--json")):
+    for record in records(run_ok("sample", "-m", run, "-n", 100, "--num-samples", 6, "--seed", 2, "--json")):
         assert record["tokens"] == 100 or record["finish_reason"] == "end"
 
 
@@ -363,7 +363,7 @@ def test_int8_weights_give_the_same_first_tokens(run: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_every_number_format_can_sample(dtype: str, run: Path) -> None:
-    result = done("sample", "-m", run, "-n", 5, "--dtype", dtype, "--quantize", "int8")
+    result = run_ok("sample", "-m", run, "-n", 5, "--dtype", dtype, "--quantize", "int8")
     assert f"; {dtype}: requested." in result.stderr
 
 
@@ -386,8 +386,8 @@ def test_an_adapter_changes_the_text_and_finds_its_base(adapter: Path, run: Path
 
 
 def test_a_model_as_adapter_and_an_adapter_as_model_are_errors(run: Path, adapter: Path) -> None:
-    refused(tinylm("sample", "--adapter", run), 2, "is a model, not an adapter", "--model")
-    refused(tinylm("sample", "--model", adapter), 2, "is an adapter, not a model", "--adapter", "merge-lora")
+    assert_error(tinylm("sample", "--adapter", run), 2, "is a model, not an adapter", "--model")
+    assert_error(tinylm("sample", "--model", adapter), 2, "is an adapter, not a model", "--adapter", "merge-lora")
 
 
 def test_the_default_is_the_newest_model_and_never_an_adapter(run: Path, adapter: Path, here: Path) -> None:
@@ -396,12 +396,12 @@ def test_the_default_is_the_newest_model_and_never_an_adapter(run: Path, adapter
         for file in path.glob("*.safetensors"):
             os.utime(file, (1e9 - age, 1e9 - age))
     (here / "checkpoints/hidden").rename(here / "checkpoints/.unfinished.new")
-    result = done("sample", "-n", 3, "--seed", 1)
+    result = run_ok("sample", "-n", 3, "--seed", 1)
     assert f"Using {Path('checkpoints/new')}, the newest model.\n" in result.stderr
 
 
 def test_without_a_model_the_error_says_how_to_train_one() -> None:
-    refused(tinylm("sample"), 2, "no trained model under checkpoints/", "tinylm train corpus.txt", "--model")
+    assert_error(tinylm("sample"), 2, "no trained model under checkpoints/", "tinylm train corpus.txt", "--model")
 
 
 @pytest.mark.parametrize(
@@ -435,11 +435,11 @@ def test_without_a_model_the_error_says_how_to_train_one() -> None:
     ],
 )
 def test_invalid_values_are_reported_with_their_flags(flags: str, message: str, run: Path) -> None:
-    refused(tinylm("sample", "-m", run, *flags.split()), 2, message)
+    assert_error(tinylm("sample", "-m", run, *flags.split()), 2, message)
 
 
 def test_values_of_the_wrong_type_are_usage_errors(run: Path) -> None:
-    misused(tinylm("sample", "-m", run, "-n", "many"), "--max-tokens", "integer")
+    assert_usage_error(tinylm("sample", "-m", run, "-n", "many"), "--max-tokens", "integer")
 
 
 def test_sampling_writes_no_file(run: Path, here: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shell import TINY, done, records, refused, snapshot, story, tinylm
+from tests.shell import TINY, assert_error, records, run_ok, snapshot, story, tinylm
 from tests.trained_runs import BOTH, REVERSED, pairs_file
 from tinylm.cache_directory import cache_root
 from tinylm.run_config import DataConfig
@@ -36,11 +36,11 @@ def test_skipped_files_are_a_note_or_if_they_are_most_of_a_folder_a_warning(here
     (here / "texts/b.png").write_bytes(PNG[:1000])
     (here / "texts/.hidden").touch()
     note = "Skipped in texts: 1 binary (1,000 bytes: b.png), 1 hidden (.hidden). Read: 2,0"
-    result = done("train", "texts", *ONE_STEP)
+    result = run_ok("train", "texts", *ONE_STEP)
     assert note in result.stderr and f"Warning: {note}" not in result.stderr
-    assert note not in done("train", "texts", "--out", "quiet", "-q", *ONE_STEP).stderr
+    assert note not in run_ok("train", "texts", "--out", "quiet", "-q", *ONE_STEP).stderr
     (here / "texts/c.png").write_bytes(PNG)
-    assert "Warning: Skipped in texts: 2 binary" in done("train", "texts", "--out", "more", "-q", *ONE_STEP).stderr
+    assert "Warning: Skipped in texts: 2 binary" in run_ok("train", "texts", "--out", "more", "-q", *ONE_STEP).stderr
 
 
 def test_a_file_in_another_encoding_is_an_error_and_nothing_is_written(here: Path) -> None:
@@ -48,7 +48,9 @@ def test_a_file_in_another_encoding_is_an_error_and_nothing_is_written(here: Pat
     (here / "texts/a.txt").write_text(story(1000))
     (here / "texts/b.txt").write_bytes("déjà vu, said the old man".encode("cp1252"))
     before = snapshot(here)
-    refused(tinylm("train", "texts", *ONE_STEP), 2, "texts/b.txt is not valid UTF-8 (byte 0xE9 at offset 1)", "cp1252")
+    assert_error(
+        tinylm("train", "texts", *ONE_STEP), 2, "texts/b.txt is not valid UTF-8 (byte 0xE9 at offset 1)", "cp1252"
+    )
     assert snapshot(here) == before
 
 
@@ -61,15 +63,15 @@ def test_a_corpus_may_be_a_glob_and_its_run_can_be_resumed_from_another_director
         (folder / f"{name}.txt").write_text(story(1000))
     (folder / "c.md").write_text("not this one")
     monkeypatch.chdir(folder)
-    result = done("train", "*.txt", *ONE_STEP)
+    result = run_ok("train", "*.txt", *ONE_STEP)
     assert result.stdout == "checkpoints/te[x]ts\n"
     run = folder / "checkpoints/te[x]ts"
     assert data_of(run).documents == 2
     shutil.rmtree(cache_root())
     monkeypatch.chdir(here)
-    refused(tinylm("train", "--resume", run, "--steps", 2), 1, "is no longer in the cache", "te[x]ts")
-    done("train", "--resume", run, glob.escape(str(folder)) + "/*.txt", "--steps", 2)
-    refused(tinylm("train", "*.csv", *ONE_STEP), 2, "No file matches the pattern '*.csv'")
+    assert_error(tinylm("train", "--resume", run, "--steps", 2), 1, "is no longer in the cache", "te[x]ts")
+    run_ok("train", "--resume", run, glob.escape(str(folder)) + "/*.txt", "--steps", 2)
+    assert_error(tinylm("train", "*.csv", *ONE_STEP), 2, "No file matches the pattern '*.csv'")
 
 
 def test_a_compressed_corpus_gives_the_same_tokens_and_run_name_as_the_plain_text(here: Path) -> None:
@@ -77,7 +79,7 @@ def test_a_compressed_corpus_gives_the_same_tokens_and_run_name_as_the_plain_tex
     (here / "plain.txt").write_text(text)
     (here / "packed.txt.gz").write_bytes(gzip.compress(text.encode()))
     for source, run in (("plain.txt", "plain"), ("packed.txt.gz", "packed"), ("-", "stdin")):
-        assert done("train", source, *ONE_STEP, stdin=bz2.compress(text.encode())).stdout == f"checkpoints/{run}\n"
+        assert run_ok("train", source, *ONE_STEP, stdin=bz2.compress(text.encode())).stdout == f"checkpoints/{run}\n"
     found = {data_of(here / "checkpoints" / run).fingerprint for run in ("plain", "packed", "stdin")}
     assert len(found) == 1
 
@@ -85,7 +87,7 @@ def test_a_compressed_corpus_gives_the_same_tokens_and_run_name_as_the_plain_tex
 def test_a_damaged_archive_is_an_error_and_nothing_is_written(here: Path) -> None:
     (here / "a.txt.gz").write_bytes(gzip.compress(story(2000).encode())[:-9])
     before = snapshot(here)
-    refused(tinylm("train", "a.txt.gz", *ONE_STEP), 2, "a.txt.gz is damaged or not gzip data (it ends too early)")
+    assert_error(tinylm("train", "a.txt.gz", *ONE_STEP), 2, "a.txt.gz is damaged or not gzip data (it ends too early)")
     assert snapshot(here) == before
 
 
@@ -95,74 +97,80 @@ def test_a_damaged_archive_is_an_error_and_nothing_is_written(here: Path) -> Non
 def test_jsonl_on_standard_input_needs_format_jsonl(here: Path) -> None:
     for extra in ((), ("--text-key", "body")):
         result = tinylm("train", "-", *extra, *ONE_STEP, stdin=JSONL)
-        refused(result, 2, "standard input contains JSON, which would be read as plain text", "--format jsonl")
-    done("train", "-", "--format", "jsonl", "--text-key", "body", *ONE_STEP, stdin=JSONL)
+        assert_error(result, 2, "standard input contains JSON, which would be read as plain text", "--format jsonl")
+    run_ok("train", "-", "--format", "jsonl", "--text-key", "body", *ONE_STEP, stdin=JSONL)
     assert data_of(here / "checkpoints/stdin").documents == 3
-    done("train", "-", "--format", "text", "--out", "raw", *ONE_STEP, stdin=JSONL)
+    run_ok("train", "-", "--format", "text", "--out", "raw", *ONE_STEP, stdin=JSONL)
     assert data_of(here / "raw").characters == len(JSONL)
 
 
 def test_the_format_is_recorded_for_resuming(here: Path) -> None:
     (here / "names").write_text("\n".join(story(2000).split()))
-    done("train", "names", "--format", "lines", *ONE_STEP)
+    run_ok("train", "names", "--format", "lines", *ONE_STEP)
     data = data_of(here / "checkpoints/names")
     assert (data.format, data.documents) == ("lines", len(story(2000).split()))
     shutil.rmtree(cache_root())
-    done("train", "--resume", "checkpoints/names", "names", "--steps", 2)
-    assert "tokens" in records(done("eval", "-m", "checkpoints/names", "names", "--format", "lines", "--json"))[0]
+    run_ok("train", "--resume", "checkpoints/names", "names", "--steps", 2)
+    assert "tokens" in records(run_ok("eval", "-m", "checkpoints/names", "names", "--format", "lines", "--json"))[0]
 
 
 def test_each_entry_of_a_json_array_is_a_document(here: Path) -> None:
     (here / "a.json").write_text(json.dumps([{"text": story(900)}, {"text": story(900, 1)}], indent=2))
-    done("train", "a.json", *ONE_STEP)
+    run_ok("train", "a.json", *ONE_STEP)
     assert data_of(here / "checkpoints/a").documents == 2
 
 
 @pytest.mark.parametrize("command", [("train",), ("train-tokenizer",)])
 def test_text_key_on_the_command_line_is_an_error_without_jsonl(command: tuple[str], corpus: Path) -> None:
-    refused(tinylm(*command, corpus, "--text-key", "body"), 2, "--text-key is for JSONL, and no file is JSONL")
+    assert_error(tinylm(*command, corpus, "--text-key", "body"), 2, "--text-key is for JSONL, and no file is JSONL")
 
 
 def test_text_key_in_the_environment_applies_only_to_jsonl(corpus: Path, here: Path) -> None:
     env = {"TINYLM_TRAIN_TEXT_KEY": "body"}
-    done("train", corpus, *ONE_STEP, env=env)
-    done("train", pairs_file(here / "p.tsv"), "--out", "pairs", "--steps", 1, *BOTH, env=env)
+    run_ok("train", corpus, *ONE_STEP, env=env)
+    run_ok("train", pairs_file(here / "p.tsv"), "--out", "pairs", "--steps", 1, *BOTH, env=env)
     (here / "a.jsonl").write_text(JSONL)
-    done("train", "a.jsonl", *ONE_STEP, env=env)
+    run_ok("train", "a.jsonl", *ONE_STEP, env=env)
 
 
 def test_a_format_that_does_not_fit_the_model_is_an_error(corpus: Path, here: Path) -> None:
     pairs = pairs_file(here / "p.tsv")
     for format in ("lines", "text"):
-        refused(tinylm("train", pairs, "--format", format, *BOTH), 2, f"--format {format} does not fit", "takes pairs")
-    refused(tinylm("train", pairs, "--format", "pairs", *TINY), 2, "--format pairs does not fit", "encoder-decoder")
-    done("train", pairs, "--out", "env", "--steps", 1, *BOTH, env={"TINYLM_TRAIN_FORMAT": "lines"})
-    refused(tinylm("train", corpus, "--format", "csv"), 2, "--format is 'csv'; it must be one of: auto, text, jsonl")
+        assert_error(
+            tinylm("train", pairs, "--format", format, *BOTH), 2, f"--format {format} does not fit", "takes pairs"
+        )
+    assert_error(
+        tinylm("train", pairs, "--format", "pairs", *TINY), 2, "--format pairs does not fit", "encoder-decoder"
+    )
+    run_ok("train", pairs, "--out", "env", "--steps", 1, *BOTH, env={"TINYLM_TRAIN_FORMAT": "lines"})
+    assert_error(
+        tinylm("train", corpus, "--format", "csv"), 2, "--format is 'csv'; it must be one of: auto, text, jsonl"
+    )
 
 
 def test_pairs_on_standard_input_may_be_tsv_or_json(here: Path) -> None:
     jsonl = "\n".join(json.dumps({"source": a, "target": b}) for a, b in REVERSED * 4)
     for stdin in (pairs_file(here / "p.tsv").read_text(), jsonl):
         for format in ("auto", "pairs"):
-            done("train", "-", "--format", format, "--out", "run", "--force", "--steps", 1, *BOTH, stdin=stdin)
+            run_ok("train", "-", "--format", format, "--out", "run", "--force", "--steps", 1, *BOTH, stdin=stdin)
             assert data_of(here / "run").train_pairs == len(REVERSED * 4) * 9 // 10
 
 
 def test_train_tokenizer_reads_pairs_with_format_pairs(here: Path) -> None:
     pairs = pairs_file(here / "p.tsv")
-    done("train-tokenizer", pairs, "--kind", "char", "--format", "pairs", "--out", "pairs.json")
+    run_ok("train-tokenizer", pairs, "--kind", "char", "--format", "pairs", "--out", "pairs.json")
     assert Tokenizer.load(here / "pairs.json").unknown_characters("\t\n") == "\t\n"
-    result = done("train-tokenizer", pairs, "--kind", "char", "--out", "text.json")
+    result = run_ok("train-tokenizer", pairs, "--kind", "char", "--out", "text.json")
     assert "Warning: TSV is read as plain text here, its tabs included; --format pairs" in result.stderr
-    done("train-tokenizer", pairs, "--format", "pairs", "--vocab-size", 300, "--out", "bpe.json")
+    run_ok("train-tokenizer", pairs, "--format", "pairs", "--vocab-size", 300, "--out", "bpe.json")
     bpe = ("bpe" if option == "char" else option for option in BOTH)
-    done("train", pairs, "--out", "run", "--steps", 1, *bpe, "--vocab-size", 300)
+    run_ok("train", pairs, "--out", "run", "--steps", 1, *bpe, "--vocab-size", 300)
     assert (here / "bpe.json").read_bytes() == (here / "run/tokenizer.json").read_bytes()
 
 
 def test_text_options_of_eval_are_errors_without_a_text(run: Path) -> None:
     for flags in (("--text-key", "body"), ("--format", "lines"), ("--unknown", "skip"), ("--encoding", "latin-1")):
-        refused(tinylm("eval", "-m", run, *flags), 2, f"{flags[0]} has no effect without a text")
+        assert_error(tinylm("eval", "-m", run, *flags), 2, f"{flags[0]} has no effect without a text")
 
 
 # Unknown characters
@@ -192,41 +200,43 @@ def test_unknown_characters_are_skipped_in_training_and_when_resuming(
     name, model = command
     options = ("--steps", 1, "--batch-size", 4, model, run, "--out", "new")
     before = snapshot(here)
-    refused(tinylm(name, unseen, *options), 2, "2 of the text's characters", "--unknown skip", "--extend-vocab")
+    assert_error(tinylm(name, unseen, *options), 2, "2 of the text's characters", "--unknown skip", "--extend-vocab")
     assert snapshot(here) == before
-    result = done(name, unseen, *options, "--unknown", "skip")
+    result = run_ok(name, unseen, *options, "--unknown", "skip")
     assert f"Warning: Skipped {UNKNOWN_MESSAGE}." in result.stderr
     data = data_of(here / "new")
     assert (data.unknown, data.characters) == ("skip", len(SKIPPED))
-    done(name, here / "skipped.txt", *options[:-1], "plain")
+    run_ok(name, here / "skipped.txt", *options[:-1], "plain")
     assert data_of(here / "plain").fingerprint == data.fingerprint
     shutil.rmtree(cache_root())
     base = ("--model", run) if name.startswith("finetune") else ()
-    done(name, "--resume", "new", unseen, *base, "--steps", 2)
+    run_ok(name, "--resume", "new", unseen, *base, "--steps", 2)
 
 
 def test_unknown_characters_are_skipped_in_eval(run: Path, unseen: Path, here: Path) -> None:
-    refused(tinylm("eval", "-m", run, unseen), 2, "--unknown skip", "--extend-vocab")
-    result = done("eval", "-m", run, unseen, "--unknown", "skip", "--json")
+    assert_error(tinylm("eval", "-m", run, unseen), 2, "--unknown skip", "--extend-vocab")
+    result = run_ok("eval", "-m", run, unseen, "--unknown", "skip", "--json")
     assert UNKNOWN_MESSAGE in result.stderr
-    assert records(result) == records(done("eval", "-m", run, here / "skipped.txt", "--json"))
+    assert records(result) == records(run_ok("eval", "-m", run, here / "skipped.txt", "--json"))
 
 
 def test_a_pair_with_an_empty_side_after_skipping_is_dropped(here: Path) -> None:
     pairs = [(a, b) for a, b in REVERSED for _ in range(4)]
-    done("train", pairs_file(here / "p.tsv", pairs), "--out", "base", "--steps", 1, *BOTH)
+    run_ok("train", pairs_file(here / "p.tsv", pairs), "--out", "base", "--steps", 1, *BOTH)
     source, target = pairs[0]
     changed = [("éé", target), (source, "é"), (f"é{source}", f"{target}é"), *pairs]
     options = ("--init-from", "base", "--steps", 1, "--batch-size", 4, "--unknown", "skip")
-    done("train", pairs_file(here / "q.tsv", changed), "--out", "new", *options)
-    done("train", pairs_file(here / "r.tsv", [pairs[0], *pairs]), "--out", "same", *options)
+    run_ok("train", pairs_file(here / "q.tsv", changed), "--out", "new", *options)
+    run_ok("train", pairs_file(here / "r.tsv", [pairs[0], *pairs]), "--out", "same", *options)
     assert data_of(here / "new").fingerprint == data_of(here / "same").fingerprint
 
 
 def test_unknown_characters_are_skipped_with_a_given_tokenizer(unseen: Path, here: Path) -> None:
-    done("train-tokenizer", "skipped.txt", "--kind", "char", "--out", "t.json")
-    refused(tinylm("train", unseen, "--tokenizer", "t.json", *ONE_STEP), 2, "t.json has no id for 2", "--unknown skip")
-    done("train", unseen, "--tokenizer", "t.json", "--unknown", "skip", *ONE_STEP)
+    run_ok("train-tokenizer", "skipped.txt", "--kind", "char", "--out", "t.json")
+    assert_error(
+        tinylm("train", unseen, "--tokenizer", "t.json", *ONE_STEP), 2, "t.json has no id for 2", "--unknown skip"
+    )
+    run_ok("train", unseen, "--tokenizer", "t.json", "--unknown", "skip", *ONE_STEP)
     assert data_of(here / "checkpoints/unseen").characters == len(SKIPPED)
 
 
@@ -234,7 +244,7 @@ def test_skipping_every_character_of_a_text_is_an_error(run: Path, here: Path) -
     (here / "greek.txt").write_text("λόγος" * 50)
     for name, model in (("finetune-lora", "--model"), ("train", "--init-from")):
         options = (model, run, "--out", "new", "--unknown", "skip")
-        refused(tinylm(name, "greek.txt", *options), 2, "None of the characters of greek.txt")
+        assert_error(tinylm(name, "greek.txt", *options), 2, "None of the characters of greek.txt")
 
 
 @pytest.mark.parametrize(
@@ -246,4 +256,4 @@ def test_skipping_every_character_of_a_text_is_an_error(run: Path, here: Path) -
     ],
 )
 def test_unknown_is_an_error_where_it_has_no_effect(flags: str, message: str, corpus: Path) -> None:
-    refused(tinylm("train", corpus, *flags.split()), 2, message)
+    assert_error(tinylm("train", corpus, *flags.split()), 2, message)

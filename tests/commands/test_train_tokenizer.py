@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.shell import done, records, refused, snapshot, story, tinylm
+from tests.shell import assert_error, records, run_ok, snapshot, story, tinylm
 from tinylm.text.tokenizer import Tokenizer
 
 
 def test_stdout_is_the_path_and_nothing_else(corpus: Path, here: Path) -> None:
-    result = done("train-tokenizer", corpus)
+    result = run_ok("train-tokenizer", corpus)
     assert result.stdout == "tokenizer.json\n"
     assert "Vocabulary size: " in result.stderr
     assert Tokenizer.load(here / "tokenizer.json").kind == "bpe"
-    assert done("train-tokenizer", corpus, "-o", "t.json", "-q").stderr == ""
+    assert run_ok("train-tokenizer", corpus, "-o", "t.json", "-q").stderr == ""
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe"])
 def test_decoding_the_encoded_text_gives_the_text(kind: str, corpus: Path, here: Path) -> None:
-    (record,) = records(done("train-tokenizer", corpus, "--kind", kind, "--out", "t.json", "--json"))
+    (record,) = records(run_ok("train-tokenizer", corpus, "--kind", kind, "--out", "t.json", "--json"))
     tokenizer = Tokenizer.load(here / "t.json")
     assert record == {"tokenizer": "t.json", "kind": kind, "vocab_size": tokenizer.vocab_size}
     text = corpus.read_text()
@@ -28,14 +28,14 @@ def test_decoding_the_encoded_text_gives_the_text(kind: str, corpus: Path, here:
 
 
 def test_vocab_size_is_the_number_of_ids(corpus: Path, here: Path) -> None:
-    done("train-tokenizer", corpus, "--vocab-size", 270, "--out", "t.json")
+    run_ok("train-tokenizer", corpus, "--vocab-size", 270, "--out", "t.json")
     assert Tokenizer.load(here / "t.json").vocab_size == 270
 
 
 def test_the_tokenizer_is_the_one_that_train_makes(corpus: Path, here: Path) -> None:
-    done("train-tokenizer", corpus, "--vocab-size", 300)
+    run_ok("train-tokenizer", corpus, "--vocab-size", 300)
     shape = ("--layers", 1, "--heads", 2, "--width", 16, "--context", 16, "--batch-size", 2)
-    done("train", corpus, "--tokenizer", "bpe", "--vocab-size", 300, "--steps", 1, *shape)
+    run_ok("train", corpus, "--tokenizer", "bpe", "--vocab-size", 300, "--steps", 1, *shape)
     assert (here / "tokenizer.json").read_bytes() == (here / "checkpoints/corpus/tokenizer.json").read_bytes()
 
 
@@ -45,16 +45,16 @@ def test_texts_may_be_standard_input_folders_and_jsonl(corpus: Path, here: Path)
     (here / "folder/a.txt").write_text(text)
     (here / "a.jsonl").write_text(json.dumps({"body": text}) + "\n")
     for name, source in (("0", corpus), ("1", "-"), ("2", "folder")):
-        done("train-tokenizer", source, "--out", name, stdin=text)
-    done("train-tokenizer", "a.jsonl", "--out", "3", "--text-key", "body")
+        run_ok("train-tokenizer", source, "--out", name, stdin=text)
+    run_ok("train-tokenizer", "a.jsonl", "--out", "3", "--text-key", "body")
     assert len({(here / name).read_bytes() for name in "0123"}) == 1
 
 
 def test_an_existing_file_is_replaced_only_with_force(corpus: Path, here: Path) -> None:
     (here / "tokenizer.json").write_text("precious")
-    refused(tinylm("train-tokenizer", corpus), 2, "tokenizer.json is already there", "--force", "--out")
+    assert_error(tinylm("train-tokenizer", corpus), 2, "tokenizer.json is already there", "--force", "--out")
     assert (here / "tokenizer.json").read_text() == "precious"
-    done("train-tokenizer", corpus, "--force")
+    run_ok("train-tokenizer", corpus, "--force")
     Tokenizer.load(here / "tokenizer.json")
 
 
@@ -70,12 +70,14 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    refused(tinylm("train-tokenizer", corpus, "--force"), 1, "Cannot write tokenizer.json: No space left on device")
+    assert_error(
+        tinylm("train-tokenizer", corpus, "--force"), 1, "Cannot write tokenizer.json: No space left on device"
+    )
     assert snapshot(here) == before
 
 
 def test_a_missing_output_folder_is_an_error(corpus: Path, here: Path) -> None:
-    refused(tinylm("train-tokenizer", corpus, "--out", "no/t.json"), 1, "Cannot write no/t.json: No such file")
+    assert_error(tinylm("train-tokenizer", corpus, "--out", "no/t.json"), 1, "Cannot write no/t.json: No such file")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,7 @@ def test_a_missing_output_folder_is_an_error(corpus: Path, here: Path) -> None:
     ],
 )
 def test_invalid_values_are_reported_with_their_flags(flags: str, message: str, corpus: Path, here: Path) -> None:
-    refused(tinylm("train-tokenizer", corpus, *flags.split()), 2, message)
+    assert_error(tinylm("train-tokenizer", corpus, *flags.split()), 2, message)
     assert [path.name for path in here.iterdir()] == [corpus.name]
 
 
@@ -97,10 +99,10 @@ def test_invalid_values_are_reported_with_their_flags(flags: str, message: str, 
 )
 def test_a_missing_or_empty_text_is_an_error(name: str, message: str, here: Path) -> None:
     (here / "empty.txt").touch()
-    refused(tinylm("train-tokenizer", name), 2, message)
+    assert_error(tinylm("train-tokenizer", name), 2, message)
 
 
 def test_one_character_is_enough_for_a_tokenizer(here: Path) -> None:
     (here / "one.txt").write_text("x")
-    done("train-tokenizer", "one.txt", "--kind", "char")
+    run_ok("train-tokenizer", "one.txt", "--kind", "char")
     assert Tokenizer.load(here / "tokenizer.json").unknown_characters(story(100))[0] == "t"

@@ -10,7 +10,7 @@ import pytest
 import tinylm
 from tests.formats.test_gguf_writer import own_model
 from tests.generation.llama_cpp_double import LlamaCppDouble
-from tests.shell import done, refused, story
+from tests.shell import assert_error, run_ok, story
 from tests.shell import tinylm as shell
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_writer import write_gguf
@@ -156,9 +156,9 @@ def test_prompts_that_choose_their_adapters_are_sampled_by_torch(
     lines = [{"prompt": "the", "seed": 1}, {"prompt": "the", "seed": 1, "adapter": str(lora)}]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     options = ("sample", "-m", run, "-f", tmp_path / "prompts.jsonl", "-n", 40, "--separator", "|")
-    plain, adapted = done(*options).stdout.split("|")
+    plain, adapted = run_ok(*options).stdout.split("|")
     assert plain != adapted and not double.opened
-    refused(shell(*options, "--engine", "llama.cpp"), 2, "prompts choose their adapters")
+    assert_error(shell(*options, "--engine", "llama.cpp"), 2, "prompts choose their adapters")
 
 
 def test_a_bottleneck_several_adapters_and_an_encoder_are_refused_by_name(
@@ -192,13 +192,13 @@ def test_a_full_disk_leads_to_torch_unless_llama_cpp_is_demanded(
 
 def test_the_command_says_what_is_wrong_with_the_engine(run: Path, absent: None) -> None:
     result = shell("sample", "-m", run, "-n", 5, "--engine", "llama.cpp")
-    refused(result, 2, "--engine llama.cpp is not possible: llama-cpp-python is not installed")
-    refused(shell("sample", "-m", run, "-n", 5, "--engine", "tensorflow"), 2, "--engine")
+    assert_error(result, 2, "--engine llama.cpp is not possible: llama-cpp-python is not installed")
+    assert_error(shell("sample", "-m", run, "-n", 5, "--engine", "tensorflow"), 2, "--engine")
     result = shell("sample", "-m", run, "-n", 5, "--engine", "llama.cpp", "--compile", "on")
-    refused(result, 2, "--compile on is for torch, and --engine llama.cpp does not use it; leave one out")
+    assert_error(result, 2, "--compile on is for torch, and --engine llama.cpp does not use it; leave one out")
 
 
 def test_the_command_samples_the_same_by_both_engines(run: Path, double: LlamaCppDouble) -> None:
     options = ("sample", "-m", run, "-n", 60, "--seed", 3)
-    assert done(*options).stdout == done(*options, "--engine", "torch").stdout
+    assert run_ok(*options).stdout == run_ok(*options, "--engine", "torch").stdout
     assert len(double.opened) == 1

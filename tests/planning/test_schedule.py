@@ -196,6 +196,8 @@ def test_evaluations_of_a_slow_base_take_a_fifth_of_the_time() -> None:
         assert plan.training.eval_tokens >= 2048
         assert 0.01 < evaluations * seconds / plan.seconds < 0.2
         assert seconds < max(15, plan.seconds / 100)
+    one_step = planned(base=base, adapter=adapter(), budget=Budget(steps=1), data=text, on=on, vocab_size=49_152)
+    assert one_step.training.eval_tokens == 2048
     few = dataclasses.replace(text, val_tokens=1000)  # these take little time, so that they are not rarer
     plan = planned(base=base, adapter=adapter(), budget=Budget(time=300), data=few, vocab_size=49_152)
     assert plan.training.eval_every == max(1, plan.steps // 12)

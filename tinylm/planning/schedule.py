@@ -74,7 +74,8 @@ def choose_intervals(machine: Machine, request: PlanRequest, config: ModelConfig
     speed = recipes.EVALUATION_SPEEDUP * training_speed(machine, config)
     least, min_seconds = recipes.MIN_EVALUATION_TOKENS, recipes.MIN_EVALUATION_SECONDS
     if least > recipes.LONG_EVALUATION_SECONDS * speed:
-        least = max(recipes.MIN_SLOW_EVALUATION_TOKENS, int(recipes.LONG_EVALUATION_SECONDS * speed))
+        seconds = min(recipes.LONG_EVALUATION_SECONDS, recipes.EVALUATION_SHARE * steps * length.step_seconds)
+        least = max(recipes.MIN_SLOW_EVALUATION_TOKENS, int(seconds * speed))
         min_seconds = least / speed / recipes.SLOW_EVALUATION_SHARE if least < request.data.val_tokens else min_seconds
     min_steps = round(min_seconds / length.step_seconds)
     eval_every = chosen.get("eval_every") or max(1, steps // recipes.EVALUATIONS, min(steps, min_steps))

@@ -1,7 +1,7 @@
-"""A disk that is full at the n-th write: a shared library that stands before the C library's calls that write.
+"""Simulate a disk that becomes full at a given write: a shared library that overrides the C library's write calls.
 
-It is compiled with `cc` and loaded by LD_PRELOAD before Python starts, since Rust and torch write as well. A forked
-command arms it for itself. Deleting always works, as on a full disk.
+It is compiled with `cc` and loaded by LD_PRELOAD, because Rust and torch write files too, without Python. It does
+nothing until a forked command arms it. Deleting files always works, as on a full disk.
 """
 
 import ctypes
@@ -96,9 +96,9 @@ int openat64(int at, const char *path, int flags, ...) {
 
 
 def load(folder: Path) -> None:
-    """Start this program again with the library before the C library, unless it has been, or cannot be.
+    """Restart this program with the library preloaded, unless it is loaded already.
 
-    It needs Linux and a C compiler; `is_loaded` says whether it is there.
+    Does nothing without Linux and a C compiler; `is_loaded` tells whether it worked.
     """
     if is_loaded():
         return
@@ -119,9 +119,10 @@ def is_loaded() -> bool:
 
 
 def full_at(folder: Path, number: int, lasting: bool) -> Callable[[], None]:
-    """What a forked command calls first: its write `number` below a folder fails, and all later ones if `lasting`.
+    """A function for a forked command to call first: makes its write `number` below a folder fail, and all later ones
+    if `lasting`.
 
-    Number 0 only counts.
+    With number 0, writes are only counted.
     """
     library = ctypes.CDLL(None)
     library.faults_arm.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int]
@@ -129,7 +130,7 @@ def full_at(folder: Path, number: int, lasting: bool) -> Callable[[], None]:
 
 
 def write_count(file: Path) -> Callable[[], None]:
-    """What a forked command calls last: the number of its writes goes into a file."""
+    """A function for a forked command to call last: writes the number of its writes to a file."""
     library = ctypes.CDLL(None)
     library.faults_count.restype = ctypes.c_long
     return lambda: _write(file, str(library.faults_count()))

@@ -1,4 +1,4 @@
-"""Forged models of other tools: Hugging Face folders, GGUF files and PEFT adapters, each with one fault."""
+"""Forge models of other tools: Hugging Face folders, GGUF files and PEFT adapters, each with one fault."""
 
 import importlib
 import json
@@ -20,7 +20,7 @@ from fault_forging import INFINITY, NAN, VALUES, Forgery
 from tinylm import files, streams
 from tinylm.formats import gguf_header
 
-FOLDERS = {  # by name: the case of family_peers.py
+FOLDERS = {  # name: case of family_peers.py
     "llama": "llama 3 scaling",
     "yarn": "qwen3 with biases, windows by layer, yarn",
     "gpt2": "gpt2",
@@ -30,13 +30,13 @@ FOLDERS = {  # by name: the case of family_peers.py
 }
 FILES = {"llama.gguf": "llama 3", "gpt2.gguf": "gpt2", "gemma.gguf": "gemma3", "mixture.gguf": "mixtral"}
 SENTENCEPIECE = "pieces.gguf"
-ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {  # by name: the base, and fields of LoraConfig
+ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {  # name: the base, and fields of LoraConfig
     "lora": ("llama", {"target_modules": ["q_proj", "up_proj"], "rank_pattern": {"q_proj": 2}}),
     "saved": ("gpt2", {"target_modules": ["c_attn"], "modules_to_save": ["lm_head"], "fan_in_fan_out": True}),
     "experts": ("mixture", {"target_modules": ["q_proj"], "alpha_pattern": {"layers.1.*": 9}}),
 }
 CHAT = {"messages": [{"role": "user", "content": "the bee"}, {"role": "assistant", "content": "sees the moon"}]}
-LONGEST = 1000  # characters of an error
+LONGEST = 1000  # characters of the longest allowed error message
 KIBIBYTE = 1024 if sys.platform.startswith("linux") else 1
 MOST_RESIDENT = 3 << 30  # bytes, of which 0.7 GB are those of the process that forks
 SUBJECTS = (  # what an error may name instead of the forged model
@@ -119,7 +119,7 @@ SIZES = ("hidden", "layer", "head", "vocab", "expert", "embd", "position", "cont
 
 
 def forge_field(rng: random.Random, model: Path, outside: Path) -> Forgery:
-    """A number of config.json is absurd, or RoPE is scaled absurdly."""
+    """Replace a number or the scaling of RoPE in config.json by an absurd value."""
     values = json.loads((model / "config.json").read_text())
     sizes = [name for name in values if any(part in name for part in SIZES)]
     how = rng.choice(("size", "size", "number", "rope", "rope", "scaling"))
@@ -139,7 +139,7 @@ def forge_field(rng: random.Random, model: Path, outside: Path) -> Forgery:
 
 
 def forge_duplicate(rng: random.Random, model: Path, outside: Path) -> Forgery:
-    """A field stands twice in a JSON file."""
+    """Repeat a field of a JSON file with another value."""
     path = rng.choice([path for path in _files(model) if path.suffix == ".json"])
     text = path.read_text()
     name = rng.choice([*json.loads(text), "model_type"])
@@ -151,7 +151,7 @@ def forge_duplicate(rng: random.Random, model: Path, outside: Path) -> Forgery:
 
 
 def forge_name(rng: random.Random, model: Path, outside: Path) -> Forgery:
-    """A tensor's name begins another line, or is long or empty."""
+    """Give a tensor a name with a line break, a very long one or an empty one."""
     file = rng.choice([path for path in _files(model) if path.suffix == ".safetensors"])
     tensors = safetensors.torch.load_file(file)
     old, new = (
@@ -194,7 +194,7 @@ TEMPLATES = (
 
 
 def forge_template(rng: random.Random, model: Path, outside: Path) -> Forgery:
-    """The chat template is hostile."""
+    """Replace the chat template by a hostile one."""
     template = rng.choice(TEMPLATES)
     settings = model / "tokenizer_config.json"
     in_settings = rng.random() < 0.5
@@ -211,7 +211,7 @@ def forge_template(rng: random.Random, model: Path, outside: Path) -> Forgery:
 
 
 def forge_special(rng: random.Random, model: Path, outside: Path) -> Forgery:
-    """A special token of tokenizer_config.json, or an id of config.json or generation_config.json, is odd."""
+    """Replace a special token of tokenizer_config.json, or an id of config.json or generation_config.json."""
     file, name = rng.choice(
         [
             *(("tokenizer_config.json", f"{kind}_token") for kind in ("bos", "eos", "pad")),
@@ -237,7 +237,7 @@ PATTERNS = ("(a+)+b", "(.*.*)*x", "[", "(?R)", "x" * 5000, "(" * 500, "(?:.|..|.
 
 
 def forge_pattern(rng: random.Random, model: Path, outside: Path) -> Forgery:
-    """A pattern of module names in an adapter_config.json."""
+    """Put an odd pattern of module names into adapter_config.json."""
     path, field = model / "adapter_config.json", rng.choice(("rank_pattern", "alpha_pattern"))
     pattern, number = rng.choice(PATTERNS), rng.choice(NUMBERS)
 
@@ -248,7 +248,7 @@ def forge_pattern(rng: random.Random, model: Path, outside: Path) -> Forgery:
 
 
 def forge_index(rng: random.Random, model: Path, outside: Path) -> Forgery:
-    """The index of shards names other files, or other tensors."""
+    """Let the index of shards name other files or other tensors."""
     path = model / "model.safetensors.index.json"
     values = json.loads(path.read_text()) if path.exists() else {"metadata": {}, "weight_map": {}}
     names = values["weight_map"]
@@ -280,7 +280,7 @@ def _files(model: Path) -> list[Path]:
 
 
 def forge_bytes(rng: random.Random, model: Path, outside: Path) -> Forgery:
-    """Bytes of a file are others, missing or repeated."""
+    """Change, delete or repeat bytes of a file."""
     path = rng.choice(_files(model))
     content = bytearray(path.read_bytes())
     how = rng.choice(("flip", "flip", "flip", "cut", "cut", "zeros", "more", "middle", "empty"))
@@ -302,7 +302,7 @@ def forge_bytes(rng: random.Random, model: Path, outside: Path) -> Forgery:
 
 
 def forge_place(rng: random.Random, model: Path, outside: Path) -> Forgery:
-    """A link, a FIFO, a device, a socket, a folder or nothing in the place of a file, or of the model itself."""
+    """Replace a file or the model itself by a link, a FIFO, a device, a socket or a folder, or delete it."""
     extra = ["special_tokens_map.json", "generation_config.json", "chat_template.jinja", "model.safetensors.index.json"]
     inside = [model / name for name in extra] if model.is_dir() else []
     path = rng.choice([*_files(model), *inside, *([model] if rng.random() < 0.3 else [])])
@@ -362,7 +362,7 @@ def _value(kind: int, value: Any) -> bytes:
 
 
 class Raw:
-    """A GGUF file taken apart: pairs of the metadata, and tensors as [name, shape reversed, type, offset, bytes]."""
+    """A parsed GGUF file: pairs of the metadata, and tensors as [name, shape reversed, type, offset, bytes]."""
 
     def __init__(self, path: Path) -> None:
         data = path.read_bytes()
@@ -434,7 +434,7 @@ ODD: tuple[Value, ...] = (
 
 
 def forge_metadata(rng: random.Random, model: Path, outside: Path) -> Forgery:
-    """A value of the metadata is another, of another type, missing or there twice."""
+    """Change the value or the type of an entry of the metadata, delete it or repeat it."""
     raw = Raw(model)
     index = rng.randrange(len(raw.pairs))
     if rng.random() < 0.6:  # not of the tokenizer
@@ -475,7 +475,7 @@ def forge_metadata(rng: random.Random, model: Path, outside: Path) -> Forgery:
 
 
 def forge_vocabulary(rng: random.Random, model: Path, outside: Path) -> Forgery:
-    """Tokens, types, scores, merges, ids or the template of the tokenizer in the metadata."""
+    """Change tokens, types, scores, merges, ids or the template of the tokenizer in the metadata."""
     raw = Raw(model)
     values = {key: value for key, (_, value) in raw.pairs}
     size = len(values["tokenizer.ggml.tokens"][1])
@@ -522,7 +522,7 @@ def forge_vocabulary(rng: random.Random, model: Path, outside: Path) -> Forgery:
 
 
 def forge_stored(rng: random.Random, model: Path, outside: Path) -> Forgery:
-    """A tensor has another name, shape, type, offset or number, or is there twice; or the counts are wrong."""
+    """Change the name, shape, type, offset or a value of a tensor, repeat it, or change the counts of the header."""
     raw = Raw(model)
     tensor = rng.choice(raw.tensors)
     old = str(tensor)[:60]
@@ -593,7 +593,7 @@ IN_ADAPTERS = (
 
 
 def commands_against(evil: str, source: str) -> list[tuple[Any, ...]]:
-    """What may be tried on a forged model or adapter."""
+    """The commands to try on a forged model or adapter."""
     short = ("--steps", 1, "--batch-size", 2)
     if source in ADAPTERS:
         base = f"models/{ADAPTERS[source][0]}"
@@ -625,7 +625,7 @@ def commands_against(evil: str, source: str) -> list[tuple[Any, ...]]:
 
 
 def choose(rng: random.Random, models: Path) -> tuple[str, Path, Callable[..., Forgery]]:
-    """A model, moved to where it will be forged, and how."""
+    """Choose a model and a forgery: the model's name, its copy that will be forged, and the forging function."""
     forgeries = rng.choice((IN_FOLDERS, IN_FOLDERS, IN_FILES, IN_FILES, IN_ADAPTERS))
     sources = {IN_FOLDERS: [*FOLDERS], IN_FILES: [*FILES, SENTENCEPIECE], IN_ADAPTERS: [*ADAPTERS]}[forgeries]
     source = rng.choice(sources)
@@ -637,21 +637,21 @@ def choose(rng: random.Random, models: Path) -> tuple[str, Path, Callable[..., F
     return source, evil, rng.choice(forgeries)
 
 
-# What a command may do with them.
+# Commands on forged models, and what is wrong with how they end.
 
 
 def on_terminal() -> None:
-    """In a forked command: let its streams say that they are a terminal, which may not get control characters."""
+    """In a forked command: let stdout claim to be a terminal, which must not get control characters."""
     streams._RawStdout.isatty = lambda self: True  # type: ignore[method-assign]
 
 
 def write_resident(path: Path) -> Callable[[], None]:
-    """At the end of a forked command: write the most bytes that it had in memory."""
+    """A function for a forked command to call last: writes its peak resident memory in bytes to a file."""
     return lambda: _write(path, str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE))
 
 
 def defects_of_message(ran: Any, name: str, resident: Path, is_terminal: bool) -> list[str]:
-    """What is wrong with how a command ended, besides `Ran.defects`."""
+    """Descriptions of what is wrong with the output and memory of a command, besides `Ran.defects`."""
     wrong = []
     lines = [line for line in ran.stderr.splitlines() if line.startswith("Error: ")]
     last = ran.stderr.strip().splitlines()[-1:] or [""]

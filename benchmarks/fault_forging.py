@@ -1,4 +1,4 @@
-"""Forged run directories, as from an untrusted source: each has one fault, and all digests are recomputed."""
+"""Forge run directories as an untrusted source might: each gets one fault, and digests that are valid."""
 
 import contextlib
 import hashlib
@@ -26,7 +26,7 @@ DEPTH = 100_000
 NAN, INFINITY = float("nan"), float("inf")
 JSON_FILES = ("config.json", "tokenizer.json", "metrics.jsonl", "last/state.json", "last/manifest.json")
 RUN_FILES = (*JSON_FILES, "model.safetensors", "last/model.safetensors", "last/optimizer.safetensors")
-LEFT_BEHIND = (  # names that a run or its replacement may use for a while
+TEMPORARY_NAMES = (  # names that a run or its replacement may use for a while
     *("config.json.tmp", "metrics.jsonl.tmp", "model.safetensors.tmp", "tokenizer.json.tmp"),
     *("last.new", "last.old", "tokens", "../.evil.tinylm-lock", "../.evil.tinylm-new", "../.evil.tinylm-old"),
 )
@@ -47,11 +47,11 @@ VALUES: tuple[Any, ...] = (
     ),
     *([], [[]], [0], [-1], [1] * 5000, {}, {"a": 1}, ["x", None, {}]),
 )
-Forgery = tuple[str, Callable[[], None]]  # what is wrong, and what makes it so
+Forgery = tuple[str, Callable[[], None]]  # a description of the fault, and a function that makes it
 
 
 def seal(run: Path) -> None:
-    """Compute all digests of a run anew, as far as its files can be understood."""
+    """Recompute all digests of a run, as far as its files can be parsed."""
     values: dict[str, Any] = {}
     with contextlib.suppress(Exception):
         values = json.loads((run / "config.json").read_text())
@@ -91,7 +91,7 @@ def _seal_weights(file: Path, config: RunConfig) -> None:
 
 
 def forge_value(rng: random.Random, run: Path, outside: Path) -> Forgery:
-    """One value of a JSON file is another, is missing, or has company."""
+    """Replace or delete a value of a JSON file, or add one."""
     file = rng.choice([name for name in (*JSON_FILES, *_more_json(run)) if (run / name).is_file()])
     lines = (run / file).read_text().splitlines() if file.endswith(".jsonl") else [(run / file).read_text()]
     index = rng.randrange(len(lines))
@@ -118,7 +118,7 @@ def _more_json(run: Path) -> list[str]:
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Every place in a JSON value: what holds it, and its key or index. Long tables count only once in ten."""
+    """Every element of a JSON value: its container and its key or index; of large containers, only some."""
     keys = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
     if len(keys) > 30:
         keys = keys[:: len(keys) // 10]
@@ -129,7 +129,7 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def forge_text(rng: random.Random, run: Path, outside: Path) -> Forgery:
-    """A JSON file is deep, long, empty or not text at all."""
+    """Replace a JSON file by deeply nested, huge, empty or binary content."""
     file = rng.choice([name for name in (*JSON_FILES, *_more_json(run)) if (run / name).is_file()])
     contents = {
         "empty": b"",
@@ -158,12 +158,12 @@ def _replace(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-# Things that are not files.
+# Links and special files.
 
 
 def forge_link(rng: random.Random, run: Path, outside: Path) -> Forgery:
-    """A link, where a file is or where one will be written."""
-    name = rng.choice((*RUN_FILES, *LEFT_BEHIND, *LEFT_BEHIND, "last"))
+    """Put a link where a file is or will be written."""
+    name = rng.choice((*RUN_FILES, *TEMPORARY_NAMES, *TEMPORARY_NAMES, "last"))
     target = rng.choice(
         [
             outside / "secret.txt",
@@ -185,9 +185,9 @@ def forge_link(rng: random.Random, run: Path, outside: Path) -> Forgery:
 
 
 def forge_kind(rng: random.Random, run: Path, outside: Path) -> Forgery:
-    """A FIFO, a device, a socket or a folder in the place of a file; a file in the place of a folder."""
+    """Replace a file by a FIFO, a device, a socket or a folder, or a folder by a file."""
     kind = rng.choice(("fifo", "fifo", "folder", "file", "zero", "socket", "missing"))
-    name = rng.choice((*RUN_FILES, *LEFT_BEHIND[:7], "last", *_more_json(run)))
+    name = rng.choice((*RUN_FILES, *TEMPORARY_NAMES[:7], "last", *_more_json(run)))
 
     def apply() -> None:
         path = run / name
@@ -227,7 +227,7 @@ def clear(path: Path) -> None:
 
 
 def forge_path(rng: random.Random, run: Path, outside: Path) -> Forgery:
-    """A recorded path leads out of the run."""
+    """Replace a path that the run records by one outside the run."""
     values = json.loads((run / "config.json").read_text())
     values.pop("digest", None)
     fields = [(values["data"], name) for name in ("corpus", "val_corpus")] if values["data"] else []
@@ -247,7 +247,7 @@ def forge_path(rng: random.Random, run: Path, outside: Path) -> Forgery:
             os.mkfifo(fifo)
         section[name] = [path] if name.endswith("corpus") else path
         if values["data"]:
-            values["data"]["tokens_in_run"] = False  # the cache has them not, so that only the path could help
+            values["data"]["tokens_in_run"] = False  # nor in the cache: only the path could help
             values["data"]["fingerprint"] = "0" * 64
         _write_config(run, values)
 
@@ -258,7 +258,7 @@ def forge_path(rng: random.Random, run: Path, outside: Path) -> Forgery:
 
 
 def forge_tokens(rng: random.Random, run: Path, outside: Path) -> Forgery:
-    """A token folder with other kinds of numbers, wrong counts, or ids that the vocabulary does not have."""
+    """Give a token folder another dtype, wrong counts, or ids outside the vocabulary."""
     part = rng.choice(("train", "val"))
     dtype = rng.choice(
         ("O", "V8", "U4", "S10", "f8", "f2", "i8", "u8", "<u2", ">u4", "?", "c16", "M8[s]", "i4,f4", "uint8")
@@ -297,7 +297,7 @@ def forge_tokens(rng: random.Random, run: Path, outside: Path) -> Forgery:
 
 
 def forge_tensors(rng: random.Random, run: Path, outside: Path) -> Forgery:
-    """Tensors of other names, shapes, kinds or values, sealed."""
+    """Change the name, shape, dtype or values of a tensor, and recompute the digests."""
     file = rng.choice([*run.glob("*.safetensors"), *run.glob("last/*.safetensors")])
     with safetensors.safe_open(file, framework="pt") as opened:
         metadata = opened.metadata()
@@ -337,7 +337,7 @@ def forge_tensors(rng: random.Random, run: Path, outside: Path) -> Forgery:
 
 
 def forge_header(rng: random.Random, run: Path, outside: Path) -> Forgery:
-    """A safetensors file with another header."""
+    """Replace the header of a safetensors file."""
     file = rng.choice([*run.glob("*.safetensors"), *run.glob("last/*.safetensors")])
     content = file.read_bytes()
     size = struct.unpack("<Q", content[:8])[0]
@@ -431,7 +431,7 @@ PARTS: dict[str, list[Any]] = {
 
 
 def forge_tokenizer(rng: random.Random, run: Path, outside: Path) -> Forgery:
-    """A tokenizer with a part that is unknown to tinylm, dangerous in the library, or wrong."""
+    """Put a part into the tokenizer that tinylm does not know, that the library cannot handle, or that is wrong."""
     layout = json.loads((run / "tokenizer.json").read_text())
     model = layout["model"]
     how = rng.choice(("part", "part", "part", "added", "model", "vocabulary", "deep"))
@@ -481,7 +481,7 @@ def forge_tokenizer(rng: random.Random, run: Path, outside: Path) -> Forgery:
 
 
 def forge_published_tokenizer(rng: random.Random, run: Path, outside: Path) -> Forgery:
-    """A mutation of a tokenizer with the structure of a published model's, from the tests of tokenizers."""
+    """Replace the tokenizer by a mutation of one built like a published model's (tests/text)."""
     forgeries = importlib.import_module("tests.forgeries")
     name, text = next(itertools.islice(forgeries.forged_tokenizers(0), rng.randrange(400), None))
     return f"tokenizer: {name}", lambda: _replace(run / "tokenizer.json", text.encode(errors="surrogatepass"))

@@ -1,8 +1,9 @@
-"""Commands of tinylm run in folders made for them: forked from one process that has imported everything, or for real.
+"""Run commands of tinylm in folders of their own, in a fork of one process that has imported everything or in a new
+process.
 
-A fork takes milliseconds where a new interpreter takes a second and a half. The command runs in a session of its own
-under a time limit, with its streams in files, and with limits on memory and file size so that a hostile input cannot
-take the machine with it. POSIX only.
+A fork takes milliseconds, a new interpreter a second and a half. The command runs in its own session under a time
+limit, with its streams in files, and with limits on memory and file size, so that a hostile input cannot harm the
+machine. POSIX only.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from typing import Any, Never
 import tinylm
 import tinylm.__main__
 
-LIMIT = 20.0  # seconds after which a command hangs
+LIMIT = 20.0  # seconds after which a command counts as hanging
 MOST_MEMORY = 4 << 30  # bytes of private memory
 MOST_FILE = 256 << 20  # bytes in one file
 DOCUMENTED_CODES = (0, 1, 2, 3)
@@ -35,7 +36,7 @@ SECRET = "canary-7f3a"  # in each file outside the folders that a command may re
 
 
 def import_everything() -> None:
-    """All of tinylm, so that a forked command imports nothing; torch computes nothing yet, so that no threads run."""
+    """Import all of tinylm, so that a forked command need not. Torch computes nothing yet, so that no threads run."""
     for module in pkgutil.walk_packages(tinylm.__path__, "tinylm."):
         importlib.import_module(module.name)
     importlib.import_module("gigatoken")
@@ -43,7 +44,7 @@ def import_everything() -> None:
 
 @dataclass(frozen=True)
 class Ran:
-    """How a command ended. `code` is negative for a signal; `hung` when it was ended at its time limit."""
+    """How a command ended. `code` is negative for a signal; `hung` is true if it was killed at its time limit."""
 
     words: tuple[str, ...]
     code: int
@@ -51,10 +52,10 @@ class Ran:
     stderr: str
     seconds: float
     hung: bool
-    debug: bool = False  # tracebacks are asked for
+    debug: bool = False  # whether tracebacks are allowed
 
     def defects(self, codes: Sequence[int] = DOCUMENTED_CODES) -> list[str]:
-        """What no command may do, whatever it is given."""
+        """Descriptions of what the command did that none may do, whatever its input."""
         last = self.stderr.strip().splitlines()[-1:] or [""]
         found = []
         if self.hung:
@@ -78,9 +79,9 @@ class Ran:
 
 @dataclass
 class Place:
-    """The folders of one case, always at the same path, since runs record absolute paths.
+    """The folders of one case, always at the same path, because runs record absolute paths.
 
-    `work` is where commands run and `home` has the cache and temporary files; both may be written. `outside` may not.
+    Commands run in `work`, and `home` has the cache and temporary files; they may write to both, but not to `outside`.
     """
 
     path: Path
@@ -110,12 +111,12 @@ class Place:
             (self.outside / name).write_text(f'"{SECRET}"')
 
     def keep(self, name: str) -> None:
-        """Remember the folders as they are, for `restore`."""
+        """Save a copy of the folders, for `restore`."""
         shutil.rmtree(self.path.with_name(name), ignore_errors=True)
         shutil.copytree(self.path, self.path.with_name(name), symlinks=True)
 
     def restore(self, name: str) -> None:
-        """The folders as they were when they were kept under this name."""
+        """Make the folders again as they were at `keep` with this name."""
         remove(self.path)
         shutil.copytree(self.path.with_name(name), self.path, symlinks=True)
         for stream in ("out", "err"):
@@ -137,7 +138,7 @@ class Place:
         return {name: os.environ[name] for name in kept if name in os.environ} | own
 
     def run(self, *words: object, env: dict[str, str] | None = None, **how: Any) -> Ran:
-        """A command to its end, or until its limit."""
+        """Run a command in a fork until it ends, or kill it at the time limit."""
         command = tuple(map(str, words))
         begun = time.monotonic()
         pid = self._fork(command, env or {}, **how)
@@ -149,7 +150,7 @@ class Place:
         return ran
 
     def run_and_kill(self, *words: object, after: float) -> bool:
-        """A command that is killed after some seconds; returns whether it had not ended before."""
+        """Run a command in a fork and kill it after `after` seconds. Returns whether it was still running then."""
         command = tuple(map(str, words))
         begun = time.monotonic()
         pid = self._fork(command, {})
@@ -167,7 +168,7 @@ class Place:
         return pid
 
     def start(self, *words: object, stdin: Path | None = None) -> "subprocess.Popen[bytes]":
-        """A real process, for signals at its start."""
+        """Start a command in a new process, which can also be interrupted while Python starts."""
         with (
             (stdin or Path(os.devnull)).open("rb") as questions,
             (self.streams / "out").open("wb") as out,
@@ -184,7 +185,7 @@ class Place:
             )
 
     def finish(self, child: "subprocess.Popen[bytes]", words: Sequence[object], begun: float) -> Ran:
-        """Wait for a real process, which is killed at the limit."""
+        """Wait for a process of `start`, or kill it at the time limit."""
         hung = False
         try:
             child.wait(max(0.1, begun + self.limit - time.monotonic()))
@@ -210,7 +211,7 @@ def _become(
     before: Callable[[], None] | None = None,
     after: Callable[[], None] | None = None,
 ) -> Never:
-    """In a forked process: be the command, and end as its process would."""
+    """In a forked process: run the command, and exit as its own process would."""
     code = 1
     try:
         os.setsid()
@@ -263,7 +264,7 @@ def _become(
 
 
 def in_fork(work: Callable[[], object], limit: float = LIMIT) -> bool:
-    """Do something that may end the process in a process of its own; returns whether it was done."""
+    """Call `work` in a fork, because it may crash. Returns whether it finished."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -281,7 +282,7 @@ def in_fork(work: Callable[[], object], limit: float = LIMIT) -> bool:
 
 
 def _wait(pid: int, until: float) -> tuple[int, bool]:
-    """The exit code, negative for a signal, and whether the process and its session had to be killed."""
+    """Wait for a process: its exit code, negative for a signal, and whether it was killed at the time limit."""
     killed = False
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -306,7 +307,7 @@ def _text(path: Path) -> str:
 
 
 def snapshot(folder: Path) -> dict[str, tuple[object, ...]]:
-    """Everything in a folder: kind, mode and time of change, and content or target."""
+    """Type, mode, modification time, and content or link target of everything in a folder, by path."""
     found: dict[str, tuple[object, ...]] = {}
     for root, folders, files in os.walk(folder):
         for name in (*folders, *files):
@@ -322,12 +323,12 @@ def snapshot(folder: Path) -> dict[str, tuple[object, ...]]:
 
 
 def changes(before: dict[str, tuple[object, ...]], after: dict[str, tuple[object, ...]]) -> list[str]:
-    """Files that came, went or changed between two snapshots."""
+    """Files that were created, deleted or changed between two snapshots."""
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
 def remove(path: Path) -> None:
-    """Delete a folder with whatever a case left in it."""
+    """Delete a folder, whatever the permissions in it."""
     with contextlib.suppress(FileNotFoundError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -4,9 +4,9 @@ Ctrl-C.
     python benchmarks/faults.py [--class NAME ...] [--cases N] [--seed S] [--keep FOLDER]
 
 Prints a row for each class: cases tried and survived. A case survives when no command crashes, hangs, prints a
-traceback, ends with an undocumented exit code or touches a file outside its folders, and the promise of its class is
-kept (docs/reliability.md). Each failure is printed with what repeats it. The same seed makes the same cases, except for
-the moments of kills and interrupts. Everything happens in a temporary folder.
+traceback, ends with an undocumented exit code or changes a file outside its folders, and what docs/reliability.md
+promises for its class holds. Each failure is printed with the command that repeats it. The same seed makes the same
+cases, except for the moments of kills and interrupts. All files are in a temporary folder.
 """
 
 import argparse
@@ -38,7 +38,7 @@ RESUMING = ("train", "--resume", RUN)
 
 @dataclass(frozen=True)
 class Trial:
-    """One case that was tried: what was done, and what was wrong with how it ended."""
+    """One case: what was done, the defects that were found (none if it survived), and the commands that ran."""
 
     label: str
     defects: tuple[str, ...]
@@ -64,11 +64,13 @@ def story(characters: int, seed: int = 0) -> str:
     return "\n".join(lines) + "\n"
 
 
-# What the cases begin with.
+# The folders that cases start from.
 
 
 def prepare(place: Any) -> None:
-    """Runs of each kind, adapters, a tokenizer and a token cache, kept as `runs`; without any run as `empty`."""
+    """Make the folders that cases start from: `runs` with runs of each kind, adapters, a tokenizer and a token cache,
+    and `empty` without runs.
+    """
     from fault_process import remove
 
     remove(place.path)
@@ -108,7 +110,7 @@ def commands_of(place: Any) -> tuple[tuple[str, ...], ...]:
 
 
 def defects_of(place: Any, codes: Sequence[int] = (0, 1, 2, 3)) -> list[str]:
-    """What is wrong with any command that the case has run."""
+    """Defects of all commands that the case has run."""
     return [f"tinylm {' '.join(ran.words)[:150]}: {defect}" for ran in place.ran for defect in ran.defects(codes)]
 
 
@@ -118,7 +120,7 @@ def shown(ran: Any) -> str:
 
 
 def same_save(one: Path, other: Path) -> bool:
-    """Whether two runs hold the same weights, best and last, and the same optimizer, to the bit."""
+    """Whether best and last weights and the optimizer state of two runs are equal to the bit."""
     import safetensors.torch
     import torch
 
@@ -141,7 +143,7 @@ def plan_kills(place: Any, cases: int, seed: int) -> list[Any]:
 
 
 def attack_by_kills(place: Any, unit: tuple[int, int, int]) -> list[Trial]:
-    """A run that is killed again and again until it has been killed often enough, then left alone."""
+    """Kill and resume one run many times, then let it finish. Each kill is a case."""
     seed, number, kills = unit
     rng = random.Random(f"kills {seed} {number}")
     place.restore("empty")
@@ -180,14 +182,14 @@ def attack_by_kills(place: Any, unit: tuple[int, int, int]) -> list[Trial]:
 # 2. Full disks.
 
 CHAT = ("chat", "-m", "checkpoints/chat", "-n", 20, "--seed", 1)
-CONVERSIONS: dict[str, tuple[Any, ...]] = {  # each writes `new`, or a file whose name begins with it
+CONVERSIONS: dict[str, tuple[Any, ...]] = {  # each writes `new`, or files whose names begin with it
     "import": ("import", "model-hf", "--out", "new"),
     "export hf": ("export", "checkpoints/good", "--to", "hf", "--out", "new"),
     "export gguf": ("export", "checkpoints/good", "--to", "gguf", "--out", "new.gguf"),
     "export peft": ("export", ADAPTER, "--to", "peft", "--out", "new"),
 }
 DISK_RUN = ("--steps", 4, "--eval-every", 2, "--save-every", 2, "--log-every", 1, *TINY)
-ON_FULL_DISK: dict[str, tuple[str, tuple[Any, ...]]] = {  # by name: what is there before, and the command
+ON_FULL_DISK: dict[str, tuple[str, tuple[Any, ...]]] = {  # name: folders to start from, and the command
     "train": ("empty", ("train", "corpus.txt", "--out", RUN, *DISK_RUN)),
     "train --force": ("runs", ("train", "corpus.txt", "--out", RUN, "--force", *DISK_RUN)),
     "train --resume": ("runs", (*RESUMING, "--steps", 8)),
@@ -228,7 +230,7 @@ def questions_of(place: Any, name: str) -> Path | None:
 
 
 def left_over(place: Any, before: set[str], name: str) -> list[str]:
-    """What a command that failed or was interrupted left in the working folder, besides what it writes."""
+    """Files that a failed or interrupted command left in the working folder, besides its complete output."""
     found = {path.name for path in place.work.iterdir()} - before
     written = (
         {"new", "new.gguf", "new.Modelfile", "saved.jsonl"} if name in (*CONVERSIONS, "chat") else {"new", "t.json"}
@@ -271,7 +273,7 @@ def attack_by_full_disk(place: Any, unit: tuple[str, Any, Any]) -> list[Trial]:
 
 
 def attack_by_full_stream(place: Any, name: str, stream: str, how: str) -> Trial:
-    """stdout or stderr on /dev/full. A run is saved whatever becomes of what is printed."""
+    """Run a command with stdout or stderr on /dev/full; a run must be saved nevertheless."""
     before, command = ON_FULL_DISK.get(name, ("runs", (name, *((RUN,) if name == "info" else ()))))
     place.restore(before)
     words = (*command, "--json") if how == "json" else command
@@ -310,7 +312,7 @@ def plan_flips(place: Any, cases: int, seed: int) -> list[Any]:
 
 
 def _expected(place: Any, name: str) -> None:
-    """Put the outputs of an undamaged run beside the kept folders, once."""
+    """Store the outputs for the undamaged run beside the kept folders, once."""
     file = place.path.with_name(f"expected-{name}.json")
     if file.exists():
         return
@@ -322,7 +324,7 @@ def _expected(place: Any, name: str) -> None:
 
 
 def _read_all(place: Any, name: str) -> list[str | None]:
-    """What the commands that read say of a run or an adapter, `None` for an error; and its weights when it goes on."""
+    """The output of each command that reads a run or an adapter, `None` for an error; and its weights if resumed."""
     path = f"checkpoints/{name}"
     words = [[*reader[:-1], "--adapter"] if name in ("adapter", "bottleneck") else list(reader) for reader in READERS]
     runs = [place.run(*reader, path) for reader in words]
@@ -333,7 +335,7 @@ def _read_all(place: Any, name: str) -> list[str | None]:
 
 
 def _stable(text: str) -> str:
-    """Without what differs from one time to the next."""
+    """Remove what differs from one time to the next, such as speeds, from output."""
     try:
         values = json.loads(text)
     except ValueError:
@@ -424,7 +426,7 @@ def attack_by_forgery(place: Any, unit: tuple[int, int]) -> list[Trial]:
 
 
 def commands_against(source: str) -> Iterator[tuple[Any, ...]]:
-    """What is tried on a forged folder. What changes the folder comes last."""
+    """The commands to try on a forged folder; those that change it come last."""
     evil = "checkpoints/evil"
     short = ("--steps", 1, "--batch-size", 4)
     yield ("info", evil)
@@ -452,7 +454,7 @@ def commands_against(source: str) -> Iterator[tuple[Any, ...]]:
 
 
 def prepare_models(place: Any) -> None:
-    """The models of other tools and one run, kept as `foreign`, once."""
+    """Make the models of other tools and one run, kept as `foreign`, once."""
     import fault_foreign
     from fault_process import in_fork
 
@@ -466,7 +468,7 @@ def prepare_models(place: Any) -> None:
 
 
 def attack_by_foreign_model(place: Any, unit: tuple[int, int]) -> list[Trial]:
-    """Two random commands and `info` on a forged model, sometimes as on a terminal."""
+    """Run two random commands and `info` on a forged model, sometimes as if on a terminal."""
     import fault_foreign
     from fault_process import changes, in_fork, snapshot
 
@@ -549,7 +551,7 @@ EXTREMES: dict[type, tuple[Any, ...]] = {
 
 
 def plan_options(place: Any, cases: int, seed: int) -> list[Any]:
-    """Each number option alone with each extreme value, then random options."""
+    """Plan each option that takes a number alone with each extreme value, then random options."""
     alone = [
         (seed, index, value)
         for index, (_, parameter) in enumerate(all_options())
@@ -596,9 +598,9 @@ def attack_by_options(place: Any, unit: tuple[int, int, Any]) -> list[Trial]:
 
 
 def random_command(rng: random.Random, number: int, place: Any, alone: Any) -> tuple[list[str], dict[str, str]]:
-    """A command with an option that is chosen by the number, up to five more, random values, and its environment.
+    """A command with option `number` and up to five more, all with random values, and its environment.
 
-    With a value of its own, the option stands alone.
+    alone: an option and its value, which is then the only one.
     """
     options = all_options()
     name, first = options[number % len(options)]  # each option has its turn
@@ -650,7 +652,7 @@ def _random_value(rng: random.Random, parameter: Any, dry: bool, place: Any) -> 
         return rng.choice([*metavar.split("|"), "none", "AUTO"])
     if kind in (int, float):
         values = WHOLE if kind is int else (*REAL, *WHOLE)
-        if parameter.name in LARGE and not dry:  # what would be right to take long is not asked for
+        if parameter.name in LARGE and not dry:  # valid, but slow
             values = tuple(value for value in values if isinstance(value, str) or not 8 < value < 1 << 60)
         return rng.choice(values)
     return rng.choice((*PATHS, str(place.outside / "folder"), "x" * 300, "the old", "0,1"))
@@ -766,7 +768,7 @@ def plan_interrupts(place: Any, cases: int, seed: int) -> list[Any]:
 
 
 def attack_by_interrupt(place: Any, unit: tuple[int, int, int]) -> list[Trial]:
-    """A real process, interrupted at a random moment between its start and its end."""
+    """Interrupt a command in a new process at a random moment between its start and its end."""
     seed, number, cases = unit
     rng = random.Random(f"interrupts {seed} {number}")
     name = sorted(INTERRUPTED)[number % len(INTERRUPTED)]
@@ -785,7 +787,7 @@ def attack_by_interrupt(place: Any, unit: tuple[int, int, int]) -> list[Trial]:
             (place.work / RUN).rename(undisturbed)
         place.restore("runs")
         prepare_interrupt(place, name)
-    # Spread over the whole time, the first second and a half twice as densely.
+    # Moments are denser near the start, where Python and torch are loaded.
     kinds = len(INTERRUPTED)
     share = (number // kinds + rng.random()) / max(1, math.ceil(cases / kinds))
     after = share**1.3 * float(times.read_text())
@@ -819,7 +821,7 @@ def attack_by_interrupt(place: Any, unit: tuple[int, int, int]) -> list[Trial]:
 
 
 def prepare_interrupt(place: Any, name: str) -> None:
-    """Training is of a new run; an adapter needs its base."""
+    """Delete the run, if the command trains a new one."""
     if name == "train":
         shutil.rmtree(place.work / RUN)
 
@@ -842,7 +844,7 @@ _place: Any = None
 
 
 def _prepare_worker(folder: Path, limit: float, numbers: Any) -> None:
-    """Give a worker process its own folders, with everything imported and the runs made."""
+    """In a worker process: import everything, and make its own folders and runs."""
     global _place
     import fault_process
 
@@ -854,7 +856,7 @@ def _prepare_worker(folder: Path, limit: float, numbers: Any) -> None:
 def _attack(name: str, unit: Any, keep: Path | None) -> list[Trial]:
     try:
         trials = CLASSES[name].attack(_place, unit)
-    except Exception as error:  # of this program: it is shown as a failure, and the other cases go on
+    except Exception as error:  # a bug of this program is shown as a failure, and the other cases go on
         trials = [Trial(f"{unit}", (f"the case itself failed: {type(error).__name__}: {error}",))]
     if keep is not None and any(trial.defects for trial in trials):
         _keep(keep, name, unit, trials)
@@ -862,7 +864,7 @@ def _attack(name: str, unit: Any, keep: Path | None) -> list[Trial]:
 
 
 def _keep(keep: Path, name: str, unit: Any, trials: Sequence[Trial]) -> None:
-    """Copy the folders of a failed case, with what it did."""
+    """Copy the folders of a failed case, with a report of its commands and defects."""
     to = keep / f"{name}-{'-'.join(str(part).replace('/', '_')[:40] for part in unit)}"
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir(parents=True)
@@ -882,12 +884,14 @@ def _plan(name: str, cases: int, seed: int) -> list[Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--class", dest="classes", action="append", choices=CLASSES, help="only this class; repeatable")
-    parser.add_argument("--cases", type=int, help="of each class (default: the number in docs/reliability.md)")
+    parser.add_argument("--cases", type=int, help="number per class (default: as in docs/reliability.md)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, help="only the unit with this number")
+    parser.add_argument("--only", type=int, help="only the case with this number")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the folders of failed cases are kept")
-    parser.add_argument("--limit", type=float, default=20.0, help="seconds after which a command hangs (default: 20)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="cases at a time (default: one per core)")
+    parser.add_argument("--limit", type=float, default=20.0, help="seconds that a command may take (default: 20)")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="cases in parallel (default: one per core)"
+    )
     chosen = parser.parse_args(arguments)
     os.environ.update({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})  # a fork has none of its parent's threads
     folder = Path(os.environ.get(fault_disk.PRELOAD) or tempfile.mkdtemp(prefix="tinylm-faults-"))
@@ -899,7 +903,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def attack_all(folder: Path, chosen: argparse.Namespace) -> int:
-    """Attack with all classes chosen; returns how many cases failed, at most 1."""
+    """Try the chosen classes of faults and print the table. Returns 1 if any case failed, otherwise 0."""
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
     fork = multiprocessing.get_context("fork")
     numbers = fork.SimpleQueue()

@@ -106,7 +106,7 @@ def _no_constant(name: str) -> None:
 
 
 def assert_error(result: Result, code: int, *parts: str, sentences: int = 2) -> None:
-    """Check an error of tinylm: exit code, empty stdout, and a message of at most `sentences` sentences with all `parts`."""
+    """Check an error of tinylm: exit code, empty stdout, and at most `sentences` sentences with all `parts`."""
     assert result.exit_code == code, result.output
     assert result.stdout == ""
     assert "Traceback" not in result.stderr

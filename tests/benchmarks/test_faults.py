@@ -1,4 +1,4 @@
-"""A few cases of each class of fault, and the parts of the program that tries thousands (docs/reliability.md)."""
+"""A few cases of each class of fault of benchmarks/faults.py, which tries thousands, and its parts."""
 
 import importlib
 import os
@@ -72,12 +72,12 @@ def ran(**how: object) -> list[str]:
         ({"stdout": "canary-7f3a"}, "content of a file outside its folders was printed"),
     ],
 )
-def test_what_no_command_may_do_is_found(how: dict[str, object], defect: str) -> None:
+def test_forbidden_outcomes_are_found(how: dict[str, object], defect: str) -> None:
     (found,) = ran(**how)
     assert found.startswith(defect)
 
 
-def test_an_ordinary_error_and_a_traceback_that_was_asked_for_are_no_defects() -> None:
+def test_an_ordinary_error_and_an_allowed_traceback_are_no_defects() -> None:
     assert ran(code=2, stderr="Error: There is no run.") == []
     assert ran(code=1, stderr="Traceback (most recent call last):\nError: x", debug=True) == []
 
@@ -126,7 +126,7 @@ def test_a_disk_is_full_at_the_write_that_was_chosen(lasting: bool, failing: lis
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
-def test_a_forked_command_is_ended_at_its_limit_with_all_that_it_started() -> None:
+def test_a_forked_command_and_its_children_are_killed_at_the_time_limit() -> None:
     fault_process = importlib.import_module("fault_process")
 
     def work() -> None:

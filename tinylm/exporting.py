@@ -1,4 +1,4 @@
-"""Exporting: a model of tinylm, own or imported, becomes a Hugging Face folder or a GGUF file."""
+"""Export a model, trained by tinylm or imported, as a Hugging Face folder or a GGUF file, and adapters for PEFT."""
 
 import os
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ TOLERANCE = 1e-4  # of logits in fp32, relative to the largest
 class Exported:
     """An export that was written and verified.
 
-    family: model family in Hugging Face's names, or architecture in those of GGUF.
-    difference: largest difference of the logits from those of the same weights here; `None` where all tensors and
-        tokens were compared instead.
+    family: the model family as Hugging Face names it, or the architecture as GGUF names it.
+    difference: the largest difference between the logits of the export and of the same weights in tinylm; `None` for
+        GGUF, where tensors and tokens are compared instead.
     """
 
     path: Path
@@ -53,7 +53,7 @@ def export_model(
     force: bool = False,
     reporter: Reporter | None = None,
 ) -> Exported:
-    """Write a model for other tools, and verify what was written before it appears at its path.
+    """Write a model for other tools, and verify it before it appears at its path.
 
     model: as in `load`; for peft, the directory of a LoRA adapter. Default: the newest model under checkpoints/.
     to: hf, a folder for transformers and vLLM; gguf, a file for llama.cpp and ollama, with a Modelfile beside it; or
@@ -63,7 +63,7 @@ def export_model(
     force: replace an earlier export at `out`.
 
     Raises UsageError, before anything is written, for a model that the format cannot represent and for a path that
-    cannot be used; TinyLMError if what was written is not the same model.
+    cannot be used; TinyLMError if the export is not the same model.
     """
     check_choice("to", to, FORMATS)
     check_choice("dtype", dtype or "f32", (*DTYPES, "q8_0") if to == "gguf" else tuple(DTYPES))
@@ -123,7 +123,7 @@ def _check_free(out: Path, source: Path, to: str, force: bool) -> None:
 def _check_gguf_free(out: Path, force: bool) -> None:
     """Raise UsageError unless a GGUF file and its Modelfile can be written.
 
-    Neither exists, or `force` is set, the one is a GGUF file, and the other names it.
+    That is, neither exists; or `force` is set, and they are a GGUF file and a Modelfile for it.
     """
     check_name(out)
     if out.suffix != ".gguf":
@@ -145,9 +145,9 @@ def _check_gguf_free(out: Path, force: bool) -> None:
 
 @torch.no_grad()
 def _compare(original: LoadedModel, written: LoadedModel, out: Path) -> float:
-    """The largest difference of logits between an export and the original with weights rounded to the same dtype.
+    """The largest difference between the logits of an export and of the original with weights of the same dtype.
 
-    Raises TinyLMError if that is not small, or if a tensor, the tokens of a text or a special token differ.
+    Raises TinyLMError if it exceeds TOLERANCE, or if a tensor, the tokens of a text or a special token differ.
     """
     for name, tensor in original.weights.tensors.items():
         found = written.weights.tensors.get(name)
@@ -159,12 +159,14 @@ def _compare(original: LoadedModel, written: LoadedModel, out: Path) -> float:
                 _ids(original.tokenizer, text) == _ids(written.tokenizer, text), out, f"the tokens of {text!r}"
             )
     rounded = {name: tensor.float() for name, tensor in written.weights.tensors.items()}
-    here = restore_model(original.config, rounded, out).eval()
+    rounded_original = restore_model(original.config, rounded, out).eval()
     ids = torch.randint(
-        original.tokenizer.vocab_size, (2, min(64, here.context)), generator=torch.Generator().manual_seed(0)
+        original.tokenizer.vocab_size,
+        (2, min(64, rounded_original.context)),
+        generator=torch.Generator().manual_seed(0),
     )
-    there = written.network.float()
-    logits, expected = (network.logits(network.probe(ids).hidden) for network in (there, here))
+    exported = written.network.float()
+    logits, expected = (network.logits(network.probe(ids).hidden) for network in (exported, rounded_original))
     difference = _largest(logits - expected)
     _require_same(difference <= TOLERANCE * max(1.0, _largest(expected)), out, f"a logit, by {difference:.1e},")
     return difference

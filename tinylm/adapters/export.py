@@ -1,4 +1,4 @@
-"""Exporting a LoRA adapter in PEFT's format, with the module names that its base model has in transformers."""
+"""Export a LoRA adapter in PEFT's format, with the module names that its base model has in transformers."""
 
 import re
 from dataclasses import dataclass
@@ -28,10 +28,12 @@ _HUB_SNAPSHOT = re.compile(r".*[/\\]models--([^/\\]+?)--([^/\\]+)[/\\]snapshots[
 
 @dataclass(frozen=True)
 class ExportedAdapter:
-    """An adapter that was written in PEFT's format.
+    """An adapter that was exported in PEFT's format.
 
-    path: its folder. family: the model type of its base in transformers. difference: largest difference between the
-    logits of the base with the adapter and with what was written. change: between those with and without the adapter.
+    path: its folder.
+    family: the model type of its base in transformers.
+    difference: the largest difference between the logits of the base with the adapter and with its export.
+    change: the largest difference between the logits of the base with and without the adapter.
     """
 
     path: Path
@@ -49,17 +51,17 @@ def export_adapter(
     force: bool = False,
     base_name: str | None = None,
 ) -> ExportedAdapter:
-    """Write a LoRA of tinylm as a folder that `PeftModel.from_pretrained(base, out)` of PEFT loads.
+    """Write a LoRA adapter of tinylm as a folder that `PeftModel.from_pretrained(base, out)` of PEFT loads.
 
     adapter: run directory or name. model: its base, where that is not beside it or under checkpoints/.
     out: folder to write. force: replace an exported adapter there, and nothing else.
-    base_name: what the folder records as the name of its base: a name on the hub or the folder of an exported model.
-        Default: the folder or the hub's name that the adapter was trained on.
+    base_name: name of the base for PEFT: a name on the Hugging Face hub, or the folder of an exported model. Default:
+        the folder, or the name on the hub, of the model that the adapter was trained on.
 
-    What was written is opened again, and its logits are compared, before it appears at `out`.
+    The export is loaded again and its logits are compared before it appears at `out`.
 
-    Raises UsageError, before anything is written, for an adapter that PEFT cannot represent, naming the target, and for
-    a path that is not free; TinyLMError for damaged files, and if the logits differ.
+    Raises UsageError, before anything is written, for an adapter that PEFT cannot represent and for a path that is not
+    free; TinyLMError for damaged files, and if the logits differ.
     """
     adapter = find_run(adapter, reporter)
     if is_adapter_folder(adapter):
@@ -76,21 +78,22 @@ def export_adapter(
     factors = _factors(read_weights(adapter, run_config).tensors)
     converted = convert_adapter(family, base.config.model, config, factors)
     network = base.network.float()
-    without = _logits(network)
-    own = load_adapter(network, AdapterSpec(adapter), base.config)
+    logits_without_adapter = _logits(network)
+    loaded = load_adapter(network, AdapterSpec(adapter), base.config)
     expected = _logits(network)
-    set_adapter_scale(own.layers, 0.0)
+    set_adapter_scale(loaded.layers, 0.0)
     with replacing_folder(out) as folder:
         write_adapter(folder, family, converted, base_name or _recorded_name(config))
         load_adapter(network, AdapterSpec(folder), base.config)
         difference = (_logits(network) - expected).abs().max().item()
         if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):
             raise TinyLMError(f"The logits of the exported adapter differ by {difference:.2e}; nothing was exported.")
-    return ExportedAdapter(out, family.name, difference, (expected - without).abs().max().item())
+    change = (expected - logits_without_adapter).abs().max().item()
+    return ExportedAdapter(out, family.name, difference, change)
 
 
 def _factors(tensors: dict[str, Tensor]) -> Factors:
-    """A and B by the name of the module that they adapt."""
+    """The low-rank matrices A and B of each adapted module, by its name."""
     modules: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         name = key.removeprefix(PEFT_PREFIX)
@@ -105,7 +108,7 @@ def _factors(tensors: dict[str, Tensor]) -> Factors:
 
 @torch.inference_mode()
 def _logits(model: Transformer) -> Tensor:
-    """Those of random tokens, without dropout."""
+    """The logits of fixed random tokens, without dropout."""
     model.eval()
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.vocab_size, (2, min(64, model.context)), generator=generator)
@@ -113,6 +116,6 @@ def _logits(model: Transformer) -> Tensor:
 
 
 def _recorded_name(config: AdapterConfig) -> str:
-    """The base that the adapter was trained on: its path, or its name on the hub where it is in the hub's cache."""
+    """The path of the model that the adapter was trained on, or its name on the hub if it is in the hub's cache."""
     match = _HUB_SNAPSHOT.fullmatch(config.base)
     return f"{match[1]}/{match[2]}" if match else config.base

@@ -66,9 +66,9 @@ def add_foreign_adapter(model: Transformer, adapter: ForeignAdapter, path: Path)
 
 def _wrap(model: nn.Module, name: str, make: Callable[[nn.Module], Adapter]) -> Adapter:
     parent, _, leaf = name.rpartition(".")
-    owner = model.get_submodule(parent)
-    layer = make(getattr(owner, leaf))
-    setattr(owner, leaf, layer)
+    module = model.get_submodule(parent)
+    layer = make(getattr(module, leaf))
+    setattr(module, leaf, layer)
     return layer
 
 

@@ -15,7 +15,7 @@ from tinylm.text.literal_tokens import LiteralTokens, without_marks
 class ScoredText(NamedTuple):
     """The text of a conversation, and the ranges of its characters that are scored, in order and without overlap.
 
-    In the text, LITERAL marks the texts of special tokens that are not those tokens: see `tinylm.text.literal_tokens`.
+    In the text, names of special tokens that users wrote are marked (`tinylm.text.literal_tokens`).
     """
 
     text: str
@@ -24,12 +24,12 @@ class ScoredText(NamedTuple):
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """How conversations become text of which a part is scored.
+    """Renders conversations as text, and finds the part of it that is scored.
 
-    special_tokens: texts that the tokenizer encodes as one token each.
-    train_on: which text is scored: that of each assistant's message with its end token (assistant), of the last of them
-        (last), or all text (all).
-    control_tokens: the special tokens that only the template writes. Their texts in messages and tools are text.
+    special_tokens: names of special tokens, each encoded as one token.
+    train_on: the part that is scored: each message of the assistant with its end token (assistant), the last such
+        message (last), or all text (all).
+    control_tokens: special tokens that only the template writes; in messages and tools, their names are ordinary text.
     """
 
     template: ChatTemplate
@@ -38,7 +38,7 @@ class ChatFormat:
     control_tokens: tuple[str, ...] = ()
 
     def prompt(self, conversation: Conversation) -> str:
-        """The text of a conversation up to where the next answer begins, marked as that of `ScoredText`.
+        """The text of a conversation up to the beginning of the next answer, marked like that of `ScoredText`.
 
         Raises UsageError and TinyLMError as `ChatTemplate.render` does.
         """
@@ -48,12 +48,12 @@ class ChatFormat:
     def render(self, conversation: Conversation) -> ScoredText:
         """The text and the scored spans of a conversation.
 
-        `{% generation %}` blocks of the template are the spans of answers. For a template without them, an answer is
-        what is added to the conversation before it with the generation prompt; white space after a special token at its
-        end is not scored. With `train_on` last, messages after the last answer are left out.
+        `{% generation %}` blocks of the template are the spans of answers. Without them, an answer is the text that its
+        message adds to the conversation before it, rendered with the generation prompt; white space after a special
+        token at its end is not scored. With `train_on` last, messages after the last answer are left out.
 
         Raises UsageError, with the location, for a conversation that the template refuses or fails on, and for one
-        whose beginning the template renders in another way when more messages follow.
+        whose beginning is rendered differently when more messages follow.
         """
         try:
             return self._render(self._marked(conversation))
@@ -63,7 +63,7 @@ class ChatFormat:
             raise UsageError(f"{conversation.location}: {error}") from error
 
     def _marked(self, conversation: Conversation) -> Conversation:
-        """The conversation with its texts of control tokens marked."""
+        """The conversation with the names of control tokens in it marked."""
         literal = self._literal
         messages = tuple({**literal.mark(message), "role": message["role"]} for message in conversation.messages)
         return replace(conversation, messages=messages, tools=literal.mark(conversation.tools))
@@ -113,9 +113,9 @@ class ChatFormat:
             "set `train_on` to last, which works here, or to" if self._finds_last(conversation) else "set `train_on` to"
         )
         raise UsageError(
-            f"{conversation.location}: the chat template renders the beginning of this conversation in another way "
-            f"when {when.format(index + 1)}: {before!r} becomes {after!r}. So its answers cannot be found; {last} all, "
-            "or use a `chat_template` with {% generation %} blocks."
+            f"{conversation.location}: the chat template renders the beginning of this conversation differently when "
+            f"{when.format(index + 1)}: {before!r} becomes {after!r}. So its answers cannot be found; {last} all, or "
+            "use a `chat_template` with {% generation %} blocks."
         )
 
     def _finds_last(self, conversation: Conversation) -> bool:
@@ -128,7 +128,7 @@ class ChatFormat:
             return False
 
     def ordinary_text(self, text: str) -> Iterator[str]:
-        """The non-empty parts of a rendered text between its special tokens, without marks."""
+        """The non-empty parts of a rendered text between special tokens, without marks."""
         parts = token_pattern(self.special_tokens).split(text) if self.special_tokens else [text]
         return map(without_marks, filter(None, parts))
 

@@ -1,4 +1,4 @@
-"""Texts of special tokens in what users wrote, marked so that they are encoded as text and not as those tokens."""
+"""Mark the names of special tokens where users wrote them, so that they are encoded as ordinary text."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -9,20 +9,19 @@ from tinylm.text.tokenizer import LITERAL
 
 
 class LiteralTokens:
-    """Marks the texts of `tokens`. One of a single character cannot be marked."""
+    """Marks occurrences of `tokens`, except of tokens of a single character."""
 
     def __init__(self, tokens: Collection[str]) -> None:
         rests: dict[str, list[str]] = {}
         for token in tokens:
             if len(token) > 1:
                 rests.setdefault(token[0], []).append(re.escape(token[1:]))
-        # Also where two of them overlap: each character at which one begins.
+        # Matches only the first character of a token, so that overlapping occurrences are all found.
         firsts = [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()]
         self._first = re.compile("|".join(firsts)) if firsts else None
 
     def mark(self, value: Any) -> Any:
-        """A copy of a JSON value in whose texts, keys included, each of the tokens has LITERAL after its first
-        character.
+        """Return a copy of a JSON value with LITERAL after the first character of each occurrence, also in keys.
 
         Raises UsageError for a text that contains LITERAL.
         """
@@ -38,5 +37,5 @@ class LiteralTokens:
 
 
 def without_marks(text: str) -> str:
-    """A text as it was before it was marked."""
+    """Return a marked text without its marks."""
     return text.replace(LITERAL, "")

@@ -27,7 +27,7 @@ from tinylm.text.tokenizer_file import TokenizerSpec, token_ids, validate_tokeni
 
 END_OF_TEXT = "<|endoftext|>"
 MASK = "<mask>"
-LITERAL = "\ufdd2"  # a noncharacter of Unicode, which no text contains: inside of a special token's text, makes it text
+LITERAL = "\ufdd2"  # a noncharacter, which no text contains; inside the name of a special token, it makes it plain text
 
 COUNT_CHUNK = 1 << 20  # ids counted at a time, since np.bincount converts them to int64
 MIN_BPE_VOCAB_SIZE = 257  # the 256 bytes and the end-of-text token
@@ -172,19 +172,19 @@ class Tokenizer:
 
     @functools.cached_property
     def added_tokens(self) -> tuple[str, ...]:
-        """The texts of the special tokens, and of other tokens that are recognised before the text is split."""
+        """The special tokens, and other added tokens that are recognised before the text is split."""
         return tuple(token.content for token in self._library.get_added_tokens_decoder().values())
 
     @functools.cached_property
     def control_tokens(self) -> tuple[str, ...]:
-        """The texts of the special tokens, which mark the structure of a text, without other added tokens."""
+        """The special tokens without other added tokens."""
         added = self._library.get_added_tokens_decoder().values()
         return tuple(token.content for token in added if token.special)
 
     def encode_with_special(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Encode a text in which special tokens are recognised, such as one that a chat template rendered.
 
-        One with LITERAL after its first character is encoded as if it were no special token; LITERAL has no id. Returns
+        LITERAL is removed; a special token with LITERAL after its first character is encoded as ordinary text. Returns
         the ids, (N,) of uint32, and the offset of the first character of each token, (N,) of int64. Raises UsageError
         for characters without an id, and TinyLMError if the `tokenizers` library fails.
         """
@@ -208,14 +208,14 @@ class Tokenizer:
     def _recognising_library(self) -> tokenizers.Tokenizer:
         """A copy of the library's tokenizer that recognises special tokens in texts.
 
-        Without the post-processor, which may exclude a token's leading spaces from its offsets.
+        It has no post-processor, which may exclude a token's leading spaces from its offsets.
         """
         spec = json.loads(self.to_str())
         return tokenizers.Tokenizer.from_str(json.dumps({**spec, "post_processor": None}, ensure_ascii=False))
 
     @functools.cached_property
     def _literal_library(self) -> tokenizers.Tokenizer:
-        """As `_recognising_library`, without LITERAL, which it removes after special tokens were recognised."""
+        """As `_recognising_library`, but removes LITERAL from a text once special tokens are recognised."""
         spec = json.loads(self._recognising_library.to_str())
         remove = {"type": "Replace", "pattern": {"String": LITERAL}, "content": ""}
         spec["normalizer"] = {"type": "Sequence", "normalizers": [remove, *filter(None, [spec["normalizer"]])]}

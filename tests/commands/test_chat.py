@@ -74,6 +74,29 @@ def test_a_model_that_cannot_chat_is_refused(model: Path, tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files")
+def test_a_conversation_that_does_not_fit_on_the_disk_leaves_no_part_of_a_line(model: Path, tmp_path: Path) -> None:
+    import resource
+
+    file = tmp_path / "chat.jsonl"
+    file.write_text(first := '{"messages": []}\n')
+
+    def limit_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(first) + 9, len(first) + 9))
+
+    ran = subprocess.run(
+        [sys.executable, "-m", "tinylm", "chat", "--model", str(model), "-n", "3"],
+        input=f"hi\n/save {file}\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=limit_files,
+        check=False,
+    )
+    assert ran.returncode == 0 and f"Cannot write {file}: No space left" in ran.stderr
+    assert file.read_text() == first
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
 def test_ctrl_c_stops_the_answer_and_not_the_program(model: Path) -> None:
     command = [sys.executable, "-m", "tinylm", "chat", "--model", str(model), "-n", "100000", "--seed", "1", "-t", "3"]

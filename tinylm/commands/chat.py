@@ -1,7 +1,9 @@
 """tinylm chat: talk to a chat model in the terminal."""
 
 import contextlib
+import errno
 import json
+import os
 import secrets
 import signal
 import sys
@@ -214,11 +216,21 @@ def _save(name: str, session: "ChatSession", console: Console) -> None:
     if not name:
         console.error("Name the file: /save FILE.")
         return
+    line = json.dumps({"messages": session.transcript()}, ensure_ascii=False) + "\n"
     try:
-        with Path(name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"messages": session.transcript()}, ensure_ascii=False) + "\n")
+        _append(Path(name), line.encode())
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         console.error(f"Cannot write {name}: {reason}.")
         return
     console.note(f"Appended to {name}: {len(session.messages)} messages.")
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Append a line to a file: the whole of it, or on a full disk nothing. Raises OSError and ValueError."""
+    with path.open("ab", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        written = file.write(line)
+        if written < len(line):
+            file.truncate(size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -82,6 +82,43 @@ def test_an_ordinary_error_and_an_allowed_traceback_are_no_defects() -> None:
     assert ran(code=1, stderr="Traceback (most recent call last):\nError: x", debug=True) == []
 
 
+@pytest.mark.parametrize(
+    "how, defect",
+    [
+        ({"code": 1, "stderr": "Error: evil is bad.\nError: again."}, "2 lines of error"),
+        ({"code": 1, "stderr": "Error: evil is bad.\nmore"}, "1 lines of error, and 'more' at the end"),
+        ({"code": 1, "stderr": "Error: It is bad."}, "the error does not name the model"),
+        ({"code": 1, "stderr": f"Error: evil {'x' * 1000}"}, "an error of 1012 characters"),
+        ({"code": 1, "stderr": "Error: Out of memory in evil."}, "3 MB of memory"),
+        ({"stdout": "\x1b[2J"}, "control characters on the terminal: ['\\x1b']"),
+        ({"words": ("eval", "--json"), "stdout": '{"loss": NaN}'}, "no JSON"),
+        ({"code": 1, "stderr": "Error: Cannot read evil.gguf as GGUF: it is empty."}, None),
+        ({"stdout": "a text\n"}, None),
+    ],
+)
+def test_what_a_command_may_not_do_with_a_forged_model_is_found(
+    how: dict[str, object], defect: str | None, tmp_path: Path
+) -> None:
+    fault_process, fault_foreign = (importlib.import_module(name) for name in ("fault_process", "fault_foreign"))
+    values = {"words": ("info",), "code": 0, "stdout": "", "stderr": "", "seconds": 1.0, "hung": False}
+    (tmp_path / "resident").write_text(str(3 << 20))
+    ended = fault_process.Ran(**{**values, **how})
+    found = fault_foreign.defects_of_message(ended, "evil", tmp_path / "resident", True)
+    assert [text.partition(": ")[2].startswith(defect or "") for text in found] == ([] if defect is None else [True])
+
+
+def test_a_gguf_file_that_is_taken_apart_and_put_together_is_the_same_model(tmp_path: Path) -> None:
+    """So that a forgery has no fault but its own."""
+    gguf_files = importlib.import_module("tests.formats.gguf_files")
+    fault_foreign = importlib.import_module("fault_foreign")
+    gguf_reader = importlib.import_module("tinylm.formats.gguf_reader")
+    gguf_files.save_peer("llama 3", tmp_path / "model.gguf")
+    (tmp_path / "again.gguf").write_bytes(fault_foreign.Raw(tmp_path / "model.gguf").to_bytes())
+    one, other = (gguf_reader.read_gguf(tmp_path / name) for name in ("model.gguf", "again.gguf"))
+    assert (one.config, one.tokenizer, one.special) == (other.config, other.tokenizer, other.special)
+    assert all((one.tensors[name] == other.tensors[name]).all() for name in one.tensors)
+
+
 def test_a_change_of_any_file_is_found(tmp_path: Path) -> None:
     fault_process = importlib.import_module("fault_process")
     for name in ("same", "content", "mode", "time", "gone"):

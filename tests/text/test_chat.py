@@ -14,6 +14,7 @@ from tinylm.text.chat import Conversation, parse_conversation, read_conversation
 TURNS = messages(("user", "Hello"), ("assistant", "Hi!"))
 TOOLS = [{"type": "function", "function": {"name": "add"}}]
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]}
+DEEP = json.loads('{"a":' * 200 + "[1]" + "}" * 200)
 
 
 def parsed(record: Any) -> Conversation:
@@ -73,6 +74,8 @@ MALFORMED = {
     ),
     "half a surrogate pair": ({"messages": [{"role": "user", "content": "a\ud800"}]}, "a lone surrogate"),
     "half a pair in a tool": ({"messages": TURNS, "tools": [{"name": "\ud800"}]}, "a lone surrogate"),
+    "deep values in a message": ({"messages": [{**TURNS[0], "extra": DEEP}]}, "nested more than 100 levels deep"),
+    "deep values in a tool": ({"messages": TURNS, "tools": [{"parameters": DEEP}]}, "nested more than 100 levels deep"),
 }
 
 

@@ -12,6 +12,7 @@ from tinylm.validation import describe_value
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_MESSAGES = 10_000  # of a conversation
+MAX_NESTING = 100  # levels of the values in a message or a tool
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def _message(entry: Any, location: str) -> dict[str, Any]:
         )
     if not content.strip() and role != "tool" and not calls:
         raise UsageError(f"{location}: the {role}'s 'content' is empty; give it a text, or leave the message out.")
-    _require_encodable_values(entry, location)
+    _require_usable_values(entry, location)
     return {**entry, "content": content}
 
 
@@ -114,18 +115,25 @@ def _tools(value: Any, location: str) -> tuple[dict[str, Any], ...] | None:
         return None
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         raise UsageError(f"{location}: 'tools' is {describe_value(value)}; it must be a list of objects.")
-    _require_encodable_values(value, location)
+    _require_usable_values(value, location)
     return tuple(value)
 
 
-def _require_encodable_values(values: Any, location: str) -> None:
-    """Raise UsageError for a lone surrogate in any text of JSON values."""
-    pending = [values]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, str):
-            require_encodable(value, location)
-        elif isinstance(value, dict):
-            pending += [*value.keys(), *value.values()]
-        elif isinstance(value, list):
-            pending += value
+def _require_usable_values(values: Any, location: str) -> None:
+    """Raise UsageError for JSON values with a lone surrogate in any text, and for values that are nested too deeply."""
+    level = [values]
+    for _ in range(MAX_NESTING):
+        for text in level:
+            if isinstance(text, str):
+                require_encodable(text, location)
+        level = [entry for value in level for entry in _entries(value)]
+        if not level:
+            return
+    raise UsageError(f"{location}: its values are nested more than {MAX_NESTING} levels deep; flatten them.")
+
+
+def _entries(value: Any) -> list[Any]:
+    """The entries of a JSON value, with the keys of an object."""
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    return value if isinstance(value, list) else []

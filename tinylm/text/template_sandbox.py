@@ -35,7 +35,7 @@ ATTRIBUTES: Mapping[type, Collection[str]] = {
     ),
     dict: ("get", "items", "keys", "values"),
     list: ("count", "index"),
-    tuple: ("count", "index"),
+    tuple: ("count", "grouper", "index", "list"),  # two are of the pairs that the filter groupby makes
     LoopContext: (
         *("changed", "cycle", "depth", "depth0", "first", "index", "index0", "last", "length", "nextitem"),
         *("previtem", "revindex", "revindex0"),
@@ -50,27 +50,15 @@ VALUE_FILTERS = (
     *("abs", "capitalize", "dictsort", "e", "escape", "float", "groupby", "int", "lower", "max", "min", "safe", "sort"),
     *("string", "title", "unique", "upper", "wordcount"),
 )
+# Tests of what a value is, and those that read all of it.
 TYPE_TESTS = (
-    *(
-        "boolean",
-        "callable",
-        "defined",
-        "escaped",
-        "false",
-        "filter",
-        "float",
-        "integer",
-        "iterable",
-        "mapping",
-        "none",
-    ),
-    *("number", "sameas", "sequence", "string", "test", "true", "undefined"),
+    *("boolean", "callable", "defined", "escaped", "false", "filter", "float", "integer", "iterable", "mapping"),
+    *("none", "number", "sameas", "sequence", "string", "test", "true", "undefined"),
 )
 VALUE_TESTS = (
     *("!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "le", "lessthan", "lower", "lt"),
     *("ne", "upper"),
 )
-
 
 MISSING = object()
 
@@ -353,7 +341,7 @@ def _attribute(obj: Any, name: str) -> Any:
         return MISSING if name.startswith("_") else getattr(obj, name, MISSING)
     for kind, names in ATTRIBUTES.items():
         if isinstance(obj, kind) and name in names:
-            return getattr(obj, name)
+            return getattr(obj, name, MISSING)
     return MISSING
 
 

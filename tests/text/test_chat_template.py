@@ -235,11 +235,7 @@ ATTACKS = {
     "globals of a method": "{{ cycler.__init__.__globals__.os.system('true') }}",
     "self": "{{ self._TemplateReference__context }}",
     "a namespace's class": "{{ namespace().__class__.__init__.__globals__ }}",
-    "a generic alias": "{% set ns = namespace(x=1) %}"
-    + LOOP
-    + "{% set ns.x = dict[ns.x, ns.x] %}"
-    + END
-    + "{{ ns.x.y }}",
+    "a generic alias": SPACE + "{% for i in range(60) %}{% set ns.x = dict[ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
     "bytes": "{{ (1).to_bytes(1000000000, 'big') | length }}",
     "nested loops": LOOP + LOOP + END + END,
     "a loop filter": LOOP + "{% for j in range(99999) if false %}{% endfor %}" + END,
@@ -252,28 +248,36 @@ ATTACKS = {
         "{% for a in messages recursive %}{% if loop.depth < 60 %}{{ loop([a, a]) }}{% endif %}{% endfor %}"
     ),
     "a large range": "{% for i in range(1000000000) %}{% endfor %}",
-    "a long text": "{{ 'x' * 1000000000000 }}",
+    "a long text": "{{ ('x' * 2000000000) | length }}{{ 'x' * 1000000000000 }}",
     "a doubled text": SPACE + LOOP + "{% set ns.x = ns.x + ns.x %}" + END,
     "a joined text": SPACE + LOOP + "{% set ns.x = ns.x ~ ns.x %}" + END,
     "a captured text": SPACE + LOOP + "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}" + END,
-    "a literal text, captured": "{% set x %}" + LOOP + "y" * 60000 + END + "{% endset %}{{ x | length }}",
+    "a literal text, captured": "{% set x %}" + LOOP + "y" * 20000 + END + "{% endset %}{{ x | length }}",
     "a literal text of a macro": (
         "{% macro f() %}" + "y" * 60000 + "{% endmacro %}{% set x %}" + LOOP + "{{ f() }}" + END + "{% endset %}"
     ),
-    "many texts": SPACE + LONG + LOOP + "{% set ns.x = namespace(a=ns.x, b=b[1:]) %}" + END,
-    "many lists": SPACE + LOOP + "{% set ns.x = namespace(a=ns.x, b=range(9999) | list) %}" + END,
-    "many parts of texts": SPACE + LONG + LOOP + "{% set ns.x = namespace(a=ns.x, b=b.split('x')) %}" + END,
+    "many texts": SPACE + LONG + LOOP + "{% set n = namespace(a=ns.x) %}{% set n.b = b[1:] %}{% set ns.x = n %}" + END,
+    "many lists": SPACE
+    + LOOP
+    + "{% set n = namespace(a=ns.x) %}{% set n.b = range(9999) | list %}{% set ns.x = n %}"
+    + END,
+    "many parts of texts": SPACE
+    + LONG
+    + LOOP
+    + "{% set n = namespace(a=ns.x) %}{% set n.b = b.split('x') %}{% set ns.x = n %}"
+    + END,
     "chained generators": SPACE + (LOOP + "{% set ns.y = ns.y | map('upper') %}" + END) * 2 + "{{ ns.y | list }}",
-    "a replaced text": LONG + "{{ b | replace('x', b) }}",
-    "a method that replaces": LONG + "{{ b.replace('', b) }}",
-    "a joined list": LONG + "{{ (range(99999) | list) | join(b) }}",
-    "a method that joins": LONG + "{{ b.join(range(99999) | map('string')) }}",
+    "a replaced text": LONG + "{{ b | replace('x', b[:1500]) | length }}",
+    "a method that replaces": LONG + "{{ b.replace('', b[:1500]) | length }}",
+    "a joined list": LONG + "{{ range(1500) | join(b) | length }}",
+    "a method that joins": LONG
+    + "{{ b.join(range(1500) | map('string')) | length }}{{ ''.join([b] * 1500) | length }}",
     "a padded text": "{{ 'x'.ljust(1000000000000) }}{{ 'x'.zfill(1000000000000) }}",
     "a formatted text": "{{ '%1000000000d' % 1 }}",
     "a text formatted by a test": "{{ '%1000000000d' is even }}",
     "a text formatted by a division": "{{ '%1000000000d' is divisibleby 3 }}",
     "an undefined value in a format": "{{ '%1000000000s' % nothing }}",
-    "a huge number": "{{ 9 ** 9 ** 9 }}",
+    "a huge number": "{{ 9 ** (9 ** 9) }}",
     "a squared number": "{% set ns = namespace(n=3) %}" + LOOP + "{% set ns.n = ns.n * ns.n %}" + END,
     "a number of many digits": (
         "{% set n = ('f' * 99999) | int(base=16) %}{% set m = ('e' * 49999) | int(base=16) %}"
@@ -284,17 +288,20 @@ ATTACKS = {
     "an infinite number": "{{ 1e999 }}",
     "an indented text": "{{ ('x\n' * 10000) | indent(1000000000) | length }}",
     "an indented JSON": "{{ messages | tojson(indent=1000000000) }}",
-    "long separators": LONG + "{{ (range(9999) | list) | tojson(separators=(b, b)) }}",
-    "searching from the end": LONG + LOOP + "{{ c.rfind('z' ~ b) }}" + END,
-    "splitting from the end": LONG + LOOP + "{{ c.rsplit(sep='z' ~ b) }}" + END,
-    "stripping many characters": LONG + LOOP + "{{ b.strip(b.replace('x', 'y') ~ 'x') | length }}" + END,
-    "trimming many characters": LONG + LOOP + "{{ b | trim(b.replace('x', 'y') ~ 'x') | length }}" + END,
+    "long separators": LONG + "{{ (range(1500) | list) | tojson(separators=(b, b)) | length }}",
+    "searching for a short text": LONG + "{% set n = 'x' * 90 ~ 'y' %}" + LOOP + "{{ n in b }}" + END,
+    "searching from the end": LONG + LOOP + "{{ b.rfind('xy' ~ b[:500000]) }}" + END,
+    "splitting from the end": LONG + LOOP + "{{ b.rsplit(sep='xy' ~ b[:500000]) | length }}" + END,
+    "stripping many characters": LONG + LOOP + "{{ b.strip('y' * 1000000 ~ 'x') | length }}" + END,
+    "trimming many characters": LONG + LOOP + "{{ b | trim('y' * 1000000 ~ 'x') | length }}" + END,
     "searching in a list": LONG + LOOP + "{{ c in [d, d] }}" + END,
     "searching in a range": LOOP + "{{ 'a' in range(99999) }}" + END,
     "equal beginnings": LONG + "{{ ([c] * 99999) | select('equalto', d) | list | length }}",
-    "a sum of lists": "{{ ([[1]] * 99999) | sum(start=[]) | length }}",
+    "a sum of lists": "{{ ([[1]] * 299999) | sum(start=[]) | length }}",
     "a long attribute": LONG + "{{ range(99999) | sort(attribute=b.replace('x', 'x,')) }}",
     "filters in loops": LOOP + "{{ range(99999) | list | length * 0 }}" + END,
+    "selecting nothing": LOOP + "{{ range(99999) | select('string') | first }}" + END,
+    "selecting nothing without a test": LOOP + "{{ ([0] * 9999) | select | list | length }}" + END,
     "slices in loops": LONG + LOOP + "{% set x = b[1:] %}" + END,
     "differences of keys": (
         "{% set d = dict((range(9999) | map('string') | list) | groupby(0)) %}"
@@ -329,7 +336,7 @@ from tinylm.errors import TinyLMError
 from tinylm.text import chat_template
 
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-chat_template.MAX_WORK = 5_000_000  # a tenth, to be done sooner
+chat_template.MAX_WORK = 10_000_000  # a fifth, to be done sooner
 messages, attacks = json.load(sys.stdin)
 for name, source in attacks.items():
     start = time.monotonic()

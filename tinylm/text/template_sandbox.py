@@ -41,11 +41,10 @@ ATTRIBUTES: Mapping[type, Collection[str]] = {
         *("previtem", "revindex", "revindex0"),
     ),
 }
-# Filters whose work does not depend on what the entries of their values contain, and those that read all of it.
-ENTRY_FILTERS = (
-    *("count", "d", "default", "first", "items", "last", "length", "list", "map", "reject", "rejectattr", "reverse"),
-    *("select", "selectattr"),
-)
+# Filters whose work does not depend on what the entries of their values contain, also of those that take them one by
+# one, and filters that read all of it.
+ENTRY_FILTERS = ("count", "d", "default", "first", "items", "last", "length", "list", "reverse")
+SELECTING_FILTERS = ("map", "reject", "rejectattr", "select", "selectattr")
 VALUE_FILTERS = (
     *("abs", "capitalize", "dictsort", "e", "escape", "float", "groupby", "int", "lower", "max", "min", "safe", "sort"),
     *("string", "title", "unique", "upper", "wordcount"),
@@ -121,6 +120,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         changed |= {"tojson": self._to_json, "trim": self._trim}
         self.filters = {
             **{name: self._counting_entries(filters[name]) for name in ENTRY_FILTERS},
+            **{name: self._counting_selected(filters[name]) for name in SELECTING_FILTERS},
             **{name: self._counting_values(filters[name]) for name in VALUE_FILTERS},
             **{name: self._counting_values(function) for name, function in changed.items()},
         }
@@ -249,7 +249,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def _counting_entries(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The filter, with each call and each value that it yields or copies counted."""
+        """The filter, with each call and each entry that it yields or copies counted."""
 
         @functools.wraps(function)
         def counting(*args: Any, **kwargs: Any) -> Any:
@@ -260,6 +260,16 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             if isinstance(result, (str, list)):
                 self.take(_own_size(result))
             return result
+
+        return counting
+
+    def _counting_selected(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The filter, which takes a context and values, with each of the values that it reads counted."""
+
+        @functools.wraps(function)
+        def counting(context: Any, values: Any, *args: Any, **kwargs: Any) -> _Lazy:
+            self.take()
+            return _Lazy(self, function(context, _Lazy(self, iter(values or ())), *args, **kwargs))
 
         return counting
 

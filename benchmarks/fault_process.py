@@ -32,7 +32,7 @@ LIMIT = 20.0  # seconds after which a command counts as hanging
 MOST_MEMORY = 4 << 30  # bytes of private memory
 MOST_FILE = 256 << 20  # bytes in one file
 DOCUMENTED_CODES = (0, 1, 2, 3)
-SECRET = "canary-7f3a"  # in each file outside the folders that a command may read
+SECRET = "canary-7f3a"  # content of the files in `Place.outside`, which no command may print
 
 
 def import_everything() -> None:
@@ -102,7 +102,7 @@ class Place:
 
     @property
     def streams(self) -> Path:
-        return self.path.with_name("streams")  # not among what cases count writes in
+        return self.path.with_name("streams")  # outside `path`, below which fault_disk.py counts writes
 
     def make(self) -> None:
         for folder in (self.work, self.home / "tmp", self.streams, self.outside / "folder"):
@@ -328,7 +328,7 @@ def changes(before: dict[str, tuple[object, ...]], after: dict[str, tuple[object
 
 
 def remove(path: Path) -> None:
-    """Delete a folder, whatever the permissions in it."""
+    """Delete a file or a folder with its content, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Foreign models in every function that takes a model: the results of their own library, and no copies in memory."""
+"""Models of other tools in every function that takes a model: they give the results of their own library."""
 
 import itertools
 import json
@@ -68,7 +68,7 @@ def test_the_loss_of_a_text_is_that_of_the_peer(saved: tuple[Any, Path]) -> None
     assert result.loss == pytest.approx(expected, rel=1e-5)
 
 
-def test_sixteen_bit_weights_stay_and_give_the_peers_logits(halved: tuple[Any, Path]) -> None:
+def test_bf16_weights_are_not_converted_and_give_the_peers_logits(halved: tuple[Any, Path]) -> None:
     peer, folder = halved
     model = tinylm.load(folder)
     assert {parameter.dtype for parameter in model.network.parameters()} == {torch.bfloat16}
@@ -96,13 +96,13 @@ def test_an_imported_run_has_the_same_tensors_and_the_same_digest(halved: tuple[
     reporter = LogReporter()
     imported = import_model(folder, tmp_path / "run", reporter=reporter)
     assert imported.family == "llama"
-    there, here = open_model(folder), open_model(imported.run)
-    assert there.weights.digest == here.weights.digest
-    for name, tensor in there.weights.tensors.items():
-        assert torch.equal(tensor, here.weights.tensors[name]) and tensor.dtype == here.weights.tensors[name].dtype
-    assert here.tokenizer.special == there.tokenizer.special and here.tokenizer.bos_id == 0
-    assert here.config.tokenizer.chat_template == there.config.tokenizer.chat_template
-    assert EOS in here.tokenizer.special.eos
+    original, run = open_model(folder), open_model(imported.run)
+    assert original.weights.digest == run.weights.digest
+    for name, tensor in original.weights.tensors.items():
+        assert torch.equal(tensor, run.weights.tensors[name]) and tensor.dtype == run.weights.tensors[name].dtype
+    assert run.tokenizer.special == original.tokenizer.special and run.tokenizer.bos_id == 0
+    assert run.config.tokenizer.chat_template == original.config.tokenizer.chat_template
+    assert EOS in run.tokenizer.special.eos
     with pytest.raises(UsageError):
         import_model(folder, tmp_path / "run", reporter=reporter)
     with pytest.raises(UsageError, match="no import"):
@@ -164,7 +164,7 @@ def test_an_unknown_family_and_a_damaged_folder_are_errors(saved: tuple[Any, Pat
     assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
 
 
-def test_the_hub_is_asked_offline_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_not_in_the_cache_of_the_hub_is_an_error_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # the variable is read at its import
     with pytest.raises(TinyLMError):
         find_model(Path("hf:nobody/no-such-model"), LogReporter())

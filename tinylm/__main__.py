@@ -9,7 +9,7 @@ import sys
 from tinylm.process_signals import run_with_signal_handlers
 from tinylm.streams import prepare_streams
 
-TORCH_COMMANDS = ("train", "sample", "eval", "finetune-lora", "finetune-adapter", "merge-lora")
+TORCH_COMMANDS = ("train", "sample", "chat", "eval", "finetune-lora", "finetune-adapter", "merge-lora")
 HELP_FLAGS = {"--help", "-h", "--version"}
 
 

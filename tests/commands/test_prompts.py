@@ -59,7 +59,7 @@ def test_jsonl_without_a_format_is_an_error(text: str, bpe_run: Path, here: Path
         assert_error(
             tinylm("sample", "-m", bpe_run, how, "-", stdin=text),
             2,
-            "Standard input looks like JSONL; read it as that with --format jsonl, or as a single prompt with --format",
+            "Standard input looks like JSONL; read it with --format jsonl, or as a single prompt with --format",
         )
     (here / "p.json").write_text(text)
     assert_error(tinylm("sample", "-m", bpe_run, "-f", "p.json"), 2, "p.json looks like JSONL")

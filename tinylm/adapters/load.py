@@ -41,7 +41,9 @@ class AdapterSpec:
 class LoadedAdapter:
     """An adapter on its base model.
 
-    layers: by name. data: description of the text it was trained on. chat_template: Jinja source of its chat template.
+    layers: its layers by name.
+    data: description of the text it was trained on.
+    chat_template: Jinja source of its chat template.
     note: a notice for the user.
     """
 
@@ -71,8 +73,9 @@ def read_adapter_config(path: Path) -> tuple[RunConfig, AdapterConfig]:
 def load_base_model(path: Path, adapter: AdapterConfig, model: Path | None, device: str) -> LoadedModel:
     """Load the base model of the adapter at `path`: the one at `model`, or the run that `find_base_model` finds.
 
-    The digest that the adapter recorded must be that of its weights, or of the weights before the first merge if all
-    merges were undone. The path that it recorded is not opened, since an untrusted adapter could name any file.
+    The base model must have the digest that the adapter recorded, or have had it before adapters were merged into it,
+    all of which were removed again. The path that the adapter recorded is not opened: if untrusted, it could name any
+    file.
 
     Raises TinyLMError if the weights of `model` are different, and UsageError if no base model is found.
     """
@@ -192,14 +195,14 @@ def load_adapted_model(
 
     Raises TinyLMError if the adapters were not all trained on the same base model.
     """
-    own = [spec.path for spec in specs if not is_adapter_folder(spec.path)]
-    if own:
-        _, first = read_adapter_config(own[0])
-        base, config, tokenizer, _ = load_base_model(own[0], first, model, device)
-        for path in own:
+    runs = [spec.path for spec in specs if not is_adapter_folder(spec.path)]
+    if runs:
+        _, first = read_adapter_config(runs[0])
+        base, config, tokenizer, _ = load_base_model(runs[0], first, model, device)
+        for path in runs:
             if read_adapter_config(path)[1].base_digest != first.base_digest:
                 raise TinyLMError(
-                    f"{path} was trained on another base model than {own[0]}; combine adapters of one base model."
+                    f"{path} was trained on another base model than {runs[0]}; combine adapters of one base model."
                 )
     else:
         base, config, tokenizer, _ = load_foreign_base(specs[0].path, model, device)

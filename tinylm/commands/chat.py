@@ -35,7 +35,7 @@ tinylm chat -m model.gguf
     Talk to a model of llama.cpp.
 
 tinylm chat -m checkpoints/helper --system "Be brief." -t 0
-    Give a system message; the most likely answers.
+    Give a system message, and print the most likely answers.
 
 tinylm chat -m hf-folder --quiet < questions.txt
     One question per line, the answers on stdout.

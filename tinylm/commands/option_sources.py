@@ -21,7 +21,7 @@ from tinylm.validation import describe_value
 MAX_CONFIG_BYTES = 1 << 16
 VARIABLES_WITHOUT_OPTION = (
     "TINYLM_CACHE",
-    "TINYLM_VERSION",  # set by container images, which have such a variable for each program
+    "TINYLM_VERSION",  # container images often set a variable PROGRAM_VERSION
 )
 
 

@@ -13,7 +13,7 @@ from tinylm.validation import MAX_COUNT, RANGES, Range, describe_value
 T = TypeVar("T")
 _REQUIRED: Final = object()
 MAX_NAMED = 3  # unknown fields in a message
-MAX_INTEGER = int(RANGES["vocab_size"].high)  # the largest of all sizes; ModelConfig has a smaller limit for most
+MAX_INTEGER = int(RANGES["vocab_size"].high)  # the largest limit of ModelConfig, which checks each size by its own
 FINITE = Range(-MAX_COUNT, MAX_COUNT)
 
 # Fields of any family that do not change the logits of a given text: bookkeeping, training, and defaults of generation.
@@ -103,7 +103,7 @@ class ForeignConfig:
         return as_number(name, self._given(name, default), self.file)
 
     def layers(self, name: str = "num_hidden_layers") -> int:
-        """The number of layers, for each of which a reader may make something."""
+        """The number of layers. Limited as in ModelConfig, since readers make lists of this length."""
         return self.integer(name, high=int(RANGES["layers"].high))
 
     def flag(self, name: str, default: bool) -> bool:

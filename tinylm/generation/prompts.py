@@ -1,4 +1,4 @@
-"""Prompts: one text, one per line, or lines of JSONL with their own settings; and their ids for a decoder."""
+"""Read prompts from a text (a single prompt, one per line, or JSONL with settings), and encode them for a decoder."""
 
 import json
 import typing
@@ -149,7 +149,7 @@ def require_plain_text(text: str, name: str) -> None:
     lines = [line for line in text.split("\n") if line.strip()]
     as_text = 'as a single prompt with `format="text"`'
     if lines and all(isinstance(_json_or_none(line), dict) for line in lines):
-        raise UsageError(f'{name} looks like JSONL; read it as that with `format="jsonl"`, or {as_text}.')
+        raise UsageError(f'{name} looks like JSONL; read it with `format="jsonl"`, or {as_text}.')
     if text.lstrip().startswith(("[", "{")) and isinstance(value := _json_or_none(text), (dict, list)):
         objects = [value] if isinstance(value, dict) else value
         if objects and all(isinstance(item, dict) for item in objects):

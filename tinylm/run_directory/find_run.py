@@ -56,7 +56,7 @@ def find_run(name: Path, reporter: Reporter) -> Path:
 
 
 def run_exists(path: Path) -> bool:
-    """Whether there is a file or folder at `path`, or a run whose replacement there was interrupted by a kill."""
+    """Whether there is a file or folder at `path`, or beside it the rest of a replacement that was interrupted."""
     try:
         hidden = (staging_directory(path), replaced_directory(path)) if path.name else ()
         return os.path.lexists(path) or any(directory.exists() for directory in hidden)

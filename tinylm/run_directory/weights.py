@@ -29,7 +29,9 @@ from tinylm.validation import COUNT_FROM_0
 class Weights:
     """Weights with the configuration that they belong to.
 
-    tensors: by name. step, val_loss: at which they were saved; nats per token.
+    tensors: tensors by name.
+    step: the step of training at which they were saved.
+    val_loss: the validation loss at that step, in nats per token.
     """
 
     tensors: dict[str, Tensor]
@@ -45,7 +47,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a weights file: the shapes of the tensors by name, and what it records for `Weights`."""
+    """The header of a weights file: the shapes of the tensors by name, and the values of `Weights` in its metadata."""
 
     shapes: dict[str, tuple[int, ...]]
     step: int

@@ -44,10 +44,12 @@ def template_values(special: SpecialTokens) -> dict[str, str]:
 def chat_format(
     source: str, tokenizer: Tokenizer | None = None, train_on: str = "assistant", *, extended: bool = False
 ) -> ChatFormat:
-    """The format of a template for a tokenizer; `None` for one that will be trained.
+    """The chat format with a template and the special tokens of a tokenizer.
 
-    extended: the tokenizer will get the special tokens of the template that it does not have. Raises TinyLMError for a
-    source that is not a template.
+    tokenizer: `None` if it will be trained on the conversations.
+    extended: whether the tokenizer will get the special tokens of the template that it lacks.
+
+    Raises TinyLMError if the source is not a template.
     """
     special = tokenizer.special if tokenizer is not None else SpecialTokens()
     tokens = tokenizer.added_tokens if tokenizer is not None else (END_OF_TEXT,)

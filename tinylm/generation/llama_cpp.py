@@ -1,6 +1,6 @@
 """llama.cpp as the engine of a decoder: it computes the logits, from which tinylm samples (decision 025).
 
-It reads a GGUF file that tinylm wrote and verified, never one of a stranger. Needs llama-cpp-python, an optional extra.
+It reads only GGUF files that tinylm wrote and verified. Needs llama-cpp-python, an optional extra.
 """
 
 import contextlib
@@ -158,10 +158,10 @@ class LlamaCppDecoder:
 
 
 def fastest_threads(maximum: int) -> Generator[int, float, None]:
-    """Yields the number of threads for the next step, and receives the seconds that it took.
+    """Yield the number of threads for the next step, and receive the seconds that it took.
 
-    Other numbers are tried again and again, since another process may have begun or ended. llama.cpp computes the same
-    logits with any number of threads, so that a measurement does not change the text.
+    Other numbers are tried repeatedly, since the load of the machine may change. llama.cpp computes the same logits
+    with any number of threads, so the text does not depend on the timings.
     """
     counts = [2**power for power in range(maximum.bit_length()) if 2**power < maximum] + [maximum]
     best, wait = counts[0], FIRST_WAIT
@@ -176,7 +176,7 @@ def fastest_threads(maximum: int) -> Generator[int, float, None]:
 
 
 def _mean_seconds(threads: int, limit: float) -> Generator[int, float, float]:
-    """The mean over TRIAL_STEPS steps; infinity as soon as it is sure to be above the limit."""
+    """The mean seconds of TRIAL_STEPS steps; infinity as soon as they must exceed the limit."""
     total = 0.0
     for _ in range(TRIAL_STEPS):
         total += yield threads

@@ -8,6 +8,7 @@ from typing import Any
 
 import peft
 import pytest
+import safetensors.torch
 import torch
 import transformers
 
@@ -191,6 +192,20 @@ def test_a_wrong_export_is_found_and_does_not_appear(
     with pytest.raises(TinyLMError, match="nothing was exported"):
         tinylm.export_model(path, to="hf", out=tmp_path / "hf")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_whose_logits_are_not_finite_is_not_exported(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    tinylm.train(tmp_path / "text.txt", tmp_path / "run", **TINY)
+    tinylm.export_model(tmp_path / "run", to="hf", out=tmp_path / "hf")
+    file = tmp_path / "hf" / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    tensors["model.norm.weight"].fill_(3e38)
+    tensors["lm_head.weight"] *= 1000
+    safetensors.torch.save_file(tensors, file)
+    with pytest.raises(TinyLMError, match="logits of the model are not finite"):
+        tinylm.export_model(tmp_path / "hf", to="hf", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_commands_write_an_export_and_import_it(run: tuple[str, Path], tmp_path: Path) -> None:

@@ -167,6 +167,8 @@ def _compare(original: LoadedModel, written: LoadedModel, out: Path) -> float:
     )
     exported = written.network.float()
     logits, expected = (network.logits(network.probe(ids).hidden) for network in (exported, rounded_original))
+    if not expected.isfinite().all():
+        raise TinyLMError("The logits of the model are not finite numbers; nothing was exported.")
     difference = _largest(logits - expected)
     _require_same(difference <= TOLERANCE * max(1.0, _largest(expected)), out, f"a logit, by {difference:.1e},")
     return difference

@@ -252,7 +252,10 @@ ATTACKS = {
     "a doubled text": SPACE + LOOP + "{% set ns.x = ns.x + ns.x %}" + END,
     "a joined text": SPACE + LOOP + "{% set ns.x = ns.x ~ ns.x %}" + END,
     "a captured text": SPACE + LOOP + "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}" + END,
-    "a literal text, captured": "{% set x %}" + LOOP + "y" * 20000 + END + "{% endset %}{{ x | length }}",
+    "a literal text, captured": "{% set x %}{% for i in range(50000) %}"
+    + "y" * 30000
+    + END
+    + "{% endset %}{{ x | length }}",
     "a literal text of a macro": (
         "{% macro f() %}" + "y" * 60000 + "{% endmacro %}{% set x %}" + LOOP + "{{ f() }}" + END + "{% endset %}"
     ),
@@ -261,17 +264,19 @@ ATTACKS = {
     + LOOP
     + "{% set n = namespace(a=ns.x) %}{% set n.b = range(9999) | list %}{% set ns.x = n %}"
     + END,
-    "many parts of texts": SPACE
-    + LONG
-    + LOOP
-    + "{% set n = namespace(a=ns.x) %}{% set n.b = b.split('x') %}{% set ns.x = n %}"
-    + END,
+    "many parts of texts": (
+        SPACE
+        + "{% set b = '€€,' * 200000 %}"
+        + LOOP
+        + "{% set n = namespace(a=ns.x) %}{% set n.b = b.split(',') %}{% set ns.x = n %}"
+        + END
+    ),
     "chained generators": SPACE + (LOOP + "{% set ns.y = ns.y | map('upper') %}" + END) * 2 + "{{ ns.y | list }}",
     "a replaced text": LONG + "{{ b | replace('x', b[:1500]) | length }}",
     "a method that replaces": LONG + "{{ b.replace('', b[:1500]) | length }}",
     "a joined list": LONG + "{{ range(1500) | join(b) | length }}",
-    "a method that joins": LONG
-    + "{{ b.join(range(1500) | map('string')) | length }}{{ ''.join([b] * 1500) | length }}",
+    "a method that joins": LONG + "{{ b.join(range(1500) | map('string')) | length }}",
+    "a method that joins long texts": LONG + "{{ ''.join([b] * 1500) | length }}",
     "a padded text": "{{ 'x'.ljust(1000000000000) }}{{ 'x'.zfill(1000000000000) }}",
     "a formatted text": "{{ '%1000000000d' % 1 }}",
     "a text formatted by a test": "{{ '%1000000000d' is even }}",

@@ -10,13 +10,14 @@ llama-cpp-python, takes the likeliest token, has keys and values of 32 bits as t
 and with all. `of the bandwidth` is the share of the speed at which all threads read memory, counting
 the bytes of all weights for each token. `first token` is for a prompt of 500 tokens.
 
-Needs the extras [bench] and [llama-cpp]. The rows of CTranslate2, in fp32 and int8, need the package ctranslate2.
+Needs the extras [bench] and [llama-cpp]. --ctranslate2 adds CTranslate2, in fp32 and int8, which needs its package. It
+is an option, since its threads make the others in the process slower, by half on two cores.
 """
 
 import argparse
 import copy
 import functools
-import importlib.util
+import importlib
 import json
 import statistics
 import tempfile
@@ -72,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=256, help="of each stream (default: 256)")
     parser.add_argument("--streams", type=int, default=32, help="generated at a time in the second table (default: 32)")
     parser.add_argument("--compiled", action="store_true", help="also tinylm with --compile on, compiled before")
+    parser.add_argument("--ctranslate2", action="store_true", help="also CTranslate2; see above")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="formats of the weights")
     options = parser.parse_args(arguments)
     if import_llama_cpp() is None:
@@ -86,6 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             file = Path(folder) / "model.gguf"
             write_gguf(file, subject.exported, kind)
             single = contestants(subject, kind, file, Path(folder), options.tokens)
+            generator = ctranslate2_generator(Path(folder), kind) if options.ctranslate2 else None
+            if generator is not None:
+                single["CTranslate2"] = functools.partial(ctranslate2_tokens, generator, 1, options.tokens)
             if options.compiled and kind != "f16":
                 single["tinylm, torch, compiled"] = compiled(subject, kind, Path(folder), options.tokens)
             times = take_turns(single, options.rounds, options.warmup)
@@ -98,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 ),
                 "llama.cpp": functools.partial(peer_streams, file, options.streams, options.tokens),
             }
-            if generator := ctranslate2_generator(Path(folder), kind):
+            if generator is not None:
                 many["CTranslate2"] = functools.partial(ctranslate2_tokens, generator, options.streams, options.tokens)
             times = take_turns(many, options.rounds, options.warmup)
             print(f"\n{kind}, {options.streams} streams")
@@ -119,7 +124,7 @@ def rates(times: dict[str, list[float]], tokens: int, base: str, limit: float | 
 
 def random_model(options: argparse.Namespace) -> Subject:
     """A model of preset modern with random weights, and a tokenizer of as many characters as it has ids."""
-    characters = (chr(code) for code in range(0x4E00, 0x4E00 + options.vocab_size))
+    characters = (chr(code) for code in range(0x20000, 0x20000 + options.vocab_size))
     tokenizer = train_char("".join(characters))
     config = replace(chosen_shape(options, "modern"), vocab_size=tokenizer.vocab_size)
     model = build_model(config).eval()
@@ -151,8 +156,6 @@ def contestants(subject: Subject, kind: str, file: Path, folder: Path, tokens: i
     for count in sorted({1, threads}):
         functions[f"llama.cpp, threads: {count}"] = functools.partial(peer_tokens, file, count, tokens)
     write_folder(folder, subject.exported, KINDS[kind])
-    if generator := ctranslate2_generator(folder, kind):
-        functions["CTranslate2"] = functools.partial(ctranslate2_tokens, generator, 1, tokens)
     if kind != "q8_0":
         transformers.logging.disable_progress_bar()
         peer = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=KINDS[kind]).eval()
@@ -235,9 +238,9 @@ def peer_generate(model: transformers.PreTrainedModel, tokens: int) -> None:
 
 
 def ctranslate2_generator(folder: Path, kind: str) -> Any | None:
-    """CTranslate2 on the Hugging Face folder, or `None` where it is not installed or has no such format on CPUs."""
+    """CTranslate2 on the Hugging Face folder, or `None` for a format that it does not have on CPUs."""
     precision = {"f32": "float32", "q8_0": "int8"}.get(kind)
-    if precision is None or importlib.util.find_spec("ctranslate2") is None:
+    if precision is None:
         return None
     library = importlib.import_module("ctranslate2")
     converted = folder / f"ctranslate2-{precision}"

@@ -19,6 +19,7 @@ class LlamaCppDouble:
     """freed: names of what was freed. threads: those of each decoding."""
 
     LLAMA_FLASH_ATTN_TYPE_DISABLED = 0
+    llama_token = ctypes.c_int32
 
     def __init__(self) -> None:
         self.freed: list[str] = []
@@ -80,6 +81,12 @@ class LlamaCppDouble:
             seq_id=[[0] * sequences for _ in range(tokens)],
         )
 
+    def llama_batch_get_one(self, tokens: Any, count: int) -> Any:
+        """Tokens that continue the first sequence."""
+        return SimpleNamespace(
+            n_tokens=count, token=tokens, pos=None, logits=[0] * (count - 1) + [1], seq_id=[[0]] * count
+        )
+
     def llama_batch_free(self, batch: Any) -> None:
         pass
 
@@ -90,7 +97,7 @@ class LlamaCppDouble:
         scored = []
         for index in range(batch.n_tokens):
             text = context.texts[batch.seq_id[index][0]]
-            if batch.pos[index] != len(text) or len(text) == context.slots:
+            if (batch.pos and batch.pos[index] != len(text)) or len(text) == context.slots:
                 return -1
             text.append(batch.token[index])
             if batch.logits[index]:

@@ -103,15 +103,18 @@ def test_a_file_that_cannot_be_opened_is_deleted_and_named(library: Any, tmp_pat
     assert not file.exists()
 
 
-def test_memory_is_freed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_memory_is_freed_the_model_after_its_contexts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     double = LlamaCppDouble()
     monkeypatch.setattr(llama_cpp, "import_llama_cpp", lambda: double)
     write_gguf(tmp_path / "model.gguf", own_model("modern")[1], "f32")
     model = LlamaCppDecoder(tmp_path / "model.gguf", CONTEXT, threads=1)
     [*generate(model, [[1]], sampler(1), 5)]
     assert double.freed == ["context"]
+    cache = model.make_cache(1, 5)
     del model
-    assert double.freed == ["context", "model"]
+    assert double.freed == ["context"]
+    del cache
+    assert double.freed == ["context", "context", "model"]
 
 
 def test_a_failure_of_llama_cpp_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

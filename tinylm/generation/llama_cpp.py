@@ -43,7 +43,7 @@ def import_llama_cpp() -> Any:
 class LlamaCppCache:
     """The memory of llama.cpp for `rows` sequences. Implements `Cache` as far as generation uses it.
 
-    context: llama.cpp's context, which is freed with this object.
+    context: llama.cpp's context, which is freed with this object. model: what must live as long as this object.
     """
 
     def __init__(self, library: Any, model: Any, rows: int, length: int, starts: Tensor | None, threads: int) -> None:
@@ -60,6 +60,7 @@ class LlamaCppCache:
             raise TinyLMError(f'llama.cpp has no memory for {rows} sequences of {length} tokens; use `engine="torch"`.')
         self._free = weakref.finalize(self, library.llama_free, self.context)
         self._library = library
+        self.model: LlamaCppDecoder | None = None
         self.rows, self.starts = rows, starts
         self.padding: list[int] = [0] * rows if starts is None else starts.tolist()
         self.offset = 0
@@ -99,6 +100,7 @@ class LlamaCppDecoder:
         vocabulary = self._library.llama_model_get_vocab(self._model)
         self._vocab_size = int(self._library.llama_vocab_n_tokens(vocabulary))
         self._context, self._threads = context, threads
+        self._token = (self._library.llama_token * 1)()
         self._step_threads = fastest_threads(threads)
         self._next_threads = next(self._step_threads)
 
@@ -114,12 +116,29 @@ class LlamaCppDecoder:
 
     def make_cache(self, batch: int, length: int, starts: Tensor | None = None) -> list[Cache]:
         """See `NextTokenModel.make_cache`; one for all layers."""
-        return [LlamaCppCache(self._library, self._model, batch, length, starts, self._threads)]
+        cache = LlamaCppCache(self._library, self._model, batch, length, starts, self._threads)
+        cache.model = self  # llama.cpp's model must be freed after its contexts
+        return [cache]
 
     def last_logits(self, ids: Tensor, cache: Sequence[Cache] | None, count: int) -> Tensor:
         """See `NextTokenModel.last_logits`: (B, T) -> (B, count, V). Raises TinyLMError if llama.cpp fails."""
         memory = (cache or self.make_cache(*ids.shape))[0]
         assert isinstance(memory, LlamaCppCache)
+        rows, length = ids.shape
+        if ids.numel() == 1:
+            self._token[0] = int(ids)
+            failed = self._step(memory, self._library.llama_batch_get_one(self._token, 1))
+        else:
+            failed = self._decode_rows(memory, ids, count)
+        if failed:
+            raise TinyLMError('llama.cpp could not compute the next token; use `engine="torch"`.')
+        memory.offset += length
+        shape = (rows, count, self._vocab_size)
+        logits = np.ctypeslib.as_array(self._library.llama_get_logits(memory.context), shape)
+        return torch.from_numpy(logits).clone()  # llama.cpp overwrites it at the next step
+
+    def _decode_rows(self, memory: LlamaCppCache, ids: Tensor, count: int) -> int:
+        """Compute all ids except padding, and the logits of the last `count` of each row. Returns 0 if it succeeds."""
         rows, length = ids.shape
         positions = memory.offset + np.arange(length) - np.array(memory.padding)[:, None]  # (B, T)
         kept = positions >= 0
@@ -137,14 +156,9 @@ class LlamaCppDecoder:
                 np.ctypeslib.as_array(target, (batch.n_tokens,))[:] = values
             for index, sequence in enumerate(sequences[kept].tolist()):
                 batch.seq_id[index][0] = sequence
-            if (self._step(memory, batch) if length == 1 else self._decode(memory, batch, self._threads)) != 0:
-                raise TinyLMError('llama.cpp could not compute the next token; use `engine="torch"`.')
+            return self._step(memory, batch) if length == 1 else self._decode(memory, batch, self._threads)
         finally:
             self._library.llama_batch_free(batch)
-        memory.offset += length
-        shape = (rows, count, self._vocab_size)
-        logits = np.ctypeslib.as_array(self._library.llama_get_logits(memory.context), shape)
-        return torch.from_numpy(logits).clone()  # llama.cpp overwrites it at the next step
 
     def _step(self, memory: LlamaCppCache, batch: Any) -> int:
         started = time.perf_counter()

@@ -11,7 +11,7 @@ and with all. `of the bandwidth` is the share of the speed at which all threads 
 the bytes of all weights for each token. `first token` is for a prompt of 500 tokens.
 
 Needs the extras [bench] and [llama-cpp]. --ctranslate2 adds CTranslate2, in fp32 and int8, which needs its package. It
-is an option, since its threads make the others in the process slower, by half on two cores.
+is an option, since its threads make the others in the process several times slower.
 """
 
 import argparse

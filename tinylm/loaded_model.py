@@ -28,7 +28,7 @@ from tinylm.generation.beam_search import BeamSearchConfig
 from tinylm.generation.chat_prompts import encode_conversation
 from tinylm.generation.compile_policy import Workload, choose_code, fuse_and_compile
 from tinylm.generation.continuation import Continuation, TokenGenerator
-from tinylm.generation.engine import GGUF_TYPES, Weights, open_llama_cpp
+from tinylm.generation.engine import GGUF_TYPES, EngineWeights, open_llama_cpp
 from tinylm.generation.fill_mask import DEFAULT_CANDIDATES, FilledPrompt, fill_mask
 from tinylm.generation.generated_text import Sample
 from tinylm.generation.generation_config import GenerationConfig, PromptPolicy, SpeedConfig, settings_without_effect
@@ -351,7 +351,7 @@ class Model:
         key = speed.engine, speed.compile, workload.cache, scales
         if key not in self._llama_cpp:
             is_plain = self.quantize == "none" and not self.adapters
-            weights = Weights(
+            weights = EngineWeights(
                 self.network,
                 self.config,
                 self.tokenizer,

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tinylm.errors import TinyLMError
 from tinylm.formats.gguf_reader import read_gguf
 from tinylm.model.build import build_empty_model
 
@@ -33,7 +34,7 @@ class LlamaCppDouble:
         file = Path(os.fsdecode(path))
         try:
             foreign = read_gguf(file)
-        except Exception:
+        except TinyLMError:
             return None
         self.opened.append(file)
         network = build_empty_model(foreign.config)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.formats.test_gguf_writer import BPE, CHARACTERS, foreign, own_model
+from tests.formats.test_gguf_writer import BPE, CHARACTERS, SIZES, foreign, own_model
 from tests.generation.llama_cpp_double import LlamaCppDouble
 from tinylm.errors import TinyLMError
 from tinylm.formats.gguf_writer import write_gguf
@@ -21,7 +21,9 @@ from tinylm.generation.generator import generate
 from tinylm.generation.llama_cpp import LlamaCppDecoder, fastest_threads, import_llama_cpp
 from tinylm.generation.sampler import Sampler
 from tinylm.generation.speculative import generate_speculatively
+from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
+from tinylm.presets import make_model_config
 
 CONTEXT = 48  # of the models
 PROMPTS = ([3], [1, 2, 3, 4, 5, 6, 7], list(range(20)) * 3)  # the last is longer than the context
@@ -88,11 +90,17 @@ def test_logits_are_those_of_torch(models: tuple[Decoder, LlamaCppDecoder]) -> N
     torch.testing.assert_close(model.last_logits(ids, None, CONTEXT), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_rows_that_pad_the_embedding_have_logits(library: Any, tmp_path: Path) -> None:
-    model, _ = own_model("modern", BPE)
-    write_gguf(tmp_path / "model.gguf", foreign(own_model("modern", BPE)[1].config, model, BPE), "f32")
-    opened = LlamaCppDecoder(tmp_path / "model.gguf", model.context, threads=1)
-    assert opened.last_logits(torch.tensor([[1, 2]]), None, 1).shape == (1, 1, model.vocab_size)
+def test_rows_that_pad_the_embedding_have_the_logits_of_torch(library: Any, tmp_path: Path) -> None:
+    config = make_model_config(vocab_size=BPE.vocab_size + 7, size="nano", preset="modern", **SIZES)
+    model = build_model(config).eval()
+    assert isinstance(model, Decoder)
+    write_gguf(tmp_path / "model.gguf", foreign(config, model, BPE), "f32")
+    ids = torch.tensor([[1, 2]])
+    with torch.inference_mode():
+        expected = model.logits(model(ids).hidden)
+    found = LlamaCppDecoder(tmp_path / "model.gguf", model.context, threads=1).last_logits(ids, None, 2)
+    assert found.shape == (1, 2, BPE.vocab_size + 7)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_a_file_that_cannot_be_opened_is_deleted_and_named(library: Any, tmp_path: Path) -> None:

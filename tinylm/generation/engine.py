@@ -31,7 +31,7 @@ MAX_CACHED_BYTES = 8 << 30  # of all files; the newest one is kept whatever its 
 
 
 @dataclass(frozen=True)
-class Weights:
+class EngineWeights:
     """A model whose weights llama.cpp is to read.
 
     kind: their type in GGUF: f32, f16, bf16 or q8_0. quantized: the GGUF file that the model was opened from, whose
@@ -46,7 +46,7 @@ class Weights:
 
 
 def open_llama_cpp(
-    weights: Weights, speed: SpeedConfig, workload: Workload, reporter: Reporter
+    weights: EngineWeights, speed: SpeedConfig, workload: Workload, reporter: Reporter
 ) -> LlamaCppDecoder | None:
     """The model in llama.cpp, or `None` where torch is to be used. Its weights are written to the cache at first use.
 
@@ -100,7 +100,7 @@ def _merged(network: Transformer) -> Transformer:
     return merged
 
 
-def _cached_file(weights: Weights, reporter: Reporter) -> Path:
+def _cached_file(weights: EngineWeights, reporter: Reporter) -> Path:
     """The GGUF file of the model in the user's cache, which is written if it is not there.
 
     Its name is a digest of weights, configuration and tokenizer. Raises UsageError for a model that GGUF cannot

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from itertools import pairwise
+from typing import cast
 
 import numpy as np
 import pytest
@@ -61,6 +62,24 @@ def test_epochs_and_seeds_differ_in_offset_and_order() -> None:
     orders = {tuple((epoch[:, 0] - epoch.min()).tolist()) for epoch in epochs}
     assert len(orders) == 6
     assert not torch.equal(Windows(tokens, 10, 98, seed=1).batch(0).ids, epochs[0])
+
+
+def test_batches_of_a_text_beyond_memory_are_found_by_their_number() -> None:
+    """Of 2^50 tokens, each equal to its position modulo 2^16; a list of the windows would have 2^44 entries."""
+
+    class Positions:
+        def __len__(self) -> int:
+            return 1 << 50
+
+        def __getitem__(self, part: slice) -> np.ndarray:
+            return np.arange(part.start, part.stop).astype(np.uint16)
+
+    tokens = cast("np.ndarray", Positions())
+    windows = Windows(tokens, 64, 4, seed=0)
+    last = windows.windows_per_epoch // 4 - 1
+    starts = {int(windows.batch(number).ids[row, 0]) for number in (0, 1, last // 2, last) for row in range(4)}
+    assert len(starts) == 16
+    assert sum(batch.n_targets for batch in evaluation_batches(tokens, 64, 8, max_tokens=64_000)) == 64_000 - 1
 
 
 def test_a_text_of_context_plus_one_tokens_has_a_window_and_a_shorter_one_is_refused() -> None:

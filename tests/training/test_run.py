@@ -460,7 +460,7 @@ def test_an_adapter_in_bf16_learns_as_in_fp32_with_frozen_matrices_in_bf16(
         saved = RunDirectory(tmp_path / dtype).load_last(read_config(tmp_path / dtype)).weights
         assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
         losses[dtype] = [event.val_loss for event in session.events if isinstance(event, Evaluated)]
-    assert losses["bf16"] == pytest.approx(losses["fp32"], abs=0.003)
+    assert losses["bf16"] == pytest.approx(losses["fp32"], abs=0.006)
     assert losses["fp32"][-1] < losses["fp32"][0] - 0.01
     assert losses["bf16"] != losses["fp32"]
 

@@ -1,6 +1,8 @@
 """Batches of token windows for next-token training and evaluation."""
 
-from collections.abc import Callable, Iterator
+import bisect
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tinylm.errors import TinyLMError
+from tinylm.text.permutation import Permutation
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,9 @@ class Batch:
 class Windows:
     """Training batches of windows of `context` tokens that do not overlap.
 
-    Each epoch starts at a random offset and visits every window once, in random order. Batch number n depends only on
-    the seed and n, so a resumed run continues with the same batches. Raises TinyLMError for `context` tokens or fewer.
+    Each epoch starts at a random offset and visits every window once, in pseudo-random order. Batch number n depends
+    only on the seed and n, so a resumed run continues with the same batches. Memory does not depend on the number of
+    windows. Raises TinyLMError for `context` tokens or fewer.
     """
 
     def __init__(self, tokens: np.ndarray, context: int, batch_size: int, seed: int) -> None:
@@ -83,26 +87,30 @@ class Windows:
         self._n_targets = len(tokens) - 1
         # One window fewer than would fit, to leave room for the offset.
         self.windows_per_epoch = max(1, self._n_targets // context - 1)
-        self._epoch = -1
-        self._offset = 0
-        self._order = np.zeros(0, dtype=np.int64)
+        self._epoch = functools.lru_cache(maxsize=2)(self._epoch_order)
 
     def batch(self, number: int) -> Batch:
         """Batch number `number`: ids and targets of (batch_size, context)."""
-        first = number * self._batch_size
-        starts = np.array([self._start(index) for index in range(first, first + self._batch_size)])
-        return windows_at(self._tokens, starts, self._context)
+        first, stop = number * self._batch_size, (number + 1) * self._batch_size
+        starts = []
+        while first < stop:  # a batch may contain the end of an epoch, or several epochs
+            epoch, position = divmod(first, self.windows_per_epoch)
+            count = min(stop - first, self.windows_per_epoch - position)
+            starts.append(self._starts(epoch, np.arange(position, position + count)))
+            first += count
+        return windows_at(self._tokens, np.concatenate(starts), self._context)
 
-    def _start(self, index: int) -> int:
-        """The position of the first token of window `index`, which counts on over the epochs."""
-        epoch, position = divmod(index, self.windows_per_epoch)
-        if epoch != self._epoch:
-            rng = np.random.Generator(np.random.PCG64([self._seed, epoch]))
-            slack = self._n_targets - self.windows_per_epoch * self._context
-            self._epoch = epoch
-            self._offset = int(rng.integers(0, min(slack, self._context), endpoint=True))
-            self._order = rng.permutation(self.windows_per_epoch)
-        return self._offset + int(self._order[position]) * self._context
+    def _starts(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """The first token of each window of an epoch, by its position in the order of that epoch: (N,) -> (N,)."""
+        offset, order = self._epoch(epoch)
+        return offset + order(positions) * self._context
+
+    def _epoch_order(self, epoch: int) -> tuple[int, Permutation]:
+        """The offset and the order of the windows of an epoch."""
+        slack = self._n_targets - self.windows_per_epoch * self._context
+        rng = np.random.Generator(np.random.PCG64([self._seed, epoch]))
+        offset = int(rng.integers(0, min(slack, self._context), endpoint=True))
+        return offset, Permutation(self.windows_per_epoch, [self._seed, epoch])
 
 
 def evaluation_batches(
@@ -116,14 +124,14 @@ def evaluation_batches(
     """
     stride = stride or context
     n_targets = len(tokens) - 1
-    starts = np.arange(0, max(n_targets - (context - stride), 1), stride)
+    starts: Sequence[int] | np.ndarray = range(0, max(n_targets - (context - stride), 1), stride)
     if max_tokens is not None and max_tokens < n_targets:
-        starts = starts[np.linspace(0, len(starts) - 1, max(1, max_tokens // stride)).astype(int)]
-    full = starts[starts + context <= n_targets]
-    for first in range(0, len(full), batch_size):
-        rows = full[first : first + batch_size]
+        starts = stride * np.linspace(0, len(starts) - 1, max(1, max_tokens // stride)).astype(int)
+    full = bisect.bisect_right(starts, n_targets - context)  # the starts of windows that are not cut
+    for first in range(0, full, batch_size):
+        rows = np.array(starts[first : min(first + batch_size, full)])
         yield _mask_overlap(windows_at(tokens, rows, context), rows, context - stride)
-    for start in starts[len(full) :]:
+    for start in starts[full:]:
         row = np.array([start])
         yield _mask_overlap(windows_at(tokens, row, n_targets - start), row, context - stride)
 

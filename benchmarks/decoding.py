@@ -55,7 +55,7 @@ def tinylm_tokens(
 ) -> list[list[int]]:
     """The tokens of `tinylm sample --temperature 0`, one list per stream. decoder: compiled code, if any."""
     weight = model.embedding.weight
-    sampler = Sampler(SamplingConfig(temperature=0.0), 0, streams, weight.device, len(weight))
+    sampler = Sampler(SamplingConfig(temperature=0.0), 0, streams, len(weight))
     model_for_steps = ThreadPolicyDecoder(model, measure_thread_latency(), decoder)
     steps = generate(model_for_steps, [PROMPT] * streams, sampler, tokens, use_cache)
     return [list(stream) for stream in zip(*steps, strict=True)]
@@ -146,7 +146,7 @@ def speculative_contestants(path: Path, tokens: int) -> dict[str, Callable[[], o
     seeds = {name: itertools.count() for name in ("fp32", "fp32, draft", "int8", "int8, draft")}
 
     def decode(name: str, model: Decoder, speculative: bool) -> list[list[int]]:
-        sampler = Sampler(SamplingConfig(), next(seeds[name]), 1, model.device, model.vocab_size)
+        sampler = Sampler(SamplingConfig(), next(seeds[name]), 1, model.vocab_size)
         decoder = ThreadPolicyDecoder(model, measure_thread_latency())
         if speculative:
             return list(generate_speculatively(decoder, prompt, sampler, tokens, draft))

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from ablation import format_losses
 from measure import describe_machine, run_tinylm, speedup, table, take_turns, tokens_per_second
 from memory import run_and_measure_memory
@@ -192,7 +191,7 @@ def decoding_table(base: Path, adapter: Path, tokens: int = 100, rounds: int = 5
         assert isinstance(model, Decoder)
 
         def run() -> None:
-            sampler = Sampler(SamplingConfig(0.0), 0, 1, torch.device("cpu"), model.vocab_size)
+            sampler = Sampler(SamplingConfig(0.0), 0, 1, model.vocab_size)
             for _, _ in zip(range(tokens), generate(model, [[0]], sampler, tokens), strict=True):
                 pass
 

@@ -106,7 +106,7 @@ def decoding_row(device: str, dtype: str, chosen: Sizes, bandwidth: float, round
     fuse_model(model)
 
     def decode() -> None:
-        sampler = Sampler(SamplingConfig(temperature=0.0), 0, 1, model.device, chosen.decoding.vocab_size)
+        sampler = Sampler(SamplingConfig(temperature=0.0), 0, 1, chosen.decoding.vocab_size)
         for _ in generate(ThreadPolicyDecoder(model, measure_thread_latency()), [[0]], sampler, chosen.tokens):
             pass
 

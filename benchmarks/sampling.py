@@ -175,7 +175,7 @@ def compiled(subject: Subject, kind: str, folder: Path, tokens: int) -> Callable
 
 def sampled(model: NextTokenModel, vocab_size: int, rows: int, tokens: int) -> None:
     """As `tinylm sample` generates them."""
-    sampler = Sampler(SamplingConfig(temperature=0.8), 0, rows, torch.device("cpu"), vocab_size)
+    sampler = Sampler(SamplingConfig(temperature=0.8), 0, rows, vocab_size)
     for _ in generate(model, [[1]] * rows, sampler, tokens):
         pass
 

@@ -56,7 +56,13 @@ class LlamaCppDouble:
     def llama_init_from_model(self, model: Any, options: SimpleNamespace) -> Any:
         assert options.n_ctx % options.n_seq_max == 0 and options.n_ubatch <= options.n_batch
         texts: list[list[int]] = [[] for _ in range(options.n_seq_max)]
-        return SimpleNamespace(model=model, texts=texts, slots=options.n_ctx // options.n_seq_max, logits=None)
+        return SimpleNamespace(
+            model=model,
+            texts=texts,
+            slots=options.n_ctx // options.n_seq_max,
+            threads=options.n_threads,
+            logits=None,
+        )
 
     def llama_free(self, context: Any) -> None:
         self.freed.append("context")
@@ -92,9 +98,10 @@ class LlamaCppDouble:
         pass
 
     def llama_set_n_threads(self, context: Any, threads: int, batch_threads: int) -> None:
-        self.threads.append(threads)
+        context.threads = threads
 
     def llama_decode(self, context: Any, batch: Any) -> int:
+        self.threads.append(context.threads)
         scored = []
         for index in range(batch.n_tokens):
             text = context.texts[batch.seq_id[index][0]]

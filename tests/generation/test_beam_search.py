@@ -83,7 +83,7 @@ def test_one_beam_is_greedy_decoding(position: str) -> None:
     model = translator(2, position)
     greedy = beam_search(model, SOURCES, END, BeamSearchConfig(1), MAX_TOKENS)
     for use_cache in (True, False):
-        sampler = Sampler(SamplingConfig(temperature=0.0), 0, len(SOURCES), torch.device("cpu"), V)
+        sampler = Sampler(SamplingConfig(temperature=0.0), 0, len(SOURCES), V)
         columns = generate(encode_sources(model, SOURCES, END), [[END]] * len(SOURCES), sampler, MAX_TOKENS, use_cache)
         for target, tokens in zip(greedy, zip(*columns, strict=True), strict=True):
             assert tuple(target.tokens) == tuple(itertools.takewhile(lambda token: token != END, tokens))

@@ -84,7 +84,7 @@ def copy_dequantized(layer: torch.nn.Module, quantized: torch.nn.Module, rows: s
 
 def generated(model: Decoder | CompiledDecoder, vocab_size: int, tokens: int = 60) -> list[list[int]]:
     """Tokens after a prompt of three, past the context of 24 and two advances of the window."""
-    return list(generate(model, [[1, 2, 3]], Sampler(SamplingConfig(), 1, 1, model.device, vocab_size), tokens))
+    return list(generate(model, [[1, 2, 3]], Sampler(SamplingConfig(), 1, 1, vocab_size), tokens))
 
 
 def step_by_step(model: NextTokenModel, ids: torch.Tensor) -> torch.Tensor:
@@ -208,7 +208,7 @@ def test_rejected_tokens_are_dropped_from_the_cache_of_compiled_code(
     if int8:
         pytest.skip("draft tokens are computed by another kernel, with other rounding")
     model = decoder(config)
-    sampler = Sampler(SamplingConfig(), 1, 1, model.device, 13)
+    sampler = Sampler(SamplingConfig(), 1, 1, 13)
     drafted = generate_speculatively(load_compiled(model, code), [1, 2, 3], sampler, 60, RejectedDraft(), 2)
     assert list(drafted) == generated(model, 13)
 
@@ -220,7 +220,7 @@ def test_a_batch_of_texts_is_generated_by_the_eager_decoder(code: Path, shape: t
     model = decoder(config, int8=int8)
 
     def texts(model: NextTokenModel) -> list[list[int]]:
-        sampler = Sampler(SamplingConfig(), 1, 2, model.device, config.vocab_size)
+        sampler = Sampler(SamplingConfig(), 1, 2, config.vocab_size)
         return list(generate(model, [[1], [2, 3]], sampler, 40))
 
     assert texts(load_compiled(model, code)) == texts(model)

@@ -187,7 +187,7 @@ def test_a_fused_model_generates_the_same_tokens() -> None:
 
     def generated(model: Transformer) -> list[list[int]]:
         assert isinstance(model, Decoder)
-        sampler = Sampler(SamplingConfig(), 1, 2, model.device, 13)
+        sampler = Sampler(SamplingConfig(), 1, 2, 13)
         return list(generate(model, [[1], [2, 3, 4]], sampler, 60))
 
     before, after = (randomised(build_model(small())) for _ in range(2))

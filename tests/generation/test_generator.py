@@ -25,9 +25,10 @@ class FixedSampler(Sampler):
         self.tokens = tokens
         self.logits: list[Tensor] = []
 
-    def __call__(self, logits: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor) -> list[int]:
         self.logits.append(logits.clone())
-        return self.tokens[:, len(self.logits) - 1]
+        tokens: list[int] = self.tokens[:, len(self.logits) - 1].tolist()
+        return tokens
 
 
 def float64_model(config: ModelConfig) -> Decoder:
@@ -68,7 +69,7 @@ def test_the_tokens_are_the_same_with_and_without_the_cache(config: ModelConfig)
     model = float64_model(config)
 
     def generated(use_cache: bool) -> list[list[int]]:
-        sampler = Sampler(SamplingConfig(temperature=1.0), 1, len(PROMPTS), torch.device("cpu"), config.vocab_size)
+        sampler = Sampler(SamplingConfig(temperature=1.0), 1, len(PROMPTS), config.vocab_size)
         return list(generate(model, PROMPTS, sampler, STEPS, use_cache))
 
     assert generated(True) == generated(False)

@@ -47,7 +47,7 @@ def models(request: pytest.FixtureRequest, tmp_path: Path, library: Any) -> tupl
 
 
 def sampler(rows: int, temperature: float = 1.0) -> Sampler:
-    return Sampler(SamplingConfig(temperature=temperature), 5, rows, torch.device("cpu"), CHARACTERS.vocab_size)
+    return Sampler(SamplingConfig(temperature=temperature), 5, rows, CHARACTERS.vocab_size)
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)

@@ -93,7 +93,7 @@ def test_the_text_does_not_depend_on_the_draft(temperature: float, penalty: floa
 
     def sampler() -> Sampler:
         sampling = SamplingConfig(temperature, top_k=5, repeat_penalty=penalty)
-        return Sampler(sampling, 1, 1, torch.device("cpu"), 13)
+        return Sampler(sampling, 1, 1, 13)
 
     plain = list(generate(model, [[3]], sampler(), STEPS))
     draft = NGramDraft(text.numpy())

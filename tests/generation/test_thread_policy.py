@@ -66,7 +66,7 @@ def test_the_thread_policy_changes_no_token() -> None:
     fuse_model(decoder)
 
     def generated(model: Decoder | ThreadPolicyDecoder) -> list[list[int]]:
-        sampler = Sampler(SamplingConfig(), 1, 2, decoder.device, 13)
+        sampler = Sampler(SamplingConfig(), 1, 2, 13)
         return list(generate(model, [[1], [2, 3, 4]], sampler, 40))
 
     assert generated(ThreadPolicyDecoder(decoder, LATENCY)) == generated(decoder)

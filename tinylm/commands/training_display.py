@@ -254,7 +254,7 @@ def generate_sample(model: "Transformer", tokenizer: "Tokenizer", config: RunCon
         return None
     was_training = model.training
     model.eval()
-    sampler = Sampler(SamplingConfig(), 0, 1, model.device, tokenizer.vocab_size)
+    sampler = Sampler(SamplingConfig(), 0, 1, tokenizer.vocab_size)
     try:
         with force_eager():
             ids = [row[0] for row in generate(model, [start_tokens(tokenizer, config.data, [])], sampler, tokens)]

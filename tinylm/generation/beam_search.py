@@ -63,6 +63,7 @@ class ConditionedDecoder:
         self._cross_cache = self._model.make_cross_cache()
         return self._model.make_cache(batch, length, starts)
 
+    @torch.inference_mode()
     def last_logits(self, ids: Tensor, cache: Sequence[Cache] | None, count: int) -> Tensor:
         """See `NextTokenModel.last_logits`: (B, T) -> (B, count, V)."""
         output = self._model.decode(ids, self._memory, cache, self._cross_cache if cache else None)

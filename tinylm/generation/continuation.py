@@ -66,11 +66,11 @@ class Continuation:
         return self.samples
 
     def __iter__(self) -> Iterator[TextChunk]:
-        config, device = self._config, self._generator.model.device
+        config = self._config
         rows = range(config.num_samples)
         sampling = config.sampling(DEFAULT_TEMPERATURE)
         vocab_size = self._tokenizer.vocab_size
-        sampler = Sampler(sampling, config.seed, config.num_samples, device, vocab_size, self._first_stream)
+        sampler = Sampler(sampling, config.seed, config.num_samples, vocab_size, self._first_stream)
         for row in rows:
             sampler.observe(row, self._encoded.ids)
         streams = [TextStream(self._tokenizer, config.stop, self._encoded.end_ids) for _ in rows]

@@ -28,7 +28,10 @@ class NextTokenModel(Protocol):
         ...
 
     def last_logits(self, ids: Tensor, cache: Sequence[Cache] | None, count: int) -> Tensor:
-        """Logits after each of the last `count` ids: (B, T) -> (B, count, V). The ids follow those in the cache."""
+        """Logits after each of the last `count` ids: (B, T) -> (B, count, V). The ids follow those in the cache.
+
+        Computed without gradients.
+        """
         ...
 
 
@@ -44,7 +47,6 @@ def window_start(length: int, context: int) -> int:
     return -(-(length - context) // hop) * hop
 
 
-@torch.inference_mode()
 def generate(
     model: NextTokenModel, prompts: Sequence[Sequence[int]], sampler: Sampler, max_tokens: int, use_cache: bool = True
 ) -> Iterator[list[int]]:
@@ -57,7 +59,7 @@ def generate(
     window = ContextWindow(model, texts, max_tokens) if use_cache else None
     for _ in range(max_tokens):
         logits = window.next_logits()[:, -1] if window else _logits_without_cache(model, texts)  # (B, V)
-        tokens: list[int] = sampler(logits).tolist()
+        tokens = sampler(logits)
         for text, token in zip(texts, tokens, strict=True):
             text.append(token)
         yield tokens

@@ -61,7 +61,7 @@ class LlamaCppCache:
         self._free = weakref.finalize(self, library.llama_free, self.context)
         self._library = library
         self.model: LlamaCppDecoder | None = None
-        self.rows, self.starts = rows, starts
+        self.rows, self.starts, self.threads = rows, starts, threads
         self.padding: list[int] = [0] * rows if starts is None else starts.tolist()
         self.offset = 0
 
@@ -101,6 +101,7 @@ class LlamaCppDecoder:
         self._vocab_size = int(self._library.llama_vocab_n_tokens(vocabulary))
         self._context, self._threads = context, threads
         self._token = (self._library.llama_token * 1)()
+        self._single = self._library.llama_batch_get_one(self._token, 1)
         self._step_threads = fastest_threads(threads)
         self._next_threads = next(self._step_threads)
 
@@ -127,15 +128,16 @@ class LlamaCppDecoder:
         rows, length = ids.shape
         if ids.numel() == 1:
             self._token[0] = int(ids)
-            failed = self._step(memory, self._library.llama_batch_get_one(self._token, 1))
+            failed = self._step(memory, self._single)
         else:
             failed = self._decode_rows(memory, ids, count)
         if failed:
             raise TinyLMError('llama.cpp could not compute the next token; use `engine="torch"`.')
         memory.offset += length
-        shape = (rows, count, self._vocab_size)
-        logits = np.ctypeslib.as_array(self._library.llama_get_logits(memory.context), shape)
-        return torch.from_numpy(logits).clone()  # llama.cpp overwrites it at the next step
+        address = ctypes.addressof(self._library.llama_get_logits(memory.context).contents)
+        logits = (ctypes.c_float * (rows * count * self._vocab_size)).from_address(address)
+        copied = torch.frombuffer(logits, dtype=torch.float32).clone()  # llama.cpp overwrites it at the next step
+        return copied.view(rows, count, self._vocab_size)
 
     def _decode_rows(self, memory: LlamaCppCache, ids: Tensor, count: int) -> int:
         """Compute all ids except padding, and the logits of the last `count` of each row. Returns 0 if it succeeds."""
@@ -167,7 +169,9 @@ class LlamaCppDecoder:
         return status
 
     def _decode(self, memory: LlamaCppCache, batch: Any, threads: int) -> int:
-        self._library.llama_set_n_threads(memory.context, threads, threads)
+        if memory.threads != threads:
+            self._library.llama_set_n_threads(memory.context, threads, threads)
+            memory.threads = threads
         return int(self._library.llama_decode(memory.context, batch))
 
 

@@ -1,59 +1,84 @@
-"""Sampling of the next token: functions of logits (B, V), and the Sampler that applies them in order."""
+"""Sampling of the next token: functions of logits (B, V), and the Sampler that applies them in order.
 
-from collections.abc import Sequence
+In numpy: for the few numbers of one token, calls of torch take several times longer.
+"""
 
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tinylm.errors import TinyLMError
 from tinylm.generation.generation_config import SamplingConfig
 
+Logits = NDArray[np.floating]
+BLOCK = 64  # uniform numbers that are drawn at a time
 
-def penalise_repeats(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+
+def penalise_repeats(logits: Logits, seen: NDArray[np.bool_], penalty: float) -> Logits:
     """Divide positive logits of seen tokens by the penalty, and multiply negative ones by it (Keskar et al. 2019).
 
     (B, V) -> (B, V). seen: (B, V), True for the tokens that occur in each row's text.
     """
-    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+    return np.where(seen, np.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def keep_top_k(logits: Tensor, k: int) -> Tensor:
+def keep_top_k(logits: Logits, k: int) -> Logits:
     """Set all but the k largest logits to -inf; ties with the k-th stay. (B, V) -> (B, V)"""
     if k >= logits.shape[-1]:
         return logits
-    kth_largest = logits.topk(k, dim=-1).values[..., -1:]
-    return logits.masked_fill(logits < kth_largest, -torch.inf)
+    kth_largest = np.partition(logits, -k, axis=-1)[:, -k, None]
+    return np.where(logits < kth_largest, -np.inf, logits)
 
 
-def keep_top_p(logits: Tensor, p: float) -> Tensor:
+def keep_top_p(logits: Logits, p: float) -> Logits:
     """Keep the smallest set of most likely tokens with total probability p or more (Holtzman et al. 2020).
 
-    (B, V) -> (B, V), with -inf for all other tokens.
+    (B, V) -> (B, V), with -inf for all other tokens. Of equally likely tokens, those with the lowest ids are kept.
     """
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    probabilities = ordered.softmax(dim=-1)
-    before = probabilities.cumsum(dim=-1) - probabilities  # total probability of the more likely tokens
-    dropped = before >= max(p, torch.finfo(before.dtype).tiny)  # if p rounds to 0, the most likely token is kept
-    return logits.masked_fill(dropped.scatter(-1, order, dropped), -torch.inf)
+    ordered = np.sort(logits, axis=-1)[:, ::-1]
+    probabilities = softmax(ordered)
+    before = probabilities.cumsum(axis=-1) - probabilities  # total probability of the more likely tokens
+    count = np.maximum((before < p).sum(axis=-1, keepdims=True), 1)
+    least = np.take_along_axis(ordered, count - 1, axis=-1)
+    ties = logits == least
+    kept_ties = count - (logits > least).sum(axis=-1, keepdims=True)
+    return np.where((logits < least) | (ties & (ties.cumsum(axis=-1) > kept_ties)), -np.inf, logits)
 
 
-def keep_min_p(logits: Tensor, p: float) -> Tensor:
+def keep_min_p(logits: Logits, p: float) -> Logits:
     """Set the logits of tokens less than p times as likely as the most likely one to -inf (Nguyen et al. 2024).
 
     (B, V) -> (B, V)
     """
-    probabilities = logits.softmax(dim=-1)
-    return logits.masked_fill(probabilities < p * probabilities.amax(dim=-1, keepdim=True), -torch.inf)
+    probabilities = softmax(logits)
+    return np.where(probabilities < p * probabilities.max(axis=-1, keepdims=True), -np.inf, logits)
 
 
-def draw(logits: Tensor, uniform: Tensor) -> Tensor:
+def draw(logits: Logits, uniform: Sequence[float]) -> list[int]:
     """Inverse transform sampling: the first token at which the cumulative probability exceeds the row's uniform number.
 
-    logits (B, V), uniform (B,) in [0, 1) -> token ids (B,)
+    logits: (B, V). uniform: a number in [0, 1) per row. Returns a token id per row.
     """
-    cumulative = logits.double().softmax(dim=-1).cumsum(dim=-1)
-    chosen = torch.searchsorted(cumulative, uniform.unsqueeze(-1) * cumulative[:, -1:], right=True).squeeze(-1)
-    return chosen.clamp(max=logits.shape[-1] - 1)
+    cumulative = np.exp(logits - logits.max(axis=-1, keepdims=True)).cumsum(axis=-1, dtype=np.float64)
+    return [  # the number stays below the total when it is rounded, so that no excluded token follows
+        int(row.searchsorted(min(number * row[-1], math.nextafter(row[-1], 0)), side="right"))
+        for row, number in zip(cumulative, uniform, strict=True)
+    ]
+
+
+def softmax(logits: Logits) -> Logits:
+    """The probabilities of the tokens: (B, V) -> (B, V)"""
+    exponentials = _exponentials(logits)
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def _exponentials(logits: Logits) -> Logits:
+    """Numbers in proportion to the probabilities, 1 for the most likely token: (B, V) -> (B, V)"""
+    return np.exp(logits - logits.max(axis=-1, keepdims=True))
 
 
 class Sampler:
@@ -63,63 +88,60 @@ class Sampler:
     whose rows pad an embedding, are never sampled.
     """
 
-    def __init__(
-        self,
-        sampling: SamplingConfig,
-        seed: int,
-        rows: int,
-        device: torch.device,
-        vocab_size: int,
-        first_stream: int = 0,
-    ) -> None:
+    def __init__(self, sampling: SamplingConfig, seed: int, rows: int, vocab_size: int, first_stream: int = 0) -> None:
         self.sampling = sampling
         self._vocab_size = vocab_size
         self._is_checked = False
-        self._generators = [
-            torch.Generator().manual_seed(_stream_seed(seed, first_stream + row)) for row in range(rows)
-        ]
-        self._seen = (
-            torch.zeros(rows, vocab_size, dtype=torch.bool, device=device) if sampling.repeat_penalty != 1 else None
-        )
+        self._streams = [_uniform_numbers(_stream_seed(seed, first_stream + row)) for row in range(rows)]
+        self._seen = np.zeros((rows, vocab_size), dtype=bool) if sampling.repeat_penalty != 1 else None
 
     def observe(self, row: int, ids: Sequence[int]) -> None:
         """Mark the tokens of a prompt as seen in one row, for the repeat penalty. Sampled tokens are marked anyway."""
         if self._seen is not None and ids:
             self._seen[row, list(ids)] = True
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        """Logits (B, V) -> token ids (B,). Raises TinyLMError if the first logits are NaN or infinite."""
+    def __call__(self, logits: Tensor) -> list[int]:
+        """Logits (B, V) -> a token id per row. Raises TinyLMError if the first logits are NaN or infinite."""
+        chosen = self._choose(logits.float().numpy(force=True)[:, : self._vocab_size])
+        if self._seen is not None:
+            self._seen[np.arange(len(chosen)), chosen] = True
+        return chosen
+
+    def _choose(self, logits: Logits) -> list[int]:
         sampling = self.sampling
-        logits = logits[:, : self._vocab_size].float()
         if not self._is_checked:
             _require_finite(logits)
             self._is_checked = True
         if self._seen is not None:
             logits = penalise_repeats(logits, self._seen, sampling.repeat_penalty)
         if sampling.temperature == 0:
-            chosen = logits.argmax(dim=-1)
-        else:
-            # Subtracting the maximum avoids overflow at tiny temperatures; a divisor below 1e-30 could round to 0.
-            logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(sampling.temperature, 1e-30)
-            if sampling.top_k:
-                logits = keep_top_k(logits, sampling.top_k)
-            if sampling.top_p < 1:
-                logits = keep_top_p(logits, sampling.top_p)
-            if sampling.min_p:
-                logits = keep_min_p(logits, sampling.min_p)
-            uniform = torch.cat([torch.rand(1, generator=g, dtype=torch.float64) for g in self._generators])
-            chosen = draw(logits.cpu(), uniform).to(logits.device)
-        if self._seen is not None:
-            self._seen.scatter_(1, chosen.unsqueeze(1), True)
-        return chosen
+            chosen: list[int] = logits.argmax(axis=-1).tolist()
+            return chosen
+        # Subtracting the maximum avoids overflow at tiny temperatures; a divisor below 1e-30 could round to 0.
+        with np.errstate(over="ignore"):  # to -inf: a probability of 0
+            logits = (logits - logits.max(axis=-1, keepdims=True)) / np.float32(max(sampling.temperature, 1e-30))
+        if sampling.top_k:
+            logits = keep_top_k(logits, sampling.top_k)
+        if sampling.top_p < 1:
+            logits = keep_top_p(logits, sampling.top_p)
+        if sampling.min_p:
+            logits = keep_min_p(logits, sampling.min_p)
+        return draw(logits, [next(stream) for stream in self._streams])
 
 
-def _require_finite(logits: Tensor) -> None:
-    if not bool(torch.isfinite(logits.amax(dim=-1)).all()):  # NaN is the maximum, too
+def _require_finite(logits: Logits) -> None:
+    if not np.isfinite(logits.max(axis=-1)).all():  # NaN is the maximum, too
         raise TinyLMError(
             "The model's logits are not finite numbers: some weights are too large for the number format of the "
             "computation. Try `dtype` fp32."
         )
+
+
+def _uniform_numbers(seed: int) -> Iterator[float]:
+    """Numbers in [0, 1), without end."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield from torch.rand(BLOCK, generator=generator, dtype=torch.float64).tolist()
 
 
 def _stream_seed(seed: int, stream: int) -> int:

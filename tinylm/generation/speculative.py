@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from tinylm.generation.generator import ContextWindow, NextTokenModel
 from tinylm.generation.sampler import Sampler
@@ -35,7 +34,6 @@ class DraftModel(Protocol):
         ...
 
 
-@torch.inference_mode()
 def generate_speculatively(
     model: NextTokenModel,
     prompt: Sequence[int],
@@ -60,7 +58,7 @@ def generate_speculatively(
         logits = window.next_logits(proposed)  # (1, G+1, V)
         accepted = 0
         for index, draft_token in enumerate([*proposed, None]):
-            tokens: list[int] = sampler(logits[:, index]).tolist()
+            tokens = sampler(logits[:, index])
             text.extend(tokens)
             remaining -= 1
             yield tokens

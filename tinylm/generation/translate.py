@@ -116,7 +116,7 @@ def sample_targets(
     for number, source in enumerate(sources):
         sampling = config.sampling(default_temperature=0.0)
         stream = first_stream + number * rows
-        sampler = Sampler(sampling, config.seed, rows, model.device, model.vocab_size, stream)
+        sampler = Sampler(sampling, config.seed, rows, model.vocab_size, stream)
         targets: list[list[int]] = [[] for _ in range(rows)]
         ended = [not source] * rows
         decoder = encode_sources(model, [source], end_of_text_id, rows)

@@ -69,6 +69,7 @@ class Decoder(Autoregressive):
         masks = [by_window[window] for window in self.windows]
         return self.run_layers(self.embed(ids), segment_positions(segments), masks, valid=segments > 0)
 
+    @torch.inference_mode()
     def last_logits(self, ids: Tensor, cache: Sequence[Cache] | None, count: int) -> Tensor:
-        """Next-token logits after each of the last `count` tokens: (B, T) -> (B, count, V)."""
+        """Next-token logits after each of the last `count` tokens, without gradients: (B, T) -> (B, count, V)."""
         return self.logits(self(ids, cache).hidden[:, -count:])

@@ -13,11 +13,8 @@ of that model in fp32 and int8.
 
 import argparse
 import copy
-import functools
 import itertools
-import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -25,9 +22,7 @@ from measure import Times, add_options, chosen_shape, describe_machine, speedup,
 from peer import FUSED_GELU, TOLERANCE, build_pair, build_peer
 from transformers import GPT2LMHeadModel
 
-from tinylm.device import can_compile
 from tinylm.evaluation.loop import default_batch_size, evaluate_loss
-from tinylm.generation.compiled_decoder import CompiledDecoder, compile_decoder, load_compiled
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.generator import generate
@@ -50,21 +45,19 @@ CACHED = "tinylm gpt2"
 UNCACHED = "tinylm gpt2, no cache"
 
 
-def tinylm_tokens(
-    model: Decoder, tokens: int, streams: int = 1, use_cache: bool = True, decoder: CompiledDecoder | None = None
-) -> list[list[int]]:
-    """The tokens of `tinylm sample --temperature 0`, one list per stream. decoder: compiled code, if any."""
+def tinylm_tokens(model: Decoder, tokens: int, streams: int = 1, use_cache: bool = True) -> list[list[int]]:
+    """The tokens of `tinylm sample --engine torch --temperature 0`, one list per stream."""
     weight = model.embedding.weight
     sampler = Sampler(SamplingConfig(temperature=0.0), 0, streams, len(weight))
-    model_for_steps = ThreadPolicyDecoder(model, measure_thread_latency(), decoder)
+    model_for_steps = ThreadPolicyDecoder(model, measure_thread_latency())
     steps = generate(model_for_steps, [PROMPT] * streams, sampler, tokens, use_cache)
     return [list(stream) for stream in zip(*steps, strict=True)]
 
 
-def fused_copy(model: Decoder, int8: bool = False, prepack: bool = True) -> Decoder:
+def fused_copy(model: Decoder, int8: bool = False) -> Decoder:
     """A copy with fused and prepacked weights, as in `tinylm sample`."""
     model = copy.deepcopy(model)
-    fuse_model(model, int8, prepack)
+    fuse_model(model, int8)
     return model
 
 
@@ -88,7 +81,6 @@ def contestants(arguments: argparse.Namespace) -> dict[str, Callable[[], list[li
     model, peer = build_pair(config)
     fused_peer = build_peer(config, model, FUSED_GELU)
     modern = build_model(chosen_shape(arguments, "modern")).eval()
-    compiled = compiled_contestants({"gpt2": model, "modern": modern}, tokens) if can_compile("cpu") else {}
     quantized = fused_copy(model, int8=True)
     model, modern = fused_copy(model), fused_copy(modern)
     return {
@@ -98,25 +90,7 @@ def contestants(arguments: argparse.Namespace) -> dict[str, Callable[[], list[li
         "tinylm gpt2, int8": lambda: tinylm_tokens(quantized, tokens),
         UNCACHED: lambda: tinylm_tokens(model, tokens, use_cache=False),
         "tinylm modern": lambda: tinylm_tokens(modern, tokens),
-        **compiled,
     }
-
-
-def compiled_contestants(models: Mapping[str, Decoder], tokens: int) -> dict[str, Callable[[], list[list[int]]]]:
-    """Decoding with compiled steps, as `tinylm sample --compile on`. The time of compiling is printed, not included."""
-    contestants: dict[str, Callable[[], list[list[int]]]] = {}
-    for (name, original), int8 in itertools.product(models.items(), (False, True)):
-        model = fused_copy(original, int8, prepack=False)
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "code.pt2"
-            started = time.perf_counter()
-            compile_decoder(model, file)
-            seconds = time.perf_counter() - started
-            decoder = load_compiled(model, file)
-        kind = f"tinylm {name}{', int8' * int8}, compiled"
-        print(f"{kind}: in {seconds:.0f} s")
-        contestants[kind] = functools.partial(tinylm_tokens, model, tokens, decoder=decoder)
-    return contestants
 
 
 def many_streams(arguments: argparse.Namespace) -> dict[str, Callable[[], list[list[int]]]]:

@@ -35,7 +35,6 @@ from measure import add_options, chosen_shape, describe_machine, speedup, table,
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.formats.huggingface import write_folder
 from tinylm.formats.imported import ForeignModel
-from tinylm.generation.compiled_decoder import compile_decoder, load_compiled
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.generator import NextTokenModel, generate
@@ -72,7 +71,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, help="a Hugging Face folder or GGUF file (default: random weights)")
     parser.add_argument("--tokens", type=int, default=256, help="of each stream (default: 256)")
     parser.add_argument("--streams", type=int, default=32, help="generated at a time in the second table (default: 32)")
-    parser.add_argument("--compiled", action="store_true", help="also tinylm with --compile on, compiled before")
     parser.add_argument("--ctranslate2", action="store_true", help="also CTranslate2; see above")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="formats of the weights")
     options = parser.parse_args(arguments)
@@ -91,8 +89,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             generator = ctranslate2_generator(Path(folder), kind) if options.ctranslate2 else None
             if generator is not None:
                 single["CTranslate2"] = functools.partial(ctranslate2_tokens, generator, 1, options.tokens)
-            if options.compiled and kind != "f16":
-                single["tinylm, torch, compiled"] = compiled(subject, kind, Path(folder), options.tokens)
             times = take_turns(single, options.rounds, options.warmup)
             limit = bandwidth / (numbers * WEIGHT_BYTES[kind])
             print(f"\n{kind}, one stream")
@@ -161,16 +157,6 @@ def contestants(subject: Subject, kind: str, file: Path, folder: Path, tokens: i
         peer = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=KINDS[kind]).eval()
         functions["transformers"] = functools.partial(peer_generate, peer, tokens)
     return functions
-
-
-def compiled(subject: Subject, kind: str, folder: Path, tokens: int) -> Callable[[], object]:
-    """As `tinylm sample --engine torch --compile on`."""
-    model = copy.deepcopy(subject.model)
-    fuse_model(model, int8=kind == "q8_0", prepack=False)
-    compile_decoder(model, folder / "step.pt2")
-    steps = load_compiled(model, folder / "step.pt2")
-    policy = ThreadPolicyDecoder(model, measure_thread_latency(), steps)
-    return functools.partial(sampled, policy, subject.vocab_size, 1, tokens)
 
 
 def sampled(model: NextTokenModel, vocab_size: int, rows: int, tokens: int) -> None:

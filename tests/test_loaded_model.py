@@ -82,7 +82,7 @@ def test_evaluate_has_the_options_of_eval_with_their_defaults() -> None:
         ({"top_k": 5, "top_p": 0.9, "min_p": 0.01}, ("-k", 5, "--top-p", 0.9, "--min-p", 0.01)),
         ({"repeat_penalty": 1.3, "stop": "e"}, ("--repeat-penalty", 1.3, "--stop", "e")),
         ({"stop": ["a", "o"], "cache": False}, ("--stop", "a", "--stop", "o", "--no-cache")),
-        ({"max_tokens": 600, "draft": "ngram", "compile": "off"}, ("-n", 600, "--draft", "ngram", "--compile", "off")),
+        ({"max_tokens": 600, "draft": "ngram"}, ("-n", 600, "--draft", "ngram")),
     ],
 )
 @pytest.mark.usefixtures("shelf_cache")

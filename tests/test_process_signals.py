@@ -87,7 +87,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_at_any_moment_ends_the_command_quietly(number: int, code: int, here: Path, tmp_path: Path) -> None:
     commands = (
-        ("sample", "--model", here / "run", "-n", 1_000_000, "-t", 0, "--compile", "off"),
+        ("sample", "--model", here / "run", "-n", 1_000_000, "-t", 0),
         ("train", here / "corpus.txt", "--out", tmp_path / "out", "--force", "--steps", 1_000_000, *TINY),
     )
     for moment in range(MOMENTS // 2):

@@ -26,16 +26,16 @@ from tinylm.evaluation.text import evaluate_text
 from tinylm.formats.source import GGUF_SUFFIX
 from tinylm.generation.beam_search import BeamSearchConfig
 from tinylm.generation.chat_prompts import encode_conversation
-from tinylm.generation.compile_policy import Workload, choose_code, fuse_and_compile
 from tinylm.generation.continuation import Continuation, TokenGenerator
+from tinylm.generation.draft_choice import NGramDrafts
 from tinylm.generation.engine import GGUF_TYPES, EngineWeights, open_llama_cpp
 from tinylm.generation.fill_mask import DEFAULT_CANDIDATES, FilledPrompt, fill_mask
+from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generated_text import Sample
 from tinylm.generation.generation_config import GenerationConfig, PromptPolicy, SpeedConfig, settings_without_effect
 from tinylm.generation.generator import NextTokenModel
 from tinylm.generation.llama_cpp import LlamaCppDecoder
 from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown, encode_prompt
-from tinylm.generation.speculative import DraftModel, NGramDraft, is_worth_drafting, speculation_obstacle
 from tinylm.generation.thread_policy import ThreadPolicyDecoder
 from tinylm.generation.translate import is_sampled, translate
 from tinylm.kernels.thread_latency import thread_latency
@@ -53,7 +53,7 @@ from tinylm.text.chat import Conversation
 from tinylm.text.chat_template import CHATML
 from tinylm.text.chat_template_choice import chat_format, read_template
 from tinylm.text.corpus_loading import EvaluationTokens, TextSource, evaluation_tokens
-from tinylm.text.run_tokens import has_tokens, reopen_ids
+from tinylm.text.run_tokens import reopen_ids
 from tinylm.text.tokenizer import MASK, Tokenizer
 from tinylm.validation import check_choice, describe_value, require
 
@@ -84,10 +84,10 @@ class Model:
 
     def __post_init__(self) -> None:
         self.data = self.adapters[0].data if self.adapters else self.config.data
-        self._prepared: dict[Path | None, _PreparedNetwork] = {}  # by the file of its compiled code; None: eager
-        self._prepared_in_place: _PreparedNetwork | None = None
+        self._prepared: _PreparedNetwork | None = None
+        self._switches_adapters = False
         self._llama_cpp: dict[tuple[Any, ...], LlamaCppDecoder | None] = {}  # by what decides on its use
-        self._drafts: dict[DataConfig, NGramDraft] = {}
+        self._drafts = NGramDrafts(self.path, self.tokenizer)
 
     @property
     def architecture(self) -> str:
@@ -109,7 +109,8 @@ class Model:
 
     def select_adapter(self, index: int | None) -> None:
         """Apply only the adapter with this index in `adapters`, or none (`None`)."""
-        for adapters in (self.adapters, *(prepared.adapters for prepared in self._prepared.values())):
+        prepared = () if self._prepared is None else self._prepared.adapters
+        for adapters in (self.adapters, prepared):
             for number, adapter in enumerate(adapters):
                 set_adapter_scale(adapter.layers, adapter.scale if number == index else 0.0)
         self.data = self.config.data if index is None else self.adapters[index].data
@@ -156,7 +157,6 @@ class Model:
         unknown: str = "error",
         strict: bool = False,
         draft: str = "auto",
-        compile: str = "auto",
         cache: bool = True,
         engine: str = "auto",
         stream: bool = False,
@@ -171,7 +171,7 @@ class Model:
         seed: the same seed gives the same text. Default: a random seed.
         beams, length_penalty: see BeamSearchConfig.
         unknown, strict: see PromptPolicy.
-        draft, compile, cache, engine: see SpeedConfig.
+        draft, cache, engine: see SpeedConfig.
 
         Raises UsageError for a setting out of range or without effect, and for a prompt that cannot be used.
         """
@@ -186,7 +186,7 @@ class Model:
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             seed=secrets.randbits(32) if seed is None else seed,
         )
-        search, speed = BeamSearchConfig(beams, length_penalty), SpeedConfig(draft, compile, cache, engine)
+        search, speed = BeamSearchConfig(beams, length_penalty), SpeedConfig(draft, cache, engine)
         policy = PromptPolicy(unknown, strict)
         self._reject_settings_without_effect(config, search, speed)
         require(not stream or num_samples == 1, "`stream` is for a single sample; leave out `num_samples`.")
@@ -274,10 +274,13 @@ class Model:
     ) -> Continuation:
         """As `continue_prompt`, for a prompt that was encoded before, for example by a chat template."""
         speed = speed or SpeedConfig()
-        prepared = self._prepare(Workload(config.max_tokens, config.num_samples, speed.cache), speed)
-        assert prepared.model is not None
-        draft = None if prepared.has_fast_steps and speed.draft == "auto" else self._choose_draft(config, speed)
-        generator = TokenGenerator(prepared.model, draft, speed.cache)
+        assert isinstance(self.network, Decoder)
+        draft, model = None, self._open_llama_cpp(speed) or self._prepare().model
+        # Steps of llama.cpp are too fast for a draft to gain.
+        if speed.draft == "ngram" or not isinstance(model, LlamaCppDecoder):
+            draft = self._drafts.choose(self.network, self.data, config, speed)
+        assert model is not None
+        generator = TokenGenerator(model, draft, speed.cache)
         return Continuation(generator, self.tokenizer, encoded, config, first_stream)
 
     def fill_mask(self, prompt: Prompt, policy: PromptPolicy | None = None) -> FilledPrompt:
@@ -285,7 +288,7 @@ class Model:
 
         Raises the errors of `generate`.
         """
-        encoder = self._prepare(Workload(1), SpeedConfig()).network
+        encoder = self._prepare().network
         assert isinstance(encoder, Encoder)
         policy = policy or PromptPolicy()
         parts = prompt.text.split(MASK)
@@ -304,33 +307,30 @@ class Model:
         With a temperature above 0, yields `num_samples` sampled targets of each line. Target i, counted over all lines,
         has the random stream (seed, first_stream + i). Raises the errors of `generate`.
         """
-        network = self._prepare(Workload(1), SpeedConfig()).network
+        network = self._prepare().network
         assert isinstance(network, EncoderDecoder)
         search, policy = search or BeamSearchConfig(), policy or PromptPolicy()
         return translate(network, self.tokenizer, prompt, search, policy, self.reporter, first_stream)
 
-    def prepare_generation(self, workload: Workload, speed: SpeedConfig | None = None) -> None:
-        """Open the model in llama.cpp, or convert, fuse and quantize the network in place, and compile it if that saves
-        time for the workload.
+    def prepare_generation(self, speed: SpeedConfig | None = None, *, switches_adapters: bool = False) -> None:
+        """Open the model in llama.cpp, or convert, fuse and quantize the network in place.
 
         All later generation uses this network. That saves the memory of the copy that `generate` makes, but `evaluate`
         and `logits` then use the prepared weights.
 
-        Raises UsageError if a setting of `speed` is not possible, and TinyLMError if llama.cpp or compiled code is
-        required and fails.
-        """
-        self._prepared_in_place = self._prepare(workload, speed or SpeedConfig(), in_place=True)
+        switches_adapters: whether adapters will be selected between prompts, for which torch is used.
 
-    def _prepare(self, workload: Workload, speed: SpeedConfig, in_place: bool = False) -> "_PreparedNetwork":
-        if self._prepared_in_place is not None:
-            return self._prepared_in_place
-        int8 = self.quantize == "int8"
+        Raises UsageError if a setting of `speed` is not possible, and TinyLMError if llama.cpp is required and fails.
+        """
+        self._switches_adapters = switches_adapters
+        if self._open_llama_cpp(speed or SpeedConfig()) is None:
+            self._prepare(in_place=True)
+
+    def _prepare(self, in_place: bool = False) -> "_PreparedNetwork":
+        """The network for generation by torch, prepared at first use."""
+        if self._prepared is not None:
+            return self._prepared
         network, adapters = self.network, self.adapters
-        if llama_cpp := self._open_llama_cpp(workload, speed):
-            return _PreparedNetwork(network, adapters, llama_cpp, has_fast_steps=True)
-        code = choose_code(network, self.config.model, self.dtype, speed.compile, workload, int8=int8)
-        if code in self._prepared:
-            return self._prepared[code]
         if not in_place:
             # Fusing replaces tensors, so the copy can share those of the original; only a conversion of the number
             # format changes them in place.
@@ -338,17 +338,19 @@ class Model:
             tensors = () if converts else (*network.parameters(), *network.buffers())
             network, adapters = copy.deepcopy((network, adapters), {id(tensor): tensor for tensor in tensors})
         network.to(DTYPES[self.dtype])
-        compiled = fuse_and_compile(network, code, int8=int8, required=speed.compile == "on", reporter=self.reporter)
+        fuse_model(network, int8=self.quantize == "int8")
         model = None
         if isinstance(network, Decoder):
-            model = ThreadPolicyDecoder(network, thread_latency(self.reporter), compiled)
-        self._prepared[code] = _PreparedNetwork(network, adapters, model, compiled is not None)
-        return self._prepared[code]
+            model = ThreadPolicyDecoder(network, thread_latency(self.reporter))
+        self._prepared = _PreparedNetwork(network, adapters, model)
+        return self._prepared
 
-    def _open_llama_cpp(self, workload: Workload, speed: SpeedConfig) -> LlamaCppDecoder | None:
+    def _open_llama_cpp(self, speed: SpeedConfig) -> LlamaCppDecoder | None:
         """The model in llama.cpp, opened at first use, or `None` where torch is to be used."""
+        if self._prepared is not None and self._prepared.network is self.network:
+            return None  # its layers are fused, and cannot be exported any more
         scales = tuple(layer.adapter_scale for adapter in self.adapters for layer in adapter.layers.values())
-        key = speed.engine, speed.compile, workload.cache, scales
+        key = speed.engine, speed.cache, scales
         if key not in self._llama_cpp:
             is_plain = self.quantize == "none" and not self.adapters
             weights = EngineWeights(
@@ -357,47 +359,10 @@ class Model:
                 self.tokenizer,
                 kind=GGUF_TYPES[self.dtype] if self.quantize == "none" else "q8_0",
                 quantized=self.path if is_plain and self.path.suffix == GGUF_SUFFIX else None,
+                switches_adapters=self._switches_adapters,
             )
-            self._llama_cpp[key] = open_llama_cpp(weights, speed, workload, self.reporter)
+            self._llama_cpp[key] = open_llama_cpp(weights, speed, self.reporter)
         return self._llama_cpp[key]
-
-    def _choose_draft(self, config: GenerationConfig, speed: SpeedConfig) -> DraftModel | None:
-        """An n-gram model of the training text for speculative decoding, if it saves time or `speed.draft` is ngram.
-
-        Raises UsageError if `speed.draft` is ngram and it cannot be used.
-        """
-        assert isinstance(self.network, Decoder)
-        if speed.draft == "none":
-            return None
-        if speed.draft == "auto" and not (self._has_training_tokens() and self._is_worth_drafting(config.max_tokens)):
-            return None
-        obstacle = speculation_obstacle(self.network, config.num_samples, speed.cache)
-        if obstacle is None and self.data is None:
-            obstacle = "the model has no training text of its own"
-        if obstacle is None:
-            try:
-                return self._ngram_draft()
-            except TinyLMError as error:
-                obstacle = str(error).removesuffix(".")
-        if speed.draft == "ngram":
-            raise UsageError(f'`draft="ngram"` is not possible: {obstacle}; leave it out.')
-        return None
-
-    def _ngram_draft(self) -> NGramDraft:
-        """The n-gram model, built once per training text. Raises TinyLMError if the encoded text cannot be read."""
-        assert self.data is not None
-        if self.data not in self._drafts:
-            # Damaged tokens only lead to rejected draft tokens, so their hash need not be computed again.
-            tokens = reopen_ids(self.path, self.data, self.tokenizer, "train", trust_mtime=True)
-            self._drafts[self.data] = NGramDraft(tokens)
-        return self._drafts[self.data]
-
-    def _is_worth_drafting(self, max_tokens: int) -> bool:
-        assert self.data is not None
-        return self.data in self._drafts or is_worth_drafting(max_tokens, self.data.train_tokens)
-
-    def _has_training_tokens(self) -> bool:
-        return self.data is not None and has_tokens(self.path, self.data, self.tokenizer)
 
     def evaluate(
         self,
@@ -507,14 +472,12 @@ class _PreparedNetwork:
     """A network that is converted, fused and quantized for generation.
 
     adapters: the adapters on this copy of the network
-    model: next-token model of a decoder, in llama.cpp, or in torch with the thread policy; otherwise `None`
-    has_fast_steps: whether a step is too fast for a draft to gain: in llama.cpp or compiled
+    model: next-token model of a decoder, with the thread policy; otherwise `None`
     """
 
     network: Transformer
     adapters: tuple[LoadedAdapter, ...]
     model: NextTokenModel | None
-    has_fast_steps: bool
 
 
 def load(

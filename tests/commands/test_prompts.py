@@ -298,7 +298,7 @@ def test_no_combination_of_options_causes_an_internal_error(
 ) -> None:
     words = [f"{name}={value}" for name, value in options.items()]
     length = () if "--max-tokens" in options else ("-n", 8)
-    result = tinylm("sample", "-m", run, "--compile", "off", *length, *words, *switches)
+    result = tinylm("sample", "-m", run, *length, *words, *switches)
     assert result.exit_code in (0, 2), result.output
     assert "Traceback" not in result.stderr and "Internal error" not in result.stderr
     if result.exit_code == 0 and "--json" in switches:

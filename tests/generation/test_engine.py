@@ -15,6 +15,7 @@ from tests.shell import tinylm as shell
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.generation import engine, llama_cpp
+from tinylm.generation.generation_config import SpeedConfig
 from tinylm.loaded_model import Model
 
 PROMPT = {"prompt": "the old man", "max_tokens": 40, "seed": 4}
@@ -53,12 +54,20 @@ def test_llama_cpp_is_used_where_it_is_installed_and_gives_the_text_of_torch(run
     assert len(double.opened) == 1 and double.threads
 
 
-@pytest.mark.parametrize("choices", [{"engine": "torch"}, {"compile": "on"}, {"cache": False}])
+@pytest.mark.parametrize("choices", [{"engine": "torch"}, {"cache": False}])
 def test_llama_cpp_is_not_used_where_torch_is_asked_for(
-    choices: dict[str, Any], run: Path, double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch
+    choices: dict[str, Any], run: Path, double: LlamaCppDouble
 ) -> None:
-    monkeypatch.setattr("tinylm.loaded_model.choose_code", lambda *args, **options: None)  # compiles nothing
     tinylm.load(run).generate(**PROMPT, **choices)
+    assert not double.opened
+
+
+def test_a_model_prepared_in_place_for_torch_is_not_exported_to_llama_cpp(run: Path, double: LlamaCppDouble) -> None:
+    """Its fused layers have other names and shapes."""
+    model = tinylm.load(run)
+    expected = tinylm.load(run).generate(**PROMPT, engine="torch")
+    model.prepare_generation(SpeedConfig(engine="torch"))
+    assert model.generate(**PROMPT) == expected
     assert not double.opened
 
 
@@ -194,8 +203,6 @@ def test_the_command_says_what_is_wrong_with_the_engine(run: Path, absent: None)
     result = shell("sample", "-m", run, "-n", 5, "--engine", "llama.cpp")
     assert_error(result, 2, "--engine llama.cpp is not possible: llama-cpp-python is not installed")
     assert_error(shell("sample", "-m", run, "-n", 5, "--engine", "tensorflow"), 2, "--engine")
-    result = shell("sample", "-m", run, "-n", 5, "--engine", "llama.cpp", "--compile", "on")
-    assert_error(result, 2, "--compile on is for torch, and --engine llama.cpp does not use it; leave one out")
 
 
 def test_the_command_samples_the_same_by_both_engines(run: Path, double: LlamaCppDouble) -> None:

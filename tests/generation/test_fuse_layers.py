@@ -69,14 +69,14 @@ def test_layers_with_the_same_input_are_fused_and_small_ones_are_not_prepacked()
 
 @pytest.mark.parametrize("int8", [False, True])
 def test_weights_stored_by_columns_are_stored_by_rows_afterwards(int8: bool) -> None:
-    """Those of an imported GPT-2 are; compiled code and the int8 kernel read all weights by rows."""
+    """Those of an imported GPT-2 are; the int8 kernel reads all weights by rows."""
     config = small(activation="gelu", tie=False)
     model, reference = randomised(build_model(config)), randomised(build_model(config))
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
             layer.weight.data = layer.weight.data.T.contiguous().T
     for fused in (model, reference):
-        fuse_model(fused, int8, prepack=False)
+        fuse_model(fused, int8)
     assert all(tensor.is_contiguous() for tensor in (*model.parameters(), *model.buffers()))
     ids = torch.randint(config.vocab_size, (2, 20), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
@@ -90,17 +90,6 @@ def test_a_large_tied_output_layer_is_prepacked_and_the_embedding_is_not() -> No
     fuse_model(model)
     assert "output" in prepacked(model)
     assert model.embedding.weight.shape == (13, 16) and not model.embedding.weight.is_mkldnn
-
-
-@needs_onednn
-@pytest.mark.usefixtures("small_matrices_count_as_large")
-def test_a_model_fused_for_compiling_can_be_prepacked_later() -> None:
-    model, packed = build_model(small()), build_model(small())
-    fuse_model(model, prepack=False)
-    assert not prepacked(model)
-    fuse_model(model)
-    fuse_model(packed)
-    assert prepacked(model) == prepacked(packed) != set()
 
 
 @pytest.mark.usefixtures("small_matrices_count_as_large")

@@ -14,7 +14,7 @@ from tinylm.device import can_compile
 from tinylm.errors import TinyLMError
 from tinylm.kernels.compiler_cache import FOLDERS, prepare_compiler, use_private_folders
 
-# A process that compiles layers or a decoder step and prints the paths of all files that it opened for writing, folders
+# A process that compiles layers and prints the paths of all files that it opened for writing, folders
 # that it made, and files that it loaded as code. Its compilers are processes of their own, which write to TMPDIR.
 AUDITED = """
 import json, os, sys
@@ -28,25 +28,16 @@ def record(event, arguments):
 
 sys.addaudithook(record)
 import torch
-from pathlib import Path
 from tests.variants import small
-from tinylm.generation.fuse_layers import fuse_model
-from tinylm.generation.compiled_decoder import compile_decoder, load_compiled
 from tinylm.model.build import build_model
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch
 from tinylm.training.compile_layers import compile_layers
 
-if sys.argv[1] == "layers":
-    model, ids = build_model(small()), torch.zeros(2, 9, dtype=torch.long)
-    notices = []
-    batch = Batch(ids[:, :-1], ids[:, 1:])
-    assert compile_layers(model, batch, next_token, "fp32", notices.append), notices
-else:
-    decoder = build_model(small(ffn_width=64)).eval()
-    fuse_model(decoder, prepack=False)
-    compile_decoder(decoder, Path("code.pt2"))
-    load_compiled(decoder, Path("code.pt2"))
+model, ids = build_model(small()), torch.zeros(2, 9, dtype=torch.long)
+notices = []
+batch = Batch(ids[:, :-1], ids[:, 1:])
+assert compile_layers(model, batch, next_token, "fp32", notices.append), notices
 print(json.dumps(sorted(paths)))
 """
 
@@ -104,14 +95,13 @@ def test_a_cache_that_others_can_write_is_refused(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 @pytest.mark.skipif(not can_compile("cpu"), reason="there is no C++ compiler")
-@pytest.mark.parametrize("what", ["layers", "decoder"])
-def test_compilers_use_no_folder_that_another_user_could_create(what: str, tmp_path: Path) -> None:
+def test_compilers_use_no_folder_that_another_user_could_create(tmp_path: Path) -> None:
     cache, temporary, here = (tmp_path / name for name in ("cache", "tmp", "here"))
     for folder in (temporary, here):
         folder.mkdir()
     own = {variable: value for variable, value in os.environ.items() if variable not in FOLDERS}
     env = {**own, "TINYLM_CACHE": str(cache), "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", AUDITED, what]
+    command = [sys.executable, "-c", AUDITED]
     done = subprocess.run(command, env=env, cwd=here, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     paths = [Path(path) for path in json.loads(done.stdout.splitlines()[-1])]

@@ -86,7 +86,6 @@ def chat(
 ) -> None:
     """Talk to a chat model in the terminal: questions from standard input, answers on standard output."""
     from tinylm.chat_session import ChatSession
-    from tinylm.generation.compile_policy import Workload
     from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
     from tinylm.loaded_model import load
 
@@ -97,10 +96,10 @@ def chat(
         seed=secrets.randbits(32) if seed.seed is None else seed.seed,
         **vars(sampling),
     )
-    speed = SpeedConfig(compile="off", **vars(engine))
+    speed = SpeedConfig(**vars(engine))
     loaded = load(model, adapters=adapter or (), **vars(quantize), **vars(machine), reporter=console)
     format = loaded.chat_format(options.chat_template)
-    loaded.prepare_generation(Workload(options.max_tokens), speed)
+    loaded.prepare_generation(speed)
     console.note(f"Seed {config.seed}. /help lists the commands, Ctrl-D ends.")
     talk(ChatSession(loaded, format, config, system=options.system), console)
 

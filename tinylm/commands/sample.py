@@ -61,7 +61,6 @@ def sample(
 ) -> None:
     """Generate text with a model: continue a prompt, fill its masks (encoders) or translate it (encoder-decoders)."""
     from tinylm.generation.beam_search import BeamSearchConfig
-    from tinylm.generation.compile_policy import Workload
     from tinylm.generation.generation_config import PromptPolicy, SpeedConfig
     from tinylm.loaded_model import load
 
@@ -80,9 +79,7 @@ def sample(
     loaded = load(
         model, adapters=adapter or prompt_adapters, **vars(options.quantize), **vars(machine), reporter=console
     )
-    tokens = sum(prompt.config.max_tokens for prompt in prompts)
-    num_samples = max(prompt.config.num_samples for prompt in prompts)
-    loaded.prepare_generation(Workload(tokens, num_samples, speed.cache, bool(prompt_adapters)), speed)
+    loaded.prepare_generation(speed, switches_adapters=bool(prompt_adapters))
     require(options.prompt.chat or options.prompt.chat_template is None, "--chat-template needs --chat.")
     chat_format = loaded.chat_format(options.prompt.chat_template) if options.prompt.chat else None
     if chat_format is None and loaded.data is not None and loaded.data.kind == "chat":

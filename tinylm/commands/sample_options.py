@@ -205,14 +205,6 @@ class SpeedOptions:
             "auto|ngram|none",
         ),
     ] = "auto"
-    compile: Annotated[
-        str,
-        option(
-            "Compile single-token decoding on a CPU; takes about 30 s, then cached (default: auto).",
-            Panel.MACHINE,
-            "auto|on|off",
-        ),
-    ] = "auto"
     cache: Annotated[
         bool,
         option(

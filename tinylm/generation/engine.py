@@ -14,7 +14,6 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_reader import open_gguf
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.formats.imported import ForeignModel
-from tinylm.generation.compile_policy import Workload
 from tinylm.generation.generation_config import SpeedConfig
 from tinylm.generation.llama_cpp import LlamaCppDecoder, import_llama_cpp
 from tinylm.model.decoder import Decoder
@@ -34,8 +33,9 @@ MAX_CACHED_BYTES = 8 << 30  # of all files; the newest one is kept whatever its 
 class EngineWeights:
     """A model whose weights llama.cpp is to read.
 
-    kind: their type in GGUF: f32, f16, bf16 or q8_0. quantized: the GGUF file that the model was opened from, whose
-    quantized tensors are copied as they are, in place of `kind`.
+    kind: their type in GGUF: f32, f16, bf16 or q8_0
+    quantized: the GGUF file that the model was opened from, whose quantized tensors are copied as they are
+    switches_adapters: whether adapters are selected between prompts
     """
 
     network: Transformer
@@ -43,20 +43,19 @@ class EngineWeights:
     tokenizer: Tokenizer
     kind: str
     quantized: Path | None = None
+    switches_adapters: bool = False
 
 
-def open_llama_cpp(
-    weights: EngineWeights, speed: SpeedConfig, workload: Workload, reporter: Reporter
-) -> LlamaCppDecoder | None:
+def open_llama_cpp(weights: EngineWeights, speed: SpeedConfig, reporter: Reporter) -> LlamaCppDecoder | None:
     """The model in llama.cpp, or `None` where torch is to be used. Its weights are written to the cache at first use.
 
-    Where `speed.engine` is "llama.cpp", raises UsageError if it cannot be used for this model or workload, and
+    Where `speed.engine` is "llama.cpp", raises UsageError if it cannot be used for this model or without a cache, and
     TinyLMError if its file cannot be written or opened; where it is auto, torch is used instead.
     """
     required = speed.engine == "llama.cpp"
-    if speed.engine == "torch" or (speed.compile == "on" and not required):
+    if speed.engine == "torch":
         return None
-    reason = _reason_against(weights.network, workload)
+    reason = _reason_against(weights, speed)
     if reason is None:
         try:
             return LlamaCppDecoder(_cached_file(weights, reporter), weights.network.context, torch.get_num_threads())
@@ -71,15 +70,16 @@ def open_llama_cpp(
     return None
 
 
-def _reason_against(network: Transformer, workload: Workload) -> str | None:
+def _reason_against(weights: EngineWeights, speed: SpeedConfig) -> str | None:
     """Why llama.cpp cannot be used, or `None`."""
+    network = weights.network
     if not isinstance(network, Decoder):
         return "it is for decoders"
     if network.device.type != "cpu":
         return f"it is for a CPU, and the model is on {network.device.type}"
-    if not workload.cache:
+    if not speed.cache:
         return "it needs the cache"
-    if workload.switches_adapters:
+    if weights.switches_adapters:
         return "prompts choose their adapters"
     layers = adapter_layers(network).values()
     if any(not isinstance(layer, MERGEABLE) for layer in layers):

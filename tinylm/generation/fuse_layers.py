@@ -20,10 +20,9 @@ from tinylm.model.stack import Transformer
 LARGE_MATRIX = 2**18
 
 
-def fuse_model(model: Transformer, int8: bool = False, prepack: bool = True) -> None:
+def fuse_model(model: Transformer, int8: bool = False) -> None:
     """Fuse a model's layers in place; with `int8`, also quantize them (`quantize_int8`).
 
-    Pass `prepack=False` for a model that will be compiled, since the compiler chooses its own layout.
     Afterwards the model can generate and be evaluated, but not be trained or saved. A large embedding that is tied to
     the output layer is stored twice: once for the lookup, and once for the matrix product.
     """
@@ -34,7 +33,7 @@ def fuse_model(model: Transformer, int8: bool = False, prepack: bool = True) -> 
         model.output = _linear(embedding.weight, None)
     if int8:
         quantize_int8(model)
-    elif prepack and onednn.is_preferred() and model.device.type == "cpu":
+    elif onednn.is_preferred() and model.device.type == "cpu":
         replace_modules(model, _is_large, _prepacked)
 
 
@@ -46,7 +45,7 @@ def _is_large(_: str, module: nn.Module) -> bool:
 
 
 def _is_transposed(_: str, module: nn.Module) -> bool:
-    """Whether a weight is stored by columns, as in files of GPT-2. Compiled code reads any weight by rows."""
+    """Whether a weight is stored by columns, as in files of GPT-2. The int8 kernel reads any weight by rows."""
     return isinstance(module, nn.Linear) and not module.weight.is_mkldnn and not module.weight.is_contiguous()
 
 

@@ -69,25 +69,18 @@ class SpeedConfig:
     engine: auto, torch or llama.cpp: what computes the logits. auto takes llama.cpp where it is installed and can run
         the model, on a CPU.
     draft: auto, ngram or none: speculative decoding with draft tokens from n-grams of the training text.
-    compile: auto, on or off: compiled code for decoding steps on a CPU.
     cache: use the KV cache.
 
     Raises UsageError for another value.
     """
 
     draft: str = "auto"
-    compile: str = "auto"
     cache: bool = True
     engine: str = "auto"
 
     def __post_init__(self) -> None:
         check_choice("engine", self.engine, ("auto", "torch", "llama.cpp"))
-        require(
-            self.engine != "llama.cpp" or self.compile != "on",
-            '`compile="on"` is for torch, and `engine="llama.cpp"` does not use it; leave one out.',
-        )
         check_choice("draft", self.draft, ("auto", "ngram", "none"))
-        check_choice("compile", self.compile, ("auto", "on", "off"))
 
 
 @dataclass(frozen=True)
@@ -112,7 +105,7 @@ def settings_without_effect(architecture: str, sampled: bool) -> Sequence[tuple[
 
     `sampled`: whether an encoder-decoder samples its targets, instead of using beam search.
     """
-    beam_search, speed = ("beams", "length_penalty"), ("cache", "draft", "compile", "engine")
+    beam_search, speed = ("beams", "length_penalty"), ("cache", "draft", "engine")
     match architecture:
         case "decoder":
             return [(beam_search, "Beam search is for encoder-decoder models, and this model continues a prompt")]

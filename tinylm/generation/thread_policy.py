@@ -1,5 +1,5 @@
 """The number of CPU threads per decoding step: waking them takes as long as a small matrix product (decisions 013 to
-017).
+015).
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from tinylm.generation.generator import NextTokenModel
 from tinylm.generation.quantize import Int8Linear
 from tinylm.kernels.thread_latency import ThreadLatency
 from tinylm.model.decoder import Decoder
@@ -20,12 +19,10 @@ OPERATIONS_PER_SECOND = 100e9  # floating-point operations of one thread, an est
 class ThreadPolicyDecoder:
     """Runs each step of a decoder on one CPU thread, or on all threads where that saves more time than waking them
     takes: for many rows, large weights or a long cache. Implements `NextTokenModel`.
-
-    model: computes the logits, for example by compiled code. Default: the decoder itself.
     """
 
-    def __init__(self, decoder: Decoder, latency: ThreadLatency, model: NextTokenModel | None = None) -> None:
-        self._model = model or decoder
+    def __init__(self, decoder: Decoder, latency: ThreadLatency) -> None:
+        self._decoder = decoder
         self._latency = latency
         weights = [module.weight for module in decoder.modules() if isinstance(module, nn.Linear | Int8Linear)]
         self._products = len(weights)  # matrix products per step, each of which wakes the threads
@@ -38,21 +35,21 @@ class ThreadPolicyDecoder:
     @property
     def context(self) -> int:
         """Context length in tokens."""
-        return self._model.context
+        return self._decoder.context
 
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
-        return self._model.device
+        return self._decoder.device
 
     def make_cache(self, batch: int, length: int, starts: Tensor | None = None) -> list[Cache]:
         """See `NextTokenModel.make_cache`."""
-        return self._model.make_cache(batch, length, starts)
+        return self._decoder.make_cache(batch, length, starts)
 
     def last_logits(self, ids: Tensor, cache: Sequence[Cache] | None, count: int) -> Tensor:
         """See `NextTokenModel.last_logits`: (B, T) -> (B, count, V)."""
         with self._threads_for(ids.numel(), len(ids) * cache[0].offset if cache else 0):
-            return self._model.last_logits(ids, cache, count)
+            return self._decoder.last_logits(ids, cache, count)
 
     @contextmanager
     def _threads_for(self, rows: int, cached: int) -> Iterator[None]:

@@ -19,9 +19,6 @@ dropout_bits       | CPU                                       | 1.17 to 1.41 ti
                    |                                           | of training with dropout (005)     |
 int8               | CPU,                                      | 0.1 to 0.6 of the time of fp32 for | weights converted
                    | `torch.ops.aten._weight_int8pack_mm`      | a matrix-vector product (013)      | for each product
-aot_inductor       | CPU, C++ compiler,                        | 1.65 to 2.3 times the tokens/s of  | eager decoder
-                   | `torch._C._aoti.AOTIModelPackageLoader`,  | generation (017)                   |
-                   | `get_capabilities` (not in torch 2.9)     |                                    |
 compiler_cache     | `torch._inductor.codecache._HEADER_DIR`,  | security: other users cannot write | no precompiled
                    | `_HEADER_LOCK_DIR`                        | to the compilers' caches (020)     | headers
 optimizers         | wrappers of `torch.optim` methods that    | first loss after 1.8 s instead of  | the methods with

@@ -7,7 +7,7 @@ import os
 import sys
 
 from tinylm.process_signals import run_with_signal_handlers
-from tinylm.streams import prepare_streams
+from tinylm.streams import prepare_streams, silence_streams
 
 TORCH_COMMANDS = ("train", "sample", "chat", "eval", "finetune-lora", "finetune-adapter", "merge-lora")
 HELP_FLAGS = {"--help", "-h", "--version"}
@@ -19,6 +19,8 @@ def main() -> None:
 
 
 def _main() -> None:
+    if os.environ.get("RANK", "0") != "0" and "MASTER_ADDR" in os.environ and "--debug" not in sys.argv:
+        silence_streams()  # torchrun started several processes, and the first one reports
     prepare_streams()
     command, *options = sys.argv[1:] or ["--help"]
     if not HELP_FLAGS & {command, *options}:

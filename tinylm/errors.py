@@ -116,6 +116,14 @@ class InterruptedRunError(TinyLMError):
         self.exit_code = 128 + signal_number
 
 
+class PeerError(TinyLMError):
+    """Another process of a run failed, with the given exit code, and therefore this one ends."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 _MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")  # in errors of torch
 
 

@@ -52,6 +52,7 @@ class RuntimeConfig:
 
     device, dtype: of the computation. compile: whether layers are compiled. threads: CPU threads of torch.
     matmul_rate: FLOP/s of matrix multiplication that the run was planned with; `None` if not measured.
+    job: the torchrun command that began the run, by which it is recognised after a restart; `None` for one process.
     """
 
     device: str
@@ -59,6 +60,7 @@ class RuntimeConfig:
     compile: bool
     threads: int
     matmul_rate: float | None = None
+    job: str | None = None
 
     def __post_init__(self) -> None:
         check_values(vars(self))

@@ -1,6 +1,7 @@
 """Output of a training run: the plan, progress, samples, and the result."""
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -10,6 +11,7 @@ from tinylm.commands.next_steps import shell_quote
 from tinylm.console import Console
 from tinylm.duration import format_duration
 from tinylm.errors import ClosedOutputError, InterruptedRunError, OutputError, TinyLMError, is_out_of_memory
+from tinylm.launch import Launch
 from tinylm.process_signals import TERMINATION_SIGNALS
 from tinylm.run_config import RunConfig
 
@@ -51,19 +53,31 @@ def run_training(
 
     Raises InterruptedRunError if a signal stopped training.
     """
-    from tinylm.training.pipeline import Session, plan_run, train_run
-    from tinylm.training.resume import resume_run
+    from tinylm.ranks import join_ranks
+    from tinylm.training.pipeline import Session, plan_run
+    from tinylm.training.restart import start_run
     from tinylm.training.training_request import TrainingRequest
 
+    launch = Launch.of(os.environ)
     if dry_run and isinstance(request, TrainingRequest):
+        if launch.rank > 0:
+            return
         prepared = plan_run(request, console)
         show_plan(console, prepared.plan, prepared.config, prepared.trainable_parameters, as_result=True)
         if request.show_examples:
             _show_examples(console, prepared.examples(request.show_examples))
         return
-    with TrainingDisplay(console) as display:
-        session = Session(reporter=console, callbacks=[display], started=started, stop_signals=TERMINATION_SIGNALS)
-        result = train_run(request, session) if isinstance(request, TrainingRequest) else resume_run(request, session)
+    with join_ranks(launch) as ranks, TrainingDisplay(console) as display:
+        result = start_run(
+            request,
+            Session(
+                reporter=console,
+                callbacks=[display],
+                started=started,
+                stop_signals=TERMINATION_SIGNALS,
+                ranks=ranks,
+            ),
+        )
     display.show_result(result, command)
 
 

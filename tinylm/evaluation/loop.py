@@ -12,6 +12,7 @@ from tinylm.device import autocast, empty_cache
 from tinylm.errors import TinyLMError, is_out_of_memory
 from tinylm.model.stack import Transformer
 from tinylm.objectives.loss import Loss, Objective
+from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import Batch
 
 EVALUATION_TOKENS = 8192  # per forward pass, by default
@@ -92,21 +93,31 @@ def evaluate_loss(
     batches: Iterable[Batch],
     dtype: str = "fp32",
     progress: Callable[[int], None] = lambda tokens: None,
+    ranks: Ranks = ONE_RANK,
 ) -> EvaluationLoss:
     """Sum the loss over all batches, in evaluation mode; the model's training mode is restored.
 
-    dtype: autocast dtype. progress: called with the number of tokens of each batch; it may raise to stop.
+    dtype: autocast dtype. progress: called with the number of tokens of each batch; it may raise to stop. ranks: share
+    the batches; each of them gives the same batches and gets the sum over all ranks, and `progress` is called equally
+    often on each, after every turn.
 
     If memory runs out, batches are split into parts of fewer rows, which changes the result by rounding only. Raises
     TinyLMError if a single row does not fit into memory.
     """
+
+    def dealt() -> Iterator[Batch]:
+        for batch, n_targets in ranks.deal(batches):
+            if batch is not None:
+                yield batch  # until its loss is computed
+            progress(n_targets)
+
     total, tokens = 0.0, 0
     with _evaluation_mode(model):
-        for loss in batch_losses(model, objective, batches, dtype):
+        for loss in batch_losses(model, objective, dealt(), dtype):
             total += loss.total.item()
             tokens += loss.n_tokens
-            progress(loss.n_tokens)
-    return EvaluationLoss(total, tokens)
+    totals, counts = zip(*ranks.gather([total, tokens]), strict=True)
+    return EvaluationLoss(sum(totals), sum(counts))
 
 
 @contextmanager

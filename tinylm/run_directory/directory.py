@@ -173,3 +173,24 @@ class RunDirectory:
             resumable = self._current == self.path
             remedy = "the last save is intact" if resumable else "remove the cause, or choose another `out`"
             raise SaveError(f"Cannot write {self.path}: {reason}; {remedy}.", self.path, resumable) from error
+
+
+class UnwrittenRun(RunDirectory):
+    """The run directory of a rank other than the first one: its methods that write do nothing."""
+
+    def write_config(self, config: RunConfig) -> None:
+        """Do nothing."""
+
+    def save_best(self, tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None) -> None:
+        """Do nothing."""
+
+    def save_last(
+        self, tensors: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any], config: RunConfig
+    ) -> None:
+        """Do nothing."""
+
+    def append_metrics(self, record: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    def truncate_metrics(self, step: int) -> None:
+        """Do nothing."""

@@ -58,6 +58,10 @@ class Batch:
             part = slice(start, start + rows)
             yield self._map(lambda tensor, part=part: tensor[part])  # type: ignore[misc]
 
+    def every(self, step: int, first: int) -> "Batch":
+        """The sequences number `first`, `first + step`, and so on; may be empty."""
+        return self._map(lambda tensor: tensor[first::step])
+
     def to(self, device: torch.device) -> "Batch":
         """The batch with all its tensors on `device`."""
         return self._map(lambda tensor: tensor.to(device))

@@ -82,6 +82,20 @@ def reopen_ids(
     return ids_of(codes) if data.kind == ChatCorpus.kind else codes
 
 
+def open_folder(folder: Path, data: DataConfig, tokenizer: Tokenizer) -> TokenFolder:
+    """Open the token folder of a run at a path that another process of the same run has opened.
+
+    Raises TinyLMError if this machine has no such folder, or if it is damaged.
+    """
+    if not os.path.lexists(folder):
+        raise TinyLMError(
+            f"The encoded text in {folder} is not on this machine. All machines of a run need a file system in common: "
+            "set TINYLM_CACHE to a folder on it."
+        )
+    key = token_key(data.fingerprint, data.val_fingerprint, data.train_characters, tokenizer, data.encoder)
+    return TokenFolder.open(folder, key, ENCODINGS[data.kind].codes_per_id * tokenizer.vocab_size)
+
+
 def has_tokens(run: Path, data: DataConfig, tokenizer: Tokenizer) -> bool:
     """Whether the token folder of a run exists; its content is not checked."""
     try:

@@ -1,13 +1,17 @@
 """`tinylm.train`, `tinylm.finetune_lora` and `tinylm.finetune_adapter`: training from Python."""
 
+import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
 from tinylm.errors import InterruptedRunError
+from tinylm.launch import Launch
+from tinylm.ranks import join_ranks
 from tinylm.reporter import LogReporter, Reporter
-from tinylm.training.pipeline import EventCallback, Session, TrainingResult, train_run
-from tinylm.training.resume import resume_run
+from tinylm.training.pipeline import EventCallback, Session, TrainingResult
+from tinylm.training.restart import start_run
 from tinylm.training.settings import AdapterSettings, LoRASettings, TrainSettings
 from tinylm.training.training_request import (
     Files,
@@ -43,6 +47,9 @@ def train(
     settings: the options of `tinylm train`, with the same names and defaults; see TrainSettings
 
     Ctrl-C saves the run and ends training; the result then has `stopped_by="signal"`.
+
+    In a program that torchrun starts, all of its processes train the model together. The callbacks are called in the
+    first one.
 
     Raises UsageError for settings, files and paths that cannot be used, DivergedError for a loss that is not finite,
     TinyLMError if the run cannot be written, and KeyboardInterrupt for a second Ctrl-C or one before the first save.
@@ -109,9 +116,14 @@ def finetune_adapter(
 
 
 def _run(request: TrainingRequest | ResumeRequest, callbacks: Callbacks, reporter: Reporter | None) -> TrainingResult:
-    session = Session(reporter=reporter or LogReporter(), callbacks=tuple(callbacks))
+    launch = Launch.of(os.environ)
+    started = time.monotonic()
     try:
-        return train_run(request, session) if isinstance(request, TrainingRequest) else resume_run(request, session)
+        with join_ranks(launch) as ranks:
+            reporter = reporter or LogReporter()
+            return start_run(
+                request, Session(reporter=reporter, callbacks=tuple(callbacks), started=started, ranks=ranks)
+            )
     except InterruptedRunError as error:
         raise KeyboardInterrupt(str(error)) from None
 

@@ -12,23 +12,30 @@ from types import FrameType
 from typing import Any
 
 from tinylm.process_signals import catchable_signals
+from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.training.trainer import StopTraining
 
 DUPLICATE_SECONDS = 0.5  # a second signal within this time is a copy of the first, sent by a shell or by timeout(1)
 
 
 class StopRequest:
-    """Whether training was asked to stop. `signal_number` is that of the first signal, 0 if none has arrived."""
+    """Whether training was asked to stop. `signal_number` is that of the first signal, 0 if none has arrived.
 
-    def __init__(self) -> None:
+    ranks: the processes of the run, which stop together if a signal arrives at one of them
+    """
+
+    def __init__(self, ranks: Ranks = ONE_RANK) -> None:
         self.signal_number = 0
+        self._ranks = ranks
         self._received = 0.0
         self._checked = False
 
     def check(self) -> None:
-        """Raise StopTraining if a signal was received."""
+        """Raise StopTraining if a signal was received by any rank."""
         self._checked = True
-        if self.signal_number:
+        received = [number for number in self._ranks.gather(self.signal_number) if number]
+        if received:
+            self.signal_number = received[0]
             raise StopTraining
 
     def receive(self, number: int) -> bool:
@@ -47,14 +54,14 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def stop_on_signals(numbers: Collection[int]) -> Iterator[StopRequest]:
+def stop_on_signals(numbers: Collection[int], ranks: Ranks = ONE_RANK) -> Iterator[StopRequest]:
     """Context manager that yields a StopRequest, which records the first of the given signals.
 
     A second signal calls the previous handler, and raises KeyboardInterrupt if that returns. Signals that are ignored
     (nohup, background jobs of a script) stay ignored. Does nothing outside of the main thread, the only one in which
     Python handles signals.
     """
-    request = StopRequest()
+    request = StopRequest(ranks)
     in_main_thread = threading.current_thread() is threading.main_thread()
     handled = [number for number in catchable_signals() if number in numbers] if in_main_thread else []
     before: dict[int, Any] = {number: signal.getsignal(number) for number in handled}

@@ -5,7 +5,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,6 +15,7 @@ from tinylm.files import resolve_links
 from tinylm.machine import Machine, choose_machine
 from tinylm.planning.plan import Plan, plan_training
 from tinylm.planning.plan_request import PlanRequest
+from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_config import RunConfig, TokenizerConfig
 from tinylm.run_directory.commit import reserve
@@ -29,6 +30,7 @@ from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.events import Event, Examples, Planned, Started
 from tinylm.training.graceful_stop import stop_on_signals
 from tinylm.training.run import TrainingRun
+from tinylm.training.shared_run import receive_run, share_run
 from tinylm.training.starting_point import InitialModel
 from tinylm.training.training_request import TrainingRequest
 
@@ -46,16 +48,18 @@ class Session:
     callbacks: each is called with every event
     started: `time.monotonic()` from which the training time of this process counts
     stop_signals: the first of these signals saves the run and ends training; a second one has its usual effect
+    ranks: the processes that train the model together; only the first one reports
     """
 
     reporter: Reporter = field(default_factory=LogReporter)
     callbacks: Sequence[EventCallback] = ()
     started: float = field(default_factory=time.monotonic)
     stop_signals: Sequence[int] = (signal.SIGINT,)
+    ranks: Ranks = ONE_RANK
 
     def report(self, event: Event) -> None:
-        """Call each callback with the event."""
-        for callback in self.callbacks:
+        """Call each callback with the event, on the first rank."""
+        for callback in self.callbacks if self.ranks.is_first else ():
             callback(event)
 
 
@@ -128,14 +132,14 @@ class PreparedRun:
             raise UsageError("`show_examples` is for conversations, and the text has none; leave it out.")
         return marked_examples(ChatTokens(self.tokens.train), self.tokenizer, number)
 
-    def create(self) -> TrainingRun:
+    def create(self, ranks: Ranks) -> TrainingRun:
         """Write the new run directory, which appears at `out` with the first save, and build the model."""
         adapter = self.config.adapter
         is_lora = adapter is not None and adapter.kind == "lora"
         adapter_config = peft_config(adapter, self.model.architecture) if adapter is not None and is_lora else None
         directory = RunDirectory.create(self.out, self.config, self.tokenizer, adapter_config)
         network = self.model.build(self.plan.model, self.plan.training.seed)
-        return TrainingRun(directory, self.config, network, self.tokenizer, self.tokens)
+        return TrainingRun(directory, self.config, network, self.tokenizer, self.tokens, ranks=ranks)
 
 
 def plan_run(request: TrainingRequest, reporter: Reporter) -> PreparedRun:
@@ -155,20 +159,28 @@ def train_run(request: TrainingRequest, session: Session) -> TrainingResult:
     settings and files that cannot be used, DivergedError for a loss that is not finite, and TinyLMError for a run that
     cannot be written or does not fit in memory.
     """
-    setup = _Setup.of(request, session.reporter)
+    if not session.ranks.is_first:
+        return train_to_end(receive_run(session.ranks), session)
+    setup = _Setup.of(request, session.reporter, session.ranks)
     with reserve(setup.out, request.force) as staging:
         prepared = setup.prepare(staging)
         session.report(Planned(prepared.plan, prepared.config, prepared.trainable_parameters))
         if request.show_examples:
             session.report(Examples(prepared.examples(request.show_examples)))
-        return train_to_end(prepared.create(), session)
+        run = prepared.create(session.ranks)
+        share_run(run, session.ranks)
+        return train_to_end(run, session)
 
 
 def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
-    """Train a run whose directory is written and locked, until it stops. Raises the errors of `train_run`."""
+    """Train a run whose directory is written and locked, until it stops. Raises the errors of `train_run`.
+
+    Every rank has the same run, by `share_run` and `receive_run`.
+    """
     session.report(Started(run.directory.path, run.config, run.model, run.tokenizer))
-    with stop_on_signals(session.stop_signals) as stop:
+    with stop_on_signals(session.stop_signals, session.ranks) as stop:
         outcome = run.train(session.report, stop.check, started=session.started)
+    session.ranks.gather(None)  # the first rank has saved the run, or all ranks fail
     state = outcome.state
     if state.best_loss is None or state.val_loss is None:
         raise InterruptedRunError("Stopped before the first save; nothing was written.", stop.signal_number)
@@ -197,17 +209,21 @@ class _Setup:
     source: Path | None
     out: Path
     reporter: Reporter
+    job: str | None
 
     @classmethod
-    def of(cls, request: TrainingRequest, reporter: Reporter) -> Self:
+    def of(cls, request: TrainingRequest, reporter: Reporter, ranks: Ranks = ONE_RANK) -> Self:
         """Choose the machine and the paths. Raises UsageError if the run would replace the base model."""
         machine = choose_machine(request.device, request.dtype, reporter)
-        reporter.note(f"On {machine.reasons}.")
+        if machine.device == "cpu" and machine.free_memory is not None:
+            machine = replace(machine, free_memory=machine.free_memory // ranks.launch.local_size)
+        processes = f" in {ranks.size} processes" if ranks.size > 1 else ""
+        reporter.note(f"On {machine.reasons}{processes}.")
         source = request.start.find_source(reporter)
         out = request.out or request.start.default_out(source, request.text)
         if source is not None and resolve_links(out) == resolve_links(source):
             raise UsageError(f"{out} is the base model, which is never written to; choose another `out`.")
-        return cls(request, machine, source, out, reporter)
+        return cls(request, machine, source, out, reporter, ranks.launch.job)
 
     def prepare(self, staging: Path) -> PreparedRun:
         """Load the model, read and encode the text, and plan. Text from standard input is kept in `staging`."""
@@ -247,7 +263,7 @@ class _Setup:
             ),
             data=data,
             training=plan.training,
-            runtime=plan.runtime,
+            runtime=replace(plan.runtime, job=self.job),
             adapter=model.adapter,
             family=model.family,
         )

@@ -20,6 +20,7 @@ from tinylm.text.corpus_loading import encode_recorded_text
 from tinylm.text.run_tokens import reopen_tokens
 from tinylm.training.pipeline import Session, TrainingResult, train_to_end
 from tinylm.training.run import TrainingRun
+from tinylm.training.shared_run import receive_run, share_run
 from tinylm.training.state import TrainerState
 from tinylm.training.stop_conditions import StoppingRule
 from tinylm.training.training_request import ResumeRequest
@@ -34,6 +35,8 @@ def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
     Raises UsageError for a run whose time budget is used up, for a run of another kind than the request's, and for a
     run that was merged, not trained; otherwise the errors of `train_run`.
     """
+    if not session.ranks.is_first:
+        return train_to_end(receive_run(session.ranks), session)
     path = find_run(request.run, session.reporter)
     base = request.base and find_run(request.base, session.reporter)
     config = read_config(path)
@@ -62,14 +65,16 @@ def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
         config = replace(config, training=training)
         state = TrainerState.from_json(save.state)
         model = _restore_model(path, config, save, base)
-        run = TrainingRun(directory, config, model, tokenizer, tokens, save)
+        run = TrainingRun(directory, config, model, tokenizer, tokens, save, session.ranks)
         rule = StoppingRule.of(training, run.task.steps_per_epoch)
         if finished := _describe_finished(rule, state, state.seconds + time.monotonic() - session.started):
             message = f"{path} is finished: {finished} continues it."
-            if training.budget.time is not None and not rule.patience_exhausted(state):
+            restarted = session.ranks.launch.restarts > 0  # by torchrun, which repeats the command
+            if training.budget.time is not None and not rule.patience_exhausted(state) and not restarted:
                 raise UsageError(message)
             session.reporter.warn(message)
         session.reporter.note(f"Resuming {path} at step {state.step}.")
+        share_run(run, session.ranks)
         return train_to_end(run, session)
 
 

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from tinylm.adapters.adapter import adapter_layers, adapter_tensors
 from tinylm.device import DTYPES, weights_dtype
+from tinylm.kernels.force_eager import discard_compiled
 from tinylm.model.stack import Transformer
 from tinylm.objectives.tasks import Task, make_task
+from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.run_config import RunConfig, RuntimeConfig
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.text.token_files import TokenFolder
@@ -30,6 +32,7 @@ class TrainingRun:
 
     resume_from: a save whose weights the model has, and whose optimizer and trainer state are restored; `None` for a
         new run
+    ranks: the processes that train the model together; only the first one writes to the directory
     """
 
     directory: RunDirectory
@@ -38,6 +41,7 @@ class TrainingRun:
     tokenizer: Tokenizer
     tokens: TokenFolder
     resume_from: LastSave | None = None
+    ranks: Ranks = ONE_RANK
 
     @property
     def training(self) -> TrainingConfig:
@@ -79,7 +83,7 @@ class TrainingRun:
 
         Raises the errors of `Trainer.run`, and SaveError if the run directory cannot be written.
         """
-        torch.set_num_threads(self.runtime.threads)
+        torch.set_num_threads(self.ranks.share_threads(self.runtime.threads))
         torch.manual_seed(self.training.seed)
         self.model.to(self.runtime.device)
         set_weights_dtype(self.model, DTYPES[self.runtime.dtype])
@@ -101,7 +105,7 @@ class TrainingRun:
         hooks = TrainerHooks(record, check_stop)
         if self.training.log_gradients:
             hooks.extra_metrics = lambda: {"gradient_norms": layer_gradient_norms(self.model)}
-        job = TrainingJob(self.model, self.task, optimizer, self.training, self.runtime.dtype)
+        job = TrainingJob(self.model, self.task, optimizer, self.training, self.runtime.dtype, self.ranks)
         return Trainer(job, state, _RunStore(self.directory, self.config), hooks, started=started).run()
 
     def _compile(self, report: Callable[[Event], None]) -> None:
@@ -109,7 +113,9 @@ class TrainingRun:
         if not self.runtime.compile:
             return
         batch = next(self.task.batch(0).split(self.training.micro_batch))
-        if not compile_layers(self.model, batch, self.task.objective, self.runtime.dtype, report):
+        compiled = compile_layers(self.model, batch, self.task.objective, self.runtime.dtype, report)
+        if not all(self.ranks.gather(compiled)):
+            discard_compiled(self.model.modules())
             self.config = replace(self.config, runtime=replace(self.runtime, compile=False))
             self.directory.write_config(self.config)
 

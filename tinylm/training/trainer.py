@@ -15,11 +15,13 @@ from tinylm.evaluation.loop import batch_losses, default_batch_size, evaluate_lo
 from tinylm.kernels.force_eager import force_eager
 from tinylm.model.stack import Transformer
 from tinylm.objectives.tasks import Task
+from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.run_directory.weights import is_finite
 from tinylm.text.batches import Batch
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Stepped
 from tinylm.training.learning_rate import learning_rate
 from tinylm.training.optimizer import allocate_state, set_learning_rate
+from tinylm.training.parallel import sum_gradients
 from tinylm.training.state import TrainerState, capture_rng, restore_rng
 from tinylm.training.stop_conditions import StoppingRule
 from tinylm.training.weight_average import WeightAverage
@@ -51,6 +53,7 @@ class TrainingJob:
 
     task: provides the batches and the objective
     dtype: number format of the forward and backward pass, under autocast: fp32, bf16 or fp16
+    ranks: the processes that train the model together, each with a replica of it
     """
 
     model: Transformer
@@ -58,6 +61,7 @@ class TrainingJob:
     optimizer: torch.optim.Optimizer
     config: TrainingConfig
     dtype: str = "fp32"
+    ranks: Ranks = ONE_RANK
 
 
 @dataclass
@@ -101,6 +105,7 @@ class Trainer:
         self.optimizer = job.optimizer
         self.config = job.config
         self.dtype = job.dtype
+        self.ranks = job.ranks
         self.state = state
         self.store = store
         self.hooks = hooks
@@ -153,7 +158,10 @@ class Trainer:
         """The used fraction of the budget. It never decreases, although the estimate of the time
         reserved for the final evaluation and save may.
         """
-        self._progress = max(self._progress, self._rule.progress(self.state, self._seconds()))
+        progress = self._rule.progress(self.state, self._seconds())
+        if self._rule.total_steps is None:  # the clocks of the ranks differ
+            progress = self.ranks.first(progress)
+        self._progress = max(self._progress, progress)
         return self._progress
 
     def _seconds(self) -> float:
@@ -163,6 +171,7 @@ class Trainer:
         config, state = self.config, self.state
         start = time.monotonic()
         batch = self.task.batch(state.step)
+        self.ranks.seed(config.seed, state.step)
         self._allocate_optimizer()
         loss_sum, metrics = self._accumulate(batch)
         # The learning rate at the middle of the step, so that it is 0 neither in the first nor in the last step.
@@ -221,14 +230,16 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         empty_cache(self.device)
 
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
     def _update(self, loss_sum: float) -> float:
         """Clip the gradient and take the step; returns the norm of the gradient before clipping.
 
         Raises TinyLMError if memory runs out; some weights may then be updated and others not, and are not saved.
         """
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         try:
-            norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.grad_clip or math.inf).item()
+            norm = torch.nn.utils.clip_grad_norm_(self._parameters(), self.config.grad_clip or math.inf).item()
             self._require_finite(loss_sum, norm)
             self._scaler.step(self.optimizer)
             self._scaler.update()
@@ -262,22 +273,19 @@ class Trainer:
         )
 
     def _accumulate(self, batch: Batch) -> tuple[float, dict[str, Any]]:
-        """Accumulate the gradient of the batch over micro-batches; returns the sum of the loss in nats, and of metrics.
+        """Compute the gradient of the batch, over micro-batches and ranks; returns the sum of the loss in nats, and of
+        metrics.
 
-        Metrics are means over sequences, and are weighted by the number of sequences in the sum. If memory runs out,
-        the micro-batch is halved and the step is repeated with the same random numbers.
+        Metrics are means over sequences, and are weighted by the number of sequences in the sum. If memory runs out on
+        any rank, the micro-batch is halved and the step is repeated with the same random numbers.
         """
         while True:
             rng = capture_rng()
-            try:
-                return self._accumulate_once(batch)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                if self.state.micro_batch == 1:
-                    raise TinyLMError(
-                        "Out of memory with one sequence at a time; choose a smaller `size` or `context`."
-                    ) from None
+            parts = self.ranks.gather(self._try_to_accumulate(batch))
+            if all(part is not None for part in parts):
+                break
+            if self.state.micro_batch == 1:
+                raise TinyLMError("Out of memory with one sequence at a time; choose a smaller `size` or `context`.")
             self._free_memory()
             restore_rng(rng)
             self.state.micro_batch = -(-self.state.micro_batch // 2)
@@ -287,14 +295,33 @@ class Trainer:
                     f"{len(batch)}."
                 )
             )
+        losses, all_metrics, missing = zip(*parts, strict=True)
+        sum_gradients(self._parameters(), missing, self.ranks)
+        metrics: dict[str, Any] = {}
+        for found in all_metrics:
+            metrics = {name: _sum(metrics.get(name), found.get(name)) for name in metrics | found}
+        return sum(losses), metrics
+
+    def _try_to_accumulate(self, batch: Batch) -> tuple[float, dict[str, Any], list[int]] | None:
+        """The sums of loss and metrics over the rows of this rank, and the indices of the parameters without a gradient;
+        `None` if memory runs out.
+        """
+        try:
+            loss_sum, metrics = self._accumulate_once(batch)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+        return loss_sum, metrics, [index for index, p in enumerate(self._parameters()) if p.grad is None]
 
     def _accumulate_once(self, batch: Batch) -> tuple[float, dict[str, Any]]:
         loss_sum = torch.zeros((), device=self.device)
         metrics: dict[str, Any] = {}
-        for part in batch.split(self.state.micro_batch):
+        n_targets = batch.n_targets  # of all ranks
+        for part in self.ranks.part(batch).split(self.state.micro_batch):
             with autocast(self.device.type, self.dtype):
                 loss = self.task.objective(self.model, part.to(self.device))
-            mean = loss.total / batch.n_targets + loss.aux / len(batch)
+            mean = loss.total / n_targets + loss.aux / len(batch)
             self._scaler.scale(mean).backward()
             loss_sum += loss.total.detach()
             for name, value in loss.metrics.items():
@@ -336,7 +363,12 @@ class Trainer:
         dtype = choose_inference_dtype("auto", self.device.type, weights_dtype(self.model)).value
         with force_eager():
             return evaluate_loss(
-                self.model, self.task.validation_objective, batches, dtype, lambda tokens: self.hooks.check_stop()
+                self.model,
+                self.task.validation_objective,
+                batches,
+                dtype,
+                lambda tokens: self.hooks.check_stop(),
+                self.ranks,
             ).loss
 
     def _save(self) -> None:
@@ -384,8 +416,8 @@ def _sum(one: Any, other: Any) -> Any:
 
     Raises TinyLMError if their shapes differ, as with a saved state of another model.
     """
-    if one is None:
-        return other
+    if one is None or other is None:
+        return other if one is None else one
     if not isinstance(one, list) and not isinstance(other, list):
         return one + other
     if not isinstance(one, list) or not isinstance(other, list) or len(one) != len(other):

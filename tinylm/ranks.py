@@ -1,0 +1,290 @@
+"""The ranks of a run, which are the processes that train or evaluate one model together.
+
+Ranks exchange small values as JSON and tensors as bytes through torch.distributed. Each rank calls the same methods in
+the same order. If one rank fails, all others raise PeerError with its message and exit code.
+"""
+
+import contextlib
+import json
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinylm.errors import PeerError, TinyLMError, UsageError, is_out_of_memory
+from tinylm.launch import Launch
+from tinylm.machine_profile import usable_cores
+from tinylm.text.batches import Batch
+
+FRAME_BYTES = 1024  # exchanged at once; longer values need a second exchange
+BUCKET_BYTES = 32 << 20  # of tensors that are summed in one operation
+BUCKETS_IN_FLIGHT = 2
+POLL_SECONDS = 0.05
+TIMEOUT = timedelta(minutes=30)  # of one operation: a save or a sample of the first rank is between two of them
+ERROR_KEY, READY_KEY = "tinylm/error", "tinylm/ready"
+
+
+class Ranks:
+    """The ranks of a run in a single process: every method returns what this process gives it."""
+
+    def __init__(self, launch: Launch | None = None) -> None:
+        self.launch = launch or Launch()
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.launch.size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which plans, writes files and reports."""
+        return self.launch.rank == 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in the order of the ranks. They are JSON values."""
+        return [value]
+
+    def first(self, value: Any) -> Any:
+        """The value of rank 0, a JSON value; those of the other ranks are ignored."""
+        return value
+
+    def announce(self) -> None:
+        """Rank 0: end the wait of the other ranks."""
+
+    def wait(self) -> None:
+        """Ranks other than 0: wait for `announce`, for any length of time."""
+
+    def broadcast(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of rank 0 by name, on the CPU; those of the other ranks are ignored."""
+        return dict(tensors)
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all ranks. Every rank gives tensors of the same shapes and dtypes."""
+
+    def part(self, batch: Batch) -> Batch:
+        """The rows of a batch that this rank computes: every `size`-th one. May be empty."""
+        return batch
+
+    def seed(self, seed: int, step: int) -> None:
+        """Seed the random numbers of this rank for a step, so that they do not depend on the steps before it."""
+
+    def share_threads(self, threads: int) -> int:
+        """The number of CPU threads of this rank, if all ranks on its machine have `threads` together."""
+        return threads
+
+    def deal(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch | None, int]]:
+        """Deal batches to the ranks in turns. Yields, for each turn, the batch of this rank, `None` if there is none
+        left for it, and the number of targets of all batches of the turn.
+        """
+        turn: list[Batch] = []
+        for batch in batches:
+            turn.append(batch)
+            if len(turn) == self.size:
+                yield turn[self.launch.rank], sum(batch.n_targets for batch in turn)
+                turn = []
+        if turn:
+            own = turn[self.launch.rank] if self.launch.rank < len(turn) else None
+            yield own, sum(batch.n_targets for batch in turn)
+
+
+ONE_RANK = Ranks()
+
+
+class ProcessRanks(Ranks):
+    """The ranks of several processes, connected by the default process group of torch.distributed.
+
+    store: the key-value store of the process group
+    threads: CPU threads of torch of all ranks on this machine
+    """
+
+    def __init__(self, launch: Launch, store: Any, threads: int) -> None:
+        super().__init__(launch)
+        self._store = store
+        self.threads = threads
+
+    def gather(self, value: Any) -> list[Any]:
+        data = json.dumps(value).encode()
+        frames = self._all_gather(len(data).to_bytes(8, "little") + data, FRAME_BYTES)
+        lengths = [int.from_bytes(frame[:8], "little") for frame in frames]
+        parts = [frame[8 : 8 + length] for frame, length in zip(frames, lengths, strict=True)]
+        rest = max(lengths) - (FRAME_BYTES - 8)
+        if rest > 0:
+            rests = self._all_gather(data[FRAME_BYTES - 8 :], rest)
+            parts = [(part + more)[:length] for part, more, length in zip(parts, rests, lengths, strict=True)]
+        return [json.loads(part) for part in parts]
+
+    def _all_gather(self, data: bytes, size: int) -> list[bytes]:
+        own = _to_tensor(data, size)
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        with self._communication():
+            torch.distributed.all_gather(found, own)
+        return [tensor.numpy().tobytes() for tensor in found]
+
+    def first(self, value: Any) -> Any:
+        data = json.dumps(value).encode() if self.is_first else b""
+        frame = self._broadcast(len(data).to_bytes(8, "little") + data, FRAME_BYTES)
+        length = int.from_bytes(frame[:8], "little")
+        found = frame[8 : 8 + length]
+        rest = length - (FRAME_BYTES - 8)
+        if rest > 0:
+            found += self._broadcast(data[FRAME_BYTES - 8 :], rest)
+        return json.loads(found)
+
+    def _broadcast(self, data: bytes, size: int) -> bytes:
+        tensor = _to_tensor(data, size)
+        with self._communication():
+            torch.distributed.broadcast(tensor, 0)
+        return tensor.numpy().tobytes()
+
+    def announce(self) -> None:
+        with self._communication():
+            self._store.set(READY_KEY, "1")
+
+    def wait(self) -> None:
+        # Not a collective operation, which ends after TIMEOUT and does not let signal handlers run.
+        while True:
+            with self._communication():
+                if self._store.check([READY_KEY]):
+                    return
+                if self._store.check([ERROR_KEY]):
+                    raise RuntimeError
+            time.sleep(POLL_SECONDS)
+
+    def broadcast(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()} if self.is_first else {}
+        names = [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in own.items()]
+        result = {}
+        for name, dtype, shape in self.first(names):
+            tensor = own[name] if self.is_first else torch.empty(shape, dtype=getattr(torch, dtype))
+            if tensor.numel():
+                with self._communication():
+                    torch.distributed.broadcast(tensor.reshape(-1).view(torch.uint8), 0)
+            result[name] = tensor
+        return result
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        pending: deque[tuple[Any, Tensor, list[Tensor]]] = deque()
+        for bucket in _buckets(tensors):
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            with self._communication():
+                pending.append((torch.distributed.all_reduce(flat, async_op=True), flat, bucket))
+            if len(pending) > BUCKETS_IN_FLIGHT:
+                self._finish(*pending.popleft())
+        while pending:
+            self._finish(*pending.popleft())
+
+    def _finish(self, work: Any, flat: Tensor, bucket: list[Tensor]) -> None:
+        with self._communication():
+            work.wait()
+        for tensor, total in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+            tensor.copy_(total.view_as(tensor))
+
+    def part(self, batch: Batch) -> Batch:
+        return batch.every(self.size, self.launch.rank)
+
+    def seed(self, seed: int, step: int) -> None:
+        sequence = np.random.SeedSequence([seed, step, self.launch.rank])
+        torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
+
+    def share_threads(self, threads: int) -> int:
+        return max(1, self.threads // self.launch.local_size)
+
+    def publish(self, error: BaseException) -> None:
+        """Let the other ranks raise a PeerError with the message and the exit code of this one, if it is the first."""
+        text, exit_code = f"{type(error).__name__}: {error}", 1
+        if isinstance(error, TinyLMError):
+            text, exit_code = str(error), error.exit_code
+        elif not isinstance(error, Exception):
+            text, exit_code = "Stopped by a signal.", 130
+        record = {"rank": self.launch.rank, "message": text[:2000], "exit_code": exit_code}
+        with contextlib.suppress(RuntimeError):  # the store is gone, and with it the first rank
+            self._store.compare_set(ERROR_KEY, "", json.dumps(record))
+
+    @contextlib.contextmanager
+    def _communication(self) -> Iterator[None]:
+        """Context manager that turns an error of torch.distributed, which ends this rank, into a PeerError."""
+        try:
+            yield
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            raise self._peer_error() from error
+
+    def _peer_error(self) -> PeerError:
+        try:
+            if self._store.check([ERROR_KEY]):
+                record = json.loads(self._store.get(ERROR_KEY))
+                return PeerError(f"On rank {record['rank']}: {record['message']}", record["exit_code"])
+        except RuntimeError:
+            pass
+        return PeerError(
+            "Another process of the run has ended, or the connection to it is lost. What was saved is intact; "
+            "`resume` continues from the last save.",
+            1,
+        )
+
+
+def _to_tensor(data: bytes, size: int) -> Tensor:
+    """The first `size` bytes, with zeros after their end: (size,) of uint8."""
+    tensor = torch.zeros(size, dtype=torch.uint8)
+    if data:
+        part = torch.frombuffer(bytearray(data[:size]), dtype=torch.uint8)
+        tensor[: len(part)] = part
+    return tensor
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Consecutive tensors of one dtype, of at most BUCKET_BYTES together unless a single one is larger."""
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and (size + tensor.nbytes > BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
+@contextlib.contextmanager
+def join_ranks(launch: Launch) -> Iterator[Ranks]:
+    """Context manager that connects this process with the other ranks of its launch.
+
+    All CPU threads of the machine are then torch's, until `Ranks.share_threads` divides them. An exception in the block
+    reaches the other ranks as a PeerError.
+
+    Raises UsageError if torch has no torch.distributed, and TinyLMError if the other ranks cannot be reached.
+    """
+    if launch.size == 1:
+        yield Ranks(launch)
+        return
+    if not torch.distributed.is_available():
+        raise UsageError("This build of torch has no torch.distributed; start one process, without torchrun.")
+    if torch.cuda.is_available() and launch.local_rank < torch.cuda.device_count():
+        torch.cuda.set_device(launch.local_rank)
+    # torchrun sets OMP_NUM_THREADS to 1 if the user has not set it.
+    threads = torch.get_num_threads() * launch.local_size if torch.get_num_threads() > 1 else usable_cores()
+    torch.set_num_threads(threads)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    try:
+        store, rank, size = next(torch.distributed.rendezvous("env://"))
+        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise TinyLMError(f"Cannot connect to the other processes of the run ({reason}).") from error
+    ranks = ProcessRanks(launch, store, threads)
+    try:
+        yield ranks
+    except PeerError:
+        raise
+    except BaseException as error:
+        ranks.publish(error)
+        raise
+    else:
+        torch.distributed.destroy_process_group()

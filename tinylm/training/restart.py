@@ -1,0 +1,36 @@
+"""Training a new run, or continuing it where torchrun has restarted its command."""
+
+from pathlib import Path
+
+from tinylm.errors import TinyLMError
+from tinylm.run_directory.loading import read_config
+from tinylm.training.pipeline import Session, TrainingResult, train_run
+from tinylm.training.resume import resume_run
+from tinylm.training.starting_point import NewAdapter
+from tinylm.training.training_request import ResumeRequest, TrainingRequest
+
+
+def start_run(request: TrainingRequest | ResumeRequest, session: Session) -> TrainingResult:
+    """Train a new run or resume one. A new run that this torchrun command has saved before a restart is resumed.
+
+    Raises the errors of `train_run` and `resume_run`.
+    """
+    if isinstance(request, TrainingRequest) and session.ranks.is_first and session.ranks.launch.restarts:
+        request = _saved_before_restart(request, session) or request
+    return train_run(request, session) if isinstance(request, TrainingRequest) else resume_run(request, session)
+
+
+def _saved_before_restart(request: TrainingRequest, session: Session) -> ResumeRequest | None:
+    """A request to resume the run at the path of `request`, if the same torchrun command has saved it there."""
+    source = request.start.find_source(session.reporter)
+    out = request.out or request.start.default_out(source, request.text)
+    try:
+        config = read_config(out)
+    except TinyLMError:
+        return None
+    if config.runtime is None or config.runtime.job != session.ranks.launch.job or not (out / "last").is_dir():
+        return None
+    base: Path | None = None
+    if isinstance(request.start, NewAdapter):
+        base = request.start.base
+    return ResumeRequest(run=out, adapter_kind=config.adapter.kind if config.adapter else None, base=base)

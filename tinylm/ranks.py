@@ -272,8 +272,10 @@ def join_ranks(launch: Launch) -> Iterator[Ranks]:
     threads = torch.get_num_threads() * launch.local_size if torch.get_num_threads() > 1 else usable_cores()
     torch.set_num_threads(threads)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    from torch.distributed.rendezvous import rendezvous
+
     try:
-        store, rank, size = next(torch.distributed.rendezvous("env://"))
+        store, rank, size = next(rendezvous("env://"))
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

@@ -303,8 +303,9 @@ class Trainer:
         return sum(losses), metrics
 
     def _try_to_accumulate(self, batch: Batch) -> tuple[float, dict[str, Any], list[int]] | None:
-        """The sums of loss and metrics over the rows of this rank, and the indices of the parameters without a gradient;
-        `None` if memory runs out.
+        """The sums of loss and metrics over the rows of this rank, and the indices of parameters without a gradient.
+
+        Returns `None` if memory runs out.
         """
         try:
             loss_sum, metrics = self._accumulate_once(batch)

@@ -5,6 +5,7 @@ the same order. If one rank fails, all others raise PeerError with its message a
 """
 
 import contextlib
+import itertools
 import json
 import time
 from collections import deque
@@ -26,7 +27,8 @@ BUCKET_BYTES = 32 << 20  # of tensors that are summed in one operation
 BUCKETS_IN_FLIGHT = 2
 POLL_SECONDS = 0.05
 TIMEOUT = timedelta(minutes=30)  # of one operation: a save or a sample of the first rank is between two of them
-ERROR_KEY, READY_KEY = "tinylm/error", "tinylm/ready"
+ERROR_KEY, READY_KEY = "error", "ready"
+_joins = itertools.count()  # of this process: the store keeps the keys of earlier ones
 
 
 class Ranks:
@@ -275,7 +277,8 @@ def join_ranks(launch: Launch) -> Iterator[Ranks]:
     from torch.distributed.rendezvous import rendezvous
 
     try:
-        store, rank, size = next(rendezvous("env://"))
+        common, rank, size = next(rendezvous("env://"))
+        store = torch.distributed.PrefixStore(f"tinylm/{next(_joins)}", common)  # type: ignore[attr-defined]
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

@@ -33,6 +33,7 @@ from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config
 from tinylm.run_directory.lock import lock_run
 from tinylm.run_directory.metrics_log import read_metrics
+from tinylm.ranks import Ranks
 from tinylm.training.graceful_stop import StopRequest
 from tinylm.training_config import TrainingConfig
 
@@ -198,7 +199,13 @@ def test_suggested_commands_are_quoted_for_the_shell(run: Path, corpus: Path, he
 def test_after_a_signal_before_the_first_save_nothing_is_written(
     corpus: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(StopRequest, "__init__", lambda self: setattr(self, "signal_number", 2))
+    started = StopRequest.__init__
+
+    def signalled(self: StopRequest, ranks: Ranks) -> None:
+        started(self, ranks)
+        self.signal_number = 2
+
+    monkeypatch.setattr(StopRequest, "__init__", signalled)
     before = snapshot(here)
     result = tinylm("train", corpus, "--steps", 1, *TINY)
     assert (result.exit_code, result.stdout) == (130, "")

@@ -29,11 +29,11 @@ from tinylm.console import Console
 from tinylm.errors import ClosedOutputError
 from tinylm.machine import round_rate
 from tinylm.model_config import ModelConfig
+from tinylm.ranks import Ranks
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config
 from tinylm.run_directory.lock import lock_run
 from tinylm.run_directory.metrics_log import read_metrics
-from tinylm.ranks import Ranks
 from tinylm.training.graceful_stop import StopRequest
 from tinylm.training_config import TrainingConfig
 

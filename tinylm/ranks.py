@@ -28,7 +28,7 @@ BUCKETS_IN_FLIGHT = 2
 POLL_SECONDS = 0.05
 TIMEOUT = timedelta(minutes=30)  # of one operation: a save or a sample of the first rank is between two of them
 ERROR_KEY, READY_KEY = "error", "ready"
-_joins = itertools.count()  # of this process: the store keeps the keys of earlier ones
+_joins = itertools.count()  # of this process; torchrun keeps the store, with the keys of earlier joins and attempts
 
 
 class Ranks:
@@ -278,7 +278,7 @@ def join_ranks(launch: Launch) -> Iterator[Ranks]:
 
     try:
         common, rank, size = next(rendezvous("env://"))
-        store = torch.distributed.PrefixStore(f"tinylm/{next(_joins)}", common)  # type: ignore[attr-defined]
+        store = torch.distributed.PrefixStore(f"{launch.restarts}/{next(_joins)}", common)  # type: ignore[attr-defined]
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

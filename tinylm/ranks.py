@@ -7,9 +7,11 @@ the same order. If one rank fails, all others raise PeerError with its message a
 import contextlib
 import itertools
 import json
+import secrets
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -215,18 +217,19 @@ class ProcessRanks(Ranks):
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
-            raise self._peer_error() from error
+            raise self._peer_error(str(error)) from error
 
-    def _peer_error(self) -> PeerError:
+    def _peer_error(self, reason: str) -> PeerError:
         try:
             if self._store.check([ERROR_KEY]):
                 record = json.loads(self._store.get(ERROR_KEY))
                 return PeerError(f"On rank {record['rank']}: {record['message']}", record["exit_code"])
         except RuntimeError:
             pass
+        lines = reason.strip().splitlines() or ["closed"]
         return PeerError(
-            "Another process of the run has ended, or the connection to it is lost. What was saved is intact; "
-            "`resume` continues from the last save.",
+            f"Another process of the run has ended, or the connection to it is lost ({lines[0][:200]}). What was saved "
+            "is intact; `resume` continues from the last save.",
             1,
         )
 
@@ -278,6 +281,9 @@ def join_ranks(launch: Launch) -> Iterator[Ranks]:
 
     try:
         common, rank, size = next(rendezvous("env://"))
+        # torchrun keeps the store when it restarts the processes: a number that no other command has.
+        command = common.compare_set("tinylm/command", "", secrets.token_hex(8)).decode()
+        launch = replace(launch, job=f"{launch.job} {command}")
         store = torch.distributed.PrefixStore(f"{launch.restarts}/{next(_joins)}", common)  # type: ignore[attr-defined]
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:

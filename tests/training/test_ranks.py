@@ -1,5 +1,6 @@
 """Training in several processes. Reference: the losses of the same run in one process."""
 
+import contextlib
 import json
 import os
 import random
@@ -12,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.shell import child_process, run_child, run_ok, story
 from tests.trained_runs import pairs_file
 from tests.training.ranks_worker import train
-from tinylm.files import hash_file
 from tinylm.loaded_model import load
 from tinylm.ranks import ONE_RANK
 from tinylm.run_directory.metrics_log import read_metrics
@@ -47,17 +48,14 @@ NEW: dict[str, dict[str, Any]] = {
 ADAPTED = {"lora": ("finetune-lora", {"rank": 2}), "bottleneck": ("finetune-adapter", {"bottleneck": 4})}
 FAST = [
     ("text", "muon"),
-    ("masked", "adam"),
     ("pairs", "adamw"),
-    ("packed", "adamw"),
-    ("small batch", "adamw"),
-    ("lora", "adamw"),
 ]
 ALL = [(kind, optimizer) for kind in (*NEW, *ADAPTED) for optimizer in ("adamw", "adam", "muon")]
 ALL = [case for case in ALL if case not in (("lora", "muon"), ("bottleneck", "muon"))]  # no matrices of layers to train
 
 
 def torchrun(ranks: int, *arguments: object) -> list[str]:
+    """The command of torchrun, which looks at its processes every 3 s, so that they can report before it ends them."""
     command = [
         sys.executable,
         "-m",
@@ -66,6 +64,8 @@ def torchrun(ranks: int, *arguments: object) -> list[str]:
         "c10d",
         "--rdzv-endpoint",
         "localhost:0",
+        "--monitor-interval",
+        "3",
     ]
     return [*command, "--nproc-per-node", str(ranks), *map(str, arguments)]
 
@@ -103,6 +103,10 @@ def losses(run: Path) -> list[float]:
     return [record.get("loss", record.get("val_loss")) for record in read_metrics(run)]
 
 
+def gradient_norms(run: Path) -> list[float]:
+    return [record["grad_norm"] for record in read_metrics(run) if "grad_norm" in record]
+
+
 def check_equal_losses(texts: Path, folder: Path, cases: list[tuple[str, str]], ranks: int) -> None:
     base = folder / "base"
     train([["train", [str(texts / "text.txt")], {**MODEL, **TRAINING, "steps": 5, "out": str(base)}]], ONE_RANK)
@@ -115,6 +119,9 @@ def check_equal_losses(texts: Path, folder: Path, cases: list[tuple[str, str]], 
         expected, found = losses(folder / "one" / name), losses(folder / "several" / name)
         assert len(expected) == STEPS + 3, name
         assert found == pytest.approx(expected, rel=1e-5), name
+        # Adam and Muon undo a factor of the gradient, so the losses alone do not show one.
+        expected, found = gradient_norms(folder / "one" / name), gradient_norms(folder / "several" / name)
+        assert len(expected) == STEPS and found == pytest.approx(expected, rel=1e-3), name
 
 
 def test_two_ranks_have_the_losses_of_one_for_each_objective(texts: Path, tmp_path: Path) -> None:
@@ -166,6 +173,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason=
 
 
 @needs_proc
+@pytest.mark.slow
 def test_ctrl_c_saves_and_resuming_in_one_process_goes_on(texts: Path, tmp_path: Path) -> None:
     run, text = tmp_path / "run", texts / "text.txt"
     command = torchrun(2, "-m", "tinylm", "train", text, "--out", run, "--steps", 100_000, *OPTIONS)
@@ -177,13 +185,13 @@ def test_ctrl_c_saves_and_resuming_in_one_process_goes_on(texts: Path, tmp_path:
     step = saved_step(run)
     assert step >= 10 and f"Stopped at step {step}; the run is saved." in err
     assert err.count("Resume it with") == 1
-    assert "exitcode" not in err or "130" in err
     assert not out
     run_ok("train", "--resume", run, "--steps", step + 5)
     assert saved_step(run) == step + 5
 
 
 @needs_proc
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_all_ranks_end_when_one_is_killed_and_the_last_save_is_whole(texts: Path, tmp_path: Path, rank: int) -> None:
     run, text = tmp_path / "run", texts / "text.txt"
@@ -191,8 +199,8 @@ def test_all_ranks_end_when_one_is_killed_and_the_last_save_is_whole(texts: Path
     with child_process(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
         wait_for_save(run, 10, child)
         os.kill(ranks_of(child)[rank], signal.SIGKILL)
-        assert child.wait(30) == 1
-        err = child.communicate()[1]
+        err = child.communicate(timeout=60)[1]
+        assert child.returncode == 1
     if rank == 1:
         assert "Another process of the run has ended" in err
     assert "Internal error" not in err
@@ -212,14 +220,15 @@ def test_an_error_of_the_first_rank_is_printed_once_and_ends_all(tmp_path: Path)
 @needs_proc
 @pytest.mark.slow
 @pytest.mark.timeout(800)
-def test_twenty_random_kills_lose_nothing_where_torchrun_restarts(texts: Path, tmp_path: Path) -> None:
-    """Reference: the same run in the same number of processes without a kill."""
-    text, steps, kills = texts / "text.txt", 4000, 20
+def test_random_kills_lose_nothing_where_torchrun_restarts(texts: Path, tmp_path: Path) -> None:
+    """Reference: the same run in the same number of processes without a kill. TINYLM_KILLS=20 makes more of them."""
+    kills = int(os.environ.get("TINYLM_KILLS", "3"))
+    text, steps = texts / "text.txt", 200 * kills
     arguments = ["-m", "tinylm", "train", text, "--steps", steps, *OPTIONS]
     assert run_child(torchrun(2, *arguments, "--out", tmp_path / "whole"), 250).returncode == 0
     run = tmp_path / "killed"
     command = torchrun(2, *arguments, "--out", run)
-    command[3:3] = ["--max-restarts", "100", "--monitor-interval", "0.1"]
+    command[3:3] = ["--max-restarts", "100"]
     rng = random.Random(0)
     with child_process(command, 500, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
         for kill in range(kills):
@@ -229,10 +238,13 @@ def test_twenty_random_kills_lose_nothing_where_torchrun_restarts(texts: Path, t
             while len(ranks := ranks_of(child)) < 2:
                 assert child.poll() is None, f"training ended after {kill} kills"
                 time.sleep(0.02)
-            os.kill(rng.choice(list(ranks.values())), signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rng.choice(list(ranks.values())), signal.SIGKILL)
         out = child.communicate()[0]
     assert child.returncode == 0
     assert out.split() == [str(run)]
     assert saved_step(run) == steps
     assert losses(run) == losses(tmp_path / "whole")
-    assert hash_file(run / "last" / "model.safetensors") == hash_file(tmp_path / "whole" / "last" / "model.safetensors")
+    found, expected = (load_file(folder / "last" / "model.safetensors") for folder in (run, tmp_path / "whole"))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)

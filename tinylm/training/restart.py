@@ -3,7 +3,9 @@
 from pathlib import Path
 
 from tinylm.errors import TinyLMError
+from tinylm.run_directory.commit import recover_last, recover_run
 from tinylm.run_directory.loading import read_config
+from tinylm.run_directory.lock import lock_run
 from tinylm.training.pipeline import Session, TrainingResult, train_run
 from tinylm.training.resume import resume_run
 from tinylm.training.starting_point import NewAdapter
@@ -25,6 +27,9 @@ def _saved_before_restart(request: TrainingRequest, session: Session) -> ResumeR
     source = request.start.find_source(session.reporter)
     out = request.out or request.start.default_out(source, request.text)
     try:
+        with lock_run(out):
+            recover_run(out)
+            recover_last(out)
         config = read_config(out)
     except TinyLMError:
         return None

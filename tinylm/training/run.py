@@ -115,7 +115,8 @@ class TrainingRun:
         batch = next(self.task.batch(0).split(self.training.micro_batch))
         compiled = compile_layers(self.model, batch, self.task.objective, self.runtime.dtype, report)
         if not all(self.ranks.gather(compiled)):
-            discard_compiled(self.model.modules())
+            if compiled:  # and not on another rank
+                discard_compiled(self.model.modules())
             self.config = replace(self.config, runtime=replace(self.runtime, compile=False))
             self.directory.write_config(self.config)
 

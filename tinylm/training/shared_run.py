@@ -64,7 +64,9 @@ def _receive_model(config: RunConfig, ranks: Ranks) -> Transformer:
 
 
 def _require_device(device: str, ranks: Ranks) -> None:
-    """Raise UsageError if there are more ranks on this machine than GPUs."""
+    """Raise UsageError for a device that torch.distributed does not support, and for fewer GPUs than ranks."""
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"Several processes cannot train on {device}; add `device` cpu, or start one process.")
     if device == "cuda" and torch.cuda.device_count() < ranks.launch.local_size:
         raise UsageError(
             f"{ranks.launch.local_size} processes on this machine need as many GPUs, and it has "

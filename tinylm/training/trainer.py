@@ -319,6 +319,7 @@ class Trainer:
         loss_sum = torch.zeros((), device=self.device)
         metrics: dict[str, Any] = {}
         n_targets = batch.n_targets  # of all ranks
+        self._scaler.scale(loss_sum)  # creates the scale also where no row is left for this rank
         for part in self.ranks.part(batch).split(self.state.micro_batch):
             with autocast(self.device.type, self.dtype):
                 loss = self.task.objective(self.model, part.to(self.device))

@@ -148,7 +148,7 @@ def run_python(copy: Path, arguments: Sequence[str], limit: float) -> tuple[int,
 def run_tests(copy: Path, tests: Iterable[str], limit: float) -> str | None:
     """The first test that fails, UNDECIDED at the time limit, or None. A test that hangs is ended by pytest's limit."""
     listed = copy.parent / "tests.txt"
-    for names in (list(tests), sorted({test.split("[")[0] for test in tests})):
+    for is_last, names in enumerate((list(tests), sorted({test.split("[")[0] for test in tests}))):
         if not names:
             return None
         listed.write_text("\n".join(names))
@@ -159,7 +159,8 @@ def run_tests(copy: Path, tests: Iterable[str], limit: float) -> str | None:
         status, output = result
         if status in (0, 5):
             return None
-        if status != 4:  # 4: an unknown name, if the fault changes the names of a test's parameters
+        # 4: an unknown name, if the fault changes the names of a test's parameters, or prevents that they are collected
+        if status != 4 or is_last:
             failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - |$)", output, re.MULTILINE)
             return failed[1] if failed else f"pytest's exit status {status}"
     return None

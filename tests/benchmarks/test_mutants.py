@@ -126,6 +126,14 @@ def test_faults_are_inserted_in_a_copy_and_detected_or_survive(
     assert "0 of 1 faults were detected. 1 SURVIVED." in capsys.readouterr().out
 
 
+def test_a_fault_that_prevents_the_collection_of_tests_is_detected(tree: Path) -> None:
+    with mutants.copy_of(tree) as copy:
+        text = (copy / "tests" / "test_clip.py").read_text()
+        (copy / "tests" / "test_clip.py").write_text(text.replace("[(5, 5)", "[clipped(10), (5, 5)"))
+        found = mutants.run_tests(copy, ["tests/test_clip.py::test_small_values[5-5]"], limit=100)
+        assert found == "tests/test_clip.py"
+
+
 def test_a_fault_is_undecided_at_its_time_limit(tree: Path) -> None:
     with mutants.copy_of(tree) as copy:
         (copy / "tests" / "test_clip.py").write_text("def test_forever():\n    while True: pass\n")

@@ -94,6 +94,7 @@ TEMPLATES = {
     "generators": (
         "{% set found = messages | selectattr('role', 'eq', 'user') %}{{ found | list | length }}"
         "{{ found | list | length }}"
+        "{{ messages | join(', ', attribute='role') }}{{ ['a', 'b'] | join('-') }}{{ [1, 2] | join }}"
         "{% if messages | select('none') %}yes{% endif %}{% for m in messages | map(attribute='role') %}"
         "{{ loop.length }}{{ m }}"
         "{% if not loop.last %},{% endif %}{% endfor %}"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import gigatoken
 import numpy as np
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.run_config import SpecialTokens
 from tinylm.text import gigatoken_bpe
 from tinylm.text import tokenizer as t
 from tinylm.text.corpus import rechunk
@@ -657,3 +659,10 @@ def test_an_error_about_a_file_that_is_not_a_tokenizer_names_it(content: bytes, 
 def test_the_edge_cases_contain_every_category_of_characters() -> None:
     categories = {unicodedata.category(c)[0] for c in "".join(EDGE_CASES)}
     assert categories == set("LMNPSZC")
+
+
+@pytest.mark.parametrize("special", [{"end_of_text": "<end>"}, {"bos": "<start>"}, {"eos": ("<stop>",)}])
+def test_a_special_token_that_is_not_in_the_vocabulary_is_an_error(special: dict[str, Any]) -> None:
+    text = train_char("abc").to_str()
+    with pytest.raises(TinyLMError, match=r"its special token '<\w+>' is not in the vocabulary"):
+        Tokenizer.parse(text, SpecialTokens(**special), Path("tokenizer.json"))

@@ -21,6 +21,7 @@ def test_progress_is_the_used_fraction_of_steps_or_of_time_without_setup_and_res
     assert StoppingRule(Budget(steps=40), 40, None).progress(timed_state(), 1e9) == 0.25
     reserve = 2 + 1.1 * (5 + 3) + EXIT_SECONDS
     assert TIMED.reserve(timed_state()) == pytest.approx(reserve)
+    assert TIMED.reserve(timed_state(step=1)) == pytest.approx(20 + 1.1 * (5 + 3) + EXIT_SECONDS)
     assert TIMED.progress(timed_state(), 50) == pytest.approx((50 - 4) / (100 - reserve - 4))
 
 

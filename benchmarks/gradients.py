@@ -52,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for placement in ("pre", "post")
         for layers in options.depths
     ]
-    header = ["at initialisation", "gradient of first layer", "middle", "last", "first / last", "size of x, last norm"]
+    header = ["at initialisation", "gradient of first layer", "middle", "last", "first / last", "RMS of x, last norm"]
     print("\n" + table(header, rows))
-    print("\n" + table(["D", "size of x", "norm of the Jacobian", "1 / size"], list(jacobians())))
+    print("\n" + table(["D", "RMS of x", "norm of the Jacobian", "1 / RMS"], list(jacobians())))
     first = shape(options.depths[0], "pre")
     header = ["step", "variance of updates", "relative deviation of 1/sqrt(v)"]
     print("\n" + table(header, adam(first, tokens, options.streams)))

@@ -103,19 +103,19 @@ def test_results_go_to_stdout_unchanged_and_notes_to_stderr(capsys: pytest.Captu
 MARKED = (("user\nHi ", False), ("[b]Hello\x07<|im_end|>", True), ("\n", False))
 
 
-def test_marked_parts_are_in_brackets_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    Console(quiet=True).marked("Example 1:", MARKED)
+def test_highlighted_parts_are_in_brackets_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    Console(quiet=True).print_highlighted("Example 1:", MARKED)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "Example 1:\nuser\nHi [[[b]Hello\x07<|im_end|>]]\n\n"
 
 
 @posix
-def test_marked_parts_are_coloured_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_highlighted_parts_are_coloured_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     with terminal() as shown:
-        Console().marked("Example 1:", MARKED)
+        Console().print_highlighted("Example 1:", MARKED)
         text = shown()
     assert "\x1b[32m[b]Hello\\u0007<|im_end|>\x1b[0m" in text
     assert "user\nHi " in text.replace("\r", "") and "[[" not in text

@@ -20,9 +20,9 @@ FIELD_NAME = 20  # columns
 PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
 BAR_START = "{percentage:3.0f}% -{remaining} "  # the time left, as in -01:23
 BAR = BAR_START + "{desc} |{bar}| {elapsed}"  # a narrow terminal truncates the end
-# Characters that a terminal interprets: C0 without tab and newline, delete, C1, and controls of the text direction.
+# Characters that a terminal interprets: C0 without tab and newline, delete, C1, and bidirectional controls.
 _CONTROLS = [*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
-# A byte of a path that is not UTF-8 (U+DC80 to U+DCFF) would be written unchanged, and may be a C1 code.
+# Bytes decoded with surrogateescape (U+DC80 to U+DCFF) would be written unchanged, and may be C1 codes.
 _ESCAPES = {code: f"\\u{code:04x}" for code in (*_CONTROLS, *range(0xDC80, 0xDD00))}
 _NOT_UNICODE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # lone surrogates, as from "\\ud800" in a JSON file
 
@@ -56,8 +56,8 @@ class Console:
         """Print a warning on stderr."""
         self._print_message(self._rewrite(message), "yellow", "Warning: ")
 
-    def marked(self, title: str, parts: Sequence[tuple[str, bool]]) -> None:
-        """Print a title and a text on stderr; its parts with True are green on a terminal, in [[ ]] elsewhere."""
+    def print_highlighted(self, title: str, parts: Sequence[tuple[str, bool]]) -> None:
+        """Print a title and a text on stderr; parts flagged True are green on a terminal, in [[ ]] elsewhere."""
         if self._bar is not None:
             self._bar.clear()
         coloured = sys.stderr.isatty() and not self._stderr.no_color
@@ -81,7 +81,7 @@ class Console:
             self._print_message(line, "")
 
     def _print_message(self, message: str, style: str, prefix: str = "") -> None:
-        """Print one line: a name in a message, from an untrusted file, may not begin another one."""
+        """Print one line. Newlines are escaped, so that a name from an untrusted file cannot start a new line."""
         if self._bar is not None:
             self._bar.clear()
         if prefix:
@@ -93,7 +93,7 @@ class Console:
             self._bar.refresh()
 
     def result(self, text: str, end: str = "\n") -> None:
-        """Print text on stdout: unchanged into a pipe or a file, with control characters escaped on a terminal.
+        """Print text on stdout, with lone surrogates escaped and, on a terminal, control characters, too.
 
         Raises OutputError when it cannot be written (see tinylm.streams).
         """
@@ -108,7 +108,7 @@ class Console:
         self.result(json.dumps(values, ensure_ascii=False))
 
     def field(self, name: str, value: str) -> None:
-        """Print a name and a value on stdout; on a terminal, a long value goes on below its beginning.
+        """Print a name and a value on stdout; on a terminal, a long value is wrapped and indented.
 
         Raises OutputError.
         """
@@ -190,7 +190,7 @@ class Console:
 
 
 class _Bar(tqdm):  # type: ignore[misc]
-    """A bar that drops the last fields of its description if they do not fit, and cuts none (12,345 to 12,3)."""
+    """A bar that drops the fields at the end that do not fit, instead of truncating one in the middle."""
 
     @staticmethod
     def format_meter(*args: Any, ncols: int | None = None, prefix: str = "", bar_format: str = BAR, **rest: Any) -> str:
@@ -226,6 +226,6 @@ def _line(cells: Sequence[str], columns: Sequence[tuple[int, bool]]) -> str:
 def shorten_number(number: float) -> str:
     """A number for people to read: 1,234,567 as 1.2M."""
     for size, least, suffix in ((1e9, 999.95e6, "G"), (1e6, 999.95e3, "M"), (1e3, 999.5, "k")):
-        if number >= least:  # rounds up to 1,000 of the smaller unit
+        if number >= least:  # would be rounded to 1,000 of the smaller unit
             return f"{number / size:.1f}{suffix}"
     return f"{number:.0f}"

@@ -60,7 +60,7 @@ def choose_training_dtype(wanted: str, device: str, matmul_rate: Callable[[str],
         if not computes_bf16(device):
             return Choice("fp32", "the device has no fast bf16")
         if must_compare_bf16(device) and matmul_rate("bf16") < MIN_BF16_SPEEDUP * matmul_rate("fp32"):
-            return Choice("fp32", "the device's bf16 is no faster")
+            return Choice("fp32", "bf16 is less than 1.2 times as fast as fp32")
         return Choice("bf16", "the device computes in it")
     check_choice("dtype", wanted, ("auto", *DTYPES))
     if wanted == "fp16" and device == "cpu":
@@ -90,7 +90,7 @@ def weights_dtype(model: nn.Module) -> torch.dtype:
 
 
 def computes_bf16(device: str) -> bool:
-    """Whether the device has bf16 matrix instructions, instead of converting to fp32 and back."""
+    """Whether a GPU has bf16 matrix instructions, or an x86 processor bf16 dot-product or matrix instructions."""
     if device == "cuda":
         return torch.cuda.get_device_capability() >= (8, 0)
     return device == "cpu" and cpu_features.computes_bf16()
@@ -102,7 +102,7 @@ def must_compare_bf16(device: str) -> bool:
 
 
 def identify_device(device: str) -> dict[str, Any]:
-    """What the speed of torch on a device depends on, as JSON values: processor, device, libraries and threads."""
+    """Key of a speed measurement on a device, as JSON values: processor, device, libraries, threads."""
     return {**cpu_features.identify_torch(), "device": torch.cuda.get_device_name() if device == "cuda" else device}
 
 

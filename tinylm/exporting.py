@@ -59,7 +59,7 @@ def export_model(
     to: hf, a folder for transformers and vLLM; gguf, a file for llama.cpp and ollama, with a Modelfile beside it; or
         peft, a folder for PEFT.
     dtype: of the weights: f32, f16 or bf16, and for GGUF q8_0. Default: their own; for GGUF f16.
-    base: for peft, the base model of the adapter, where that is not beside it or under checkpoints/.
+    base: for peft, the base model of the adapter, where that is neither beside it nor directly in checkpoints/.
     force: replace an earlier export at `out`.
 
     Raises UsageError, before anything is written, for a model that the format cannot represent and for a path that

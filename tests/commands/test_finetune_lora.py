@@ -177,7 +177,9 @@ def test_a_renamed_base_is_found_and_a_moved_base_is_given_with_model(second: Pa
     moved = (here / "renamed").rename(here / "elsewhere" / "base")
     commands = (("sample", "--adapter", "ad"), ("eval", "--adapter", "ad", second), ("finetune-lora", "--resume", "ad"))
     for command in commands:
-        assert_error(tinylm(*command), 2, "is neither beside it nor under checkpoints/", f"{here}/base", "--model")
+        assert_error(
+            tinylm(*command), 2, "is neither beside it nor directly in checkpoints/", f"{here}/base", "--model"
+        )
     assert run_ok("sample", "--adapter", "ad", "-m", moved, "-n", 20, "--seed", 1).stdout == expected
     run_ok("finetune-lora", "--resume", "ad", "--model", moved, "--steps", 3)
 

@@ -436,7 +436,9 @@ def test_the_base_of_an_adapter_is_found_by_its_digest_and_not_by_its_recorded_p
     lora = copied(adapter, here / "checkpoints" / "lora")
     for path in (str(canary), "/", "/dev/zero", "x" * 4000):
         edit_config(lora, adapter={"base": path})
-        assert_error(tinylm("sample", "--adapter", lora), 2, "is neither beside it nor under checkpoints/", "--model")
+        assert_error(
+            tinylm("sample", "--adapter", lora), 2, "is neither beside it nor directly in checkpoints/", "--model"
+        )
     edit_config(lora, adapter={"base": str(run)})  # the digest of its weights covers this, too
     copied(run, here / "checkpoints" / "renamed")
     run_ok("sample", "--adapter", lora, "-n", 2)

@@ -65,7 +65,7 @@ def test_a_batch_of_any_size_is_split_into_micro_batches_that_fit_the_memory(bat
         if plan.training.micro_batch < batch_size:
             (notice,) = plan.notices
             assert notice.startswith(
-                f"The micro-batch is {plan.training.micro_batch}, which fits the {free / GIB:.1f} GB"
+                f"The micro-batch is {plan.training.micro_batch}, which fits the {free / 1e9:.1f} GB"
             )
             assert f"the effective batch is still {batch_size}" in notice
     assert sizes == sorted(sizes)

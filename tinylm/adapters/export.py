@@ -53,7 +53,7 @@ def export_adapter(
 ) -> ExportedAdapter:
     """Write a LoRA adapter of tinylm as a folder that `PeftModel.from_pretrained(base, out)` of PEFT loads.
 
-    adapter: run directory or name. model: its base, where that is not beside it or under checkpoints/.
+    adapter: run directory or name. model: its base, where that is neither beside it nor directly in checkpoints/.
     out: folder to write. force: replace an exported adapter there, and nothing else.
     base_name: name of the base for PEFT: a name on the Hugging Face hub, or the folder of an exported model. Default:
         the folder, or the name on the hub, of the model that the adapter was trained on.

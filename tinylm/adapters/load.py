@@ -73,9 +73,9 @@ def read_adapter_config(path: Path) -> tuple[RunConfig, AdapterConfig]:
 def load_base_model(path: Path, adapter: AdapterConfig, model: Path | None, device: str) -> LoadedModel:
     """Load the base model of the adapter at `path`: the one at `model`, or the run that `find_base_model` finds.
 
-    The base model must have the digest that the adapter recorded, or have had it before adapters were merged into it,
-    all of which were removed again. The path that the adapter recorded is not opened: if untrusted, it could name any
-    file.
+    The weights of the base model must have the digest that the adapter recorded, or equal those weights after all
+    merges were undone (`recovered_digest`). The path that the adapter recorded is not opened: if untrusted, it could
+    name any file.
 
     Raises TinyLMError if the weights of `model` are different, and UsageError if no base model is found.
     """
@@ -88,7 +88,7 @@ def load_base_model(path: Path, adapter: AdapterConfig, model: Path | None, devi
                 "another run of the same name. Restore the weights, or fine-tune again."
             )
         raise UsageError(
-            f"The base model of {path} is neither beside it nor under {CHECKPOINTS}/ (it was trained on "
+            f"The base model of {path} is neither beside it nor directly in {CHECKPOINTS}/ (it was trained on "
             f"{adapter.base[:200]}); name it with `model`."
         )
     base = open_model(run, device)
@@ -100,7 +100,7 @@ def load_base_model(path: Path, adapter: AdapterConfig, model: Path | None, devi
 
 
 def find_base_model(path: Path, adapter: AdapterConfig) -> Path | None:
-    """The run beside the adapter or under checkpoints/ whose weights have the recorded digest; `None` if there is none.
+    """The run beside the adapter or directly in checkpoints/ whose weights have the recorded digest, or `None`.
 
     Runs with the recorded name are tried first.
     """
@@ -114,7 +114,7 @@ def find_base_model(path: Path, adapter: AdapterConfig) -> Path | None:
 
 
 def find_adapters(path: Path) -> list[Path]:
-    """The adapters beside the run at `path` or under checkpoints/ that were trained on its best weights."""
+    """The adapters beside the run at `path` or directly in checkpoints/ that were trained on its best weights."""
     adapters: list[Path] = []
     with contextlib.suppress(TinyLMError, OSError):
         digest = read_header(path / MODEL_FILE).digest
@@ -193,7 +193,7 @@ def load_adapted_model(
 
     `model` is the base model; by default that of the first adapter that tinylm saved, found by `find_base_model`.
 
-    Raises TinyLMError if the adapters were not all trained on the same base model.
+    Raises TinyLMError if adapters saved by tinylm record different base models.
     """
     runs = [spec.path for spec in specs if not is_adapter_folder(spec.path)]
     if runs:

@@ -50,7 +50,7 @@ def merge_adapter(
     """Write a run with the adapter merged into its base; with `undo`, one with the adapter subtracted from `model`.
 
     adapter: a LoRA of tinylm or PEFT
-    model: the base, by default the one beside the adapter or under checkpoints/; with `undo`, the merged model
+    model: the base, by default the one beside the adapter or directly in checkpoints/; with `undo`, the merged model
     force: replace an existing run at `out`
 
     Raises NotMergeableError for an adapter that is not a LoRA, UsageError for models and paths that do not fit, and

@@ -71,9 +71,10 @@ class EvaluateOptions:
     text: TextOptions
     chat: ChatOptions
     unknown: UnknownCharacterOptions
-    batch_size: Annotated[int | None, option("Windows per forward pass; affects speed and memory only.", None, "N")] = (
-        None
-    )
+    batch_size: Annotated[
+        int | None,
+        option("Windows, conversations or pairs per forward pass; affects speed and memory only.", None, "N"),
+    ] = None
 
 
 @with_option_groups
@@ -96,7 +97,7 @@ def evaluate_model(
     """Evaluate a model on a text: loss, perplexity and other metrics.
 
     Decoders: each token of a text except the first is scored once; in conversations, the answers are scored. Encoders:
-    loss and accuracy on masked tokens. Encoder-decoders: also exact matches, BLEU and chrF of the generated targets.
+    loss and accuracy on masked tokens. Encoder-decoders: also exact match rate, BLEU and chrF of the generated targets.
     """
     from tinylm.loaded_model import load
 
@@ -129,9 +130,10 @@ def _print_metrics(console: Console, evaluation: "Evaluation") -> None:
         "bits_per_character": "bits per character",
         "bits_per_byte": "bits per byte",
         "accuracy": "accuracy",
-        "exact_match": "exact matches",
+        "exact_match": "exact match rate",
         "bleu": "BLEU",
         "chrf": "chrF",
+        "pairs": "pairs",
     }
     rows = [(titles.get(key, f"{key} scored"), _format(value)) for key, value in metrics.items()]
     rows += [(f"bits per byte, {name}", f"{bits:.4f}") for name, bits in baselines.items()]

@@ -25,7 +25,7 @@ def export_model(
     model: Annotated[
         Path | None,
         typer.Argument(
-            help="Run (for peft: adapter), Hugging Face folder, or GGUF file (default: the newest model).",
+            help="Run, Hugging Face folder or GGUF file (default: the newest model); for peft, an adapter (required).",
             show_default=False,
             autocompletion=complete_model,
         ),
@@ -39,7 +39,10 @@ def export_model(
     base: Annotated[
         Path | None,
         option(
-            "Base model of the adapter, for peft (default: beside it or under checkpoints/).", None, "MODEL", "--base"
+            "Base model of the adapter, for peft (default: beside it or directly in checkpoints/).",
+            None,
+            "MODEL",
+            "--base",
         ),
     ] = None,
     force: Annotated[bool, option("Replace an earlier export.", Panel.RUN, None, "--force")] = False,
@@ -51,12 +54,15 @@ def export_model(
 
     console = output.console()
     exported = exporting.export_model(model, to=to, out=out, dtype=dtype, base=base, force=force, reporter=console)
-    if exported.difference is None:
-        console.note("Checked: the written tensors and tokens are those of the model.")
+    if to == "peft":
+        console.note(f"Checked: logits with the exported adapter differ by at most {exported.difference:.1e}.")
     else:
-        console.note(
-            f"Checked: the written tensors and tokens are the model's, and logits differ by {exported.difference:.1e}."
-        )
+        rounding = dtype or (exporting.DEFAULT_GGUF_DTYPE if to == "gguf" else "f32")
+        same = "the written tensors and tokens are the model's"
+        if rounding != "f32":
+            same += f", up to the rounding of {rounding}"
+        logits = "" if exported.difference is None else f", and logits differ by {exported.difference:.1e}"
+        console.note(f"Checked: {same}{logits}.")
     if console.as_json:
         console.record({"path": str(exported.path), "family": exported.family, "difference": exported.difference})
     else:

@@ -200,7 +200,7 @@ def _result_record(result: "TrainingResult") -> dict[str, Any]:
 
 def _show_examples(console: Console, examples: "Sequence[MarkedText]") -> None:
     for number, parts in enumerate(examples, start=1):
-        console.marked(f"Example {number}, scored parts marked:", parts)
+        console.print_highlighted(f"Example {number}, scored parts marked:", parts)
 
 
 def show_plan(console: Console, plan: "Plan", config: RunConfig, trainable_parameters: int, *, as_result: bool) -> None:

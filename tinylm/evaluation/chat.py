@@ -19,7 +19,9 @@ def evaluate_chat(
 ) -> Evaluation:
     """Loss of `model` on the scored tokens of conversations, and bits per character and byte of their text.
 
-    `codes` (N,) are those of `tinylm.text.chat_tokens`. Conversations longer than the context are cut, with a warning.
+    codes: (N,) token ids with packed flags, see `tinylm.text.chat_tokens`. Conversations longer than the context are
+        cut, with a warning.
+
     Raises UsageError if nothing is scored, and for settings that apply to plain text only.
     """
     given = [f"`{name}`" for name in ("sequence_length", "stride", "baselines") if getattr(config, name)]

@@ -18,7 +18,7 @@ SETTINGS_BY_ARCHITECTURE = {
 class EvaluationConfig:
     """How a model is evaluated. Raises UsageError for a value out of range.
 
-    batch_size: windows or pairs per forward pass. Default: as many as 8,192 tokens fill.
+    batch_size: windows, conversations or pairs per forward pass. Default: 8,192 // context.
     sequence_length: tokens of a window. Default: the context. Decoders only.
     stride: tokens by which the window advances, at most its length. Default: its length. Decoders only.
     baselines: also report the bits per byte of gzip, xz and an order-5 character model. Decoders only.

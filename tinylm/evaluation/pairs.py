@@ -29,8 +29,8 @@ def evaluate_pairs(
     dtype: str,
     reporter: Reporter,
 ) -> Evaluation:
-    """Loss and perplexity of the reference targets. For targets found by beam search: exact matches with the references
-    and, with sacrebleu, BLEU and chrF.
+    """Loss and perplexity of the reference targets. For targets found by beam search: exact match rate and, with
+    sacrebleu, BLEU and chrF.
 
     tokens: (N,), encoded pairs. Pairs longer than the context are left out of the loss, and their sources are cut for
     beam search. dtype: format of autocast for the loss, and of the weights for beam search.

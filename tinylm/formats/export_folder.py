@@ -1,4 +1,7 @@
-"""The folder of an export: what it may replace, and a replacement that either happens completely or not at all."""
+"""The folder of an export: what it may replace, and a replacement that is undone on an error.
+
+A kill between the two renames leaves the old export in the staging folder.
+"""
 
 import os
 import tempfile
@@ -13,7 +16,7 @@ from tinylm.files import flush_folder, is_link, remove_tree
 def check_folder_free(out: Path, files: Collection[str], force: bool) -> None:
     """Raise UsageError unless an export can be written to the folder `out`.
 
-    It does not exist, or is empty, or `force` is set and it contains nothing but `files`, those of an earlier export.
+    `out` must not exist, be empty, or, with `force`, contain only `files`, those of an earlier export.
     """
     if not os.path.lexists(out):
         return
@@ -58,7 +61,10 @@ def replacing_folder(out: Path) -> Iterator[Path]:
 
 
 def _replace(out: Path, new: Path, old: Path) -> None:
-    """Move `out`, if it exists, to `old`, and `new` to `out`; on an error, Ctrl-C among them, `out` comes back."""
+    """Move `out`, if it exists, to `old`, and `new` to `out`.
+
+    On any exception, also KeyboardInterrupt, `out` is restored.
+    """
     try:
         if out.exists():
             out.rename(old)

@@ -1,8 +1,8 @@
-"""A Hugging Face model family as a table row: how its config and tensors correspond to those of tinylm.
+"""Mapping between a Hugging Face model family's config and tensors and those of tinylm.
 
 `convert_tensors` and `export_tensors` apply a family's rules in the two directions. Foreign names are those of the
 family's class for causal language models in transformers. Except for UsageError from ModelConfig, all errors are
-ValueErrors with a reason that completes the sentence "Cannot import PATH: ".
+ValueErrors with a reason that completes the sentence "Cannot import PATH: " or "Cannot read PATH as GGUF: ".
 """
 
 import functools
@@ -76,7 +76,7 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class StackedExperts:
-    """The modules of a mixture of experts in transformers 5, which stack the experts; its files do not.
+    """The modules of a mixture of experts. transformers 5 stacks the experts in memory; files store them separately.
 
     router, experts: names of the modules, with {layer}. parameters: the parameters of `experts`, each (experts, out,
     in), in the order of their definition, and for each of them the projections of an expert that it fuses.
@@ -97,7 +97,7 @@ class Family:
     name: `model_type` of its config.json; architecture: its class for causal language models in transformers.
     read_config: fields of ModelConfig from a config. write_config: the fields of a config.json from a ModelConfig with
         all defaults filled in (see `family_choice.resolve`); settings that the family cannot represent are left out.
-    prefix: of the names of the base model's tensors; some files lack it.
+    prefix: of the names of the base model's tensors; absent in files saved from the base class.
     without_effect: fields of its config that do not change the logits; unused_tensors: regular expressions of the
         names of buffers that are computed from the config.
     stacked: the names of experts and router in adapters that were trained with transformers 5.

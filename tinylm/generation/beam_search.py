@@ -1,4 +1,4 @@
-"""Beam search with an encoder-decoder: the most likely target of a source."""
+"""Beam search with an encoder-decoder: a target of high length-normalised likelihood for each source."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class BeamSearchConfig:
 
 
 @dataclass(frozen=True)
-class Target:
+class Hypothesis:
     """A generated target.
 
     tokens: ids, without the end-of-text token. score: length-normalised log-likelihood; nan if the target was sampled.
@@ -112,7 +112,7 @@ class _Beam:
         self._config = config
         self._end_of_text_id = end_of_text_id
         self._open: list[list[int]] = [[]] * config.beams
-        self._ended: list[Target] = []
+        self._ended: list[Hypothesis] = []
         self.totals = [0.0] + [-math.inf] * (config.beams - 1)
         self.parents: list[int] = []
         self.last_tokens: list[int] = []
@@ -123,7 +123,7 @@ class _Beam:
         candidates = [candidate for candidate in candidates if candidate[0] > -math.inf]
         for total, parent, token in candidates[:beams]:
             if token == self._end_of_text_id:
-                self._ended.append(self._target(self._open[parent], total, ended=True))
+                self._ended.append(self._hypothesis(self._open[parent], total, ended=True))
         kept = [candidate for candidate in candidates if candidate[2] != self._end_of_text_id][:beams]
         kept += [(-math.inf, 0, self._end_of_text_id)] * (beams - len(kept))
         self._open = [[*self._open[parent], token] for _, parent, token in kept]
@@ -131,23 +131,23 @@ class _Beam:
 
     @property
     def done(self) -> bool:
-        """Whether `beams` hypotheses have ended, and no open one has a better score so far."""
+        """Whether no hypothesis is open, or `beams` have ended and no open one has a better score so far."""
         best_total = max(self.totals)
         if best_total == -math.inf:
             return True
         if len(self._ended) < self._config.beams:
             return False
-        return max(target.score for target in self._ended) >= self._score(best_total, len(self._open[0]))
+        return max(hypothesis.score for hypothesis in self._ended) >= self._score(best_total, len(self._open[0]))
 
-    def best(self) -> Target:
+    def best(self) -> Hypothesis:
         """The ended hypothesis with the best score, or the best open one if none has ended."""
         open_ = (
-            self._target(tokens, total, ended=False) for tokens, total in zip(self._open, self.totals, strict=True)
+            self._hypothesis(tokens, total, ended=False) for tokens, total in zip(self._open, self.totals, strict=True)
         )
-        return max(self._ended or open_, key=lambda target: target.score)
+        return max(self._ended or open_, key=lambda hypothesis: hypothesis.score)
 
-    def _target(self, tokens: list[int], total: float, ended: bool) -> Target:
-        return Target(tokens, self._score(total, len(tokens) + ended), ended)
+    def _hypothesis(self, tokens: list[int], total: float, ended: bool) -> Hypothesis:
+        return Hypothesis(tokens, self._score(total, len(tokens) + ended), ended)
 
     def _score(self, total: float, length: int) -> float:
         """Length-normalised log-likelihood; the formula of `beam_search`."""
@@ -161,7 +161,7 @@ def beam_search(
     end_of_text_id: int,
     config: BeamSearchConfig,
     max_tokens: int,
-) -> list[Target]:
+) -> list[Hypothesis]:
     """The best target found for each source, by the score sum log p / ((5 + length) / 6)^length_penalty (Wu et al.
     2016), where the length includes the end-of-text token. Targets have at most `max_tokens` tokens.
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from tinylm.errors import UsageError
-from tinylm.generation.beam_search import BeamSearchConfig, Target, beam_search, encode_sources
+from tinylm.generation.beam_search import BeamSearchConfig, Hypothesis, beam_search, encode_sources
 from tinylm.generation.generated_text import Sample
 from tinylm.generation.generation_config import GenerationConfig, PromptPolicy
 from tinylm.generation.generator import generate
@@ -89,16 +89,16 @@ def search_targets(
     end_of_text_id: int,
     search: BeamSearchConfig,
     max_tokens: int,
-) -> Iterator[Target]:
+) -> Iterator[Hypothesis]:
     """Yield the target of each source by beam search, in order. An empty source has an empty target."""
     for first in range(0, len(sources), SOURCES_PER_BATCH):
         batch = sources[first : first + SOURCES_PER_BATCH]
         nonempty = [source for source in batch if source]
-        found: Iterator[Target] = iter(())
+        found: Iterator[Hypothesis] = iter(())
         if nonempty:
             found = iter(beam_search(model, nonempty, end_of_text_id, search, max_tokens))
         for source in batch:
-            yield next(found) if source else Target([], 0.0, ended=True)
+            yield next(found) if source else Hypothesis([], 0.0, ended=True)
 
 
 def sample_targets(
@@ -107,7 +107,7 @@ def sample_targets(
     end_of_text_id: int,
     config: GenerationConfig,
     first_stream: int,
-) -> Iterator[Target]:
+) -> Iterator[Hypothesis]:
     """Yield `num_samples` sampled targets of each source, in order. An empty source has empty targets.
 
     Target i of all has the random stream (seed, first_stream + i).
@@ -128,4 +128,4 @@ def sample_targets(
             if all(ended):
                 break
         for target, done in zip(targets, ended, strict=True):
-            yield Target(target, math.nan, done)
+            yield Hypothesis(target, math.nan, done)

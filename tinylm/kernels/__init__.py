@@ -6,10 +6,12 @@ parentheses are those of the decisions with the measurements.
 
 module             | needs                                     | gain                               | fallback
 ------------------ | ----------------------------------------- | ---------------------------------- | ------------------
-onednn, `linear`   | CPU other than Intel's, fp32, 32 rows,    | 0.66 of the time of a training step| `F.linear` (MKL)
-                   | `torch.ops.mkldnn._linear_pointwise`      | (013)                              |
-onednn, `prepack`  | as above, and                             | 0.2 to 0.5 of the time of a        | `F.linear` (MKL)
-                   | `torch.ops.mkldnn._reorder_linear_weight` | matrix-vector product (013)        |
+onednn, `linear`   | CPU other than Intel's, fp32, at least 32 | a training step takes 0.66 times   | `F.linear` (MKL)
+                   | rows,                                     | as long (013)                      |
+                   | `torch.ops.mkldnn._linear_pointwise`      |                                    |
+onednn, `prepack`  | CPU other than Intel's, fp32, the same    | a matrix-vector product takes 0.2  | `F.linear` (MKL)
+                   | operation, and                            | to 0.5 times as long (013)         |
+                   | `torch.ops.mkldnn._reorder_linear_weight` |                                    |
 short_attention    | CPU, in training: up to 512 keys in bf16, | 13,000 -> 22,000 tokens/s (010)    | fused attention
                    | or attention dropout                      |                                    |
 rms_norm           | CPU, in training,                         | 0.55 -> 0.27 ms; with short        | `F.rms_norm`
@@ -17,8 +19,8 @@ rms_norm           | CPU, in training,                         | 0.55 -> 0.27 ms
                    | native_layer_norm_backward`               | tokens/s (010)                     |
 dropout_bits       | CPU                                       | 1.17 to 1.41 times the tokens/s    | `F.dropout`
                    |                                           | of training with dropout (005)     |
-int8               | CPU,                                      | 0.1 to 0.6 of the time of fp32 for | weights converted
-                   | `torch.ops.aten._weight_int8pack_mm`      | a matrix-vector product (013)      | for each product
+int8               | CPU,                                      | a matrix-vector product takes 0.1  | weights converted
+                   | `torch.ops.aten._weight_int8pack_mm`      | to 0.6 times as long as fp32 (013) | for each product
 compiler_cache     | `torch._inductor.codecache._HEADER_DIR`,  | security: other users cannot write | no precompiled
                    | `_HEADER_LOCK_DIR`                        | to the compilers' caches (020)     | headers
 optimizers         | wrappers of `torch.optim` methods that    | first loss after 1.8 s instead of  | the methods with

@@ -22,7 +22,7 @@ def is_intel() -> bool:
 
 
 def computes_bf16() -> bool:
-    """Whether the processor has bf16 matrix instructions, instead of converting to fp32 and back."""
+    """Whether an x86 processor has bf16 dot-product or matrix instructions (AVX512_BF16, AMX)."""
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     return x86 and (_supports("_is_avx512_bf16_supported", "avx512_bf16") or has_amx())
 
@@ -39,7 +39,7 @@ def _supports(function: str, capability: str) -> bool:
 
 
 def identify_torch() -> dict[str, Any]:
-    """All that the speed of torch on this processor depends on, as JSON: processor, version, libraries, threads."""
+    """Key of a speed measurement on this processor, as JSON values: processor, torch, libraries, threads."""
     return {
         **identify_processor(),
         "capabilities": _digest(json.dumps(capabilities(), sort_keys=True, default=str)),

@@ -1,4 +1,4 @@
-"""Attention masks: True where a query attends to a key. `None`: no mask beyond that of causal attention."""
+"""Attention masks: True where a query attends to a key. `None`: no mask; causal attention stays causal."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Builds and initialises models from a ModelConfig. Only this file reads it; the tables map its values to classes."""
+"""Builds and initialises models from a ModelConfig. In tinylm/model only this file reads it."""
 
 import math
 from collections.abc import Callable

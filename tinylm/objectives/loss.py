@@ -1,7 +1,7 @@
 """Objectives: functions that map a model and a batch to a Loss.
 
-A Loss is a sum over targets, not a mean. The trainer divides once per optimizer step, by the number of targets in all
-micro-batches, so that accumulation does not change the gradient.
+A Loss is a sum over targets, not a mean. The trainer divides the loss of each micro-batch by the number of targets of
+the whole batch, and the auxiliary loss by its sequences, so that accumulation does not change the gradient.
 
 With label smoothing s, the target distribution is (1 - s) on the target plus s / V on each of the V ids: -log p(target)
 becomes -(1 - s) log p(target) - s / V sum_v log p(v) (Szegedy et al. 2016).
@@ -74,7 +74,7 @@ def next_token(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Lo
 
 
 def masked_token(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:
-    """-sum log p(masked token | the other tokens of the window) (note 004; Devlin et al. 2019)."""
+    """-sum over the masked positions of log p(token | corrupted window) (note 004; Devlin et al. 2019)."""
     return _loss(model, model(batch.ids), batch, smoothing)
 
 

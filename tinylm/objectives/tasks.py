@@ -55,7 +55,7 @@ class NextToken:
 
 
 class MaskedToken:
-    """Predict masked tokens from the other tokens of a window of `model.context` tokens."""
+    """Predict the tokens at masked positions from the corrupted window of `model.context` tokens."""
 
     validation_objective: Objective = staticmethod(masked_token)
 
@@ -100,7 +100,7 @@ class SequenceToSequence:
 
 
 class Chat:
-    """Predict the scored tokens of conversations from the tokens before them in the same conversation."""
+    """Predict the tokens of conversations that are in the loss from the tokens before them in the same conversation."""
 
     validation_objective: Objective = staticmethod(next_token)
 
@@ -130,5 +130,8 @@ TASKS: dict[str, Callable[[TokenFolder, Tokenizer, ModelConfig, TrainingConfig],
 
 
 def make_task(tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> Task:
-    """The task of `training.objective` on encoded text. Raises UsageError when no example fits the context."""
+    """The task of `training.objective` on encoded text.
+
+    Raises UsageError if no pair or conversation fits the context, and TinyLMError for plain text shorter than a window.
+    """
     return TASKS[training.objective](tokens, tokenizer, model, training)

@@ -11,7 +11,7 @@ from tinylm.planning.plan_request import PlanRequest
 def choose_batch_size(machine: Machine, request: PlanRequest, config: ModelConfig) -> int:
     """Sequences per optimizer step: the user's choice, or a number that leaves the run enough steps.
 
-    Tokens per step stay within TOKENS_PER_STEP of the device.
+    The target is TOKENS_PER_STEP of the device; Muon raises its maximum (`max_tokens_per_step`).
     """
     if "batch_size" in request.training:
         batch_size: int = request.training["batch_size"]
@@ -46,7 +46,7 @@ def choose_micro_batch(
     fitting = int((recipes.MEMORY_SHARE * machine.free_memory - memory.fixed) / memory.per_sequence)
     if fitting >= wanted:
         return wanted
-    free = f"{machine.free_memory / 2**30:.1f} GB of free memory"
+    free = f"{machine.free_memory / 1e9:.1f} GB of free memory"
     if fitting < 1:
         notices.append(f"The {free} may not be enough for one sequence; choose a smaller `size` or `context`.")
         return 1

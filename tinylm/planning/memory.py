@@ -37,7 +37,8 @@ def activation_bytes(machine: Machine, config: ModelConfig) -> int:
     stored = recipes.ACTIVATIONS_PER_WIDTH * max(config.width, config.heads * config.head_dim)
     stored += recipes.ACTIVATIONS_PER_FFN_WIDTH * config.ffn_width * experts
     if config.attention_dropout > 0 or config.position == "relative":  # always unfused
-        stored += 4 * config.heads * config.context
+        stored += recipes.STORED_PER_ATTENTION_WEIGHT * config.heads * config.context
     else:
-        stored += config.heads * min(config.context, machine.max_unfused_keys)
+        keys = min(config.context, machine.max_unfused_keys)
+        stored += recipes.STORED_PER_SHORT_ATTENTION_WEIGHT * config.heads * keys
     return round(4 * layers_per_token(config) * stored) + recipes.LOGIT_BYTES * config.vocab_size

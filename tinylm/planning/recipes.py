@@ -123,4 +123,6 @@ EVALUATION_SPEEDUP = 2.0  # tokens per second of evaluation divided by those of 
 MEMORY_SHARE = 0.7  # of the free memory that a plan may use; not measured
 PARAMETER_BYTES = 16  # fp32: the weight, its gradient and two moments of Adam
 ACTIVATIONS_PER_WIDTH, ACTIVATIONS_PER_FFN_WIDTH = 20, 6  # fp32 values per token and layer; not measured
+STORED_PER_ATTENTION_WEIGHT = 4  # fp32 values, with attention dropout or relative positions; not measured
+STORED_PER_SHORT_ATTENTION_WEIGHT = 1  # fp32 values, in unfused attention without these; not measured
 LOGIT_BYTES = 12  # per token and vocabulary entry: logits, their softmax and its gradient

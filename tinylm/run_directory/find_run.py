@@ -56,7 +56,7 @@ def find_run(name: Path, reporter: Reporter) -> Path:
 
 
 def run_exists(path: Path) -> bool:
-    """Whether there is a file or folder at `path`, or beside it the rest of a replacement that was interrupted."""
+    """Whether there is a file or folder at `path`, or leftovers of an interrupted replacement beside it."""
     try:
         hidden = (staging_directory(path), replaced_directory(path)) if path.name else ()
         return os.path.lexists(path) or any(directory.exists() for directory in hidden)
@@ -65,7 +65,7 @@ def run_exists(path: Path) -> bool:
 
 
 def newest_model(reporter: Reporter) -> Path:
-    """The most recently trained model under checkpoints/, reported as a note. Raises NoModelError if there is none."""
+    """The most recently written model under checkpoints/, reported as a note. Raises NoModelError if there is none."""
     weights = [
         path / MODEL_FILE
         for path in run_directories(CHECKPOINTS)

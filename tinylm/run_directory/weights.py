@@ -177,7 +177,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         size, free = check_regular(path).st_size, free_memory("cpu")
         if free is not None and size > free:
-            raise TinyLMError(f"{path} needs {size / 2**30:.1f} GB of memory, and {free / 2**30:.1f} GB are free.")
+            raise TinyLMError(f"{path} needs {size / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free.")
         with safetensors.safe_open(path, framework="pt") as file:
             names = file.keys()  # a safe_open object is not iterable
             for name in names:

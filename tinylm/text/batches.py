@@ -1,4 +1,4 @@
-"""Batches of token windows for next-token training and evaluation."""
+"""`Batch`, for all objectives, and windows of a token sequence."""
 
 import bisect
 import functools
@@ -131,7 +131,7 @@ def evaluation_batches(
     starts: Sequence[int] | np.ndarray = range(0, max(n_targets - (context - stride), 1), stride)
     if max_tokens is not None and max_tokens < n_targets:
         starts = stride * np.linspace(0, len(starts) - 1, max(1, max_tokens // stride)).astype(int)
-    full = bisect.bisect_right(starts, n_targets - context)  # the starts of windows that are not cut
+    full = bisect.bisect_right(starts, n_targets - context)  # number of full windows
     for first in range(0, full, batch_size):
         rows = np.array(starts[first : min(first + batch_size, full)])
         yield _mask_overlap(windows_at(tokens, rows, context), rows, context - stride)

@@ -8,6 +8,7 @@ from tinylm.model_config import ModelConfig
 from tinylm.validation import describe_value
 
 # Activations of transformers by name; the three approximations of GELU by tanh are the same formula.
+# tinylm's `gelu` is this formula (`gelu_new`); transformers' `gelu` is the exact one, tinylm's `gelu-exact`.
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu-exact", **dict.fromkeys(_TANH_GELU, "geglu")}
 UNGATED = {"gelu": "gelu-exact", "relu": "relu", **dict.fromkeys(_TANH_GELU, "gelu")}
@@ -19,7 +20,9 @@ _DEFAULT_WINDOW = 4096
 
 
 def read_sizes(config: ForeignConfig, *, kv_heads: int | None = None, head_dim: int | None = None) -> dict[str, Any]:
-    """The fields that Llama and the families derived from it share: sizes, and a pre-norm decoder with RMSNorm.
+    """The fields that Llama and the families derived from it share: sizes and RMSNorm epsilon.
+
+    Norm and placement are the defaults of ModelConfig.
 
     kv_heads, head_dim: defaults for missing fields; `None`: the number of heads, and width / heads. A null
     num_key_value_heads means the number of heads in every family.
@@ -109,7 +112,10 @@ def read_layer_types(config: ForeignConfig, default: list[str]) -> list[str]:
 
 
 def windows(window: int | None, types: list[str]) -> dict[str, Any]:
-    """`local_window` and `local_layers` of ModelConfig. Raises ValueError for sliding layers without a window."""
+    """`local_window` and `local_layers` of ModelConfig.
+
+    Raises ValueError if only some layers are sliding and there is no window; if all are, there is no window.
+    """
     local = tuple(layer for layer, kind in enumerate(types) if kind == SLIDING)
     if window is None and len(local) not in (0, len(types)):
         raise ValueError(f"it has layers of the type {SLIDING}, but no sliding_window")

@@ -46,7 +46,7 @@ def _read_shared(config: ForeignConfig, kv_heads: int) -> dict[str, Any]:
 
 def _read_gemma(config: ForeignConfig) -> dict[str, Any]:
     activation = config.choice("hidden_act", _GEMMA_1_ACTIVATIONS, "gelu_pytorch_tanh")
-    config.require("hidden_activation", None, "gelu_pytorch_tanh")  # transformers 4; the other field has the same value
+    config.require("hidden_activation", None, "gelu_pytorch_tanh")  # transformers 4 writes both fields; they must agree
     if config.has("hidden_activation") and activation != "geglu":
         raise ValueError(f"hidden_act and hidden_activation of its {config.file} differ")
     return {**_read_shared(config, kv_heads=16), **read_rope(config), "activation": activation}
@@ -76,7 +76,7 @@ def _read_gemma3(config: ForeignConfig) -> dict[str, Any]:
 
 
 def _pattern(config: ForeignConfig) -> list[str]:
-    """The types of layers without `layer_types`: every sixth has full attention."""
+    """The types of layers without `layer_types`: every `sliding_window_pattern`-th (default 6) is full."""
     name = "sliding_window_pattern" if config.has("sliding_window_pattern") else "_sliding_window_pattern"
     every = config.integer(name, 6)
     config.value("_sliding_window_pattern")

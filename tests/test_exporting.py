@@ -212,6 +212,8 @@ def test_the_commands_write_an_export_and_import_it(run: tuple[str, Path], tmp_p
     shape, path = run
     result = run_ok("export", path, "--to", "hf", "--out", tmp_path / "hf")
     assert result.stdout == f"{tmp_path / 'hf'}\n" and "Checked" in result.stderr
+    result = run_ok("export", path, "--to", "gguf", "--out", tmp_path / "file.gguf")
+    assert "Checked: the written tensors and tokens are the model's, up to the rounding of f16." in result.stderr
     result = run_ok("import", tmp_path / "hf", "--out", tmp_path / "back")
     assert result.stdout == f"{tmp_path / 'back'}\n" and FAMILIES[shape] in result.stderr
     options = ("--prompt", "the", "--max-tokens", 20, "--seed", 3)
@@ -227,7 +229,8 @@ def test_an_adapter_is_exported_for_peft(run: tuple[str, Path], tmp_path: Path) 
     _, path = run
     (tmp_path / "text.txt").write_text(TEXT)
     lora = tinylm.finetune_lora(tmp_path / "text.txt", model=path, out=tmp_path / "lora", steps=3, lr=0.01).run
-    run_ok("export", lora, "--to", "peft", "--out", tmp_path / "peft", "--base", path)
+    result = run_ok("export", lora, "--to", "peft", "--out", tmp_path / "peft", "--base", path)
+    assert "Checked: logits with the exported adapter differ by at most" in result.stderr
     tinylm.export_model(path, to="hf", out=tmp_path / "hf")
     peer = peft.PeftModel.from_pretrained(
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf"), tmp_path / "peft"

@@ -144,7 +144,7 @@ def read_chat_template(folder: Path) -> str | None:
 
 
 def tokenizer_for_export(tokenizer: TokenizerSpec, special: SpecialTokens) -> str:
-    """The tokenizer.json whose post-processor adds the bos token exactly if `special.add_bos` is set."""
+    """The tokenizer.json whose post-processor adds the BOS token exactly if `special.add_bos` is set."""
     if special.bos is None or begins_with(tokenizer, special.bos) == special.add_bos:
         return json.dumps(tokenizer, ensure_ascii=False)
     steps = [step for step in _post_processors(tokenizer) if step["type"] != "TemplateProcessing"]

@@ -129,7 +129,7 @@ class Tokenizer:
         return Tokenizer(library, self.special)
 
     def with_special_tokens(self, tokens: Sequence[str], eos: Sequence[str]) -> "Tokenizer":
-        """Return a copy with `tokens` as special tokens, existing ones kept, and with `eos` as end tokens."""
+        """Return a copy with `tokens` as special tokens, existing ones kept, and with `eos` as EOS tokens."""
         library = tokenizers.Tokenizer.from_str(self.to_str())
         library.add_special_tokens([AddedToken(token, special=True) for token in tokens])
         return Tokenizer(library, replace(self.special, eos=tuple(eos)))

@@ -348,6 +348,10 @@ class Model:
     def _open_llama_cpp(self, speed: SpeedConfig) -> LlamaCppDecoder | None:
         """The model in llama.cpp, opened at first use, or `None` where torch is to be used."""
         if self._prepared is not None and self._prepared.network is self.network:
+            require(
+                speed.engine != "llama.cpp",
+                '`engine="llama.cpp"` is not possible: the model was prepared for torch; load it again.',
+            )
             return None  # its layers are fused, and cannot be exported any more
         scales = tuple(layer.adapter_scale for adapter in self.adapters for layer in adapter.layers.values())
         key = speed.engine, speed.cache, scales

@@ -322,7 +322,7 @@ def test_the_finetuning_benchmark_compares_methods(
     monkeypatch.setattr(finetuning, "TARGETS", ("attention",))
     monkeypatch.setattr(finetuning, "RATES", (1e-3,))
     monkeypatch.setattr(finetuning, "SEEDS", (0, 1))
-    monkeypatch.setattr(finetuning, "RATE_FACTORS", (1, 10))
+    monkeypatch.setattr(finetuning, "RATE_FACTORS", (1, 100))
     for name, text in (("one.txt", story(6000)), ("two.txt", "no joy, no joy; no bed\n" * 200)):
         (tmp_path / name).write_text(text)
     tiny = "--layers 2 --heads 2 --width 16 --context 16 --batch-size 4"
@@ -342,7 +342,7 @@ def test_the_finetuning_benchmark_compares_methods(
     assert int(router[1]) == 2 * 2 * (16 + 2)
     assert float(full[4]) < float(lora[4]) < float(rows[1][4])
     assert all(int(row[2]) > 50 for row in (full, lora, router))
-    assert all(float(row[5]) != float(row[4]) for row in (full, lora))  # a router of two experts changes little
+    assert all(float(row[5]) != float(row[4]) for row in (full, lora, router))
 
 
 def test_the_best_learning_rate_of_an_adapter_is_chosen_on_other_text_than_the_printed_loss(

@@ -68,6 +68,8 @@ def test_a_model_prepared_in_place_for_torch_is_not_exported_to_llama_cpp(run: P
     expected = tinylm.load(run).generate(**PROMPT, engine="torch")
     model.prepare_generation(SpeedConfig(engine="torch"))
     assert model.generate(**PROMPT) == expected
+    with pytest.raises(UsageError, match="prepared for torch; load it again"):
+        model.generate(**PROMPT, engine="llama.cpp")
     assert not double.opened
 
 

@@ -443,7 +443,7 @@ def test_an_adapter_in_bf16_learns_as_in_fp32_with_frozen_matrices_in_bf16(
     tokens: TokenFolder, tmp_path: Path, adapter: AdapterConfig
 ) -> None:
     """Losses differ by the rounding of 8 significant bits; the adapter, its gradients and its saves are fp32."""
-    config = config_of(dataclasses.replace(adapter, dropout=0.0), lr=0.1)
+    config = config_of(dataclasses.replace(adapter, dropout=0.0), lr=0.08)
     assert config.runtime is not None
     losses = {}
     for dtype in ("fp32", "bf16"):
@@ -460,7 +460,7 @@ def test_an_adapter_in_bf16_learns_as_in_fp32_with_frozen_matrices_in_bf16(
         saved = RunDirectory(tmp_path / dtype).load_last(read_config(tmp_path / dtype)).weights
         assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
         losses[dtype] = [event.val_loss for event in session.events if isinstance(event, Evaluated)]
-    assert losses["bf16"] == pytest.approx(losses["fp32"], abs=0.006)
+    assert losses["bf16"] == pytest.approx(losses["fp32"], abs=0.003)
     assert losses["fp32"][-1] < losses["fp32"][0] - 0.01
     assert losses["bf16"] != losses["fp32"]
 

@@ -7,11 +7,12 @@ the same order. If one rank fails, all others raise PeerError with its message a
 import contextlib
 import itertools
 import json
-import secrets
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -19,25 +20,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinylm.errors import PeerError, TinyLMError, UsageError, is_out_of_memory
+from tinylm.errors import JoinError, PeerError, TinyLMError, UsageError, is_out_of_memory
 from tinylm.launch import Launch
-from tinylm.machine_profile import usable_cores
+from tinylm.machine_profile import physical_cores, usable_cores
+from tinylm.rendezvous import Rendezvous, meet
+from tinylm.reporter import LogReporter, Reporter
 from tinylm.text.batches import Batch
 
 FRAME_BYTES = 1024  # exchanged at once; longer values need a second exchange
 BUCKET_BYTES = 32 << 20  # of tensors that are summed in one operation
-BUCKETS_IN_FLIGHT = 2
+BUCKETS_IN_FLIGHT = 2  # besides the one that was just started
 POLL_SECONDS = 0.05
-TIMEOUT = timedelta(minutes=30)  # of one operation: a save or a sample of the first rank is between two of them
+TIMEOUT = timedelta(minutes=30)  # of one operation, in which the other ranks wait while rank 0 saves or samples
 ERROR_KEY, READY_KEY = "error", "ready"
-_joins = itertools.count()  # of this process; torchrun keeps the store, with the keys of earlier joins and attempts
 
 
 class Ranks:
-    """The ranks of a run in a single process: every method returns what this process gives it."""
+    """The ranks of a run: the interface, and the implementation for a single process, which exchanges nothing.
 
-    def __init__(self, launch: Launch | None = None) -> None:
+    job, restarts: see Rendezvous
+    """
+
+    def __init__(self, launch: Launch | None = None, job: str | None = None, restarts: int = 0) -> None:
         self.launch = launch or Launch()
+        self.job = job
+        self.restarts = restarts
 
     @property
     def size(self) -> int:
@@ -57,15 +64,23 @@ class Ranks:
         """The value of rank 0, a JSON value; those of the other ranks are ignored."""
         return value
 
+    def require_device(self, device: str) -> None:
+        """Raise UsageError for a device that torch.distributed does not support, and for fewer GPUs than ranks."""
+
     def announce(self) -> None:
-        """Rank 0: end the wait of the other ranks."""
+        """Rank 0: end a wait of the other ranks."""
 
     def wait(self) -> None:
         """Ranks other than 0: wait for `announce`, for any length of time."""
 
-    def broadcast(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of rank 0 by name, on the CPU; those of the other ranks are ignored."""
-        return dict(tensors)
+    def broadcast(
+        self, tensors: Mapping[str, Tensor], keep: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    ) -> dict[str, Tensor]:
+        """The tensors of rank 0 by name, on the CPU; those of the other ranks are ignored.
+
+        keep: returns what a rank keeps of a tensor, before the next one is sent
+        """
+        return {name: keep(tensor) for name, tensor in tensors.items()}
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over all ranks. Every rank gives tensors of the same shapes and dtypes."""
@@ -75,25 +90,32 @@ class Ranks:
         return batch
 
     def seed(self, seed: int, step: int) -> None:
-        """Seed the random numbers of this rank for a step, so that they do not depend on the steps before it."""
+        """With several ranks: seed the random numbers of this rank for a step, so that they depend on no other step."""
+
+    def peer_errors(self) -> AbstractContextManager[None]:
+        """Context manager for a computation in which torch exchanges tensors between ranks, as FSDP does. If another
+        rank has failed, the error of the exchange becomes a PeerError.
+        """
+        return contextlib.nullcontext()
 
     def share_threads(self, threads: int) -> int:
-        """The number of CPU threads of this rank, if all ranks on its machine have `threads` together."""
+        """The number of CPU threads of this rank: `threads` for a single rank, else its share of the machine's."""
         return threads
 
-    def deal(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch | None, int]]:
-        """Deal batches to the ranks in turns. Yields, for each turn, the batch of this rank, `None` if there is none
-        left for it, and the number of targets of all batches of the turn.
+    def deal(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool, int]]:
+        """Deal batches to the ranks in turns. Yields, for each turn, the batch of this rank, whether it counts, and the
+        number of targets of all batches of the turn. If there is no batch left for this rank, it gets that of rank 0,
+        which does not count.
         """
         turn: list[Batch] = []
         for batch in batches:
             turn.append(batch)
             if len(turn) == self.size:
-                yield turn[self.launch.rank], sum(batch.n_targets for batch in turn)
+                yield turn[self.launch.rank], True, sum(batch.n_targets for batch in turn)
                 turn = []
         if turn:
-            own = turn[self.launch.rank] if self.launch.rank < len(turn) else None
-            yield own, sum(batch.n_targets for batch in turn)
+            counts = self.launch.rank < len(turn)
+            yield turn[self.launch.rank if counts else 0], counts, sum(batch.n_targets for batch in turn)
 
 
 ONE_RANK = Ranks()
@@ -102,14 +124,14 @@ ONE_RANK = Ranks()
 class ProcessRanks(Ranks):
     """The ranks of several processes, connected by the default process group of torch.distributed.
 
-    store: the key-value store of the process group
     threads: CPU threads of torch of all ranks on this machine
     """
 
-    def __init__(self, launch: Launch, store: Any, threads: int) -> None:
-        super().__init__(launch)
-        self._store = store
+    def __init__(self, launch: Launch, meeting: Rendezvous, threads: int) -> None:
+        super().__init__(launch, meeting.job, meeting.restarts)
+        self._store = meeting.store
         self.threads = threads
+        self._announcements = itertools.count()
 
     def gather(self, value: Any) -> list[Any]:
         data = json.dumps(value).encode()
@@ -145,21 +167,34 @@ class ProcessRanks(Ranks):
             torch.distributed.broadcast(tensor, 0)
         return tensor.numpy().tobytes()
 
+    def require_device(self, device: str) -> None:
+        local = self.launch.local_size
+        if device not in ("cpu", "cuda"):
+            raise UsageError(f"Several processes cannot use {device}; set `device` to cpu, or start one process.")
+        if device == "cuda" and torch.cuda.device_count() < local:
+            raise UsageError(
+                f"{local} processes on this machine need as many GPUs, and it has {torch.cuda.device_count()}; start "
+                "fewer processes."
+            )
+
     def announce(self) -> None:
         with self._communication():
-            self._store.set(READY_KEY, "1")
+            self._store.set(f"{READY_KEY}/{next(self._announcements)}", "")
 
     def wait(self) -> None:
         # Not a collective operation, which ends after TIMEOUT and does not let signal handlers run.
+        key = f"{READY_KEY}/{next(self._announcements)}"
         while True:
             with self._communication():
-                if self._store.check([READY_KEY]):
+                if self._store.check([key]):
                     return
                 if self._store.check([ERROR_KEY]):
                     raise RuntimeError
             time.sleep(POLL_SECONDS)
 
-    def broadcast(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def broadcast(
+        self, tensors: Mapping[str, Tensor], keep: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    ) -> dict[str, Tensor]:
         own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()} if self.is_first else {}
         names = [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in own.items()]
         result = {}
@@ -168,7 +203,7 @@ class ProcessRanks(Ranks):
             if tensor.numel():
                 with self._communication():
                     torch.distributed.broadcast(tensor.reshape(-1).view(torch.uint8), 0)
-            result[name] = tensor
+            result[name] = keep(tensor)
         return result
 
     def add(self, tensors: Sequence[Tensor]) -> None:
@@ -195,18 +230,30 @@ class ProcessRanks(Ranks):
         sequence = np.random.SeedSequence([seed, step, self.launch.rank])
         torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
 
+    @contextlib.contextmanager
+    def peer_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if is_out_of_memory(error) or not _is_lost_connection(error):
+                raise
+            raise self._peer_error(str(error)) from error
+
     def share_threads(self, threads: int) -> int:
         return max(1, self.threads // self.launch.local_size)
 
     def publish(self, error: BaseException) -> None:
-        """Let the other ranks raise a PeerError with the message and the exit code of this one, if it is the first."""
+        """Let the other ranks raise a PeerError with the message and the exit code of this error.
+
+        Has no effect if another rank has published an error before.
+        """
         text, exit_code = f"{type(error).__name__}: {error}", 1
         if isinstance(error, TinyLMError):
             text, exit_code = str(error), error.exit_code
         elif not isinstance(error, Exception):
             text, exit_code = "Stopped by a signal.", 130
         record = {"rank": self.launch.rank, "message": text[:2000], "exit_code": exit_code}
-        with contextlib.suppress(RuntimeError):  # the store is gone, and with it the first rank
+        with contextlib.suppress(RuntimeError):  # the process that holds the store has ended
             self._store.compare_set(ERROR_KEY, "", json.dumps(record))
 
     @contextlib.contextmanager
@@ -234,6 +281,11 @@ class ProcessRanks(Ranks):
         )
 
 
+def _is_lost_connection(error: RuntimeError) -> bool:
+    """Whether torch.distributed raised the error. For some errors of Gloo, only the message shows it."""
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
+
+
 def _to_tensor(data: bytes, size: int) -> Tensor:
     """The first `size` bytes, with zeros after their end: (size,) of uint8."""
     tensor = torch.zeros(size, dtype=torch.uint8)
@@ -258,44 +310,84 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 @contextlib.contextmanager
-def join_ranks(launch: Launch) -> Iterator[Ranks]:
+def join_ranks(launch: Launch, reporter: Reporter | None = None) -> Iterator[Ranks]:
     """Context manager that connects this process with the other ranks of its launch.
 
-    All CPU threads of the machine are then torch's, until `Ranks.share_threads` divides them. An exception in the block
-    reaches the other ranks as a PeerError.
+    torch then uses as many CPU threads as all ranks on this machine together; `Ranks.share_threads` divides them. An
+    exception in the block reaches the other ranks as a PeerError.
 
-    Raises UsageError if torch has no torch.distributed, and TinyLMError if the other ranks cannot be reached.
+    reporter: receives a note if the other ranks have to be waited for
+
+    The process can join again after the block; on CUDA, not after an exception.
+
+    Raises UsageError if torch has no torch.distributed, and JoinError if the other ranks cannot be reached.
     """
-    if launch.size == 1:
+    if launch.size == 1 and not launch.has_store:
         yield Ranks(launch)
         return
     if not torch.distributed.is_available():
         raise UsageError("This build of torch has no torch.distributed; start one process, without torchrun.")
-    if torch.cuda.is_available() and launch.local_rank < torch.cuda.device_count():
-        torch.cuda.set_device(launch.local_rank)
-    # torchrun sets OMP_NUM_THREADS to 1 if the user has not set it.
-    threads = torch.get_num_threads() * launch.local_size if torch.get_num_threads() > 1 else usable_cores()
+    threads = machine_threads(launch)
     torch.set_num_threads(threads)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    from torch.distributed.rendezvous import rendezvous
-
-    try:
-        common, rank, size = next(rendezvous("env://"))
-        # torchrun keeps the store when it restarts the processes: a number that no other command has.
-        command = common.compare_set("tinylm/command", "", secrets.token_hex(8)).decode()
-        launch = replace(launch, job=f"{launch.job} {command}")
-        store = torch.distributed.PrefixStore(f"{launch.restarts}/{next(_joins)}", common)  # type: ignore[attr-defined]
-        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise TinyLMError(f"Cannot connect to the other processes of the run ({reason}).") from error
-    ranks = ProcessRanks(launch, store, threads)
+    _select_gpu(launch)
+    meeting = _in_thread(lambda: _connect(launch, reporter or LogReporter()))
+    if launch.size == 1:
+        yield Ranks(launch, meeting.job, meeting.restarts)
+        return
+    ranks = ProcessRanks(launch, meeting, threads)
     try:
         yield ranks
-    except PeerError:
-        raise
     except BaseException as error:
-        ranks.publish(error)
+        if not isinstance(error, PeerError):
+            ranks.publish(error)
+        if not torch.cuda.is_available():  # NCCL could wait for operations of the rank that failed
+            torch.distributed.destroy_process_group()
         raise
     else:
         torch.distributed.destroy_process_group()
+
+
+def machine_threads(launch: Launch) -> int:
+    """CPU threads of torch of all ranks on this machine: those of a single process, unless OMP_NUM_THREADS sets more.
+
+    For several processes, torchrun sets OMP_NUM_THREADS to 1 if the user has not set it.
+    """
+    threads = torch.get_num_threads()
+    if threads > 1 or launch.local_size == 1:
+        return threads * launch.local_size
+    # The default of torch (aten/src/ATen/ParallelOpenMP.cpp).
+    return physical_cores() if torch.backends.mkl.is_available() else usable_cores()
+
+
+def _select_gpu(launch: Launch) -> None:
+    if torch.cuda.is_available() and launch.local_rank < torch.cuda.device_count():
+        torch.cuda.set_device(launch.local_rank)
+
+
+def _connect(launch: Launch, reporter: Reporter) -> Rendezvous:
+    _select_gpu(launch)  # a setting of the thread
+    meeting = meet(launch, reporter.note)
+    if launch.size > 1:
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        try:
+            torch.distributed.init_process_group(
+                backend, store=meeting.store, rank=launch.rank, world_size=launch.size, timeout=TIMEOUT
+            )
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+            raise JoinError(f"Cannot connect to the other processes of the run ({reason}).") from error
+    return meeting
+
+
+def _in_thread(call: Callable[[], Rendezvous]) -> Rendezvous:
+    """The result of a call that waits outside of Python, which would keep signal handlers from running."""
+    future: Future[Rendezvous] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future.result()

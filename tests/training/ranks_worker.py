@@ -1,6 +1,12 @@
-"""A process of torchrun that trains the runs in a JSON file, one after the other: [command, files, settings] each."""
+"""A process of torchrun that trains the runs in a JSON file, one after the other: [command, files, settings] each.
+
+Two settings are for tests only: stop_at, the step after which the first rank gets a signal, and fail_on, a rank that
+runs out of memory in the third step.
+"""
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,11 +14,13 @@ from typing import Any
 import torch
 
 from tinylm.launch import Launch
+from tinylm.model.block import PreNormBlock
 from tinylm.ranks import Ranks, join_ranks
 from tinylm.reporter import LogReporter
+from tinylm.training.events import Event, Stepped
 from tinylm.training.pipeline import Session
 from tinylm.training.restart import start_run
-from tinylm.training.training_request import bottleneck_request, lora_request, train_request
+from tinylm.training.training_request import bottleneck_request, lora_request, resume_request, train_request
 
 
 def train(runs: list[Any], ranks: Ranks) -> None:
@@ -20,17 +28,40 @@ def train(runs: list[Any], ranks: Ranks) -> None:
     for command, files, given in runs:
         settings = dict(given)
         out = Path(settings.pop("out"))
+        stop_at, fail_on = settings.pop("stop_at", None), settings.pop("fail_on", None)
+        if fail_on == ranks.launch.rank:
+            run_out_of_memory()
+        request: Any
         if command == "train":
             request = train_request(files, out, settings)
+        elif command == "resume":
+            request = resume_request(out, files, settings)
         else:
             make = lora_request if command == "finetune-lora" else bottleneck_request
             request = make(files, Path(settings.pop("model")), out, settings)
-        start_run(request, Session(reporter=LogReporter(), ranks=ranks))
+
+        def stop(event: Event, stop_at: int | None = stop_at) -> None:
+            if isinstance(event, Stepped) and event.step == stop_at:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        start_run(request, Session(reporter=LogReporter(), callbacks=[stop], ranks=ranks))
+
+
+def run_out_of_memory() -> None:
+    """Let a block of the third training step fail."""
+    forward, passes = PreNormBlock.forward, 0
+
+    def fail(self: PreNormBlock, *arguments: Any) -> Any:
+        nonlocal passes
+        passes += self.training
+        if passes == 3:
+            raise MemoryError
+        return forward(self, *arguments)
+
+    PreNormBlock.forward = fail  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
-    import os
-
     torch.set_num_threads(1)
     with join_ranks(Launch.of(os.environ)) as joined:
         train(json.loads(Path(sys.argv[1]).read_text()), joined)

@@ -35,7 +35,7 @@ class Weights(nn.Module):
 def test_four_steps_equal_the_formula_with_decay_on_matrices_only(optimizer: str, epsilon: float) -> None:
     model = Weights()
     chosen = config(optimizer=optimizer, epsilon=epsilon)
-    built = build_optimizer(model, chosen)
+    built = build_optimizer(model, chosen, "fp32")
     assert all(parameter is not model.frozen for group in built.param_groups for parameter in group["params"])
     rng = np.random.default_rng(1)
     x = {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
@@ -69,7 +69,7 @@ def test_vectors_have_no_weight_decay_and_each_parameter_is_in_one_group(preset:
     model = build_model(small(preset))
     decay = {
         id(p): group["weight_decay"]
-        for group in build_optimizer(model, config(optimizer=optimizer)).param_groups
+        for group in build_optimizer(model, config(optimizer=optimizer), "fp32").param_groups
         for p in group["params"]
     }
     assert len(decay) == len(list(model.parameters()))
@@ -80,7 +80,7 @@ def test_vectors_have_no_weight_decay_and_each_parameter_is_in_one_group(preset:
 
 def test_a_model_without_vectors_can_be_trained() -> None:
     model = nn.Linear(2, 2, bias=False)
-    (group,) = build_optimizer(model, config()).param_groups
+    (group,) = build_optimizer(model, config(), "fp32").param_groups
     assert group["weight_decay"] == 0.3
     assert math.isclose(group["lr"], 0.01)
 
@@ -145,14 +145,14 @@ def test_muon_trains_linear_layers_of_blocks_but_no_routers_and_no_embeddings() 
 
 def test_muon_without_matrices_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="none is trained here; use adamw"):
-        build_optimizer(nn.Linear(2, 2), config(optimizer="muon"))
+        build_optimizer(nn.Linear(2, 2), config(optimizer="muon"), "fp32")
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "muon"])
 def test_state_allocated_before_the_first_step_equals_the_state_of_that_step(optimizer: str) -> None:
     """Reference: an optimizer of the same class that allocates its state in its first step."""
     ours, theirs = (build_model(small(), seed=1) for _ in range(2))
-    early, late = (build_optimizer(model, config(optimizer=optimizer)) for model in (ours, theirs))
+    early, late = (build_optimizer(model, config(optimizer=optimizer), "fp32") for model in (ours, theirs))
     allocate_state(early)
     for step in range(2):
         for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):

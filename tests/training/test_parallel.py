@@ -4,10 +4,14 @@ import pytest
 import torch
 
 from tests.training.test_trainer import random_batch
+from tinylm import ranks
 from tinylm.launch import Launch
-from tinylm.ranks import BUCKET_BYTES, ProcessRanks, Ranks, _buckets
+from tinylm.ranks import BUCKET_BYTES, ProcessRanks, Ranks, _buckets, machine_threads
+from tinylm.rendezvous import Rendezvous
+from tinylm.training import parallel
 from tinylm.training.graceful_stop import StopRequest
 from tinylm.training.parallel import sum_gradients
+from tinylm.training.sharded_tensors import own_rows
 from tinylm.training.trainer import StopTraining
 
 
@@ -35,6 +39,17 @@ def test_a_parameter_without_a_gradient_on_one_rank_gets_that_of_the_other_and_n
     assert parameters[2].grad is None
 
 
+def test_ranks_have_the_threads_of_one_process_unless_more_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "usable_cores", lambda: 16)
+    monkeypatch.setattr(ranks, "physical_cores", lambda: 8)
+    found = {}
+    for threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        found |= {(threads, local): machine_threads(Launch(size=4, local_size=local)) for local in (1, 4)}
+    cores = 8 if torch.backends.mkl.is_available() else 16
+    assert found == {(1, 1): 1, (1, 4): cores, (3, 1): 3, (3, 4): 12}
+
+
 def test_a_signal_at_another_rank_stops_this_one_with_its_number() -> None:
     stop = StopRequest(OtherGives(signal_number=15))
     with pytest.raises(StopTraining):
@@ -45,7 +60,9 @@ def test_a_signal_at_another_rank_stops_this_one_with_its_number() -> None:
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 def test_the_parts_of_a_batch_have_each_row_once(size: int) -> None:
     batch = random_batch(0, rows=6)
-    parts = [ProcessRanks(Launch(rank=rank, size=size), None, 1).part(batch).ids for rank in range(size)]
+    parts = [
+        ProcessRanks(Launch(rank=rank, size=size), Rendezvous(None, None, 0), 1).part(batch).ids for rank in range(size)
+    ]
     assert sorted(torch.cat(parts).tolist()) == sorted(batch.ids.tolist())
 
 
@@ -54,9 +71,41 @@ def test_the_ranks_are_dealt_each_batch_once_in_the_same_number_of_turns(size: i
     batches = [random_batch(number, rows=1 + number) for number in range(5)]
     dealt = [list(Ranks(Launch(rank=rank, size=size)).deal(batches)) for rank in range(size)]
     assert {len(turns) for turns in dealt} == {-(-5 // size)}
-    found = [batch for turns in dealt for batch, _ in turns if batch is not None]
+    found = [batch for turns in dealt for batch, counts, _ in turns if counts]
     assert sorted(map(id, found)) == sorted(map(id, batches))
-    assert all(sum(targets for _, targets in turns) == sum(batch.n_targets for batch in batches) for turns in dealt)
+    assert all(sum(targets for *_, targets in turns) == sum(batch.n_targets for batch in batches) for turns in dealt)
+
+
+@pytest.mark.parametrize(("trained", "free", "mode"), [(True, 3000, "ddp"), (True, 2200, "fsdp"), (False, 700, "ddp")])
+def test_a_replica_that_does_not_fit_is_sharded(
+    trained: bool, free: int, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 parameters: 16 bytes each for weight, gradient and two moments, 4 bytes each if they are frozen."""
+    model = torch.nn.Linear(10, 10, bias=False).requires_grad_(trained)
+    monkeypatch.setattr(parallel, "free_memory", lambda device: free if device == "cuda" else 2 * free)
+    two = Ranks(Launch(size=2, local_size=2))
+    assert parallel.rank_memory("cuda", two) == free
+    assert parallel.rank_memory("cpu", two) == free, "two ranks share the memory of the machine"
+    assert parallel.choose_parallel("auto", model, free, two) == mode
+    assert parallel.choose_parallel("fsdp", model, free, two) == "fsdp"
+    assert parallel.choose_parallel("fsdp", model, free, Ranks()) == "ddp", "one rank has nothing to shard"
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 8])
+def test_the_rows_of_the_ranks_are_the_chunks_of_a_tensor(rows: int) -> None:
+    tensor = torch.arange(2 * rows).view(rows, 2)
+    chunks = [*tensor.chunk(4), *[tensor[:0]] * 4][:4]
+    assert all(torch.equal(own_rows(tensor, 4, rank), chunk) for rank, chunk in enumerate(chunks))
+
+
+@pytest.mark.parametrize(("rows", "size"), [(6, 4), (4, 1), (5, 2), (2, 4)])
+def test_sharded_ranks_have_equally_many_micro_batches_and_each_row_counts_once(rows: int, size: int) -> None:
+    batch = random_batch(0, rows=rows)
+    every = [ProcessRanks(Launch(rank=rank, size=size), Rendezvous(None, None, 0), 1) for rank in range(size)]
+    found = [list(parallel.micro_batches(batch, 1, True, ranks)) for ranks in every]
+    assert len({len(parts) for parts in found}) == 1
+    counted = torch.cat([part.ids for parts in found for part, counts in parts if counts])
+    assert sorted(counted.tolist()) == sorted(batch.ids.tolist())
 
 
 def test_buckets_have_all_tensors_in_order_and_are_bounded() -> None:

@@ -16,6 +16,7 @@ from tinylm.adapters.adapter import adapter_layers, load_adapter_tensors
 from tinylm.adapters.bottleneck import SUBLAYERS
 from tinylm.adapters.load import add_adapter, load_base_model
 from tinylm.device import DTYPES
+from tinylm.errors import UsageError
 from tinylm.evaluation.loop import evaluate_loss
 from tinylm.model.build import build_model
 from tinylm.model.stack import Transformer
@@ -244,6 +245,26 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
     assert contents(tmp_path / "resumed") == contents(tmp_path / "straight")
     steps = [event.step for event in second.events if isinstance(event, Stepped)]
     assert steps == list(range(saved + 1, outcome.state.step + 1))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=[name.replace(" ", "-") for name in CASES])
+def test_a_run_with_checkpointed_activations_equals_one_without(
+    case: Case, tokens: TokenFolder, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, if both are evaluated in batches of the same size."""
+    monkeypatch.setattr("tinylm.training.trainer.evaluation_rows", lambda micro_batch, checkpointed: micro_batch)
+    adapter = dataclasses.replace(request.getfixturevalue(case.adapter), **case.kind) if case.adapter else None
+    settings = {**case.settings, "budget": Budget(steps=8), "eval_every": 4, "log_every": 1, "log_gradients": True}
+    found = []
+    for checkpointed in (False, True):
+        config = config_of(
+            adapter, dataclasses.replace(SHAPE, **case.shape), **settings, checkpoint_activations=checkpointed
+        )
+        RunSession(tmp_path / str(checkpointed), tokens).begin(config)
+        found.append(
+            {name: value for name, value in contents(tmp_path / str(checkpointed)).items() if name != "config"}
+        )
+    assert found[0] == found[1]
 
 
 def test_a_stop_interrupts_an_evaluation(tokens: TokenFolder, tmp_path: Path) -> None:
@@ -475,3 +496,19 @@ def test_no_frozen_parameter_in_bf16_keeps_the_memory_it_was_loaded_in(adapter: 
         shared = parameter.untyped_storage().data_ptr() == before[name].untyped_storage().data_ptr()
         assert shared == parameter.requires_grad, name
         torch.testing.assert_close(parameter.detach().float(), before[name], rtol=2**-8, atol=0)
+
+
+def test_a_run_with_dropout_on_an_apple_gpu_cannot_resume_with_checkpointed_activations(
+    tokens: TokenFolder, tmp_path: Path
+) -> None:
+    session = RunSession(tmp_path / "run", tokens, until=3)
+    config = config_of()
+    session.begin(config)
+    files = {path: path.read_bytes() for path in session.path.rglob("*") if path.is_file()}
+    assert config.runtime is not None
+    config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, device="mps"))
+    RunDirectory(session.path).write_config(config)
+    files[session.path / "config.json"] = (session.path / "config.json").read_bytes()
+    with pytest.raises(UsageError, match="cannot be combined with dropout on Apple GPUs"):
+        session.resume(checkpoint_activations=True)
+    assert files == {path: path.read_bytes() for path in session.path.rglob("*") if path.is_file()}

@@ -73,7 +73,7 @@ def trained(optimizer: str, steps: int, dtype: torch.dtype = torch.float32) -> t
         budget=Budget(steps=1), batch_size=1, micro_batch=1, lr=0.01, min_lr=0.0, warmup=0.0, optimizer=optimizer
     )
     model = build_model(small("gpt2", kv_heads=4)).to(dtype)
-    built = build_optimizer(model, config)
+    built = build_optimizer(model, config, "fp32")
     for step in range(steps):
         train_step(model, built, step)
     return model, built

@@ -20,6 +20,7 @@ from tinylm.errors import DivergedError, TinyLMError, UsageError
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.objectives.loss import Loss, next_token
+from tinylm.ranks import ONE_RANK
 from tinylm.text.batches import Batch
 from tinylm.training import trainer as trainer_module
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Stepped
@@ -91,6 +92,7 @@ class Bench:
             "check_stop": lambda: None,
             "started": trainer_module.time.monotonic(),
             "state": None,
+            "ranks": ONE_RANK,
         }
         settings = dict(SETTINGS)
         parts |= {name: value for name, value in choices.items() if name in parts}
@@ -103,8 +105,9 @@ class Bench:
         self.best: list[tuple[int, float]] = []
         self.best_values: list[dict[str, Tensor]] = []
         self.saved: list[int] = []
+        self.save_seconds = 0.0
         task = FakeTask(parts["batches"], parts["objective"], parts["validate"])
-        job = TrainingJob(self.model, task, optimizer(self.model), self.config, parts["dtype"])
+        job = TrainingJob(self.model, task, optimizer(self.model), self.config, parts["dtype"], parts["ranks"])
 
         def check_stop() -> None:
             """Call the given function, except after the only batch of an evaluation."""
@@ -119,8 +122,13 @@ class Bench:
         self.best.append((step, val_loss))
         self.best_values.append(values(model))
 
-    def save_last(self, model: Decoder, optimizer: torch.optim.Optimizer, state: TrainerState) -> None:
+    def save_last(self, model: Decoder, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
         self.saved.append(state.step)
+        return self.save_seconds
+
+    @property
+    def saved_step(self) -> int:
+        return self.saved[-1] if self.saved else -1
 
     def run(self) -> Outcome:
         return self.trainer.run()
@@ -187,7 +195,7 @@ def test_a_step_of_adamw_equals_its_formula_with_the_clipped_gradient() -> None:
     chosen = {"lr": 0.01, "batch_size": 7, "micro_batch": 2, "grad_clip": 0.05, "budget": Budget(steps=3)}
     config = Bench(**chosen).config
     bench = Bench(
-        **chosen, batches=lambda number: random_batch(number, 7), optimizer=lambda m: build_optimizer(m, config)
+        **chosen, batches=lambda number: random_batch(number, 7), optimizer=lambda m: build_optimizer(m, config, "fp32")
     )
     model = copy.deepcopy(bench.model)
     x = values(model)
@@ -542,7 +550,7 @@ def out_of_memory(*_: object, **__: object) -> None:
 
 
 def adamw(model: Decoder) -> torch.optim.Optimizer:
-    return build_optimizer(model, TrainingConfig(**{**SETTINGS, "lr": 0.1}))
+    return build_optimizer(model, TrainingConfig(**{**SETTINGS, "lr": 0.1}), "fp32")
 
 
 def test_memory_error_counts_as_out_of_memory() -> None:
@@ -791,6 +799,29 @@ def test_a_resumed_run_has_the_rest_of_its_time(monkeypatch: pytest.MonkeyPatch)
     assert bench.state.setup_seconds == 4
 
 
+def test_time_for_the_last_save_is_kept_while_saves_are_written_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No save is begun that would not be written before the last one."""
+    clock = Clock(monkeypatch)
+    bench = clock.bench(100, 1, 0, 0.1)
+    bench.save_seconds = 15.0
+    bench.run()
+    assert bench.saved[:-1] == [0, 30, 60]
+    assert clock.now - 1000 == pytest.approx(100 - 1.1 * 15 - EXIT_SECONDS, abs=1.5)
+    bench = clock.bench(100, 1, 0, 0.1)
+    bench.save_seconds = 30.0
+    bench.run()
+    assert bench.saved[:-1] == [0, 30]
+
+
+def test_out_of_memory_names_the_last_save_that_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bench, "saved_step", property(lambda bench: -1))
+    bench = Bench(optimizer=adamw, average=0.1, lr=1e-3)
+    monkeypatch.setattr(WeightAverage, "update", out_of_memory)
+    with pytest.raises(TinyLMError, match="in step 1; nothing is saved yet"):
+        bench.run()
+    assert bench.saved == [0]
+
+
 def test_throughput_excludes_evaluations_and_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step has 36 tokens and takes 0.5 s."""
     clock = Clock(monkeypatch)
@@ -907,3 +938,13 @@ def test_extra_metrics_are_computed_with_the_gradients_and_logged() -> None:
     bench.run()
     assert [event.metrics for event in bench.reported(Logged)] == [{"of_embedding": value} for value in seen]
     assert len(seen) == 2
+
+
+def test_sharded_the_check_before_a_save_is_not_repeated_with_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks would wait for the forward passes of more parts."""
+    monkeypatch.setattr(trainer_module, "is_sharded", lambda model: True)
+    seen: list[int] = []
+    bench = Bench(objective=rows_at_most(3, seen), micro_batch=6, average=0.5)
+    with pytest.raises(TinyLMError, match="Out of memory while evaluating"):
+        bench.run()
+    assert seen == [6]

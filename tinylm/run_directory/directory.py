@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,11 @@ class RunDirectory:
         self.path = path
         self._current = path  # where the files are now: `path` or the hidden directory
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the run is at its `path`, and no longer in the hidden directory."""
+        return self._current == self.path
+
     @classmethod
     def create(
         cls, path: Path, config: RunConfig, tokenizer: Tokenizer, adapter_config: dict[str, Any] | None = None
@@ -77,11 +82,17 @@ class RunDirectory:
             write_weights(self._current / weights_file(config), tensors, config, step, val_loss)
 
     def save_last(
-        self, tensors: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any], config: RunConfig
+        self,
+        tensors: dict[str, Tensor],
+        optimizer: dict[str, Tensor],
+        state: dict[str, Any],
+        config: RunConfig,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Replace `last/` as one unit: the new one is written and flushed beside the old one, then renamed.
 
         state: the trainer's state, with `step` and `val_loss`. The first save moves a prepared run to `path`.
+        check: called between files; what it raises abandons this save
         """
         new, old, last = (self._current / name for name in ("last.new", "last.old", "last"))
         with self._saving():
@@ -91,10 +102,14 @@ class RunDirectory:
             try:
                 new.mkdir()
                 write_weights(new / weights_file(config), tensors, config, state["step"], state["val_loss"])
+                check()
                 # Before the first step there are no tensors; safetensors then reads the file only if it has metadata.
                 write_tensors(new / "optimizer.safetensors", optimizer, {"format": "pt"})
                 write_text(new / "state.json", json.dumps(state))
-                manifest = {file.name: hash_file(file) for file in sorted(new.iterdir())}
+                manifest = {}
+                for file in sorted(new.iterdir()):
+                    check()
+                    manifest[file.name] = hash_file(file)
                 write_text(new / "manifest.json", json.dumps(manifest))
                 flush_folder(new)
             except BaseException:
@@ -113,7 +128,7 @@ class RunDirectory:
             self._commit()
 
     def _commit(self) -> None:
-        if self._current != self.path:
+        if not self.is_in_place:
             commit(self._current, self.path)
             self._current = self.path
 
@@ -151,8 +166,13 @@ class RunDirectory:
         with self._saving():
             metrics_log.append_metrics(self._current, record)
 
+    def append_sample(self, record: dict[str, Any]) -> None:
+        """Append a record to samples.jsonl."""
+        with self._saving():
+            metrics_log.append_metrics(self._current, record, metrics_log.SAMPLES_FILE)
+
     def truncate_metrics(self, step: int) -> None:
-        """Delete the records of metrics.jsonl after `step`, which a resumed run logs again."""
+        """Delete the records of metrics.jsonl and samples.jsonl after `step`, which a resumed run logs again."""
         with self._saving():
             metrics_log.truncate_metrics(self.path, step)
 
@@ -162,7 +182,7 @@ class RunDirectory:
         try:
             yield
         except (OSError, safetensors.SafetensorError) as error:
-            if self._current == self.path and not self.path.exists():
+            if self.is_in_place and not self.path.exists():
                 raise SaveError(
                     f"{self.path} was deleted or moved during training, with everything that was saved in it. If it "
                     "was moved, resume it at its new path.",
@@ -170,7 +190,7 @@ class RunDirectory:
                     resumable=False,
                 ) from error
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            resumable = self._current == self.path
+            resumable = self.is_in_place
             remedy = "the last save is intact" if resumable else "remove the cause, or choose another `out`"
             raise SaveError(f"Cannot write {self.path}: {reason}; {remedy}.", self.path, resumable) from error
 
@@ -185,11 +205,19 @@ class UnwrittenRun(RunDirectory):
         """Do nothing."""
 
     def save_last(
-        self, tensors: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any], config: RunConfig
+        self,
+        tensors: dict[str, Tensor],
+        optimizer: dict[str, Tensor],
+        state: dict[str, Any],
+        config: RunConfig,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Do nothing."""
 
     def append_metrics(self, record: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    def append_sample(self, record: dict[str, Any]) -> None:
         """Do nothing."""
 
     def truncate_metrics(self, step: int) -> None:

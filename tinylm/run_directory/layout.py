@@ -9,7 +9,7 @@ MODEL_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
 PEFT_FILE = "adapter_config.json"  # of a LoRA adapter
 FOREIGN_FILE = "tokenizer_config.json"  # of Hugging Face folders; runs have none
-RUN_FILES = ("config.json", "tokenizer.json", "metrics.jsonl", MODEL_FILE, ADAPTER_FILE, PEFT_FILE)
+RUN_FILES = ("config.json", "tokenizer.json", "metrics.jsonl", "samples.jsonl", MODEL_FILE, ADAPTER_FILE, PEFT_FILE)
 RUN_FOLDERS = ("last", "last.new", "last.old", "tokens")
 
 

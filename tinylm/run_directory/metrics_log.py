@@ -1,7 +1,8 @@
-"""metrics.jsonl: one JSON object per line, with a step and its metrics."""
+"""metrics.jsonl and samples.jsonl: one JSON object per line, with a step and its metrics, or a text sampled there."""
 
 import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,29 +10,31 @@ from tinylm.errors import TinyLMError
 from tinylm.files import open_append, open_regular, parse_json, write_text
 from tinylm.validation import COUNT_FROM_0
 
-METRICS_FILE = "metrics.jsonl"
+METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
 MAX_LINES, MAX_LINE_BYTES = 1 << 21, 1 << 16
 MAX_LOSS = 1e300
 
 
-def append_metrics(directory: Path, record: dict[str, Any]) -> None:
+def append_metrics(directory: Path, record: dict[str, Any], file: str = METRICS_FILE) -> None:
     """Append a record as one line. Raises OSError."""
-    with open_append(directory / METRICS_FILE) as file:
-        file.write(json.dumps(record).encode() + b"\n")
+    with open_append(directory / file) as opened:
+        opened.write(json.dumps(record).encode() + b"\n")
 
 
 def truncate_metrics(directory: Path, step: int) -> None:
-    """Delete the records after `step`, which a resumed run logs again.
+    """Delete the records and samples after `step`, which a resumed run logs again.
 
-    Raises OSError if the file cannot be written, and TinyLMError as `read_metrics` does.
+    Raises OSError if a file cannot be written, and TinyLMError as `read_metrics` does.
     """
-    kept = [record for record in read_metrics(directory) if record["step"] <= step]
-    write_text(directory / METRICS_FILE, "".join(json.dumps(record) + "\n" for record in kept))
+    for file in (METRICS_FILE, SAMPLES_FILE):
+        kept = [record for record in iterate_metrics(directory, file) if record["step"] <= step]
+        if kept or (directory / file).exists():
+            write_text(directory / file, "".join(json.dumps(record) + "\n" for record in kept))
 
 
 def read_curve(directory: Path) -> list[dict[str, Any]]:
     """The records that have a validation loss. Raises TinyLMError as `read_metrics` does."""
-    return [record for record in read_metrics(directory) if record.get("val_loss") is not None]
+    return [record for record in iterate_metrics(directory) if record.get("val_loss") is not None]
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
@@ -39,19 +42,23 @@ def read_metrics(directory: Path) -> list[dict[str, Any]]:
 
     Raises TinyLMError if metrics.jsonl is not a regular file, cannot be read or has too many lines.
     """
-    path = directory / METRICS_FILE
-    records: list[dict[str, Any]] = []
+    return list(iterate_metrics(directory))
+
+
+def iterate_metrics(directory: Path, file: str = METRICS_FILE) -> Iterator[dict[str, Any]]:
+    """As `read_metrics`, one record at a time. `file`: metrics.jsonl or samples.jsonl."""
+    path = directory / file
     try:
-        with open_regular(path) as file:
+        with open_regular(path) as opened:
             for _ in range(MAX_LINES):
-                if not (line := file.readline(MAX_LINE_BYTES)):
-                    return records
+                if not (line := opened.readline(MAX_LINE_BYTES)):
+                    return
                 with contextlib.suppress(ValueError):
                     record = parse_json(line.decode("utf-8", "replace"))
                     if isinstance(record, dict) and _is_step(record.get("step")) and _is_loss(record.get("val_loss")):
-                        records.append(record)
+                        yield record
     except FileNotFoundError:
-        return records
+        return
     except OSError as error:
         raise TinyLMError(f"{path} is damaged ({error}). Delete it: only the curve of the run is lost.") from error
     raise TinyLMError(f"{path} has more than {MAX_LINES} lines. Delete it: only the curve of the run is lost.")

@@ -119,8 +119,8 @@ def _run(request: TrainingRequest | ResumeRequest, callbacks: Callbacks, reporte
     launch = Launch.of(os.environ)
     started = time.monotonic()
     try:
-        with join_ranks(launch) as ranks:
-            reporter = reporter or LogReporter()
+        reporter = reporter or LogReporter()
+        with join_ranks(launch, reporter) as ranks:
             return start_run(
                 request, Session(reporter=reporter, callbacks=tuple(callbacks), started=started, ranks=ranks)
             )

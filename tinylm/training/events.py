@@ -61,6 +61,16 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """Sent when a text was sampled after an evaluation. text: without a prompt. val_loss: nats per token."""
+
+    step: int
+    val_loss: float
+    seconds: float
+    text: str
+
+
+@dataclass(frozen=True)
 class Notice:
     """A message for the user, such as a smaller micro-batch after running out of memory."""
 
@@ -93,7 +103,7 @@ class Started:
     tokenizer: Tokenizer
 
 
-Event = Planned | Examples | Started | Stepped | Logged | Evaluated | Notice
+Event = Planned | Examples | Started | Stepped | Logged | Evaluated | Sampled | Notice
 
 
 def metrics_record(event: Logged | Evaluated) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class StopRequest:
     ranks: the processes of the run, which stop together if a signal arrives at one of them
     """
 
-    def __init__(self, ranks: Ranks = ONE_RANK) -> None:
+    def __init__(self, ranks: Ranks) -> None:
         self.signal_number = 0
         self._ranks = ranks
         self._received = 0.0

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tinylm.kernels.optimizers import Optimizer
+from tinylm.training.sharded_tensors import apply_to_full_matrices
 
 MOMENTUM = 0.95
 # (a, b, c): the polynomial a x + b x^3 + c x^5, applied five times, maps singular values in (0, 1] to about 1.
@@ -21,7 +22,8 @@ class Muon(Optimizer):
     learning rate (Liu et al. 2025). torch.optim.Muon computes the same (with `adjust_lr_fn="match_rms_adamw"`), one
     matrix at a time; here, matrices of the same shape are batched (decision 011).
 
-    matrices: weights, each (R, C)
+    matrices: weights, each (R, C). If they are sharded among ranks, so is the momentum, and each matrix is gathered on
+        one rank to be orthogonalised.
     precision: dtype of the Newton-Schulz products; torch.optim.Muon uses bf16
     """
 
@@ -42,10 +44,14 @@ class Muon(Optimizer):
                 if "momentum_buffer" not in state:
                     state["momentum_buffer"] = torch.zeros_like(matrix)
                 momentum = state["momentum_buffer"].lerp_(matrix.grad, 1 - MOMENTUM)
-                directions.append(matrix.grad.lerp(momentum, MOMENTUM))
+                directions.append(matrix.grad.lerp(momentum, MOMENTUM).to(self._precision))
                 matrix.mul_(1 - group["lr"] * group["weight_decay"])
-            for matrix, update in zip(matrices, orthogonalise(directions, self._precision), strict=True):
+            updates = apply_to_full_matrices(self._orthogonalise, directions)
+            for matrix, update in zip(matrices, updates, strict=True):
                 matrix.add_(update, alpha=-group["lr"] * 0.2 * max(matrix.shape) ** 0.5)
+
+    def _orthogonalise(self, directions: Sequence[Tensor]) -> list[Tensor]:
+        return orthogonalise(directions, self._precision)
 
 
 def orthogonalise(matrices: Sequence[Tensor], precision: torch.dtype) -> list[Tensor]:

@@ -45,7 +45,7 @@ class MuonAdamW(Optimizer):
             part.step()
 
 
-def build_optimizer(model: nn.Module, config: TrainingConfig, dtype: str = "fp32") -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, config: TrainingConfig, dtype: str) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter 2019), Adam (Kingma and Ba 2015) with L2 regularisation, or Muon with AdamW.
 
     Only parameters with `requires_grad` are trained. Gains, biases and other vectors have no weight decay.

@@ -1,21 +1,119 @@
-"""Data-parallel training: every rank has a replica of the model, and computes the gradient of a part of each batch.
+"""Training in several processes: every rank computes the gradient of a part of each batch.
+
+ddp: every rank has a replica of the model, its gradient and its optimizer. fsdp: every rank has a shard of them, and
+the weights of one block at a time are gathered for its forward and its backward pass (torch's FSDP2). With an adapter,
+only the frozen base model is sharded.
 
 Gradients are sums over scored tokens, divided by the number of scored tokens of the whole batch, so their sum over the
-ranks is the gradient of the batch. The sum is the same on all ranks, and on equal machines
-so are clipping, update and weights.
+ranks is the gradient of the batch. With replicas, the sum is the same on all ranks, and on equal machines so are
+clipping, update and weights.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from tinylm.device import DTYPES, free_memory
+from tinylm.kernels.allocator import return_large_blocks
+from tinylm.model.block import PreNormBlock
+from tinylm.model.stack import Transformer
+from tinylm.planning.recipes import MEMORY_SHARE, PARAMETER_BYTES
 from tinylm.ranks import Ranks
+from tinylm.run_directory.weights import is_finite
+from tinylm.text.batches import Batch
+from tinylm.training.sharded_tensors import as_shard, is_sharded, local
+
+
+def rank_memory(device: str, ranks: Ranks) -> int | None:
+    """Free bytes of the device of this rank, on a CPU its share of the machine's; `None` if they are not known."""
+    free = free_memory(device)
+    return free // ranks.launch.local_size if free is not None and device == "cpu" else free
+
+
+def choose_parallel(setting: str, model: nn.Module, free: int | None, ranks: Ranks) -> str:
+    """`ddp` or `fsdp`: the setting, or with `auto` `ddp` if a replica with gradient and optimizer fits in memory.
+
+    free: `rank_memory` before the model or a save was loaded, so that a resumed run has the mode of a new one
+
+    With one rank, the setting has no effect.
+    """
+    if ranks.size == 1 or setting != "auto":
+        return "ddp" if ranks.size == 1 else setting
+    needed = sum(p.numel() * PARAMETER_BYTES if p.requires_grad else p.nbytes for p in model.parameters())
+    return "ddp" if free is None or needed <= MEMORY_SHARE * free else "fsdp"
+
+
+def shard_model(model: Transformer, device: str, dtype: str) -> None:
+    """Shard the model among the ranks, in place, and move the shards to the device.
+
+    Each block is gathered by itself, and all other parameters together. With an adapter, whose parameters are few,
+    those are replicated instead.
+
+    dtype: number format of the computation under autocast. On a GPU, blocks are gathered in it, as autocast would round
+        their matrices to it, and compute in no other format; sums of gradients are fp32.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    if device == "cpu":
+        return_large_blocks()  # otherwise, gathered weights that are freed stay resident
+    trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
+    has_frozen = len(trained) < len(list(model.parameters()))
+    replicated = trained if has_frozen else set()
+    for parameter in replicated:
+        parameter.data = parameter.data.to(device)
+    mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
+    rounded = MixedPrecisionPolicy()
+    if device == "cuda" and dtype != "fp32" and not has_frozen:
+        rounded = MixedPrecisionPolicy(DTYPES[dtype], torch.float32, cast_forward_inputs=False)
+    for block in [module for module in model.modules() if isinstance(module, PreNormBlock)]:
+        fully_shard(block, mesh=mesh, mp_policy=rounded, ignored_params=replicated)
+    fully_shard(model, mesh=mesh, ignored_params=replicated)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # The sum of gradients, not their mean.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def load_shards(model: Transformer, rows: dict[str, Tensor], device: str) -> None:
+    """Give a model that was sharded without values (on the meta device) the rows of this rank, by parameter."""
+    parameters = dict(model.named_parameters())
+    shards = {
+        name: as_shard(values.to(parameters[name].dtype), parameters[name], torch.device(device))
+        for name, values in rows.items()
+    }
+    model.load_state_dict(shards, assign=True)
+
+
+def release_gathered(model: nn.Module) -> None:
+    """Free the gathered weights outside of blocks, which a forward pass leaves for the output layer and the backward
+    pass. Parameters of the model are then shards. Does nothing with replicas.
+    """
+    if is_sharded(model):
+        model.reshard()  # type: ignore[operator]
+
+
+def micro_batches(batch: Batch, rows: int, sharded: bool, ranks: Ranks) -> Iterator[tuple[Batch, bool]]:
+    """Yield the micro-batches of this rank, of at most `rows` sequences, and whether each of them counts in the loss.
+
+    sharded: every rank gets the same number of them, since the ranks gather the weights together. Where rows are
+    lacking, a micro-batch repeats the first row and does not count.
+    """
+    number = 0
+    for part in ranks.part(batch).split(rows):
+        yield part, True
+        number += 1
+    if sharded:
+        most_rows = -(-len(batch) // ranks.size)
+        for _ in range(number, -(-most_rows // rows)):
+            yield next(batch.split(1)), False
 
 
 @torch.no_grad()
 def sum_gradients(parameters: Sequence[Tensor], missing: Sequence[Sequence[int]], ranks: Ranks) -> None:
-    """Replace the gradients of this rank by their sum over all ranks.
+    """Replace the gradients of this rank by their sum over all ranks. Those of sharded parameters are sums already.
 
     missing: for each rank, the indices of the parameters that have no gradient there. A parameter without a gradient on
     every rank is left without one.
@@ -23,8 +121,15 @@ def sum_gradients(parameters: Sequence[Tensor], missing: Sequence[Sequence[int]]
     if ranks.size == 1:
         return
     without = set(range(len(parameters))).intersection(*missing)
-    shared = [parameter for index, parameter in enumerate(parameters) if index not in without]
+    shared = [p for index, p in enumerate(parameters) if index not in without and not is_sharded(p)]
     for parameter in shared:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     ranks.add([parameter.grad for parameter in shared if parameter.grad is not None])
+
+
+def weights_finite(model: nn.Module, ranks: Ranks) -> bool:
+    """Whether all weights are finite; every rank gets the same answer."""
+    parts = (local(parameter) for parameter in model.parameters())
+    finite = all(is_finite(part) for part in parts if part.numel())
+    return all(ranks.gather(finite)) if is_sharded(model) else finite

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tinylm.adapters.lora import peft_config
-from tinylm.errors import InterruptedRunError, UsageError
+from tinylm.errors import InterruptedRunError, TinyLMError, UsageError
 from tinylm.files import resolve_links
+from tinylm.launch import Launch
 from tinylm.machine import Machine, choose_machine
 from tinylm.planning.plan import Plan, plan_training
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.reporter import LogReporter, Reporter
-from tinylm.run_config import RunConfig, TokenizerConfig
+from tinylm.run_config import Estimates, RunConfig, TokenizerConfig
 from tinylm.run_directory.commit import reserve
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.metrics_log import read_metrics
@@ -29,6 +30,7 @@ from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.events import Event, Examples, Planned, Started
 from tinylm.training.graceful_stop import stop_on_signals
+from tinylm.training.parallel import choose_parallel
 from tinylm.training.run import TrainingRun
 from tinylm.training.shared_run import receive_run, share_run
 from tinylm.training.starting_point import InitialModel
@@ -110,7 +112,10 @@ class TrainingResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
-    """A new run before its directory is written to `out`."""
+    """A new run before its directory is written to `out`.
+
+    free_memory: bytes for each process, before the model was loaded
+    """
 
     out: Path
     plan: Plan
@@ -118,6 +123,7 @@ class PreparedRun:
     model: InitialModel
     tokenizer: Tokenizer
     tokens: TokenFolder
+    free_memory: int | None
 
     @property
     def trainable_parameters(self) -> int:
@@ -132,19 +138,23 @@ class PreparedRun:
             raise UsageError("`show_examples` is for conversations, and the text has none; leave it out.")
         return marked_examples(ChatTokens(self.tokens.train), self.tokenizer, number)
 
-    def create(self, ranks: Ranks) -> TrainingRun:
-        """Write the new run directory, which appears at `out` with the first save, and build the model."""
+    def create(self, ranks: Ranks, parallel: str) -> TrainingRun:
+        """Write the new run directory, which appears at `out` with the first save, and build the model.
+
+        parallel: auto, ddp or fsdp
+        """
         adapter = self.config.adapter
         is_lora = adapter is not None and adapter.kind == "lora"
         adapter_config = peft_config(adapter, self.model.architecture) if adapter is not None and is_lora else None
         directory = RunDirectory.create(self.out, self.config, self.tokenizer, adapter_config)
         network = self.model.build(self.plan.model, self.plan.training.seed)
-        return TrainingRun(directory, self.config, network, self.tokenizer, self.tokens, ranks=ranks)
+        parallel = choose_parallel(parallel, network, self.free_memory, ranks)
+        return TrainingRun(directory, self.config, network, self.tokenizer, self.tokens, ranks=ranks, parallel=parallel)
 
 
-def plan_run(request: TrainingRequest, reporter: Reporter) -> PreparedRun:
+def plan_run(request: TrainingRequest, reporter: Reporter, launch: Launch | None = None) -> PreparedRun:
     """Load the model and the text, and plan the run, as `train_run` does; writes no run directory."""
-    setup = _Setup.of(request, reporter)
+    setup = _Setup.of(request, reporter, launch or Launch())
     out = setup.out
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())) and not request.force:
         reporter.note(f"{out} already exists; set `force` to replace it, or choose another `out`.")
@@ -161,15 +171,22 @@ def train_run(request: TrainingRequest, session: Session) -> TrainingResult:
     """
     if not session.ranks.is_first:
         return train_to_end(receive_run(session.ranks), session)
-    setup = _Setup.of(request, session.reporter, session.ranks)
+    setup = _Setup.of(request, session.reporter, session.ranks.launch, session.ranks.job)
     with reserve(setup.out, request.force) as staging:
         prepared = setup.prepare(staging)
         session.report(Planned(prepared.plan, prepared.config, prepared.trainable_parameters))
         if request.show_examples:
             session.report(Examples(prepared.examples(request.show_examples)))
-        run = prepared.create(session.ranks)
+        run = prepared.create(session.ranks, request.parallel)
+        note_sharding(run, session)
         share_run(run, session.ranks)
         return train_to_end(run, session)
+
+
+def note_sharding(run: TrainingRun, session: Session) -> None:
+    """Report that the ranks have shards, if they do."""
+    if run.parallel == "fsdp":
+        session.reporter.note(f"The model is sharded among {session.ranks.size} processes.")
 
 
 def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
@@ -210,23 +227,27 @@ class _Setup:
     out: Path
     reporter: Reporter
     job: str | None
+    processes: int
 
     @classmethod
-    def of(cls, request: TrainingRequest, reporter: Reporter, ranks: Ranks = ONE_RANK) -> Self:
+    def of(cls, request: TrainingRequest, reporter: Reporter, launch: Launch, job: str | None = None) -> Self:
         """Choose the machine and the paths. Raises UsageError if the run would replace the base model."""
         machine = choose_machine(request.device, request.dtype, reporter)
         if machine.device == "cpu" and machine.free_memory is not None:
-            machine = replace(machine, free_memory=machine.free_memory // ranks.launch.local_size)
-        processes = f" in {ranks.size} processes" if ranks.size > 1 else ""
+            machine = replace(machine, free_memory=machine.free_memory // launch.local_size)
+        processes = f" in {launch.size} processes" if launch.size > 1 else ""
         reporter.note(f"On {machine.reasons}{processes}.")
         source = request.start.find_source(reporter)
         out = request.out or request.start.default_out(source, request.text)
         if source is not None and resolve_links(out) == resolve_links(source):
             raise UsageError(f"{out} is the base model, which is never written to; choose another `out`.")
-        return cls(request, machine, source, out, reporter, ranks.launch.job)
+        return cls(request, machine, source, out, reporter, job, launch.size)
 
     def prepare(self, staging: Path) -> PreparedRun:
-        """Load the model, read and encode the text, and plan. Text from standard input is kept in `staging`."""
+        """Load the model, read and encode the text, and plan. Text from standard input is kept in `staging`.
+
+        Raises TinyLMError if a single process would run out of memory; several may share the weights among them.
+        """
         request, reporter = self.request, self.reporter
         model = request.start.load(self.source, request.training.get("seed", 0))
         choose_chat_format = model.choose_chat_format if model.architecture == "decoder" else None
@@ -253,6 +274,8 @@ class _Setup:
                 chat=ChatParts.from_tokens(tokens) if data.kind == "chat" else None,
             ),
         )
+        if plan.shortage is not None and self.processes == 1:
+            raise TinyLMError(plan.shortage)
         config = RunConfig.new(
             model=plan.model,
             tokenizer=TokenizerConfig(
@@ -266,5 +289,14 @@ class _Setup:
             runtime=replace(plan.runtime, job=self.job),
             adapter=model.adapter,
             family=model.family,
+            planned=Estimates(steps=plan.steps, seconds=plan.seconds, memory=plan.memory),
         )
-        return PreparedRun(out=self.out, plan=plan, config=config, model=model, tokenizer=tokenizer, tokens=tokens)
+        return PreparedRun(
+            out=self.out,
+            plan=plan,
+            config=config,
+            model=model,
+            tokenizer=tokenizer,
+            tokens=tokens,
+            free_memory=self.machine.free_memory,
+        )

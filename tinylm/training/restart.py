@@ -15,15 +15,19 @@ from tinylm.training.training_request import ResumeRequest, TrainingRequest
 def start_run(request: TrainingRequest | ResumeRequest, session: Session) -> TrainingResult:
     """Train a new run or resume one. A new run that this torchrun command has saved before a restart is resumed.
 
-    Raises the errors of `train_run` and `resume_run`.
+    Raises the errors of `train_run` and `resume_run`, and TinyLMError if an interrupted save of that run cannot be
+    recovered.
     """
-    if isinstance(request, TrainingRequest) and session.ranks.is_first and session.ranks.launch.restarts:
+    if isinstance(request, TrainingRequest) and session.ranks.is_first and session.ranks.restarts:
         request = _saved_before_restart(request, session) or request
     return train_run(request, session) if isinstance(request, TrainingRequest) else resume_run(request, session)
 
 
 def _saved_before_restart(request: TrainingRequest, session: Session) -> ResumeRequest | None:
-    """A request to resume the run at the path of `request`, if the same torchrun command has saved it there."""
+    """A request to resume the run at the path of `request`, if the same torchrun command has saved it there.
+
+    Raises TinyLMError if an interrupted save cannot be recovered.
+    """
     source = request.start.find_source(session.reporter)
     out = request.out or request.start.default_out(source, request.text)
     try:
@@ -33,9 +37,12 @@ def _saved_before_restart(request: TrainingRequest, session: Session) -> ResumeR
         config = read_config(out)
     except TinyLMError:
         return None
-    if config.runtime is None or config.runtime.job != session.ranks.launch.job or not (out / "last").is_dir():
+    except OSError as error:
+        raise TinyLMError(f"Cannot continue {out} after a restart: {error.strerror or error}.") from error
+    if config.runtime is None or config.runtime.job != session.ranks.job or not (out / "last").is_dir():
         return None
     base: Path | None = None
     if isinstance(request.start, NewAdapter):
         base = request.start.base
-    return ResumeRequest(run=out, adapter_kind=config.adapter.kind if config.adapter else None, base=base)
+    kind = config.adapter.kind if config.adapter else None
+    return ResumeRequest(run=out, adapter_kind=kind, base=base, parallel=request.parallel)

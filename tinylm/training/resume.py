@@ -18,7 +18,8 @@ from tinylm.run_directory.loading import read_config, read_tokenizer, restore_mo
 from tinylm.run_directory.lock import lock_run
 from tinylm.text.corpus_loading import encode_recorded_text
 from tinylm.text.run_tokens import reopen_tokens
-from tinylm.training.pipeline import Session, TrainingResult, train_to_end
+from tinylm.training.parallel import choose_parallel, rank_memory
+from tinylm.training.pipeline import Session, TrainingResult, note_sharding, train_to_end
 from tinylm.training.run import TrainingRun
 from tinylm.training.shared_run import receive_run, share_run
 from tinylm.training.state import TrainerState
@@ -53,6 +54,7 @@ def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
         )
     with lock_run(path.absolute()):
         directory = RunDirectory(path)
+        free = rank_memory(device, session.ranks)  # before the save takes some of it
         save = directory.load_last(config)
         tokenizer = read_tokenizer(path, config)
         if request.text is None:
@@ -65,16 +67,19 @@ def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
         config = replace(config, training=training)
         state = TrainerState.from_json(save.state)
         model = _restore_model(path, config, save, base)
-        run = TrainingRun(directory, config, model, tokenizer, tokens, save, session.ranks)
+        parallel = choose_parallel(request.parallel, model, free, session.ranks)
+        run = TrainingRun(directory, config, model, tokenizer, tokens, save, session.ranks, parallel)
         rule = StoppingRule.of(training, run.task.steps_per_epoch)
         if finished := _describe_finished(rule, state, state.seconds + time.monotonic() - session.started):
             message = f"{path} is finished: {finished} continues it."
-            restarted = session.ranks.launch.restarts > 0  # by torchrun, which repeats the command
+            restarted = session.ranks.restarts > 0  # by torchrun, which repeats the command
             if training.budget.time is not None and not rule.patience_exhausted(state) and not restarted:
                 raise UsageError(message)
             session.reporter.warn(message)
         session.reporter.note(f"Resuming {path} at step {state.step}.")
+        note_sharding(run, session)
         share_run(run, session.ranks)
+        del save  # the run releases it after its optimizer is restored
         return train_to_end(run, session)
 
 

@@ -1,5 +1,6 @@
 """Training on a run directory: builds the optimizer, compiles the layers, restores a save and runs the trainer."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,27 +13,38 @@ from tinylm.device import DTYPES, weights_dtype
 from tinylm.kernels.force_eager import discard_compiled
 from tinylm.model.stack import Transformer
 from tinylm.objectives.tasks import Task, make_task
+from tinylm.planning.memory import require_repeatable_dropout
 from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.run_config import RunConfig, RuntimeConfig
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.training.background_save import BackgroundSaver
+from tinylm.training.checkpoint_activations import checkpoint_activations
 from tinylm.training.compile_layers import compile_layers
-from tinylm.training.events import Evaluated, Event, Logged, metrics_record
+from tinylm.training.events import Evaluated, Event, Logged, Notice, Sampled, metrics_record
 from tinylm.training.gradient_norms import layer_gradient_norms
 from tinylm.training.optimizer import build_optimizer
+from tinylm.training.parallel import load_shards, shard_model
+from tinylm.training.samples import Sampler
+from tinylm.training.sharded_tensors import full_tensors
 from tinylm.training.state import TrainerState, optimizer_tensors, restore_optimizer
 from tinylm.training.trainer import Outcome, Trainer, TrainerHooks, TrainingJob
 from tinylm.training_config import TrainingConfig
+
+SIZE_WITH_OPTIMIZER = 3  # of a save, relative to the first one, which has no optimizer state: Adam has two moments
 
 
 @dataclass
 class TrainingRun:
     """A run directory, and all that is needed to train its model.
 
-    resume_from: a save whose weights the model has, and whose optimizer and trainer state are restored; `None` for a
-        new run
+    resume_from: a save whose weights the model has, and whose optimizer and trainer state are restored, which releases
+        it; `None` for a new run
     ranks: the processes that train the model together; only the first one writes to the directory
+    parallel: ddp or fsdp, whether each of them has a replica or a shard of the model. With fsdp and without an adapter,
+        `resume_from` has the rows of this rank of the optimizer's tensors.
+    rows: those of the weights that this rank has, if the model has none (is on the meta device)
     """
 
     directory: RunDirectory
@@ -42,6 +54,8 @@ class TrainingRun:
     tokens: TokenFolder
     resume_from: LastSave | None = None
     ranks: Ranks = ONE_RANK
+    parallel: str = "ddp"
+    rows: dict[str, Tensor] | None = None
 
     @property
     def training(self) -> TrainingConfig:
@@ -81,13 +95,24 @@ class TrainingRun:
         check_stop: called between steps and batches
         started: the `time.monotonic()` from which the time of this session counts
 
-        Raises the errors of `Trainer.run`, and SaveError if the run directory cannot be written.
+        Raises the errors of `Trainer.run`, SaveError if the run directory cannot be written, and UsageError if
+        activations cannot be checkpointed with dropout on this device.
         """
+        if self.training.checkpoint_activations:
+            require_repeatable_dropout(self.runtime.device, self.config.model, self.config.adapter)
         torch.set_num_threads(self.ranks.share_threads(self.runtime.threads))
         torch.manual_seed(self.training.seed)
-        self.model.to(self.runtime.device)
+        if self.parallel == "ddp":
+            self.model.to(self.runtime.device)
         set_weights_dtype(self.model, DTYPES[self.runtime.dtype])
+        if self.parallel == "fsdp":
+            shard_model(self.model, self.runtime.device, self.runtime.dtype)
+            if self.rows is not None:
+                load_shards(self.model, self.rows, self.runtime.device)
+                self.rows = None
         optimizer = build_optimizer(self.model, self.training, self.runtime.dtype)
+        if self.training.checkpoint_activations:
+            checkpoint_activations(self.model)
         self._compile(report)
         if self.resume_from is None:
             state = TrainerState(micro_batch=self.training.micro_batch)
@@ -96,24 +121,40 @@ class TrainingRun:
             state = TrainerState.from_json(self.resume_from.state)
             self.directory.write_config(self.config)
             self.directory.truncate_metrics(state.step)
+        saved_step = -1 if self.resume_from is None else state.step
+        self.resume_from = None
+
+        saver = BackgroundSaver(state.save_seconds)
+        sampler = Sampler(self.model, self.tokenizer, self.config)
 
         def record(event: Event) -> None:
+            saver.check()
             if isinstance(event, Logged | Evaluated):
                 self.directory.append_metrics(metrics_record(event))
             report(event)
+            if isinstance(event, Evaluated) and self.ranks.is_first and (text := sampler.sample_if_due(event)):
+                sampled = Sampled(event.step, event.val_loss, round(event.seconds, 3), text)
+                self.directory.append_sample(dataclasses.asdict(sampled))
+                report(sampled)
 
         hooks = TrainerHooks(record, check_stop)
         if self.training.log_gradients:
-            hooks.extra_metrics = lambda: {"gradient_norms": layer_gradient_norms(self.model)}
+            hooks.extra_metrics = lambda: {"gradient_norms": layer_gradient_norms(self.model, self.ranks)}
         job = TrainingJob(self.model, self.task, optimizer, self.training, self.runtime.dtype, self.ranks)
-        return Trainer(job, state, _RunStore(self.directory, self.config), hooks, started=started).run()
+        store = _RunStore(self.directory, self.config, self.ranks, saver, saved_step)
+        with self.ranks.peer_errors(), saver:
+            return Trainer(job, state, store, hooks, started=started).run()
 
     def _compile(self, report: Callable[[Event], None]) -> None:
         """Compile the layers if `runtime.compile` is set; if that fails, record `compile` as False."""
         if not self.runtime.compile:
             return
-        batch = next(self.task.batch(0).split(self.training.micro_batch))
-        compiled = compile_layers(self.model, batch, self.task.objective, self.runtime.dtype, report)
+        compiled = False
+        if self.parallel == "fsdp":
+            report(Notice("Layers are not compiled, since the weights are sharded."))
+        else:
+            batch = next(self.task.batch(0).split(self.training.micro_batch))
+            compiled = compile_layers(self.model, batch, self.task.objective, self.runtime.dtype, report)
         if not all(self.ranks.gather(compiled)):
             if compiled:  # and not on another rank
                 discard_compiled(self.model.modules())
@@ -138,18 +179,41 @@ def set_weights_dtype(model: Transformer, dtype: torch.dtype) -> None:
 
 
 class _RunStore:
-    """Saves the model and state of a trainer into a run directory: all weights, or only those of the adapter."""
+    """Saves the model and state of a trainer into a run directory: all weights, or only those of the adapter.
 
-    def __init__(self, directory: RunDirectory, config: RunConfig) -> None:
+    Shards are gathered on the first rank; all ranks call the methods together.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, config: RunConfig, ranks: Ranks, saver: BackgroundSaver, saved_step: int
+    ) -> None:
         self._directory = directory
         self._config = config
+        self._ranks = ranks
+        self._saver = saver
+        self.saved_step = saved_step
 
     def save_best(self, model: Transformer, step: int, val_loss: float) -> None:
         self._directory.save_best(self._tensors(model), self._config, step, val_loss)
 
-    def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> None:
-        optimizer_state = optimizer_tensors(optimizer, model)
-        self._directory.save_last(self._tensors(model), optimizer_state, state.to_json(), self._config)
+    def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
+        optimizer_state = full_tensors(optimizer_tensors(optimizer, model), self._ranks.is_first)
+        weights, values = self._tensors(model), state.to_json()
+        if not self._ranks.is_first:
+            self.saved_step = state.step
+            return 0.0
+
+        def write(tensors: dict[str, Tensor]) -> None:
+            own = {name: tensors[name] for name in weights}
+            others = {name: tensors[name] for name in optimizer_state}
+            self._directory.save_last(own, others, values, self._config, self._saver.check_abandoned)
+            self.saved_step = values["step"]
+
+        # The first save moves the run, into which training writes, to its path.
+        self._saver.write(write, weights | optimizer_state, wait=not self._directory.is_in_place)
+        return self._saver.seconds if optimizer_state else SIZE_WITH_OPTIMIZER * self._saver.seconds
 
     def _tensors(self, model: Transformer) -> dict[str, Tensor]:
-        return dict(model.state_dict()) if self._config.adapter is None else adapter_tensors(adapter_layers(model))
+        if self._config.adapter is not None:
+            return adapter_tensors(adapter_layers(model))
+        return full_tensors(dict(model.state_dict()), self._ranks.is_first)

@@ -43,6 +43,7 @@ class OptimizerSettings(TypedDict, total=False):
 
     batch_size: int | None  # sequences per optimizer step
     micro_batch: int | None  # sequences per forward pass
+    checkpoint_activations: bool | None  # compute blocks again in the backward pass; default: where memory is short
     sequence_length: int | None  # with `init_from` or an adapter; default: the context, on text 512 if above 1,024
     lr: float | None
     min_lr: float | None
@@ -64,6 +65,7 @@ class MachineSettings(TypedDict, total=False):
     device: str  # auto, cuda, mps or cpu
     dtype: str  # auto, fp32, bf16 or fp16
     compile: str  # auto, on or off
+    parallel: str  # auto, ddp or fsdp: replicas or shards, in several processes
     seed: int | None
 
 
@@ -147,6 +149,7 @@ DEFAULTS: dict[str, Any] = {
     "device": "auto",
     "dtype": "auto",
     "compile": "auto",
+    "parallel": "auto",
     "force": False,
     "show_examples": 0,
     "extend_vocab": False,
@@ -155,11 +158,12 @@ DEFAULTS: dict[str, Any] = {
     "bottleneck": 16,
 }
 
+PARALLEL = ("auto", "ddp", "fsdp")
 LENGTH_NAMES = frozenset(LengthSettings.__annotations__)
 INTERVAL_NAMES = frozenset(IntervalSettings.__annotations__)
 OPTIMIZER_NAMES = frozenset(OptimizerSettings.__annotations__)
 MODEL_NAMES = frozenset(ModelSettings.__annotations__)
-RESUMABLE_NAMES = LENGTH_NAMES | INTERVAL_NAMES  # settings that can change when a run is resumed
+RESUMABLE_NAMES = LENGTH_NAMES | INTERVAL_NAMES | {"parallel"}  # settings that can change when a run is resumed
 
 
 def given_settings(settings: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tinylm.errors import TinyLMError
+from tinylm.training.sharded_tensors import as_shard, local
 from tinylm.validation import MAX_COUNT
 
 
@@ -20,7 +21,8 @@ class TrainerState:
 
     step: optimizer steps taken
     seconds: training time so far, in all sessions; setup_seconds: the part before the first step
-    step_seconds: total time of the steps; eval_seconds, save_seconds: time of the last evaluation and of the last save
+    step_seconds: total time of the steps; eval_seconds: time of the last evaluation; save_seconds: time that the next
+        save is expected to take
     micro_batch: sequences per forward pass; halved after running out of memory
     best_loss, best_step: lowest validation loss in nats per token, and its step; val_loss: last validation loss
     evals_since_best: evaluations since the lowest loss; last_eval_step: step of the last evaluation, -1 before it
@@ -137,7 +139,10 @@ def _check_generator(state: Tensor) -> None:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimizer's state as tensors named `<parameter>/<quantity>`, as in `norm.weight/exp_avg`."""
+    """The optimizer's state as tensors named `<parameter>/<quantity>`, as in `norm.weight/exp_avg`.
+
+    Those of sharded parameters are sharded.
+    """
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{names[parameter]}/{quantity}": torch.as_tensor(value)
@@ -152,7 +157,7 @@ AVERAGE = {"average"}
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Restore the optimizer's state from `optimizer_tensors`.
+    """Restore the optimizer's state from `optimizer_tensors`; of sharded parameters, from the rows of this rank.
 
     Raises TinyLMError if names, shapes or dtypes do not fit this optimizer and this model.
     """
@@ -167,14 +172,16 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensor
         parameter = parameters.get(name)
         if parameter is None or quantity not in expected.get(parameter, set()) | AVERAGE:
             raise TinyLMError(f"The saved optimizer does not fit the model: it has {key[:200]}.")
-        shape = () if quantity == "step" else tuple(parameter.shape)
+        shape = () if quantity == "step" else tuple(local(parameter).shape)
         if tuple(value.shape) != shape or value.dtype != torch.float32:
             raise TinyLMError(
                 f"The saved optimizer does not fit the model: {key[:200]} is {value.dtype} {tuple(value.shape)}."
             )
-        # Step counters stay on the CPU, except for fused optimizers.
-        device = parameter.device if value.dim() or optimizer.defaults.get("fused") else value.device
-        optimizer.state[parameter][quantity] = value.to(device)
+        if value.dim():
+            value = as_shard(value, parameter)
+        elif optimizer.defaults.get("fused"):  # otherwise, step counters stay on the CPU
+            value = value.to(parameter.device)
+        optimizer.state[parameter][quantity] = value
     for parameter, quantities in expected.items():
         found = optimizer.state[parameter].keys() - AVERAGE if parameter in optimizer.state else set()
         if found and found != quantities:

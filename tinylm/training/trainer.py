@@ -15,13 +15,15 @@ from tinylm.evaluation.loop import batch_losses, default_batch_size, evaluate_lo
 from tinylm.kernels.force_eager import force_eager
 from tinylm.model.stack import Transformer
 from tinylm.objectives.tasks import Task
+from tinylm.planning.memory import evaluation_rows
 from tinylm.ranks import ONE_RANK, Ranks
-from tinylm.run_directory.weights import is_finite
 from tinylm.text.batches import Batch
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Stepped
 from tinylm.training.learning_rate import learning_rate
 from tinylm.training.optimizer import allocate_state, set_learning_rate
-from tinylm.training.parallel import sum_gradients
+from tinylm.training.parallel import micro_batches, release_gathered, sum_gradients, weights_finite
+from tinylm.training.prefetch import prefetch
+from tinylm.training.sharded_tensors import full, is_sharded
 from tinylm.training.state import TrainerState, capture_rng, restore_rng
 from tinylm.training.stop_conditions import StoppingRule
 from tinylm.training.weight_average import WeightAverage
@@ -29,14 +31,22 @@ from tinylm.training_config import TrainingConfig
 
 
 class Store(Protocol):
-    """Where a trainer saves a run. Both methods raise TinyLMError if it cannot be written."""
+    """Where a trainer saves a run. The methods that save raise TinyLMError if it cannot be written."""
+
+    @property
+    def saved_step(self) -> int:
+        """The step of the last complete save by `save_last`, -1 before the first."""
+        ...
 
     def save_best(self, model: Transformer, step: int, val_loss: float) -> None:
         """Save the weights with the lowest validation loss so far."""
         ...
 
-    def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> None:
-        """Save all that resuming needs."""
+    def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
+        """Save all that resuming needs, perhaps after this call, from copies.
+
+        Returns the seconds that the next write of a save is expected to take.
+        """
         ...
 
 
@@ -53,7 +63,7 @@ class TrainingJob:
 
     task: provides the batches and the objective
     dtype: number format of the forward and backward pass, under autocast: fp32, bf16 or fp16
-    ranks: the processes that train the model together, each with a replica of it
+    ranks: the processes that train the model together, each with a replica or a shard of it
     """
 
     model: Transformer
@@ -110,13 +120,16 @@ class Trainer:
         self.store = store
         self.hooks = hooks
         self.device = next(job.model.parameters()).device
+        self._batch = prefetch(job.task.batch, self.device)
         self._rule = StoppingRule.of(job.config, job.task.steps_per_epoch)
+        self._sharded = is_sharded(job.model)
         self._average = WeightAverage(job.optimizer, job.config.average) if job.config.average else None
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=job.dtype == "fp16")
         if state.scaler:
             self._scaler.load_state_dict(state.scaler)
         self._started = started - state.seconds  # so that `_seconds` includes the time of earlier sessions
         self._progress = 0.0  # the largest so far
+        # Of the last save that was begun.
         self._saved = (state.step, state.last_eval_step) if state.last_eval_step >= 0 else (-1, -1)
         self._throughput = _Throughput()
 
@@ -142,7 +155,8 @@ class Trainer:
         while True:
             if state.step % config.eval_every == 0 and state.last_eval_step != state.step:
                 self._evaluate()
-            if state.step % config.save_every == 0 and self._saved != (state.step, state.last_eval_step):
+            unsaved = self._saved != (state.step, state.last_eval_step)
+            if state.step % config.save_every == 0 and unsaved and not self._ends_during_save():
                 self._save()
             if self._rule.patience_exhausted(state):
                 return "patience"
@@ -164,13 +178,22 @@ class Trainer:
         self._progress = max(self._progress, progress)
         return self._progress
 
+    def _ends_during_save(self) -> bool:
+        """Whether the time budget is used up before a save that begins now is written. The last save would have to wait
+        for it.
+        """
+        if self._rule.total_steps is not None:
+            return False
+        seconds = self._seconds() + self.state.save_seconds
+        return bool(self.ranks.first(self._rule.progress(self.state, seconds) >= 1))
+
     def _seconds(self) -> float:
         return time.monotonic() - self._started
 
     def _step(self, progress: float) -> None:
         config, state = self.config, self.state
         start = time.monotonic()
-        batch = self.task.batch(state.step)
+        batch = self._batch(state.step)
         self.ranks.seed(config.seed, state.step)
         self._allocate_optimizer()
         loss_sum, metrics = self._accumulate(batch)
@@ -239,7 +262,7 @@ class Trainer:
         Raises TinyLMError if memory runs out; some weights may then be updated and others not, and are not saved.
         """
         try:
-            norm = torch.nn.utils.clip_grad_norm_(self._parameters(), self.config.grad_clip or math.inf).item()
+            norm = full(torch.nn.utils.clip_grad_norm_(self._parameters(), self.config.grad_clip or math.inf)).item()
             self._require_finite(loss_sum, norm)
             self._scaler.step(self.optimizer)
             self._scaler.update()
@@ -249,7 +272,8 @@ class Trainer:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            saved = f"the run is saved up to step {self._saved[0]}" if self._saved[0] >= 0 else "nothing is saved yet"
+            step = self.store.saved_step
+            saved = f"the run is saved up to step {step}" if step >= 0 else "nothing is saved yet"
             raise TinyLMError(
                 f"Out of memory in the optimizer, in step {self.state.step + 1}; {saved}. Free memory and resume, "
                 "or choose a smaller `size`."
@@ -277,7 +301,8 @@ class Trainer:
         metrics.
 
         Metrics are means over sequences, and are weighted by the number of sequences in the sum. If memory runs out on
-        any rank, the micro-batch is halved and the step is repeated with the same random numbers.
+        any rank, the micro-batch is halved and the step is repeated with the same random numbers. With shards, this is
+        an error, since the other ranks are then in the middle of an exchange.
         """
         while True:
             rng = capture_rng()
@@ -285,7 +310,10 @@ class Trainer:
             if all(part is not None for part in parts):
                 break
             if self.state.micro_batch == 1:
-                raise TinyLMError("Out of memory with one sequence at a time; choose a smaller `size` or `context`.")
+                less = "" if self.config.checkpoint_activations else ", or `checkpoint_activations`"
+                raise TinyLMError(
+                    f"Out of memory with one sequence at a time; choose a smaller `size` or `context`{less}."
+                )
             self._free_memory()
             restore_rng(rng)
             self.state.micro_batch = -(-self.state.micro_batch // 2)
@@ -312,6 +340,11 @@ class Trainer:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
+            if self._sharded:
+                raise TinyLMError(
+                    f"Out of memory in step {self.state.step + 1}; choose a smaller `micro_batch` (it is "
+                    f"{self.state.micro_batch}), `size` or `context`, or start more processes."
+                ) from None
             return None
         return loss_sum, metrics, [index for index, p in enumerate(self._parameters()) if p.grad is None]
 
@@ -320,11 +353,13 @@ class Trainer:
         metrics: dict[str, Any] = {}
         n_targets = batch.n_targets  # of all ranks
         self._scaler.scale(loss_sum)  # creates the scale also where no row is left for this rank
-        for part in self.ranks.part(batch).split(self.state.micro_batch):
+        for part, counts in micro_batches(batch, self.state.micro_batch, self._sharded, self.ranks):
             with autocast(self.device.type, self.dtype):
                 loss = self.task.objective(self.model, part.to(self.device))
             mean = loss.total / n_targets + loss.aux / len(batch)
-            self._scaler.scale(mean).backward()
+            self._scaler.scale(mean if counts else 0 * mean).backward()
+            if not counts:
+                continue
             loss_sum += loss.total.detach()
             for name, value in loss.metrics.items():
                 metrics[name] = _sum(metrics.get(name), _scaled(value.tolist(), len(part)))
@@ -359,19 +394,25 @@ class Trainer:
         return best
 
     def _validation_loss(self) -> float:
-        # Without a backward pass, four times the rows of a micro-batch fit in memory.
-        rows = min(default_batch_size(self.model.context), 4 * self.state.micro_batch)
+        rows = evaluation_rows(self.state.micro_batch, self.config.checkpoint_activations)
+        rows = min(default_batch_size(self.model.context), rows)
         batches = self.task.validation_batches(rows, self.config.eval_tokens)
-        dtype = choose_inference_dtype("auto", self.device.type, weights_dtype(self.model)).value
-        with force_eager():
-            return evaluate_loss(
-                self.model,
-                self.task.validation_objective,
-                batches,
-                dtype,
-                lambda tokens: self.hooks.check_stop(),
-                self.ranks,
-            ).loss
+        dtype = self.dtype
+        if not self._sharded or self.device.type == "cpu" or self.dtype == "fp32":  # not rounded by `shard_model`
+            dtype = choose_inference_dtype("auto", self.device.type, weights_dtype(self.model)).value
+        try:
+            with force_eager():
+                return evaluate_loss(
+                    self.model,
+                    self.task.validation_objective,
+                    batches,
+                    dtype,
+                    lambda tokens: self.hooks.check_stop(),
+                    self.ranks,
+                    in_step=self._sharded,
+                ).loss
+        finally:
+            release_gathered(self.model)
 
     def _save(self) -> None:
         state = self.state
@@ -383,28 +424,30 @@ class Trainer:
             )
         state.seconds = self._seconds()
         state.scaler = self._scaler.state_dict()
-        self.store.save_last(self.model, self.optimizer, state)
+        write_seconds = self.store.save_last(self.model, self.optimizer, state)
         self._saved = (state.step, state.last_eval_step)
-        state.save_seconds = time.monotonic() - start
-        self._throughput.exclude(state.save_seconds)
+        stall = time.monotonic() - start
+        state.save_seconds = max(stall, write_seconds)
+        self._throughput.exclude(stall)
 
     def _weights_finite(self) -> bool:
         """Whether the weights are finite, and the loss of the first micro-batch of the next batch is.
 
         The loss is not computed if it was just validated with the same weights.
         """
-        if not all(map(is_finite, self.model.parameters())):
+        if not weights_finite(self.model, self.ranks):
             return False
         if self.state.last_eval_step == self.state.step and self._average is None:
             return True
         rng = capture_rng()
-        part = next(self.task.batch(self.state.step).split(self.state.micro_batch))
+        part = next(self._batch(self.state.step).split(self.state.micro_batch))
         with torch.no_grad(), force_eager():
             finite = all(
                 math.isfinite(loss.total.item())
-                for loss in batch_losses(self.model, self.task.objective, [part], self.dtype)
+                for loss in batch_losses(self.model, self.task.objective, [part], self.dtype, split=not self._sharded)
             )
         restore_rng(rng)
+        release_gathered(self.model)
         return finite
 
 

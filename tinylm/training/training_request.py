@@ -13,6 +13,7 @@ from tinylm.training.settings import (
     LENGTH_NAMES,
     MODEL_NAMES,
     OPTIMIZER_NAMES,
+    PARALLEL,
     RESUMABLE_NAMES,
     AdapterSettings,
     LoRASettings,
@@ -31,7 +32,7 @@ from tinylm.training.starting_point import (
     TrainedModel,
 )
 from tinylm.training_config import Budget
-from tinylm.validation import check_numbers
+from tinylm.validation import check_choice, check_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,7 @@ class TrainingRequest:
     training: the given fields of TrainingConfig, and `warmup_steps`; other fields are planned
     budget: default: training ends when the validation loss stops improving, or after ten minutes
     device, dtype, compile: auto, or a value of RuntimeConfig (compile: on or off)
+    parallel: auto, ddp or fsdp
     show_examples: number of training conversations in the event Examples
     """
 
@@ -55,6 +57,7 @@ class TrainingRequest:
     device: str = "auto"
     dtype: str = "auto"
     compile: str = "auto"
+    parallel: str = "auto"
     show_examples: int = 0
 
 
@@ -68,6 +71,7 @@ class ResumeRequest:
     base: the run directory of an adapter's base model, if it was moved
     training: fields of TrainingConfig to change: intervals and patience
     budget: replaces that of the run
+    parallel: auto, ddp or fsdp; that of earlier sessions has no effect
     """
 
     run: Path
@@ -76,6 +80,7 @@ class ResumeRequest:
     base: Path | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
     budget: Budget | None = None
+    parallel: str = "auto"
 
 
 Files = str | Path | Sequence[str | Path]
@@ -152,6 +157,7 @@ def _request(
     start: StartingPoint, files: Files, out: Path | None, chosen: Mapping[str, Any], ignorable: Collection[str]
 ) -> TrainingRequest:
     check_numbers(chosen)
+    check_choice("parallel", chosen.get("parallel", "auto"), PARALLEL)
     paths = _file_paths(files)
     if not paths:
         raise UsageError("There is no text to train on; name files or folders, or - for standard input.")
@@ -162,7 +168,7 @@ def _request(
         force=chosen.get("force", False),
         training=_select(chosen, OPTIMIZER_NAMES | INTERVAL_NAMES | {"patience", "seed"}),
         budget=_budget(chosen),
-        **_select(chosen, ("device", "dtype", "compile", "show_examples")),
+        **_select(chosen, ("device", "dtype", "compile", "parallel", "show_examples")),
     )
 
 
@@ -178,7 +184,7 @@ def resume_request(
     """A request to continue `run`. `adapter_kind` and `base` are as in ResumeRequest.
 
     files: the text of the run, if its encoded tokens are neither in the cache nor in the run
-    settings: those of LengthSettings and IntervalSettings, and with `files` also `val_data`
+    settings: those of LengthSettings and IntervalSettings, `parallel`, and with `files` also `val_data`
 
     Raises UsageError for any other setting that is given, unless its name is in `ignorable`.
     """
@@ -187,6 +193,7 @@ def resume_request(
     fixed = settings.keys() - resumable
     chosen = reject_fixed_settings(given_settings(settings, settings.keys()), "resume", fixed, ignorable)
     check_numbers(chosen)
+    check_choice("parallel", chosen.get("parallel", "auto"), PARALLEL)
     return ResumeRequest(
         run=run,
         adapter_kind=adapter_kind,
@@ -194,6 +201,7 @@ def resume_request(
         base=base,
         training=_select(chosen, INTERVAL_NAMES | {"patience"}),
         budget=_budget(chosen),
+        **_select(chosen, ("parallel",)),
     )
 
 

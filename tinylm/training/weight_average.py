@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import torch
 
+from tinylm.training.sharded_tensors import local
+
 
 class WeightAverage:
     """Polynomial-decay averaging (Shamir and Zhang 2013).
@@ -40,8 +42,13 @@ class WeightAverage:
         finally:
             self._swap()
 
+    @torch.no_grad()
     def _swap(self) -> None:
+        # By value: shards are views of memory that FSDP gathers from.
         for parameter in self._parameters:
             state = self._optimizer.state[parameter]
             if "average" in state:
-                state["average"], parameter.data = parameter.data, state["average"]
+                average, weights = local(state["average"]), local(parameter)
+                current = weights.clone()
+                weights.copy_(average)
+                average.copy_(current)

@@ -1,0 +1,148 @@
+"""The rendezvous of ranks, which are threads here, with the store of torchrun. It keeps its keys after a restart."""
+
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.shell import child_process, environment, run_child
+from tinylm import rendezvous
+from tinylm.errors import JoinError
+from tinylm.launch import Launch
+from tinylm.rendezvous import Rendezvous, meet
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch has no torch.distributed")
+
+SIZE = 3
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(rendezvous, "TIMEOUT", timedelta(seconds=20))
+    yield torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
+def start(store: Any, monkeypatch: pytest.MonkeyPatch) -> list[Rendezvous]:
+    """What each rank agrees to, in processes that have just started."""
+    monkeypatch.setattr(rendezvous, "_numbers", itertools.count())
+    with ThreadPoolExecutor(SIZE) as pool:
+        launches = [Launch(rank=rank, size=SIZE, port=store.port, has_store=True) for rank in reversed(range(SIZE))]
+        return list(pool.map(lambda launch: meet(launch, print), launches))
+
+
+def test_ranks_share_the_keys_of_their_rendezvous_and_see_none_of_an_earlier_one(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = start(store, monkeypatch), start(store, monkeypatch)
+    first[0].store.set("error", "of the first")
+    assert all(found.store.get("error") == b"of the first" for found in first)
+    assert not any(found.store.check(["error"]) for found in second)
+
+
+def test_the_job_stays_and_restarts_are_counted(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = [start(store, monkeypatch) for _ in range(3)]
+    assert len({found.job for ranks in rounds for found in ranks}) == 1
+    assert [[found.restarts for found in ranks] for ranks in rounds] == [[number] * SIZE for number in range(3)]
+
+
+def test_a_rank_that_ended_while_it_asked_does_not_mislead_the_next_one(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.set("tinylm/ask/1", "number of an ended process")
+    assert len({found.job for found in start(store, monkeypatch)}) == 1
+
+
+def test_the_second_rendezvous_of_a_process_is_no_restart(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_numbers", itertools.count())
+    launch = Launch(port=store.port, has_store=True)
+    found = [meet(launch, print) for _ in range(2)]
+    assert [meeting.restarts for meeting in found] == [0, 0]
+    assert found[0].job != found[1].job, "a restart of the first call must not resume the run of the second"
+
+
+def test_without_torchrun_there_is_no_job() -> None:
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    found = meet(Launch(port=port), print)
+    assert (found.job, found.restarts) == (None, 0)
+
+
+def test_missing_ranks_are_reported_and_named_in_the_error(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "TIMEOUT", timedelta(seconds=0.5))
+    monkeypatch.setattr(rendezvous, "QUIET_SECONDS", 0.1)
+    notes: list[str] = []
+    with pytest.raises(JoinError, match=r"2 of 3 processes .*ranks 1, 2.* unset MASTER_ADDR, RANK and WORLD_SIZE"):
+        meet(Launch(size=3, port=store.port, has_store=True), notes.append)
+    assert notes == ["Waiting for 2 of 3 processes (ranks 1, 2)..."]
+
+
+def test_a_rank_without_rank_0_is_an_error_with_its_address(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "TIMEOUT", timedelta(seconds=0.5))
+    with pytest.raises(JoinError, match=f"Rank 1 of 2 found no rank 0 at localhost:{store.port}"):
+        meet(Launch(rank=1, size=2, port=store.port, has_store=True), print)
+
+
+IMPATIENT = """
+import sys
+from datetime import timedelta
+from tinylm import rendezvous
+rendezvous.TIMEOUT, rendezvous.QUIET_SECONDS = timedelta(seconds={limit}), 0
+from tinylm.__main__ import main
+sys.argv = ["tinylm", *{arguments!r}]
+main()
+"""
+
+
+def lone(rank: int, limit: float, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of one rank of two, without the other one."""
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    variables = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
+    return [sys.executable, "-c", IMPATIENT.format(limit=limit, arguments=arguments)], environment() | variables
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_without_the_others_says_which_variables_to_unset(rank: int) -> None:
+    command, variables = lone(rank, 0.5, "train", "text.txt")
+    done = run_child(command, env=variables)
+    assert done.returncode == 1 and not done.stdout
+    assert "unset MASTER_ADDR, RANK and WORLD_SIZE." in done.stderr.splitlines()[-1]
+
+
+def test_a_process_that_does_not_train_prints_as_usual_whatever_its_rank() -> None:
+    command, variables = lone(1, 0.5, "--version")
+    assert run_child(command, env=variables).stdout.startswith("tinylm ")
+    command, variables = lone(1, 0.5, "train", "--help")
+    assert "Usage" in run_child(command, env=variables).stdout
+    command, variables = lone(1, 0.5, "train", "text.txt")
+    assert "RANK is '1'" in run_child(command, env=variables | {"WORLD_SIZE": "1"}).stderr
+
+
+def test_messages_of_other_ranks_are_printed_for_debug_and_in_files_of_their_own(tmp_path: Path) -> None:
+    command, variables = lone(1, 0.5, "train", "--unknown-option")
+    assert run_child(command, env=variables).stderr == ""
+    variables["TORCHELASTIC_ERROR_FILE"] = str(tmp_path / "error.json")
+    with (tmp_path / "stderr.log").open("w") as file:
+        assert run_child(command, env=variables, stderr=file).returncode == 2
+    assert "No such option" in (tmp_path / "stderr.log").read_text()
+    command, variables = lone(1, 0.5, "train", "--unknown-option", "--debug")
+    assert "No such option" in run_child(command, env=variables).stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+def test_a_signal_ends_a_process_that_waits_for_the_others() -> None:
+    command, variables = lone(0, 300, "train", "text.txt")
+    with child_process(command, env=variables, stderr=subprocess.PIPE) as child:
+        assert child.stderr is not None and "Waiting for 1 of 2 processes" in child.stderr.readline()
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(20) == -signal.SIGTERM

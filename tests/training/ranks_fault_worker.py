@@ -1,0 +1,46 @@
+"""A process of torchrun that runs the command line, with a fault on one rank from one step on.
+
+    ranks_fault_worker.py FAULT RANK STEP ARGUMENTS...
+
+FAULT: `error` raises an exception in the forward pass, `disk` is a full disk at each save.
+"""
+
+import errno
+import os
+import sys
+from typing import Any
+
+from tinylm.__main__ import main
+from tinylm.run_directory import directory
+from tinylm.training import trainer
+
+
+def fail_from(step: int, fault: str) -> None:
+    """Replace the method that fails."""
+    accumulate, save = trainer.Trainer._accumulate_once, directory.RunDirectory.save_last
+
+    def accumulate_or_fail(self: trainer.Trainer, *arguments: Any) -> Any:
+        if self.state.step >= step:
+            raise RuntimeError("injected")
+        return accumulate(self, *arguments)
+
+    def save_or_fail(self: directory.RunDirectory, tensors: Any, optimizer: Any, state: Any, *rest: Any) -> None:
+        if state["step"] >= step:
+            directory.write_tensors = full_disk
+        save(self, tensors, optimizer, state, *rest)
+
+    def full_disk(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "optimizer.safetensors")
+
+    if fault == "error":
+        trainer.Trainer._accumulate_once = accumulate_or_fail  # type: ignore[method-assign]
+    else:
+        directory.RunDirectory.save_last = save_or_fail  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    fault, rank, step, *arguments = sys.argv[1:]
+    if os.environ["RANK"] == rank:
+        fail_from(int(step), fault)
+    sys.argv = ["tinylm", *arguments]
+    main()

@@ -1,0 +1,134 @@
+"""Reference: the same model without checkpointing, to the bit. Whole runs are compared in test_run.py."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.variants import VARIANTS, every_variant, small
+from tinylm.device import autocast
+from tinylm.model.build import build_model
+from tinylm.model.stack import Transformer
+from tinylm.model_config import ModelConfig
+from tinylm.objectives.loss import masked_token, next_token, sequence_to_sequence
+from tinylm.text.batches import Batch
+from tinylm.training.checkpoint_activations import checkpoint_activations
+
+DROPOUT = {"dropout": 0.2, "attention_dropout": 0.2}
+OBJECTIVES = {"decoder": next_token, "encoder": masked_token, "encoder-decoder": sequence_to_sequence}
+
+
+def batch_for(config: ModelConfig, rows: int = 3) -> Batch:
+    ids = torch.randint(config.vocab_size, (rows, config.context + 1), generator=torch.Generator().manual_seed(1))
+    inputs, targets, mask = ids[:, :-1], ids[:, 1:], ids[:, 1:] > 3
+    if config.architecture == "encoder-decoder":
+        lengths = torch.arange(config.context - rows + 1, config.context + 1)
+        return Batch(inputs, targets, mask, targets, lengths)
+    return Batch(inputs, targets, mask if config.architecture == "encoder" else None)
+
+
+def losses_and_gradients(model: Transformer, config: ModelConfig, dtype: str = "fp32") -> list[Tensor | None]:
+    """The loss, the load-balancing loss, and the gradient of each parameter."""
+    torch.manual_seed(0)
+    with autocast("cpu", dtype):
+        loss = OBJECTIVES[config.architecture](model, batch_for(config))
+    (loss.total + loss.aux).backward()
+    return [loss.total.detach(), loss.aux.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+def assert_equal_with_and_without(
+    config: ModelConfig, dtype: str = "fp32", prepare: Callable[[Transformer], object] = lambda model: None
+) -> None:
+    plain = build_model(config, 0).train()
+    checkpointed = copy.deepcopy(plain)
+    checkpoint_activations(checkpointed)
+    copied = copy.deepcopy(checkpointed)  # has its own parameters
+    prepare(plain)
+    expected = losses_and_gradients(plain, config, dtype)
+    for model in (checkpointed, copied):
+        prepare(model)
+        found = losses_and_gradients(model, config, dtype)
+        for one, other in zip(found, expected, strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or other is None or torch.equal(one, other)
+
+
+@every_variant
+def test_losses_and_gradients_are_those_without_checkpointing(config: ModelConfig) -> None:
+    assert_equal_with_and_without(config)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"experts": 4},
+        {"position": "relative"},
+        {"architecture": "encoder"},
+        {"architecture": "encoder-decoder", "encoder_layers": 1},
+    ],
+    ids=lambda choices: "-".join(map(str, choices.values())) or "decoder",
+)
+def test_the_second_pass_has_the_same_dropout_and_number_format(choices: dict[str, Any], dtype: str) -> None:
+    config = small(**choices, **DROPOUT)
+    assert_equal_with_and_without(config, dtype)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_blocks_draw_the_same_dropout_in_the_second_pass(backend: str) -> None:
+    """If the call of `checkpoint` were itself compiled, the gradients would differ: its masks would be new ones."""
+
+    def compile(model: Transformer) -> None:
+        for layer in model.layers:
+            layer.compile(backend=backend)
+
+    assert_equal_with_and_without(small(**DROPOUT), prepare=compile)
+    torch.compiler.reset()
+
+
+@every_variant
+def test_only_the_inputs_of_blocks_are_stored(config: ModelConfig) -> None:
+    """The bytes that the blocks store for the backward pass, with one and with three blocks."""
+
+    def stored(layers: int, checkpointed: bool) -> int:
+        shape = {"local_layers": (0,)} if config.local_layers else {}
+        model = build_model(ModelConfig(**{**vars(config), **shape, "layers": layers}), 0).train()
+        if checkpointed:
+            checkpoint_activations(model)
+        parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        found: dict[int, Tensor] = {}
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: found.setdefault(x.data_ptr(), x), lambda x: x):
+            model(batch_for(config).ids)
+        return sum(x.untyped_storage().nbytes() for address, x in found.items() if address not in parameters)
+
+    of_two_blocks = stored(3, True) - stored(1, True)
+    inputs = 2 * 4 * batch_for(config).ids.numel() * config.width
+    routing = 0 if config.experts == 1 else 2 * batch_for(config).ids.numel() * (4 * config.experts + 24)
+    assert 0 < of_two_blocks <= inputs + 2 * routing
+    assert of_two_blocks < (stored(3, False) - stored(1, False)) / 3
+
+
+def test_evaluation_computes_each_block_once() -> None:
+    config = dict(VARIANTS)["modern"]
+    model = build_model(config, 0)
+    checkpoint_activations(model)
+    calls = []
+    model.layers[0].attention.register_forward_pre_hook(lambda *_: calls.append(1))
+    with torch.no_grad():
+        model(batch_for(config).ids)
+    assert len(calls) == 1
+    losses_and_gradients(model, config)
+    assert len(calls) == 3
+
+
+def test_names_and_types_of_the_model_do_not_change() -> None:
+    plain, model = build_model(small(), 0), build_model(small(), 0)
+    checkpoint_activations(model)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert all(isinstance(layer, type(other)) for layer, other in zip(model.layers, plain.layers, strict=True))

@@ -1,0 +1,68 @@
+"""Samples during training: when they are drawn, and where they are stored."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.shell import TINY, run_ok, story
+from tests.variants import randomised, small
+from tinylm.model.build import build_model
+from tinylm.run_config import RunConfig, TokenizerConfig
+from tinylm.run_directory.directory import RunDirectory
+from tinylm.text.tokenizer import train_char
+from tinylm.training import samples
+from tinylm.training.events import Evaluated
+
+
+def test_samples_take_at_most_their_share_of_the_time_and_grow_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = train_char("abc")
+    shape = small(vocab_size=tokenizer.vocab_size)
+    config = RunConfig.new(model=shape, tokenizer=TokenizerConfig(kind="char", sha256=tokenizer.sha256))
+    clock = [0.0]
+    monkeypatch.setattr(samples.time, "monotonic", lambda: clock[0])
+
+    def slow(*arguments: object) -> str:
+        clock[0] += 0.5
+        return "text"
+
+    monkeypatch.setattr(samples, "generate_sample", slow)
+    sampler = samples.Sampler(randomised(build_model(shape)), tokenizer, config)
+    drawn = []
+    while clock[0] < 86_400:
+        clock[0] += 3.0
+        if sampler.sample_if_due(Evaluated(1, 1.0, True, clock[0])):
+            drawn.append(clock[0])
+    assert drawn[0] >= samples.MIN_SECONDS
+    assert all(0.5 * (n - 1) <= samples.MAX_SHARE * t for n, t in enumerate(drawn, start=1))
+    assert len(drawn) < 300
+
+
+def test_a_run_stores_its_samples_and_a_resumed_one_draws_those_after_its_save_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(samples, "SECONDS_PER_PARAMETER", 0.0)
+    monkeypatch.setattr(samples, "MAX_SHARE", 1e9)
+    monkeypatch.setattr(samples, "MIN_GROWTH", 0.0)
+    (tmp_path / "text").write_text(story(3000))
+    out = tmp_path / "run"
+    run_ok("train", tmp_path / "text", "--out", out, "--steps", 4, "--eval-every", 2, "--save-every", 2, *TINY)
+
+    def stored() -> list[int]:
+        return [json.loads(line)["step"] for line in (out / "samples.jsonl").read_text().splitlines()]
+
+    assert stored() == [2, 4]
+    RunDirectory(out).append_sample({"step": 9, "val_loss": 1.0, "text": "lost"})
+    run_ok("train", "--resume", out, "--steps", 6)
+    assert stored() == [2, 4, 6]
+    assert all(json.loads(line)["text"] for line in (out / "samples.jsonl").read_text().splitlines())
+
+
+def test_the_estimates_of_the_plan_are_recorded(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text(story(3000))
+    run_ok("train", tmp_path / "text", "--out", tmp_path / "run", "--steps", 3, *TINY)
+    planned = json.loads((tmp_path / "run" / "config.json").read_text())["planned"]
+    assert planned["steps"] == 3
+    assert planned["seconds"] > 0
+    assert planned["memory"] > 0

@@ -1,0 +1,151 @@
+"""Decisions that the ranks of a training run take together, with ranks that are threads of one process.
+
+Reference: the same run in one process.
+"""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.thread_ranks import in_ranks
+from tests.training.test_run import SHAPE, TOKENIZER, RunSession, config_of, tokens  # noqa: F401, fixture
+from tests.training.test_trainer import Bench, gradient, random_batch, values
+from tinylm.errors import TinyLMError
+from tinylm.model.decoder import Decoder
+from tinylm.objectives.loss import Loss, next_token
+from tinylm.ranks import Ranks
+from tinylm.run_directory.directory import RunDirectory, UnwrittenRun
+from tinylm.run_directory.loading import read_config
+from tinylm.run_directory.metrics_log import read_metrics
+from tinylm.text.batches import Batch
+from tinylm.text.token_files import TokenFolder
+from tinylm.training import run as run_module
+from tinylm.training.events import Logged, Notice
+from tinylm.training.run import TrainingRun
+from tinylm.training_config import Budget
+
+
+def fails_on(rank: int, rows: int, ranks: Ranks) -> Callable[[Decoder, Batch], Loss]:
+    """An objective that runs out of memory on one rank for more than `rows` rows."""
+
+    def objective(model: Decoder, batch: Batch) -> Loss:
+        if ranks.launch.rank == rank and len(batch) > rows:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return next_token(model, batch)
+
+    return objective
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_out_of_memory_on_one_rank_halves_the_micro_batch_of_all_and_keeps_the_losses(rank: int) -> None:
+    settings: dict[str, Any] = {
+        "budget": Budget(steps=5),
+        "batch_size": 12,
+        "batches": lambda number: random_batch(number, 12, 0.5),
+        "lr": 0.1,
+    }
+    expected = Bench(**settings, micro_batch=6)
+    expected.run()
+
+    def train(ranks: Ranks) -> Bench:
+        bench = Bench(**settings, micro_batch=6, ranks=ranks, objective=fails_on(rank, 2, ranks))
+        bench.run()
+        return bench
+
+    for bench in in_ranks(2, train):
+        assert bench.state.micro_batch == 2
+        assert [event.message.split(";")[0] for event in bench.reported(Notice)] == [
+            f"Out of memory: the micro-batch is now {rows}" for rows in (3, 2)
+        ]
+        losses = [event.loss for event in bench.reported(Logged)]
+        assert losses == pytest.approx([event.loss for event in expected.reported(Logged)], rel=1e-6)
+        for name, value in values(expected.model).items():
+            torch.testing.assert_close(values(bench.model)[name], value, rtol=0, atol=1e-12)
+
+
+def test_out_of_memory_with_one_sequence_on_one_rank_is_an_error_on_all() -> None:
+    seen: list[str] = []
+
+    def train(ranks: Ranks) -> None:
+        with pytest.raises(TinyLMError, match="Out of memory with one sequence at a time") as caught:
+            Bench(micro_batch=6, ranks=ranks, objective=fails_on(1, 0, ranks)).run()
+        seen.append(str(caught.value))
+
+    in_ranks(2, train)
+    assert len(seen) == 2 and len(set(seen)) == 1
+
+
+def test_ranks_whose_clocks_differ_stop_after_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of rank 1 is far ahead: by it, the time would be up before the first step."""
+
+    def train(ranks: Ranks) -> tuple[int, list[float]]:
+        ahead = 1000.0 if ranks.launch.rank == 1 else 0.0
+        bench = Bench(budget=Budget(time=2.0), lr=1e-3, ranks=ranks, started=time.monotonic() - ahead)
+        bench.run()
+        return bench.state.step, [event.lr for event in bench.reported(Logged)]
+
+    found = in_ranks(3, train)
+    assert found[0][0] > 1
+    assert found[1] == found[2] == found[0]
+
+
+def test_in_bf16_the_gradient_of_the_ranks_is_that_of_one_process_up_to_rounding() -> None:
+    """Reference: the gradient in fp32. The bound is twice the error of one process in bf16."""
+    batch = random_batch(0, 8)
+
+    def update(ranks: Ranks | None = None) -> dict[str, torch.Tensor]:
+        chosen = {} if ranks is None else {"ranks": ranks}
+        bench = Bench(batches=lambda number: batch, batch_size=8, micro_batch=8, dtype="bf16", **chosen)
+        bench.model.float()
+        before = values(bench.model)
+        bench.run()
+        return {name: before[name] - value for name, value in values(bench.model).items()}
+
+    exact = gradient(Bench().model, batch)
+
+    def error(found: dict[str, torch.Tensor]) -> float:
+        return sum((found[name] - value).norm().item() for name, value in exact.items())
+
+    bound = 2 * error(update())
+    assert all(error(found) < bound for found in in_ranks(2, update))
+
+
+def test_ranks_compile_only_if_all_of_them_can(
+    tokens: TokenFolder,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Compilation fails on rank 1; rank 0 then discards what it compiled, and the losses are those of one process."""
+    shape = dataclasses.replace(SHAPE, dropout=0.0, attention_dropout=0.0)
+    config = config_of(model=shape, log_every=1, lr=1e-3, budget=Budget(steps=6))
+    one = RunSession(tmp_path / "one", tokens)
+    one.begin(config)
+    assert config.runtime is not None
+    compiled = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, compile=True))
+    discarded: list[str] = []
+    monkeypatch.setattr(run_module, "compile_layers", lambda *_: threading.current_thread().name == "rank 0")
+    monkeypatch.setattr(run_module, "discard_compiled", lambda _: discarded.append(threading.current_thread().name))
+
+    def train(ranks: Ranks) -> None:
+        threading.current_thread().name = f"rank {ranks.launch.rank}"
+        path = tmp_path / "several"
+        directory = RunDirectory.create(path, compiled, TOKENIZER) if ranks.is_first else UnwrittenRun(path)
+        model = one._model(compiled)
+        run = TrainingRun(directory, compiled, model, TOKENIZER, tokens, ranks=ranks)
+        run.train(started=time.monotonic())
+
+    in_ranks(2, train)
+    assert discarded == ["rank 0"]
+    saved = read_config(tmp_path / "several")
+    assert saved.runtime is not None and not saved.runtime.compile
+    found, expected = (
+        [record.get("loss", record.get("val_loss")) for record in read_metrics(path)]
+        for path in (tmp_path / "several", tmp_path / "one")
+    )
+    assert found == pytest.approx(expected, rel=1e-5)

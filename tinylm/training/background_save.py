@@ -1,0 +1,138 @@
+"""Saves that are written in a thread while training continues (decision 003)."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from tinylm.device import free_memory
+from tinylm.errors import is_out_of_memory
+
+MIN_BYTES = 64 << 20  # smaller saves are written at once; they take less than a second
+
+
+class AbandonedSaveError(Exception):
+    """Raised in the thread to abandon a save after an interrupt."""
+
+
+class BackgroundSaver:
+    """Writes one save at a time, in a thread, from copies of the tensors.
+
+    As a context manager, it waits at the end for the save that is being written, and raises its error; if the block has
+    raised an error, that of the save becomes a note of it. After an interrupt (an exception such as KeyboardInterrupt)
+    in the block or in the wait, the save is abandoned at its next `check_abandoned`. The thread writes nothing after
+    the end of the block.
+
+    seconds: the time that the last write took, or the one in progress is expected to take by its size. At first, a
+        time known from an earlier process.
+    """
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self._bytes = 0  # of the write that `seconds` is about; 0 if unknown
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
+        self._pending: Future[None] | None = None
+        self._abandoned = threading.Event()
+        self._copies: dict[str, Tensor] = {}  # kept from save to save: new memory takes several times as long to fill
+
+    def write(self, write: Callable[[dict[str, Tensor]], None], tensors: Mapping[str, Tensor], wait: bool) -> None:
+        """Call `write` with the tensors: with `wait`, for small tensors, and if there is no memory for copies before
+        this method returns, otherwise in the thread with copies on the CPU.
+
+        Waits for the save before this one. If that has failed, this one takes its place and is written before this
+        method returns; its error is raised if it fails as well.
+        """
+        try:
+            self.finish()
+        except Exception:
+            self._run(write, dict(tensors))
+            return
+        if wait or not self._copy(tensors):
+            self._run(write, dict(tensors))
+            return
+        size = _size(tensors)
+        if self._bytes:
+            self.seconds *= size / self._bytes
+        self._bytes = size
+        self._pending = self._thread.submit(self._run, write, self._copies)
+
+    def check(self) -> None:
+        """Raise the error of a write that has failed in the thread, if there is one. Does not wait."""
+        if self._pending is not None and self._pending.done():
+            self.finish()
+
+    def check_abandoned(self) -> None:
+        """Raise AbandonedSaveError after an interrupt. Called by the write between files."""
+        if self._abandoned.is_set():
+            raise AbandonedSaveError
+
+    def finish(self) -> None:
+        """Wait until the save that is being written is complete, and raise its error."""
+        if self._pending is not None:
+            error = self._pending.exception()  # an interrupt of this wait leaves `_pending` for `__exit__`
+            self._pending = None
+            if error is not None:
+                raise error
+
+    def _run(self, write: Callable[[dict[str, Tensor]], None], tensors: dict[str, Tensor]) -> None:
+        start = time.monotonic()
+        write(tensors)
+        self.seconds, self._bytes = time.monotonic() - start, _size(tensors)
+
+    @torch.no_grad()
+    def _copy(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Copy the tensors to `_copies`. Returns False for small ones, and if twice their size is not free."""
+        size = _size(tensors)
+        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        try:
+            if shapes != {name: (copy.shape, copy.dtype) for name, copy in self._copies.items()}:
+                self._copies = {}
+                free = free_memory("cpu")
+                if size < MIN_BYTES or (free is not None and 2 * size > free):
+                    return False
+                self._copies = {name: torch.empty_like(tensor, device="cpu") for name, tensor in tensors.items()}
+            for name, copy in self._copies.items():
+                copy.copy_(tensors[name])
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._copies = {}
+            return False
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        interrupt: BaseException | None = None
+        if error is not None and not isinstance(error, Exception):
+            self._abandoned.set()
+        # Not `shutdown()`: after an interrupt, Python 3.11 takes the thread that it joins for ended.
+        while self._pending is not None and not self._pending.done():
+            try:
+                self._pending.exception()
+            except BaseException as new:
+                self._abandoned.set()
+                interrupt = new
+        self._thread.shutdown(wait=False)
+        failed = None if self._pending is None else self._pending.exception()
+        if isinstance(failed, AbandonedSaveError):
+            failed = None
+        raised = interrupt or error
+        if failed is not None and raised is None:
+            raise failed
+        if failed is not None and raised is not None:
+            raised.add_note(str(failed))
+        if interrupt is not None:
+            raise interrupt
+
+
+def _size(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())

@@ -1,0 +1,35 @@
+"""Activation checkpointing: blocks are computed again in the backward pass (Chen et al. 2016; decision 030)."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tinylm.model.block import PreNormBlock
+
+
+def checkpoint_activations(model: nn.Module) -> None:
+    """Let each block, in place, store only its input for the backward pass, which computes the rest again.
+
+    Losses and gradients do not change: the second pass has the random numbers and the number format of the first. On
+    Apple GPUs this does not hold for random numbers (`tinylm.planning.memory.repeats_dropout`).
+    Compiled code of a block is called in both passes; what torch.compile makes of a call of `checkpoint` would draw
+    other dropout masks in the second one.
+    """
+    blocks: list[Any] = [module for module in model.modules() if isinstance(module, PreNormBlock)]
+    for block in blocks:
+        block.__class__ = _checkpointed(block.__class__)
+
+
+@functools.cache
+def _checkpointed(block: type[nn.Module]) -> type[Any]:
+    """A subclass whose calls are checkpointed where gradients are computed; `forward` and parameters are unchanged."""
+
+    def call(self: nn.Module, *args: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return block.__call__(self, *args)
+        return checkpoint(functools.partial(block.__call__, self), *args, use_reentrant=False)
+
+    return type(block.__name__, (block,), {"__call__": call})

@@ -1,0 +1,68 @@
+"""Short texts sampled during training."""
+
+import time
+
+from tinylm.device import autocast
+from tinylm.errors import TinyLMError, is_out_of_memory
+from tinylm.generation import sampler as sampling
+from tinylm.generation.generation_config import SamplingConfig
+from tinylm.generation.generator import generate
+from tinylm.generation.prompts import start_tokens
+from tinylm.kernels.force_eager import force_eager
+from tinylm.model.decoder import Decoder
+from tinylm.model.stack import Transformer
+from tinylm.run_config import RunConfig
+from tinylm.text.tokenizer import Tokenizer
+from tinylm.training.events import Evaluated
+from tinylm.training.sharded_tensors import is_sharded
+
+TOKENS = 120
+MIN_SECONDS = 5.0  # of training before the first sample
+SECONDS_PER_PARAMETER = 1e-9  # and token: the expected time of the first sample, high for most machines
+MAX_SHARE = 0.01  # of the training time that samples take
+MIN_GROWTH = 0.02  # between samples, as a fraction of the training time: a day has about 300 samples
+
+
+class Sampler:
+    """Samples after evaluations, at intervals that bound the number of samples and the time they take."""
+
+    def __init__(self, model: Transformer, tokenizer: Tokenizer, config: RunConfig) -> None:
+        self._model, self._tokenizer, self._config = model, tokenizer, config
+        expected = TOKENS * SECONDS_PER_PARAMETER * sum(parameter.numel() for parameter in model.parameters())
+        self._next = time.monotonic() + max(MIN_SECONDS, expected / MAX_SHARE)  # time of the next sample
+
+    def sample_if_due(self, evaluated: Evaluated) -> str | None:
+        """A sample, or `None` if it is too early, and for models that `generate_sample` does not sample from."""
+        start = time.monotonic()
+        if evaluated.step == 0 or start < self._next:
+            return None
+        text = generate_sample(self._model, self._tokenizer, self._config)
+        cost = time.monotonic() - start
+        self._next = start + max(cost / MAX_SHARE, MIN_GROWTH * evaluated.seconds)
+        return text
+
+
+def generate_sample(model: Transformer, tokenizer: Tokenizer, config: RunConfig, tokens: int = TOKENS) -> str | None:
+    """A short sample without a prompt; the random state of training is not changed.
+
+    `None` for models other than decoders, for a model that is sharded among ranks, if memory runs out, and for logits
+    that are not finite: a sample must not end the training run.
+    """
+    if not isinstance(model, Decoder) or is_sharded(model) or (config.data is not None and config.data.kind == "chat"):
+        return None
+    dtype = "fp32" if config.runtime is None else config.runtime.dtype  # a frozen base has 16-bit weights
+    was_training = model.training
+    model.eval()
+    sampler = sampling.Sampler(SamplingConfig(), 0, 1, tokenizer.vocab_size)
+    try:
+        with force_eager(), autocast(model.device.type, dtype):
+            ids = [row[0] for row in generate(model, [start_tokens(tokenizer, config.data, [])], sampler, tokens)]
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return None
+    except TinyLMError:  # the logits are not finite: the run ends at its next evaluation, which says so
+        return None
+    finally:
+        model.train(was_training)
+    return tokenizer.decode(ids)

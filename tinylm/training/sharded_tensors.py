@@ -1,0 +1,120 @@
+"""Tensors of which every rank has some rows (torch's DTensor), and matrices that are put together on one rank each.
+
+Rank r has rows r * ceil(R / N) to (r + 1) * ceil(R / N) of R rows, where N is the number of ranks; the last ranks may
+have fewer rows or none. DTensor is not imported without need, since that takes long.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def is_sharded(value: Tensor | nn.Module) -> bool:
+    """Whether a tensor is a shard of a larger one, or a model has such parameters."""
+    return hasattr(value, "to_local" if isinstance(value, Tensor) else "reshard")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The rows of this rank, in the same memory; the tensor itself if it is not sharded."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def full(tensor: Tensor) -> Tensor:
+    """All rows, gathered from all ranks, which call this together; the tensor itself if it is not sharded."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def full_tensors(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
+    """The tensors with all rows, on the CPU if they were sharded. All ranks call this together, and those without
+    `keep` get nothing.
+    """
+    result = {}
+    for name, tensor in tensors.items():
+        found = full(tensor)
+        if keep:
+            result[name] = found.cpu() if is_sharded(tensor) else found
+    return result
+
+
+def own_rows(tensor: Tensor, size: int, rank: int) -> Tensor:
+    """A copy of the rows that a rank of `size` ranks has of a tensor; numbers (dimension 0) are not divided."""
+    if not tensor.dim():
+        return tensor
+    part = -(-len(tensor) // size)
+    return tensor[rank * part : (rank + 1) * part].clone()
+
+
+def as_shard(rows: Tensor, parameter: Tensor, device: torch.device | None = None) -> Tensor:
+    """The rows of this rank as a tensor that is sharded like the parameter, on its device or the given one; all rows as
+    they are if the parameter is not sharded.
+    """
+    rows = rows.to(device or parameter.device)
+    if not is_sharded(parameter):
+        return rows
+    from torch.distributed.tensor import DTensor
+
+    like: Any = parameter
+    return DTensor.from_local(rows, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
+
+
+def apply_to_full_matrices(
+    function: Callable[[list[Tensor]], list[Tensor]], matrices: Sequence[Tensor]
+) -> list[Tensor]:
+    """`function(matrices)`, for a function from matrices to as many matrices of the same shapes and dtype.
+
+    Sharded matrices are gathered, each on one rank, which applies the function; the rows of the results are then sent
+    back. The work is divided among the ranks by the shapes of the matrices.
+    """
+    results = list(matrices)
+    by_shape: dict[torch.Size, list[int]] = defaultdict(list)
+    for index, matrix in enumerate(matrices):
+        if is_sharded(matrix):
+            by_shape[matrix.shape].append(index)
+    if not by_shape:
+        return function(results)
+    for indices in by_shape.values():
+        found = _apply_on_owners(function, [matrices[index] for index in indices])
+        for index, result in zip(indices, found, strict=True):
+            results[index] = result
+    return results
+
+
+def _apply_on_owners(function: Callable[[list[Tensor]], list[Tensor]], matrices: list[Any]) -> list[Tensor]:
+    """`function` applied to sharded matrices of one shape (R, C); rank i % N of N ranks computes that of matrix i."""
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = matrices[0].device_mesh, matrices[0].placements
+    size, rank, (rows, columns) = mesh.size(), mesh.get_local_rank(), matrices[0].shape
+    turns, part = -(-len(matrices) // size), -(-rows // size)  # matrices per rank, and rows of a matrix per rank
+    shards = [matrix.to_local() for matrix in matrices]
+    buffer = shards[0].new_zeros(size, turns, part, columns)  # by owner
+    for index, shard in enumerate(shards):
+        buffer[index % size, index // size, : len(shard)] = shard
+    gathered = _exchange(buffer, mesh)  # (N, turns, part, C), by the rank that has sent the rows
+    own = gathered.transpose(0, 1).reshape(turns, size * part, columns)[:, :rows]  # (turns, R, C)
+    computed = function([matrix for turn, matrix in enumerate(own) if turn * size + rank < len(matrices)])
+    buffer = buffer.new_zeros(turns, size * part, columns)
+    for turn, matrix in enumerate(computed):
+        buffer[turn, :rows] = matrix
+    scattered = _exchange(buffer.view(turns, size, part, columns).transpose(0, 1), mesh)  # by owner
+    return [
+        DTensor.from_local(
+            scattered[index % size, index // size, : len(shard)],
+            mesh,
+            placements,
+            shape=matrix.shape,
+            stride=matrix.stride(),
+        )
+        for index, (matrix, shard) in enumerate(zip(matrices, shards, strict=True))
+    ]
+
+
+def _exchange(parts: Tensor, mesh: Any) -> Tensor:
+    """Send `parts[r]` to rank r of N; returns what was received, by the rank that sent it: (N, ...) -> (N, ...)."""
+    parts = parts.contiguous()
+    received = torch.empty_like(parts)
+    torch.distributed.all_to_all_single(received, parts, group=mesh.get_group())
+    return received

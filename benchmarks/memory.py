@@ -1,12 +1,17 @@
-"""Peak anonymous memory of tinylm train, summed over its processes, for a large corpus.
+"""Peak memory of tinylm train: for a large corpus, or for large models beside the plan's estimate.
 
     python benchmarks/memory.py --megabytes 1000
+    python benchmarks/memory.py --models 4x128,6x384,12x768
 
-The corpus is generated: half of its words occur only once, which needs most memory in the training of a tokenizer.
-Linux only.
+The corpus is generated: half of its words occur only once, which needs most memory in the training of a tokenizer. The
+first command prints the peak anonymous memory, summed over the processes of the command. The second one trains each
+model for a few steps, with AdamW and with Muon, with and without checkpointed activations, and a LoRA adapter on it,
+and prints the estimate of `--dry-run`, the peak resident memory of the process and their ratio. The model 1b has a
+billion parameters: with AdamW it needs 20 GB of memory, and 16 GB of disk to save it. Linux only.
 """
 
 import argparse
+import json
 import os
 import random
 import subprocess
@@ -19,24 +24,94 @@ from pathlib import Path
 from measure import describe_machine, table
 
 COMMON = ["the", "of", "and", "to", "in", "was", "it", "that", "he", "his", "with", "for", "as", "had", "you", "not"]
+VOCABULARY = 50_000
+SHAPES = {  # layers, width, heads, context, sequences per step
+    "4x128": (4, 128, 4, 128, 16),
+    "6x384": (6, 384, 6, 256, 16),
+    "12x768": (12, 768, 12, 256, 4),
+    "0.5b": (10, 2048, 16, 128, 1),
+    "1b": (20, 2048, 16, 128, 1),
+}
+CHECKPOINTED = "--checkpoint-activations"
+KINDS = {  # of training, with their options
+    "adamw": ("--optimizer", "adamw"),
+    "adamw, checkpointed": ("--optimizer", "adamw", CHECKPOINTED),
+    "muon": ("--optimizer", "muon"),
+    "muon, checkpointed": ("--optimizer", "muon", CHECKPOINTED),
+    "lora": (),
+    "lora, checkpointed": (CHECKPOINTED,),
+}
 TINY = ("--layers", "1", "--heads", "2", "--width", "32", "--context", "32", "--steps", "5", "--compile", "off")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=float, default=1000, help="size of the corpus (default: 1000)")
+    parser.add_argument("--models", help=f"models to train on a small corpus instead, of {','.join(SHAPES)}")
+    parser.add_argument("--kinds", default=";".join(KINDS), help=f"default: {';'.join(KINDS)}")
+    parser.add_argument("--dtype", default="bf16", help="default: bf16")
     options = parser.parse_args(arguments)
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        corpus = Path(folder) / "corpus.txt"
-        write_corpus(corpus, int(options.megabytes * 1e6))
-        for tokenizer in ("char", "bpe"):
-            out = Path(folder) / tokenizer
-            command = ["train", corpus, "--out", out, "--tokenizer", tokenizer, *TINY]
-            seconds, peak = run_and_measure_memory([sys.executable, "-m", "tinylm", *map(str, command)], Path(folder))
-            rows.append([tokenizer, f"{seconds:.0f}", f"{peak / 1e6:,.0f}"])
+        if options.models:
+            found = model_table(options.models.split(","), options.kinds.split(";"), options.dtype, Path(folder))
+        else:
+            found = corpus_table(options.megabytes, Path(folder))
     print(describe_machine(["torch", "tokenizers"]))
-    print(table([f"{options.megabytes:g} MB as", "seconds", "peak anonymous memory, MB"], rows))
+    print(found)
+
+
+def corpus_table(megabytes: float, folder: Path) -> str:
+    rows = []
+    corpus = folder / "corpus.txt"
+    write_corpus(corpus, int(megabytes * 1e6))
+    for tokenizer in ("char", "bpe"):
+        command = tinylm("train", corpus, "--out", folder / tokenizer, "--tokenizer", tokenizer, *TINY)
+        seconds, peak = run_and_measure_memory(command, folder)
+        rows.append([tokenizer, f"{seconds:.0f}", f"{peak / 1e6:,.0f}"])
+    return table([f"{megabytes:g} MB as", "seconds", "peak anonymous memory, MB"], rows)
+
+
+def model_table(models: Sequence[str], kinds: Sequence[str], dtype: str, folder: Path) -> str:
+    write_corpus(folder / "words.txt", 5_000_000)
+    corpus, tokenizer = folder / "corpus.txt", folder / "tokenizer.json"
+    corpus.write_text((folder / "words.txt").read_text()[:300_000])
+    train = tinylm("train-tokenizer", folder / "words.txt", "--vocab-size", VOCABULARY, "--out", tokenizer, "--quiet")
+    subprocess.run(train, check=True, stdout=subprocess.DEVNULL)
+    rows = []
+    for model in models:
+        layers, width, heads, context, sequences = SHAPES[model]
+        common = ("--steps", 2, "--batch-size", sequences, "--val-fraction", 0.02, "--compile", "off", "--force")
+        shape = ("--layers", layers, "--width", width, "--heads", heads, "--context", context)
+        vocabulary = ("--tokenizer", tokenizer if model in ("12x768", "0.5b", "1b") else "char")
+        base = folder / "base"
+        for kind in kinds:
+            if kind.startswith("lora"):
+                start = ("finetune-lora", corpus, "--model", base, "--out", folder / "lora")
+            else:
+                start = ("train", corpus, "--out", base, *shape, *vocabulary)
+            command = tinylm(*start, *common, "--dtype", dtype, *KINDS[kind], "--quiet")
+            plan = subprocess.run([*command, "--dry-run", "--json"], check=True, capture_output=True, text=True)
+            estimate = json.loads(plan.stdout)["memory"]
+            peak = peak_resident_memory(command)
+            rows.append([model, kind, f"{estimate / 1e6:,.0f}", f"{peak / 1e6:,.0f}", f"{estimate / peak:.2f}"])
+            print(*rows[-1], sep="\t", file=sys.stderr, flush=True)
+    return table([f"model, {dtype}", "training", "estimate, MB", "peak resident memory, MB", "ratio"], rows)
+
+
+def tinylm(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "tinylm", *map(str, arguments)]
+
+
+def peak_resident_memory(command: Sequence[str]) -> int:
+    """Run a command; returns the largest resident memory of its process in bytes, which the system records."""
+    peak = 0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            peak = max(peak, memory_of(process.pid, "VmHWM"))
+            time.sleep(0.02)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return peak
 
 
 def write_corpus(path: Path, size: int) -> None:
@@ -56,7 +131,7 @@ def run_and_measure_memory(command: Sequence[str], cache: Path) -> tuple[float, 
     environment = {**os.environ, "TINYLM_CACHE": str(cache / "cache")}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as process:
         while process.poll() is None:
-            peak = max(peak, sum(anonymous_memory(pid) for pid in process_tree(process.pid)))
+            peak = max(peak, sum(memory_of(pid, "RssAnon") for pid in process_tree(process.pid)))
             time.sleep(0.05)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
@@ -75,12 +150,13 @@ def process_tree(pid: int) -> Iterator[int]:
             yield from process_tree(int(child))
 
 
-def anonymous_memory(pid: int) -> int:
+def memory_of(pid: int, entry: str) -> int:
+    """An entry of the status of a process in bytes; 0 if the process has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:")), 0)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{entry}:")), 0)
 
 
 if __name__ == "__main__":

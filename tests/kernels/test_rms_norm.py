@@ -19,7 +19,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("rows", [3, 3000])  # the gradient of the gain is a sum over all rows
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
 def test_output_and_gradients_equal_the_formula(gain, dtype, rows, kernel, stored) -> None:
-    """Reference: the formula differentiated by torch in float64. Rows have a mean other than 0, unlike in LayerNorm."""
+    """Reference: the formula differentiated by torch in float64. Rows have a mean, which must not be subtracted."""
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(rows, 2, 6, generator=generator) + 0.5).to(dtype).requires_grad_()
     weight = (torch.rand(6, generator=generator) + 0.5).to(stored) if gain else None

@@ -108,6 +108,7 @@ def test_the_chunked_loss_and_its_gradient_equal_the_unchunked_ones(
     chunked = next_token(model, batch)
     found = gradients(model, chunked)
     assert max(chunk_rows) <= max(1, chunk // config.vocab_size)
+    assert sum(chunk_rows) == batch.n_targets  # no logits are computed again in the backward pass
     assert chunked.total.item() == pytest.approx(whole.total.item(), rel=1e-12)
     assert found.keys() == expected.keys() == dict(model.named_parameters()).keys()
     for name, gradient in expected.items():
@@ -141,6 +142,68 @@ def test_logits_of_a_frozen_output_layer_are_computed_once(
         assert next_token(model, batch, smoothing).total.item() == pytest.approx(whole.total.item(), rel=1e-12)
 
 
+class LinearModel(torch.nn.Module):
+    """Logits from hidden vectors (B, T, D) that are given as ids."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight, self.vocab_size, self.output_parameters = weight, len(weight), (weight,)
+
+    def __call__(self, ids: Tensor, cache: object = None) -> Output:
+        return Output(ids)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return torch.nn.functional.linear(hidden, self.weight)
+
+
+def hidden_weight_and_targets() -> tuple[Tensor, Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(0)
+    hidden = torch.randn(2, 5, 3, generator=rng, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(7, 3, generator=rng, dtype=torch.float64, requires_grad=True)
+    return hidden, weight, torch.randint(7, (2, 5), generator=rng)
+
+
+@pytest.mark.parametrize("scored", [None, 0.5])
+def test_the_gradient_of_the_chunked_loss_is_that_of_finite_differences(
+    scored: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_LOGITS", 3 * 7)
+    hidden, weight, targets = hidden_weight_and_targets()
+    mask = None if scored is None else torch.rand(2, 5, generator=torch.Generator().manual_seed(1)) < scored
+
+    def loss() -> Tensor:
+        return next_token(LinearModel(weight), Batch(hidden, targets, mask), 0.1).total * 0.3
+
+    loss().backward()
+    for tensor in (hidden, weight):
+        assert tensor.grad is not None
+        for entry, gradient in zip(tensor.detach().view(-1), tensor.grad.view(-1), strict=True):
+            found = []
+            for change in (1e-5, -2e-5, 1e-5):  # the last one restores the entry
+                entry.add_(change)
+                found.append(loss().item())
+            assert gradient.item() == pytest.approx((found[0] - found[1]) / 2e-5, rel=1e-6, abs=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_chunks_have_the_gradient_of_the_whole_batch_up_to_rounding(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weight is rounded once for all chunks, and its gradient is summed in single precision. Loss scale: 1024."""
+    hidden, weight, targets = hidden_weight_and_targets()
+    expected = torch.nn.functional.cross_entropy((hidden @ weight.T).flatten(0, 1), targets.flatten(), reduction="sum")
+    expected.backward()
+    monkeypatch.setattr(module, "MAX_LOGITS", 2 * 7)
+    leaves = [tensor.detach().float().requires_grad_() for tensor in (hidden, weight)]
+    with torch.autocast("cpu", dtype):
+        loss = next_token(LinearModel(leaves[1]), Batch(leaves[0], targets)).total
+    (loss * 1024).backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-2)
+    for leaf, reference_tensor in zip(leaves, (hidden, weight), strict=True):
+        assert leaf.grad is not None and leaf.grad.dtype == torch.float32 and reference_tensor.grad is not None
+        torch.testing.assert_close(leaf.grad.double() / 1024, reference_tensor.grad, rtol=2e-2, atol=2e-2)
+
+
 def test_unscored_targets_have_no_gradient() -> None:
     """Sequences whose second half is masked have the loss and the gradients of their first half."""
     config = small()
@@ -169,7 +232,7 @@ class HalfPrecision(torch.nn.Module):
     """A model with logits in bf16, as under autocast."""
 
     vocab_size = 13
-    trains_output = False
+    output_parameters = ()
 
     def __call__(self, ids: Tensor, cache: object = None) -> Output:
         return Output(

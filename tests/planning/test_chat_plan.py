@@ -76,7 +76,7 @@ def test_memory_is_that_of_the_rows() -> None:
         parts = ChatParts(tokens_of([length] * 20), tokens_of([10]))
         request = PlanRequest(data=chats, vocab_size=100, chat=parts, training={"pack": pack})
         config = planned(model={"size": "nano", "context": 2048}).model
-        return training_memory(machine(), request, config, 1000).per_sequence
+        return training_memory(machine(), request, config, 1000, checkpointed=False).per_sequence
 
     assert per_sequence(101, False) * 512 == per_sequence(101, True) * 100
     assert per_sequence(1001, False) == per_sequence(1001, True)

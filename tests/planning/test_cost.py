@@ -75,7 +75,7 @@ def test_the_flops_of_muon_equal_those_that_torch_counts(shape: dict[str, Any]) 
     training = TrainingConfig(
         budget=Budget(steps=1), batch_size=1, micro_batch=1, lr=0.1, min_lr=0.0, warmup=0.0, optimizer="muon"
     )
-    optimizer = build_optimizer(model, training)
+    optimizer = build_optimizer(model, training, "fp32")
     with FlopCounterMode(display=False) as counter:
         optimizer.step()
     assert muon_flops(config) == counter.get_total_flops()

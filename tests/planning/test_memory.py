@@ -1,17 +1,24 @@
 """The estimated memory is at least the memory that training stores, and grows with each dimension of the model."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 
 from tests.machines import machine
-from tests.planning.planned import planned, planned_pairs
+from tests.planning.planned import adapter, data, planned, planned_pairs
 from tests.variants import small
-from tinylm.kernels.short_attention import MAX_UNFUSED_KEYS
+from tinylm.device import autocast
+from tinylm.errors import UsageError
+from tinylm.kernels.short_attention import MAX_UNFUSED_KEYS, max_unfused_keys
+from tinylm.machine import Machine
 from tinylm.model.build import build_model
 from tinylm.model_config import ModelConfig
-from tinylm.planning.memory import TrainingMemory, activation_bytes
+from tinylm.objectives.loss import MAX_LOGITS
+from tinylm.planning import recipes
+from tinylm.planning.memory import TrainingMemory, activation_bytes, layer_bytes, training_memory
+from tinylm.planning.plan_request import PlanRequest
 
 
 def test_unfused_attention_stores_its_weights() -> None:
@@ -33,7 +40,7 @@ def test_in_an_encoder_decoder_the_layers_of_one_stack_store_a_token() -> None:
 
 @pytest.mark.parametrize(
     "larger",
-    [{"attention_dropout": 0.1}, {"width": 32}, {"head_dim": 8}, {"layers": 3}, {"vocab_size": 50}, {"ffn_width": 48}],
+    [{"attention_dropout": 0.1}, {"width": 32}, {"head_dim": 8}, {"layers": 3}, {"ffn_width": 48}],
 )
 def test_activations_grow_with_attention_dropout_and_each_dimension(larger: dict[str, Any]) -> None:
     assert activation_bytes(machine(), small(**larger)) > activation_bytes(machine(), small())
@@ -71,14 +78,193 @@ def test_the_estimate_covers_what_torch_stores_for_the_backward_pass(choices: di
     assert per_token <= activation_bytes(machine(), config) <= 6 * per_token
 
 
-def test_the_memory_of_a_plan_is_that_of_weights_optimizer_and_one_micro_batch() -> None:
-    assert TrainingMemory(100, 7).total(3) == 121
-    one, two = (planned(model={"size": "nano"}, training={"batch_size": size}) for size in (1, 2))
-    per_sequence = two.memory - one.memory
-    assert per_sequence == activation_bytes(machine(), one.model) * one.model.context
-    assert one.memory - per_sequence == 16 * one.parameters
+def stored_per_token(config: ModelConfig, layers: int, dtype: str) -> float:
+    """Bytes per token that torch stores for the backward pass of the layers, without the weights and their casts."""
+    two_stacks = config.architecture == "encoder-decoder"
+    config = dataclasses.replace(config, layers=layers, encoder_layers=layers if two_stacks else None)
+    model = build_model(config).train()
+    parameters = {parameter.data_ptr() for parameter in model.parameters()}
+    stored: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in parameters:
+            stored[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    ids = torch.randint(config.vocab_size, (4, config.context))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocast("cpu", dtype):
+        model.probe(ids)
+    casts = 2 * sum(p.numel() for p in model.parameters() if p.dim() > 1) if dtype == "bf16" else 0
+    return (sum(tensor.untyped_storage().nbytes() for tensor in stored.values()) - casts) / ids.numel()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"dropout": 0.1},
+        {"attention_dropout": 0.1},
+        {"position": "relative"},
+        {"experts": 4},
+        {"norm": "layernorm", "activation": "gelu", "bias": True},
+        {"kv_heads": 4},
+        {"norm_placement": "sandwich"},
+        {"parallel_residual": True},
+        {"context": 256},
+        {"qk_norm": False},
+        {"architecture": "encoder"},
+        {"architecture": "encoder-decoder", "encoder_layers": 3},
+    ],
+    ids=lambda choices: "-".join(map(str, choices.values())) or "modern",
+)
+def test_the_bytes_of_a_layer_are_those_that_torch_stores(choices: dict[str, Any], dtype: str) -> None:
+    config = small(**{"width": 256, "ffn_width": 704, "context": 64, "vocab_size": 50, **choices})
+    per_layer = (stored_per_token(config, 3, dtype) - stored_per_token(config, 1, dtype)) / 2
+    if config.architecture == "encoder-decoder":
+        per_layer /= 2  # a token is in one of the stacks
+    on = machine(dtype=dtype, max_unfused_keys=max_unfused_keys("cpu", dtype))
+    assert 0.9 * per_layer <= layer_bytes(on, config) <= 1.2 * per_layer
+
+
+PARTS = {"state": 1000, "gradients": 400, "per_sequence": 70, "logits": 10, "max_logits": 25}
+
+
+def test_the_peak_is_the_largest_of_forward_pass_backward_pass_update_and_evaluation() -> None:
+    memory = TrainingMemory(process=5, casts=200, **PARTS)
+    assert memory.total(1, 1) == 5 + 1000 + 400  # gradients
+    assert memory.total(3, 3) == 5 + 1000 + 200 + 3 * 70 + 25  # logits are computed in chunks
+    assert memory.total(3, 6) == 5 + 1000 + 200 + 3 * 70 + 25 + 400  # and the gradients of the first half
+    assert TrainingMemory(update=300, backward=200, **PARTS).needed(1, 1) == 1000 + 400 + 300
+    assert TrainingMemory(update=200, backward=300, **PARTS).needed(1, 1) == 1000 + 400 + 300
+    assert TrainingMemory(evaluation=500, **PARTS).needed(2, 2) == 1000 + 2 * 500
+
+
+def memory_of(on: Machine | None = None, *, checkpointed: bool = False, **choices: Any) -> TrainingMemory:
+    """The memory of training a modern decoder of 4x128 with a vocabulary of 100 and 1,000 parameters."""
+    request = PlanRequest(**{"data": data(10_000), "vocab_size": 100, **choices})
+    config = small(width=128, ffn_width=384, layers=4, vocab_size=request.vocab_size)
+    return training_memory(on or machine(), request, config, 1000, checkpointed=checkpointed)
+
+
+def test_the_state_is_that_of_the_optimizer_and_the_average() -> None:
+    adamw = memory_of(training={"optimizer": "adamw"})
+    assert (adamw.state, adamw.gradients, adamw.update) == (12 * 1000, 4 * 1000, 0)
+    assert memory_of(training={"optimizer": "adamw", "average": 0.1}).state == 16 * 1000
+    bf16 = memory_of(machine(dtype="bf16"), training={"optimizer": "adamw"})
+    tied = 4 * 128 * 100  # the gradient of a tied embedding is the sum of two
+    assert (adamw.casts, adamw.backward, bf16.casts, bf16.backward) == (0, tied, 2 * 1000, 2 * 1000 + tied)
+    per_layer = 2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 384  # of queries and output, of keys and values, feed-forward
+    muon = memory_of()
+    assert muon.state == adamw.state - 4 * 4 * per_layer
+    assert muon.update == 4 * per_layer * (4 + recipes.MUON_COPIES * 4)
+    assert memory_of(machine(dtype="bf16")).update == 4 * per_layer * (4 + recipes.MUON_COPIES * 2)
+
+
+def test_an_adapter_has_gradients_and_moments_of_its_own_parameters_only() -> None:
+    lora = {"rank": 8, "targets": ("q_proj", "down_proj")}
+    per_layer = 8 * (128 + 128) + 8 * (384 + 128)
+    for dtype, size in (("fp32", 4), ("bf16", 2)):
+        memory = memory_of(machine(dtype=dtype), adapter=adapter(**lora))
+        assert memory.gradients == 4 * 4 * per_layer
+        assert memory.state == size * 1000 + 12 * 4 * per_layer
+    bottleneck = memory_of(adapter=adapter(kind="bottleneck", rank=16, targets=("attention", "feedforward")))
+    assert bottleneck.gradients == 4 * 4 * 2 * (2 * 128 * 16 + 16 + 128)
+
+
+def test_checkpointed_layers_store_their_inputs() -> None:
+    shallow, deep = (small(width=256, ffn_width=704, layers=layers) for layers in (4, 40))
+    difference = activation_bytes(machine(), deep, checkpointed=True) - activation_bytes(
+        machine(), shallow, checkpointed=True
+    )
+    assert difference == 36 * 4 * 256
+    assert memory_of(checkpointed=True).evaluation == memory_of().evaluation / 4
+
+
+def test_the_memory_of_logits_is_bounded() -> None:
+    for vocabulary, expected in ((100, 24 * 100), (1 << 24, None)):
+        memory = memory_of(vocab_size=vocabulary)
+        assert memory.logits == recipes.LOGIT_BYTES * 24 * vocabulary
+        assert memory.max_logits == recipes.LOGIT_BYTES * MAX_LOGITS + 2 * 4 * 128 * vocabulary  # two gradients
+        assert expected is None or memory.logits < memory.max_logits
+
+
+def test_the_memory_of_a_plan_grows_with_each_sequence() -> None:
+    batches = [planned(model={"size": "nano"}, training={"batch_size": size}) for size in (100, 101)]
+    one, two = batches
+    per_token = activation_bytes(machine(), one.model) + recipes.LOGIT_BYTES * 100
+    assert two.memory - one.memory == per_token * one.model.context
 
 
 def test_the_memory_of_a_pair_is_that_of_a_source_and_a_target_of_maximum_length() -> None:
-    one, two = (planned_pairs([10, 20], training={"batch_size": size}) for size in (1, 2))
-    assert two.memory - one.memory == activation_bytes(machine(), one.model) * 2 * 20
+    one, two = (planned_pairs([10, 20], training={"batch_size": size}) for size in (1000, 1001))
+    per_token = activation_bytes(machine(), one.model) + recipes.LOGIT_BYTES * 100
+    assert two.memory - one.memory == per_token * 2 * 20
+
+
+def test_activations_are_computed_again_if_one_sequence_does_not_fit_otherwise() -> None:
+    choices: dict[str, Any] = {"model": {"size": "small", "layers": 24, "context": 4096}, "training": {"batch_size": 1}}
+    plain = planned(**choices)
+    assert not plain.training.checkpoint_activations
+    free = int((plain.memory - recipes.PROCESS_BYTES["cpu"]) / recipes.MEMORY_SHARE) - 1
+    short = machine(free_memory=free)
+    assert planned(on=short, **choices).training.checkpoint_activations
+    choices["training"] = {"batch_size": 1, "checkpoint_activations": False}
+    assert not planned(on=short, **choices).training.checkpoint_activations
+    choices["training"] = {"batch_size": 1, "checkpoint_activations": True}
+    assert planned(**choices).training.checkpoint_activations
+
+
+def test_on_apple_gpus_activations_are_not_computed_again_with_dropout() -> None:
+    """torch.utils.checkpoint does not restore their random number generator."""
+    choices: dict[str, Any] = {"model": {"size": "small", "layers": 24, "context": 4096}, "training": {"batch_size": 1}}
+    for dropout in ({"dropout": 0.1, "attention_dropout": 0.0}, {"dropout": 0.0, "attention_dropout": 0.1}):
+        choices["model"] = {"size": "small", "layers": 24, "context": 4096, **dropout}
+        for device in ("cuda", "mps"):
+            plan = planned(on=machine(device, free_memory=2 << 30), **choices)
+            assert plan.training.checkpoint_activations == (device == "cuda")
+            assert "`checkpoint_activations`" not in str(plan.shortage)
+    choices["training"] = {"batch_size": 1, "checkpoint_activations": True}
+    assert planned(on=machine("cuda"), **choices).training.checkpoint_activations
+    with pytest.raises(UsageError, match="`checkpoint_activations` cannot be combined with dropout on Apple GPUs"):
+        planned(on=machine("mps"), **choices)
+    choices["model"] = {"dropout": 0.0, "attention_dropout": 0.0}
+    assert planned(on=machine("mps"), **choices).training.checkpoint_activations
+    base = {"base": small(context=16), "training": {"batch_size": 1, "checkpoint_activations": True}}
+    with pytest.raises(UsageError, match="dropout on Apple GPUs"):
+        planned(on=machine("mps"), **base, adapter=adapter(dropout=0.1))
+
+
+def shortage(free: int | None, **choices: Any) -> str | None:
+    return planned(on=machine(free_memory=free), **choices).shortage
+
+
+def test_a_run_that_does_not_fit_says_what_to_change() -> None:
+    large = {"model": {"size": "base"}, "training": {"batch_size": 1}}
+    assert shortage(500_000_000, **large) == (
+        "Training needs about 2.3 GB of memory, 2.3 GB of it for weights, gradients and optimizer, and 0.5 GB are "
+        'free. Choose a smaller `size` or `optimizer="adamw"`.'
+    )
+    assert shortage(64 << 30, **large) is shortage(None, **large) is None
+    long: dict[str, Any] = {"size": "small", "context": 16384}
+    settings = {"batch_size": 1, "optimizer": "adamw"}
+    automatic, without = (
+        shortage(500_000_000, model=long, training={**settings, **choice})
+        for choice in ({}, {"checkpoint_activations": False})
+    )
+    assert automatic is not None and automatic.endswith("Choose a smaller `size` or a shorter `context`.")
+    assert without is not None and without.endswith(
+        "Choose a smaller `size` or a shorter `context` or `checkpoint_activations`."
+    )
+    base = {"base": planned(**large).model, "training": {**settings, "sequence_length": 8}}
+    whole, part = shortage(100_000_000, **base), shortage(100_000_000, **base, adapter=adapter(rank=1))
+    assert whole is not None and whole.endswith("Choose a smaller model or a LoRA adapter instead of all weights.")
+    assert part is not None and "LoRA" not in part
+
+
+def test_a_run_within_the_error_of_the_estimate_is_not_refused() -> None:
+    choices: dict[str, Any] = {"model": {"size": "small"}, "training": {"batch_size": 1, "optimizer": "adamw"}}
+    needed = planned(**choices).memory - recipes.PROCESS_BYTES["cpu"]
+    choices["training"]["checkpoint_activations"] = False
+    assert planned(on=machine(free_memory=int(0.86 * needed)), **choices).shortage is None
+    assert planned(on=machine(free_memory=int(0.84 * needed)), **choices).shortage is not None

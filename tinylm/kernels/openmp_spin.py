@@ -21,17 +21,18 @@ def choose_spin_count() -> int:
 
     The wake-up latency is read from the machine profile, or measured in about 30 ms and recorded there.
     """
-    try:
-        cores = sorted(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux; torch uses other thread libraries there
-        return NO_SPIN
-    if len(cores) == 1:
+    if not can_measure_wake_up():
         return NO_SPIN
     try:
-        latency = wake_up_entry().get(lambda: {"seconds": _min_wake_up_seconds(cores[0], cores[-1])})["seconds"]
+        latency = wake_up_entry().get(measure_wake_up)["seconds"]
     except (OSError, RuntimeError):  # a sandbox may forbid setting the affinity or starting a thread
         return NO_SPIN
     return SPIN_COUNT if latency > SLOW_WAKE_UP else NO_SPIN
+
+
+def can_measure_wake_up() -> bool:
+    """Whether this is Linux with more than one core; elsewhere torch uses other thread libraries."""
+    return hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1
 
 
 def wake_up_entry() -> Measurement:
@@ -39,12 +40,17 @@ def wake_up_entry() -> Measurement:
     return Measurement("wake-up", identify_processor(), {"seconds": (1e-9, 1.0)})
 
 
-def _min_wake_up_seconds(core: int, other: int) -> float:
+def measure_wake_up() -> dict[str, float]:
+    """The smallest wake-up latency of several series between the first and the last core, as the entry's values.
+
+    Raises OSError or RuntimeError if the affinity cannot be set or no thread can be started.
+    """
+    cores = sorted(os.sched_getaffinity(0))
     found = []
     for _ in range(SERIES):
-        found.append(_wake_up_seconds(core, other))
+        found.append(_wake_up_seconds(cores[0], cores[-1]))
         time.sleep(PAUSE)
-    return min(found)
+    return {"seconds": min(found)}
 
 
 def _wake_up_seconds(core: int, other: int, rounds: int = 21) -> float:

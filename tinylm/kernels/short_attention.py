@@ -20,8 +20,8 @@ def dot_product_attention(
     """softmax(scale q k^T) v for each head: (B, H, T, W) and two of (B, K, S, W) -> (B, H, T, W).
 
     Query head h reads key/value head h // (H / K). mask: broadcastable to (B, 1, T, S), True where a query attends.
-    With `causal` and without a mask, a query attends to the keys up to its own position; the last query has the
-    position of the last key. `scale` is 1/sqrt(W) unless given. `dropout` is applied to the attention weights.
+    With `causal` and without a mask, a query attends to the keys up to its own position; T must then be S, or 1 (the
+    last position). `scale` is 1/sqrt(W) unless given. `dropout` is applied to the attention weights.
     """
     if q.device.type == "cpu" and (dropout or _is_unfused_faster(q, k)):
         return _unfused_attention(q, k, v, mask, causal, scale, dropout)
@@ -38,7 +38,7 @@ def dot_product_attention(
 
 
 def max_unfused_keys(device: str, dtype: str) -> int:
-    """Maximum of keys up to which training without attention dropout is unfused; 0 if it is always fused."""
+    """Largest number of keys with which training without attention dropout is unfused; 0 if it is always fused."""
     return MAX_UNFUSED_KEYS if (device, dtype) == ("cpu", "bf16") else 0
 
 

@@ -16,6 +16,7 @@ from tinylm.reporter import Reporter
 
 ELEMENTS_PER_THREAD = 32_768  # torch does not split smaller elementwise operations
 WIDTH = 1024  # of a matrix too large for the cache of one core
+SERIES, ROUNDS = 25, 7  # series of measurements, and rounds of each
 BOUNDS = {"wake_up": (0.0, 1.0), "bandwidth": (1e6, 1e13)}
 
 
@@ -43,7 +44,7 @@ def thread_latency_entry() -> Measurement:
 
 
 @torch.inference_mode()
-def measure_thread_latency(series: int = 25, rounds: int = 7) -> ThreadLatency:
+def measure_thread_latency() -> ThreadLatency:
     """The minimum over many short series of the median: on a busy machine some series are undisturbed. Takes 15 ms."""
     threads = torch.get_num_threads()
     x = torch.ones(threads * ELEMENTS_PER_THREAD, device="cpu")
@@ -52,14 +53,14 @@ def measure_thread_latency(series: int = 25, rounds: int = 7) -> ThreadLatency:
     def median(threads: int, work: Callable[[], object]) -> float:
         torch.set_num_threads(threads)
         times = []
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             begun = time.perf_counter()
             work()
             times.append(time.perf_counter() - begun)
-        return sorted(times)[rounds // 2]
+        return sorted(times)[ROUNDS // 2]
 
     read = one_thread = all_threads = math.inf  # seconds
-    for _ in range(series):
+    for _ in range(SERIES):
         read = min(read, median(1, lambda: F.linear(row, matrix)))
         one_thread = min(one_thread, median(1, lambda: x.add_(1)))
         all_threads = min(all_threads, median(threads, lambda: x.add_(1)))

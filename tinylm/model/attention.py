@@ -31,6 +31,11 @@ class DotProduct(nn.Module):
         dropout = self.dropout.p if self.training else 0.0
         return dot_product_attention(q, k, v, mask, causal, self.scale, dropout)
 
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """The scores before mask and softmax, scale q k^T: (B, H, T, W) and (B, K, S, W) -> (B, H, T, S)."""
+        scale = q.shape[-1] ** -0.5 if self.scale is None else self.scale
+        return q @ repeat_heads(k, q.shape[1]).transpose(-1, -2) * scale
+
 
 class RelativeDotProduct(nn.Module):
     """e_ij = scale q_i (k_j + a_ij)^T and z_i = sum_j softmax_j(e_ij) (v_j + b_ij) (note 002; Shaw et al. 2018).
@@ -39,7 +44,7 @@ class RelativeDotProduct(nn.Module):
     clipped to [-clip, clip].
     """
 
-    def __init__(self, head_dim: int, clip: int, dropout: float = 0.0, scale: float | None = None) -> None:
+    def __init__(self, head_dim: int, clip: int, dropout: float, scale: float | None) -> None:
         super().__init__()
         self.clip = clip
         self.dropout = Dropout(dropout)
@@ -49,19 +54,25 @@ class RelativeDotProduct(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         """(B, H, T, W) and two of (B, K, S, W) -> (B, H, T, W). mask: broadcastable to (B, 1, T, S), True to attend."""
+        offsets = self._offsets(q, k)  # (B, H, T, S)
+        weights = self.dropout(attention_weights(self.scores(q, k), mask, causal))  # (B, H, T, S)
+        # Weights of equal offsets are summed first, so that no (B, H, T, S, W) tensor of value vectors is needed.
+        by_offset = weights.new_zeros(*weights.shape[:-1], 2 * self.clip + 1)  # (B, H, T, 2C+1)
+        by_offset = by_offset.scatter_add(-1, offsets, weights)
+        return weights @ repeat_heads(v, q.shape[1]) + _matmul_rows(by_offset, self.relative_values)  # (B, H, T, W)
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """The scores before mask and softmax, e: (B, H, T, W) and (B, K, S, W) -> (B, H, T, S)."""
+        relative_scores = _matmul_rows(q, self.relative_keys.T).gather(-1, self._offsets(q, k))  # (B, H, T, S)
+        return (q @ repeat_heads(k, q.shape[1]).transpose(-1, -2) + relative_scores) * self.scale
+
+    def _offsets(self, q: Tensor, k: Tensor) -> Tensor:
+        """The rows of the learned vectors for each query and key: (B, H, T, S)."""
         batch, heads, queries, keys = *q.shape[:3], k.shape[2]
-        k, v = (repeat_heads(x, heads) for x in (k, v))  # (B, H, S, W)
         query_slots = torch.arange(keys - queries, keys, device=q.device).unsqueeze(1)  # (T, 1)
         key_slots = torch.arange(keys, device=q.device)  # (S,)
         offsets = (key_slots - query_slots).clamp(-self.clip, self.clip) + self.clip  # (T, S)
-        offsets = offsets.expand(batch, heads, queries, keys)  # (B, H, T, S)
-        relative_scores = _matmul_rows(q, self.relative_keys.T).gather(-1, offsets)  # (B, H, T, S)
-        scores = (q @ k.transpose(-1, -2) + relative_scores) * self.scale  # (B, H, T, S)
-        weights = self.dropout(attention_weights(scores, mask, causal))  # (B, H, T, S)
-        # Weights of equal offsets are summed first, so that no (B, H, T, S, W) tensor of value vectors is needed.
-        by_offset = weights.new_zeros(batch, heads, queries, 2 * self.clip + 1)  # (B, H, T, 2C+1)
-        by_offset = by_offset.scatter_add(-1, offsets, weights)
-        return weights @ v + _matmul_rows(by_offset, self.relative_values)  # (B, H, T, W)
+        return offsets.expand(batch, heads, queries, keys)
 
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:

@@ -35,7 +35,7 @@ def causal_mask(
     return ((allowed & in_row) | (key_slots == query_slots)).unsqueeze(1)  # (B, 1, T, S)
 
 
-def segment_mask(segments: Tensor, window: int | None = None) -> Tensor:
+def segment_mask(segments: Tensor, window: int | None) -> Tensor:
     """Causal attention within each of the texts that share a row: (B, T) -> (B, 1, T, T).
 
     Query i attends to slot s if both have the same number in `segments` and i - window < s <= i.

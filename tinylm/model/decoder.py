@@ -35,9 +35,13 @@ class Autoregressive(Transformer):
         masks = {window: causal_mask(n_tokens, offset, starts, ids.device, window) for window in set(self.windows)}
         return positions, [masks[window] for window in self.windows]
 
-    def make_cache(self, batch: int, length: int, starts: Tensor | None = None) -> list[Cache]:
-        """One empty cache per layer with room for `length` tokens. starts: (B,), left padding: see `Cache`."""
+    def make_cache(self, batch: int, length: int, starts: Any | None = None) -> list[Cache]:
+        """One empty cache per layer with room for `length` tokens.
+
+        starts: (B,), left padding (see `Cache`), as a tensor or what `torch.as_tensor` takes.
+        """
         weight = self.embedding.weight
+        starts = None if starts is None else torch.as_tensor(starts, device=weight.device)
 
         def make(window: int | None) -> Cache:
             cache_type, slots = (KVCache, length) if window is None else (SlidingWindowCache, window)
@@ -70,6 +74,9 @@ class Decoder(Autoregressive):
         return self.run_layers(self.embed(ids), segment_positions(segments), masks, valid=segments > 0)
 
     @torch.inference_mode()
-    def last_logits(self, ids: Tensor, cache: Sequence[Cache] | None, count: int) -> Tensor:
-        """Next-token logits after each of the last `count` tokens, without gradients: (B, T) -> (B, count, V)."""
-        return self.logits(self(ids, cache).hidden[:, -count:])
+    def last_logits(self, ids: Any, cache: Sequence[Cache] | None, count: int) -> Tensor:
+        """Next-token logits after each of the last `count` tokens, without gradients: (B, T) -> (B, count, V).
+
+        ids: a tensor or what `torch.as_tensor` takes.
+        """
+        return self.logits(self(torch.as_tensor(ids, device=self.device), cache).hidden[:, -count:])

@@ -34,7 +34,7 @@ class RoutingSummary(NamedTuple):
     shares: Tensor
 
 
-def summarise_routing(layer: Routing, valid: Tensor | None = None) -> RoutingSummary:
+def summarise_routing(layer: Routing, valid: Tensor | None) -> RoutingSummary:
     """Statistics of one layer. valid: (B, T), False for padding; `None` without padding.
 
     The loss of a sequence is E sum_e f_e P_e, where f_e is the fraction of its assignments that expert e received, and

@@ -102,10 +102,10 @@ class Transformer(Stack):
         return self.embedding.num_embeddings
 
     @property
-    def trains_output(self) -> bool:
-        """Whether the output layer, or the embedding in its place, has parameters that are trained."""
+    def output_parameters(self) -> list[nn.Parameter]:
+        """The trained parameters of the output layer, or of the embedding in its place."""
         layer = self.embedding if self.output is None else self.output
-        return any(parameter.requires_grad for parameter in layer.parameters())
+        return [parameter for parameter in layer.parameters() if parameter.requires_grad]
 
     @property
     def device(self) -> torch.device:

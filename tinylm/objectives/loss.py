@@ -7,21 +7,20 @@ With label smoothing s, the target distribution is (1 - s) on the target plus s 
 becomes -(1 - s) log p(target) - s / V sum_v log p(v) (Szegedy et al. 2016).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
 
 from tinylm.model.stack import Output
 from tinylm.text.batches import Batch
 
-MAX_LOGITS = 1 << 25  # above this number, logits are computed in chunks, and recomputed in the backward pass
-# The same for an output layer that is not trained, whose logits are not recomputed. Memory blocks of up to 32 MB are
-# reused by the allocator, and larger ones are cleared by the system each time.
+MAX_LOGITS = 1 << 25  # above this number, logits are computed in chunks (decision 030)
+# The same for an output layer that is not trained. Memory blocks of up to 32 MB are reused by the allocator, and larger
+# ones are cleared by the system each time; with a trained layer, each chunk adds to the gradient of all its weights.
 MAX_FROZEN_LOGITS = 6 << 20
 
 
@@ -49,8 +48,8 @@ class LanguageModel(Protocol):
         ...
 
     @property
-    def trains_output(self) -> bool:
-        """Whether `logits` depends on a parameter that is trained."""
+    def output_parameters(self) -> Sequence[Tensor]:
+        """The trained parameters that `logits` depends on."""
         ...
 
     def __call__(self, *inputs: Tensor | None) -> Output: ...
@@ -68,9 +67,20 @@ class Objective(Protocol):
 
 def next_token(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:
     """-sum log p(target | tokens before it in the same text) (notes 002, 004)."""
+    return _loss(model, _decoder_output(model, batch), batch, smoothing)
+
+
+def next_token_losses(model: LanguageModel, batch: Batch) -> Tensor:
+    """The terms of `next_token`: -log p of each scored target in nats, (N,), row by row."""
+    hidden, targets = _scored(_decoder_output(model, batch), batch)
+    rows = max(1, MAX_LOGITS // model.vocab_size)
+    chunks = zip(hidden.split(rows), targets.split(rows), strict=True)
+    return torch.cat([F.cross_entropy(_precise(model.logits(h)), t, reduction="none") for h, t in chunks])
+
+
+def _decoder_output(model: LanguageModel, batch: Batch) -> Output:
     ragged = batch.segments is not None or batch.lengths is not None
-    output = model(batch.ids, None, batch.segments, batch.lengths) if ragged else model(batch.ids)
-    return _loss(model, output, batch, smoothing)
+    return model(batch.ids, None, batch.segments, batch.lengths) if ragged else model(batch.ids)
 
 
 def masked_token(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:
@@ -84,12 +94,21 @@ def sequence_to_sequence(model: LanguageModel, batch: Batch, smoothing: float = 
 
 
 def _loss(model: LanguageModel, output: Output, batch: Batch, smoothing: float) -> Loss:
-    hidden, targets = output.hidden.flatten(0, 1), batch.targets.flatten()  # (B*T, D), (B*T,)
-    if batch.mask is not None:
-        scored = batch.mask.flatten()  # (B*T,)
-        hidden, targets = hidden[scored], targets[scored]  # (N, D), (N,)
-    total = _cross_entropy(model, hidden, targets, smoothing)
+    total = _cross_entropy(model, *_scored(output, batch), smoothing)
     return Loss(total, batch.n_targets, output.aux, _routing_metrics(output))
+
+
+def _scored(output: Output, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The hidden vectors and the targets that count in the loss: (N, D) and (N,)."""
+    hidden, targets = output.hidden.flatten(0, 1), batch.targets.flatten()  # (B*T, D), (B*T,)
+    if batch.mask is None:
+        return hidden, targets
+    scored = batch.mask.flatten()  # (B*T,)
+    return hidden[scored], targets[scored]  # (N, D), (N,)
+
+
+def _precise(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _routing_metrics(output: Output) -> dict[str, Tensor]:
@@ -102,43 +121,57 @@ def _cross_entropy(model: LanguageModel, hidden: Tensor, targets: Tensor, smooth
     """Summed cross-entropy: (N, D) and (N,) -> (). Computed in chunks of rows, to bound the memory of the logits."""
 
     def chunk_loss(hidden: Tensor, targets: Tensor) -> Tensor:
-        logits = model.logits(hidden)  # (N, V)
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits = _precise(model.logits(hidden))  # (N, V)
         return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
 
-    rows = max(1, (MAX_LOGITS if model.trains_output else MAX_FROZEN_LOGITS) // model.vocab_size)
+    parameters = model.output_parameters
+    rows = max(1, (MAX_LOGITS if parameters else MAX_FROZEN_LOGITS) // model.vocab_size)
     if len(hidden) <= rows:
         return chunk_loss(hidden, targets)
-    if not model.trains_output and torch.is_grad_enabled():
-        return _FrozenOutputLoss.apply(hidden, targets, chunk_loss, rows)
-    chunks = zip(hidden.split(rows), targets.split(rows), strict=True)
-    return torch.stack([checkpoint(chunk_loss, *chunk, use_reentrant=False) for chunk in chunks]).sum()
+    if torch.is_grad_enabled():
+        return _ChunkedLoss.apply(chunk_loss, rows, targets, hidden, *parameters)
+    return torch.stack(
+        [chunk_loss(*chunk) for chunk in zip(hidden.split(rows), targets.split(rows), strict=True)]
+    ).sum()
 
 
-class _FrozenOutputLoss(torch.autograd.Function):
-    """The sum of `loss(hidden, targets)` over chunks of rows, for a loss without trainable parameters.
+class _ChunkedLoss(torch.autograd.Function):
+    """The sum of `loss(hidden, targets)` over chunks of rows.
 
     The gradient of each chunk is computed together with its loss, so that its logits are neither kept nor recomputed.
+
+    parameters: those that the loss depends on and that are trained
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor], rows: int
+        ctx: Any,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        rows: int,
+        targets: Tensor,
+        hidden: Tensor,
+        *parameters: Tensor,
     ) -> Tensor:
         gradient = torch.empty_like(hidden)  # (N, D)
+        parameter_gradients: list[Tensor] = []
         losses = []
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
             with torch.enable_grad():
                 leaf = hidden[part].detach().requires_grad_()
-                losses.append(loss(leaf, targets[part]))
-            (gradient[part],) = torch.autograd.grad(losses[-1], leaf)
-            losses[-1] = losses[-1].detach()
-        ctx.save_for_backward(gradient)
+                chunk_loss = loss(leaf, targets[part])
+            gradient[part], *found = torch.autograd.grad(chunk_loss, (leaf, *parameters))
+            if not parameter_gradients:
+                parameter_gradients = found
+            else:
+                for total, addend in zip(parameter_gradients, found, strict=True):
+                    total.add_(addend)
+            losses.append(chunk_loss.detach())
+        ctx.save_for_backward(gradient, *parameter_gradients)
         return torch.stack(losses).sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * g.to(gradient.dtype), None, None, None
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        # In place: a gradient of the output layer is large. Another backward pass is an error of autograd.
+        return None, None, None, *(gradient.mul_(g) for gradient in ctx.saved_tensors)

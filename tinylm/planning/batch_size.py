@@ -1,5 +1,7 @@
 """Batch size and micro-batch size."""
 
+import bisect
+
 from tinylm.machine import Machine
 from tinylm.model_config import ModelConfig
 from tinylm.planning import recipes
@@ -43,9 +45,11 @@ def choose_micro_batch(
     wanted: int = request.training.get("micro_batch", batch_size)
     if machine.free_memory is None:
         return wanted
-    fitting = int((recipes.MEMORY_SHARE * machine.free_memory - memory.fixed) / memory.per_sequence)
-    if fitting >= wanted:
+    usable = recipes.MEMORY_SHARE * machine.free_memory
+    if memory.needed(wanted, batch_size) <= usable:
         return wanted
+    # The number of smaller micro-batches that fit: 0 to wanted - 1.
+    fitting = bisect.bisect_right(range(1, wanted), usable, key=lambda rows: memory.needed(rows, batch_size))
     free = f"{machine.free_memory / 1e9:.1f} GB of free memory"
     if fitting < 1:
         notices.append(f"The {free} may not be enough for one sequence; choose a smaller `size` or `context`.")

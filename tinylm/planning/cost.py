@@ -1,7 +1,7 @@
 """The cost of training, estimated from the configuration of a model: parameters, FLOPs, tokens per second."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,13 +26,18 @@ def matrix_parameters(config: ModelConfig) -> int:
     encoder-decoder, both stacks are counted for every token, which is an overestimate.
     """
     total = config.width * config.vocab_size
-    for name, shape, layers in _layer_parameters(config):
-        if len(shape) == 2:
-            count = shape.numel()
-            if ".experts." in name:
-                count = count * config.experts_per_token // config.experts
-            total += layers * count
+    for name, (shape, layers) in layer_matrices(config).items():
+        count = shape.numel()
+        if ".experts." in name:
+            count = count * config.experts_per_token // config.experts
+        total += layers * count
     return total
+
+
+@functools.cache
+def layer_matrices(config: ModelConfig) -> Mapping[str, tuple[torch.Size, int]]:
+    """The matrices of the first layer of each stack by name: shape, and number of layers of that stack."""
+    return {name: (shape, layers) for name, shape, layers in _layer_parameters(config) if len(shape) == 2}
 
 
 def _layer_parameters(config: ModelConfig) -> Iterator[tuple[str, torch.Size, int]]:

@@ -7,7 +7,7 @@ from tinylm.model_config import ModelConfig
 from tinylm.planning import recipes
 from tinylm.planning.batch_size import choose_batch_size, choose_micro_batch
 from tinylm.planning.cost import parameters_by_part
-from tinylm.planning.memory import training_memory
+from tinylm.planning.memory import choose_checkpointing, describe_shortage, training_memory
 from tinylm.planning.model_size import choose_model, with_dropout, with_output_layer
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.schedule import choose_length, choose_settings
@@ -22,7 +22,8 @@ class Plan:
 
     parameters: number of parameters of the model
     steps, epochs: optimizer steps and passes over the training data; estimates if the budget is a time
-    seconds, memory: estimates, memory in bytes
+    seconds, memory: estimates; the peak memory of the process, or on a GPU of its tensors, in bytes
+    shortage: why the run does not fit in the free memory of one process, and what to change; `None` if it may fit
     notices: sentences for the user
     """
 
@@ -34,6 +35,7 @@ class Plan:
     epochs: float
     seconds: float
     memory: int
+    shortage: str | None
     notices: tuple[str, ...]
 
 
@@ -55,10 +57,15 @@ def plan_training(machine: Machine, request: PlanRequest) -> Plan:
     config = with_output_layer(config, request, length)
     parameters = parameters_by_part(config)["total"]
     config = with_dropout(config, request, length, parameters)
-    memory = training_memory(machine, request, config, parameters)
+    plain, checkpointed = (
+        training_memory(machine, request, config, parameters, checkpointed=value) for value in (False, True)
+    )
+    checkpointing = choose_checkpointing(machine, request, config, plain, checkpointed, batch_size)
+    memory = checkpointed if checkpointing else plain
+    shortage = describe_shortage(machine, request, config, memory, checkpointed, batch_size)
     micro_batch = choose_micro_batch(machine, request, batch_size, memory, notices)
     settings = choose_settings(machine, request, config, length, parameters, notices)
-    settings["sequence_length"] = sequence_length
+    settings |= {"sequence_length": sequence_length, "checkpoint_activations": checkpointing}
     budget = request.effective_budget
     seconds = budget.time or length.steps * length.step_seconds * (1 + recipes.EVALUATION_SHARE)
     return Plan(
@@ -69,7 +76,8 @@ def plan_training(machine: Machine, request: PlanRequest) -> Plan:
         steps=length.steps,
         epochs=length.epochs,
         seconds=seconds,
-        memory=memory.total(micro_batch),
+        memory=memory.total(micro_batch, batch_size),
+        shortage=shortage,
         notices=tuple(notices),
     )
 

@@ -113,7 +113,9 @@ class PlanRequest:
         return chat_rows(self.chat.train, config.context, self.packs(config))
 
     def tokens_per_sequence(self, config: ModelConfig) -> float:
-        """Tokens per row of a batch: a window of the context, or the mean of a pair's source and target together."""
+        """Tokens per row of a batch: the context for plain text, else the mean of a row of conversations, or of a pair
+        with source and target together.
+        """
         if self.chat is not None:
             rows = self.chat_rows(config)
             return rows.n_tokens / len(rows)

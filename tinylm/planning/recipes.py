@@ -118,11 +118,15 @@ MATMUL_EFFICIENCY = {"cpu": 0.75, "gpu": 0.35}  # share of the machine's matmul 
 LAYER_SECONDS = {"cpu": 9e-6, "gpu": 5e-8}  # per token and layer besides matmuls, on one core; gpu: not measured
 EVALUATION_SPEEDUP = 2.0  # tokens per second of evaluation divided by those of training; not measured
 
-# Memory: see memory.py.
+# Memory: see memory.py. Decision 030; of a GPU, nothing was measured.
 
 MEMORY_SHARE = 0.7  # of the free memory that a plan may use; not measured
+MEMORY_ERROR = 0.15  # of the estimate: a run that needs at least this much more than the free memory is refused
 PARAMETER_BYTES = 16  # fp32: the weight, its gradient and two moments of Adam
-ACTIVATIONS_PER_WIDTH, ACTIVATIONS_PER_FFN_WIDTH = 20, 6  # fp32 values per token and layer; not measured
-STORED_PER_ATTENTION_WEIGHT = 4  # fp32 values, with attention dropout or relative positions; not measured
-STORED_PER_SHORT_ATTENTION_WEIGHT = 1  # fp32 values, in unfused attention without these; not measured
-LOGIT_BYTES = 12  # per token and vocabulary entry: logits, their softmax and its gradient
+PROCESS_BYTES = {"cpu": 330_000_000, "gpu": 0}  # of a process that has imported torch, on the device that trains
+COMPILER_BYTES = 100_000_000  # more, if it has imported torch's compiler, as torch.utils.checkpoint does
+MUON_COPIES = 3.5  # of the matrices, in the precision of Muon's products
+EXTRA_LAYERS = 1  # layers that are counted besides those whose activations are stored, for gradients
+CHECKPOINTED_LAYERS = 3  # layers that are counted with checkpointed activations, besides the inputs of all
+STORED_PER_ATTENTION_WEIGHT = 4  # numbers, with attention dropout or relative positions; not measured
+LOGIT_BYTES = 14  # per token and vocabulary entry: logits in two formats, their softmax and its gradient

@@ -209,7 +209,7 @@ def test_a_malformed_line_has_its_file_and_number(tmp_path: Path) -> None:
 
 def test_conversations_for_a_model_that_does_not_take_them_are_an_error(tmp_path: Path) -> None:
     file = write_file(tmp_path / "a.jsonl", lines(PAIRS))
-    with pytest.raises(UsageError, match=r"a.jsonl is for conversations \(chat\), and only decoders"):
+    with pytest.raises(UsageError, match=r"a.jsonl is for conversations \(chat\), which only .* decoders take"):
         loaded(tmp_path, file, chat=False)
     with pytest.raises(UsageError, match=r"`format` is for conversations"):
         loaded(tmp_path, file, chat=False, format="chat")
@@ -228,6 +228,13 @@ def test_settings_of_conversations_are_refused_for_other_texts_unless_they_are_i
 def test_a_json_key_of_texts_is_read_as_text(tmp_path: Path) -> None:
     file = write_file(tmp_path / "a.jsonl", lines(PAIRS))
     assert loaded(tmp_path, file, text_key="prompt").corpus.kind == "text"
+
+
+def test_a_json_key_of_texts_is_an_error_for_conversations(tmp_path: Path) -> None:
+    file = write_file(tmp_path / "a.jsonl", lines(PAIRS))
+    with pytest.raises(UsageError, match="`text_key` is for documents; JSONL of conversations has the keys 'messages'"):
+        loaded(tmp_path, file, format="chat", text_key="prompt")
+    assert loaded(tmp_path, file, format="chat", text_key="x", ignorable=frozenset({"text_key"})).corpus.kind == "chat"
 
 
 def test_unknown_characters_are_removed_from_contents(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.text.test_answer_spans import ANSWERS, chat, conversation
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.answer_spans import ScoredText
 from tinylm.text.chat_template import CHATML
-from tinylm.text.chat_tokens import ChatTokens, encode_example, encode_examples, ids_of
+from tinylm.text.chat_tokens import CHAT_ENCODING, ChatTokens, encode_example, ids_of
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 TEMPLATES = {"chatml": CHATML, "llama-2": LLAMA_2, "llama-3": LLAMA_3, "qwen": QWEN}
@@ -99,9 +99,9 @@ def test_several_conversations_are_found_in_one_array() -> None:
         ScoredText("ab", [range(2)]),
     ]
     tokenizer = TOKENIZERS["char"]
-    parts = list(encode_examples(examples, tokenizer))
-    assert [characters for _, characters in parts] == [15, 3, 1, 2]
-    codes = np.concatenate([codes for codes, _ in parts])
+    (batch,) = CHAT_ENCODING.batches(iter(examples), tokenizer)
+    assert batch.characters == 15 + 3 + 1 + 2
+    codes = CHAT_ENCODING.encode(batch.content, tokenizer)
     tokens = ChatTokens(codes)
     assert tokenizer.decode(ids_of(codes)) == "Helloabcaab"
     assert len(tokens) == 4

@@ -111,3 +111,12 @@ def test_a_bpe_sample_is_evenly_spread() -> None:
     assert all(part.endswith("\n") for part in sample)
     assert min(int(part[5:9]) for part in sample) < 100
     assert max(int(part[5:9]) for part in sample) > 900
+
+
+def test_a_bpe_sample_has_documents_of_every_kind_where_they_alternate() -> None:
+    for period in (2, 3, 4, 5):
+        documents = [f"{'abcde'[n % period]} {n:03d}\n" for n in range(600)]
+        sample = list(sample_for_tokenizer(iter(documents), 6 * 600, 6 * 600 // period, 6))
+        counts = [sum(text.startswith(letter) for text in sample) for letter in "abcde"[:period]]
+        assert min(counts) > 0.5 * sum(counts) / period
+        assert 0.8 * 600 / period <= sum(counts) <= 1.2 * 600 / period

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tinylm.errors import TinyLMError
 from tinylm.text.permutation import Permutation
+from tinylm.text.sharded_tokens import Tokens
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,11 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The batch with all its tensors on `device`."""
-        return self._map(lambda tensor: tensor.to(device))
+        return self._map(lambda tensor: tensor.to(device, non_blocking=device.type == "cuda"))
+
+    def pin_memory(self) -> "Batch":
+        """The batch in page-locked memory, from which a GPU copies while the processor computes."""
+        return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         tensors = [getattr(self, field.name) for field in fields(self)]
@@ -79,7 +84,7 @@ class Windows:
     windows. Raises TinyLMError for `context` tokens or fewer.
     """
 
-    def __init__(self, tokens: np.ndarray, context: int, batch_size: int, seed: int) -> None:
+    def __init__(self, tokens: Tokens, context: int, batch_size: int, seed: int) -> None:
         if len(tokens) <= context:
             raise TinyLMError(
                 f"{len(tokens)} tokens are too few for a window of {context} and the token after it; give more text."
@@ -118,7 +123,7 @@ class Windows:
 
 
 def evaluation_batches(
-    tokens: np.ndarray, context: int, batch_size: int, stride: int | None = None, max_tokens: int | None = None
+    tokens: Tokens, context: int, batch_size: int, stride: int | None = None, max_tokens: int | None = None
 ) -> Iterator[Batch]:
     """Yield batches of windows in which every token of `tokens` (N,) but the first counts in the loss exactly once.
 
@@ -149,7 +154,7 @@ def _mask_overlap(batch: Batch, starts: np.ndarray, overlap: int) -> Batch:
     return Batch(batch.ids, batch.targets, mask)
 
 
-def windows_at(tokens: np.ndarray, starts: np.ndarray, context: int) -> Batch:
+def windows_at(tokens: Tokens, starts: np.ndarray, context: int) -> Batch:
     """A batch of windows of `context` tokens at the positions `starts` (B,), with the next tokens as targets."""
     rows = np.stack([tokens[start : start + context + 1] for start in starts]).astype(np.int64)  # (B, T + 1)
     ids = torch.from_numpy(rows)

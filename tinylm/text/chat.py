@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from tinylm.errors import UsageError
-from tinylm.text.compression import Progress, display_name, no_progress
-from tinylm.text.readers import decoded_chunks, json_records, require_encodable
+from tinylm.text.compression import Progress, no_progress
+from tinylm.text.readers import records, require_encodable
 from tinylm.validation import describe_value
 
 ROLES = ("system", "user", "assistant", "tool")
+KEYS = ("messages", "prompt", "completion", "tools")  # of a conversation
 MAX_MESSAGES = 10_000  # of a conversation
 MAX_NESTING = 100  # levels of the values in a message or a tool
 
@@ -39,11 +40,11 @@ class Conversation:
 
 
 def read_conversations(file: Path, encoding: str, progress: Progress = no_progress) -> Iterator[Conversation]:
-    """Yield the conversations of a file of JSONL or of one JSON array. `progress` receives the bytes read.
+    """Yield the conversations of a file of JSONL, of one JSON array or of Parquet. `progress` receives the bytes read.
 
     Raises UsageError, with file and line, for a line that is not a conversation.
     """
-    for location, record in json_records(decoded_chunks(file, encoding, progress), display_name(file)):
+    for location, record in records(file, encoding, KEYS, progress):
         yield parse_conversation(record, location)
 
 

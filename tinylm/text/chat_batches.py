@@ -32,7 +32,7 @@ class ChatParts(NamedTuple):
 
 
 def require_usable(tokens: ChatTokens, context: int, name: str) -> None:
-    """Raise UsageError if no conversation has a scored token within the context. name: "training" or "validation"."""
+    """Raise UsageError if no conversation has a scored token within the context. name: such as "training"."""
     if len(tokens.usable(context)):
         return
     if tokens.unscored == len(tokens):
@@ -45,7 +45,7 @@ def require_usable(tokens: ChatTokens, context: int, name: str) -> None:
 
 
 def describe_left_out(tokens: ChatTokens, context: int, name: str) -> list[str]:
-    """Sentences about conversations that are cut or have nothing scored. name: "training" or "validation"."""
+    """Sentences about conversations that are cut or have nothing scored. name: such as "training"."""
     sentences = []
     if tokens.unscored:
         sentences.append(

@@ -31,11 +31,6 @@ class ChatCorpus(Corpus):
     detects_json: ClassVar[bool] = True
 
     @property
-    def has_json(self) -> bool:
-        """False: `text_key` does not apply to conversations."""
-        return False
-
-    @property
     def train_on(self) -> str:
         """The texts that are scored: see ChatFormat."""
         assert self.chat is not None
@@ -82,10 +77,10 @@ class ChatCorpus(Corpus):
     def _known(self, parts: Iterable[str]) -> Iterable[str]:
         return parts if self.drop_unknown is None else map(self.drop_unknown, parts)
 
-    def _documents(self, progress: Progress) -> Iterator[Iterable[str]]:
+    def _documents(self, progress: Progress) -> Iterator[tuple[str, Iterable[str]]]:
         assert self.chat is not None
         for example in self.examples(progress):
-            yield self.chat.ordinary_text(example.text)
+            yield "", self.chat.ordinary_text(example.text)
 
     def scan(self, progress: Progress = no_progress) -> CorpusStats:
         """As `Corpus.scan`. The fingerprint covers the texts with special tokens, and the scored spans."""

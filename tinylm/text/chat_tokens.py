@@ -4,13 +4,15 @@ In an array of codes, a token is 4 id + 2 scored + first, where `first` marks th
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from tinylm.errors import TinyLMError
 from tinylm.text.answer_spans import ScoredText
-from tinylm.text.token_files import Encoding
+from tinylm.text.parallel_encoding import TextBatch
+from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.token_files import BATCH_CHARACTERS, Encoding
 from tinylm.text.tokenizer import Tokenizer
 
 CODES_PER_ID = 4
@@ -31,13 +33,26 @@ def encode_example(example: ScoredText, tokenizer: Tokenizer) -> np.ndarray:
     return codes
 
 
-def encode_examples(examples: Iterable[ScoredText], tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield the codes, (N,), of each conversation, and its number of characters."""
+def _example_batches(examples: Iterator[ScoredText], tokenizer: Tokenizer) -> Iterator[TextBatch]:
+    """Yield batches of rendered conversations."""
+    batch: list[ScoredText] = []
+    characters = 0
     for example in examples:
-        yield encode_example(example, tokenizer), len(example.text)
+        batch.append(example)
+        characters += len(example.text)
+        if characters >= BATCH_CHARACTERS:
+            yield TextBatch(batch, characters)
+            batch, characters = [], 0
+    if batch:
+        yield TextBatch(batch, characters)
 
 
-CHAT_ENCODING = Encoding(encode_examples, CODES_PER_ID)
+def _encode_examples(examples: list[ScoredText], tokenizer: Tokenizer) -> np.ndarray:
+    """The codes of a batch, (N,) of uint32."""
+    return np.concatenate([encode_example(example, tokenizer) for example in examples])
+
+
+CHAT_ENCODING = Encoding(_example_batches, _encode_examples, CODES_PER_ID)
 
 
 def ids_of(codes: np.ndarray) -> np.ndarray:
@@ -55,7 +70,8 @@ class ChatTokens:
     token is scored. Raises TinyLMError if the array does not begin with a conversation.
     """
 
-    def __init__(self, codes: np.ndarray) -> None:
+    def __init__(self, tokens: Tokens) -> None:
+        codes = np.asarray(tokens)
         self._codes = codes
         self._starts = np.flatnonzero(codes & FIRST)
         if len(codes) and (not len(self._starts) or self._starts[0]):

@@ -18,7 +18,8 @@ import numpy as np
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.compression import CHUNK_BYTES, SPOOL_FILE, Progress, display_name, no_progress
 from tinylm.text.file_selection import FileRules, SkippedFile, check_named_file, expand_globs, find_text_files
-from tinylm.text.readers import FORMATS, decoded_chunks, is_json_file, json_records, numbered_lines, text_of_record
+from tinylm.text.parquet import is_parquet
+from tinylm.text.readers import FORMATS, decoded_chunks, is_json_file, numbered_lines, records, text_of_record
 from tinylm.validation import check_choice
 
 STANDARD_INPUT = "-"
@@ -48,48 +49,56 @@ class Corpus:
     kind: ClassVar[str] = "text"
     detects_json: ClassVar[bool] = False  # whether JSON is detected by its content, not only by the file's name
 
-    def stream(self, progress: Progress = no_progress) -> Stream:
-        """Yield the text of all files in order. `progress` receives the number of bytes read from the disk.
+    def stream(self, progress: Progress = no_progress, started: Callable[[str], None] = lambda name: None) -> Stream:
+        """Yield the text of all files in order. `progress` receives the number of bytes read from the disk, and
+        `started` the name of each document before its first chunk: its file, and its line or element if it is part of
+        one.
 
         Raises UsageError for bytes that are not valid in the encoding, for damaged compressed data and for invalid
         JSON.
         """
-        started = False
-        for document in self._documents(progress):
-            separated = False
+        first = True
+        for name, document in self._documents(progress):
+            inside = False
             for chunk in document:
                 if self.drop_unknown is not None:
                     chunk = self.drop_unknown(chunk)
                 if not chunk:
                     continue
-                if started and not separated:
-                    yield None
-                started = separated = True
+                if not inside:
+                    if not first:
+                        yield None
+                    started(name)
+                first, inside = False, True
                 yield chunk
 
-    def _documents(self, progress: Progress) -> Iterator[Iterable[str]]:
+    def _documents(self, progress: Progress) -> Iterator[tuple[str, Iterable[str]]]:
+        """The name and the text of each document."""
         for file in self.files:
+            name = display_name(file)
+            if self.has_records(file):
+                for location, record in records(file, self.encoding, [self.text_key], progress):
+                    yield location, [text_of_record(record, location, self.text_key)]
+                continue
             chunks = decoded_chunks(file, self.encoding, progress)
-            if self.is_json(file):
-                for location, record in json_records(chunks, display_name(file)):
-                    yield [text_of_record(record, location, self.text_key)]
-            elif self.format == "lines":
-                yield from ([line.removesuffix("\r")] for _, line in numbered_lines(chunks, display_name(file)))
+            if self.format == "lines":
+                for number, line in numbered_lines(chunks, name):
+                    yield f"{name}, line {number}", [line.removesuffix("\r")]
             else:
-                yield chunks
+                yield name, chunks
 
     def scan(self, progress: Progress = no_progress) -> "CorpusStats":
         """The statistics of the stream. `progress` and errors as for `stream`."""
         return scan_stream(self.stream(progress))
 
-    def is_json(self, file: Path) -> bool:
-        """Whether the file is read as JSONL or as a JSON array."""
-        return self.format == "jsonl" or (self.format == "auto" and is_json_file(file))
+    def has_records(self, file: Path) -> bool:
+        """Whether the file is read as JSONL, a JSON array or Parquet."""
+        return self.format == "jsonl" or is_parquet(file) or (self.format == "auto" and is_json_file(file))
 
     @property
-    def has_json(self) -> bool:
-        """Whether any file is read as JSON, so that `text_key` applies."""
-        return any(map(self.is_json, self.files))
+    def has_keys(self) -> bool:
+        """Whether any file has records, so that `text_key` applies."""
+        return any(map(self.has_records, self.files))
 
     def safe_split_point(self, characters: int) -> int:
         """The largest split point between training and validation text, at most `characters`: here, `characters`."""

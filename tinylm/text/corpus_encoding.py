@@ -14,9 +14,17 @@ from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_tokens import CHAT_ENCODING
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats, Stream, slice_stream
+from tinylm.text.kept_results import scan_or_recall
 from tinylm.text.pair_batches import PairTokens
 from tinylm.text.pairs import PairCorpus
-from tinylm.text.token_files import TEXT_ENCODING, Encoding, TokenFolder, encode_to_folder, token_key
+from tinylm.text.token_files import (
+    SHARD_TOKENS,
+    TEXT_ENCODING,
+    Encoding,
+    TokenFolder,
+    encode_to_folder,
+    token_key,
+)
 from tinylm.text.tokenizer import Tokenizer, describe_characters
 from tinylm.validation import check_numbers
 
@@ -109,7 +117,7 @@ def split_corpus(
 
 def scan_corpus(corpus: Corpus, progress: Progress) -> CorpusStats:
     """The statistics of a corpus. Raises UsageError if it contains no text, or none with ids in the vocabulary."""
-    stats = corpus.scan(progress)
+    stats = scan_or_recall(corpus, progress)
     if not stats.characters and corpus.drop_unknown is not None:
         raise UsageError(f"None of the characters of {corpus.name} has an id in the vocabulary; give another text.")
     if not stats.characters:
@@ -135,16 +143,20 @@ def require_known_characters(
 
 
 def corpus_without_unknown(corpus: Corpus, tokenizer: Tokenizer) -> Corpus:
-    """The corpus without the characters that have no id. Pairs with a side that becomes empty are skipped."""
+    """The corpus without the characters that have no id, as well as those that it drops already. Pairs with a side that
+    becomes empty are skipped.
+    """
+    drop_others = corpus.drop_unknown or str
 
     def drop_unknown(text: str) -> str:
+        text = drop_others(text)
         unknown = tokenizer.unknown_characters(text)
         return text.translate(dict.fromkeys(map(ord, unknown))) if unknown else text
 
     return replace(corpus, drop_unknown=drop_unknown)
 
 
-def drop_unknown_characters(split: SplitCorpus, tokenizer: Tokenizer, progress: Progress = no_progress) -> SplitCorpus:
+def drop_unknown_characters(split: SplitCorpus, tokenizer: Tokenizer, progress: Progress) -> SplitCorpus:
     """Remove the characters that have no id from a text, and split it again; `progress` as for `split_corpus`.
 
     Raises UsageError if no text is left.
@@ -162,6 +174,11 @@ def check_encoder(tokenizer: Tokenizer, sample: Sequence[str], warn: Warn) -> No
             f"The ids of {encoder} for this text differ from those of the tokenizers library. The text is encoded with "
             "the library, which is slower. Install the version of gigatoken that tinylm requires, or report a bug."
         )
+
+
+def is_resumable(split: SplitCorpus, folder: Path | None) -> bool:
+    """Whether `encode_split` with the same arguments continues an encoding that was interrupted."""
+    return folder is None and split.characters >= SHARD_TOKENS
 
 
 def encode_split(
@@ -189,7 +206,10 @@ def encode_split(
     # Windows cannot rename a folder that contains a mapped file, and a new run directory is renamed when complete.
     mapped = folder is None or os.name != "nt"
     parts = (split.train_documents, split.val_documents)
-    tokens = encode_to_folder(path, key, *parts, tokenizer, progress, encoding=ENCODINGS[kind], mapped=mapped)
+    resumable = is_resumable(split, folder)
+    tokens = encode_to_folder(
+        path, key, *parts, tokenizer, progress, encoding=ENCODINGS[kind], mapped=mapped, resumable=resumable
+    )
     for part, minimum, n_tokens in (
         ("training", MIN_TOKENS["train"], len(tokens.train)),
         ("validation", MIN_TOKENS["val"], len(tokens.val)),

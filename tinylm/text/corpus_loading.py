@@ -2,7 +2,7 @@
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_tokens import CHAT_ENCODING
 from tinylm.text.compression import SPOOL_FILE
-from tinylm.text.corpus import STANDARD_INPUT, Corpus, find_corpus
+from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats, find_corpus
 from tinylm.text.corpus_encoding import (
     CORPUS_TYPES,
     SplitCorpus,
@@ -24,6 +24,7 @@ from tinylm.text.corpus_encoding import (
     corpus_without_unknown,
     drop_unknown_characters,
     encode_split,
+    is_resumable,
     require_known_characters,
     split_corpus,
 )
@@ -34,6 +35,10 @@ from tinylm.text.tokenizer import Tokenizer, describe_characters
 from tinylm.validation import check_choice
 
 DEFAULT_VAL_FRACTION = 0.1
+RECORD_KEYS = {  # of JSONL, by kind of corpus, where `text_key` does not apply
+    "pairs": "pairs has the keys 'source' and 'target'",
+    "chat": "conversations has the keys 'messages', or 'prompt' and 'completion'",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,18 +116,16 @@ def _find_corpora(
         format = "auto"
     if format == ChatCorpus.kind:
         kind = _require_chat(chat, "`format`")
-    if kind == "pairs" and requires_json:
-        raise UsageError(
-            "`text_key` is for documents; JSONL of pairs has the keys 'source' and 'target'. Leave `text_key` out."
-        )
+    if kind in RECORD_KEYS and requires_json:
+        raise UsageError(f"`text_key` is for documents; JSONL of {RECORD_KEYS[kind]}. Leave `text_key` out.")
     text_key = "text" if source.text_key is None else source.text_key
     corpora = [find_corpus(paths, text_key, source.encoding, spool, CORPUS_TYPES[kind], format) for paths in parts]
     if kind == "text" and format == "auto" and not requires_json and any(map(_holds_chat, corpora)):
         kind = _require_chat(chat, corpora[0].name)
     corpora = _with_chat_format(source, corpora, kind, chat)
-    if requires_json and not any(corpus.has_json for corpus in corpora):
+    if requires_json and not any(corpus.has_keys for corpus in corpora):
         raise UsageError(
-            "`text_key` is for JSONL, and no file is JSONL; leave it out, or read the files as JSONL with "
+            "`text_key` is for JSONL and Parquet, and no file is either; leave it out, or read the files as JSONL with "
             '`format="jsonl"`.'
         )
     for corpus in corpora:
@@ -137,7 +140,9 @@ def _holds_chat(corpus: Corpus) -> bool:
 def _require_chat(chat: ChatFormatOf | None, subject: str) -> str:
     """The kind of a corpus of conversations. Raises UsageError for a model that is not trained on them."""
     if chat is None:
-        raise UsageError(f"{subject} is for conversations (chat), and only decoders are trained on them.")
+        raise UsageError(
+            f"{subject} is for conversations (chat), which only the training and the evaluation of decoders take."
+        )
     return ChatCorpus.kind
 
 
@@ -224,7 +229,12 @@ def encode_text(
     piped = any(STANDARD_INPUT in part.paths for part in (split.corpus, split.val_corpus) if part)
     folder = run / "tokens" if piped else None
     with reporter.counting("encoding", split.stats.characters, "characters") as advance:
-        encoded = encode_split(split, tokenizer, folder, advance, reporter.warn)
+        try:
+            encoded = encode_split(split, tokenizer, folder, advance, reporter.warn)
+        except BaseException as error:
+            if not isinstance(error, Exception) and is_resumable(split, folder):
+                reporter.note("Complete token files are kept: the same command continues the encoding.")
+            raise
     if piped:
         (run / SPOOL_FILE).unlink()
     return encoded
@@ -253,10 +263,13 @@ def encode_recorded_text(
 
 
 class EvaluationTokens(NamedTuple):
-    """An encoded text: its kind of corpus, and its ids, or the codes of conversations, (N,)."""
+    """An encoded text: its kind of corpus, its ids or the codes of conversations, (N,), and the names of its documents
+    where they are known (see `Corpus.stream`).
+    """
 
     kind: str
     codes: np.ndarray
+    names: Sequence[str] = ()
 
 
 def evaluation_tokens(
@@ -266,7 +279,7 @@ def evaluation_tokens(
     tokenizer: Tokenizer,
     kind: str,
     reporter: Reporter,
-    chat: ChatFormatOf | None = None,
+    chat: ChatFormatOf | None,
 ) -> EvaluationTokens:
     """Encode a text or pairs (`kind`) in memory. Without a source, open the validation tokens of the run.
 
@@ -280,24 +293,49 @@ def evaluation_tokens(
             raise UsageError(f"{run} has no validation {kind} of its own; name a file to evaluate on.")
         name = "conversations" if data.kind == ChatCorpus.kind else data.kind
         reporter.note(f"Evaluating on the validation {name} of {run}.")
-        return EvaluationTokens(data.kind, reopen_part(run, data, tokenizer, "val"))
-    piped = STANDARD_INPUT in source.paths
-    with tempfile.TemporaryDirectory() if piped else contextlib.nullcontext("") as folder:
-        (corpus,) = _find_corpora(source, [source.paths], Path(folder), kind, reporter, chat)
-        stats = corpus.scan()
-        _report_marked(corpus, reporter)
-        if not stats.characters:
-            raise UsageError(f"{corpus.name} contains no text; give a file that does.")
-        unknown_characters = tokenizer.unknown_characters(stats.alphabet)
-        if unknown_characters and source.unknown != "skip":
-            require_known_characters(tokenizer, stats.alphabet, "The model", run)
-        if unknown_characters:
-            corpus = corpus_without_unknown(corpus, tokenizer)
-            _report_dropped(unknown_characters, stats.characters - corpus.scan().characters, reporter)
+        return EvaluationTokens(data.kind, np.asarray(reopen_part(run, data, tokenizer, "val")))
+    names: list[str] = []
+    with opened_corpus(source, kind, reporter, chat) as corpus:
+        corpus, stats = known_text(corpus, tokenizer, source.unknown, run, reporter)
         with reporter.counting("encoding", stats.characters, "characters") as advance:
             if isinstance(corpus, ChatCorpus):
                 codes = encode_in_memory(corpus.examples(), tokenizer, CHAT_ENCODING, advance)
             else:
                 check_encoder(tokenizer, stats.sample, reporter.warn)
-                codes = encode_stream(corpus.stream(), tokenizer, advance)
-        return EvaluationTokens(corpus.kind, codes)
+                codes = encode_stream(corpus.stream(started=names.append), tokenizer, advance)
+        return EvaluationTokens(corpus.kind, codes, names)
+
+
+@contextlib.contextmanager
+def opened_corpus(
+    source: TextSource, kind: str, reporter: Reporter, chat: ChatFormatOf | None = None
+) -> Iterator[Corpus]:
+    """Context manager that finds the corpus of a source; `kind` and `chat` are as for `load_text`. Standard input is
+    copied to a temporary file.
+    """
+    piped = STANDARD_INPUT in source.paths
+    with tempfile.TemporaryDirectory() if piped else contextlib.nullcontext("") as folder:
+        (corpus,) = _find_corpora(source, [source.paths], Path(folder), kind, reporter, chat)
+        yield corpus
+
+
+def known_text(
+    corpus: Corpus, tokenizer: Tokenizer, unknown: str, run: Path, reporter: Reporter
+) -> tuple[Corpus, CorpusStats]:
+    """The corpus without characters that the tokenizer of `run` has no id for, if `unknown` is "skip", and the
+    statistics of the whole corpus.
+
+    Raises UsageError for empty text, and for unknown characters if `unknown` is "error".
+    """
+    stats = corpus.scan()
+    _report_marked(corpus, reporter)
+    if not stats.characters:
+        raise UsageError(f"{corpus.name} contains no text; give a file that does.")
+    unknown_characters = tokenizer.unknown_characters(stats.alphabet)
+    if not unknown_characters:
+        return corpus, stats
+    if unknown != "skip":
+        require_known_characters(tokenizer, stats.alphabet, "The model", run)
+    corpus = corpus_without_unknown(corpus, tokenizer)
+    _report_dropped(unknown_characters, stats.characters - corpus.scan().characters, reporter)
+    return corpus, stats

@@ -11,6 +11,7 @@ from pathlib import Path
 from tinylm.errors import UsageError
 from tinylm.text import format_detection
 from tinylm.text.compression import content_suffix, decompressed_chunks, display_name
+from tinylm.text.parquet import SIGNATURE, is_parquet, parquet_columns
 from tinylm.text.readers import is_json_file
 
 # Reasons to skip a file or a subfolder, as they appear in messages.
@@ -148,6 +149,8 @@ def _reason_by_content(file: Path, rules: FileRules, *, named: bool) -> str | No
     head = _read_head(file)
     if not head:
         return EMPTY
+    if is_parquet(file) and head.startswith(SIGNATURE):
+        return None
     _reject_other_encoding(file, head, rules.encoding)
     if not format_detection.is_text(head, rules.encoding):
         if named and (kind := format_detection.binary_format(head)):
@@ -190,7 +193,9 @@ def _reject_other_encoding(file: Path, head: bytes, encoding: str) -> None:
 
 
 def holds_chat(file: Path, encoding: str) -> bool:
-    """Whether a file begins with a conversation in JSON."""
+    """Whether a file begins with a conversation in JSON, or has the columns of conversations in Parquet."""
+    if is_parquet(file):
+        return format_detection.has_chat_keys(set(parquet_columns(file)))
     return format_detection.is_chat((format_detection.decode_head(_read_head(file), encoding) or "").lstrip("\ufeff"))
 
 

@@ -31,6 +31,7 @@ _BYTE_ORDER_MARKS = (  # longer ones first: UTF-32's begins with UTF-16's
 )
 # C0 controls that do not occur in text, unlike form feeds, backspaces and terminal escapes.
 _CONTROLS = frozenset(map(chr, (*range(8), *range(14, 27), *range(28, 32), 127)))
+_CONTROL = re.compile(f"[{re.escape(''.join(sorted(_CONTROLS)))}]")
 _MAX_CONTROL_SHARE = 0.03  # of the characters or bytes; 10 % of random bytes are controls
 _MIN_UTF16_BYTES = 8  # in fewer, zeros at every second position may be chance
 _MIN_UTF8_CHARACTERS = 8  # non-ASCII ones; fewer in another encoding, such as GBK, may be valid UTF-8 by chance
@@ -57,7 +58,7 @@ def is_text(head: bytes, encoding: str) -> bool:
     text = decode_head(head, encoding)
     if text is None or "\0" in text or head.startswith(_ALWAYS_BINARY):
         return False
-    return sum(character in _CONTROLS for character in text) <= _MAX_CONTROL_SHARE * len(text)
+    return len(_CONTROL.findall(text)) <= _MAX_CONTROL_SHARE * len(text)
 
 
 def is_undecodable_text(head: bytes, encoding: str) -> bool:
@@ -132,7 +133,11 @@ def is_chat(text: str) -> bool:
     That is, with `messages`, or `prompt` and `completion`. Where the text ends within the object, so that later keys
     are unknown, `prompt` or `completion` is enough.
     """
-    keys, complete = _first_keys(text)
+    return has_chat_keys(*_first_keys(text))
+
+
+def has_chat_keys(keys: set[str], complete: bool = True) -> bool:
+    """Whether these are the keys of a conversation; `complete`: whether there are no other keys."""
     if "text" in keys:
         return False
     return "messages" in keys or len(keys & {"prompt", "completion"}) > (1 if complete else 0)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tinylm.errors import TinyLMError
 from tinylm.text.batches import Batch
+from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.shuffled_batches import ShuffledBatches
 from tinylm.text.token_files import TokenFolder
 
@@ -21,7 +22,8 @@ class PairTokens:
     as many targets as sources.
     """
 
-    def __init__(self, tokens: np.ndarray, end_of_text_id: int) -> None:
+    def __init__(self, tokens: Tokens, end_of_text_id: int) -> None:
+        tokens = np.asarray(tokens)
         ends = np.flatnonzero(tokens == end_of_text_id)
         if len(tokens) and (not len(ends) or ends[-1] != len(tokens) - 1):
             ends = np.append(ends, len(tokens))  # there is no end-of-text id after the last target

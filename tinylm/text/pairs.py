@@ -13,7 +13,7 @@ from tinylm.errors import UsageError
 from tinylm.text.compression import Progress, display_name, no_progress
 from tinylm.text.corpus import Corpus
 from tinylm.text.format_detection import is_json
-from tinylm.text.readers import decoded_chunks, json_records, numbered_lines, require_encodable
+from tinylm.text.readers import decoded_chunks, json_records, numbered_lines, records, require_encodable
 
 
 class Pair(NamedTuple):
@@ -44,20 +44,24 @@ class PairCorpus(Corpus):
                     yield pair
 
     def _pairs_of(self, file: Path, progress: Progress) -> Iterator[Pair]:
+        if self.has_records(file):
+            for location, record in records(file, self.encoding, Pair._fields, progress):
+                yield _from_record(record, location)
+            return
         chunks = decoded_chunks(file, self.encoding, progress)
         first = next(chunks, "")
         chunks = itertools.chain([first], chunks)
-        if self.is_json(file) or is_json(first):
+        if is_json(first):
             for location, record in json_records(chunks, display_name(file)):
                 yield _from_record(record, location)
         else:
             for number, line in numbered_lines(chunks, display_name(file)):
                 yield _from_tsv(line, f"{display_name(file)}, line {number}")
 
-    def _documents(self, progress: Progress) -> Iterator[Iterable[str]]:
+    def _documents(self, progress: Progress) -> Iterator[tuple[str, Iterable[str]]]:
         for pair in self.pairs(progress):
-            yield [pair.source]
-            yield [pair.target]
+            yield "", [pair.source]
+            yield "", [pair.target]
 
     def safe_split_point(self, characters: int) -> int:
         """The largest number of characters, at most `characters`, that make up whole pairs."""

@@ -4,12 +4,13 @@ import codecs
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tinylm.errors import UsageError
-from tinylm.text.compression import Progress, content_suffix, decompressed_chunks, display_name, no_progress
+from tinylm.text.compression import Progress, content_suffix, decompressed_chunks, display_name
+from tinylm.text.parquet import is_parquet, parquet_rows
 
 FORMATS = ("auto", "text", "jsonl", "lines", "pairs", "chat")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
@@ -25,7 +26,7 @@ def is_json_file(file: Path) -> bool:
     return content_suffix(file) in JSON_SUFFIXES
 
 
-def decoded_chunks(file: Path, encoding: str, progress: Progress = no_progress) -> Iterator[str]:
+def decoded_chunks(file: Path, encoding: str, progress: Progress) -> Iterator[str]:
     """Yield the text of a file in non-empty chunks, without a byte-order mark and with its line ends.
 
     `progress` receives the number of bytes read from the disk. Raises UsageError, with the byte and its offset, for
@@ -182,6 +183,17 @@ def _invalid_json_error(error: Exception, location: str, advice: str = "") -> Us
     return UsageError(f"{location}: invalid JSON ({reason}){advice}.")
 
 
+def records(file: Path, encoding: str, columns: Sequence[str], progress: Progress) -> Iterator[tuple[str, Any]]:
+    """Yield the location and the value of each record of a file of JSONL, a JSON array or Parquet.
+
+    columns: those that are read from Parquet. `progress` and errors as for `decoded_chunks`, `json_records` and
+    `parquet_rows`.
+    """
+    if is_parquet(file):
+        return parquet_rows(file, columns, progress)
+    return json_records(decoded_chunks(file, encoding, progress), display_name(file))
+
+
 def text_of_record(record: Any, location: str, text_key: str) -> str:
     """The text of a document: a JSON string, or the string under `text_key` of an object.
 
@@ -197,8 +209,8 @@ def text_of_record(record: Any, location: str, text_key: str) -> str:
     text = record[text_key]
     if not isinstance(text, str):
         raise UsageError(
-            f"{location}: the value under {text_key!r} is {json.dumps(text)[:40]}, which is not a string; correct it, "
-            "or name another key with `text_key`."
+            f"{location}: the value under {text_key!r} is {json.dumps(text, default=str)[:40]}, which is not a string; "
+            "correct it, or name another key with `text_key`."
         )
     return require_encodable(text, location)
 

@@ -23,12 +23,13 @@ from tinylm.text.corpus_encoding import (
     encode_split,
     scan_corpus,
 )
+from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.token_files import TokenFolder, open_part, token_key
 from tinylm.text.tokenizer import Tokenizer
 
 
 def find_run_corpus(
-    paths: tuple[str, ...], data: DataConfig, tokenizer: Tokenizer, chat_template: str | None = None
+    paths: tuple[str, ...], data: DataConfig, tokenizer: Tokenizer, chat_template: str | None
 ) -> Corpus:
     """Find the corpus at `paths`, to be read with the settings in the `data` of a run and with its chat template.
 
@@ -52,9 +53,7 @@ def reopen_tokens(run: Path, data: DataConfig, tokenizer: Tokenizer) -> TokenFol
     return TokenFolder(_locate_tokens(run, data, tokenizer)[0], train, val)
 
 
-def reopen_part(
-    run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *, trust_mtime: bool = False
-) -> np.ndarray:
+def reopen_part(run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *, trust_mtime: bool = False) -> Tokens:
     """Open one part, "train" or "val", of the token files of a run: (N,), read-only. `trust_mtime`: see `open_part`.
 
     For conversations, the result is codes (see `tinylm.text.chat_tokens`), while `reopen_ids` returns ids. Raises
@@ -74,12 +73,10 @@ def reopen_part(
     return ids
 
 
-def reopen_ids(
-    run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *, trust_mtime: bool = False
-) -> np.ndarray:
+def reopen_ids(run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *, trust_mtime: bool = False) -> Tokens:
     """As `reopen_part`, as token ids for any kind of corpus."""
     codes = reopen_part(run, data, tokenizer, part, trust_mtime=trust_mtime)
-    return ids_of(codes) if data.kind == ChatCorpus.kind else codes
+    return ids_of(np.asarray(codes)) if data.kind == ChatCorpus.kind else codes
 
 
 def open_folder(folder: Path, data: DataConfig, tokenizer: Tokenizer) -> TokenFolder:

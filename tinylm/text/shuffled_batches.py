@@ -24,7 +24,7 @@ class ShuffledBatches:
         make_batch: Callable[[np.ndarray], Batch],
         batch_size: int,
         seed: int,
-        sort_keys: np.ndarray | None = None,
+        sort_keys: np.ndarray | None,
     ) -> None:
         self._examples = examples
         self._make_batch = make_batch

@@ -1,36 +1,42 @@
 """Encode streams of text into token files, or in memory, and open token files.
 
-A token folder contains train.bin and val.bin, which are arrays of ids, and tokens.json with their hashes. In the cache,
-the folder is named after a hash of the text and the tokenizer.
+A token folder contains train.bin and val.bin, which are arrays of ids, and tokens.json, its index, with their hashes. A
+long part has several files (shards): train.bin, train-00001.bin and so on. In the cache, the folder is named after a
+hash of the text and the tokenizer.
 """
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tinylm import __version__
 from tinylm.errors import TinyLMError
-from tinylm.files import check_folder, open_regular, read_json, remove_tree
+from tinylm.files import FolderHandle, check_folder, open_regular, read_json, remove_tree, write_text
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import Stream, rechunk
+from tinylm.text.parallel_encoding import Encode, TextBatch, encode_batches
+from tinylm.text.sharded_tokens import ShardedTokens, Tokens
 from tinylm.text.tokenizer import Tokenizer
 
 FORMAT_VERSION = 2  # of a token folder; part of its key
+SHARD_TOKENS = 1 << 26  # ids after which the next shard begins
 MAX_CHUNK = 1 << 24  # characters; a longer chunk is encoded without waiting for a safe split point
-MAX_RECORD_BYTES = 1 << 16  # of tokens.json
+BATCH_CHARACTERS = 1 << 19  # from which a batch is complete
+MAX_RECORD_BYTES = 1 << 22  # of tokens.json: about 20,000 shards
 CHECK_CHUNK = 1 << 24  # ids compared with the vocabulary size at a time
 UNFINISHED_SUFFIX = ".tokens"  # of a folder that is being written
-STALE_SECONDS = 86_400.0  # an unfinished folder without a write for this long is deleted
+STALE_SECONDS = 7 * 86_400.0  # an unfinished folder without a write for this long is deleted
 
 
 @dataclass(frozen=True)
@@ -38,8 +44,8 @@ class TokenFolder:
     """The token files of a text: `train` and `val` are read-only arrays of ids, (N,) of `smallest_dtype`."""
 
     path: Path
-    train: np.ndarray
-    val: np.ndarray
+    train: Tokens
+    val: Tokens
 
     @classmethod
     def open(cls, path: Path, key: str, vocab_size: int, *, mapped: bool = True) -> "TokenFolder":
@@ -50,47 +56,112 @@ class TokenFolder:
 
 def open_part(
     path: Path, part: str, key: str, vocab_size: int, *, mapped: bool = True, trust_mtime: bool = False
-) -> np.ndarray:
+) -> Tokens:
     """Open one part, "train" or "val", of the token folder at `path`: (N,), read-only.
 
     The folder is untrusted, so the dtype of the ids, their number, their SHA-256 and their range (below `vocab_size`)
-    are checked. For an Encoding, `vocab_size` is the number of its codes. With `trust_mtime`, the hash is not
-    computed if size and modification time are as recorded. `mapped` memory-maps the file instead of reading it.
+    are checked; hash and range of each of several shards when it is first read. For an Encoding, `vocab_size` is the
+    number of its codes. With `trust_mtime`, the hash is not computed if size and modification time are as recorded.
+    `mapped` memory-maps the files instead of reading them.
 
-    Raises TinyLMError if the folder is incomplete or damaged, or has another `key`.
+    Raises TinyLMError if the folder is incomplete or damaged, or has another `key`; for several shards, also when a
+    damaged one is read.
     """
-    try:
+    with _damage_to(path):
         check_folder(path)
-        record = read_json(path / "tokens.json", MAX_RECORD_BYTES)
-        if record["key"] != key:
+        index = read_json(path / "tokens.json", MAX_RECORD_BYTES)
+        if index["key"] != key:
             raise ValueError("it is the encoding of another text")
-        return _open_ids(path / f"{part}.bin", record[part], vocab_size, mapped, trust_mtime)
+        if isinstance(index[part], dict):
+            with open_regular(path / f"{part}.bin") as file:
+                return _open_ids(file, f"{part}.bin", index[part], vocab_size, mapped, trust_mtime)
+        shards = _Shards(path, part, index[part], vocab_size, trust_mtime)
+        tokens = ShardedTokens(shards.sizes, np.dtype(smallest_dtype(vocab_size)), shards.open)
+        return tokens if mapped else np.asarray(tokens)
+
+
+@contextlib.contextmanager
+def _damage_to(path: Path) -> Iterator[None]:
+    """Context manager that turns errors of files and values into a TinyLMError about the token folder at `path`."""
+    try:
+        yield
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise TinyLMError(f"The encoded text in {path} is damaged ({reason}); delete that folder.") from error
 
 
-def _open_ids(path: Path, record: dict[str, Any], vocab_size: int, mapped: bool, trust_mtime: bool) -> np.ndarray:
+def shard_name(part: str, index: int) -> str:
+    """The name of a file of a token folder."""
+    return f"{part}-{index:05}.bin" if index else f"{part}.bin"
+
+
+class _Shards:
+    """The files of a part that has several. Raises ValueError or OSError unless all have the sizes in `records`."""
+
+    def __init__(
+        self, path: Path, part: str, records: list[dict[str, Any]], vocab_size: int, trust_mtime: bool
+    ) -> None:
+        if type(records) is not list or not records:
+            raise ValueError("tokens.json lists no shards")
+        self._path = path
+        self._folder = FolderHandle(path)  # a new run directory is renamed when it is complete
+        self._part = part
+        self._records = records
+        self._vocab_size = vocab_size
+        self._trust_mtime = trust_mtime
+        self._checked: dict[int, int] = {}  # modification times of the shards that have been checked
+        self.sizes = [self._check_size(index) for index in range(len(records))]
+
+    def _check_size(self, index: int) -> int:
+        name, record = shard_name(self._part, index), self._records[index]
+        with self._folder.open(name) as file:
+            _require_size(file, name, record, self._vocab_size)
+        if not record["tokens"]:
+            raise ValueError(f"{name} is empty")
+        return int(record["tokens"])
+
+    def open(self, index: int) -> np.ndarray:
+        """Map a shard; at the first time, check it. Raises TinyLMError if it is missing or damaged."""
+        name = shard_name(self._part, index)
+        with _damage_to(self._path), self._folder.open(name) as file:
+            changed = os.fstat(file.fileno()).st_mtime_ns
+            if self._checked.get(index) == changed:
+                return _map(file, _require_size(file, name, self._records[index], self._vocab_size))
+            ids = _open_ids(file, name, self._records[index], self._vocab_size, True, self._trust_mtime)
+            self._checked[index] = changed
+            return ids
+
+
+def _require_size(file: BufferedReader, name: str, record: dict[str, Any], vocab_size: int) -> np.dtype[Any]:
+    """The dtype of the ids in a file. Raises ValueError unless dtype and number of the ids are as recorded."""
     dtype = np.dtype(smallest_dtype(vocab_size))
     if record["dtype"] != dtype.name:  # never pass an untrusted dtype to numpy: "O" reads pointers from the file
-        raise ValueError(f"the ids of {path.name} must be {dtype.name}")
-    with open_regular(path) as file:
-        status = os.fstat(file.fileno())
-        if type(record["tokens"]) is not int or status.st_size != record["tokens"] * dtype.itemsize:
-            raise ValueError(f"the size of {path.name} differs from tokens.json")
-        unchanged = trust_mtime and status.st_mtime_ns == record["changed"]
-        if not unchanged and hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
-            raise ValueError(f"the SHA-256 of {path.name} differs from tokens.json")
-        file.seek(0)
-        if status.st_size and mapped:
-            ids: np.ndarray = np.memmap(file, dtype=dtype, mode="r")
-        else:  # an empty file cannot be mapped
-            ids = np.frombuffer(file.read(), dtype=dtype)
+        raise ValueError(f"the ids of {name} must be {dtype.name}")
+    if type(record["tokens"]) is not int or os.fstat(file.fileno()).st_size != record["tokens"] * dtype.itemsize:
+        raise ValueError(f"the size of {name} differs from tokens.json")
+    return dtype
+
+
+def _open_ids(
+    file: BufferedReader, name: str, record: dict[str, Any], vocab_size: int, mapped: bool, trust_mtime: bool
+) -> np.ndarray:
+    """Map or read the ids of a file, once they are checked. Raises ValueError."""
+    dtype = _require_size(file, name, record, vocab_size)
+    unchanged = trust_mtime and os.fstat(file.fileno()).st_mtime_ns == record["changed"]
+    if not unchanged and hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
+        raise ValueError(f"the SHA-256 of {name} differs from tokens.json")
+    file.seek(0)
+    # An empty file cannot be mapped.
+    ids = _map(file, dtype) if record["tokens"] and mapped else np.frombuffer(file.read(), dtype=dtype)
     if np.iinfo(dtype).max >= vocab_size:
         for start in range(0, len(ids), CHECK_CHUNK):
             if ids[start : start + CHECK_CHUNK].max() >= vocab_size:
-                raise ValueError(f"{path.name} has an id that is not in the vocabulary")
+                raise ValueError(f"{name} has an id that is not in the vocabulary")
     return ids
+
+
+def _map(file: BufferedReader, dtype: np.dtype[Any]) -> np.ndarray:
+    return np.memmap(file, dtype=dtype, mode="r")
 
 
 def token_key(
@@ -107,11 +178,12 @@ def token_key(
 class Encoding(NamedTuple):
     """How the documents of a corpus are encoded, as codes: a code is a token id plus flags.
 
-    encode: yields the codes, (N,) of uint32, and the number of characters of each part of the documents, in order.
+    batches: divides the documents into batches, always the same ones. encode: returns the codes of a batch, (N,).
     codes_per_id: number of codes per token id; 1 without flags.
     """
 
-    encode: Callable[[Iterator[Any], Tokenizer], Iterator[tuple[np.ndarray, int]]]
+    batches: Callable[[Iterator[Any], Tokenizer], Iterator[TextBatch]]
+    encode: Encode
     codes_per_id: int
 
 
@@ -125,12 +197,15 @@ def encode_to_folder(
     *,
     encoding: Encoding | None = None,
     mapped: bool = True,
+    resumable: bool = False,
 ) -> TokenFolder:
     """Encode both parts into the token folder `folder`, which is created atomically, or open it if it is valid.
 
     `train` and `val` return the documents of the parts for `encoding`, by default streams of text; they are not called
-    if a valid folder exists. `progress` receives the number of characters encoded. Raises TinyLMError if the folder
-    cannot be written, and UsageError for characters without an id.
+    if a valid folder exists. `progress` receives the number of characters encoded. With `resumable`, the shards that
+    are complete when the process ends stay, and the next call for the same folder continues after them.
+
+    Raises TinyLMError if the folder cannot be written, and UsageError for characters without an id.
     """
     encoding = encoding or TEXT_ENCODING
     codes = encoding.codes_per_id * tokenizer.vocab_size
@@ -138,30 +213,90 @@ def encode_to_folder(
         with contextlib.suppress(TinyLMError):
             return TokenFolder.open(folder, key, codes, mapped=mapped)
         remove_tree(folder)
-    unfinished = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         remove_stale(folder.parent)
-        unfinished = Path(tempfile.mkdtemp(prefix=".", suffix=UNFINISHED_SUFFIX, dir=folder.parent))
-        record = {
-            part: _write_tokens(unfinished / f"{part}.bin", encoding.encode(documents(), tokenizer), codes, progress)
-            for part, documents in (("train", train), ("val", val))
-        }
-        (unfinished / "tokens.json").write_text(json.dumps({"key": key, **record}))
-        try:
-            unfinished.replace(folder)
-        except OSError:
-            if not folder.exists():  # if it does, another process has encoded the same text
-                raise
+        with _unfinished_folder(folder, resumable) as unfinished:
+            index = _UnfinishedIndex(unfinished, key, codes, resumable)
+            for part, documents in (("train", train), ("val", val)):
+                _write_part(index, part, documents(), encoding, tokenizer, progress)
+            index.finish()
+            try:
+                unfinished.replace(folder)
+            except OSError:
+                if not folder.exists():  # if it does, another process has encoded the same text
+                    raise
+                remove_tree(unfinished)
     except OSError as error:
+        again = " and run the command again, which continues the encoding" if resumable else ""
         raise TinyLMError(
-            f"Cannot write the encoded text to {folder.parent}: {error.strerror}. Free some space there, or set "
+            f"Cannot write the encoded text to {folder.parent}: {error.strerror}. Free some space there{again}, or set "
             "TINYLM_CACHE to another folder."
         ) from error
-    finally:
-        if unfinished is not None:
-            remove_tree(unfinished)
     return TokenFolder.open(folder, key, codes, mapped=mapped)
+
+
+@contextlib.contextmanager
+def _unfinished_folder(folder: Path, resumable: bool) -> Iterator[Path]:
+    """Context manager with a folder to write before it is renamed to `folder`.
+
+    After an error it is deleted, unless it is resumable. Only one process at a time has the resumable folder.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0)
+    if resumable:
+        with contextlib.suppress(OSError, NotImplementedError, Timeout):
+            lock.acquire()
+    if lock.is_locked:
+        unfinished = folder.with_name(f".{folder.name}{UNFINISHED_SUFFIX}")
+        try:
+            unfinished.mkdir(mode=0o700, exist_ok=True)
+            yield unfinished
+        finally:
+            with contextlib.suppress(OSError):  # Windows deletes no open file
+                Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()
+        return
+    unfinished = Path(tempfile.mkdtemp(prefix=".", suffix=UNFINISHED_SUFFIX, dir=folder.parent))
+    try:
+        yield unfinished
+    finally:
+        remove_tree(unfinished)
+
+
+class _UnfinishedIndex:
+    """The index of a token folder that is being written: the records of its complete shards, by part."""
+
+    def __init__(self, folder: Path, key: str, codes: int, resumable: bool) -> None:
+        """Those of an earlier process are kept if it had the same `key` and version, and the files have their sizes."""
+        self.folder = folder
+        self._resumable = resumable
+        self.codes = codes
+        self._head = {"key": key, "version": __version__}
+        self.shards: dict[str, list[dict[str, Any]]] = {"train": [], "val": []}
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found = read_json(folder / "tokens.json", MAX_RECORD_BYTES)
+            if all(found[name] == value for name, value in self._head.items()):
+                shards = {part: list(found[part]) for part in self.shards}
+                for part, records in shards.items():
+                    for number, record in enumerate(records):
+                        with open_regular(folder / shard_name(part, number)) as file:
+                            _require_size(file, file.name, record, codes)
+                        if type(record["batches"]) is not int:
+                            raise TypeError
+                self.shards = shards
+
+    def add(self, part: str, record: dict[str, Any]) -> None:
+        """Record a complete shard, for the next process if the encoding is resumable."""
+        self.shards[part].append(record)
+        if self._resumable:
+            write_text(self.folder / "tokens.json", json.dumps({**self._head, **self.shards}))
+
+    def finish(self) -> None:
+        """Write the final index, in which a part with one shard is the record of that shard."""
+        parts = {part: records[0] if len(records) == 1 else records for part, records in self.shards.items()}
+        write_text(self.folder / "tokens.json", json.dumps({**self._head, **parts}))
 
 
 def remove_stale(folder: Path) -> None:
@@ -173,24 +308,53 @@ def remove_stale(folder: Path) -> None:
                 remove_tree(path)
 
 
-def _write_tokens(
-    path: Path, parts: Iterator[tuple[np.ndarray, int]], codes: int, progress: Progress
+def _write_part(
+    index: _UnfinishedIndex,
+    part: str,
+    documents: Iterator[Any],
+    encoding: Encoding,
+    tokenizer: Tokenizer,
+    progress: Progress,
+) -> None:
+    """Write the shards of a part that are not complete yet."""
+    shards = index.shards[part]
+    batches = encoding.batches(documents, tokenizer)
+    for batch in itertools.islice(batches, sum(record["batches"] for record in shards)):
+        progress(batch.characters)
+    dtype = smallest_dtype(index.codes)
+    with contextlib.closing(encode_batches(batches, encoding.encode, tokenizer, dtype)) as encoded:  # type: ignore[type-var]
+        for first in encoded:
+            path = index.folder / shard_name(part, len(shards))
+            index.add(part, _write_shard(path, itertools.chain([first], encoded), dtype, progress))
+    if not shards:
+        index.add(part, _write_shard(index.folder / shard_name(part, 0), iter([]), dtype, progress))
+
+
+def _write_shard(
+    path: Path, encoded: Iterator[tuple[np.ndarray, int]], dtype: type[np.generic], progress: Progress
 ) -> dict[str, Any]:
-    """Write the ids of all parts, which are below `codes`. Returns the file's record in tokens.json."""
-    dtype = smallest_dtype(codes)
+    """Write ids until a shard is complete. Returns its record in tokens.json. Deletes the file after an error."""
     digest = hashlib.sha256()
-    count = 0
-    with path.open("wb") as file:
-        for ids, characters in parts:
-            data = ids.astype(dtype).tobytes()
-            digest.update(data)
-            file.write(data)
-            count += len(ids)
-            progress(characters)
-        file.flush()
-        os.fsync(file.fileno())
-        changed = os.fstat(file.fileno()).st_mtime_ns
-    return {"dtype": np.dtype(dtype).name, "tokens": count, "sha256": digest.hexdigest(), "changed": changed}
+    count = batches = 0
+    try:
+        with path.open("wb") as file:
+            for ids, characters in encoded:
+                data = ids.tobytes()
+                digest.update(data)
+                file.write(data)
+                count += len(ids)
+                batches += 1
+                progress(characters)
+                if count >= SHARD_TOKENS:
+                    break
+            file.flush()
+            os.fsync(file.fileno())
+            changed = os.fstat(file.fileno()).st_mtime_ns
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    sizes = {"dtype": np.dtype(dtype).name, "tokens": count, "batches": batches}
+    return {**sizes, "sha256": digest.hexdigest(), "changed": changed}
 
 
 def smallest_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
@@ -198,30 +362,34 @@ def smallest_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
     return np.uint8 if vocab_size <= 1 << 8 else np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
-def _encoded_chunks(stream: Stream, tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield the ids, (N,) of uint32, and the number of characters of each chunk, in order.
+BEGIN = ""  # in a batch of text: the beginning of the first document
 
-    A thread pool encodes up to two chunks per CPU ahead of the caller.
-    """
-    workers = os.cpu_count() or 1
+
+def _text_batches(stream: Stream, tokenizer: Tokenizer) -> Iterator[TextBatch]:
+    """Yield batches whose content is a list of chunks of text, `None` between documents, and BEGIN."""
+    chunks: list[str | None] = [BEGIN]
+    characters = 0
+    for chunk in rechunk(stream, tokenizer.safe_split_point, MAX_CHUNK):
+        chunks.append(chunk)
+        characters += len(chunk or "")
+        if characters >= BATCH_CHARACTERS:
+            yield TextBatch(chunks, characters)
+            chunks, characters = [], 0
+    if chunks:
+        yield TextBatch(chunks, characters)
+
+
+def _encode_text(chunks: list[str | None], tokenizer: Tokenizer) -> np.ndarray:
+    """The ids of a batch, (N,) of uint32, with those that begin and separate documents."""
     begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    first = np.array(begin, dtype=np.uint32)
     between = np.array([tokenizer.end_of_text_id, *begin], dtype=np.uint32)
-    yield np.array(begin, dtype=np.uint32), 0
-
-    def encode(chunk: str | None) -> tuple[np.ndarray, int]:
-        return (between, 0) if chunk is None else (tokenizer.encode(chunk), len(chunk))
-
-    with ThreadPoolExecutor(workers) as pool:
-        pending: deque[Future[tuple[np.ndarray, int]]] = deque()
-        for chunk in rechunk(stream, tokenizer.safe_split_point, MAX_CHUNK):
-            pending.append(pool.submit(encode, chunk))
-            if len(pending) > 2 * workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
+    return np.concatenate(
+        [tokenizer.encode(chunk) if chunk else between if chunk is None else first for chunk in chunks]
+    )
 
 
-TEXT_ENCODING = Encoding(_encoded_chunks, 1)
+TEXT_ENCODING = Encoding(_text_batches, _encode_text, 1)
 
 
 def encode_stream(stream: Stream, tokenizer: Tokenizer, progress: Progress = no_progress) -> np.ndarray:
@@ -233,12 +401,12 @@ def encode_stream(stream: Stream, tokenizer: Tokenizer, progress: Progress = no_
 
 
 def encode_in_memory(
-    documents: Iterator[Any], tokenizer: Tokenizer, encoding: Encoding, progress: Progress = no_progress
+    documents: Iterator[Any], tokenizer: Tokenizer, encoding: Encoding, progress: Progress
 ) -> np.ndarray:
     """As `encode_stream`, for documents of any kind and the codes of `encoding`."""
     dtype = smallest_dtype(encoding.codes_per_id * tokenizer.vocab_size)
     parts = [np.zeros(0, dtype=dtype)]
-    for ids, characters in encoding.encode(documents, tokenizer):
-        parts.append(ids.astype(dtype))
+    for ids, characters in encode_batches(encoding.batches(documents, tokenizer), encoding.encode, tokenizer, dtype):
+        parts.append(ids)
         progress(characters)
     return np.concatenate(parts)

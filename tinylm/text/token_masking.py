@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from tinylm.text.batches import Batch, Windows, evaluation_batches
+from tinylm.text.sharded_tokens import Tokens
 
 TARGET_SHARE = 0.15  # share of the tokens that are targets
 MASK_SHARE = 0.8  # share of the targets that are replaced by the mask token
@@ -31,9 +32,7 @@ def mask_tokens(
 class MaskedWindows:
     """Training batches of the windows of `Windows`, masked at random. Batch number n depends only on the seed and n."""
 
-    def __init__(
-        self, tokens: np.ndarray, context: int, batch_size: int, seed: int, mask_id: int, vocab_size: int
-    ) -> None:
+    def __init__(self, tokens: Tokens, context: int, batch_size: int, seed: int, mask_id: int, vocab_size: int) -> None:
         self._windows = Windows(tokens, context, batch_size, seed)
         self._seed = seed
         self._mask_id = mask_id
@@ -46,7 +45,7 @@ class MaskedWindows:
 
 
 def masked_evaluation_batches(
-    tokens: np.ndarray, context: int, rows: int, mask_id: int, vocab_size: int, max_tokens: int | None = None
+    tokens: Tokens, context: int, rows: int, mask_id: int, vocab_size: int, max_tokens: int | None = None
 ) -> Iterator[Batch]:
     """Yield batches of at most `rows` windows that do not overlap. The masks do not depend on `rows`.
 

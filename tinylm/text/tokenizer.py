@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -30,6 +31,7 @@ MASK = "<mask>"
 LITERAL = "\ufdd2"  # a noncharacter, which no text contains; inside the name of a special token, it makes it plain text
 
 COUNT_CHUNK = 1 << 20  # ids counted at a time, since np.bincount converts them to int64
+MAX_LISTED = 10  # characters in a message
 MIN_BPE_VOCAB_SIZE = 257  # the 256 bytes and the end-of-text token
 
 
@@ -70,6 +72,10 @@ class Tokenizer:
         self.kind = "char" if self._table is not None else "bpe" if self._gigatoken is not None else "other"
         pre_tokenizer = spec["pre_tokenizer"] or {"use_regex": False}
         self._splits_at_spaces = bool(pre_tokenizer.get("use_regex", True)) and added_tokens_are_special(spec)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle: a copy in another process uses the same encoder."""
+        return _unpickle, (self.to_str(), self.special, self._gigatoken is None or self._gigatoken.usable)
 
     @classmethod
     def load(cls, path: Path, special: SpecialTokens = SpecialTokens()) -> "Tokenizer":  # noqa: B008, frozen
@@ -227,6 +233,26 @@ class Tokenizer:
         """The text of token ids, special tokens included. Raises TinyLMError if the library fails."""
         return _decode(self._library, [int(i) for i in ids], skip_special_tokens=False)
 
+    def encode_with_starts(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """As `encode`, with the UTF-8 byte of the text at which each token begins: (N,) of uint32 and (N,) of int64."""
+        if self.kind != "other":
+            ids = self.encode(text)
+            ends = np.cumsum(self._token_sizes[1][ids], dtype=np.int64)
+            return ids, np.concatenate(([0], ends[:-1])) if len(ids) else ends
+        encoding = self._encoding(self._plain_library, text)
+        codes = code_points(text)
+        sizes = 1 + (codes > 0x7F).astype(np.int64) + (codes > 0x7FF) + (codes > 0xFFFF)  # in UTF-8
+        first_bytes = np.concatenate(([0], np.cumsum(sizes)))
+        starts = np.array([start for start, _ in encoding.offsets], dtype=np.int64)
+        return np.array(encoding.ids, dtype=np.uint32), first_bytes[starts]
+
+    @functools.cached_property
+    def _plain_library(self) -> tokenizers.Tokenizer:
+        """As `_recognising_library`, but special tokens in texts are text."""
+        library = tokenizers.Tokenizer.from_str(self._recognising_library.to_str())
+        library.encode_special_tokens = True
+        return library
+
     @property
     def encoder(self) -> str:
         """The name of the encoder, with the version of its package; part of the key of token folders."""
@@ -252,6 +278,35 @@ class Tokenizer:
         """Return the text of token ids; special tokens are skipped. Raises TinyLMError if the library fails."""
         return _decode(self._library, [int(i) for i in ids])
 
+    def decode_bytes(self, ids: np.ndarray) -> bytes:
+        """The UTF-8 bytes of the text of token ids, (N,), which may begin or end inside a character.
+
+        Faster than `decode`, except with a tokenizer of the kind "other". Raises TinyLMError if the library fails.
+        """
+        if self.kind == "other":
+            return self.decode(ids).encode()
+        if self._character_codes is not None:
+            codes = self._character_codes[ids]
+            return codes[codes >= 0].astype("<u4").tobytes().decode("utf-32-le").encode()
+        return b"".join(map(self._token_bytes.__getitem__, ids.tolist()))
+
+    @functools.cached_property
+    def _character_codes(self) -> np.ndarray | None:
+        """The code point of each id of a character tokenizer, or -1: (V,); `None` for other kinds."""
+        if self._table is None:
+            return None
+        codes = np.full(self.vocab_size, -1, dtype=np.int32)
+        characters = np.flatnonzero(self._table >= 0)
+        codes[self._table[characters]] = characters
+        return codes
+
+    @functools.cached_property
+    def _token_bytes(self) -> list[bytes]:
+        """The bytes of each id: a list of V."""
+        if self._gigatoken is not None:
+            return self._gigatoken.token_bytes(self.vocab_size)
+        return [self.decode([i]).encode() for i in range(self.vocab_size)]
+
     def decoded_size(self, ids: Sequence[int] | np.ndarray) -> tuple[int, int]:
         """The number of characters and of UTF-8 bytes that the ids decode to, counted without decoding where possible.
 
@@ -261,6 +316,8 @@ class Tokenizer:
             text = self.decode(ids)
             return len(text), len(text.encode())
         ids = np.asarray(ids, dtype=None if len(ids) else np.int64)
+        if len(ids) < self.vocab_size:
+            return int(self._token_sizes[0][ids].sum()), int(self._token_sizes[1][ids].sum())
         counts = np.zeros(self.vocab_size, dtype=np.int64)
         for start in range(0, len(ids), COUNT_CHUNK):
             counts += np.bincount(ids[start : start + COUNT_CHUNK], minlength=self.vocab_size)
@@ -270,12 +327,8 @@ class Tokenizer:
     @functools.cached_property
     def _token_sizes(self) -> tuple[np.ndarray, np.ndarray]:
         """Characters and bytes per id: two arrays of (V,). A character counts for the id with its first byte."""
-        if self._gigatoken is not None:
-            tokens = self._gigatoken.token_bytes(self.vocab_size)
-        else:
-            tokens = [self.decode([i]).encode() for i in range(self.vocab_size)]
-        characters = [sum(byte & 0xC0 != 0x80 for byte in token) for token in tokens]
-        return np.array(characters), np.array([len(token) for token in tokens])
+        characters = [sum(byte & 0xC0 != 0x80 for byte in token) for token in self._token_bytes]
+        return np.array(characters), np.array([len(token) for token in self._token_bytes])
 
     def unknown_characters(self, text: str) -> str:
         """The distinct characters of the text that have no id, in order of appearance.
@@ -403,9 +456,16 @@ def train_bpe(chunks: Iterable[str], vocab_size: int, special: Sequence[str] = (
     return Tokenizer(library)
 
 
-def describe_characters(characters: str, limit: int = 10) -> str:
+def _unpickle(file: str, special: SpecialTokens, fast: bool) -> Tokenizer:
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(file), special)
+    if not fast and tokenizer._gigatoken is not None:
+        tokenizer._gigatoken.usable = False
+    return tokenizer
+
+
+def describe_characters(characters: str) -> str:
     """List characters with their code points, for a message: 'é' (U+00E9), 'ü' (U+00FC) and 3 more."""
-    listed = [f"{c!r} (U+{ord(c):04X})" for c in characters[:limit]]
+    listed = [f"{c!r} (U+{ord(c):04X})" for c in characters[:MAX_LISTED]]
     more = len(characters) - len(listed)
     return ", ".join(listed) + (f" and {more} more" if more else "")
 

@@ -1,5 +1,6 @@
 """Choose the tokenizer of a new model: train one on the training text, or load a tokenizer.json."""
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from tinylm.files import resolve_links
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.corpus import Corpus, Stream, rechunk
 from tinylm.text.corpus_encoding import SplitCorpus
+from tinylm.text.kept_results import train_or_recall
 from tinylm.text.pairs import PairCorpus
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, train_bpe, train_char
 
@@ -17,6 +19,7 @@ MAX_CHAR_TEXT = 20_000_000  # characters
 # Default BPE vocabulary sizes by length of the text: (characters up to which it applies, size), decision 016.
 VOCAB_SIZES = ((3_000_000, 1024), (10_000_000, 4096), (100_000_000, 8192))
 LARGEST_VOCAB_SIZE = 16_384  # for longer texts
+SAMPLE_SEED = 0  # of the choice among the parts of a longer text
 BPE_SAMPLE = 1 << 23  # characters to train BPE on, to bound memory: one million distinct words take 1 GB
 
 
@@ -39,9 +42,14 @@ def choose_tokenizer(split: SplitCorpus, tokenizer: str, vocab_size: int | None)
     if tokenizer == "char":
         return train_char(split.alphabet, special)
     if tokenizer == "bpe":
-        sample = sample_for_tokenizer(split.train_stream(), split.train_characters, BPE_SAMPLE)
         size = _default_vocab_size(split.stats.characters, pairs) if vocab_size is None else vocab_size
-        return train_bpe(sample, size, special)
+
+        def train() -> Tokenizer:
+            sample = sample_for_tokenizer(split.train_stream(), split.train_characters, BPE_SAMPLE)
+            return train_bpe(sample, size, special)
+
+        settings = [split.train_characters, size, list(special), BPE_SAMPLE, SAMPLE_SEED]
+        return train_or_recall(split.stats, settings, train)
     file = tokenizer_file(tokenizer)
     assert file is not None
     return file
@@ -70,11 +78,19 @@ def _default_vocab_size(characters: int, pairs: bool) -> int:
 
 
 def sample_for_tokenizer(stream: Stream, characters: int, limit: int, chunk: int = 1 << 16) -> Iterator[str]:
-    """Yield text to train BPE on: the whole stream, or evenly spaced chunks with about `limit` characters in total.
+    """Yield text to train BPE on: the whole stream, or chunks from all of it with about `limit` characters in total.
 
-    `characters` is the length of the stream, and `chunk` the length of a chunk. Chunks end at line ends if possible:
-    the parts of a split word would be new words, and the memory of the trainer grows with the number of distinct words.
+    `characters` is the length of the stream, and `chunk` the length of a chunk. One of each n successive chunks is
+    chosen at random, always the same one, since documents may alternate in a regular way. Chunks end at line ends if
+    possible: the parts of a split word would be new words, and the memory of the trainer grows with the number of
+    distinct words.
     """
     stride = max(1, -(-characters // limit))
     chunks = rechunk(stream, lambda text: text.rfind("\n", 0, chunk) + 1 if len(text) >= chunk else 0, 4 * chunk)
-    return (text for index, text in enumerate(c for c in chunks if c is not None) if index % stride == 0)
+    rng = random.Random(SAMPLE_SEED)
+    chosen = 0
+    for index, text in enumerate(c for c in chunks if c is not None):
+        if index % stride == 0:
+            chosen = index + rng.randrange(stride)
+        if index == chosen:
+            yield text

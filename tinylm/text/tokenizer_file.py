@@ -236,7 +236,7 @@ def _flatten_sequences(component: str, value: Any, key: str, depth: int) -> list
     if value["type"] != "Sequence":
         return [value]
     if not isinstance(value.get(key), list) or not depth:
-        raise ValueError(f"its {component} is not a list of steps")
+        raise ValueError(f"its {component} is not a list of steps, or is nested too deeply")
     steps: list[Any] = []
     for step in value[key]:
         steps += _flatten_sequences(component, step, key, depth - 1)
@@ -352,8 +352,10 @@ def _validate_merges(value: Any, vocabulary: dict[str, int], prefix: str) -> lis
         if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) and part for part in parts):
             raise ValueError(f"its merges contain {short_repr(merge)}, which is not a pair of tokens")
         first, second = parts
-        if first not in vocabulary or second not in vocabulary or not second.startswith(prefix):
+        if first not in vocabulary or second not in vocabulary:
             raise ValueError(f"its merges join {short_repr(first)} and {short_repr(second)}, which are not both tokens")
+        if not second.startswith(prefix):
+            raise ValueError(f"its merges join {short_repr(second)}, which does not begin with {short_repr(prefix)}")
         if first + second[len(prefix) :] not in vocabulary:
             raise ValueError(f"its merges produce {short_repr(first + second[len(prefix) :])}, which is not a token")
         merges.append(parts)

@@ -1,0 +1,158 @@
+"""Statistics and tokenizers that are kept in the cache, and when they are not used."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.text.corpora import split_of, write_pairs
+from tinylm.cache_directory import cache_root
+from tinylm.text import kept_results
+from tinylm.text.corpus import Corpus, CorpusStats, find_corpus
+from tinylm.text.corpus_encoding import corpus_without_unknown, encode_split
+from tinylm.text.kept_results import scan_or_recall
+from tinylm.text.tokenizer import train_char
+from tinylm.text.tokenizer_choice import choose_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are kept for short texts as well, also for files that were just written."""
+    monkeypatch.setattr(kept_results, "KEEP_FROM", 0)
+    monkeypatch.setattr(kept_results, "SETTLED_SECONDS", -3600.0)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Corpus]:
+    """The corpora that were read, one entry per pass."""
+    passes: list[Corpus] = []
+    stream = Corpus.stream
+
+    def counted(corpus: Corpus, *arguments: Any) -> Iterator[str | None]:
+        passes.append(corpus)
+        return stream(corpus, *arguments)
+
+    monkeypatch.setattr(Corpus, "stream", counted)
+    return passes
+
+
+def scanned(*paths: Path, **settings: Any) -> CorpusStats:
+    return scan_or_recall(find_corpus([str(path) for path in paths], **settings), lambda size: None)
+
+
+def kept() -> list[Path]:
+    return sorted((cache_root() / "texts").glob("*.json"))
+
+
+def test_the_second_scan_reads_nothing_and_reports_all_bytes(corpus: Path, reads: list[Corpus]) -> None:
+    first = scanned(corpus)
+    progress: list[int] = []
+    again = scan_or_recall(find_corpus([str(corpus)]), progress.append)
+    assert len(reads) == 1
+    assert (again, again.sample) == (first, first.sample)
+    assert sum(progress) == corpus.stat().st_size
+
+
+@pytest.mark.parametrize("change", ["content", "content and time", "other file", "more files", "format", "encoding"])
+def test_a_changed_text_is_read_again(change: str, corpus: Path, other: Path, tmp_path: Path) -> None:
+    status = corpus.stat()
+    first = scanned(corpus)
+    files, settings = [corpus], {}
+    if change.startswith("content"):  # of the same length
+        corpus.write_text(corpus.read_text()[::-1])
+        if change.endswith("time"):
+            os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))
+    elif change.endswith("file"):
+        files = [other]
+    elif change.endswith("files"):
+        files = [corpus, other]
+    else:
+        settings = {"format": "lines"} if change == "format" else {"encoding": "latin-1"}
+    expected = find_corpus([str(file) for file in files], **settings).scan()
+    assert scanned(*files, **settings) == expected
+    assert (expected == first) == (change == "encoding")
+
+
+def test_a_file_that_was_just_written_is_read_again(
+    corpus: Path, reads: list[Corpus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could change once more within the resolution of its time."""
+    monkeypatch.setattr(kept_results, "SETTLED_SECONDS", 60.0)
+    assert scanned(corpus) == scanned(corpus)
+    assert len(reads) == 2
+
+
+def test_short_texts_pairs_and_texts_without_some_characters_are_read_again(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for text in (
+        write_pairs(tmp_path / "p.tsv", "a\tb\n"),
+        corpus_without_unknown(find_corpus([str(corpus)]), train_char("Tthe c")),
+        Corpus(("-",), (corpus,)),
+    ):
+        scan_or_recall(text, lambda size: None)
+    monkeypatch.setattr(kept_results, "KEEP_FROM", corpus.stat().st_size + 1)
+    scanned(corpus)
+    assert kept() == []
+
+
+def test_a_damaged_result_is_not_used(corpus: Path) -> None:
+    first = scanned(corpus)
+    (file,) = kept()
+    content = file.read_bytes()
+    for damaged in (
+        b"",
+        b"[]",
+        b"7",
+        b"null",
+        content[:-1],
+        b"\xff",
+        *(_flipped(content, at) for at in range(0, len(content), 7)),
+    ):
+        file.write_bytes(damaged)
+        assert scanned(corpus) == first
+
+
+def _flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :]
+
+
+def test_a_link_in_the_place_of_a_result_is_not_followed(corpus: Path, tmp_path: Path, reads: list[Corpus]) -> None:
+    scanned(corpus)
+    (file,) = kept()
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    scanned(corpus)
+    assert len(reads) == 2
+
+
+def test_without_a_cache_texts_are_read_each_time(
+    corpus: Path, reads: list[Corpus], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TINYLM_CACHE", str(tmp_path / "file" / "cache"))
+    assert scanned(corpus) == scanned(corpus)
+    assert len(reads) == 2
+
+
+def test_a_bpe_tokenizer_is_trained_once_for_a_text_and_its_settings(corpus: Path, reads: list[Corpus]) -> None:
+    split = split_of(corpus)
+    first = choose_tokenizer(split, "bpe", 290)
+    assert len(reads) == 2
+    assert choose_tokenizer(split_of(corpus), "bpe", 290).sha256 == first.sha256
+    assert len(reads) == 2
+    assert choose_tokenizer(split_of(corpus), "bpe", 280).sha256 != first.sha256
+    choose_tokenizer(split_of(corpus, fraction=0.5), "bpe", 290)
+    assert len(reads) == 4
+
+
+def test_a_second_run_on_an_encoded_text_reads_none_of_it(corpus: Path, reads: list[Corpus]) -> None:
+    split = split_of(corpus)
+    tokens, data = encode_split(split, choose_tokenizer(split, "bpe", 290))
+    reads.clear()
+    split = split_of(corpus)
+    again, data_again = encode_split(split, choose_tokenizer(split, "bpe", 290))
+    assert reads == []
+    assert (again.train.tolist(), data_again) == (tokens.train.tolist(), data)

@@ -1,0 +1,396 @@
+"""Token files in several shards, compared with one array, and the resumption of an interrupted encoding."""
+
+import contextlib
+import errno
+import json
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.shell import ROOT, child_process, default_signals
+from tests.text.corpora import split_of, write_file
+from tinylm.errors import TinyLMError
+from tinylm.reporter import LogReporter
+from tinylm.text import corpus_encoding, parallel_encoding, sharded_tokens, token_files
+from tinylm.text.batches import Windows, evaluation_batches
+from tinylm.text.corpus_encoding import SplitCorpus
+from tinylm.text.corpus_loading import encode_text
+from tinylm.text.sharded_tokens import ShardedTokens
+from tinylm.text.token_files import TokenFolder, encode_stream, encode_to_folder, shard_name
+from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
+
+KEY = "0123456789abcdef"
+WORDS = random.Random(0).choices(["the", "cat", "sat", "on", "a", "mat,", "été", "1999", "\n"], k=3000)
+DOCUMENTS = [" ".join(WORDS[start : start + 250]) for start in range(0, len(WORDS), 250)]
+BPE = train_bpe(DOCUMENTS, 280)
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards of 1,000 ids, in batches of 200 characters."""
+    monkeypatch.setattr(token_files, "SHARD_TOKENS", 1000)
+    monkeypatch.setattr(token_files, "BATCH_CHARACTERS", 200)
+
+
+def stream(documents: list[str] = DOCUMENTS, chunk: int = 300) -> Iterator[str | None]:
+    """The documents in chunks of text."""
+    for index, document in enumerate(documents):
+        if index:
+            yield None
+        yield from (document[start : start + chunk] for start in range(0, len(document), chunk))
+
+
+def ids_by_the_library(tokenizer: Tokenizer = BPE, documents: list[str] = DOCUMENTS) -> list[int]:
+    """The ids of whole documents, each encoded at once by the tokenizers library, with the end-of-text id between."""
+    library = tokenizers.Tokenizer.from_str(tokenizer.to_str())
+    ids: list[int] = []
+    for index, document in enumerate(documents):
+        ids += [tokenizer.end_of_text_id] if index else []
+        ids += library.encode(document).ids
+    return ids
+
+
+def encoded(folder: Path, train: Iterator[str | None] | None = None, tokenizer: Tokenizer = BPE) -> TokenFolder:
+    return encode_to_folder(
+        folder,
+        KEY,
+        lambda: stream() if train is None else train,
+        lambda: stream(DOCUMENTS[:2]),
+        tokenizer,
+        lambda size: None,
+        resumable=True,
+    )
+
+
+def reopened(folder: Path) -> TokenFolder:
+    return TokenFolder.open(folder, KEY, BPE.vocab_size)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(-35, 35), st.integers(-35, 35))
+def test_slices_and_ids_equal_those_of_one_array(sizes: list[int], start: int, stop: int) -> None:
+    ids = np.arange(100, 100 + sum(sizes), dtype=np.uint16)
+    parts = np.split(ids, np.cumsum(sizes)[:-1])
+    tokens = ShardedTokens(sizes, ids.dtype, parts.__getitem__)
+    assert len(tokens) == len(ids)
+    for part in (slice(start, stop), slice(start, None), slice(None, stop)):
+        assert tokens[part].tolist() == ids[part].tolist()
+        assert tokens[part].dtype == ids.dtype
+    assert np.asarray(tokens).tolist() == ids.tolist()
+    if -len(ids) <= start < len(ids):
+        assert tokens[start] == ids[start]
+    else:
+        with pytest.raises(IndexError):
+            tokens[start]
+
+
+def test_a_long_text_has_several_shards_with_the_ids_of_the_library(tmp_path: Path) -> None:
+    expected = ids_by_the_library()
+    for tokens in (encoded(tmp_path / "t"), reopened(tmp_path / "t")):
+        assert isinstance(tokens.train, ShardedTokens)
+        assert np.asarray(tokens.train).tolist() == expected
+        assert isinstance(tokens.val, np.memmap)
+        assert tokens.val.tolist() == ids_by_the_library(documents=DOCUMENTS[:2])
+    files = sorted(path.name for path in (tmp_path / "t").iterdir())
+    count = len(expected) // 1000 + 1
+    assert files == ["tokens.json", *(f"train-{n:05}.bin" for n in range(1, count)), "train.bin", "val.bin"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t"]
+
+
+def test_windows_across_shards_equal_those_of_one_array(tmp_path: Path) -> None:
+    tokens = encoded(tmp_path / "t").train
+    whole = np.array(ids_by_the_library())
+    for number in range(40):
+        assert Windows(tokens, 64, 4, 0).batch(number).ids.equal(Windows(whole, 64, 4, 0).batch(number).ids)
+    for ours, reference in zip(evaluation_batches(tokens, 64, 4), evaluation_batches(whole, 64, 4), strict=True):
+        assert ours.targets.equal(reference.targets)
+
+
+def test_a_shard_is_checked_when_it_is_first_read(tmp_path: Path) -> None:
+    first = np.asarray(encoded(tmp_path / "t").train)
+    file = tmp_path / "t" / "train-00001.bin"
+    content = file.read_bytes()
+    file.write_bytes(content[:-2] + bytes(2))
+    tokens = reopened(tmp_path / "t").train
+    assert tokens[:900].tolist() == first[:900].tolist()
+    with pytest.raises(TinyLMError, match=r"SHA-256 of train-00001.bin differs.*delete that folder"):
+        tokens[900:1200]
+    with pytest.raises(TinyLMError, match="SHA-256"):
+        tokens[900:1200]
+    file.write_bytes(content)
+    assert tokens[900:1200].tolist() == first[900:1200].tolist()
+
+
+def test_a_shard_that_is_opened_again_is_checked_again_only_if_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded(tmp_path / "t")
+    hashed: list[str] = []
+    digest = token_files.hashlib.file_digest
+    monkeypatch.setattr(
+        token_files.hashlib, "file_digest", lambda file, kind: hashed.append(kind) or digest(file, kind)
+    )
+    monkeypatch.setattr(sharded_tokens, "MAX_OPEN_SHARDS", 1)
+    tokens = reopened(tmp_path / "t").train
+    hashed.clear()  # that of the validation text
+    for _ in range(3):
+        tokens[0], tokens[1500]
+    assert len(hashed) == 2
+    os.utime(tmp_path / "t" / "train.bin", ns=(1, 1))
+    tokens[0]
+    assert len(hashed) == 3
+
+
+@pytest.mark.parametrize("damage", ["truncated", "removed", "longer", "link"])
+@pytest.mark.parametrize("name", ["train.bin", "train-00002.bin"])
+def test_a_shard_of_another_size_is_noticed_at_the_start(damage: str, name: str, tmp_path: Path) -> None:
+    expected = np.asarray(encoded(tmp_path / "t").train)
+    file = tmp_path / "t" / name
+    content = file.read_bytes()
+    file.unlink()
+    if damage == "link":
+        (tmp_path / "elsewhere").write_bytes(content)
+        file.symlink_to(tmp_path / "elsewhere")
+    elif damage != "removed":
+        file.write_bytes(content[:-2] if damage == "truncated" else content + bytes(2))
+    with pytest.raises(TinyLMError, match="is damaged"):
+        reopened(tmp_path / "t")
+    assert np.asarray(encoded(tmp_path / "t").train).tolist() == expected.tolist()
+
+
+def test_shards_are_found_after_their_folder_was_renamed(tmp_path: Path) -> None:
+    """A new run directory is renamed when its first save is complete."""
+    tokens = encoded(tmp_path / "t").train
+    (tmp_path / "t").rename(tmp_path / "moved")
+    assert np.asarray(tokens).tolist() == ids_by_the_library()
+
+
+# Resuming
+
+
+class Stopped(BaseException):
+    """An interruption."""
+
+
+def interrupted(chunks: int) -> Iterator[str | None]:
+    """The first chunks of the stream, then an interruption."""
+    for number, chunk in enumerate(stream()):
+        if number == chunks:
+            raise Stopped
+        yield chunk
+
+
+def unfinished(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}{token_files.UNFINISHED_SUFFIX}")
+
+
+@pytest.mark.parametrize(("chunks", "shards"), [(10, 0), (25, 1), (47, 2)])
+def test_an_interrupted_encoding_continues_after_its_last_complete_shard(
+    chunks: int, shards: int, tmp_path: Path
+) -> None:
+    with pytest.raises(Stopped):
+        encoded(tmp_path / "t", interrupted(chunks))
+    index = unfinished(tmp_path / "t") / "tokens.json"
+    complete = json.loads(index.read_text())["train"] if index.exists() else []
+    assert len(complete) >= shards
+    names = {shard_name("train", number) for number in range(len(complete))}
+    assert {path.name for path in index.parent.glob("*.bin")} == names
+    times = [(index.parent / name).stat().st_mtime_ns for name in sorted(names)]
+    tokens = encoded(tmp_path / "t")
+    assert np.asarray(tokens.train).tolist() == ids_by_the_library()
+    assert [(tmp_path / "t" / name).stat().st_mtime_ns for name in sorted(names)] == times
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+@pytest.mark.parametrize("shard_tokens", [1000, 1 << 20])
+def test_an_interrupted_run_says_that_it_will_continue_if_its_text_is_long(
+    shard_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(corpus_encoding, "SHARD_TOKENS", shard_tokens)
+    split = split_of(write_file(tmp_path / "text.txt", "\n".join(DOCUMENTS)))
+    monkeypatch.setattr(SplitCorpus, "train_stream", lambda split: interrupted(47))
+    with caplog.at_level(logging.INFO), pytest.raises(Stopped):
+        encode_text(split, BPE, tmp_path / "run", LogReporter())
+    expected = ["Complete token files are kept: the same command continues the encoding."]
+    assert [record.message for record in caplog.records] == (expected if shard_tokens == 1000 else [])
+
+
+@pytest.mark.parametrize("change", ["key", "version", "size", "count", "nonsense"])
+def test_an_unfinished_encoding_that_does_not_fit_is_started_again(change: str, tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        encoded(tmp_path / "t", interrupted(47))
+    index = unfinished(tmp_path / "t") / "tokens.json"
+    record = json.loads(index.read_text())
+    if change in ("key", "version"):
+        record[change] += "x"
+    elif change == "count":
+        record["train"][1]["batches"] = "7"
+    elif change == "size":
+        (index.parent / "train.bin").write_bytes(b"")
+    index.write_text("[" if change == "nonsense" else json.dumps(record))
+    assert np.asarray(encoded(tmp_path / "t").train).tolist() == ids_by_the_library()
+
+
+def test_another_process_with_the_same_text_does_not_share_the_unfinished_folder(tmp_path: Path) -> None:
+    def slow() -> Iterator[str | None]:
+        for number, chunk in enumerate(stream()):
+            if number == 30:
+                encoded(tmp_path / "t")
+            yield chunk
+
+    assert np.asarray(encoded(tmp_path / "t", slow()).train).tolist() == ids_by_the_library()
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+def test_a_full_disk_keeps_complete_shards_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync, calls = os.fsync, 0
+
+    def full(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 5:  # a shard and its index take two
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(TinyLMError, match=r"No space left on device.*run the command again.*continues"):
+            encoded(tmp_path / "t")
+    assert {path.name for path in unfinished(tmp_path / "t").glob("*.bin")} >= {"train.bin", "train-00001.bin"}
+    assert np.asarray(encoded(tmp_path / "t").train).tolist() == ids_by_the_library()
+
+
+# Processes
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes encode all but the first batch."""
+    monkeypatch.setattr(parallel_encoding, "PROCESSES_FROM", 1)
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize(("kind", "workers"), [("bpe", 1), ("bpe", 2), ("char", 3)])
+def test_the_ids_do_not_depend_on_the_number_of_processes(
+    workers: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel_encoding, "usable_cores", lambda: workers)
+    tokenizer = BPE if kind == "bpe" else train_char("".join(sorted(set("".join(DOCUMENTS)))))
+    tokens = encoded(tmp_path / "t", tokenizer=tokenizer)
+    assert np.asarray(tokens.train).tolist() == ids_by_the_library(tokenizer)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.usefixtures("processes")
+def test_processes_use_the_encoder_of_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once gigatoken has given other ids than the library on a sample, no process uses it."""
+    monkeypatch.setattr(parallel_encoding, "usable_cores", lambda: 2)
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(BPE.to_str()))
+    assert tokenizer._gigatoken is not None
+    tokenizer._gigatoken.usable = False
+    copy = tokenizer.__reduce__()[0](*tokenizer.__reduce__()[1])
+    assert copy._gigatoken is not None and not copy._gigatoken.usable
+    assert (copy.sha256, copy.encoder) == (tokenizer.sha256, tokenizer.encoder)
+    assert encode_stream(stream(), tokenizer).tolist() == ids_by_the_library()
+
+
+def die(content: object, tokenizer: Tokenizer) -> np.ndarray:
+    """Stands for the out-of-memory killer."""
+    os.kill(os.getpid(), 9)
+    raise AssertionError
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_a_killed_process_is_an_error_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel_encoding, "usable_cores", lambda: 2)
+    batches = token_files.TEXT_ENCODING.batches(stream(), BPE)
+    encoded = parallel_encoding._encode_by_processes(batches, die, BPE, np.uint16, 2)
+    with pytest.raises(TinyLMError, match="was killed, probably because memory ran out"):
+        list(encoded)
+    assert not multiprocessing.active_children()
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from tests.text.test_sharded_tokens import BPE, KEY, stream
+from tinylm.process_signals import run_with_signal_handlers
+from tinylm.text import parallel_encoding, token_files
+parallel_encoding.PROCESSES_FROM, parallel_encoding.usable_cores = 1, lambda: 2
+token_files.BATCH_CHARACTERS, token_files.SHARD_TOKENS = 200, 1000
+
+def endless():
+    while True:
+        yield from stream()
+        yield None
+        time.sleep(0.01)
+        print("more", flush=True)
+
+texts = endless() if sys.argv[2] == "endless" else stream()
+folder = Path(sys.argv[1])
+
+def encode():
+    tokens = token_files.encode_to_folder(
+        folder, KEY, lambda: texts, lambda: iter(["a"]), BPE, lambda n: None, resumable=True
+    )
+    print(len(tokens.train))
+
+run_with_signal_handlers(encode)
+"""
+
+
+def script(tmp_path: Path, kind: str) -> "contextlib.AbstractContextManager[subprocess.Popen[str]]":
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "t"), kind]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return child_process(command, cwd=ROOT, preexec_fn=default_signals, **pipes)
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_of_its_main_module_can_encode(tmp_path: Path) -> None:
+    """New processes do not import the script, which would start it again."""
+    with script(tmp_path, "once") as child:
+        output, _ = child.communicate(timeout=100)
+    assert output.split() == [str(len(ids_by_the_library()))]
+
+
+def processes_of(parent: int) -> set[int]:
+    """The ids of the child processes of a process."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{parent}/task").glob("*/children"):
+        found |= set(map(int, task.read_text().split()))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
+@pytest.mark.parametrize("to", ["parent", "all"])
+def test_the_processes_end_with_their_parent_and_its_shards_stay(to: str, tmp_path: Path) -> None:
+    """Killed, or interrupted with Ctrl-C, which all processes of a terminal receive."""
+    with script(tmp_path, "endless") as child:
+        assert child.stdout is not None
+        while not (index := unfinished(tmp_path / "t") / "tokens.json").exists():
+            assert child.stdout.readline()
+        children = processes_of(child.pid)
+        assert len(children) >= 2
+        if to == "parent":
+            child.kill()
+        else:
+            os.killpg(child.pid, signal.SIGINT)
+        child.stdout.read()  # ends when no process has it open
+        assert child.wait(timeout=60) == -(signal.SIGKILL if to == "parent" else signal.SIGINT)
+        assert child.stderr is not None
+        assert "Traceback" not in child.stderr.read()
+    assert json.loads(index.read_text())["train"]

@@ -1,0 +1,98 @@
+"""Results of reading a long text, kept in the user's cache: its statistics, and tokenizers that were trained on it.
+
+A text is recognised by the paths, sizes and times of its files, so that a run on a text that was encoded before starts
+without reading it (decision 029).
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from tinylm import __version__
+from tinylm.cache_directory import private_folder
+from tinylm.errors import TinyLMError
+from tinylm.files import read_json, write_text
+from tinylm.run_config import SpecialTokens
+from tinylm.serialization import from_json
+from tinylm.text.compression import Progress
+from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats
+from tinylm.text.tokenizer import Tokenizer
+
+KEEP_FROM = 1 << 26  # bytes; shorter texts are read again
+SETTLED_SECONDS = 2.0  # a file that was changed later than this before it is read could change without a new time
+MAX_BYTES = 1 << 26  # of a kept result
+
+
+def scan_or_recall(corpus: Corpus, progress: Progress) -> CorpusStats:
+    """As `corpus.scan`, or the statistics that are kept if no file has changed since.
+
+    They are kept for documents in files of KEEP_FROM bytes or more, with all of their characters.
+    """
+    ordinary = type(corpus) is Corpus and corpus.drop_unknown is None and STANDARD_INPUT not in corpus.paths
+    if not ordinary or corpus.size < KEEP_FROM:
+        return corpus.scan(progress)
+    identity, changed = _identity(corpus)
+    if (found := _recall(identity)) is not None:
+        with contextlib.suppress(TypeError, ValueError):
+            stats: CorpusStats = from_json(CorpusStats, found)
+            progress(corpus.size)
+            return stats
+    settled = changed < time.time() - SETTLED_SECONDS
+    stats = corpus.scan(progress)
+    if settled and _identity(corpus)[0] == identity:
+        _keep(identity, asdict(stats))
+    return stats
+
+
+def train_or_recall(stats: CorpusStats, settings: list[Any], train: Callable[[], Tokenizer]) -> Tokenizer:
+    """As `train`, or the tokenizer that is kept for a text of KEEP_FROM bytes or more.
+
+    settings: JSON values on which the tokenizer depends besides the text.
+    """
+    if stats.bytes < KEEP_FROM:
+        return train()
+    identity = ["tokenizer", __version__, tokenizers.__version__, stats.fingerprint, *settings]
+    if isinstance(found := _recall(identity), str):
+        with contextlib.suppress(TinyLMError):
+            return Tokenizer.parse(found, SpecialTokens(), Path("tokenizer.json"))
+    tokenizer = train()
+    _keep(identity, tokenizer.to_str())
+    return tokenizer
+
+
+def _identity(corpus: Corpus) -> tuple[list[Any], float]:
+    """What the statistics depend on, as JSON values, and the latest time at which a file was changed, in seconds."""
+    files = [(os.path.abspath(file), file.stat()) for file in corpus.files]  # noqa: PTH100, keeps links
+    times = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in files]
+    settings = [corpus.text_key, corpus.encoding, corpus.format]
+    return ["text", __version__, settings, times], max(max(s.st_mtime, s.st_ctime) for _, s in files)
+
+
+def _file(identity: list[Any]) -> Path:
+    """Raises TinyLMError without a usable cache."""
+    return private_folder("texts") / f"{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]}.json"
+
+
+def _recall(identity: list[Any]) -> Any:
+    """The value that is kept, or `None` if there is none, or if it is damaged."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, TinyLMError):
+        content = read_json(_file(identity), MAX_BYTES)
+        text = json.dumps(content["value"])
+        if content["sha256"] == hashlib.sha256(text.encode()).hexdigest():
+            return content["value"]
+    return None
+
+
+def _keep(identity: list[Any], value: Any) -> None:
+    """Keep a JSON value, if the cache can be written."""
+    digest = hashlib.sha256(json.dumps(value).encode()).hexdigest()
+    with contextlib.suppress(OSError, TinyLMError):
+        write_text(_file(identity), json.dumps({"sha256": digest, "value": value}))

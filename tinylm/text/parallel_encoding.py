@@ -1,0 +1,154 @@
+"""Encode the batches of a text on all cores, in order: the first ones by threads, the others by processes.
+
+The encoders hold the interpreter lock, so only processes use several cores. They take about a second to start, which is
+too long for short texts (decision 029).
+"""
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tinylm.errors import TinyLMError
+from tinylm.machine_profile import usable_cores
+from tinylm.text.tokenizer import Tokenizer
+
+PROCESSES_FROM = 1 << 25  # characters after which processes are started
+MAX_WORKERS = 16  # one process that reads cannot supply more
+LOOKAHEAD = 2  # batches per worker that are read ahead
+
+
+class TextBatch(NamedTuple):
+    """A part of a text that is encoded at once, and its number of characters."""
+
+    content: Any
+    characters: int
+
+
+Encode = Callable[[Any, Tokenizer], np.ndarray]  # the codes of the content of a batch, (N,)
+
+
+def encode_batches(
+    batches: Iterator[TextBatch], encode: Encode, tokenizer: Tokenizer, dtype: type[np.generic]
+) -> Iterator[tuple[np.ndarray, int]]:
+    """Yield the codes, (N,) of `dtype`, and the number of characters of each batch, in order.
+
+    encode: a function of a module, since processes import it. Raises its errors, and TinyLMError if a process is killed
+    or cannot be started.
+    """
+    workers = min(usable_cores(), MAX_WORKERS)
+    with ThreadPoolExecutor(workers) as threads:
+
+        def submit(batch: TextBatch) -> Future[np.ndarray]:
+            return threads.submit(_encode, encode, batch.content, tokenizer, dtype)
+
+        yield from _in_order(_until(PROCESSES_FROM, batches) if _can_start(workers) else batches, submit, workers)
+    for batch in batches:
+        yield from _encode_by_processes(itertools.chain([batch], batches), encode, tokenizer, dtype, workers)
+
+
+def _can_start(workers: int) -> bool:
+    return workers > 1 and not multiprocessing.current_process().daemon  # daemons cannot have children
+
+
+def _until(characters: int, batches: Iterator[TextBatch]) -> Iterator[TextBatch]:
+    """Yield batches until they have `characters` characters in total."""
+    while characters > 0 and (batch := next(batches, None)) is not None:
+        yield batch
+        characters -= batch.characters
+
+
+def _in_order(
+    batches: Iterator[TextBatch], submit: Callable[[TextBatch], Future[np.ndarray]], workers: int
+) -> Iterator[tuple[np.ndarray, int]]:
+    pending: deque[tuple[Future[np.ndarray], int]] = deque()
+    for batch in batches:
+        pending.append((submit(batch), batch.characters))
+        if len(pending) > LOOKAHEAD * workers:
+            future, characters = pending.popleft()
+            yield future.result(), characters
+    while pending:
+        future, characters = pending.popleft()
+        yield future.result(), characters
+
+
+def _encode(encode: Encode, content: Any, tokenizer: Tokenizer, dtype: type[np.generic]) -> np.ndarray:
+    return encode(content, tokenizer).astype(dtype)
+
+
+# Processes
+
+
+def _encode_by_processes(
+    batches: Iterator[TextBatch], encode: Encode, tokenizer: Tokenizer, dtype: type[np.generic], workers: int
+) -> Iterator[tuple[np.ndarray, int]]:
+    pool = ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(tokenizer,)
+    )
+
+    def submit(batch: TextBatch) -> Future[np.ndarray]:
+        try:
+            with _isolated_start():
+                return pool.submit(_encode_in_worker, encode, batch.content, dtype)
+        except OSError as error:
+            raise TinyLMError(f"Cannot start a process that encodes the text: {error.strerror}.") from error
+
+    try:
+        yield from _in_order(batches, submit, workers)
+    except BrokenProcessPool as error:
+        raise TinyLMError(
+            "A process that encodes the text was killed, probably because memory ran out. Close other programs, or "
+            "allow fewer cores (taskset), and run the command again."
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _isolated_start() -> Iterator[None]:
+    """Context manager in which processes start without the caller's main module, and with Ctrl-C blocked.
+
+    A new process imports the file of `__main__`, which may be a user's script that trains a model when it is imported.
+    Ctrl-C reaches all processes of a terminal; the parent ends its workers.
+    """
+    main = sys.modules["__main__"]
+    signals = [number for name in ("SIGINT", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signals) if hasattr(signal, "pthread_sigmask") else None
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        if blocked is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+_worker_tokenizer: list[Tokenizer] = []  # in a worker: its tokenizer, which is too large to be sent with each batch
+
+
+def _start_worker(tokenizer: Tokenizer) -> None:
+    _worker_tokenizer.append(tokenizer)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has ended, even by SIGKILL; the pool would wait for work forever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _encode_in_worker(encode: Encode, content: Any, dtype: type[np.generic]) -> np.ndarray:
+    return _encode(encode, content, _worker_tokenizer[0], dtype)

@@ -1,0 +1,58 @@
+"""Encoded text with the place of each token in it, so that tokens of different tokenizers can be aligned."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tinylm.text.compression import Progress, no_progress
+from tinylm.text.corpus import Stream, rechunk
+from tinylm.text.token_files import MAX_CHUNK
+from tinylm.text.tokenizer import Tokenizer
+
+
+class PositionedTokens(NamedTuple):
+    """Encoded text with its places, in UTF-8 bytes; a boundary between two documents counts as one more byte.
+
+    ids, starts: (N,), each token and the place where it begins. documents: (D + 1,), the places where the documents
+    begin, and the end of the text, as if a boundary followed.
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray
+    documents: np.ndarray
+
+    def boundaries(self) -> np.ndarray:
+        """The places, in order, at which a token begins, no earlier token ends later, and the text before has a token:
+        the text from one such place to another is encoded by tokens of its own.
+        """
+        highest = np.maximum.accumulate(self.starts)
+        return self.starts[1:][(self.starts[1:] > highest[:-1])]
+
+    def first_tokens(self, places: np.ndarray) -> np.ndarray:
+        """The index of the first token at each of the places, which are boundaries or the end of the text."""
+        return np.searchsorted(np.maximum.accumulate(self.starts), places)
+
+
+def encode_with_positions(stream: Stream, tokenizer: Tokenizer, progress: Progress = no_progress) -> PositionedTokens:
+    """Encode a stream as `encode_stream` does. `progress` receives the number of characters encoded.
+
+    Raises UsageError for characters without an id.
+    """
+    begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    ids = [np.array(begin, dtype=np.uint32)]
+    starts = [np.zeros(len(begin), dtype=np.int64)]
+    place = 0
+    documents = [0]
+    for chunk in rechunk(stream, tokenizer.safe_split_point, MAX_CHUNK):
+        if chunk is None:
+            ids.append(np.array([tokenizer.end_of_text_id, *begin], dtype=np.uint32))
+            starts.append(place + np.array([0, *(1 for _ in begin)], dtype=np.int64))
+            place += 1
+            documents.append(place)
+            continue
+        part, part_starts = tokenizer.encode_with_starts(chunk)
+        ids.append(part)
+        starts.append(place + part_starts)
+        place += len(chunk.encode())
+        progress(len(chunk))
+    return PositionedTokens(np.concatenate(ids), np.concatenate(starts), np.array([*documents, place + 1]))

@@ -41,7 +41,7 @@ def halved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 @torch.no_grad()
 def greedy(peer: Any, ids: list[int], count: int) -> list[int]:
-    """Greedy continuation by the peer's logits, without the padding rows of its embedding."""
+    """The ids and their greedy continuation by the peer's logits, without the padding rows of its embedding."""
     ids = list(ids)
     for _ in range(count):
         ids.append(int(peer(torch.tensor([ids[-64:]])).logits[0, -1, : VOCABULARY - 8].argmax()))
@@ -110,7 +110,7 @@ def test_an_imported_run_has_the_same_tensors_and_the_same_digest(halved: tuple[
 
 
 @pytest.mark.parametrize("kind", ["saved", "halved"])
-def test_a_foreign_base_takes_an_adapter_which_is_merged_and_trained_further(
+def test_an_adapter_is_trained_on_a_foreign_base_and_merged(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     _, folder = request.getfixturevalue(kind)
@@ -170,6 +170,19 @@ def test_a_model_that_is_not_in_the_cache_of_the_hub_is_an_error_offline(monkeyp
         find_model(Path("hf:nobody/no-such-model"), LogReporter())
     with pytest.raises(UsageError, match="hf:OWNER/NAME"):
         find_model(Path("hf:../../etc/passwd"), LogReporter())
+
+
+def test_the_use_of_the_hub_is_reported(
+    saved: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Recorder(LogReporter):
+        def note(self, message: str) -> None:
+            notes.append(message)
+
+    notes: list[str] = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(saved[1]))
+    import_model("hf:someone/Some-Model", tmp_path / "run", reporter=Recorder())
+    assert notes == ["Using hf:someone/Some-Model from the cache of the Hugging Face hub, or downloading it."]
 
 
 def test_a_base_with_a_long_context_is_trained_on_shorter_sequences(tmp_path: Path) -> None:

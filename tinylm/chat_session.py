@@ -8,7 +8,7 @@ from tinylm.errors import UsageError
 from tinylm.generation.chat_prompts import encode_conversation
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
 from tinylm.generation.prompts import EncodedPrompt
-from tinylm.loaded_model import Model
+from tinylm.generation.text_generator import TextGenerator
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat import Conversation
 
@@ -25,7 +25,7 @@ class ChatSession:
         context, and are not part of the prompt. finish_reason: of the last answer; see `Sample`.
     """
 
-    model: Model
+    model: TextGenerator
     format: ChatFormat
     config: GenerationConfig
     speed: SpeedConfig = SpeedConfig()  # noqa: RUF009, frozen

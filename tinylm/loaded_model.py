@@ -24,32 +24,38 @@ from tinylm.evaluation.pairs import evaluate_pairs
 from tinylm.evaluation.result import Evaluation
 from tinylm.evaluation.text import evaluate_text
 from tinylm.formats.source import GGUF_SUFFIX
-from tinylm.generation.beam_search import BeamSearchConfig
-from tinylm.generation.chat_prompts import encode_conversation
 from tinylm.generation.continuation import Continuation, TokenGenerator
 from tinylm.generation.draft_choice import NGramDrafts
 from tinylm.generation.engine import GGUF_TYPES, EngineWeights, open_llama_cpp
 from tinylm.generation.fill_mask import DEFAULT_CANDIDATES, FilledPrompt, fill_mask
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generated_text import Sample
-from tinylm.generation.generation_config import GenerationConfig, PromptPolicy, SpeedConfig, settings_without_effect
+from tinylm.generation.generation_config import (
+    BeamSearchConfig,
+    GenerationConfig,
+    PromptPolicy,
+    SpeedConfig,
+    is_sampled,
+    settings_without_effect,
+)
 from tinylm.generation.generator import NextTokenModel
 from tinylm.generation.llama_cpp import LlamaCppDecoder
-from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown, encode_prompt
+from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown
+from tinylm.generation.text_generator import TextGenerator
 from tinylm.generation.thread_policy import ThreadPolicyDecoder
-from tinylm.generation.translate import is_sampled, translate
+from tinylm.generation.translate import translate
 from tinylm.kernels.thread_latency import thread_latency
 from tinylm.model.decoder import Decoder
 from tinylm.model.encoder import Encoder
 from tinylm.model.encoder_decoder import EncoderDecoder
 from tinylm.model.stack import Transformer
 from tinylm.open_model import find_model, open_model
+from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_config import DataConfig, RunConfig
 from tinylm.run_directory.find_run import find_run, newest_model, run_exists
 from tinylm.run_directory.layout import CHECKPOINTS
 from tinylm.text.answer_spans import ChatFormat
-from tinylm.text.chat import Conversation
 from tinylm.text.chat_template import CHATML
 from tinylm.text.chat_template_choice import chat_format, read_template
 from tinylm.text.corpus_loading import EvaluationTokens, TextSource, evaluation_tokens
@@ -63,13 +69,14 @@ Ids = Sequence[Sequence[int]] | Tensor
 
 
 @dataclass(eq=False)
-class Model:
+class Model(TextGenerator):
     """A trained model with its tokenizer and adapters. Made by `load`.
 
     path: run directory of the model, or of its first adapter.
     network: the torch module, in evaluation mode; its weights are fp32, or `dtype` if they were stored in 16 bits.
     dtype: number format of its computation. quantize: "int8" quantizes the weights for generation.
     data: description of the text that the model, or the selected adapter, was trained on.
+    note: what `load` reported about device and number format.
     """
 
     path: Path
@@ -80,6 +87,7 @@ class Model:
     quantize: str = "none"
     adapters: tuple[LoadedAdapter, ...] = ()
     reporter: Reporter = field(default_factory=LogReporter)
+    note: str = ""
     data: DataConfig | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,16 +96,6 @@ class Model:
         self._switches_adapters = False
         self._llama_cpp: dict[tuple[Any, ...], LlamaCppDecoder | None] = {}  # by what decides on its use
         self._drafts = NGramDrafts(self.path, self.tokenizer)
-
-    @property
-    def architecture(self) -> str:
-        """decoder, encoder or encoder-decoder."""
-        return self.config.model.architecture
-
-    @property
-    def context(self) -> int:
-        """Context length in tokens."""
-        return self.network.context
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text. Raises UsageError for characters that are not in the vocabulary."""
@@ -225,54 +223,10 @@ class Model:
                     line, row = divmod(number, prompt.config.num_samples)
                     yield row, f"\n{sample.text}" if line else sample.text
 
-    def continue_prompt(
-        self,
-        prompt: Prompt,
-        policy: PromptPolicy | None = None,
-        speed: SpeedConfig | None = None,
-        first_stream: int = 0,
-    ) -> Continuation:
-        """The samples that continue a prompt, for decoders. They are generated while the result is iterated over.
-
-        Sample i has the random stream (seed, first_stream + i). Raises the errors of `generate`.
-        """
-        policy = policy or PromptPolicy()
-        encoded = encode_prompt(prompt, self.tokenizer, self.context, self.data, policy, self.reporter)
-        self.reporter.note(f"Seed {prompt.config.seed}.")
-        return self.continue_encoded(encoded, prompt.config, speed, first_stream)
-
-    def chat_format(self, template: str | None = None) -> ChatFormat:
-        """The format of conversations. template: chatml or a file with a Jinja template. Default: the model's own.
-
-        Raises UsageError if the model is not a decoder, or has no chat template and none is given.
-        """
-        require(isinstance(self.network, Decoder), f"Chat needs a decoder; this model is an {self.architecture}.")
-        source = self.chat_template if template is None else read_template(template)
-        if source is None:
-            raise UsageError("The model has no chat template; give a `chat_template`.")
-        return chat_format(source, self.tokenizer)
-
-    def answer(
-        self, prompt: Prompt, format: ChatFormat, speed: SpeedConfig | None = None, first_stream: int = 0
-    ) -> Continuation:
-        """As `continue_prompt`, for a chat: answers to the prompt's conversation, or to its text as a user message.
-
-        Raises UsageError for a conversation that the template rejects or that leaves no room in the context.
-        """
-        question = {"role": "user", "content": prompt.text}
-        encoded = encode_conversation(
-            prompt.conversation or Conversation((question,), location=prompt.name), format, self.tokenizer
-        )
-        require(
-            len(encoded.ids) < self.context,
-            f"{prompt.name} has {len(encoded.ids)} tokens; the context of {self.context} has no room for an answer.",
-        )
-        return self.continue_encoded(encoded, prompt.config, speed, first_stream)
-
     def continue_encoded(
         self, encoded: EncodedPrompt, config: GenerationConfig, speed: SpeedConfig | None = None, first_stream: int = 0
     ) -> Continuation:
-        """As `continue_prompt`, for a prompt that was encoded before, for example by a chat template."""
+        """See `TextGenerator.continue_encoded`."""
         speed = speed or SpeedConfig()
         assert isinstance(self.network, Decoder)
         draft, model = None, self._open_llama_cpp(speed) or self._prepare().model
@@ -282,6 +236,15 @@ class Model:
         assert model is not None
         generator = TokenGenerator(model, draft, speed.cache)
         return Continuation(generator, self.tokenizer, encoded, config, first_stream)
+
+    def continue_each(
+        self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
+    ) -> Continuation:
+        """One sample of each of several prompts, as one batch, for decoders. `num_samples` must be their number."""
+        model = self._prepare().model
+        assert model is not None
+        generator = TokenGenerator(model, None, True, [prompt.start for prompt in prompts])
+        return Continuation(generator, self.tokenizer, prompts[0], config, first_stream)
 
     def fill_mask(self, prompt: Prompt, policy: PromptPolicy | None = None) -> FilledPrompt:
         """Fill each `<mask>` of a prompt, for encoders, and list its `top_k` candidates (default: 5).
@@ -312,7 +275,9 @@ class Model:
         search, policy = search or BeamSearchConfig(), policy or PromptPolicy()
         return translate(network, self.tokenizer, prompt, search, policy, self.reporter, first_stream)
 
-    def prepare_generation(self, speed: SpeedConfig | None = None, *, switches_adapters: bool = False) -> None:
+    def prepare_generation(
+        self, speed: SpeedConfig | None = None, *, switches_adapters: bool = False
+    ) -> LlamaCppDecoder | None:
         """Open the model in llama.cpp, or convert, fuse and quantize the network in place.
 
         All later generation uses this network. That saves the memory of the copy that `generate` makes, but `evaluate`
@@ -320,11 +285,14 @@ class Model:
 
         switches_adapters: whether adapters will be selected between prompts, for which torch is used.
 
-        Raises UsageError if a setting of `speed` is not possible, and TinyLMError if llama.cpp is required and fails.
+        Returns the model in llama.cpp, or `None` where torch is used. Raises UsageError if a setting of `speed` is not
+        possible, and TinyLMError if llama.cpp is required and fails.
         """
         self._switches_adapters = switches_adapters
-        if self._open_llama_cpp(speed or SpeedConfig()) is None:
+        decoder = self._open_llama_cpp(speed or SpeedConfig())
+        if decoder is None:
             self._prepare(in_place=True)
+        return decoder
 
     def _prepare(self, in_place: bool = False) -> "_PreparedNetwork":
         """The network for generation by torch, prepared at first use."""
@@ -377,6 +345,7 @@ class Model:
         sequence_length: int | None = None,
         stride: int | None = None,
         baselines: bool = False,
+        by_document: bool = False,
         beams: int = 5,
         length_penalty: float = 1.0,
         bleu_tokenize: str | None = None,
@@ -386,6 +355,7 @@ class Model:
         unknown: str = "error",
         chat_template: str | None = None,
         train_on: str | None = None,
+        ranks: Ranks = ONE_RANK,
     ) -> Evaluation:
         """Loss, perplexity and further metrics on a text, or on the answers of conversations; for an encoder-decoder,
         on pairs.
@@ -393,15 +363,25 @@ class Model:
         files: files, folders, glob patterns, or - for standard input; or a TextSource, which also sets how they are
             read. Default: the validation text of the run.
         text: the text itself, in place of files (pairs: a source, a tab and a target per line).
-        batch_size, sequence_length, stride, baselines, beams, length_penalty, bleu_tokenize: see EvaluationConfig.
+        batch_size, sequence_length, stride, baselines, by_document, beams, length_penalty, bleu_tokenize: see
+            EvaluationConfig.
         format, text_key, encoding, unknown, chat_template, train_on: how files are read; see TextSource.
+        ranks: processes that each have the model and call this method equally, from `tinylm.ranks.join_ranks`. They
+            share the work and get the same result. Only the first one reads files.
 
         The loss is computed under autocast to `dtype`, from fp32 weights where the model has them.
 
         Raises UsageError for a setting, a text or a file that cannot be used, and TinyLMError for damaged data.
         """
         config = EvaluationConfig(
-            batch_size, stride, baselines, beams, length_penalty, bleu_tokenize, sequence_length=sequence_length
+            batch_size=batch_size,
+            stride=stride,
+            baselines=baselines,
+            beams=beams,
+            length_penalty=length_penalty,
+            bleu_tokenize=bleu_tokenize,
+            sequence_length=sequence_length,
+            by_document=by_document,
         )
         config.check_architecture(self.architecture)
         require(files is None or text is None, "Files and a text contradict each other; give one of them.")
@@ -410,9 +390,10 @@ class Model:
                 file = Path(folder) / "text"
                 file.write_bytes(text.encode())
                 format = "pairs" if self.architecture == "encoder-decoder" else "text"
-                kind, tokens = self._evaluation_tokens(TextSource(paths=(str(file),), format=format, unknown=unknown))
+                source = TextSource(paths=(str(file),), format=format, unknown=unknown)
+                encoded = self._evaluation_tokens(source, ranks)
         elif files is None or isinstance(files, TextSource):
-            kind, tokens = self._evaluation_tokens(files)
+            encoded = self._evaluation_tokens(files, ranks)
         else:
             paths = tuple(map(str, (files,) if isinstance(files, str | Path) else files))
             source = TextSource(
@@ -424,13 +405,15 @@ class Model:
                 chat_template=chat_template,
                 train_on=train_on,
             )
-            kind, tokens = self._evaluation_tokens(source)
-        arguments = (self.tokenizer, tokens, config, self.dtype, self.reporter)
+            encoded = self._evaluation_tokens(source, ranks)
+        tokens = encoded.codes
+        torch.set_num_threads(ranks.share_threads(torch.get_num_threads()))
+        arguments = (self.tokenizer, tokens, config, self.dtype, self.reporter, ranks)
         match self.network:
-            case Decoder() as decoder if kind == "chat":
+            case Decoder() as decoder if encoded.kind == "chat":
                 return evaluate_chat(decoder, *arguments)
             case Decoder() as decoder:
-                result = evaluate_text(decoder, *arguments)
+                result = evaluate_text(decoder, self.tokenizer, encoded, config, self.dtype, self.reporter, ranks)
             case Encoder() as encoder:
                 return evaluate_masked(encoder, *arguments)
             case EncoderDecoder() as encoder_decoder:
@@ -439,10 +422,26 @@ class Model:
                 raise TypeError(f"cannot evaluate a {type(self.network).__name__}")
         if not baselines:
             return result
-        scores = baseline_bits_per_byte(self.tokenizer, tokens, self._training_tokens(), self.reporter)
-        return replace(result, baselines=scores)
+        scores = None
+        if ranks.is_first:
+            scores = baseline_bits_per_byte(self.tokenizer, tokens, self._training_tokens(), self.reporter)
+        return replace(result, baselines=ranks.first(scores))
 
-    def _evaluation_tokens(self, source: TextSource | None) -> EvaluationTokens:
+    def _evaluation_tokens(self, source: TextSource | None, ranks: Ranks) -> EvaluationTokens:
+        """The encoded text, on all ranks."""
+        ranks.require_device(self.network.device.type)
+        if not ranks.is_first:
+            ranks.wait()
+            kind, names = ranks.first(None)
+            return EvaluationTokens(kind, ranks.broadcast({})["codes"].numpy(), names)
+        text = self._encode(source)
+        ranks.announce()
+        if ranks.size > 1:
+            ranks.first([text.kind, list(text.names)])
+            ranks.broadcast({"codes": torch.from_numpy(np.array(text.codes))})
+        return text
+
+    def _encode(self, source: TextSource | None) -> EvaluationTokens:
         kind = "pairs" if self.architecture == "encoder-decoder" else "text"
         chat = self._evaluation_chat_format if self.architecture == "decoder" else None
         return evaluation_tokens(source, self.path, self.data, self.tokenizer, kind, self.reporter, chat)
@@ -450,7 +449,7 @@ class Model:
     @property
     def chat_template(self) -> str | None:
         """The source of the chat template: that of the first adapter with one, or the model's own."""
-        templates = [adapter.chat_template for adapter in self.adapters] + [self.config.tokenizer.chat_template]
+        templates = [adapter.chat_template for adapter in self.adapters] + [super().chat_template]
         return next(filter(None, templates), None)
 
     def _evaluation_chat_format(self, text: TextSource) -> ChatFormat:
@@ -465,7 +464,7 @@ class Model:
             )
             return None
         try:
-            return reopen_ids(self.path, self.data, self.tokenizer, "train")
+            return np.asarray(reopen_ids(self.path, self.data, self.tokenizer, "train"))
         except TinyLMError as error:
             self.reporter.warn(f"The order-5 character model is left out: {error}")
             return None
@@ -524,13 +523,14 @@ def load(
         run = run or newest_model(reporter)
         network, config, tokenizer, _ = open_model(run, chosen_device.value)
     chosen_dtype = choose_inference_dtype(dtype, chosen_device.value, weights_dtype(network))
-    reporter.note(
+    note = (
         f"On {describe_device(chosen_device.value)}: {chosen_device.reason}; {chosen_dtype.value}: "
         f"{chosen_dtype.reason}."
     )
+    reporter.note(note)
     if weights_dtype(network) != torch.float32:  # fp32 weights are converted by autocast or for generation
         network.to(DTYPES[chosen_dtype.value])
-    return Model(run, network, config, tokenizer, chosen_dtype.value, quantize, tuple(loaded), reporter)
+    return Model(run, network, config, tokenizer, chosen_dtype.value, quantize, tuple(loaded), reporter, note)
 
 
 def _parse_adapter(text: str, reporter: Reporter) -> AdapterSpec:

@@ -171,8 +171,8 @@ def test_absurd_numbers_of_rope_are_refused_by_name_or_give_finite_frequencies(
     assert all(bool(torch.isfinite(table).all()) for table in build_model(found).buffers())
 
 
-def test_opposite_scales_of_yarn_are_refused_although_their_quotient_is_no_number() -> None:
-    """0.1 mscale_all_dim ln(factor) + 1 is 0 here."""
+def test_scales_of_yarn_whose_quotient_divides_by_zero_are_refused() -> None:
+    """The divisor is 0.1 mscale_all_dim ln(factor) + 1, which is 0 here."""
     rope = {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": -10 / math.log(4)}
     with pytest.raises(ValueError, match="mscale_all_dim of rope_parameters"):
         read("llama", rope_parameters=rope)
@@ -202,8 +202,8 @@ def test_the_layers_and_experts_are_compared_with_the_tensors_before_a_model_is_
         convert(config("mixtral", num_local_experts=900), tensors)
 
 
-class Loud:
-    """A tensor that may not be loaded."""
+class Unloadable:
+    """A tensor whose loading is an error."""
 
     dtype = torch.float32
 
@@ -216,7 +216,9 @@ class Loud:
 
 def test_asking_for_a_name_loads_no_tensor() -> None:
     found = read("llama")
-    shapes = {parameter.foreign: Loud(torch.Size(parameter.shape)) for parameter in FAMILIES["llama"].parameters(found)}
+    shapes = {
+        parameter.foreign: Unloadable(torch.Size(parameter.shape)) for parameter in FAMILIES["llama"].parameters(found)
+    }
     _, _, tensors = convert(config("llama"), shapes)
     assert "embedding.weight" in tensors and "nothing" not in tensors
     exported = ExportedTensors(FAMILIES["llama"], found, tensors)
@@ -255,3 +257,17 @@ def test_every_case_is_written_as_the_config_that_it_was_read_from(case: str) ->
     written = FAMILIES[kind].write_config(resolve(found))
     assert resolve(FAMILIES[kind].config(written)) == resolve(found)
     assert choose_family(found, kind).name == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        ("llama", "rms_norm_eps"),
+        ("gemma3_text", "rms_norm_eps"),
+        ("gpt2", "layer_norm_epsilon"),
+        ("gpt_neox", "layer_norm_eps"),
+    ],
+)
+def test_an_exported_config_has_the_epsilon_of_the_model(kind: str, field: str) -> None:
+    model = read(kind, **{field: 0.003})
+    assert model.norm_epsilon == FAMILIES[kind].write_config(resolve(model))[field] == 0.003

@@ -178,7 +178,7 @@ def test_the_key_decides_about_the_bos_token(value: bool, tmp_path: Path) -> Non
     assert read(tmp_path, values).special.add_bos is value
 
 
-def test_a_missing_name_of_the_pre_tokenizer_is_known_for_some_families_only(tmp_path: Path) -> None:
+def test_without_its_name_the_pre_tokenizer_is_known_for_some_families_only(tmp_path: Path) -> None:
     values = bpe_metadata("qwen2")
     del values["tokenizer.ggml.pre"]
     text = "it is 12345"
@@ -358,8 +358,15 @@ def test_a_sentencepiece_tokenizer_adds_bos_unless_its_key_says_otherwise(tmp_pa
     assert not read(tmp_path, {**values, "tokenizer.ggml.add_bos_token": False}).special.add_bos
 
 
+def test_keys_of_byte_level_tokenizers_have_no_effect_on_sentencepiece(tmp_path: Path) -> None:
+    """As in llama.cpp, whose converters write `pre` for SentencePiece as well."""
+    values = sentencepiece_metadata()
+    more = {**values, "tokenizer.ggml.pre": "default", "tokenizer.ggml.merges": ["h e", "l l"]}
+    assert read(tmp_path, more) == read(tmp_path, values)
+
+
 @pytest.mark.parametrize("score", [float("nan"), float("inf")])
-def test_scores_that_are_not_numbers_are_an_error(score: float, tmp_path: Path) -> None:
+def test_scores_that_are_not_finite_are_an_error(score: float, tmp_path: Path) -> None:
     values = sentencepiece_metadata()
     values["tokenizer.ggml.scores"][270] = score
     with pytest.raises(ValueError, match="one finite number per token"):

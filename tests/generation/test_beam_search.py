@@ -121,7 +121,7 @@ class ScriptedDecoder:
 
 @pytest.mark.parametrize("beams", [1, 2, 3])
 def test_short_and_unlikely_targets_do_not_end_the_search(beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two short hypotheses end before the likely one does."""
+    """With 2 or 3 beams, three short hypotheses end before the likely one."""
     monkeypatch.setattr("tinylm.generation.beam_search.encode_sources", lambda *inputs, repeats: ScriptedDecoder())
     (found,) = beam_search(translator(0), [[1]], 0, BeamSearchConfig(beams), 9)
     assert (found.tokens, found.ended) == ([1, 1, 1], True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,7 +88,8 @@ def test_logits_are_those_of_torch(models: tuple[Decoder, LlamaCppDecoder]) -> N
     ids = torch.randint(CHARACTERS.vocab_size, (2, CONTEXT), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         expected = reference.logits(reference(ids).hidden)
-    torch.testing.assert_close(model.last_logits(ids, None, CONTEXT), expected, atol=1e-4, rtol=1e-4)
+    found = torch.tensor(model.last_logits(ids.numpy(), None, CONTEXT))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_rows_that_pad_the_embedding_have_the_logits_of_torch(library: Any, tmp_path: Path) -> None:
@@ -98,9 +100,9 @@ def test_rows_that_pad_the_embedding_have_the_logits_of_torch(library: Any, tmp_
     ids = torch.tensor([[1, 2]])
     with torch.inference_mode():
         expected = model.logits(model(ids).hidden)
-    found = LlamaCppDecoder(tmp_path / "model.gguf", model.context, threads=1).last_logits(ids, None, 2)
+    found = LlamaCppDecoder(tmp_path / "model.gguf", model.context, threads=1).last_logits(ids.numpy(), None, 2)
     assert found.shape == (1, 2, BPE.vocab_size + 7)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.tensor(found), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_a_file_that_cannot_be_opened_is_deleted_and_named(library: Any, tmp_path: Path) -> None:
@@ -132,7 +134,7 @@ def test_a_failure_of_llama_cpp_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp
     write_gguf(tmp_path / "model.gguf", own_model("modern")[1], "f32")
     model = LlamaCppDecoder(tmp_path / "model.gguf", CONTEXT, threads=1)
     with pytest.raises(TinyLMError, match="could not compute"):
-        model.last_logits(torch.tensor([[1]]), None, 1)
+        model.last_logits(np.array([[1]]), None, 1)
 
 
 # The number of threads.

@@ -1,5 +1,7 @@
+import itertools
 import math
 from collections import Counter
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -94,13 +96,27 @@ def test_draw_returns_the_first_token_whose_cumulative_probability_exceeds_the_n
         assume(abs(total - uniform) > 1e-9)
         if expected is None and total > uniform:
             expected = i
-    assert draw(logits[None], [uniform]) == [expected]
+    assert draw(np.exp(logits[None]), [uniform]) == [expected]
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.3, 1 - 2**-53])
 def test_draw_never_chooses_an_excluded_token(uniform: float) -> None:
     logits = np.array([[-math.inf, -math.inf, 1.0, -math.inf, 0.5, -math.inf]])
-    assert draw(logits, [uniform])[0] in (2, 4)
+    assert draw(np.exp(logits), [uniform])[0] in (2, 4)
+
+
+@given(st.integers(500, 1200), st.integers(0, 2**32 - 1), st.floats(0, 1, exclude_max=True))
+def test_a_draw_from_a_large_vocabulary_is_that_of_exact_sums(size: int, seed: int, uniform: float) -> None:
+    """Most tokens are excluded, whole blocks of them too; the reference is a fraction of integers."""
+    generator = np.random.default_rng(seed)
+    weights = generator.integers(0, 1000, size) * (generator.random(size) < 0.02)
+    assume(weights.any())
+    threshold = Fraction(uniform) * int(weights.sum())
+    expected = next(i for i, total in enumerate(weights.cumsum().tolist()) if total > threshold)
+    assume(all(abs(total - threshold) > 1e-6 for total in weights.cumsum().tolist()))
+    rows = np.array([weights[::-1], weights], dtype=np.float32)
+    assert draw(rows, [0.5, uniform])[1] == expected
+    assert weights[draw(rows, [0.5, 1 - 2**-53])[1]] > 0
 
 
 def test_rows_do_not_affect_each_other() -> None:
@@ -124,7 +140,7 @@ def test_draws_follow_the_distribution() -> None:
     logits = np.array([1.0, 0.0, -1.0, 2.0, 0.5])
     count = 20_000
     uniform = np.random.default_rng(1).random(count).tolist()
-    drawn = draw(np.tile(logits, (count, 1)), uniform)
+    drawn = draw(np.tile(np.exp(logits), (count, 1)), uniform)
     assert chi_square(Counter(drawn), softmax(logits) * count) < CRITICAL
 
 
@@ -151,6 +167,13 @@ def test_the_streams_of_adjacent_rows_and_seeds_are_independent() -> None:
 
 
 # The sampler
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1, 2**32 + 7, 2**63 - 1])
+def test_the_uniform_numbers_are_those_of_torch(seed: int) -> None:
+    """So that the texts of a seed do not change."""
+    expected = torch.rand(200, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).tolist()
+    assert [*itertools.islice(module._uniform_numbers(seed), 200)] == expected
 
 
 def drawn(seed: int, count: int, steps: int = 20) -> list[list[int]]:
@@ -195,7 +218,7 @@ def test_a_top_p_that_rounds_to_0_keeps_the_most_likely_token(p: float) -> None:
 
 def test_penalty_temperature_top_k_top_p_and_min_p_are_applied_in_this_order(monkeypatch: pytest.MonkeyPatch) -> None:
     filtered: list[Row] = []
-    monkeypatch.setattr(module, "draw", lambda logits, uniform: filtered.append(logits) or [0])
+    monkeypatch.setattr(module, "draw", lambda weights, uniform: filtered.append(weights) or [0])
     scores = np.random.default_rng(0).normal(size=30) * 2
     choose = sampler(
         SamplingConfig(temperature=0.7, top_k=12, top_p=0.9, min_p=0.05, repeat_penalty=1.3), vocab_size=30
@@ -212,7 +235,8 @@ def test_penalty_temperature_top_k_top_p_and_min_p_are_applied_in_this_order(mon
     expected[order[1 + int((cumulative < 0.9).sum()) :]] = -np.inf
     probabilities = softmax(expected)
     expected[probabilities < 0.05 * probabilities.max()] = -np.inf
-    np.testing.assert_allclose(filtered[0][0], expected, rtol=1e-5, atol=1e-6)
+    with np.errstate(divide="ignore"):  # the logarithm of 0
+        np.testing.assert_allclose(np.log(filtered[0][0]), expected, rtol=1e-5, atol=1e-6)
     assert 1 < np.isfinite(expected).sum() < 12
 
 

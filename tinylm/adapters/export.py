@@ -22,7 +22,7 @@ from tinylm.run_config import AdapterConfig
 from tinylm.run_directory.find_run import find_run
 from tinylm.run_directory.loading import read_config, read_weights
 
-TOLERANCE = 1e-4  # of the logits, relative to the largest
+TOLERANCE = 1e-4  # relative to the largest absolute logit, or to 1 if that is larger
 _HUB_SNAPSHOT = re.compile(r".*[/\\]models--([^/\\]+?)--([^/\\]+)[/\\]snapshots[/\\][^/\\]+")
 
 

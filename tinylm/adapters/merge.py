@@ -50,7 +50,8 @@ def merge_adapter(
     """Write a run with the adapter merged into its base; with `undo`, one with the adapter subtracted from `model`.
 
     adapter: a LoRA of tinylm or PEFT
-    model: the base, by default the one beside the adapter or directly in checkpoints/; with `undo`, the merged model
+    model: the base; with `undo`, the merged model. Required with `undo` and for an adapter of PEFT; otherwise by
+        default the base beside the adapter or directly in checkpoints/
     force: replace an existing run at `out`
 
     Raises NotMergeableError for an adapter that is not a LoRA, UsageError for models and paths that do not fit, and
@@ -66,7 +67,7 @@ def merge_adapter(
         source = _Source.of(adapter, config)
         merged = _subtract(source, model) if undo else _add(source, model)
         reporter.note(
-            f"Checked: merged and unmerged logits differ by {merged.difference:.1e}; the base's differ by "
+            f"Checked: merged and unmerged logits differ by {merged.difference:.1e}; the adapter changes the base's by "
             f"{merged.change:.1e}."
         )
         if undo and not merged.history.steps:

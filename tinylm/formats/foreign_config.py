@@ -71,7 +71,7 @@ class ForeignConfig:
     file: the name of the file, for messages.
     """
 
-    def __init__(self, values: Mapping[str, Any], file: str = "config.json") -> None:
+    def __init__(self, values: Mapping[str, Any], file: str) -> None:
         self._values = values
         self.file = file
         self._read: set[str] = set()
@@ -92,7 +92,7 @@ class ForeignConfig:
             raise ValueError(self._wrong(name, value, f"an integer from {low} to {high}"))
         return value
 
-    def optional_integer(self, name: str, default: int | None = None) -> int | None:
+    def optional_integer(self, name: str, default: int | None) -> int | None:
         """An integer from 1, or `None` for null; the default replaces a missing field only."""
         if not self.has(name):
             return default
@@ -155,7 +155,7 @@ class ForeignConfig:
         return f"{name} of its {self.file} is {describe_value(value)}; tinylm supports {expected}"
 
 
-def as_number(name: str, value: Any, file: str = "config.json", limits: Range = FINITE) -> float:
+def as_number(name: str, value: Any, file: str, limits: Range = FINITE) -> float:
     """The value as a float within `limits`. Raises ValueError, naming the field and the file, for anything else."""
     if type(value) not in (int, float) or not limits.contains(value):
         expected = "a finite number" if limits == FINITE else f"a number {limits}"

@@ -154,9 +154,9 @@ class Metadata:
         """A string, or the default."""
         return self._checked(key, default, lambda v: type(v) is str, "a string")
 
-    def texts(self, key: str, default: Any = _REQUIRED) -> Any:
-        """A list of strings, or the default."""
-        return self._checked(key, default, lambda v: type(v) is list, "an array of strings")
+    def texts(self, key: str) -> Any:
+        """A list of strings."""
+        return self._checked(key, _REQUIRED, lambda v: type(v) is list, "an array of strings")
 
     def numbers(self, key: str, default: Any = _REQUIRED) -> Any:
         """A numpy array of numbers or booleans, or the default."""

@@ -1,8 +1,8 @@
 """The tokenizer of a GGUF file, in both directions: its metadata, and a tokenizer.json with special tokens.
 
 A GGUF file has the vocabulary and the merges, but only the name of the pre-tokenizer (`tokenizer.ggml.pre`), whose
-regular expressions are in llama.cpp's src/llama-vocab.cpp. All errors are ValueErrors with a reason that completes the
-sentence "Cannot read PATH as GGUF: ".
+regular expressions are in llama.cpp's src/llama-vocab.cpp. Functions that read raise ValueError with a reason that
+completes the sentence "Cannot read PATH as GGUF: ".
 """
 
 import json
@@ -328,9 +328,10 @@ def write_tokenizer(
     """
     model = spec["model"]
     if model["type"] != "BPE" or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-        raise ValueError(f"it is a {model['type']} model; GGUF has BPE of bytes, and SentencePiece's BPE")
+        affixes = " with a prefix or suffix of tokens" if model["type"] == "BPE" else ""
+        raise ValueError(f"it is a {model['type']} model{affixes}; GGUF has BPE of bytes, and SentencePiece's BPE")
     if any(token[flag] for token in spec["added_tokens"] for flag in ("single_word", "lstrip", "rstrip")):
-        raise ValueError("one of its added tokens strips the spaces around it")
+        raise ValueError("one of its added tokens strips the spaces around it, or matches whole words only")
     if _is_character_model(spec):
         metadata = _write_characters(spec, vocab_size)
     elif model.get("byte_fallback"):

@@ -1,4 +1,4 @@
-"""A model that another tool made, opened here."""
+"""A model on its way between tinylm and the format of another tool."""
 
 import collections
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from tinylm.run_config import SpecialTokens
 
 @dataclass(frozen=True)
 class ForeignModel:
-    """A model of another format.
+    """A model that was opened from the format of another tool, or is exported to one.
 
     family: name of its model family, as in `FAMILIES`; `None` for a model of tinylm that is exported.
     tensors: by tinylm's names, in their own dtypes; mapped from the file or converted when they are looked up.
@@ -31,7 +31,7 @@ class ForeignModel:
 
 
 def rank_dtypes(numbers: Iterable[tuple[str, int]]) -> tuple[str, ...]:
-    """The names of number formats, from pairs of a name and how many numbers have it, by these counts."""
+    """The names of number formats, the most frequent first. numbers: pairs of a name and a count of numbers."""
     counts: collections.Counter[str] = collections.Counter()
     for name, count in numbers:
         counts[name] += count

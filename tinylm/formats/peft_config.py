@@ -117,13 +117,19 @@ def read_peft_config(values: Any) -> PeftConfig:
 def _names(config: ForeignConfig, field: str) -> tuple[str, ...]:
     value = config.value(field) or []
     if not isinstance(value, list) or len(value) > MAX_ENTRIES or not all(isinstance(v, str) and v for v in value):
-        raise ValueError(f"{field} of its {ADAPTER_CONFIG} is {describe_value(value)}; it must be a list of names")
+        raise ValueError(
+            f"{field} of its {ADAPTER_CONFIG} is {describe_value(value)}; it must be a list of at most "
+            f"{MAX_ENTRIES} names"
+        )
     return tuple(value)
 
 
 def _numbers(config: ForeignConfig, field: str) -> dict[str, float]:
     value = config.value(field) or {}
     if not isinstance(value, dict) or len(value) > MAX_ENTRIES:
-        raise ValueError(f"{field} of its {ADAPTER_CONFIG} is {describe_value(value)}; it must be an object of numbers")
+        raise ValueError(
+            f"{field} of its {ADAPTER_CONFIG} is {describe_value(value)}; it must be an object of at "
+            f"most {MAX_ENTRIES} numbers"
+        )
     entries = ForeignConfig(value, ADAPTER_CONFIG)
     return {name: entries.number(name) for name in value}

@@ -3,28 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tinylm.generation.generation_config import BeamSearchConfig
 from tinylm.model.block import Memory
 from tinylm.model.encoder_decoder import EncoderDecoder
 from tinylm.model.kv_cache import Cache, CrossCache
-from tinylm.validation import check_numbers
-
-
-@dataclass(frozen=True)
-class BeamSearchConfig:
-    """Settings of beam search. Raises UsageError for a value out of range.
-
-    beams: beam width. length_penalty: exponent of the length normalisation; higher prefers longer targets.
-    """
-
-    beams: int = 5
-    length_penalty: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_numbers(vars(self))
 
 
 @dataclass(frozen=True)
@@ -58,14 +45,15 @@ class ConditionedDecoder:
         """The device of the weights."""
         return self._model.device
 
-    def make_cache(self, batch: int, length: int, starts: Tensor | None = None) -> list[Cache]:
+    def make_cache(self, batch: int, length: int, starts: Any | None = None) -> list[Cache]:
         """See `NextTokenModel.make_cache`. Also starts a new cross-attention cache."""
         self._cross_cache = self._model.make_cross_cache()
         return self._model.make_cache(batch, length, starts)
 
     @torch.inference_mode()
-    def last_logits(self, ids: Tensor, cache: Sequence[Cache] | None, count: int) -> Tensor:
+    def last_logits(self, ids: Any, cache: Sequence[Cache] | None, count: int) -> Tensor:
         """See `NextTokenModel.last_logits`: (B, T) -> (B, count, V)."""
+        ids = torch.as_tensor(ids, device=self.device)
         output = self._model.decode(ids, self._memory, cache, self._cross_cache if cache else None)
         return self._model.logits(output.hidden[:, -count:])
 

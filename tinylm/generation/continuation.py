@@ -16,16 +16,21 @@ from tinylm.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class TokenGenerator:
-    """A decoder and how it generates tokens: with or without draft tokens, with or without the KV cache."""
+    """A decoder and how it generates tokens: with or without draft tokens, with or without the KV cache.
+
+    prompts: the ids that each sample begins with, in place of one prompt for all.
+    """
 
     model: NextTokenModel
-    draft: DraftModel | None = None
-    use_cache: bool = True
+    draft: DraftModel | None
+    use_cache: bool
+    prompts: Sequence[Sequence[int]] | None = None
 
     def tokens(self, prompt: Sequence[int], sampler: Sampler, num_samples: int, max_tokens: int) -> Iterator[list[int]]:
         """Yield the next token of each sample, `max_tokens` times. Draft tokens are for a single sample."""
         if self.draft is None:
-            return generate(self.model, [prompt] * num_samples, sampler, max_tokens, self.use_cache)
+            prompts = [prompt] * num_samples if self.prompts is None else self.prompts
+            return generate(self.model, prompts, sampler, max_tokens, self.use_cache)
         return generate_speculatively(self.model, prompt, sampler, max_tokens, self.draft)
 
 
@@ -48,7 +53,7 @@ class Continuation:
         tokenizer: Tokenizer,
         prompt: EncodedPrompt,
         config: GenerationConfig,
-        first_stream: int = 0,
+        first_stream: int,
     ) -> None:
         """first_stream: random stream of the first sample; see `Sampler`."""
         self.prompt = prompt.text

@@ -14,6 +14,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_reader import open_gguf
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.formats.imported import ForeignModel
+from tinylm.generation.converted_model import GGUF_FOLDER, LAYOUT
 from tinylm.generation.generation_config import SpeedConfig
 from tinylm.generation.llama_cpp import LlamaCppDecoder, import_llama_cpp
 from tinylm.model.decoder import Decoder
@@ -25,7 +26,6 @@ from tinylm.text.tokenizer import Tokenizer
 
 GGUF_TYPES = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 MERGEABLE = (LoRALinear, LoRAEmbedding, Replacement)
-LAYOUT = 1  # part of a file's name; raise it with each change of what `write_gguf` writes
 MAX_CACHED_BYTES = 8 << 30  # of all files; the newest one is kept whatever its size
 
 
@@ -42,8 +42,8 @@ class EngineWeights:
     config: RunConfig
     tokenizer: Tokenizer
     kind: str
-    quantized: Path | None = None
-    switches_adapters: bool = False
+    quantized: Path | None
+    switches_adapters: bool
 
 
 def open_llama_cpp(weights: EngineWeights, speed: SpeedConfig, reporter: Reporter) -> LlamaCppDecoder | None:
@@ -106,7 +106,7 @@ def _cached_file(weights: EngineWeights, reporter: Reporter) -> Path:
     Its name is a digest of weights, configuration and tokenizer. Raises UsageError for a model that GGUF cannot
     represent, and TinyLMError if the file cannot be written.
     """
-    folder, config, tokenizer = private_folder("gguf"), weights.config, weights.tokenizer
+    folder, config, tokenizer = private_folder(GGUF_FOLDER), weights.config, weights.tokenizer
     tensors = _merged(weights.network).state_dict()
     identity = digest(tensors, config, LAYOUT, None)[:32]
     file = folder / f"{identity}-{'own' if weights.quantized else weights.kind}.gguf"
@@ -126,7 +126,8 @@ def _cached_file(weights: EngineWeights, reporter: Reporter) -> Path:
 
 def _delete_oldest(folder: Path) -> None:
     """Keep the files that were used last, MAX_CACHED_BYTES in all."""
-    files = sorted(folder.glob("*.gguf"), key=lambda file: file.stat().st_mtime, reverse=True)
+    cached = (file for suffix in ("gguf", "json") for file in folder.glob(f"*.{suffix}"))
+    files = sorted(cached, key=lambda file: file.stat().st_mtime, reverse=True)
     total = 0
     for number, file in enumerate(files):
         total += file.stat().st_size

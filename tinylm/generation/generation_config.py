@@ -63,6 +63,20 @@ class GenerationConfig:
 
 
 @dataclass(frozen=True)
+class BeamSearchConfig:
+    """Settings of beam search. Raises UsageError for a value out of range.
+
+    beams: beam width. length_penalty: exponent of the length normalisation; higher prefers longer targets.
+    """
+
+    beams: int = 5
+    length_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_numbers(vars(self))
+
+
+@dataclass(frozen=True)
 class SpeedConfig:
     """Settings that change the speed of generation and not the text, except for rounding.
 
@@ -98,6 +112,11 @@ class PromptPolicy:
 
     def __post_init__(self) -> None:
         check_choice("unknown", self.unknown, ("error", "skip"))
+
+
+def is_sampled(config: GenerationConfig) -> bool:
+    """Whether an encoder-decoder samples its targets, instead of finding them by beam search."""
+    return config.temperature is not None and config.temperature > 0
 
 
 def settings_without_effect(architecture: str, sampled: bool) -> Sequence[tuple[tuple[str, ...], str]]:

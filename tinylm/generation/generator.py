@@ -1,13 +1,17 @@
 """Autoregressive generation with a KV cache: predict, sample, append, repeat (notes 002, 004)."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from tinylm.generation.sampler import Sampler
-from tinylm.model.kv_cache import Cache
+from tinylm.generation.sampler import Logits, Sampler
+
+if TYPE_CHECKING:  # llama.cpp generates without torch, whose import takes most of the start-up time
+    from torch import Tensor
+
+Ids = NDArray[np.int64]
 
 
 class NextTokenModel(Protocol):
@@ -18,16 +22,14 @@ class NextTokenModel(Protocol):
         """Context length in tokens."""
         ...
 
-    @property
-    def device(self) -> torch.device:
-        """Device that `last_logits` expects ids on."""
+    def make_cache(self, batch: int, length: int, starts: Ids | None = None) -> Sequence[Any]:
+        """Empty caches with `length` slots, which have `offset` and `rewind` of `tinylm.model.kv_cache.Cache`.
+
+        starts: (B,), left padding per row; `None` without padding.
+        """
         ...
 
-    def make_cache(self, batch: int, length: int, starts: Tensor | None = None) -> list[Cache]:
-        """One empty cache per layer, with `length` slots. starts: (B,) left padding per row; `None` without padding."""
-        ...
-
-    def last_logits(self, ids: Tensor, cache: Sequence[Cache] | None, count: int) -> Tensor:
+    def last_logits(self, ids: Ids, cache: Any | None, count: int) -> "Logits | Tensor":
         """Logits after each of the last `count` ids: (B, T) -> (B, count, V). The ids follow those in the cache.
 
         Computed without gradients.
@@ -79,7 +81,7 @@ class ContextWindow:
         self._texts = texts
         self._slots = min(model.context, max(map(len, texts)) + max_tokens)
         self._starts: list[int] = []
-        self._cache: list[Cache] = []
+        self._cache: Sequence[Any] = []
 
     def remaining(self) -> int:
         """Number of tokens that can be appended to the first text before its window advances."""
@@ -91,7 +93,7 @@ class ContextWindow:
         for cache in self._cache:
             cache.rewind(tokens)
 
-    def next_logits(self, draft: Sequence[int] = ()) -> Tensor:
+    def next_logits(self, draft: Sequence[int] = ()) -> "Logits | Tensor":
         """The logits after each text, (B, 1, V). With G draft tokens after a single text: (1, G+1, V), the logits after
         the text and after each draft token.
 
@@ -100,30 +102,26 @@ class ContextWindow:
         starts = [window_start(len(text), self._model.context) for text in self._texts]
         if starts != self._starts:
             self._starts = starts
-            ids, padding = _left_padded(self._model, self._texts, starts)
+            ids, padding = _left_padded(self._texts, starts)
             self._cache = self._model.make_cache(len(self._texts), self._slots, padding)
         else:
-            ids = _tensor(self._model, [[text[-1]] for text in self._texts])  # (B, 1)
+            ids = np.array([[text[-1]] for text in self._texts])  # (B, 1)
         if draft:
-            ids = torch.cat((ids, _tensor(self._model, [list(draft)])), dim=1)  # (1, T+G)
+            ids = np.concatenate((ids, [draft]), axis=1)  # (1, T+G)
         return self._model.last_logits(ids, self._cache, len(draft) + 1)
 
 
-def _logits_without_cache(model: NextTokenModel, texts: list[list[int]]) -> Tensor:
+def _logits_without_cache(model: NextTokenModel, texts: list[list[int]]) -> "Logits | Tensor":
     """The logits after each text, computed from its whole window: (B, V)."""
-    ids, padding = _left_padded(model, texts, [window_start(len(text), model.context) for text in texts])
+    ids, padding = _left_padded(texts, [window_start(len(text), model.context) for text in texts])
     cache = None if padding is None else model.make_cache(len(texts), ids.shape[1], padding)
     return model.last_logits(ids, cache, 1)[:, -1]
 
 
-def _left_padded(model: NextTokenModel, texts: list[list[int]], starts: list[int]) -> tuple[Tensor, Tensor | None]:
+def _left_padded(texts: list[list[int]], starts: list[int]) -> tuple[Ids, Ids | None]:
     """The windows as one batch (B, T), padded on the left, and the padding per row (B,), `None` without padding."""
     rows = [text[start:] for text, start in zip(texts, starts, strict=True)]
     longest = max(map(len, rows))
     padding = [longest - len(row) for row in rows]
-    ids = _tensor(model, [[0] * pad + row for pad, row in zip(padding, rows, strict=True)])
-    return ids, torch.tensor(padding, device=ids.device) if any(padding) else None
-
-
-def _tensor(model: NextTokenModel, rows: list[list[int]]) -> Tensor:
-    return torch.tensor(rows, device=model.device)
+    ids = np.array([[0] * pad + row for pad, row in zip(padding, rows, strict=True)])
+    return ids, np.array(padding) if any(padding) else None

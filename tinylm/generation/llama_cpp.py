@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from tinylm.errors import TinyLMError
-from tinylm.model.kv_cache import Cache
+from tinylm.generation.generator import Ids
+from tinylm.generation.sampler import Logits
 
-MAX_MICRO_BATCH = 512  # tokens that llama.cpp computes at a time
+MAX_MICRO_BATCH = 256  # tokens that llama.cpp computes at a time; 512 take 4 to 10 % longer per token
 TRIAL_STEPS = 8  # with each number of threads
 FIRST_WAIT, LONGEST_WAIT = 25, 6_400  # steps before a trial; they double while trials change nothing
 FLOAT32 = 0  # ggml_type of keys and values; the default of 16 bits moves logits by 1e-2
@@ -41,12 +41,14 @@ def import_llama_cpp() -> Any:
 
 
 class LlamaCppCache:
-    """The memory of llama.cpp for `rows` sequences. Implements `Cache` as far as generation uses it.
+    """The memory of llama.cpp for `rows` sequences.
 
     context: llama.cpp's context, which is freed with this object. model: what must live as long as this object.
+    padding: (rows,), the number of tokens at the left of each row that are not computed.
+    step: a batch of one token per row, which are set by `set_step`.
     """
 
-    def __init__(self, library: Any, model: Any, rows: int, length: int, starts: Tensor | None, threads: int) -> None:
+    def __init__(self, library: Any, model: Any, rows: int, length: int, starts: Ids | None, threads: int) -> None:
         options = library.llama_context_default_params()
         options.n_ctx = options.n_batch = rows * length
         options.n_ubatch = min(MAX_MICRO_BATCH, rows * length)
@@ -61,30 +63,29 @@ class LlamaCppCache:
         self._free = weakref.finalize(self, library.llama_free, self.context)
         self._library = library
         self.model: LlamaCppDecoder | None = None
-        self.rows, self.starts, self.threads = rows, starts, threads
-        self.padding: list[int] = [0] * rows if starts is None else starts.tolist()
+        self.threads = threads
+        self.padding: Ids = np.zeros(rows, dtype=np.int64) if starts is None else starts
         self.offset = 0
+        self.step, self._tokens, self._positions = _batch(library, np.arange(rows), np.ones(rows))
+        weakref.finalize(self, library.llama_batch_free, self.step)
 
-    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Not used: llama.cpp stores keys and values itself."""
-        raise NotImplementedError
-
-    def reorder(self, rows: Tensor) -> None:
-        """Not used: beam search is for encoder-decoders."""
-        raise NotImplementedError
+    def set_step(self, ids: Ids) -> None:
+        """Set the next token of each row: (rows,)."""
+        self._tokens[:] = ids
+        self._positions[:] = self.offset - self.padding
 
     def rewind(self, tokens: int) -> None:
         """As `Cache.rewind`."""
         self.offset -= tokens
         memory = self._library.llama_get_memory(self.context)
-        for row, padding in enumerate(self.padding):
+        for row, padding in enumerate(self.padding.tolist()):
             self._library.llama_memory_seq_rm(memory, row, self.offset - padding, -1)
 
 
 class LlamaCppDecoder:
     """A model in a GGUF file, run by llama.cpp on the CPU. Implements `NextTokenModel`.
 
-    Raises TinyLMError if llama.cpp cannot open the file.
+    threads: the largest number of threads of a step. Raises TinyLMError if llama.cpp cannot open the file.
     """
 
     def __init__(self, file: Path, context: int, threads: int) -> None:
@@ -92,6 +93,7 @@ class LlamaCppDecoder:
         self._model = self._library.llama_model_load_from_file(
             os.fsencode(file), self._library.llama_model_default_params()
         )
+        self.file = file
         if not self._model:
             with contextlib.suppress(OSError):
                 file.unlink()
@@ -99,9 +101,7 @@ class LlamaCppDecoder:
         self._free = weakref.finalize(self, self._library.llama_model_free, self._model)
         vocabulary = self._library.llama_model_get_vocab(self._model)
         self._vocab_size = int(self._library.llama_vocab_n_tokens(vocabulary))
-        self._context, self._threads = context, threads
-        self._token = (self._library.llama_token * 1)()
-        self._single = self._library.llama_batch_get_one(self._token, 1)
+        self._context, self.threads = context, threads
         self._step_threads = fastest_threads(threads)
         self._next_threads = next(self._step_threads)
 
@@ -110,25 +110,19 @@ class LlamaCppDecoder:
         """Context length in tokens."""
         return self._context
 
-    @property
-    def device(self) -> torch.device:
-        """The CPU."""
-        return torch.device("cpu")
-
-    def make_cache(self, batch: int, length: int, starts: Tensor | None = None) -> list[Cache]:
+    def make_cache(self, batch: int, length: int, starts: Ids | None = None) -> list[LlamaCppCache]:
         """See `NextTokenModel.make_cache`; one for all layers."""
-        cache = LlamaCppCache(self._library, self._model, batch, length, starts, self._threads)
+        cache = LlamaCppCache(self._library, self._model, batch, length, starts, self.threads)
         cache.model = self  # llama.cpp's model must be freed after its contexts
         return [cache]
 
-    def last_logits(self, ids: Tensor, cache: Sequence[Cache] | None, count: int) -> Tensor:
+    def last_logits(self, ids: Ids, cache: Sequence[LlamaCppCache] | None, count: int) -> Logits:
         """See `NextTokenModel.last_logits`: (B, T) -> (B, count, V). Raises TinyLMError if llama.cpp fails."""
         memory = (cache or self.make_cache(*ids.shape))[0]
-        assert isinstance(memory, LlamaCppCache)
         rows, length = ids.shape
-        if ids.numel() == 1:
-            self._token[0] = int(ids)
-            failed = self._step(memory, self._single)
+        if length == 1 and memory.offset >= memory.padding.max():
+            memory.set_step(ids[:, 0])
+            failed = self._step(memory)
         else:
             failed = self._decode_rows(memory, ids, count)
         if failed:
@@ -136,35 +130,26 @@ class LlamaCppDecoder:
         memory.offset += length
         address = ctypes.addressof(self._library.llama_get_logits(memory.context).contents)
         logits = (ctypes.c_float * (rows * count * self._vocab_size)).from_address(address)
-        copied = torch.frombuffer(logits, dtype=torch.float32).clone()  # llama.cpp overwrites it at the next step
-        return copied.view(rows, count, self._vocab_size)
+        copied = np.frombuffer(logits, dtype=np.float32).copy()  # llama.cpp overwrites it at the next step
+        return copied.reshape(rows, count, self._vocab_size)
 
-    def _decode_rows(self, memory: LlamaCppCache, ids: Tensor, count: int) -> int:
+    def _decode_rows(self, memory: LlamaCppCache, ids: Ids, count: int) -> int:
         """Compute all ids except padding, and the logits of the last `count` of each row. Returns 0 if it succeeds."""
         rows, length = ids.shape
-        positions = memory.offset + np.arange(length) - np.array(memory.padding)[:, None]  # (B, T)
+        positions = memory.offset + np.arange(length) - memory.padding[:, None]  # (B, T)
         kept = positions >= 0
         scored = np.broadcast_to(np.arange(length) >= length - count, ids.shape)
         sequences = np.broadcast_to(np.arange(rows)[:, None], ids.shape)
-        batch = self._library.llama_batch_init(int(kept.sum()), 0, 1)
+        batch, batch_tokens, batch_positions = _batch(self._library, sequences[kept], scored[kept])
         try:
-            batch.n_tokens = int(kept.sum())
-            for target, values in (
-                (batch.token, ids.numpy()[kept]),
-                (batch.pos, positions[kept]),
-                (batch.logits, scored[kept]),
-                (batch.n_seq_id, np.ones(batch.n_tokens)),
-            ):
-                np.ctypeslib.as_array(target, (batch.n_tokens,))[:] = values
-            for index, sequence in enumerate(sequences[kept].tolist()):
-                batch.seq_id[index][0] = sequence
-            return self._step(memory, batch) if length == 1 else self._decode(memory, batch, self._threads)
+            batch_tokens[:], batch_positions[:] = ids[kept], positions[kept]
+            return self._decode(memory, batch, self.threads)
         finally:
             self._library.llama_batch_free(batch)
 
-    def _step(self, memory: LlamaCppCache, batch: Any) -> int:
+    def _step(self, memory: LlamaCppCache) -> int:
         started = time.perf_counter()
-        status = self._decode(memory, batch, self._next_threads)
+        status = self._decode(memory, memory.step, self._next_threads)
         self._next_threads = self._step_threads.send(time.perf_counter() - started)
         return status
 
@@ -173,6 +158,21 @@ class LlamaCppDecoder:
             self._library.llama_set_n_threads(memory.context, threads, threads)
             memory.threads = threads
         return int(self._library.llama_decode(memory.context, batch))
+
+
+def _batch(library: Any, sequences: Ids, scored: NDArray[Any]) -> tuple[Any, NDArray[np.int32], NDArray[np.int32]]:
+    """A batch of llama.cpp, and its tokens and positions (N,), which are to be set.
+
+    sequences: (N,), the sequence of each token. scored: (N,), whether its logits are computed.
+    """
+    count = len(sequences)
+    batch = library.llama_batch_init(count, 0, 1)
+    batch.n_tokens = count
+    np.ctypeslib.as_array(batch.n_seq_id, (count,))[:] = 1
+    np.ctypeslib.as_array(batch.logits, (count,))[:] = scored
+    for index, sequence in enumerate(sequences.tolist()):
+        batch.seq_id[index][0] = sequence
+    return batch, *(np.ctypeslib.as_array(part, (count,)) for part in (batch.token, batch.pos))
 
 
 def fastest_threads(maximum: int) -> Generator[int, float, None]:

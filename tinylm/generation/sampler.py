@@ -3,19 +3,22 @@
 In numpy: for the few numbers of one token, calls of torch take several times longer.
 """
 
-import math
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from tinylm.errors import TinyLMError
 from tinylm.generation.generation_config import SamplingConfig
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Logits = NDArray[np.floating]
+Row = NDArray[np.float64]
 BLOCK = 64  # uniform numbers that are drawn at a time
+SEARCHED = 256  # weights that are searched at a time
 
 
 def penalise_repeats(logits: Logits, seen: NDArray[np.bool_], penalty: float) -> Logits:
@@ -58,27 +61,39 @@ def keep_min_p(logits: Logits, p: float) -> Logits:
     return np.where(probabilities < p * probabilities.max(axis=-1, keepdims=True), -np.inf, logits)
 
 
-def draw(logits: Logits, uniform: Sequence[float]) -> list[int]:
+def draw(weights: Logits, uniform: Sequence[float]) -> list[int]:
     """Inverse transform sampling: the first token at which the cumulative probability exceeds the row's uniform number.
 
-    logits: (B, V). uniform: a number in [0, 1) per row. Returns a token id per row.
+    weights: (B, V), in proportion to the probabilities. uniform: a number in [0, 1) per row. Returns an id per row.
     """
-    cumulative = np.exp(logits - logits.max(axis=-1, keepdims=True)).cumsum(axis=-1, dtype=np.float64)
-    return [  # the number stays below the total when it is rounded, so that no excluded token follows
-        int(row.searchsorted(min(number * row[-1], math.nextafter(row[-1], 0)), side="right"))
-        for row, number in zip(cumulative, uniform, strict=True)
-    ]
+    numbers = np.array(uniform)
+    if weights.shape[1] <= 2 * SEARCHED:
+        cumulative = weights.cumsum(axis=-1, dtype=np.float64)
+        return _first_above(cumulative, numbers * cumulative[:, -1]).tolist()
+    # First the block, then the token in it, since cumulative sums take ten times as long as sums.
+    rows = np.arange(len(weights))
+    ends = np.add.reduceat(weights, np.arange(0, weights.shape[1], SEARCHED), axis=-1, dtype=np.float64).cumsum(axis=-1)
+    numbers = numbers * ends[:, -1]
+    blocks = _first_above(ends, numbers)
+    tokens = SEARCHED * blocks[:, None] + np.arange(SEARCHED)  # (B, SEARCHED)
+    inside = np.where(tokens < weights.shape[1], weights[rows[:, None], np.minimum(tokens, weights.shape[1] - 1)], 0)
+    numbers -= np.where(blocks, ends[rows, blocks - 1], 0)
+    return tokens[rows, _first_above(inside.cumsum(axis=-1, dtype=np.float64), numbers)].tolist()
+
+
+def _first_above(cumulative: Row, numbers: Row) -> NDArray[np.intp]:
+    """The first index at which each row of cumulative sums (B, N) exceeds its number (B,); returns (B,).
+
+    A number that was rounded up to the total counts as less, so that the weight at the index is never 0.
+    """
+    numbers = np.minimum(numbers, np.nextafter(cumulative[:, -1], 0))
+    return (cumulative <= numbers[:, None]).sum(axis=-1)
 
 
 def softmax(logits: Logits) -> Logits:
     """The probabilities of the tokens: (B, V) -> (B, V)"""
-    exponentials = _exponentials(logits)
+    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
-
-
-def _exponentials(logits: Logits) -> Logits:
-    """Numbers in proportion to the probabilities, 1 for the most likely token: (B, V) -> (B, V)"""
-    return np.exp(logits - logits.max(axis=-1, keepdims=True))
 
 
 class Sampler:
@@ -100,9 +115,11 @@ class Sampler:
         if self._seen is not None and ids:
             self._seen[row, list(ids)] = True
 
-    def __call__(self, logits: Tensor) -> list[int]:
+    def __call__(self, logits: "Logits | Tensor") -> list[int]:
         """Logits (B, V) -> a token id per row. Raises TinyLMError if the first logits are NaN or infinite."""
-        chosen = self._choose(logits.float().numpy(force=True)[:, : self._vocab_size])
+        if not isinstance(logits, np.ndarray):
+            logits = logits.float().numpy(force=True)
+        chosen = self._choose(logits[:, : self._vocab_size])
         if self._seen is not None:
             self._seen[np.arange(len(chosen)), chosen] = True
         return chosen
@@ -126,7 +143,7 @@ class Sampler:
             logits = keep_top_p(logits, sampling.top_p)
         if sampling.min_p:
             logits = keep_min_p(logits, sampling.min_p)
-        return draw(logits, [next(stream) for stream in self._streams])
+        return draw(np.exp(logits), [next(stream) for stream in self._streams])
 
 
 def _require_finite(logits: Logits) -> None:
@@ -138,10 +155,14 @@ def _require_finite(logits: Logits) -> None:
 
 
 def _uniform_numbers(seed: int) -> Iterator[float]:
-    """Numbers in [0, 1), without end."""
-    generator = torch.Generator().manual_seed(seed)
+    """Numbers in [0, 1), without end: those of `torch.rand` in float64 from a CPU generator with this seed.
+
+    Both are the Mersenne Twister (Matsumoto and Nishimura 1998), seeded by the lower 32 bits.
+    """
+    generator = np.random.RandomState(seed & 0xFFFFFFFF)
     while True:
-        yield from torch.rand(BLOCK, generator=generator, dtype=torch.float64).tolist()
+        high, low = generator.randint(0, 1 << 32, (BLOCK, 2), dtype=np.uint64).T
+        yield from (((high << np.uint64(32) | low) & np.uint64((1 << 53) - 1)) * 2.0**-53).tolist()
 
 
 def _stream_seed(seed: int, stream: int) -> int:

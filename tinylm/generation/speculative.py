@@ -6,13 +6,16 @@ token, the logits after it have been computed already. A draft changes the speed
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from tinylm.generation.generator import ContextWindow, NextTokenModel
 from tinylm.generation.sampler import Sampler
-from tinylm.model.decoder import Decoder
+from tinylm.text.sharded_tokens import Tokens
+
+if TYPE_CHECKING:
+    from tinylm.model.decoder import Decoder
 
 MAX_DRAFT_TOKENS = 6  # per forward pass
 MIN_TOKENS_TO_DRAFT = 512
@@ -97,7 +100,7 @@ def is_worth_drafting(max_tokens: int, text_tokens: int) -> bool:
     return max_tokens >= max(MIN_TOKENS_TO_DRAFT, min(text_tokens, MAX_TEXT_TOKENS) / MAX_TEXT_PER_TOKEN)
 
 
-def speculation_obstacle(decoder: Decoder, num_samples: int, use_cache: bool) -> str | None:
+def speculation_obstacle(decoder: "Decoder", num_samples: int, use_cache: bool) -> str | None:
     """Why generation with these settings cannot use draft tokens, or `None` if it can."""
     if num_samples > 1:
         return "speculative decoding is for one sample at a time"
@@ -116,13 +119,13 @@ class NGramDraft:
     Contexts are looked up by 64-bit hashes. A collision only costs a rejected token.
     """
 
-    def __init__(self, tokens: np.ndarray) -> None:
+    def __init__(self, tokens: Tokens) -> None:
         """tokens: (N,) ids of the training text."""
         tokens = tokens[-MAX_TEXT_TOKENS:].astype(np.uint64)
         self._tables = [(length, *_ngram_table(tokens, length)) for length in NGRAM_LENGTHS if len(tokens) > length]
 
     def propose(self, text: Sequence[int], limit: int) -> list[int]:
-        """At most `limit` draft tokens, up to the first context after which no token reaches MIN_FREQUENCY."""
+        """At most `limit` draft tokens, up to a context that is unknown or that no token follows with MIN_FREQUENCY."""
         context = list(text[-NGRAM_LENGTHS[0] :])
         proposed: list[int] = []
         while len(proposed) < limit and (token := self._most_frequent(context)) is not None:

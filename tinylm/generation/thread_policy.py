@@ -2,8 +2,10 @@
 015).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,18 +39,13 @@ class ThreadPolicyDecoder:
         """Context length in tokens."""
         return self._decoder.context
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        return self._decoder.device
-
-    def make_cache(self, batch: int, length: int, starts: Tensor | None = None) -> list[Cache]:
+    def make_cache(self, batch: int, length: int, starts: Any | None = None) -> list[Cache]:
         """See `NextTokenModel.make_cache`."""
         return self._decoder.make_cache(batch, length, starts)
 
-    def last_logits(self, ids: Tensor, cache: Sequence[Cache] | None, count: int) -> Tensor:
+    def last_logits(self, ids: Any, cache: Sequence[Cache] | None, count: int) -> Tensor:
         """See `NextTokenModel.last_logits`: (B, T) -> (B, count, V)."""
-        with self._threads_for(ids.numel(), len(ids) * cache[0].offset if cache else 0):
+        with self._threads_for(math.prod(ids.shape), len(ids) * cache[0].offset if cache else 0):
             return self._decoder.last_logits(ids, cache, count)
 
     @contextmanager

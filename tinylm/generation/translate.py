@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 from tinylm.errors import UsageError
-from tinylm.generation.beam_search import BeamSearchConfig, Hypothesis, beam_search, encode_sources
+from tinylm.generation.beam_search import Hypothesis, beam_search, encode_sources
 from tinylm.generation.generated_text import Sample
-from tinylm.generation.generation_config import GenerationConfig, PromptPolicy
+from tinylm.generation.generation_config import BeamSearchConfig, GenerationConfig, PromptPolicy, is_sampled
 from tinylm.generation.generator import generate
 from tinylm.generation.prompts import Prompt, drop_unknown
 from tinylm.generation.sampler import Sampler
@@ -57,11 +57,6 @@ def translate(
         reason = "stop" if stops else "end" if target.ended else "length"
         score = None if math.isnan(target.score) else target.score
         yield Sample(line, text, len(target.tokens), config.seed, reason, score)
-
-
-def is_sampled(config: GenerationConfig) -> bool:
-    """Whether targets are sampled, instead of found by beam search."""
-    return config.temperature is not None and config.temperature > 0
 
 
 def _source_names(prompt: Prompt, count: int) -> list[str]:

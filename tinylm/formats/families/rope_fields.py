@@ -13,11 +13,9 @@ _SHARE, _MSCALE = Range(0, 1, open_low=True), Range(0, 1000)
 BETA_FAST, BETA_SLOW = 32.0, 1.0  # of YaRN (Peng et al. 2023), where a config gives none
 
 
-def read_rope(
-    config: ForeignConfig, default_theta: float = DEFAULT_THETA, theta_field: str = "rope_theta"
-) -> dict[str, Any]:
-    """`rope_theta` and `rope_scaling` of ModelConfig. `theta_field`: the name of the base in transformers 4."""
-    return _fields(_Parameters(_merged(config), config.file), config, default_theta, theta_field)
+def read_rope(config: ForeignConfig, default_theta: float = DEFAULT_THETA) -> dict[str, Any]:
+    """`rope_theta` and `rope_scaling` of ModelConfig."""
+    return _fields(_Parameters(_merged(config), config.file), config, default_theta, "rope_theta")
 
 
 def read_partial_rope(config: ForeignConfig, head_dim: int, theta_field: str, share_field: str) -> dict[str, Any]:
@@ -169,7 +167,9 @@ def _attention_factor(factor: float, scale: float) -> float:
 def _original_context(parameters: _Parameters, context: int) -> int:
     value = parameters.number("original_max_position_embeddings", context)
     if value != int(value) or value < 1:
-        raise ValueError(f"original_max_position_embeddings of its {parameters.file} is {value}; it must be an integer")
+        raise ValueError(
+            f"original_max_position_embeddings of its {parameters.file} is {value}; it must be an integer above 0"
+        )
     return int(value)
 
 

@@ -1,0 +1,142 @@
+"""Models that were converted for llama.cpp before: they generate text without importing torch (decision 025).
+
+A record in the cache names the converted file of a model. It is found by the state of the model's own files, which are
+not read again: their names, inode numbers, sizes and times, as in git's index. (The time of the last change, ctime, is
+set by the system whenever content or permissions change, and cannot be chosen.)
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Self
+
+import tokenizers
+
+from tinylm import __version__
+from tinylm.cache_directory import is_private, private_folder
+from tinylm.errors import TinyLMError
+from tinylm.files import check_regular, read_json, replacing
+from tinylm.generation.continuation import Continuation, TokenGenerator
+from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
+from tinylm.generation.llama_cpp import LlamaCppDecoder, import_llama_cpp
+from tinylm.generation.prompts import EncodedPrompt
+from tinylm.generation.text_generator import TextGenerator
+from tinylm.machine_profile import usable_cores
+from tinylm.reporter import Reporter
+from tinylm.run_config import DataConfig, RunConfig
+from tinylm.serialization import from_json
+from tinylm.text.tokenizer import Tokenizer
+from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
+
+GGUF_FOLDER = "gguf"  # in the cache: converted files and records
+LAYOUT = 1  # of converted files; raise it with each change of what `write_gguf` writes
+SUFFIXES = (".json", ".jinja", ".safetensors")  # of the files in a folder that opening a model reads
+SETTLED = 2.0  # seconds without a change, after which a further change cannot have the same time
+GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # on Linux: NVIDIA, AMD and Windows' subsystem for Linux
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # that torch reads
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The record of a converted model. threads: torch's number of threads. note: see `ConvertedModel`."""
+
+    gguf: str
+    config: RunConfig
+    tokenizer: str
+    threads: int
+    note: str
+
+    def write(self, key: str) -> None:
+        """Store the record in the cache. Nothing is stored if that fails, since it only saves time."""
+        with contextlib.suppress(OSError, TinyLMError), replacing(_record_file(key)) as unfinished:
+            unfinished.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, key: str) -> Self | None:
+        """The record with this key, or `None`."""
+        try:
+            file = _record_file(key)
+            values = read_json(file) if is_private(file) else None
+            return None if values is None else from_json(cls, values)
+        except (OSError, ValueError, TypeError, TinyLMError):
+            return None
+
+
+def conversion_key(path: Path, device: str, dtype: str, quantize: str) -> str | None:
+    """Identifies a model at `path`, which `find_run` returned, with the settings it is opened with.
+
+    `None` if its files cannot be identified without being read, or if the device may be a GPU.
+    """
+    if device not in ("auto", "cpu") or (device == "auto" and _may_have_gpu()):
+        return None
+    try:
+        names = sorted(entry for entry in path.iterdir() if entry.suffix in SUFFIXES) if path.is_dir() else [path]
+        states = [check_regular(name) for name in names]
+    except OSError:
+        return None
+    if any(state.st_ctime > time.time() - SETTLED for state in states):
+        return None
+    files = [
+        (name.name, state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+        for name, state in zip(names, states, strict=True)
+    ]
+    threads = (usable_cores(), *map(os.environ.get, THREAD_VARIABLES))
+    identity = (__version__, LAYOUT, str(path.absolute()), files, device, dtype, quantize, threads)
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
+
+
+def _may_have_gpu() -> bool:
+    """Whether torch may find a GPU: anywhere but on Linux, and where a driver is loaded."""
+    return sys.platform != "linux" or any(map(os.path.exists, GPU_DRIVERS))
+
+
+def _record_file(key: str) -> Path:
+    return private_folder(GGUF_FOLDER) / f"{key}.json"
+
+
+@dataclass(eq=False)
+class ConvertedModel(TextGenerator):
+    """A decoder that llama.cpp computes, from a converted file. note: what was reported when it was converted."""
+
+    config: RunConfig
+    tokenizer: Tokenizer
+    decoder: LlamaCppDecoder
+    reporter: Reporter
+    note: str
+    data: DataConfig | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.data = self.config.data
+
+    def continue_encoded(
+        self, encoded: EncodedPrompt, config: GenerationConfig, speed: SpeedConfig | None = None, first_stream: int = 0
+    ) -> Continuation:
+        """See `TextGenerator.continue_encoded`."""
+        generator = TokenGenerator(self.decoder, draft=None, use_cache=True)
+        return Continuation(generator, self.tokenizer, encoded, config, first_stream)
+
+
+def open_converted(key: str, speed: SpeedConfig, reporter: Reporter) -> ConvertedModel | None:
+    """The model with this key from its converted file; `None` if there is none, or the settings need torch."""
+    if speed.engine == "torch" or speed.draft == "ngram" or not speed.cache or import_llama_cpp() is None:
+        return None
+    record = Conversion.read(key)
+    if record is None:
+        return None
+    file = private_folder(GGUF_FOLDER) / Path(record.gguf).name
+    if not is_private(file):
+        return None
+    try:
+        with wrap_library_errors():  # it was validated before it was stored
+            library = tokenizers.Tokenizer.from_str(record.tokenizer)
+        tokenizer = Tokenizer(library, record.config.tokenizer.special)
+        decoder = LlamaCppDecoder(file, record.config.model.context, record.threads)
+        file.touch()  # the files that were not used for longest are deleted
+    except (OSError, TinyLMError, TokenizerLibraryError):
+        return None
+    return ConvertedModel(record.config, tokenizer, decoder, reporter, record.note)

@@ -1,0 +1,93 @@
+"""From a prompt or a conversation to its continuation: what all decoders share, whatever computes their logits."""
+
+from abc import ABC, abstractmethod
+
+from tinylm.errors import UsageError
+from tinylm.generation.chat_prompts import encode_conversation
+from tinylm.generation.continuation import Continuation
+from tinylm.generation.generation_config import GenerationConfig, PromptPolicy, SpeedConfig
+from tinylm.generation.prompts import EncodedPrompt, Prompt, encode_prompt
+from tinylm.reporter import Reporter
+from tinylm.run_config import DataConfig, RunConfig
+from tinylm.text.answer_spans import ChatFormat
+from tinylm.text.chat import Conversation
+from tinylm.text.chat_template_choice import chat_format, read_template
+from tinylm.text.tokenizer import Tokenizer
+from tinylm.validation import require
+
+
+class TextGenerator(ABC):
+    """A model with its tokenizer. The methods are for decoders.
+
+    data: description of the text that the model was trained on.
+    """
+
+    config: RunConfig
+    tokenizer: Tokenizer
+    data: DataConfig | None
+    reporter: Reporter
+
+    @property
+    def architecture(self) -> str:
+        """decoder, encoder or encoder-decoder."""
+        return self.config.model.architecture
+
+    @property
+    def context(self) -> int:
+        """Context length in tokens."""
+        return self.config.model.context
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the chat template."""
+        return self.config.tokenizer.chat_template
+
+    @abstractmethod
+    def continue_encoded(
+        self, encoded: EncodedPrompt, config: GenerationConfig, speed: SpeedConfig | None = None, first_stream: int = 0
+    ) -> Continuation:
+        """As `continue_prompt`, for a prompt that was encoded before, for example by a chat template."""
+
+    def continue_prompt(
+        self,
+        prompt: Prompt,
+        policy: PromptPolicy | None = None,
+        speed: SpeedConfig | None = None,
+        first_stream: int = 0,
+    ) -> Continuation:
+        """The samples that continue a prompt. They are generated while the result is iterated over.
+
+        Sample i has the random stream (seed, first_stream + i). Raises UsageError for a prompt that cannot be used.
+        """
+        policy = policy or PromptPolicy()
+        encoded = encode_prompt(prompt, self.tokenizer, self.context, self.data, policy, self.reporter)
+        self.reporter.note(f"Seed {prompt.config.seed}.")
+        return self.continue_encoded(encoded, prompt.config, speed, first_stream)
+
+    def chat_format(self, template: str | None = None) -> ChatFormat:
+        """The format of conversations. template: chatml or a file with a Jinja template. Default: the model's own.
+
+        Raises UsageError if the model is not a decoder, or has no chat template and none is given.
+        """
+        require(self.architecture == "decoder", f"Chat needs a decoder; this model is an {self.architecture}.")
+        source = self.chat_template if template is None else read_template(template)
+        if source is None:
+            raise UsageError("The model has no chat template; give a `chat_template`.")
+        return chat_format(source, self.tokenizer)
+
+    def answer(
+        self, prompt: Prompt, format: ChatFormat, speed: SpeedConfig | None = None, first_stream: int = 0
+    ) -> Continuation:
+        """As `continue_prompt`, for a chat: answers to the prompt's conversation, or to its text as a user message.
+
+        Raises UsageError for a conversation that the template rejects or that leaves no room in the context.
+        """
+        question = {"role": "user", "content": prompt.text}
+        encoded = encode_conversation(
+            prompt.conversation or Conversation((question,), location=prompt.name), format, self.tokenizer
+        )
+        require(
+            len(encoded.ids) < self.context,
+            f"{prompt.name} has {len(encoded.ids)} tokens; the context of {self.context} has no room for an answer.",
+        )
+        return self.continue_encoded(encoded, prompt.config, speed, first_stream)

@@ -1,6 +1,7 @@
 # make demo    trains on data/corpus.txt for at most two minutes and prints a sample
 # make test    runs the tests that take less than seconds each, on all cores; make test-slow runs the others
 # make test-all    runs both      make lint    runs ruff and mypy
+# The tests of the report need Chromium, which make test installs with apt-get if it can; BROWSER=none leaves them out.
 # make docs-check    runs the commands of the documents
 # make wheel-check   installs a wheel into clean environments, with and without each extra, and uses it
 # All of them install into .venv first, with the versions of constraints.txt.
@@ -10,17 +11,23 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-slow test-all lint docs-check wheel-check clean
+.PHONY: demo browser test test-slow test-all lint docs-check wheel-check clean
 
 demo: $(VENV)/installed
 	$(BIN)/tinylm train data/corpus.txt --out checkpoints/demo --time 90s --force
 	$(BIN)/tinylm sample --model checkpoints/demo --max-tokens 400 --seed 1
 
-test: $(VENV)/installed-test
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+BROWSER ?= chromium
+MARKS := $(if $(filter none,$(BROWSER)),-m 'not slow and not llamacpp and not browser')
+
+browser:
+	@tests/get_browser.sh $(BROWSER)
+
+test: $(VENV)/installed-test browser
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(MARKS)
 
 test-slow: $(VENV)/installed-test
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m slow
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m 'slow and not llamacpp'
 
 test-all: test test-slow
 

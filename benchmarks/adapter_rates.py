@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from measure import describe_machine, table
+from training_step import NoStore
 
 from tinylm.adapters.bottleneck import sublayers
 from tinylm.adapters.load import add_adapter
@@ -154,9 +155,9 @@ def fine_tune(base: Path, text: Text, settings: Mapping[str, Any]) -> dict[str, 
         )
         return evaluate_loss(model, task.validation_objective, batches).loss
 
-    job = TrainingJob(model, task, build_optimizer(model, training), training)
+    job = TrainingJob(model, task, build_optimizer(model, training, "fp32"), training)
     state = TrainerState(micro_batch=batch, last_eval_step=0, val_loss=0.0)
-    trainer = Trainer(job, state, _NoStore(), TrainerHooks(), started=time.monotonic())
+    trainer = Trainer(job, state, NoStore(), TrainerHooks(), started=time.monotonic())
     try:
         state = trainer.run().state
     except DivergedError:
@@ -172,14 +173,6 @@ def adapter_config(model: Transformer, kind: Mapping[str, Any], alpha: float) ->
     targets = target_modules([target], model)
     chosen["rank"] = min(chosen["rank"], max_rank(model, targets))
     return AdapterConfig(**chosen, alpha=alpha * chosen["rank"], targets=targets)
-
-
-class _NoStore:
-    """A trainer's Store that saves nothing."""
-
-    def save_best(self, *_: object) -> None: ...
-
-    def save_last(self, *_: object) -> None: ...
 
 
 def _cells(records: Sequence[Mapping[str, Any]], rates: Sequence[float]) -> list[str]:

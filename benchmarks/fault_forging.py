@@ -258,42 +258,61 @@ def forge_path(rng: random.Random, run: Path, outside: Path) -> Forgery:
 
 
 def forge_tokens(rng: random.Random, run: Path, outside: Path) -> Forgery:
-    """Give a token folder another dtype, wrong counts, or ids outside the vocabulary."""
+    """Give a token folder another dtype, wrong counts, ids outside the vocabulary, or several files, one of them so."""
     part = rng.choice(("train", "val"))
     dtype = rng.choice(
         ("O", "V8", "U4", "S10", "f8", "f2", "i8", "u8", "<u2", ">u4", "?", "c16", "M8[s]", "i4,f4", "uint8")
     )
     how = rng.choice(("dtype", "dtype", "ids", "ids", "tokens", "empty"))
     count = rng.choice((-1, 0, 1, 1 << 40, "5", None, 2.0))
+    shards = rng.choice((1, 1, 2, 3))
 
     def apply() -> None:
-        data, record = run / f"tokens/{part}.bin", json.loads((run / "tokens/tokens.json").read_text())
+        index = json.loads((run / "tokens/tokens.json").read_text())
+        records = _split_tokens(run / "tokens", part, index[part], shards)
+        index[part] = records if shards > 1 else records[0]
+        data, record = run / f"tokens/{_shard_name(part, shards - 1)}", records[-1]
         if how == "dtype":
-            record[part]["dtype"] = dtype
+            record["dtype"] = dtype
             with contextlib.suppress(TypeError, ValueError):
                 size = np.dtype(dtype).itemsize
                 data.write_bytes(data.read_bytes()[: len(data.read_bytes()) // size * size])
-                record[part]["tokens"] = len(data.read_bytes()) // size
+                record["tokens"] = len(data.read_bytes()) // size
         elif how == "ids":
-            ids = np.frombuffer(data.read_bytes(), record[part]["dtype"]).copy()
+            ids = np.frombuffer(data.read_bytes(), record["dtype"]).copy()
             ids[rng.randrange(len(ids)) :] = rng.choice((255, np.iinfo(ids.dtype).max, 200))
             data.write_bytes(ids.tobytes())
         elif how == "tokens":
-            record[part]["tokens"] = count
+            record["tokens"] = count
         else:
             data.write_bytes(b"")
-            record[part]["tokens"] = 0
-        record[part]["sha256"] = hashlib.sha256(data.read_bytes()).hexdigest()
-        record[part]["changed"] = data.stat().st_mtime_ns
-        (run / "tokens/tokens.json").write_text(json.dumps(record))
+            record["tokens"] = 0
+        record["sha256"] = hashlib.sha256(data.read_bytes()).hexdigest()
+        record["changed"] = data.stat().st_mtime_ns
+        (run / "tokens/tokens.json").write_text(json.dumps(index))
         values = json.loads((run / "config.json").read_text())
         values.pop("digest")
         values["data"]["tokens_in_run"] = True
-        if type(record[part]["tokens"]) is int and record[part]["tokens"] >= 0:
-            values["data"][f"{part}_tokens"] = record[part]["tokens"]
+        with contextlib.suppress(TypeError):
+            if (total := sum(record["tokens"] for record in records)) >= 0:
+                values["data"][f"{part}_tokens"] = total
         _write_config(run, values)
 
-    return f"tokens/{part}: {how} {dtype if how == 'dtype' else count if how == 'tokens' else ''}", apply
+    return f"tokens/{part} {shards}: {how} {dtype if how == 'dtype' else count if how == 'tokens' else ''}", apply
+
+
+def _shard_name(part: str, index: int) -> str:
+    return f"{part}-{index:05}.bin" if index else f"{part}.bin"
+
+
+def _split_tokens(folder: Path, part: str, record: dict[str, Any], shards: int) -> list[dict[str, Any]]:
+    """Divide the ids of a part among several files. Returns their records, with valid digests."""
+    records = []
+    ids = np.frombuffer((folder / f"{part}.bin").read_bytes(), record["dtype"])
+    for index, piece in enumerate(np.array_split(ids, shards)):
+        (folder / _shard_name(part, index)).write_bytes(piece.tobytes())
+        records.append({**record, "tokens": len(piece), "sha256": hashlib.sha256(piece.tobytes()).hexdigest()})
+    return records
 
 
 def forge_tensors(rng: random.Random, run: Path, outside: Path) -> Forgery:

@@ -4,11 +4,11 @@
     python benchmarks/mutants.py --replay mutants.json --tests "-m ''"     # the same faults, slow tests as well
 
 Each fault is inserted into a temporary copy of the tree, never into the checkout. A file is drawn with a probability
-proportional to its number of statements, then one of its lines, then one of the operators of `mutation_operators.py`.
-The tests that execute the line run first, starting with those of the file itself. Tests of the command line run tinylm
-in processes that are not traced, so the other tests of the file's folder and those of tests/commands follow. The first
-failure ends a case. Which test executes which line is recorded once per tree, by running all of --tests under coverage,
-and stored in --cache.
+proportional to its number of statements, then one of its lines, then one of the mutants that the operators of
+`mutation_operators.py` make of the line. The tests that execute the line run first, starting with those of the file
+itself. Tests of the command line run tinylm in processes that are not traced, so the other tests of the file's folder
+and those of tests/commands follow. The first failure ends a case. Which test executes which line is recorded once per
+tree, by running all of --tests under coverage, and stored in --cache.
 
 Prints a table. --out writes the cases for --replay, which locates each fault in the current tree and skips faults whose
 lines have changed. A survivor shows a missing test, or an equivalent mutant: a change that no test can detect, such as

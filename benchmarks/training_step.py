@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import torch
 
 from tinylm.model.decoder import Decoder
+from tinylm.model.stack import Transformer
 from tinylm.model_config import ModelConfig
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch
@@ -20,9 +21,12 @@ NEVER = 10**9  # steps
 class NoStore:
     """A trainer's Store that saves nothing."""
 
-    def save_best(self, model: Decoder, step: int, val_loss: float) -> None: ...
+    saved_step = -1
 
-    def save_last(self, model: Decoder, optimizer: torch.optim.Optimizer, state: TrainerState) -> None: ...
+    def save_best(self, model: Transformer, step: int, val_loss: float) -> None: ...
+
+    def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
+        return 0.0
 
 
 def tinylm_step(model: Decoder, batch: Batch, dtype: str) -> Callable[[], object]:

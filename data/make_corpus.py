@@ -146,7 +146,7 @@ class Writer:
         return low + self.below(high - low + 1)
 
     def deal(self, rule: str, block: int = 0) -> str:
-        """An alternative from the half that was not used for longest, so that none soon comes again."""
+        """A random alternative from the half that was used least recently, so that none is repeated soon."""
         deck = self.decks.setdefault((rule, block), list(self.rules[rule][block]))
         alternative = deck.pop(self.below(len(deck) // 2 if len(deck) > 3 else len(deck)))
         deck.append(alternative)

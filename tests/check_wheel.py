@@ -25,7 +25,10 @@ TINY = ("--steps", "3", "--layers", "1", "--heads", "2", "--width", "16", "--con
 # What each environment must be able to do besides training and sampling; `ok` and `fails` run tinylm.
 USES = {
     "none": """
+ok("report", "run", "--out", "report.html")
+assert "uPlot" in Path("report.html").read_text()
 fails("train", "corpus.txt.zst", "--out", "zst", *TINY, message="zstandard")
+fails("train", "corpus.parquet", "--out", "parquet", *TINY, message="pyarrow")
 ok("train", "pairs.tsv", "--architecture", "encoder-decoder", "--vocab-size", "300", "--out", "pairs", *TINY)
 assert "BLEU" not in ok("eval", "pairs.tsv", "--model", "pairs")
 """,
@@ -38,12 +41,19 @@ import zstandard
 Path("corpus.txt.zst").write_bytes(zstandard.compress(Path("corpus.txt").read_bytes()))
 ok("train", "corpus.txt.zst", "--out", "zst", *TINY)
 """,
+    "parquet": """
+import pyarrow, pyarrow.parquet
+texts = Path("corpus.txt").read_text().splitlines()
+pyarrow.parquet.write_table(pyarrow.table({"text": texts}), "corpus.parquet")
+ok("train", "corpus.parquet", "--out", "parquet", *TINY)
+""",
     "gguf": "import gguf\nassert gguf.quants.quantize and gguf.GGUFWriter",
     "llama-cpp": """
 ok("sample", "--model", "run", "--max-tokens", "5", "--engine", "llama.cpp")
 """,
     "test": """
-import coverage, gguf, hypothesis, peft, pytest, pytest_timeout, xdist, sacrebleu, transformers, zstandard
+import coverage, gguf, hypothesis, peft, playwright, pyarrow, pytest, pytest_timeout, xdist
+import sacrebleu, transformers, zstandard
 """,
     "lint": "subprocess.run([sys.executable, '-m', 'ruff', '--version'], check=True, timeout=60)\nimport mypy",
     "bench": "import coverage, matplotlib, peft, transformers",
@@ -124,6 +134,7 @@ def smoke_test(environment: Environment, use: str, folder: Path) -> None:
     lines = [f"the cat number {n} sat on the mat\n" for n in range(200)]
     (folder / "corpus.txt").write_text("".join(lines))
     (folder / "corpus.txt.zst").write_bytes(b"\x28\xb5\x2f\xfd")
+    (folder / "corpus.parquet").write_bytes(b"PAR1")
     (folder / "pairs.tsv").write_text("".join(f"the cat {n}\tdie katze {n}\n" for n in range(200)))
     program = SMOKE_TEST.format(tiny=TINY, root=str(ROOT), use=use)
     call(environment.python, "-c", program, folder=folder)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import typing
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ from tinylm.commands.finetune_adapter import finetune_adapter
 from tinylm.commands.finetune_lora import finetune_lora
 from tinylm.commands.train import train
 from tinylm.errors import UsageError
+from tinylm.ranks import Ranks
+from tinylm.run_config import RunConfig
+from tinylm.run_directory.directory import LastSave, RunDirectory
+from tinylm.training import resume
 from tinylm.training.events import Evaluated, Event, Logged, Planned, Started, Stepped
 from tinylm.training.settings import DEFAULTS, AdapterSettings, LoRASettings, TrainSettings
 
@@ -52,7 +57,7 @@ def test_importing_tinylm_imports_no_torch() -> None:
         tinylm.trian  # noqa: B018
 
 
-NOT_SETTINGS = {"quiet", "json", "config", "debug", "dry_run", "out", "model", "resume", "corpus", "ctx"}
+NOT_SETTINGS = {"quiet", "json", "config", "debug", "dry_run", "report", "out", "model", "resume", "corpus", "ctx"}
 
 
 @pytest.mark.parametrize(
@@ -145,6 +150,34 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(here: Path) -> None:
     assert result.step == 6
     assert [record["step"] for record in result.history if "val_loss" in record] == [0, 3, 6]
     assert same_tensors(here / "whole/last/model.safetensors", here / "parts/last/model.safetensors")
+
+
+def test_a_resumed_run_releases_its_save_and_measures_memory_before_it_loads_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(steps=3)
+    happened: list[str] = []
+    saves: list[weakref.ref[LastSave]] = []
+    load_last, rank_memory = RunDirectory.load_last, resume.rank_memory
+
+    def load(directory: RunDirectory, config: RunConfig) -> LastSave:
+        happened.append("loaded")
+        save = load_last(directory, config)
+        saves.append(weakref.ref(save))
+        return save
+
+    def measure(device: str, ranks: Ranks) -> int | None:
+        happened.append("measured")
+        return rank_memory(device, ranks)
+
+    def observe(event: Event) -> None:
+        if isinstance(event, Stepped):
+            assert saves[0]() is None
+
+    monkeypatch.setattr(RunDirectory, "load_last", load)
+    monkeypatch.setattr(resume, "rank_memory", measure)
+    assert tinylm.train(resume="run", steps=5, callbacks=[observe]).step == 5
+    assert happened == ["measured", "loaded"]
 
 
 def test_an_error_names_the_setting_and_writes_no_file(here: Path) -> None:

@@ -41,6 +41,7 @@ COMMANDS = (
     "sample",
     "chat",
     "eval",
+    "compare",
     "finetune-lora",
     "finetune-adapter",
     "import",
@@ -48,7 +49,10 @@ COMMANDS = (
     "merge-lora",
     "runs",
     "info",
+    "report",
     "train-tokenizer",
+    "doctor",
+    "cache",
 )
 full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and pipes")
@@ -184,6 +188,20 @@ def test_an_interruption_is_a_note_and_not_an_error(number: int, code: int, monk
     monkeypatch.setattr("tinylm.run_directory.loading.read_config", stop)
     result = shell("info", ".", "--quiet")
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", "All is saved.\n")
+
+
+def test_notes_of_an_error_are_printed_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that the save, which was written when the error occurred, failed as well."""
+
+    def fail(path: Path) -> None:
+        error = DivergedError("The loss is not finite.")
+        error.add_note("Cannot write run.")
+        raise error
+
+    monkeypatch.setattr("tinylm.run_directory.loading.read_config", fail)
+    result = shell("info", ".")
+    assert result.exit_code == 3
+    assert result.stderr == "Error: The loss is not finite.\nError: Cannot write run.\n"
 
 
 @pytest.mark.parametrize(

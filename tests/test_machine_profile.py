@@ -13,7 +13,7 @@ import pytest
 
 from tinylm import machine_profile as module
 from tinylm.cache_directory import private_folder
-from tinylm.machine_profile import Measurement, identify_processor
+from tinylm.machine_profile import Measurement, identify_processor, physical_cores, usable_cores
 
 BOUNDS = {"fast": (1.0, 1e6), "slow": (0.0, 10.0)}
 VALUES = {"fast": 1234.5, "slow": 0.1 + 0.2}
@@ -209,3 +209,19 @@ def test_the_processor_has_the_name_that_the_system_gives_it(monkeypatch: pytest
     assert {found["model name"]} == named or not named
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
     assert identify_processor()["cores"] == 3
+
+
+def test_two_threads_of_one_core_are_one_physical_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, (package, core) in enumerate([(0, 0), (0, 1), (1, 0), (0, 0), (0, 1), (1, 0)]):
+        folder = tmp_path / f"cpu{number}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text(f"{package}\n")
+        (folder / "core_id").write_text(f"{core}\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3, 5}, raising=False)
+    assert physical_cores(tmp_path) == 3
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 3}, raising=False)
+    assert physical_cores(tmp_path) == 1
+
+
+def test_without_a_description_of_the_cores_all_are_counted(tmp_path: Path) -> None:
+    assert physical_cores(tmp_path) == usable_cores()

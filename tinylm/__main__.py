@@ -5,11 +5,13 @@ import contextlib
 import gc
 import os
 import sys
+from pathlib import Path
 
 from tinylm.process_signals import run_with_signal_handlers
-from tinylm.streams import prepare_streams, silence_streams
+from tinylm.streams import prepare_streams, silence_stream
 
-TORCH_COMMANDS = ("train", "sample", "chat", "eval", "finetune-lora", "finetune-adapter", "merge-lora")
+TORCH_COMMANDS = ("train", "sample", "chat", "eval", "finetune-lora", "finetune-adapter", "merge-lora", "doctor")
+SHARED_COMMANDS = ("train", "finetune-lora", "finetune-adapter", "eval")  # by the processes of torchrun
 HELP_FLAGS = {"--help", "-h", "--version"}
 
 
@@ -19,17 +21,40 @@ def main() -> None:
 
 
 def _main() -> None:
-    if os.environ.get("RANK", "0") != "0" and "MASTER_ADDR" in os.environ and "--debug" not in sys.argv:
-        silence_streams()  # torchrun started several processes, and the first one reports
-    prepare_streams()
     command, *options = sys.argv[1:] or ["--help"]
-    if not HELP_FLAGS & {command, *options}:
+    asks_for_help = bool(HELP_FLAGS & {command, *options})
+    if command in SHARED_COMMANDS and not asks_for_help and not _is_first_rank():
+        silence_stream("stdout")
+        if "--debug" not in options and not _has_own_log():
+            silence_stream("stderr")
+    prepare_streams()
+    if not asks_for_help:
         _reduce_garbage_collection()
         if command in TORCH_COMMANDS:
             _set_torch_environment()
     from tinylm.cli import app
 
     app()
+
+
+def _is_first_rank() -> bool:
+    """Whether this process reports. True for an invalid environment, which the command reports."""
+    from tinylm.errors import UsageError
+    from tinylm.launch import Launch
+
+    try:
+        return Launch.of(os.environ).rank == 0
+    except UsageError:
+        return True
+
+
+def _has_own_log() -> bool:
+    """Whether torchrun writes the stderr of this rank to a file of its own (--redirects or --tee)."""
+    folder = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent  # as are the files of the streams
+    try:
+        return os.path.samestat(os.fstat(2), (folder / "stderr.log").stat())
+    except OSError:
+        return False
 
 
 def _reduce_garbage_collection() -> None:

@@ -1,13 +1,31 @@
-"""The user's cache folder, with subfolders for encoded texts, compiled code and measurements of the machine.
+"""The user's cache folder, with subfolders for encoded texts, converted models, compiled code and measurements.
 
 Their content is executed or trusted, so only this user may have write permission on each subfolder.
 """
 
 import os
+import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tinylm.errors import TinyLMError
+
+SUBFOLDERS = {
+    "tokens": "encoded texts",
+    "texts": "statistics and tokenizers of long texts",
+    "gguf": "models converted for llama.cpp",
+    "torch": "code compiled by torch",
+    "machine": "measurements of this machine",
+}
+
+
+class DiskUsage(NamedTuple):
+    """The number of files in a folder, and their bytes."""
+
+    files: int
+    bytes: int
 
 
 def cache_root() -> Path:
@@ -53,3 +71,37 @@ def is_private(path: Path) -> bool:
     if not hasattr(os, "getuid"):  # on Windows, each user's cache folder is private
         return True
     return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def measure_usage(name: str) -> DiskUsage:
+    """The files in the subfolder `name` of the cache, which need not exist. Links are not followed."""
+    sizes = [size for size in map(_file_size, _files(cache_root() / name)) if size is not None]
+    return DiskUsage(len(sizes), sum(sizes))
+
+
+def clear_cache(name: str) -> DiskUsage:
+    """Delete the subfolder `name` of the cache, and return what it held.
+
+    Raises TinyLMError if it cannot be deleted, is a link, or other users can write to it.
+    """
+    path = cache_root() / name
+    if not os.path.lexists(path):
+        return DiskUsage(0, 0)
+    path, usage = private_folder(name), measure_usage(name)
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        raise TinyLMError(f"Cannot delete {error.filename or path}: {error.strerror}.") from error
+    return usage
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for parent, _, names in os.walk(folder):
+        yield from (Path(parent, name) for name in names)
+
+
+def _file_size(file: Path) -> int | None:
+    try:
+        return file.lstat().st_size
+    except OSError:  # deleted meanwhile
+        return None

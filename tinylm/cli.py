@@ -8,7 +8,10 @@ from typer.core import TyperGroup
 
 from tinylm import __version__
 from tinylm.commands import (
+    cache,
     chat,
+    compare,
+    doctor,
     evaluate,
     export_model,
     finetune_adapter,
@@ -16,6 +19,7 @@ from tinylm.commands import (
     import_model,
     info,
     merge_lora,
+    report,
     runs,
     sample,
     train,
@@ -24,7 +28,7 @@ from tinylm.commands import (
 from tinylm.commands.flags import long_flag
 from tinylm.commands.option_sources import describe_source
 from tinylm.console import Console, printable
-from tinylm.errors import InterruptedRunError, OutputError, TinyLMError, is_out_of_memory
+from tinylm.errors import InterruptedRunError, JoinError, OutputError, TinyLMError, is_out_of_memory
 from tinylm.process_signals import was_interrupted
 
 MEMORY_OPTIONS = {
@@ -71,11 +75,15 @@ class CommandGroup(TyperGroup):
                 _append_source(error)
                 _make_printable(error)
                 raise
-            raise typer.Exit(_print_error(ctx, error)) from None
+            exit_code = _print_error(ctx, error)
+            _print_notes(error)
+            raise typer.Exit(exit_code) from None
 
 
 def _print_error(ctx: Any, error: Exception) -> int:
     """Print the error on stderr, and return the exit code."""
+    if isinstance(error, JoinError):  # perhaps no other process reports one
+        sys.stderr = sys.__stderr__
     if isinstance(error, InterruptedRunError):
         Console().note(str(error))
         return error.exit_code
@@ -95,6 +103,12 @@ def _print_error(ctx: Any, error: Exception) -> int:
             "traceback, and please report it."
         )
     return 1
+
+
+def _print_notes(error: Exception) -> None:
+    """Print the notes of an error, such as that of a save that failed besides."""
+    for note in getattr(error, "__notes__", ()):
+        Console().error(note)
 
 
 def _memory_advice(ctx: Any) -> str:
@@ -136,6 +150,7 @@ app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("sample", epilog=sample.EXAMPLES)(sample.sample)
 app.command("chat", epilog=chat.EXAMPLES)(chat.chat)
 app.command("eval")(evaluate.evaluate_model)
+app.command("compare")(compare.compare)
 app.command("finetune-lora")(finetune_lora.finetune_lora)
 app.command("finetune-adapter")(finetune_adapter.finetune_adapter)
 app.command("import")(import_model.import_model)
@@ -143,7 +158,10 @@ app.command("export")(export_model.export_model)
 app.command("merge-lora")(merge_lora.merge_lora)
 app.command("runs")(runs.runs)
 app.command("info")(info.info)
+app.command("report")(report.report)
 app.command("train-tokenizer")(train_tokenizer.train_tokenizer)
+app.command("doctor")(doctor.doctor)
+app.command("cache")(cache.cache)
 
 
 def _print_version(requested: bool) -> None:

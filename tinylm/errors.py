@@ -124,6 +124,10 @@ class PeerError(TinyLMError):
         self.exit_code = exit_code
 
 
+class JoinError(TinyLMError):
+    """The processes of a run cannot be connected."""
+
+
 _MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")  # in errors of torch
 
 

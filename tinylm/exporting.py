@@ -26,7 +26,7 @@ from tinylm.validation import check_choice, require
 FORMATS = ("hf", "gguf", "peft")
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 DEFAULT_GGUF_DTYPE = "f16"
-TOLERANCE = 1e-4  # of logits in fp32, relative to the largest
+TOLERANCE = 1e-4  # in fp32, relative to the largest absolute logit, or to 1 if that is larger
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import re
 import secrets
 import shutil
 import stat
+import weakref
 from collections.abc import Iterator
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
@@ -82,14 +83,35 @@ def open_append(path: Path) -> BufferedWriter:
     return os.fdopen(_open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
-def _open(path: Path, flags: int) -> int:
-    descriptor = os.open(path, flags | _OPEN_FLAGS, 0o666)
+def _open(path: Path, flags: int, name: str | None = None, folder: int | None = None) -> int:
+    """Open `path`, or `name` in the open folder `folder`."""
+    descriptor = os.open(name or path, flags | _OPEN_FLAGS, 0o666, dir_fd=folder)
     try:
         _require_regular(path, os.fstat(descriptor))  # it may have been replaced since the check
     except OSError:
         os.close(descriptor)
         raise
     return descriptor
+
+
+class FolderHandle:
+    """A folder whose files can be opened even after it was renamed (not on Windows). Raises OSError if it is a link."""
+
+    def __init__(self, path: Path) -> None:
+        check_folder(path)
+        self._path = path
+        self._descriptor: int | None = None
+        if os.open in os.supports_dir_fd:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _OPEN_FLAGS)
+            weakref.finalize(self, os.close, self._descriptor)
+
+    def open(self, name: str) -> BufferedReader:
+        """As `open_regular`, for a file of the folder."""
+        if self._descriptor is None:
+            return open_regular(self._path / name)
+        path = self._path / name
+        _require_regular(path, os.stat(name, dir_fd=self._descriptor, follow_symlinks=False))
+        return os.fdopen(_open(path, os.O_RDONLY, name, self._descriptor), "rb")
 
 
 def read_bytes(path: Path, limit: int) -> bytes:

@@ -129,8 +129,9 @@ def measure_matmul_rates(device: str, dtypes: tuple[str, ...]) -> dict[str, floa
 
 
 @torch.no_grad()
-def _measure_matmul_rate(device: str, dtype: str, rows: int = 2048, width: int = 512) -> float:
+def _measure_matmul_rate(device: str, dtype: str) -> float:
     """FLOP/s of one timing, which takes a few milliseconds on a CPU."""
+    rows, width = 2048, 512
     x = torch.ones(rows, width, device=device, dtype=DTYPES[dtype])
     w = torch.ones(width, width, device=device, dtype=DTYPES[dtype])
     on_cpu = device == "cpu"

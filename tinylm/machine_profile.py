@@ -67,6 +67,21 @@ class Measurement:
                 self._record(file, values, reporter)
         return values
 
+    def refresh(self, measure: Callable[[], Mapping[str, float]]) -> dict[str, float]:
+        """Measure again and record the values.
+
+        Raises TinyLMError without a usable cache folder, and OSError for a failed write.
+        """
+        file = self._file()
+        with _locked(file):
+            values = self._clamped(measure())
+            self.write(values)
+        return values
+
+    def recorded(self) -> dict[str, float] | None:
+        """The recorded values, or `None`. Raises TinyLMError without a usable cache folder."""
+        return self._read(self._file())
+
     def _record(self, file: Path, values: Mapping[str, float], reporter: Reporter | None) -> None:
         try:
             self.write(values)
@@ -145,3 +160,15 @@ def usable_cores() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
         return os.cpu_count() or 1
+
+
+def physical_cores(topology: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Number of physical cores that this process may use; of logical cores where the system lists no others."""
+    cores = set()
+    try:
+        for number in os.sched_getaffinity(0):
+            folder = topology / f"cpu{number}" / "topology"
+            cores.add(tuple((folder / name).read_text() for name in ("physical_package_id", "core_id")))
+    except (AttributeError, OSError):
+        return usable_cores()
+    return len(cores)

@@ -52,7 +52,8 @@ class RuntimeConfig:
 
     device, dtype: of the computation. compile: whether layers are compiled. threads: CPU threads of torch.
     matmul_rate: FLOP/s of matrix multiplication that the run was planned with; `None` if not measured.
-    job: the torchrun command that began the run, by which it is recognised after a restart; `None` for one process.
+    job: the torchrun command, and the rendezvous in its processes, that began the run, by which it is recognised after
+    a restart; `None` for one process.
     """
 
     device: str
@@ -131,6 +132,21 @@ class TokenizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Estimates:
+    """What the plan of a new run expected, for comparison with what happened; resuming does not change it.
+
+    steps: optimizer steps. seconds: of training. memory: in bytes.
+    """
+
+    steps: int
+    seconds: float
+    memory: int
+
+    def __post_init__(self) -> None:
+        check_values(vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
 class AdapterConfig:
     """A LoRA or bottleneck adapter, and the base model that it was trained on.
 
@@ -173,6 +189,7 @@ class RunConfig:
     family: the family (Hugging Face's model type) of an imported model, whose weights keep their dtype.
     merged: digests of the adapters that were merged into these weights. unmerged_digest: digest of the weights before
         the first merge. merged_steps: the step of those weights and of each merged adapter.
+    planned: what the plan expected, of a run that was trained.
     """
 
     format: int = FORMAT
@@ -188,6 +205,7 @@ class RunConfig:
     merged: tuple[str, ...] = ()
     unmerged_digest: str | None = None
     merged_steps: tuple[int, ...] = ()
+    planned: Estimates | None = None
 
     def __post_init__(self) -> None:
         check_values(vars(self))

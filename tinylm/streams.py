@@ -13,10 +13,9 @@ from tinylm.errors import ClosedOutputError, OutputError
 CLOSED_ERRNOS = {errno.EPIPE, errno.ECONNRESET, errno.ESHUTDOWN}  # the reader has closed the stream
 
 
-def silence_streams() -> None:
-    """Replace `sys.stdout` and `sys.stderr` by the null device: another process of the same run reports."""
-    for name in ("stdout", "stderr"):
-        setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+def silence_stream(name: str) -> None:
+    """Replace `sys.stdout` or `sys.stderr` by the null device: another process of the same run reports."""
+    setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
 def prepare_streams() -> None:

@@ -81,6 +81,7 @@ class TrainingConfig:
 
     objective: a key of `OBJECTIVES`. label_smoothing: weight of the uniform distribution in the target.
     batch_size, micro_batch: sequences per optimizer step, and per forward pass.
+    checkpoint_activations: store only the inputs of blocks for the backward pass, and compute the rest again there.
     sequence_length: tokens per sequence; `None` for the context of the model.
     lr, min_lr, warmup, schedule: peak and final learning rate, warmup as a fraction of the budget, shape of the decay.
     optimizer, weight_decay: one of OPTIMIZERS, and its weight decay on matrices.
@@ -97,6 +98,7 @@ class TrainingConfig:
     budget: Budget
     batch_size: int
     micro_batch: int
+    checkpoint_activations: bool = False
     sequence_length: int | None = None
     lr: float
     min_lr: float

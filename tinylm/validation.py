@@ -111,6 +111,9 @@ RANGES: dict[str, Range] = {
     "beams": Range(1, 256),
     "length_penalty": Range(-10, 10),
     "stride": Range(1, 1 << 20),
+    "sample_length": Range(10, 1 << 20),
+    "prefix_length": Range(1, 1 << 20),
+    "min_match": Range(5, 1 << 20),
     # Corpus
     "val_fraction": Range(0, 1, open_low=True, open_high=True),
     "train_characters": COUNT_FROM_0,
@@ -123,6 +126,8 @@ RANGES: dict[str, Range] = {
     # Run
     "format": COUNT_FROM_1,
     "merged_steps": COUNT_FROM_0,
+    "seconds": Range(0, 1e30),
+    "memory": COUNT_FROM_0,  # bytes
 }
 MAX_CHARACTERS = 4096  # of a string, which may be a path
 MAX_ENTRIES = {"corpus": 1 << 20, "val_corpus": 1 << 20}  # of a list; a glob may match many files

@@ -2,6 +2,7 @@ import importlib
 import json
 import math
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from tests.shell import records, run_ok, story
+from tests.shell import ROOT, records, run_child, run_ok, story
 from tests.variants import small
 from tinylm.model.build import build_model
 from tinylm.training.trainer import Trainer
@@ -375,10 +376,16 @@ def test_the_best_learning_rate_of_an_adapter_is_chosen_on_other_text_than_the_p
     assert len(out.read_text().splitlines()) == len(records)
 
 
-def test_the_startup_benchmark_prints_a_row_for_each_process(capsys: pytest.CaptureFixture[str]) -> None:
-    importlib.import_module("startup").main([*SHAPE, "--vocab-size", "30"])
+@pytest.mark.parametrize("engine", ["torch", pytest.param("llama.cpp", marks=pytest.mark.llamacpp)])
+def test_the_startup_benchmark_prints_a_row_for_each_process_and_part(
+    engine: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    startup = importlib.import_module("startup")
+    if engine == "torch":
+        monkeypatch.setattr(startup, "import_llama_cpp", lambda: None)
+    startup.main([*SHAPE, "--vocab-size", "30"])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert len(rows) == 2 + 4
+    assert len(rows) == (2 + 4 if engine == "torch" else 2 + 7 + 2 + 6)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
@@ -387,6 +394,16 @@ def test_the_memory_benchmark_prints_plausible_peaks(capsys: pytest.CaptureFixtu
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert [row[1].strip() for row in rows[2:]] == ["char", "bpe"]
     assert all(50 < int(row[3].replace(",", "")) < 2000 for row in rows[2:])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_the_memory_benchmark_compares_the_estimate_with_the_peak(capsys: pytest.CaptureFixture[str]) -> None:
+    importlib.import_module("memory").main(
+        ["--models", "4x128", "--kinds", "adamw;lora, checkpointed", "--dtype", "fp32"]
+    )
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert [row[2].strip() for row in rows[2:]] == ["adamw", "lora, checkpointed"]
+    assert all(0.7 < float(row[5]) < 1.3 for row in rows[2:])
 
 
 def test_the_learning_benchmark_prints_a_row_for_each_text_preset_and_time(
@@ -418,3 +435,11 @@ def test_sampling_is_compared_with_the_faster_of_the_peers_rows() -> None:
     header, _, ours, *_ = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     assert header == ["", "tokens/s", "times llama.cpp, 2", "of the bandwidth"]
     assert ours == ["tinylm", "50", "0.50 (0.50 to 0.50)", "25%"]
+
+
+@pytest.mark.slow
+def test_the_ranks_benchmark_prints_a_row_for_each_format() -> None:
+    shape = ("--layers", "1", "--heads", "1", "--width", "8", "--context", "8", "--rounds", "1", "--rows", "4")
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = run_child([sys.executable, *launch, str(ROOT / "benchmarks" / "ranks.py"), *shape])
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("|")][2:] == ["fp32", "bf16"], done

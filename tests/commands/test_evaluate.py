@@ -1,5 +1,6 @@
 """tinylm eval."""
 
+import json
 import math
 from pathlib import Path
 
@@ -59,6 +60,79 @@ def test_the_loss_is_the_mean_over_windows_of_the_context_length(run: Path, text
             logits = model.logits(model(window[None, :-1]).hidden)[0].double()
             nats += F.cross_entropy(logits, window[1:], reduction="sum").item()
     assert evaluated("-m", run, text)["loss"] == pytest.approx(nats / (len(ids) - 1), rel=1e-6)
+
+
+def nats_by_definition(run: Path, ids: torch.Tensor) -> list[float]:
+    """-log p of each token but the first, given those before it in its window of the context length."""
+    model, config, _, _ = load_model(run)
+    nats: list[float] = []
+    with torch.no_grad():
+        for start in range(0, len(ids) - 1, config.model.context):
+            window = ids[start : start + config.model.context + 1]
+            logits = model.logits(model(window[None, :-1]).hidden)[0].double()
+            nats += F.cross_entropy(logits, window[1:], reduction="none").tolist()
+    return nats
+
+
+def test_by_document_prints_the_loss_of_each_with_the_end_of_text_after_it(run: Path, here: Path) -> None:
+    texts = ["the old man\nsaid it", "a cold morning", "by the sea"]
+    (here / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ["", *texts]))
+    *documents, total = records(run_ok("eval", "-m", run, "a.jsonl", "--by-document", "--json"))
+    assert total == evaluated("-m", run, "a.jsonl")
+    keys = ["document", "name", "loss", "bits_per_byte", "tokens", "characters", "bytes"]
+    assert all(list(document) == keys for document in documents)
+    assert [document["name"] for document in documents] == [f"a.jsonl, line {line}" for line in (2, 3, 4)]
+    assert [document["document"] for document in documents] == [1, 2, 3]
+    tokenizer = load_model(run).tokenizer
+    ends = [i for text in texts for i in (*tokenizer.encode(text).tolist(), tokenizer.end_of_text_id)][:-1]
+    nats, start = nats_by_definition(run, torch.tensor(ends)), 0
+    for document, text in zip(documents, texts, strict=True):
+        length = len(text) + (text != texts[-1]) - (text == texts[0])  # with the end of text, without the first token
+        assert document["tokens"] == length
+        assert document["characters"] == len(text) - (text == texts[0])
+        assert document["loss"] == pytest.approx(sum(nats[start : start + length]) / length, rel=1e-6)
+        assert document["bits_per_byte"] == pytest.approx(
+            document["loss"] * length / document["bytes"] / math.log(2), rel=1e-9
+        )
+        start += length
+
+
+def test_the_table_of_documents_is_sorted_by_loss_and_names_lines_of_text(run: Path, here: Path) -> None:
+    (here / "t.txt").write_text("the old man\n\n;;;;;;\nby the sea\n")
+    table, metrics = run_ok("eval", "-m", run, "t.txt", "--format", "lines", "--by-document").stdout.split("\n\n")
+    heading, *rows = table.splitlines()
+    assert heading.split() == ["document", "nats", "per", "token", "bits", "per", "byte", "tokens", "name"]
+    assert rows[0].endswith("t.txt, line 3") and len(rows) == 3
+    losses = [float(row.split()[1]) for row in rows]
+    assert losses == sorted(losses, reverse=True)
+    assert metrics.startswith("nats per token")
+
+
+@pytest.mark.usefixtures("shelf_cache")
+def test_the_documents_of_a_recorded_validation_text_have_numbers_and_no_names(run: Path) -> None:
+    document, total = records(run_ok("eval", "-m", run, "--by-document", "--json"))
+    assert (document["document"], document["name"], document["tokens"]) == (1, "", total["tokens"])
+    assert document["loss"] == total["loss"]
+
+
+def test_a_long_text_has_an_interval_by_blocks_and_many_documents_one_by_documents(run: Path, here: Path) -> None:
+    (here / "t.txt").write_text(story(2000, seed=2))
+    result = run_ok("eval", "-m", run, "t.txt", "--json")
+    (record,) = records(result)
+    assert list(record) == [*KEYS, "loss_low", "loss_high", "resampled"]
+    assert record["loss_low"] < record["loss"] < record["loss_high"]
+    scored = len(story(2000, seed=2)) - 1
+    assert record["resampled"] == (
+        f"{scored // 64} blocks of about {scored / (scored // 64):.0f} tokens, as the text has only 1 document"
+    )
+    assert f"95 % interval of the loss: bootstrap of {record['resampled']}." in result.stderr
+    assert f"{record['loss_low']:.4f} to {record['loss_high']:.4f}" in run_ok("eval", "-m", run, "t.txt").stdout
+    (record,) = records(run_ok("eval", "-m", run, "t.txt", "--format", "lines", "--json"))
+    assert record["resampled"] == f"{len(story(2000, seed=2).splitlines())} documents"
+
+
+def test_by_document_is_an_error_for_encoders(encoder: Path, text: Path) -> None:
+    assert_error(tinylm("eval", "-m", encoder, text, "--by-document"), 2, "--by-document is for decoder models")
 
 
 def test_without_json_a_table_is_printed(run: Path, text: Path) -> None:

@@ -74,7 +74,8 @@ def test_a_number_out_of_range_names_the_flag_on_the_command_line_and_the_settin
     assert str(caught.value).startswith(f"`{name}` is ")
     assert "--" not in str(caught.value)
     typed = f"{value:.20f}s" if name == "time" else repr(value)
-    positional = ["nowhere"] if any(one.param_type_name == "argument" for one in COMMANDS[command].params) else []
+    arguments = [one for one in COMMANDS[command].params if one.param_type_name == "argument"]
+    positional = ["nowhere"] * max(len(arguments[:1]), sum(one.required for one in arguments))
     result = shell(command, *positional, f"{flag}={typed}")
     assert_error(result, 2, f"{flag} is ", f"; it must be {RANGES[name]}.")
     assert "`" not in result.stderr

@@ -200,6 +200,79 @@ def test_a_token_id_outside_the_vocabulary_is_an_error(bad: Path, canary: Path) 
     assert_error(tinylm("eval", "--model", bad), 1, "val.bin has an id that is not in the vocabulary")
 
 
+@pytest.fixture
+def sharded(bad: Path) -> Path:
+    """The run, with its training tokens in three files."""
+    folder = bad / "tokens"
+    index = json.loads((folder / "tokens.json").read_text())
+    parts = np.array_split(np.fromfile(folder / "train.bin", dtype=np.uint8), 3)
+    index["train"] = [
+        {**index["train"], "tokens": len(part), "sha256": hashlib.sha256(part.tobytes()).hexdigest()} for part in parts
+    ]
+    for part, name in zip(parts, ("train.bin", "train-00001.bin", "train-00002.bin"), strict=True):
+        part.tofile(folder / name)
+    (folder / "tokens.json").write_text(json.dumps(index))
+    return bad
+
+
+def test_a_run_with_several_token_files_works(sharded: Path, canary: Path) -> None:
+    assert run_all_commands(sharded, canary) == [0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"dtype": dtype} for dtype in ("O", "uint16", None)),
+        *({"tokens": tokens} for tokens in (0, -1, 1 << 62, 10.5, None)),
+        *({"sha256": digest} for digest in ("0" * 64, None)),
+        *([], {}, 7, [7], ["x"], [{}], [{"dtype": "uint8", "tokens": 1}] * 30_000, "x" * (1 << 23)),
+    ],
+    ids=lambda change: str(change)[:40],
+)
+def test_a_forged_index_of_several_token_files_is_an_error(change: Any, sharded: Path, canary: Path) -> None:
+    file = sharded / "tokens" / "tokens.json"
+    index = json.loads(file.read_text())
+    if isinstance(change, dict) and change:
+        index["train"][1] |= change
+    else:
+        index["train"] = change
+    file.write_text(json.dumps(index))
+    codes = run_all_commands(sharded, canary)
+    assert (codes[1], codes[-1]) == (2, 1) or ("sha256" in change and codes[-1] == 1)
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder", "device", "missing", "sparse"])
+def test_only_regular_token_files_are_opened(kind: str, sharded: Path, canary: Path) -> None:
+    file = sharded / "tokens" / "train-00001.bin"
+    content = file.read_bytes()
+    file.unlink()
+    if kind == "link":
+        (canary / "linked").write_bytes(content)
+        file.symlink_to(canary / "linked")
+    elif kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    elif kind == "sparse":
+        file.touch()
+        os.truncate(file, 1 << 40)
+    codes = run_all_commands(sharded, canary)
+    assert (codes[1], codes[-1]) == (2, 1)
+
+
+def test_a_token_id_outside_the_vocabulary_in_a_later_file_is_an_error(sharded: Path, canary: Path) -> None:
+    file = sharded / "tokens" / "train-00001.bin"
+    file.write_bytes(b"\xff" * file.stat().st_size)
+    index = json.loads((sharded / "tokens" / "tokens.json").read_text())
+    index["train"][1]["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    (sharded / "tokens" / "tokens.json").write_text(json.dumps(index))
+    assert run_all_commands(sharded, canary)[-1] == 1
+    message = "train-00001.bin has an id that is not in the vocabulary"
+    assert_error(tinylm("train", "--resume", sharded, "--steps", 6), 1, message)
+
+
 def test_tokens_for_speculative_decoding_are_hashed_only_if_the_file_was_changed(
     bad: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,7 +122,7 @@ def test_each_entry_of_a_json_array_is_a_document(here: Path) -> None:
 
 @pytest.mark.parametrize("command", [("train",), ("train-tokenizer",)])
 def test_text_key_on_the_command_line_is_an_error_without_jsonl(command: tuple[str], corpus: Path) -> None:
-    assert_error(tinylm(*command, corpus, "--text-key", "body"), 2, "--text-key is for JSONL, and no file is JSONL")
+    assert_error(tinylm(*command, corpus, "--text-key", "body"), 2, "--text-key is for JSONL and Parquet, and no file")
 
 
 def test_text_key_in_the_environment_applies_only_to_jsonl(corpus: Path, here: Path) -> None:

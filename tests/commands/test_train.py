@@ -96,6 +96,18 @@ def test_dry_run_prints_the_plan_and_writes_nothing(corpus: Path, here: Path) ->
     assert snapshot(here) == before
 
 
+def test_dry_run_in_several_processes_plans_for_all_of_them(corpus: Path, here: Path) -> None:
+    threads = torch.get_num_threads()
+    variables = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    try:
+        first = run_ok("train", corpus, "--dry-run", *TINY, env=variables | {"RANK": "0"})
+        second = run_ok("train", corpus, "--dry-run", *TINY, env=variables | {"RANK": "1"})
+    finally:
+        torch.set_num_threads(threads)
+    assert "in 2 processes" in first.stderr and "4 sequences per step" in first.stdout
+    assert second.output == ""
+
+
 def test_the_plan_does_not_depend_on_how_busy_the_machine_is(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With contradictory timings: the first ones are kept in the machine profile, and recorded in the plan."""
     shutil.rmtree(os.environ["TINYLM_CACHE"])

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from tests.variants import randomised, small
-from tinylm.commands.training_display import TrainingDisplay, generate_sample, process_start
+from tinylm.commands.training_display import TrainingDisplay, process_start
 from tinylm.console import Console
 from tinylm.model.build import build_model
 from tinylm.run_config import RunConfig, TokenizerConfig
 from tinylm.text.tokenizer import train_char
 from tinylm.training.events import Evaluated, Logged, Stepped
+from tinylm.training.samples import generate_sample
 
 
 def test_a_sample_during_training_changes_no_state_and_compiles_nothing(

@@ -14,7 +14,7 @@ def test_the_loss_and_accuracy_of_masked_tokens_equal_their_formulas() -> None:
     weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
     batches = list(masked_evaluation_batches(np.tile([0, 1, 2], 30), 8, rows=3, mask_id=3, vocab_size=4))
     progress: list[int] = []
-    result, accuracy = masked_loss_and_accuracy(model.train(), iter(batches), progress=progress.append)
+    result, accuracy = masked_loss_and_accuracy(model.train(), iter(batches), "fp32", progress.append)
     losses, correct = [], []
     for batch in batches:
         for ids, targets, mask in zip(batch.ids, batch.targets, batch.mask, strict=True):

@@ -8,6 +8,7 @@ from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.text import evaluate_text
 from tinylm.model.build import build_model
 from tinylm.reporter import LogReporter
+from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.tokenizer import Tokenizer, train_char
 
 
@@ -15,7 +16,7 @@ def test_a_text_of_control_tokens_has_a_loss_but_no_bits_per_character_and_no_ba
     tokenizer: Tokenizer = train_char("abc")
     ends = np.full(4, tokenizer.encode_with_special(tokenizer.special.end_of_text)[0][0])
     model = build_model(small(vocab_size=tokenizer.vocab_size))
-    result = evaluate_text(model, tokenizer, ends, EvaluationConfig(), "fp32", LogReporter())
+    result = evaluate_text(model, tokenizer, EvaluationTokens("text", ends), EvaluationConfig(), "fp32", LogReporter())
     assert result.loss > 0 and (result.tokens, result.characters, result.bytes) == (3, 0, 0)
     assert not {"bits_per_character", "bits_per_byte"} & result.to_json().keys()
     assert baseline_bits_per_byte(tokenizer, ends, ends, LogReporter()) == {}

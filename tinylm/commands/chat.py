@@ -86,8 +86,8 @@ def chat(
 ) -> None:
     """Talk to a chat model in the terminal: questions from standard input, answers on standard output."""
     from tinylm.chat_session import ChatSession
+    from tinylm.commands.generator_choice import open_generator
     from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
-    from tinylm.loaded_model import load
 
     console = output.console()
     config = GenerationConfig(
@@ -97,9 +97,8 @@ def chat(
         **vars(sampling),
     )
     speed = SpeedConfig(**vars(engine))
-    loaded = load(model, adapters=adapter or (), **vars(quantize), **vars(machine), reporter=console)
+    loaded = open_generator(model, adapter or (), machine, quantize.quantize, speed, console)
     format = loaded.chat_format(options.chat_template)
-    loaded.prepare_generation(speed)
     console.note(f"Seed {config.seed}. /help lists the commands, Ctrl-D ends.")
     talk(ChatSession(loaded, format, config, system=options.system), console)
 

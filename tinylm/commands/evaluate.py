@@ -1,11 +1,15 @@
 """tinylm eval: loss, perplexity and other metrics of a model on a text."""
 
 import math
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tinylm.commands.memorisation import MemorisationOptions, check_memorisation_options, print_memorisation
 from tinylm.commands.option_groups import command_line_flags, with_option_groups
 from tinylm.commands.options import (
     ChatOptions,
@@ -22,9 +26,12 @@ from tinylm.commands.trained_model_options import AdapterOption, BeamSearchOptio
 from tinylm.console import Console
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import BLEU_TOKENIZERS, SETTINGS_BY_ARCHITECTURE
+from tinylm.launch import Launch
 
 if TYPE_CHECKING:
-    from tinylm.evaluation.result import Evaluation
+    from tinylm.evaluation.result import DocumentLoss, Evaluation
+    from tinylm.loaded_model import Model
+    from tinylm.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,9 @@ class DecoderOptions:
     ] = None
     baselines: Annotated[
         bool, option("Compare with gzip, xz and an order-5 character model.", None, None, "--baselines")
+    ] = False
+    by_document: Annotated[
+        bool, option("Also print the loss of each document, the highest first.", None, None, "--by-document")
     ] = False
 
 
@@ -71,6 +81,7 @@ class EvaluateOptions:
     text: TextOptions
     chat: ChatOptions
     unknown: UnknownCharacterOptions
+    memorisation: MemorisationOptions
     batch_size: Annotated[
         int | None,
         option("Windows, conversations or pairs per forward pass; affects speed and memory only.", None, "N"),
@@ -98,32 +109,65 @@ def evaluate_model(
 
     Decoders: each token of a text except the first is scored once; in conversations, the answers are scored. Encoders:
     loss and accuracy on masked tokens. Encoder-decoders: also exact match rate, BLEU and chrF of the generated targets.
+
+    With --memorisation: compare samples of a decoder with its training text; the text is a held-out control.
     """
-    from tinylm.loaded_model import load
+    from tinylm.ranks import ONE_RANK, join_ranks
 
     text_options, chat, unknown = options.text, options.chat, options.unknown
+    memorisation = options.memorisation
+    without_effect = (options.decoder, options.beam_search, options.bleu, chat, unknown)
+    check_memorisation_options(ctx, memorisation, *without_effect)
     if not text and (unused := command_line_flags(ctx, text_options, chat, unknown)):
         raise UsageError(
             f"{', '.join(unused.values())} has no effect without a text; name a text to evaluate, or leave it out."
         )
     source = text_source(ctx, text, text_options, unknown.unknown, chat) if text else None
     console = output.console()
-    loaded = load(model, adapters=adapter or (), **vars(machine), reporter=console)
-    # Options from the environment or --config that the architecture does not use are dropped; on the command line they
-    # are errors, which `evaluate` raises.
-    groups = (options.decoder, options.beam_search, options.bleu)
-    used = {*SETTINGS_BY_ARCHITECTURE[loaded.architecture], *command_line_flags(ctx, *groups)}
-    settings = {name: value for group in groups for name, value in vars(group).items() if name in used}
-    _print_metrics(console, loaded.evaluate(source, batch_size=options.batch_size, **settings))
+    if memorisation.memorisation:
+        if Launch.of(os.environ).size > 1:
+            raise UsageError("--memorisation runs in one process; start it without torchrun.")
+        loaded = _load_on_each_rank(model, list(adapter or ()), ONE_RANK, **vars(machine), reporter=console)
+        names = memorisation.train_data
+        training = text_source(ctx, names, text_options) if names else None
+        print_memorisation(console, loaded, source, training, memorisation)
+        return
+    with join_ranks(Launch.of(os.environ), console) as ranks:
+        loaded = _load_on_each_rank(model, list(adapter or ()), ranks, **vars(machine), reporter=console)
+        # Options from the environment or --config that the architecture does not use are dropped; on the command line
+        # they are errors, which `evaluate` raises.
+        groups = (options.decoder, options.beam_search, options.bleu)
+        used = {*SETTINGS_BY_ARCHITECTURE[loaded.architecture], *command_line_flags(ctx, *groups)}
+        settings = {name: value for group in groups for name, value in vars(group).items() if name in used}
+        evaluation = loaded.evaluate(source, batch_size=options.batch_size, ranks=ranks, **settings)
+    _print_metrics(console, evaluation)
+
+
+def _load_on_each_rank(model: Path | None, adapters: list[str], ranks: "Ranks", **settings: Any) -> "Model":
+    """Load the model on rank 0, then on the others; by default the newest one at that time."""
+    from tinylm.loaded_model import load
+
+    if ranks.is_first:
+        loaded = load(model, adapters=adapters, **settings)
+        ranks.announce()
+        ranks.first(str(loaded.path))
+        return loaded
+    ranks.wait()
+    chosen = ranks.first(None)
+    return load(chosen if model is None and not adapters else model, adapters=adapters, **settings)
 
 
 def _print_metrics(console: Console, evaluation: "Evaluation") -> None:
     metrics = evaluation.to_json()
+    if evaluation.documents is not None:
+        _print_documents(console, evaluation.documents)
     if console.as_json:
         is_finite = math.isfinite(evaluation.perplexity)  # JSON has no infinity
         console.record(metrics if is_finite else metrics | {"perplexity": None})
         return
     baselines = metrics.pop("baselines", {})
+    metrics.pop("resampled", None)  # is on stderr
+    low, high = metrics.pop("loss_low", None), metrics.pop("loss_high", None)
     titles = {
         "loss": "nats per token",
         "perplexity": "perplexity",
@@ -136,8 +180,30 @@ def _print_metrics(console: Console, evaluation: "Evaluation") -> None:
         "pairs": "pairs",
     }
     rows = [(titles.get(key, f"{key} scored"), _format(value)) for key, value in metrics.items()]
+    if low is not None:
+        rows.insert(1, ("95 % interval", f"{low:.4f} to {high:.4f}"))
     rows += [(f"bits per byte, {name}", f"{bits:.4f}") for name, bits in baselines.items()]
     console.table(("", ""), rows)
+
+
+def _print_documents(console: Console, documents: "Sequence[DocumentLoss]") -> None:
+    """The table of documents by falling loss, and an empty line; as JSON, in the order of the text."""
+    if console.as_json:
+        for document in documents:
+            console.record(vars(document))
+        return
+    rows = [
+        (
+            f"{document.document:,}",
+            f"{document.loss:.4f}",
+            "-" if document.bits_per_byte is None else f"{document.bits_per_byte:.4f}",
+            f"{document.tokens:,}",
+            document.name,
+        )
+        for document in sorted(documents, key=lambda document: -document.loss)
+    ]
+    console.table(("document", "nats per token", "bits per byte", "tokens", "name"), rows)
+    console.result("")
 
 
 def _format(value: float) -> str:

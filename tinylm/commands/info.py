@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from tinylm.commands.fields import print_fields
 from tinylm.commands.next_steps import resume_command, shell_quote
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions
 from tinylm.commands.trained_model_options import complete_run
-from tinylm.console import Console
 from tinylm.run_config import RunConfig
 from tinylm.run_directory.find_run import newest_model
 
@@ -37,7 +37,7 @@ def info(
 ) -> None:
     """Show a run: configuration, parameters by part, tokenizer, corpus, loss curve, and commands that use it.
 
-    Of a model or adapter of another tool: its family, number formats and whether it has a chat template, as well.
+    For a model of another tool also its family and number formats. For an adapter of PEFT: its settings and formats.
     """
     from tinylm.formats.peft import is_adapter_folder
     from tinylm.formats.source import is_foreign
@@ -57,7 +57,7 @@ def info(
         console.record(record)
         return
     for title, fields in parts.items():
-        _print_fields(console, title, fields)
+        print_fields(console, title, fields, first=title == "run")
     if curve := record.get("curve"):
         every = -(-len(curve) // CURVE_POINTS)
         points = [*curve[:-1][::every], curve[-1]]
@@ -186,19 +186,3 @@ def _commands(path: Path, config: RunConfig) -> dict[str, str]:
         "fine-tune": f"tinylm finetune-lora --model {quoted} {other}",
     }
     return {"resume": resume_command(path), **commands} if config.training is not None else commands
-
-
-def _print_fields(console: Console, title: str, fields: dict[str, Any]) -> None:
-    console.result(("\n" if title != "run" else "") + title)
-    for name, value in fields.items():
-        console.field(name.replace("_", " "), _as_text(value))
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_as_text(part)}" for name, part in value.items() if part is not None)
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value)) or "-"
-    if value is None or isinstance(value, bool):
-        return {None: "-", True: "yes", False: "no"}[value]
-    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -30,6 +30,7 @@ class Panel:
     MODEL_SWITCHES = "Model parts (on or off)"
     EXPERTS = "Experts"
     OPTIMIZER = "Optimizer"
+    MEMORY = "Memory"
     INTERVALS = "Intervals"
     MACHINE = "Machine"
     ADAPTER = "Adapter"
@@ -38,6 +39,7 @@ class Panel:
     SAMPLING = "Sampling"
     TEXT = "Text"
     ENCODER_DECODER = "Encoder-decoder"
+    MEMORISATION = "Memorisation"
 
 
 def option(help: str, panel: str | None = None, metavar: str | None = None, *names: str, **extra: Any) -> Any:

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tinylm.generation.generated_text import Sample
     from tinylm.generation.generation_config import GenerationConfig
     from tinylm.generation.prompts import Prompt
+    from tinylm.loaded_model import Model
 
 STANDARD_INPUT = "-"
 # By architecture: the PrintOptions without effect. (For encoder-decoders, --no-stream is allowed: it is the default.)
@@ -60,9 +61,8 @@ def sample(
     output: OutputOptions,
 ) -> None:
     """Generate text with a model: continue a prompt, fill its masks (encoders) or translate it (encoder-decoders)."""
-    from tinylm.generation.beam_search import BeamSearchConfig
-    from tinylm.generation.generation_config import PromptPolicy, SpeedConfig
-    from tinylm.loaded_model import load
+    from tinylm.commands.generator_choice import open_generator
+    from tinylm.generation.generation_config import BeamSearchConfig, PromptPolicy, SpeedConfig
 
     console = output.console()
     policy = PromptPolicy(**vars(options.policy))
@@ -76,10 +76,15 @@ def sample(
     if prompt_adapters and adapter:
         raise UsageError("--adapter is for all prompts, but some lines name their own; leave --adapter out.")
 
-    loaded = load(
-        model, adapters=adapter or prompt_adapters, **vars(options.quantize), **vars(machine), reporter=console
+    loaded = open_generator(
+        model,
+        adapter or prompt_adapters,
+        machine,
+        options.quantize.quantize,
+        speed,
+        console,
+        switches_adapters=bool(prompt_adapters),
     )
-    loaded.prepare_generation(speed, switches_adapters=bool(prompt_adapters))
     require(options.prompt.chat or options.prompt.chat_template is None, "--chat-template needs --chat.")
     chat_format = loaded.chat_format(options.prompt.chat_template) if options.prompt.chat else None
     if chat_format is None and loaded.data is not None and loaded.data.kind == "chat":
@@ -91,7 +96,9 @@ def sample(
     next_stream = 0  # number of the random stream of the next sample
     for number, prompt in enumerate(prompts):
         if prompt_adapters:
-            loaded.select_adapter(None if prompt.adapter is None else prompt_adapters.index(prompt.adapter))
+            cast("Model", loaded).select_adapter(
+                None if prompt.adapter is None else prompt_adapters.index(prompt.adapter)
+            )
         reject_settings_without_effect(prompt, flags, loaded.architecture)
         has_seed = "seed" in prompt.keys  # its text must not depend on the prompts before it
         stream = 0 if has_seed else next_stream
@@ -106,13 +113,13 @@ def sample(
                     continuation = loaded.answer(prompt, chat_format, speed, stream)
                 printer.print_continuation(prompt, continuation, separate=number > 0)
             case "encoder":
-                printer.print_filled(prompt, loaded.fill_mask(prompt, policy))
+                printer.print_filled(prompt, cast("Model", loaded).fill_mask(prompt, policy))
             case _:
                 if options.prompt.prompt is None and options.prompt.prompt_file is None:
                     raise UsageError(
                         "There is no source text; give it with --prompt, or one per line with --prompt-file."
                     )
-                for target in loaded.translate(prompt, beam_search, policy, stream):
+                for target in cast("Model", loaded).translate(prompt, beam_search, policy, stream):
                     printer.print_target(prompt, target)
         if not has_seed:
             # An encoder-decoder takes each line of a prompt as a source, with num_samples targets.
@@ -176,8 +183,7 @@ def reject_settings_without_effect(prompt: "Prompt", flags: Mapping[str, str], a
 
     `flags` maps the names of the options on the command line to their flags.
     """
-    from tinylm.generation.generation_config import settings_without_effect
-    from tinylm.generation.translate import is_sampled
+    from tinylm.generation.generation_config import is_sampled, settings_without_effect
 
     print_options = PRINT_OPTIONS_WITHOUT_EFFECT[architecture]
     for names, reason in settings_without_effect(architecture, is_sampled(prompt.config)):

@@ -26,7 +26,7 @@ class TrainingArguments:
     """The arguments of a training command.
 
     command: for example "tinylm train".
-    files: texts. resume: run directory to continue. out: run directory to write.
+    files: texts. resume: run directory to continue. out: run directory to write. report: file to keep a report in.
     settings: the other options that differ from their defaults, by name.
     ignorable: names of the settings from environment variables and the --config file, which apply to every run.
     """
@@ -35,6 +35,7 @@ class TrainingArguments:
     files: tuple[str, ...]
     resume: Path | None
     out: Path | None
+    report: Path | None
     dry_run: bool
     settings: dict[str, Any]
     ignorable: frozenset[str]
@@ -51,9 +52,10 @@ class TrainingArguments:
         if resume is not None:
             reject_fixed_options(ctx, "--resume", run)
         settings = non_default_options(run, *groups)
-        out, dry_run = settings.pop("out", None), settings.pop("dry_run", False)
+        out, report = settings.pop("out", None), settings.pop("report", None)
+        dry_run = settings.pop("dry_run", False)
         ignorable = options_from_env_or_file(ctx, run, *groups)
-        return cls(command, tuple(corpus or ()), resume, out, dry_run, settings, ignorable)
+        return cls(command, tuple(corpus or ()), resume, out, report, dry_run, settings, ignorable)
 
     def resume_request(self, adapter_kind: str | None = None, base: Path | None = None) -> "ResumeRequest":
         """The request to continue the run `resume`. adapter_kind, base: as in ResumeRequest."""

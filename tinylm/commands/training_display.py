@@ -4,27 +4,25 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tinylm.commands.next_steps import shell_quote
 from tinylm.console import Console
 from tinylm.duration import format_duration
-from tinylm.errors import ClosedOutputError, InterruptedRunError, OutputError, TinyLMError, is_out_of_memory
+from tinylm.errors import ClosedOutputError, InterruptedRunError, OutputError, TinyLMError
 from tinylm.launch import Launch
 from tinylm.process_signals import TERMINATION_SIGNALS
 from tinylm.run_config import RunConfig
 
 if TYPE_CHECKING:
-    from tinylm.model.stack import Transformer
     from tinylm.planning.plan import Plan
     from tinylm.text.chat_tokens import MarkedText
-    from tinylm.text.tokenizer import Tokenizer
-    from tinylm.training.events import Event, Started
+    from tinylm.training.events import Event
     from tinylm.training.pipeline import TrainingResult
     from tinylm.training.training_request import ResumeRequest, TrainingRequest
 
-MIN_SECONDS_BETWEEN_SAMPLES = 20.0
 OVERFIT_MARGIN = 0.01  # nats per token by which the validation loss may rise without a warning
 STOP_REASONS = {
     "steps": "all steps are done",
@@ -43,17 +41,26 @@ def process_start() -> float:
 
 
 def run_training(
-    console: Console, request: "TrainingRequest | ResumeRequest", command: str, *, started: float, dry_run: bool = False
+    console: Console,
+    request: "TrainingRequest | ResumeRequest",
+    command: str,
+    *,
+    started: float,
+    report: Path | None = None,
+    dry_run: bool = False,
 ) -> None:
     """Train while showing progress; then print the path of the run, or with --json the result.
 
     command: the command that resumes such a run, for example "tinylm train".
     started: the `time.monotonic()` at which the process started.
-    dry_run: print the plan instead of training.
+    report: file in which a report is kept current. dry_run: print the plan instead of training.
 
     Raises InterruptedRunError if a signal stopped training.
     """
-    from tinylm.ranks import join_ranks
+    import torch
+
+    from tinylm.ranks import join_ranks, machine_threads
+    from tinylm.report.live import LiveReport
     from tinylm.training.pipeline import Session, plan_run
     from tinylm.training.restart import start_run
     from tinylm.training.training_request import TrainingRequest
@@ -62,17 +69,21 @@ def run_training(
     if dry_run and isinstance(request, TrainingRequest):
         if launch.rank > 0:
             return
-        prepared = plan_run(request, console)
+        torch.set_num_threads(machine_threads(launch))
+        prepared = plan_run(request, console, launch)
         show_plan(console, prepared.plan, prepared.config, prepared.trainable_parameters, as_result=True)
         if request.show_examples:
             _show_examples(console, prepared.examples(request.show_examples))
         return
-    with join_ranks(launch) as ranks, TrainingDisplay(console) as display:
+    with contextlib.ExitStack() as stack:
+        live = None if report is None else stack.enter_context(contextlib.closing(LiveReport(report, console)))
+        ranks = stack.enter_context(join_ranks(launch, console))
+        display = stack.enter_context(TrainingDisplay(console))
         result = start_run(
             request,
             Session(
                 reporter=console,
-                callbacks=[display],
+                callbacks=[display] if live is None else [display, live],
                 started=started,
                 stop_signals=TERMINATION_SIGNALS,
                 ranks=ranks,
@@ -88,8 +99,6 @@ class TrainingDisplay:
         self._console = console
         self._progress_context = contextlib.ExitStack()
         self._show_progress: Callable[[float, str], None] = lambda progress, text: None
-        self._generate_sample: Callable[[], str | None] = lambda: None
-        self._last_sample_time = time.monotonic()
         self._loss = self._val_loss = self._speed = ""
         self._output_error: OutputError | None = None  # stdout cannot be written; training continues without metrics
 
@@ -108,6 +117,7 @@ class TrainingDisplay:
             Logged,
             Notice,
             Planned,
+            Sampled,
             Started,
             Stepped,
             metrics_record,
@@ -119,7 +129,7 @@ class TrainingDisplay:
             case Examples():
                 _show_examples(self._console, event.examples)
             case Started():
-                self._start_progress(event)
+                self._show_progress = self._progress_context.enter_context(self._console.progress())
             case Stepped():
                 fields = (self._loss, self._val_loss, f"step {event.step}", self._speed)
                 self._show_progress(
@@ -130,7 +140,8 @@ class TrainingDisplay:
                 self._speed = f"{event.tokens_per_second:,.0f} tok/s"
             case Evaluated() if event.step:  # not the untrained model at step 0
                 self._val_loss = f"val {event.val_loss:.3f} @{event.step}"
-                self._show_sample_if_due(event.step, event.val_loss)
+            case Sampled() if self._console.on_terminal:
+                self._console.note(f"\nstep {event.step}  val {event.val_loss:.3f}\n{event.text}\n")
             case Notice():
                 self._console.warn(event.message)
         if self._console.as_json and self._output_error is None and isinstance(event, Logged | Evaluated):
@@ -138,17 +149,6 @@ class TrainingDisplay:
                 self._console.record(metrics_record(event))
             except OutputError as error:
                 self._output_error = error
-
-    def _start_progress(self, event: "Started") -> None:
-        self._show_progress = self._progress_context.enter_context(self._console.progress())
-        self._generate_sample = lambda: generate_sample(event.model, event.tokenizer, event.config)
-        self._last_sample_time = time.monotonic()
-
-    def _show_sample_if_due(self, step: int, val_loss: float) -> None:
-        if self._console.on_terminal and time.monotonic() - self._last_sample_time >= MIN_SECONDS_BETWEEN_SAMPLES:
-            self._last_sample_time = time.monotonic()
-            if (sample := self._generate_sample()) is not None:
-                self._console.note(f"\nstep {step}  val {val_loss:.3f}\n{sample}\n")
 
     def show_result(self, result: "TrainingResult", command: str) -> None:
         """Print why training stopped, the best validation loss, and the path of the run (with --json: its result).
@@ -235,7 +235,8 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
         "batch": f"{training.batch_size} sequences per step{micro_batch}",
         "length": f"{about}{plan.steps:,} steps, {plan.epochs:.1f} passes over the text",
         "time": f"about {format_duration(plan.seconds)}",
-        "memory": f"about {plan.memory / 2**20:,.0f} MB",
+        "memory": f"about {plan.memory / 2**20:,.0f} MB"
+        + (", with activations computed again in the backward pass" if training.checkpoint_activations else ""),
     }
     if config.adapter is not None:
         shape = {"lora": "rank {} on", "bottleneck": "hidden size {} after"}[config.adapter.kind]
@@ -249,35 +250,3 @@ def _plan_record(plan: "Plan", config: RunConfig, trainable_parameters: int) -> 
     parts = {name: values[name] for name in ("model", "tokenizer", "data", "training", "runtime", "adapter")}
     cost = {"steps": plan.steps, "seconds": round(plan.seconds, 1), "memory": plan.memory}
     return {"parameters": trainable_parameters, **cost, **parts}
-
-
-def generate_sample(model: "Transformer", tokenizer: "Tokenizer", config: RunConfig, tokens: int = 120) -> str | None:
-    """A short sample without a prompt; the random state of training is not changed.
-
-    `None` for models other than decoders, if memory runs out, and for logits that are not finite: a sample must not end
-    the training run.
-    """
-    from tinylm.generation.generation_config import SamplingConfig
-    from tinylm.generation.generator import generate
-    from tinylm.generation.prompts import start_tokens
-    from tinylm.generation.sampler import Sampler
-    from tinylm.kernels.force_eager import force_eager
-    from tinylm.model.decoder import Decoder
-
-    if not isinstance(model, Decoder) or (config.data is not None and config.data.kind == "chat"):
-        return None
-    was_training = model.training
-    model.eval()
-    sampler = Sampler(SamplingConfig(), 0, 1, tokenizer.vocab_size)
-    try:
-        with force_eager():
-            ids = [row[0] for row in generate(model, [start_tokens(tokenizer, config.data, [])], sampler, tokens)]
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return None
-    except TinyLMError:  # the logits are not finite: the run ends at its next evaluation, which says so
-        return None
-    finally:
-        model.train(was_training)
-    return tokenizer.decode(ids)

@@ -28,6 +28,7 @@ from tinylm.model_config import (
     POSITIONS,
 )
 from tinylm.presets import PRESETS, SIZES
+from tinylm.training.settings import PARALLEL
 from tinylm.training_config import OPTIMIZERS, SCHEDULES
 from tinylm.validation import describe_value
 
@@ -47,6 +48,20 @@ class CompileOptions:
     compile: Annotated[
         str,
         option("Use torch.compile; auto compiles where it saves time (default: auto).", Panel.MACHINE, "auto|on|off"),
+    ] = "auto"
+
+
+@dataclass(frozen=True)
+class ParallelOptions:
+    """How several processes share a model."""
+
+    parallel: Annotated[
+        str,
+        option(
+            "With torchrun: each process has a replica (ddp) or a shard (fsdp) of the model (default: auto).",
+            Panel.MACHINE,
+            one_of(PARALLEL),
+        ),
     ] = "auto"
 
 
@@ -106,6 +121,15 @@ class OptimizerOptions:
     micro_batch: Annotated[
         int | None,
         option("Sequences per forward pass; gradients are accumulated up to --batch-size.", Panel.OPTIMIZER, "N"),
+    ] = None
+    checkpoint_activations: Annotated[
+        bool | None,
+        option(
+            "Compute blocks again in the backward pass: less memory, more time (default: where memory is short).",
+            Panel.MEMORY,
+            "",
+            "--checkpoint-activations/--no-checkpointing",
+        ),
     ] = None
     sequence_length: Annotated[
         int | None,
@@ -302,6 +326,15 @@ class ChatTrainingOptions:
 
 
 @dataclass(frozen=True)
+class ReportOptions:
+    """The report of a run during training."""
+
+    report: Annotated[
+        Path | None, option("Keep an HTML report of the run current in this file.", Panel.INTERVALS, "FILE")
+    ] = None
+
+
+@dataclass(frozen=True)
 class TrainingOptions:
     """The options of every command that trains."""
 
@@ -313,8 +346,10 @@ class TrainingOptions:
     seed: SeedOptions
     optimizer: OptimizerOptions
     intervals: IntervalOptions
+    reporting: ReportOptions
     machine: MachineOptions
     compiling: CompileOptions
+    processes: ParallelOptions
 
 
 @dataclass(frozen=True)

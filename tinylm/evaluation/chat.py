@@ -8,6 +8,7 @@ from tinylm.evaluation.loop import default_batch_size, evaluate_loss
 from tinylm.evaluation.result import Evaluation
 from tinylm.model.decoder import Decoder
 from tinylm.objectives.loss import next_token
+from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.reporter import Reporter
 from tinylm.text.chat_batches import chat_evaluation_batches, describe_left_out, require_usable, worth_packing
 from tinylm.text.chat_tokens import ChatTokens
@@ -15,16 +16,23 @@ from tinylm.text.tokenizer import Tokenizer
 
 
 def evaluate_chat(
-    model: Decoder, tokenizer: Tokenizer, codes: np.ndarray, config: EvaluationConfig, dtype: str, reporter: Reporter
+    model: Decoder,
+    tokenizer: Tokenizer,
+    codes: np.ndarray,
+    config: EvaluationConfig,
+    dtype: str,
+    reporter: Reporter,
+    ranks: Ranks = ONE_RANK,
 ) -> Evaluation:
     """Loss of `model` on the scored tokens of conversations, and bits per character and byte of their text.
 
     codes: (N,) token ids with packed flags, see `tinylm.text.chat_tokens`. Conversations longer than the context are
         cut, with a warning.
+    ranks: share the work, and get the same result.
 
     Raises UsageError if nothing is scored, and for settings that apply to plain text only.
     """
-    given = [f"`{name}`" for name in ("sequence_length", "stride", "baselines") if getattr(config, name)]
+    given = [f"`{name}`" for name in ("sequence_length", "stride", "baselines", "by_document") if getattr(config, name)]
     if given:
         raise UsageError(f"{', '.join(given)} is for plain text, not for conversations; leave it out.")
     tokens, context = ChatTokens(codes), model.context
@@ -35,7 +43,7 @@ def evaluate_chat(
     rows, packed = config.batch_size or default_batch_size(context), worth_packing(tokens, context)
     batches = chat_evaluation_batches(tokens, context, rows, packed)
     with reporter.counting("scoring", len(scored), "tokens") as advance:
-        result = evaluate_loss(model, next_token, batches, dtype, advance)
+        result = evaluate_loss(model, next_token, batches, dtype, advance, ranks)
     characters, size = tokenizer.decoded_size(scored)
     return Evaluation(
         loss=result.loss,

@@ -8,7 +8,7 @@ from tinylm.validation import check_choice, check_numbers
 BLEU_TOKENIZERS = ("13a", "none", "intl", "char", "zh")
 # The settings that only one architecture uses.
 SETTINGS_BY_ARCHITECTURE = {
-    "decoder": ("sequence_length", "stride", "baselines"),
+    "decoder": ("sequence_length", "stride", "baselines", "by_document"),
     "encoder": (),
     "encoder-decoder": ("beams", "length_penalty", "bleu_tokenize"),
 }
@@ -22,6 +22,7 @@ class EvaluationConfig:
     sequence_length: tokens of a window. Default: the context. Decoders only.
     stride: tokens by which the window advances, at most its length. Default: its length. Decoders only.
     baselines: also report the bits per byte of gzip, xz and an order-5 character model. Decoders only.
+    by_document: also report the loss of each document. Decoders only.
     beams, length_penalty: see BeamSearchConfig. Encoder-decoders only.
     bleu_tokenize: tokenizer of sacrebleu's BLEU. Default: 13a. Encoder-decoders only.
     """
@@ -33,6 +34,7 @@ class EvaluationConfig:
     length_penalty: float = 1.0
     bleu_tokenize: str | None = None
     sequence_length: int | None = None
+    by_document: bool = False
 
     def __post_init__(self) -> None:
         check_numbers(vars(self))

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from tinylm.device import autocast, empty_cache
 from tinylm.errors import TinyLMError, is_out_of_memory
 from tinylm.model.stack import Transformer
-from tinylm.objectives.loss import Loss, Objective
+from tinylm.objectives.loss import LanguageModel, Loss, Objective, next_token_losses
 from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.text.batches import Batch
 
@@ -49,18 +50,23 @@ class EvaluationLoss:
 
 
 def batch_losses(
-    model: Transformer, objective: Objective, batches: Iterable[Batch], dtype: str = "fp32"
+    model: Transformer, objective: Objective, batches: Iterable[Batch], dtype: str, *, split: bool = True
 ) -> Iterator[Loss]:
     """Yield the loss of each batch, or of its parts: if memory runs out, this batch and all later ones are split into
     parts of fewer rows.
 
-    `dtype`: autocast dtype. Call under torch.no_grad(). Raises TinyLMError if a single row does not fit into memory.
+    `dtype`: autocast dtype. Call under torch.no_grad(). Raises TinyLMError if a single row does not fit into memory, or
+    without `split` a batch.
     """
     rows: int | None = None  # per forward pass; None: the whole batch
     for batch in batches:
         parts = deque(batch.split(rows or len(batch)))
         while parts:
             loss = _loss_or_none(model, objective, parts[0], dtype)
+            if loss is None and not split:
+                raise TinyLMError(
+                    "Out of memory while evaluating; choose a smaller `context`, or start more processes."
+                )
             if loss is not None:
                 parts.popleft()
                 yield loss
@@ -94,6 +100,8 @@ def evaluate_loss(
     dtype: str = "fp32",
     progress: Callable[[int], None] = lambda tokens: None,
     ranks: Ranks = ONE_RANK,
+    *,
+    in_step: bool = False,
 ) -> EvaluationLoss:
     """Sum the loss over all batches, in evaluation mode; the model's training mode is restored.
 
@@ -101,23 +109,65 @@ def evaluate_loss(
     the batches; each of them gives the same batches and gets the sum over all ranks, and `progress` is called equally
     often on each, after every turn.
 
+    in_step: every rank computes a batch in every turn, as a model needs that is sharded among the ranks; a result that
+    does not count is dropped. Running out of memory is then an error.
+
     If memory runs out, batches are split into parts of fewer rows, which changes the result by rounding only. Raises
     TinyLMError if a single row does not fit into memory.
     """
 
+    counted = True
+
     def dealt() -> Iterator[Batch]:
-        for batch, n_targets in ranks.deal(batches):
-            if batch is not None:
+        nonlocal counted
+        for batch, counted, n_targets in ranks.deal(batches):
+            if counted or in_step:
                 yield batch  # until its loss is computed
             progress(n_targets)
 
     total, tokens = 0.0, 0
     with _evaluation_mode(model):
-        for loss in batch_losses(model, objective, dealt(), dtype):
-            total += loss.total.item()
-            tokens += loss.n_tokens
+        for loss in batch_losses(model, objective, dealt(), dtype, split=not in_step):
+            if counted:
+                total += loss.total.item()
+                tokens += loss.n_tokens
     totals, counts = zip(*ranks.gather([total, tokens]), strict=True)
     return EvaluationLoss(sum(totals), sum(counts))
+
+
+def token_losses(
+    model: Transformer,
+    batches: Iterable[Batch],
+    dtype: str = "fp32",
+    progress: Callable[[int], None] = lambda tokens: None,
+    ranks: Ranks = ONE_RANK,
+) -> np.ndarray:
+    """-log p in nats of each target that a decoder is scored on, (N,), in the order of the batches, on all ranks.
+
+    Arguments and errors: see `evaluate_loss`.
+    """
+    losses: list[np.ndarray] = []  # of this rank
+    counts: list[int] = []  # of all batches
+
+    def counted() -> Iterator[Batch]:
+        for batch in batches:
+            counts.append(batch.n_targets)
+            yield batch
+
+    def objective(model: LanguageModel, batch: Batch) -> Loss:
+        found = next_token_losses(model, batch)
+        losses.append(found.cpu().numpy())  # last: a batch that runs out of memory above is repeated in parts
+        return Loss(found.sum(), len(found), found.new_zeros(()))
+
+    evaluate_loss(model, objective, counted(), dtype, progress, ranks)
+    if ranks.size == 1:
+        return np.concatenate(losses)
+    owner = np.repeat(np.arange(len(counts)) % ranks.size, counts)  # of each target
+    found = torch.zeros(len(owner))
+    if losses:
+        found[torch.from_numpy(owner == ranks.launch.rank)] = torch.from_numpy(np.concatenate(losses)).float()
+    ranks.add([found])
+    return found.numpy()
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from tinylm.evaluation.loop import EvaluationLoss, default_batch_size, evaluate_
 from tinylm.evaluation.result import Evaluation
 from tinylm.model.encoder import Encoder
 from tinylm.objectives.loss import LanguageModel, Loss
+from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.reporter import Reporter
 from tinylm.text.batches import Batch
 from tinylm.text.token_masking import masked_evaluation_batches
@@ -19,9 +20,16 @@ from tinylm.text.tokenizer import Tokenizer
 
 
 def evaluate_masked(
-    model: Encoder, tokenizer: Tokenizer, tokens: np.ndarray, config: EvaluationConfig, dtype: str, reporter: Reporter
+    model: Encoder,
+    tokenizer: Tokenizer,
+    tokens: np.ndarray,
+    config: EvaluationConfig,
+    dtype: str,
+    reporter: Reporter,
+    ranks: Ranks = ONE_RANK,
 ) -> Evaluation:
     """Loss, perplexity and accuracy of `model` on masked tokens of the text `tokens` (N,). `dtype`: format of autocast.
+    `ranks`: share the work, and get the same result.
 
     Raises UsageError for fewer than 2 tokens.
     """
@@ -32,15 +40,16 @@ def evaluate_masked(
     rows = config.batch_size or default_batch_size(model.context)
     batches = masked_evaluation_batches(tokens, model.context, rows, tokenizer.mask_id, tokenizer.vocab_size)
     with reporter.counting("scoring", None, "masked tokens") as advance:
-        result, accuracy = masked_loss_and_accuracy(model, batches, dtype, advance)
+        result, accuracy = masked_loss_and_accuracy(model, batches, dtype, advance, ranks)
     return Evaluation(loss=result.loss, perplexity=result.perplexity, accuracy=accuracy, tokens=result.tokens)
 
 
 def masked_loss_and_accuracy(
     model: Encoder,
     batches: Iterable[Batch],
-    dtype: str = "fp32",
-    progress: Callable[[int], None] = lambda tokens: None,
+    dtype: str,
+    progress: Callable[[int], None],
+    ranks: Ranks = ONE_RANK,
 ) -> tuple[EvaluationLoss, float]:
     """The loss over the masked tokens, and the fraction of them that have the largest logit; see `evaluate_loss`."""
     correct = 0
@@ -56,5 +65,5 @@ def masked_loss_and_accuracy(
         correct += int((logits.argmax(dim=-1) == targets).sum())
         return Loss(total, batch.n_targets, output.aux)
 
-    result = evaluate_loss(model, objective, batches, dtype, progress)
-    return result, correct / result.tokens
+    result = evaluate_loss(model, objective, batches, dtype, progress, ranks)
+    return result, sum(ranks.gather(correct)) / result.tokens

@@ -10,10 +10,11 @@ from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import default_batch_size, evaluate_loss
 from tinylm.evaluation.result import Evaluation
-from tinylm.generation.beam_search import BeamSearchConfig
-from tinylm.generation.translate import search_targets
+from tinylm.generation.generation_config import BeamSearchConfig
+from tinylm.generation.translate import SOURCES_PER_BATCH, search_targets
 from tinylm.model.encoder_decoder import EncoderDecoder
 from tinylm.objectives.loss import sequence_to_sequence
+from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.reporter import Reporter
 from tinylm.text.pair_batches import PairTokens, pair_evaluation_batches
 from tinylm.text.tokenizer import Tokenizer
@@ -28,12 +29,14 @@ def evaluate_pairs(
     config: EvaluationConfig,
     dtype: str,
     reporter: Reporter,
+    ranks: Ranks = ONE_RANK,
 ) -> Evaluation:
     """Loss and perplexity of the reference targets. For targets found by beam search: exact match rate and, with
     sacrebleu, BLEU and chrF.
 
     tokens: (N,), encoded pairs. Pairs longer than the context are left out of the loss, and their sources are cut for
-    beam search. dtype: format of autocast for the loss, and of the weights for beam search.
+    beam search. dtype: format of autocast for the loss, and of the weights for beam search. ranks: share the work,
+    and get the same result.
 
     Raises UsageError if no pair fits the context, and for `bleu_tokenize` without sacrebleu.
     """
@@ -51,17 +54,22 @@ def evaluate_pairs(
         raise UsageError(f"No pair fits the model's context of {model.context} tokens; give shorter ones.")
     batches = pair_evaluation_batches(pairs, model.context, config.batch_size or default_batch_size(model.context))
     with reporter.counting("scoring", int((pairs.lengths[fitting, 1] + 1).sum()), "tokens") as advance:
-        result = evaluate_loss(model, sequence_to_sequence, batches, dtype, advance)
+        result = evaluate_loss(model, sequence_to_sequence, batches, dtype, advance, ranks)
 
     references = [tokenizer.decode(pairs.target(index)) for index in range(len(pairs))]
     sources = [pairs.source(index)[: model.context - 1].tolist() for index in range(len(pairs))]
     search = BeamSearchConfig(config.beams, config.length_penalty)
-    hypotheses: list[str] = []
     converted = model if dtype == "fp32" else copy.deepcopy(model).to(DTYPES[dtype])
-    with reporter.counting("translating", len(pairs), "targets") as advance:
-        for target in search_targets(converted, sources, tokenizer.end_of_text_id, search, model.context):
-            hypotheses.append(tokenizer.decode(target.tokens))
+    # The ranks have the batches of sources in turns.
+    owners = [number // SOURCES_PER_BATCH % ranks.size for number in range(len(sources))]
+    own = [source for source, owner in zip(sources, owners, strict=True) if owner == ranks.launch.rank]
+    found: list[str] = []
+    with reporter.counting("translating", len(own), "targets") as advance:
+        for target in search_targets(converted, own, tokenizer.end_of_text_id, search, model.context):
+            found.append(tokenizer.decode(target.tokens))
             advance(1)
+    parts = [iter(part) for part in ranks.gather(found)]
+    hypotheses: list[str] = [next(parts[owner]) for owner in owners]
     bleu = chrf = None
     if has_sacrebleu:
         import sacrebleu

@@ -9,6 +9,24 @@ from tinylm.errors import TinyLMError
 
 
 @dataclass(frozen=True, kw_only=True)
+class DocumentLoss:
+    """The loss of one document, with the end-of-text token after it.
+
+    document: its number in the text, from 1. name: its file, and its line or element if it is part of one; "" where
+        that is not known.
+    loss, bits_per_byte, tokens, characters, bytes: as in Evaluation.
+    """
+
+    document: int
+    name: str
+    loss: float
+    bits_per_byte: float | None
+    tokens: int
+    characters: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Metrics of a model on a text; those that do not exist for the architecture are `None`.
 
@@ -22,6 +40,10 @@ class Evaluation:
         and sacrebleu's BLEU and chrF (`None` without sacrebleu). Encoder-decoders only.
     tokens: number of scored tokens. characters, bytes, pairs: size of the text.
     baselines: bits per byte of other models, by name. Decoders only.
+    loss_low, loss_high: 95 % confidence interval of the loss on text like this one, by bootstrap; `None` for a text too
+        short for one. Decoders on plain text only, as the next two.
+    resampled: the units of the bootstrap, as a phrase.
+    documents: the loss of each document with a scored token, in order; only if asked for.
     """
 
     loss: float
@@ -37,6 +59,10 @@ class Evaluation:
     bytes: int | None = None
     pairs: int | None = None
     baselines: dict[str, float] | None = None
+    loss_low: float | None = None
+    loss_high: float | None = None
+    resampled: str | None = None
+    documents: tuple[DocumentLoss, ...] | None = None
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.loss):
@@ -46,7 +72,9 @@ class Evaluation:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The metrics that are not `None`, by name, in the order of the fields."""
+        """The metrics that are not `None`, by name, in the order of the fields, without those of single documents."""
         return {
-            field.name: value for field in dataclasses.fields(self) if (value := getattr(self, field.name)) is not None
+            field.name: value
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) is not None and field.name != "documents"
         }

@@ -1,25 +1,41 @@
 """Evaluation of a decoder on a text: each token but the first is scored once, given the tokens before it."""
 
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from tinylm.errors import UsageError
+from tinylm.evaluation.bootstrap import MIN_UNITS, ratio_interval
 from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.evaluation.loop import default_batch_size, evaluate_loss
-from tinylm.evaluation.result import Evaluation
+from tinylm.evaluation.loop import EvaluationLoss, default_batch_size, token_losses
+from tinylm.evaluation.result import DocumentLoss, Evaluation
+from tinylm.evaluation.units import MIN_BLOCK, choose_units
 from tinylm.model.decoder import Decoder
-from tinylm.objectives.loss import next_token
+from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.reporter import Reporter
 from tinylm.text.batches import evaluation_batches
+from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.tokenizer import Tokenizer
 
 
 def evaluate_text(
-    model: Decoder, tokenizer: Tokenizer, tokens: np.ndarray, config: EvaluationConfig, dtype: str, reporter: Reporter
+    model: Decoder,
+    tokenizer: Tokenizer,
+    text: EvaluationTokens,
+    config: EvaluationConfig,
+    dtype: str,
+    reporter: Reporter,
+    ranks: Ranks = ONE_RANK,
 ) -> Evaluation:
-    """Loss, perplexity and bits per character and byte of `model` on `tokens` (N,). `dtype`: autocast dtype.
+    """Loss, perplexity and bits per character and byte of `model` on a text, with an interval of the loss.
+
+    dtype: autocast dtype. ranks: share the work, and get the same result.
 
     Raises UsageError for fewer than 2 tokens, for a sequence length above the context, and for a stride above that.
     """
+    tokens = text.codes
     length = model.context if config.sequence_length is None else config.sequence_length
     if length > model.context:
         raise UsageError(f"`sequence_length` is {length}; it must be from 1 to the model's context, {model.context}.")
@@ -32,9 +48,10 @@ def evaluate_text(
         )
     batches = evaluation_batches(tokens, length, config.batch_size or default_batch_size(length), config.stride)
     with reporter.counting("scoring", len(tokens) - 1, "tokens") as advance:
-        result = evaluate_loss(model, next_token, batches, dtype, advance)
+        losses = token_losses(model, batches, dtype, advance, ranks)
+    result = EvaluationLoss(float(losses.sum(dtype=np.float64)), len(losses))
     characters, n_bytes = tokenizer.decoded_size(tokens[1:])
-    return Evaluation(
+    evaluation = Evaluation(
         loss=result.loss,
         perplexity=result.perplexity,
         bits_per_character=result.bits_per(characters),
@@ -43,3 +60,66 @@ def evaluate_text(
         characters=characters,
         bytes=n_bytes,
     )
+    edges = document_edges(tokens, tokenizer.end_of_text_id)
+    evaluation = _with_interval(evaluation, losses, edges, reporter)
+    if config.by_document:
+        documents = _document_losses(tokenizer, tokens, losses, edges, text.names)
+        evaluation = replace(evaluation, documents=documents)
+    return evaluation
+
+
+def document_edges(tokens: np.ndarray, end_of_text_id: int) -> np.ndarray:
+    """The documents of encoded text, (D + 1,): document i has the tokens from edges[i] up to edges[i + 1], with the
+    end-of-text token after it.
+    """
+    ends = np.flatnonzero(tokens == end_of_text_id) + 1
+    if not len(ends) or ends[-1] != len(tokens):
+        ends = np.append(ends, len(tokens))
+    return np.concatenate(([0], ends))
+
+
+def sums_between(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """The sums of values[edges[i] : edges[i + 1]], (len(edges) - 1,) in float64."""
+    totals = np.concatenate(([0.0], np.cumsum(values, dtype=np.float64)))
+    return totals[edges[1:]] - totals[edges[:-1]]
+
+
+def _scored(edges: np.ndarray) -> np.ndarray:
+    """Edges in the tokens of a text as edges in its losses, which lack that of the first token."""
+    return np.maximum(edges - 1, 0)
+
+
+def _with_interval(evaluation: Evaluation, losses: np.ndarray, edges: np.ndarray, reporter: Reporter) -> Evaluation:
+    units = choose_units(_scored(edges))
+    interval = ratio_interval(sums_between(losses, units.edges), np.diff(units.edges))
+    if interval is None:
+        reporter.note(f"The text is too short for an interval of the loss, which needs {MIN_UNITS * MIN_BLOCK} tokens.")
+        return evaluation
+    resampled = units.describe(len(edges) - 1, "tokens")
+    reporter.note(f"95 % interval of the loss: bootstrap of {resampled}.")
+    return replace(evaluation, loss_low=interval.low, loss_high=interval.high, resampled=resampled)
+
+
+def _document_losses(
+    tokenizer: Tokenizer, tokens: np.ndarray, losses: np.ndarray, edges: np.ndarray, names: Sequence[str]
+) -> tuple[DocumentLoss, ...]:
+    nats = sums_between(losses, _scored(edges))
+    documents = []
+    for index, (start, stop) in enumerate(itertools.pairwise(edges)):
+        scored = tokens[max(start, 1) : stop]
+        if not len(scored):
+            continue
+        result = EvaluationLoss(float(nats[index]), len(scored))
+        characters, n_bytes = tokenizer.decoded_size(scored)
+        documents.append(
+            DocumentLoss(
+                document=index + 1,
+                name=names[index] if len(names) == len(edges) - 1 else "",
+                loss=result.loss,
+                bits_per_byte=result.bits_per(n_bytes),
+                tokens=result.tokens,
+                characters=characters,
+                bytes=n_bytes,
+            )
+        )
+    return tuple(documents)

@@ -1,0 +1,82 @@
+"""tinylm cache."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.shell import assert_error, assert_usage_error, records, run_ok, tinylm
+from tinylm.cache_directory import SUBFOLDERS
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with 1,000 bytes in each part, in two files."""
+    root = tmp_path / "cache"
+    for name in SUBFOLDERS:
+        (root / name / "inner").mkdir(parents=True, mode=0o700)
+        (root / name / "one").write_bytes(b"x" * 400)
+        (root / name / "inner/two").write_bytes(b"x" * 600)
+    monkeypatch.setenv("TINYLM_CACHE", str(root))
+    return root
+
+
+def sizes() -> dict[str, tuple[int, int]]:
+    return {part["name"]: (part["files"], part["bytes"]) for part in records(run_ok("cache", "--json"))}
+
+
+def test_each_part_is_listed_with_its_size(cache: Path) -> None:
+    assert sizes() == dict.fromkeys(SUBFOLDERS, (2, 1000))
+    header, *rows = run_ok("cache").stdout.splitlines()
+    assert header.split() == ["name", "content", "files", "size"]
+    assert [row.split()[0] for row in rows] == list(SUBFOLDERS)
+    assert all(row.endswith("1.0kB") for row in rows)
+
+
+def test_clearing_keeps_the_measurements_of_the_machine(cache: Path) -> None:
+    run_ok("cache", "--clear")
+    assert [path.name for path in cache.iterdir()] == ["machine"]
+    assert sizes() == {**dict.fromkeys(SUBFOLDERS, (0, 0)), "machine": (2, 1000)}
+
+
+def test_named_parts_are_cleared_and_no_others(cache: Path) -> None:
+    cleared = records(run_ok("cache", "machine", "tokens", "--clear", "--json"))
+    assert [(part["name"], part["bytes"], part["cleared"]) for part in cleared] == [
+        ("machine", 1000, True),
+        ("tokens", 1000, True),
+    ]
+    assert sizes() == {**dict.fromkeys(SUBFOLDERS, (2, 1000)), "tokens": (0, 0), "machine": (0, 0)}
+
+
+def test_a_cache_that_does_not_exist_is_empty_and_is_not_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINYLM_CACHE", str(tmp_path / "none"))
+    assert set(sizes().values()) == {(0, 0)}
+    run_ok("cache", "--clear")
+    assert not (tmp_path / "none").exists()
+
+
+def test_an_unknown_part_is_a_usage_error(cache: Path) -> None:
+    assert_usage_error(tinylm("cache", "models"), "models", "tokens")
+
+
+def test_links_are_not_followed(cache: Path, tmp_path: Path) -> None:
+    """Neither a part of the cache that is a link, nor a link within a part."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "book.txt").write_text("x" * 5000)
+    (cache / "gguf").rename(cache / "away")
+    (cache / "gguf").symlink_to(outside)
+    (cache / "tokens/link").symlink_to(outside)
+    assert sizes()["tokens"][1] < 2000
+    assert_error(tinylm("cache", "gguf", "--clear"), 1, "gguf")
+    run_ok("cache", "tokens", "--clear")
+    assert (outside / "book.txt").exists()
+
+
+def test_a_file_that_cannot_be_deleted_is_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path / "one"))
+
+    monkeypatch.setattr("shutil.rmtree", fail)
+    assert_error(tinylm("cache", "tokens", "--clear"), 1, "tokens/one: Permission denied")

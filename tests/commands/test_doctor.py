@@ -1,0 +1,59 @@
+"""tinylm doctor."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.shell import records, run_ok, tinylm
+from tinylm import doctor
+
+SECTIONS = [
+    "versions",
+    "optional_packages",
+    "devices",
+    "threads",
+    "free_space",
+    "cache",
+    "computation",
+    "largest_models",
+]
+
+
+def test_json_has_every_section_the_problems_and_whether_all_works() -> None:
+    (record,) = records(run_ok("doctor", "--json"))
+    assert list(record) == [*SECTIONS, "problems", "works"]
+    assert record["works"] is True
+    assert record["versions"]["tinylm"]
+
+
+def test_the_text_has_the_same_sections() -> None:
+    lines = run_ok("doctor", "--quiet").stdout.splitlines()
+    titles = [line for line in lines if line and not line.startswith(" ")]
+    assert titles == [*(name.replace("_", " ") for name in SECTIONS), "problems"]
+
+
+def test_the_exit_code_is_1_if_something_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "computation_error", lambda device: 1.0)
+    result = tinylm("doctor")
+    assert result.exit_code == 1
+    assert "does not work" in result.stdout and "Error: 1 of the problems" in result.stderr
+    result = tinylm("doctor", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["works"] is False
+
+
+def test_an_unknown_device_is_a_usage_error() -> None:
+    assert tinylm("doctor", "--device", "tpu").exit_code == 2
+
+
+def test_a_package_that_is_not_installed_is_named_with_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda package: None if package == "zstandard" else "1.0")
+    assert "not installed; for texts in .zst files" in run_ok("doctor").stdout
+    (record,) = records(run_ok("doctor", "--json"))
+    assert record["optional_packages"]["zstandard"] is None
+
+
+def test_the_command_that_mends_a_problem_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "LOW_DISK", 1 << 60)
+    assert "are free on the disk of this folder. To free some: tinylm cache --clear." in run_ok("doctor").stdout

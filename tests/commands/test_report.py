@@ -1,0 +1,143 @@
+"""tinylm report, and the content of the report for each kind of model."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tinylm as api
+from tests.report.test_page import data_of
+from tests.shell import assert_error, copied, edit_config, records, run_ok, tinylm
+
+pytestmark = pytest.mark.usefixtures("shelf_cache")
+
+
+def report(*arguments: object) -> Any:
+    out = Path(run_ok("report", *arguments, "--out", "r.html").stdout.strip())
+    assert out == Path("r.html")
+    content: Any = data_of(out.read_text(encoding="utf-8"))
+    return content["runs"]
+
+
+def test_a_decoder_has_curves_settings_parameters_plan_passage_attention_and_evaluation(run: Path) -> None:
+    (found,) = report(run)
+    assert found["problems"] == []
+    assert found["name"] == "run"
+    logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert found["curves"]["val"]["step"] == [0, 50, 100, 150, 200]
+    losses = [record["loss"] for record in logged if "loss" in record]
+    assert found["curves"]["train"]["loss"] == pytest.approx(losses, rel=1e-4)
+    assert found["curves"]["train"]["tokens"] == [50 * 64, 100 * 64, 150 * 64, 200 * 64]
+    assert found["parts"]["total"] == found["parameters"]
+    assert found["settings"]["model.width"] == "16"
+    assert ["steps", "200", "200"] in found["plan"]
+    metrics = found["evaluation"]["metrics"]
+    assert metrics["loss"] == pytest.approx(api.load(run).evaluate().loss, rel=1e-4)
+    assert set(found["evaluation"]["baselines"]) == {"gzip", "xz", "order-5 characters"}
+    (attention,) = found["attention"]
+    assert len(attention["layers"]) == 1
+    assert attention["rows"] == attention["columns"]
+
+
+def test_the_loss_of_each_token_is_that_of_evaluation_in_windows(run: Path) -> None:
+    """The passage is longer than the context of 16 tokens."""
+    (found,) = report(run)
+    tokens = found["passage"]["tokens"]
+    text = "".join(token["text"] for token in tokens)
+    assert len(tokens) > 3 * 16
+    assert "loss" not in tokens[0]
+    model = api.load(run)
+    ids = model.encode(text)
+    for start in range(0, len(ids) - 1, 16):
+        window = ids[start : start + 17]
+        log_p = model.logits([window[:-1]])[0].double().log_softmax(dim=-1)
+        for position, target in enumerate(window[1:]):
+            token = tokens[start + position + 1]
+            assert token["loss"] == pytest.approx(-log_p[position, target].item(), rel=1e-3, abs=1e-6)
+            likeliest = log_p[position].topk(5)
+            assert [p for _, p in token["likeliest"]] == pytest.approx(likeliest.values.exp().tolist(), rel=0.01)
+            assert token["likeliest"][0][0] == model.decode([int(likeliest.indices[0])])
+
+
+def test_the_attention_of_a_prompt_is_stored_in_bytes(run: Path) -> None:
+    import base64
+
+    (found,) = report(run, "--prompt", "the sea")
+    (attention,) = found["attention"]
+    assert attention["rows"] == list("the sea")
+    (layer,) = attention["layers"]
+    weights = torch.frombuffer(bytearray(base64.b64decode(layer["weights"])), dtype=torch.uint8).view(2, 7, 7) / 255
+    assert layer["heads"] == 2
+    assert torch.allclose(weights.sum(dim=-1), torch.ones(2, 7), atol=7 / 510)
+    assert weights.triu(1).sum() == 0
+
+
+def test_an_encoder_has_masked_guesses(encoder: Path) -> None:
+    (found,) = report(encoder)
+    assert found["passage"]["kind"] == "masked"
+    scored = [token for token in found["passage"]["tokens"] if "loss" in token]
+    assert 0 < len(scored) < len(found["passage"]["tokens"]) / 4
+    assert all(sum(p for _, p in token["likeliest"]) <= 1.001 for token in scored)
+    assert 0 <= found["evaluation"]["metrics"]["accuracy"] <= 1
+
+
+def test_a_translator_has_the_alignment_of_its_cross_attention(translator: Path) -> None:
+    (found,) = report(translator, "--prompt", "abc")
+    kinds = {attention["kind"]: attention for attention in found["attention"]}
+    assert set(kinds) == {"self-attention", "self-attention of the encoder", "cross-attention"}
+    assert kinds["cross-attention"]["columns"][:3] == ["a", "b", "c"]
+    assert "".join(kinds["cross-attention"]["rows"][1:]) == "c b a"
+    assert found["passage"]["kind"] == "target"
+
+
+def test_an_adapter_has_the_norm_of_each_update(adapter: Path) -> None:
+    (found,) = report(adapter)
+    assert found["kind"] == "lora adapter"
+    model = api.load(adapters=[adapter])
+    for update in found["updates"]:
+        layer = model.adapters[0].layers[update["layer"]]
+        product = (layer.lora_B.double() @ layer.lora_A.double()) * layer.scale  # type: ignore[attr-defined, operator]
+        norm = math.sqrt((product**2).sum().item())
+        assert update["norm"] == pytest.approx(norm, rel=1e-4)
+        base = layer.base.weight.double().flatten()  # type: ignore[attr-defined, operator]
+        assert update["relative"] == pytest.approx(norm / math.sqrt((base @ base).item()), rel=1e-4)
+
+
+def test_several_runs_are_overlaid_and_a_damaged_one_is_left_out(run: Path, bpe_run: Path, here: Path) -> None:
+    damaged = copied(run, here / "damaged")
+    (damaged / "config.json").write_text("{")
+    result = run_ok("report", run, bpe_run, damaged, "--out", "r.html", "--json")
+    assert records(result) == [{"report": "r.html", "runs": ["run", "bpe"]}]
+    assert "damaged is left out" in result.stderr
+    assert_error(tinylm("report", damaged), 1, "config.json")
+
+
+def test_without_the_encoded_text_the_other_sections_remain(run: Path, here: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TINYLM_CACHE", str(here / "empty"))
+    (found,) = report(run, "--prompt", "the sea")
+    assert [text.partition(":")[0] for text in found["problems"]] == ["No passage and no evaluation"]
+    assert found["attention"]
+    assert "passage" not in found
+
+
+def test_forged_strings_and_logs_neither_end_the_report_nor_reach_the_page_as_markup(run: Path, here: Path) -> None:
+    forged = copied(run, here / "<img src=x onerror=alert(1)>")
+    edit_config(forged, data={"text_key": "</script><script>alert(1)</script>", "corpus": ["<b>" * 1000] * 1000})
+    (forged / "metrics.jsonl").write_text('{"step": 1, "loss": 1e308, "lr": -1e999}\n' * 50 + "\0" * 9999)
+    (forged / "samples.jsonl").write_text('{"step": 1, "text": "</script><script>alert(1)</script>"}\n')
+    (found,) = report(forged)
+    assert found["samples"][0]["text"] == "</script><script>alert(1)</script>"
+    page = Path("r.html").read_text()
+    assert page.count("<script") == 3
+    assert "<img" not in page
+    assert len(page) < 2_000_000
+
+
+def test_too_many_runs_and_a_place_that_cannot_be_written_are_errors(run: Path, here: Path) -> None:
+    runs = [copied(run, here / f"run{i}") for i in range(25)]
+    assert_error(tinylm("report", *runs), 2, "at most 24")
+    assert_error(tinylm("report", run, "--out", here), 1, "Cannot write")
+    assert_error(tinylm("report", here / "nowhere"), 2, "nowhere")

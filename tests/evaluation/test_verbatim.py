@@ -1,0 +1,110 @@
+"""Verbatim matches, compared with a search of all substrings."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.shell import story
+from tinylm.evaluation import verbatim
+from tinylm.evaluation.verbatim import Documents, Matches, find_matches
+from tinylm.text.corpus import Stream
+
+
+def documents_of(texts: list[str], chunk: int = 7) -> Documents:
+    """Documents named a, b, ..., in chunks of a few characters."""
+
+    def stream(progress: object) -> Stream:
+        for number, text in enumerate(texts):
+            if number:
+                yield None
+            yield from (text[at : at + chunk] for at in range(0, len(text), chunk))
+
+    return Documents(stream, lambda index: chr(ord("a") + index), None, "characters")
+
+
+def brute_force(texts: list[str], documents: list[str], k: int) -> tuple[list[int], list[int]]:
+    """The copied characters and the length of the longest match of each text, by definition."""
+    copied, longest = [], []
+    for text in texts:
+        covered, length = set(), 0
+        for start in range(len(text)):
+            for stop in range(start + k, len(text) + 1):
+                if any(text[start:stop] in document for document in documents):
+                    covered |= {*range(start, stop)}
+                    length = max(length, stop - start)
+        copied.append(len(covered))
+        longest.append(length)
+    return copied, longest
+
+
+def check(texts: list[str], documents: list[str], k: int, found: Matches) -> None:
+    copied, longest = brute_force(texts, documents, k)
+    assert found.copied.tolist() == copied
+    assert {match.sample: match.characters for match in found.longest} == {i: n for i, n in enumerate(longest) if n}
+    assert [match.characters for match in found.longest] == sorted(filter(None, longest), reverse=True)
+    for match in found.longest:
+        document = documents[ord(match.name) - ord("a")]
+        assert match.text in texts[match.sample] and len(match.text) == match.characters
+        assert document[match.character : match.character + match.characters] == match.text
+        assert match.line == document[: match.character].count("\n") + 1
+
+
+short = st.text("ab\n", max_size=20)
+
+
+@given(
+    st.lists(short, max_size=4),
+    st.lists(st.text("ab\n", min_size=1, max_size=40), min_size=1, max_size=4),
+    st.integers(1, 6),
+    st.sampled_from([5, 16, 1 << 20]),
+)
+def test_matches_are_those_of_a_search_of_all_substrings(
+    texts: list[str], documents: list[str], k: int, piece: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verbatim, "PIECE", piece)
+        check(texts, documents, k, find_matches(texts, documents_of(documents), k))
+
+
+@pytest.mark.parametrize("block", [8, 1 << 16])
+def test_matches_in_long_documents_are_found_across_blocks_and_pieces(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verbatim, "BLOCK", block)
+    monkeypatch.setattr(verbatim, "PIECE", 300)
+    documents = [story(2000, seed=1), "é日本😀 " * 30, story(500, seed=2)]
+    texts = [documents[0][700:790] + documents[2][100:160], documents[1][10:70] + "x", story(200, seed=3), ""]
+    found = find_matches(texts, documents_of(documents, chunk=64), 20)
+    check(texts, documents, 20, found)
+    assert found.longest[0].characters >= 90
+
+
+def test_equal_hashes_of_other_text_are_no_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verbatim, "MULTIPLIER", 1)  # the hash is then the sum of the characters
+    check(["abba"], ["baab"], 4, find_matches(["abba"], documents_of(["baab"]), 4))
+    assert find_matches(["abba"], documents_of(["baab"]), 4).copied.tolist() == [0]
+
+
+def test_a_match_does_not_cross_documents_or_texts() -> None:
+    found = find_matches(["abcdef", "gh"], documents_of(["abc", "def", "efgh"]), 3)
+    assert found.copied.tolist() == [6, 0] and [match.characters for match in found.longest] == [3]
+    sentinel = verbatim.SEPARATOR
+    assert find_matches([f"abc{sentinel}def"], documents_of(["abc", "def"]), 4).copied.tolist() == [0]
+
+
+def test_repetitive_text_takes_little_time_and_has_an_exact_share() -> None:
+    found = find_matches(["-" * 300, "x"], documents_of(["-" * 20_000], chunk=1000), 50)
+    assert found.copied.tolist() == [300, 0] and found.longest[0].characters == 300
+
+
+def test_progress_is_that_of_the_documents() -> None:
+    done: list[int] = []
+
+    def stream(progress: object) -> Stream:
+        progress(5)  # type: ignore[operator]
+        yield "abcde"
+
+    find_matches(["abc"], Documents(stream, str, 5, "characters"), 2, done.append)
+    assert done == [5]
+    assert np.array_equal(find_matches([], documents_of(["abc"]), 2).copied, [])

@@ -1,0 +1,277 @@
+"""The report in headless Chromium, opened from a file: plots, slider, pointer, keyboard, widths, themes, strings."""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page
+
+from tests.report.browser import LIMIT, browser  # noqa: F401, a fixture
+from tinylm.report.page import write_page
+
+pytestmark = pytest.mark.browser
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\u202e\u2028"
+TOKENS = ["The", " ", "sea", "\n", "<b>", HOSTILE[:40]]
+
+
+def made_up_run(name: str, seed: int = 0) -> dict[str, Any]:
+    """A run with every section; its strings are hostile."""
+    steps = list(range(0, 500, 10))
+    loss = [4.0 / (1 + 0.1 * step) + seed for step in steps]
+    uniform = [255 // (row + 1) if column <= row else 0 for row in range(6) for column in range(6)]
+    layer = {"heads": 2, "weights": base64.b64encode(bytes([*uniform, *uniform[::-1]])).decode()}
+    axes = {"step": steps, "seconds": [step / 2 for step in steps], "tokens": [step * 64.0 for step in steps]}
+    likeliest = [[HOSTILE, 0.5], ["b", 0.25]]
+    return {
+        "name": name,
+        "path": name,
+        "kind": "decoder",
+        "parameters": 1234567,
+        "step": 490,
+        "best_step": 490,
+        "val_loss": 1.5,
+        "created": HOSTILE,
+        "seconds": 245.0,
+        "parts": {"embedding": 1000, "attention": 2000, "total": 3000},
+        "settings": {"model.width": "16", f"data.{HOSTILE}": HOSTILE, "training.seed": str(seed)},
+        "problems": [HOSTILE],
+        "plan": [["steps", "500", "490"]],
+        "curves": {
+            "train": {**axes, "loss": loss, "lr": loss, "grad_norm": loss, "tokens_per_second": loss},
+            "val": {**axes, "val_loss": loss},
+            "layers": {**axes, "names": ["layers.0", "layers.1", HOSTILE], "norms": [loss, loss, loss]},
+            "experts": [[0.25, 0.75], [0.5, None]],
+        },
+        "samples": [{"step": step, "val_loss": 1.0, "text": f"sample at {step} {HOSTILE}"} for step in (10, 20, 30)],
+        "passage": {
+            "kind": "next",
+            "source": "",
+            "tokens": [{"text": TOKENS[0]}]
+            + [{"text": text, "loss": 1.0 + i, "likeliest": likeliest} for i, text in enumerate(TOKENS[1:])],
+        },
+        "attention": [
+            {
+                "kind": "self-attention",
+                "rows": TOKENS,
+                "columns": TOKENS,
+                "layers": [layer, layer],
+            }
+        ],
+        "updates": [{"layer": HOSTILE, "norm": 1.5, "relative": 0.1}, {"layer": "b", "norm": 3.0, "relative": None}],
+        "evaluation": {"metrics": {"loss": 1.5, "bits_per_byte": 2.0}, "baselines": {"gzip": 3.0}},
+    }
+
+
+def content(*runs: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"version": "1", "created": "2026-01-01T00:00:00+00:00", "models": True, "runs": list(runs), **more}
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    write_page(content(made_up_run("one"), made_up_run(HOSTILE, seed=1)), path)
+    return path
+
+
+class Opened:
+    """A page, with what it has printed, thrown and requested."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.messages: list[str] = []
+        self.requests: list[str] = []
+        page.set_default_timeout(LIMIT)
+        page.on("console", lambda message: self.messages.append(message.text))
+        page.on("pageerror", lambda error: self.messages.append(str(error)))
+        page.on("dialog", lambda dialog: self.messages.append(dialog.message))
+        page.on("request", lambda request: self.requests.append(request.url))
+
+    def open(self, path: Path) -> Page:
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("#settings table")
+        return self.page
+
+
+@pytest.fixture
+def opened(browser: Browser) -> Iterator[Opened]:  # noqa: F811
+    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    yield Opened(context.new_page())
+    context.close()
+
+
+def drawn_pixels(canvas: Locator) -> int:
+    """The number of pixels of a canvas that are not transparent."""
+    return canvas.evaluate(
+        "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.filter((v, i) => i % 4 === 3 && v).length"
+    )
+
+
+def test_the_page_opens_from_a_file_without_a_request_a_message_or_an_element_of_the_data(
+    opened: Opened, two_runs: Path
+) -> None:
+    page = opened.open(two_runs)
+    assert opened.requests == [two_runs.as_uri()]
+    assert opened.messages == []
+    assert page.locator("img, iframe, object, link").count() == 0
+    assert page.locator("script").count() == 3
+    titles = page.locator("h2").all_text_contents()
+    assert titles[:4] == ["Overview", "Curves", "Gradient norms by layer", "Plan and result"]
+    assert set(titles[4:]) == {
+        "Samples by step",
+        "Loss per token",
+        "Attention",
+        "Tokens per expert",
+        "Updates of the adapter",
+        "Evaluation",
+        "Parameters by part",
+        "Settings",
+    }
+    assert page.locator("#overview tbody th").all_text_contents() == [" one", f" {HOSTILE}"]
+    page.wait_for_selector("#curves canvas")
+    assert all(drawn_pixels(canvas) > 500 for canvas in page.locator("#curves canvas").all())
+
+
+def test_the_slider_shows_each_sample(opened: Opened, two_runs: Path) -> None:
+    page = opened.open(two_runs)
+    text, slider = page.locator("#samples .text"), page.locator("#samples input[type=range]")
+    assert text.text_content() == f"sample at 30 {HOSTILE}"
+    slider.focus()
+    page.keyboard.press("ArrowLeft")
+    assert text.text_content() == f"sample at 20 {HOSTILE}"
+    slider.fill("0")
+    assert text.text_content() == f"sample at 10 {HOSTILE}"
+    page.get_by_label("Later sample").click()
+    assert page.locator("#samples output").text_content() == "step 20, validation loss 1.000 (2 of 3)"
+
+
+def test_pointer_and_keyboard_show_the_likeliest_tokens(opened: Opened, two_runs: Path) -> None:
+    page = opened.open(two_runs)
+    readout = page.locator("#passage .readout")
+    page.locator("#passage .token").nth(2).hover()
+    assert "sea has loss 2.000 (probability 0.1353)" in readout.text_content()
+    assert HOSTILE.replace(" ", "␣") in readout.text_content()
+    page.locator("#passage .text").focus()
+    page.keyboard.press("ArrowRight")
+    assert readout.text_content().startswith("⏎ has loss 3.000")
+    page.keyboard.press("Home")
+    assert readout.text_content() == "The is not predicted"
+
+
+def test_pointer_and_keyboard_show_a_weight_of_attention(opened: Opened, two_runs: Path) -> None:
+    page = opened.open(two_runs)
+    section = page.locator("#attention")
+    assert section.locator(".heads canvas").count() == 2
+    section.locator("canvas.map").focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+        page.keyboard.press(key)
+    assert section.locator("p[aria-live]").text_content() == "sea (2) attends to ␣ (1): 0.333"
+    section.get_by_role("button", name="head 1").click()
+    section.locator("summary").click()
+    section.locator("tbody td").first.wait_for()
+    assert section.locator("tbody tr").first.locator("td").all_text_contents()[-1] == "0.16"
+    box = section.locator("canvas.map").bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 5, box["y"] + box["height"] - 5)
+    assert section.locator("p[aria-live]").text_content().endswith("(5): 1.000")
+
+
+def test_a_plot_is_read_with_the_keyboard_and_has_a_table(opened: Opened, two_runs: Path) -> None:
+    page = opened.open(two_runs)
+    plot = page.locator("#curves .plot").first
+    plot.locator("canvas").wait_for()
+    plot.locator(".drawing").focus()
+    for key in ("Home", "ArrowRight"):
+        page.keyboard.press(key)
+    legend = plot.locator(".legend li").all_text_contents()
+    assert legend[:2] == ["step 10:", "one (training)2"]
+    page.locator("input[value=seconds]").check()
+    plot = page.locator("#curves .plot").first
+    plot.locator("summary").click()
+    plot.locator("tbody td").first.wait_for()
+    assert plot.locator("thead th").all_text_contents()[:2] == ["time", "one (training)"]
+    assert plot.locator("tbody tr").nth(2).locator("th, td").all_text_contents()[:2] == ["10s", "1.333"]
+    page.locator("#curves").get_by_label("one", exact=True).uncheck()
+    assert len(page.locator("#curves .plot").first.locator(".legend li").all()) == 3
+
+
+def test_settings_show_differences_first_and_all_on_request(opened: Opened, two_runs: Path) -> None:
+    page = opened.open(two_runs)
+    assert page.locator("#settings tbody th").all_text_contents() == ["training.seed"]
+    page.get_by_label("Only differences").uncheck()
+    assert len(page.locator("#settings tbody th").all()) == 3
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1400])
+def test_the_page_fits_its_width_and_its_text_has_contrast(
+    opened: Opened, two_runs: Path, width: int, scheme: str
+) -> None:
+    opened.page.set_viewport_size({"width": width, "height": 900})
+    opened.page.emulate_media(color_scheme=scheme)
+    page = opened.open(two_runs)
+    page.wait_for_selector("#curves canvas")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    outside = "e => !e.closest('.scroll') && e.getBoundingClientRect().right > innerWidth + 1"
+    wide = f"[...document.querySelectorAll('main *')].filter({outside}).map(e => e.className)"
+    assert page.evaluate(wide) == []
+    colours = page.evaluate(
+        "['body', '.faint', 'a', 'summary', 'td'].map(s => getComputedStyle(document.querySelector(s)).color)"
+    )
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (luminance(ground) > 0.5) == (scheme == "light")
+    assert all(contrast(colour, ground) >= 4.5 for colour in colours)
+    for index in range(8):  # lines of plots: WCAG asks for 3
+        page.evaluate(f"document.body.style.color = 'var(--run{index})'")
+        assert contrast(page.evaluate("getComputedStyle(document.body).color"), ground) >= 3
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of WCAG 2.2."""
+    parts = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_a_dark_page_prints_on_white_without_controls(opened: Opened, two_runs: Path) -> None:
+    opened.page.emulate_media(color_scheme="dark")
+    page = opened.open(two_runs)
+    page.emulate_media(color_scheme="dark", media="print")
+    page.wait_for_selector("html.print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--text')") == "#16191d"
+    assert not page.locator("nav").is_visible()
+    page.emulate_media(color_scheme="dark", media="screen")
+    page.wait_for_selector("html:not(.print)")
+    assert page.pdf(format="A4")[:5] == b"%PDF-"
+
+
+def test_a_live_page_reloads_and_keeps_its_place_and_its_choices(opened: Opened, tmp_path: Path) -> None:
+    path = tmp_path / "live.html"
+    write_page(content(made_up_run("one"), refresh=1), path)
+    page = opened.open(path)
+    page.locator("input[value=tokens]").check()
+    page.locator("#samples input[type=range]").fill("1")
+    page.evaluate("scrollTo(0, 700)")
+    write_page(content({**made_up_run("one"), "step": 777}), path)  # without `refresh`: training has ended
+    page.get_by_text("777").first.wait_for()
+    page.wait_for_function("scrollY > 0")
+    assert page.evaluate("scrollY") == 700
+    assert page.locator("input[value=tokens]").is_checked()
+    assert page.locator("#samples output").text_content().endswith("(2 of 3)")
+    assert page.locator(".live").count() == 0
+    assert opened.messages == []
+
+
+def test_runs_without_any_section_have_a_page(opened: Opened, tmp_path: Path) -> None:
+    empty = {"samples": [], "plan": [], "problems": [], "curves": {}, "parts": {}, "settings": {"a": "b"}}
+    path = tmp_path / "empty.html"
+    write_page(content({**made_up_run("bare"), **empty, "passage": None, "attention": [], "updates": None,
+                        "evaluation": None, "val_loss": None, "best_step": None, "seconds": None}), path)  # fmt: skip
+    assert opened.open(path).locator("h2").all_text_contents() == ["Overview", "Settings"]
+    assert opened.messages == []

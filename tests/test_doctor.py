@@ -1,0 +1,176 @@
+"""The diagnosis of a machine: what was found, and what is wrong with it."""
+
+import copy
+import os
+import re
+import shutil
+import tomllib
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.machines import MATMUL_RATE
+from tests.shell import ROOT
+from tinylm import doctor
+from tinylm.doctor import LOW_DISK, OPTIONAL_PACKAGES, computation_error, diagnose
+from tinylm.errors import UsageError
+from tinylm.kernels.thread_latency import ThreadLatency, thread_latency_entry
+from tinylm.machine import COMPARED_DTYPES, matmul_rates_entry
+from tinylm.reporter import LogReporter
+
+
+def problems() -> list[tuple[str, bool]]:
+    """What is wrong on this machine, besides that other tests are running."""
+    found = diagnose("cpu", LogReporter()).problems
+    return [(problem.message, problem.broken) for problem in found if problem.subject != "load"]
+
+
+@pytest.fixture(autouse=True)
+def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(doctor, "GPU_FILES", ())
+    monkeypatch.setattr(doctor, "can_compile", lambda device: True)
+    monkeypatch.setattr(doctor, "free_memory", lambda device: 8 << 30)
+
+
+def test_a_sound_machine_has_no_problems() -> None:
+    assert problems() == []
+    diagnosis = diagnose("cpu", LogReporter())
+    assert diagnosis.works
+    assert diagnosis.sections["versions"]["torch"] == torch.__version__
+    assert diagnosis.sections["devices"]["matmul_tflops"]["fp32"] == MATMUL_RATE / 1e12
+    assert diagnosis.sections["free_space"]["memory_gb"] == 8.6
+
+
+def test_the_largest_model_of_a_day_is_larger_than_that_of_ten_minutes() -> None:
+    models = diagnose("cpu", LogReporter()).sections["largest_models"]
+    assert models["one_day"]["parameters"] > models["ten_minutes"]["parameters"]
+    assert models["one_day"]["tokens"] > models["ten_minutes"]["tokens"]
+
+
+def test_the_optional_packages_are_those_of_the_extras_for_users() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needed = {
+        re.split("[<>=]", line)[0] for name in extras if name not in ("test", "lint", "bench") for line in extras[name]
+    }
+    assert needed == set(OPTIONAL_PACKAGES)
+
+
+def test_an_unavailable_device_is_an_error() -> None:
+    with pytest.raises(UsageError, match="cuda"):
+        diagnose("cuda", LogReporter())
+
+
+# Computation
+
+
+def test_the_device_computes_what_the_cpu_computes_in_fp64() -> None:
+    assert 0 < computation_error("cpu") < 1e-5
+
+
+def test_a_device_that_computes_wrong_logits_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def copy_wrongly(model: torch.nn.Module) -> torch.nn.Module:
+        wrong = copy.deepcopy(model)
+        with torch.no_grad():
+            next(wrong.parameters()).mul_(1.1)
+        return wrong
+
+    monkeypatch.setattr(doctor, "copy", namedtuple("Copy", "deepcopy")(copy_wrongly))
+    ((message, broken),) = problems()
+    assert broken and "computes wrong logits or gradients" in message
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no kernel image\nfor this device"), MemoryError()])
+def test_a_device_that_fails_does_not_work(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: str) -> float:
+        raise error
+
+    monkeypatch.setattr(doctor, "computation_error", fail)
+    ((message, broken),) = problems()
+    assert broken and "cannot compute a small model" in message and "\n" not in message
+
+
+def test_not_a_number_is_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "computation_error", lambda device: float("nan"))
+    assert [broken for _, broken in problems()] == [True]
+
+
+# Memory, disk and cache
+
+
+def test_scarce_memory_and_disk_are_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "free_memory", lambda device: 100_000_000)
+    Usage = namedtuple("Usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10 * LOW_DISK, 10 * LOW_DISK - 5000, 5000))
+    found = problems()
+    assert not any(broken for _, broken in found)
+    assert [
+        "100 MB of memory" in message or "Only 0 MB are free on the disk of" in message for message, _ in found
+    ] == [True] * 3
+
+
+def test_a_cache_that_other_users_can_write_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINYLM_CACHE", str(tmp_path))
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens").chmod(0o777)
+    ((message, broken),) = problems()
+    assert broken and f"chmod 700 {tmp_path}/tokens" in message
+
+
+def test_a_cache_that_cannot_be_created_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TINYLM_CACHE", str(tmp_path / "file/cache"))
+    ((message, broken),) = problems()
+    assert broken and "TINYLM_CACHE" in message
+
+
+def test_a_full_disk_of_the_cache_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    ((message, broken),) = problems()
+    assert broken and "No space left on device" in message and "TINYLM_CACHE" in message
+
+
+# Devices and threads
+
+
+def test_a_gpu_that_torch_cannot_use_and_a_missing_compiler_are_warnings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "GPU_FILES", (str(tmp_path),))
+    monkeypatch.setattr(doctor, "can_compile", lambda device: False)
+    assert [("GPU" in message, "compiler" in message, broken) for message, broken in problems()] == [
+        (True, False, False),
+        (False, True, False),
+    ]
+
+
+def test_unused_cores_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(doctor, "usable_cores", lambda: 4)  # the tests compute with one thread
+    assert ["unset it to use all 4" in message for message, _ in problems()] == [True]
+
+
+@pytest.mark.skipif(not hasattr(os, "getloadavg"), reason="needs a load average")
+def test_other_work_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (50.0, 50.0, 50.0))
+    (problem,) = diagnose("cpu", LogReporter()).problems
+    assert not problem.broken and "load 50.0" in problem.message
+
+
+def test_refresh_records_what_is_measured_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: dict[str, Any] = dict.fromkeys(COMPARED_DTYPES, 7e10)
+    monkeypatch.setattr(doctor, "measure_matmul_rates", lambda device, dtypes: {name: rates[name] for name in dtypes})
+    monkeypatch.setattr(doctor, "measure_thread_latency", lambda: ThreadLatency(5e-5, 2e10))
+    monkeypatch.setattr(doctor, "can_measure_wake_up", lambda: False)
+    diagnosis = diagnose("cpu", LogReporter(), refresh=True)
+    assert set(diagnosis.sections["devices"]["matmul_tflops"].values()) == {0.07}
+    assert diagnosis.sections["threads"]["wake_up_microseconds"] == 50.0
+    assert thread_latency_entry().recorded() == {"wake_up": 5e-5, "bandwidth": 2e10}
+    assert any(matmul_rates_entry("cpu", dtypes).recorded() for dtypes in (COMPARED_DTYPES, ("fp32",)))

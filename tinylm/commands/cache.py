@@ -1,0 +1,52 @@
+"""tinylm cache: list the cache folder, and clear it."""
+
+from typing import Annotated
+
+import typer
+
+from tinylm.cache_directory import SUBFOLDERS, cache_root, clear_cache, measure_usage
+from tinylm.commands.option_groups import with_option_groups
+from tinylm.commands.options import OutputOptions, Panel, one_of, option
+from tinylm.console import shorten_number
+from tinylm.errors import UsageError
+
+KEPT = "machine"  # unless named: plans depend on the measurements
+
+
+@with_option_groups
+def cache(
+    parts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Parts of the cache (default: all; with --clear, all but machine).",
+            metavar=one_of(SUBFOLDERS),
+            show_default=False,
+            autocompletion=lambda incomplete: [name for name in SUBFOLDERS if name.startswith(incomplete)],
+        ),
+    ] = None,
+    clear: Annotated[bool, option("Delete these parts of the cache.", Panel.RUN, None, "--clear")] = False,
+    *,
+    output: OutputOptions,
+) -> None:
+    """List the parts of the cache: encoded texts, models for llama.cpp, compiled code, measurements of the machine.
+
+    Everything in it can be made again. A run whose encoded text was deleted is resumed with its text files.
+    """
+    console = output.console()
+    for name in parts or ():
+        if name not in SUBFOLDERS:
+            raise UsageError(f"The cache has no part {name!r}; choose from: {', '.join(SUBFOLDERS)}.")
+    names = parts or [name for name in SUBFOLDERS if not (clear and name == KEPT)]
+    usages = {name: clear_cache(name) if clear else measure_usage(name) for name in names}
+    if console.as_json:
+        for name, usage in usages.items():
+            console.record({"name": name, "path": str(cache_root() / name), **usage._asdict(), "cleared": clear})
+        return
+    if clear:
+        console.note(f"Deleted from {cache_root()}:")
+    else:
+        console.note(f"The cache is {cache_root()}; tinylm cache --clear deletes it.")
+    rows = [
+        (name, SUBFOLDERS[name], str(usage.files), f"{shorten_number(usage.bytes)}B") for name, usage in usages.items()
+    ]
+    console.table(("name", "content", "files", "size"), rows)

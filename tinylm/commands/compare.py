@@ -1,0 +1,98 @@
+"""tinylm compare: whether one model is better than another on a text."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tinylm.commands.option_groups import command_line_flags, with_option_groups
+from tinylm.commands.options import (
+    MachineOptions,
+    OutputOptions,
+    TextOptions,
+    UnknownCharacterOptions,
+    option,
+    text_source,
+)
+from tinylm.commands.trained_model_options import complete_model, complete_run
+from tinylm.errors import UsageError
+
+if TYPE_CHECKING:
+    from tinylm.console import Console
+    from tinylm.evaluation.comparison import Comparison
+
+
+@with_option_groups
+def compare(
+    ctx: typer.Context,
+    a: Annotated[
+        Path,
+        typer.Argument(metavar="A", help="Model or adapter, as --model takes it.", autocompletion=complete_run),
+    ],
+    b: Annotated[
+        Path,
+        typer.Argument(metavar="B", help="Model or adapter to compare with it.", autocompletion=complete_run),
+    ],
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Text files, or - for standard input (default: the validation text that both were trained with).",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        option(
+            "Base model of an adapter that does not record one.",
+            None,
+            "MODEL",
+            *("--model", "-m"),
+            autocompletion=complete_model,
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None, option("Windows per forward pass; affects speed and memory only.", None, "N")
+    ] = None,
+    *,
+    text_options: TextOptions,
+    unknown: UnknownCharacterOptions,
+    machine: MachineOptions,
+    output: OutputOptions,
+) -> None:
+    """Say whether one model is better than another on a text: the difference in bits per byte with a 95 % interval.
+
+    The interval is a paired bootstrap over the documents, or over blocks of a long text. Tokenizers may differ.
+    """
+    from tinylm.comparing import compare_models, load_model_or_adapter
+
+    if not text and (unused := command_line_flags(ctx, text_options, unknown)):
+        raise UsageError(
+            f"{', '.join(unused.values())} has no effect without a text; name a text to compare on, or leave it out."
+        )
+    source = text_source(ctx, text, text_options, unknown.unknown) if text else None
+    console = output.console()
+    first, second = (load_model_or_adapter(path, model, **vars(machine), reporter=console) for path in (a, b))
+    _print(
+        console,
+        compare_models(first, second, source, names=(str(a), str(b)), batch_size=batch_size, reporter=console),
+    )
+
+
+def _print(console: "Console", comparison: "Comparison") -> None:
+    if console.as_json:
+        console.record(comparison.to_json())
+        return
+    low, high = comparison.difference_low, comparison.difference_high
+    rows = [
+        ("A", comparison.a),
+        ("B", comparison.b),
+        ("bits per byte of A", f"{comparison.bits_per_byte_a:.4f}"),
+        ("bits per byte of B", f"{comparison.bits_per_byte_b:.4f}"),
+        ("nats per token of A", f"{comparison.loss_a:.4f}"),
+        ("nats per token of B", f"{comparison.loss_b:.4f}"),
+        ("B - A, bits per byte", f"{comparison.difference:.4f}"),
+        ("95 % interval", "-" if low is None else f"{low:.4f} to {high:.4f}"),
+        ("bytes scored", f"{comparison.bytes:,}"),
+    ]
+    console.table(("", ""), rows)
+    console.result(comparison.verdict)

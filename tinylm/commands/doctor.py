@@ -1,0 +1,55 @@
+"""tinylm doctor: what tinylm finds on this machine, and what is wrong with it."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+from tinylm.commands.fields import print_fields
+from tinylm.commands.flags import settings_to_flags
+from tinylm.commands.option_groups import with_option_groups
+from tinylm.commands.options import OutputOptions, Panel, option
+from tinylm.errors import TinyLMError
+
+COMMANDS = {  # by the subject of the problem that they solve
+    "disk": "To free some: tinylm cache --clear.",
+    "load": "To measure it again when it is idle: tinylm doctor --refresh.",
+}
+
+
+@with_option_groups
+def doctor(
+    device: Annotated[
+        str,
+        option("Device to examine; auto picks CUDA, then MPS, then the CPU.", Panel.MACHINE, "auto|cuda|mps|cpu"),
+    ] = "auto",
+    refresh: Annotated[
+        bool,
+        option("Measure the speed of this machine again; later plans may change.", Panel.MACHINE, None, "--refresh"),
+    ] = False,
+    *,
+    output: OutputOptions,
+) -> None:
+    """Show versions, devices, number formats, threads, memory, disk, cache, and the largest models that train here.
+
+    Problems are named with what mends them. The exit code is 1 only if something does not work.
+    """
+    from tinylm.doctor import OPTIONAL_PACKAGES, diagnose
+
+    console = output.console()
+    diagnosis = diagnose(device, console, refresh=refresh)
+    if console.as_json:
+        problems = [asdict(problem) for problem in diagnosis.problems]
+        console.record({**diagnosis.sections, "problems": problems, "works": diagnosis.works})
+    else:
+        packages = diagnosis.sections["optional_packages"]
+        packages |= {name: f"not installed; for {OPTIONAL_PACKAGES[name]}" for name in packages if not packages[name]}
+        for number, (title, fields) in enumerate(diagnosis.sections.items()):
+            print_fields(console, title.replace("_", " "), fields, first=number == 0)
+        console.result("\nproblems")
+        for problem in diagnosis.problems:
+            message = settings_to_flags(output.ctx, f"{problem.message} {COMMANDS.get(problem.subject, '')}".rstrip())
+            console.field("does not work" if problem.broken else "warning", message)
+        if not diagnosis.problems:
+            console.result("  none")
+    if not diagnosis.works:
+        count = sum(problem.broken for problem in diagnosis.problems)
+        raise TinyLMError(f"{count} of the problems must be mended before tinylm works here.")

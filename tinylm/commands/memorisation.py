@@ -1,0 +1,123 @@
+"""tinylm eval --memorisation: its options, and how its result is printed."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tinylm.commands.option_groups import command_line_flags
+from tinylm.commands.options import Panel, option
+from tinylm.errors import UsageError
+
+if TYPE_CHECKING:
+    from tinylm.console import Console
+    from tinylm.evaluation.memorisation import CopiedText, Memorisation
+    from tinylm.loaded_model import Model
+    from tinylm.text.corpus_loading import TextSource
+
+EXCERPT = 60  # characters of a match in the table
+
+
+@dataclass(frozen=True)
+class SampledTextOptions:
+    """The fields of MemorisationConfig that can be set."""
+
+    num_samples: Annotated[
+        int, option("Samples, and passages of each text to continue (default: 50).", Panel.MEMORISATION, "N")
+    ] = 50
+    sample_length: Annotated[
+        int, option("Characters of each sample and continuation (default: 500).", Panel.MEMORISATION, "N")
+    ] = 500
+    min_match: Annotated[
+        int, option("Least length of a verbatim match in characters (default: 50).", Panel.MEMORISATION, "N")
+    ] = 50
+    temperature: Annotated[
+        float, option("Softmax temperature of the samples; 0 is greedy (default: 1).", Panel.MEMORISATION, "X")
+    ] = 1.0
+    seed: Annotated[int, option("Random seed of samples and passages (default: 0).", Panel.MEMORISATION, "N")] = 0
+
+
+@dataclass(frozen=True)
+class MemorisationOptions:
+    """The options of the measurement."""
+
+    sampled: SampledTextOptions
+    memorisation: Annotated[
+        bool,
+        option(
+            "Measure how much of the model's samples stands verbatim in its training text, beside held-out text.",
+            Panel.MEMORISATION,
+            None,
+            "--memorisation",
+        ),
+    ] = False
+    train_data: Annotated[
+        list[str] | None,
+        option("Training text of a model that has none recorded.", Panel.MEMORISATION, "FILE", "--train-data"),
+    ] = None
+
+
+def check_memorisation_options(ctx: typer.Context, options: MemorisationOptions, *others: object) -> None:
+    """Raise UsageError for an option on the command line without effect: one of `options` without --memorisation, or
+    one of `others` with it.
+    """
+    given = command_line_flags(ctx, *(others if options.memorisation else (options,)))
+    if given:
+        flags = ", ".join(given.values())
+        with_or_without = "with" if options.memorisation else "without"
+        raise UsageError(f"{flags} has no effect {with_or_without} --memorisation; leave it out.")
+
+
+def print_memorisation(
+    console: "Console",
+    model: "Model",
+    held_out: "TextSource | None",
+    training: "TextSource | None",
+    options: MemorisationOptions,
+) -> None:
+    """Measure and print; errors as of `measure_memorisation`."""
+    from tinylm.evaluation.memorisation import MemorisationConfig
+    from tinylm.memorising import measure_memorisation
+
+    config = MemorisationConfig(**vars(options.sampled))
+    result = measure_memorisation(model, held_out, training, config)
+    if console.as_json:
+        for record in result.to_json():
+            console.record(record)
+        return
+    _print_tables(console, result)
+
+
+def _print_tables(console: "Console", result: "Memorisation") -> None:
+    rows = [
+        (
+            source.source,
+            f"{source.samples:,}",
+            f"{source.characters:,}",
+            f"{100 * source.copied:.1f} %",
+            _interval(source),
+            f"{source.longest:,}",
+        )
+        for source in result.sources
+    ]
+    console.table(("text", "samples", "characters", "copied", "95 % interval", "longest match"), rows)
+    found = [(source.source, match) for source in result.sources for match in source.matches]
+    if not found:
+        return
+    console.result("")
+    longest = [
+        (
+            f"{match.characters:,}",
+            source,
+            f"{match.name}, line {match.line:,}",
+            repr(match.text if len(match.text) <= EXCERPT else match.text[:EXCERPT] + "..."),
+        )
+        for source, match in found
+    ]
+    console.table(("match", "in", "training text", "text"), longest)
+
+
+def _interval(source: "CopiedText") -> str:
+    if source.copied_low is None or source.copied_high is None:
+        return "-"
+    return f"{100 * source.copied_low:.1f} to {100 * source.copied_high:.1f} %"

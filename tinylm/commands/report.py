@@ -1,0 +1,54 @@
+"""tinylm report: an HTML file about one or several runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tinylm.commands.option_groups import with_option_groups
+from tinylm.commands.options import OutputOptions, Panel, option
+from tinylm.commands.trained_model_options import complete_run
+from tinylm.errors import TinyLMError
+from tinylm.run_directory.find_run import find_run, newest_model
+
+
+@with_option_groups
+def report(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Runs to show, overlaid (default: the newest model).", show_default=False, autocompletion=complete_run
+        ),
+    ] = None,
+    out: Annotated[Path, option("HTML file to write (default: report.html).", None, "FILE", "--out", "-o")] = Path(
+        "report.html"
+    ),
+    prompt: Annotated[
+        str | None,
+        option("Text of the attention maps (default: the beginning of the validation text).", None, "TEXT"),
+    ] = None,
+    device: Annotated[
+        str,
+        option("Device; auto picks CUDA, then MPS, then the CPU (default: auto).", Panel.MACHINE, "auto|cuda|mps|cpu"),
+    ] = "auto",
+    *,
+    output: OutputOptions,
+) -> None:
+    """Write an HTML file about runs: curves, samples, attention, loss per token, parameters and settings.
+
+    The file needs no network. An existing file is replaced.
+    """
+    from tinylm.report.collect import collect_report
+    from tinylm.report.page import write_page
+
+    console = output.console()
+    paths = [find_run(run, console) for run in runs] if runs else [newest_model(console)]
+    content = collect_report(list(dict.fromkeys(paths)), console, prompt=prompt, device=device)
+    try:
+        write_page(content, out)
+    except OSError as error:
+        raise TinyLMError(f"Cannot write {out}: {error.strerror or error}.") from error
+    if console.as_json:
+        console.record({"report": str(out), "runs": [run["name"] for run in content["runs"]]})
+    else:
+        console.result(str(out))

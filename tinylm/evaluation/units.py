@@ -1,0 +1,56 @@
+"""The units of a bootstrap: parts of a text whose losses are taken to be independent.
+
+They are the documents where there are several. In few documents, tokens near each other have similar losses, so the
+units are long blocks of consecutive tokens that do not overlap (Carlstein 1986, "The use of subseries values for
+estimating the variance of a general statistic from a stationary sequence").
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+MIN_DOCUMENTS = 20  # from this number on, documents are the units
+MAX_UNITS = 1000  # more documents are grouped, which bounds the time of the bootstrap
+MAX_BLOCKS = 200  # long blocks count dependence over long distances; 200 of them estimate a spread to about 5 %
+MIN_BLOCK = 64  # tokens, or bytes
+
+
+@dataclass(frozen=True)
+class Units:
+    """Consecutive parts of a text. Unit i is from edges[i] up to edges[i + 1], in tokens or in bytes.
+
+    of: "documents", "groups of documents" or "blocks".
+    """
+
+    edges: np.ndarray
+    of: str
+
+    def __len__(self) -> int:
+        return len(self.edges) - 1
+
+    def describe(self, documents: int, size: str) -> str:
+        """What an interval is based on, and why. documents: their number. size: what the edges count."""
+        if self.of == "documents":
+            return f"{len(self):,} documents"
+        if self.of == "groups of documents":
+            return f"{len(self):,} groups of consecutive documents"
+        length = (self.edges[-1] - self.edges[0]) / max(len(self), 1)
+        number = "1 document" if documents == 1 else f"{documents} documents"
+        return f"{len(self):,} blocks of about {length:,.0f} {size}, as the text has only {number}"
+
+
+def choose_units(document_edges: np.ndarray) -> Units:
+    """The units of a text. document_edges: (D + 1,), the beginning of each document and the end of the last.
+
+    Documents from MIN_DOCUMENTS on, in at most MAX_UNITS groups of equal numbers of documents, otherwise at most
+    MAX_BLOCKS blocks of equal length and of at least MIN_BLOCK tokens or bytes.
+    """
+    documents = len(document_edges) - 1
+    if documents >= MIN_DOCUMENTS:
+        if documents <= MAX_UNITS:
+            return Units(document_edges, "documents")
+        chosen = np.linspace(0, documents, MAX_UNITS + 1).astype(np.int64)
+        return Units(document_edges[chosen], "groups of documents")
+    first, last = int(document_edges[0]), int(document_edges[-1])
+    blocks = max(1, min(MAX_BLOCKS, (last - first) // MIN_BLOCK))
+    return Units(np.linspace(first, last, blocks + 1).astype(np.int64), "blocks")

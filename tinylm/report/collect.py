@@ -1,0 +1,162 @@
+"""The content of a report as plain values: curves, samples and settings of runs, and what their models do."""
+
+import datetime
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tinylm import __version__
+from tinylm.duration import format_duration
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.loaded_model import load
+from tinylm.planning.cost import parameters_by_part
+from tinylm.report.curves import number, read_curves, read_samples
+from tinylm.report.predictions import describe_model
+from tinylm.reporter import Reporter
+from tinylm.run_config import RunConfig
+from tinylm.run_directory.loading import read_config, summarise
+
+MAX_RUNS = 24
+# For all runs together, so that a page stays below 2 MB.
+POINTS, SAMPLES, MAP_BYTES = 4000, 240, 400_000
+MAX_POINTS, MAX_SAMPLES = 1000, 120  # of one run
+MAX_VALUE, MAX_DIGEST = 300, 12  # characters of a setting
+DIGESTS = ("sha256", "digest", "fingerprint")
+
+Run = dict[str, Any]
+
+
+def collect_report(
+    paths: Sequence[Path], reporter: Reporter, *, prompt: str | None = None, device: str = "auto"
+) -> dict[str, Any]:
+    """The content of a report on the runs at these paths, as JSON values without NaN and infinities.
+
+    prompt: text of the attention maps. device: as in `load`.
+
+    A run that cannot be read is reported as a warning and left out. Raises UsageError for more than MAX_RUNS runs, and
+    the error of the only run.
+    """
+    if len(paths) > MAX_RUNS:
+        raise UsageError(f"A report has at most {MAX_RUNS} runs; name fewer than {len(paths)}.")
+    duplicates = Counter(path.name for path in paths)
+    runs = []
+    for path in paths:
+        name = path.name if path.name and duplicates[path.name] == 1 else str(path)
+        try:
+            run = collect_run(path, len(paths)) | {"name": name}
+        except (TinyLMError, OSError) as error:
+            if len(paths) == 1:
+                raise
+            reporter.warn(f"{path} is left out: {error}")
+            continue
+        _add_model(run, path, reporter, prompt, device, len(paths))
+        runs.append(run)
+    if not runs:
+        raise TinyLMError("None of the runs can be read.")
+    return assemble(runs, models=True)
+
+
+def assemble(runs: Sequence[Run], *, models: bool) -> dict[str, Any]:
+    """The content of a report on these runs. models: whether they have the sections that need the model."""
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"version": __version__, "created": created, "models": models, "runs": list(runs)}
+
+
+def collect_run(path: Path, n_runs: int = 1) -> Run:
+    """Curves, samples, settings, sizes and plan of one run of `n_runs`, without its model.
+
+    Raises TinyLMError for a run that is damaged; damaged curves and samples are named in its `problems`.
+    """
+    config = read_config(path)
+    summary = summarise(path)
+    run: Run = {
+        "path": str(path),
+        "kind": config.model.architecture if config.adapter is None else f"{config.adapter.kind} adapter",
+        "parameters": summary["parameters"],
+        "step": summary["step"],
+        "best_step": summary["best_step"],
+        "val_loss": number(summary["val_loss"], 6),
+        "created": config.created[:40],
+        "parts": parameters_by_part(config.model),
+        "settings": flatten(config.to_json()),
+        "problems": [],
+    }
+    tokens_per_step = _tokens_per_step(config)
+    points = min(MAX_POINTS, POINTS // n_runs)
+    run["curves"], run["samples"] = {}, []
+    try:
+        run["curves"] = read_curves(path, points, tokens_per_step)
+        run["samples"] = read_samples(path, min(MAX_SAMPLES, SAMPLES // n_runs))
+    except TinyLMError as error:
+        run["problems"].append(str(error))
+    times = [s for part in ("train", "val") for s in run["curves"].get(part, {}).get("seconds", []) if s is not None]
+    run["seconds"] = max(times, default=None)
+    run["plan"] = _plan_rows(config, run, tokens_per_step)
+    return run
+
+
+def _add_model(run: Run, path: Path, reporter: Reporter, prompt: str | None, device: str, n_runs: int) -> None:
+    """Add what the model does to `run`, or to its problems why not."""
+    is_adapter = run["kind"].endswith("adapter")
+    try:
+        model = load(None if is_adapter else path, adapters=[path] if is_adapter else (), device=device)
+        sections, problems = describe_model(model, path, prompt, MAP_BYTES // n_runs)
+        run |= sections
+    except (TinyLMError, OSError) as error:
+        problems = [f"The model was not loaded: {error}"]
+    for problem in problems:
+        reporter.warn(f"{path}: {problem}")
+    run["problems"] += problems
+
+
+def _tokens_per_step(config: RunConfig) -> int | None:
+    """Training tokens per optimizer step; `None` for pairs and conversations, whose number of tokens varies."""
+    if config.training is None or config.data is None or config.data.kind != "text":
+        return None
+    return config.training.batch_size * (config.training.sequence_length or config.model.context)
+
+
+def _plan_rows(config: RunConfig, run: Run, tokens_per_step: int | None) -> list[tuple[str, str, str]]:
+    """Names, and what was planned for and what has happened in all sessions of the run."""
+    if config.training is None or config.data is None:
+        return []
+    budget = config.training.budget
+    limit = {
+        "steps": f"{budget.steps:,} steps" if budget.steps else "",
+        "epochs": f"{budget.epochs:g} epochs" if budget.epochs else "",
+        "time": format_duration(budget.time) if budget.time else "",
+    }
+    rows = [("budget", " ".join(filter(None, limit.values())) or "until it stops improving", "")]
+    planned, step, seconds = config.planned, run["step"], run["seconds"]
+    per_epoch = tokens_per_step / config.data.train_tokens if tokens_per_step and config.data.train_tokens else 0
+
+    def add(name: str, expected: str | None, happened: str | None) -> None:
+        rows.append((name, expected or "–", happened or "–"))
+
+    add("steps", f"{planned.steps:,}" if planned else None, f"{step:,}" if step is not None else None)
+    if per_epoch:
+        done = f"{step * per_epoch:.2f}" if step is not None else None
+        add("passes over the text", f"{planned.steps * per_epoch:.2f}" if planned else None, done)
+    add("time", format_duration(planned.seconds) if planned else None, format_duration(seconds) if seconds else None)
+    if tokens_per_step:
+        add(
+            "tokens per second, with evaluations",
+            f"{planned.steps * tokens_per_step / planned.seconds:,.0f}" if planned and planned.seconds else None,
+            f"{step * tokens_per_step / seconds:,.0f}" if step and seconds else None,
+        )
+    add("memory", f"{planned.memory / 2**20:,.0f} MB" if planned else None, "not recorded")
+    return rows
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Settings as texts by dotted names, without those that are not set; long texts and digests are cut."""
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{name}.")
+        elif value is not None:
+            text = ", ".join(map(str, value[:50])) if isinstance(value, list | tuple) else str(value)
+            limit = MAX_DIGEST if name.endswith(DIGESTS) else MAX_VALUE
+            flat[prefix + name] = text if len(text) <= limit else text[:limit] + "…"
+    return flat

@@ -1,0 +1,151 @@
+"""The curves of a run, from its metrics.jsonl, thinned to a bounded number of points.
+
+Files may be made by an attacker: values that are not finite numbers become `None`, and names are cut.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tinylm.run_directory.metrics_log import SAMPLES_FILE, iterate_metrics
+
+MAX_NUMBER = 1e30
+MAX_LAYERS = 200  # whose gradient norms are shown
+MAX_NAME = 60  # characters of the name of a layer
+MAX_SAMPLE = 4000  # characters of a sample
+SERIES = ("loss", "lr", "grad_norm", "tokens_per_second")
+
+Record = dict[str, Any]
+
+
+def number(value: Any, digits: int = 5) -> float | None:
+    """The value rounded to significant digits; `None` if it is not a number, not finite, or very large."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:
+        return None
+    return float(f"{value:.{digits}g}")
+
+
+class Thinned:
+    """Keeps a bounded number of records of a sequence that is not known in advance.
+
+    Consecutive records share a bucket, of which the first one and the one with the highest loss are kept, so that no
+    spike is lost. When there are more than `buckets` buckets, neighbours are merged.
+    """
+
+    def __init__(self, buckets: int) -> None:
+        self._limit = max(2, buckets)
+        self._size = 1  # records per bucket
+        self._in_last = 0  # records in the last bucket
+        self._buckets: list[tuple[Record, Record]] = []
+        self._last: Record | None = None
+
+    def add(self, record: Record) -> None:
+        """Add the next record."""
+        self._last = record
+        if not self._buckets or self._in_last == self._size:
+            if len(self._buckets) == self._limit:
+                self._merge()
+            if self._in_last == self._size or not self._buckets:
+                self._buckets.append((record, record))
+                self._in_last = 1
+                return
+        first, highest = self._buckets[-1]
+        self._buckets[-1] = (first, _higher(highest, record))
+        self._in_last += 1
+
+    def _merge(self) -> None:
+        pairs = [self._buckets[index : index + 2] for index in range(0, len(self._buckets), 2)]
+        self._buckets = [(pair[0][0], _higher(pair[0][1], pair[-1][1])) for pair in pairs]
+        self._in_last += self._size if len(pairs[-1]) == 2 else 0
+        self._size *= 2
+
+    def __iter__(self) -> Iterator[Record]:
+        """The kept records in order, the last one always among them."""
+        end = None
+        for first, highest in self._buckets:
+            yield first
+            if highest is not first:
+                yield highest
+            end = highest
+        if self._last is not None and self._last is not end:
+            yield self._last
+
+
+def _higher(one: Record, other: Record) -> Record:
+    return other if (_loss(other) or -MAX_NUMBER) > (_loss(one) or -MAX_NUMBER) else one
+
+
+def _loss(record: Record) -> float | None:
+    value = record.get("loss", record.get("val_loss"))
+    return number(value)
+
+
+def read_curves(run: Path, points: int, tokens_per_step: int | None) -> dict[str, Any]:
+    """The curves of a run as columns of numbers.
+
+    train, val: columns `step`, `seconds`, `tokens` and the metrics; `tokens` is missing without `tokens_per_step`.
+    layers: gradient norms by layer, if they were logged. experts: the share of each expert in the tokens of each layer,
+    in the last record that has it.
+
+    Raises TinyLMError as `read_metrics` does.
+    """
+    train, val, layers = Thinned(points // 2), Thinned(points // 2), Thinned(points // 8)
+    names: dict[str, None] = {}
+    experts: Any = None
+    for record in iterate_metrics(run):
+        if record.get("val_loss") is not None:
+            val.add(record)
+            continue
+        norms = record.pop("gradient_norms", None)
+        experts = record.pop("expert_shares", experts)
+        train.add({name: record.get(name) for name in ("step", "seconds", *SERIES, "router_entropy") if name in record})
+        if isinstance(norms, dict):
+            for name in list(norms)[:MAX_LAYERS]:
+                if len(names) < MAX_LAYERS:
+                    names.setdefault(name)
+            layers.add({"step": record["step"], "seconds": record.get("seconds"), "norms": norms})
+    curves: dict[str, Any] = {
+        "train": _columns(train, (*SERIES, "router_entropy"), tokens_per_step),
+        "val": _columns(val, ("val_loss",), tokens_per_step),
+    }
+    if names:
+        rows = list(layers)
+        curves["layers"] = {
+            **_columns(rows, (), tokens_per_step),
+            "names": [name[:MAX_NAME] for name in names],
+            "norms": [[number(row["norms"].get(name), 3) for row in rows] for name in names],
+        }
+    if (shares := _shares(experts)) is not None:
+        curves["experts"] = shares
+    return curves
+
+
+def _columns(records: Iterable[Record], series: tuple[str, ...], tokens_per_step: int | None) -> dict[str, Any]:
+    records = list(records)
+    columns: dict[str, Any] = {"step": [record["step"] for record in records]}
+    columns["seconds"] = [number(record.get("seconds")) for record in records]
+    if tokens_per_step is not None:
+        columns["tokens"] = [number(record["step"] * tokens_per_step, 6) for record in records]
+    for name in series:
+        values = [number(record.get(name)) for record in records]
+        if any(value is not None for value in values):
+            columns[name] = values
+    return columns
+
+
+def _shares(value: Any) -> list[list[float | None]] | None:
+    """Shares of experts, (layers, experts), or `None` if the value is not a table of at most MAX_LAYERS rows."""
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_LAYERS:
+        return None
+    if not all(isinstance(row, list) and len(row) <= 1024 for row in value):
+        return None
+    return [[number(share, 3) for share in row] for row in value]
+
+
+def read_samples(run: Path, count: int) -> list[Record]:
+    """At most about `count` samples, evenly spaced: `step`, `val_loss`, `text`. Raises TinyLMError as above."""
+    kept = Thinned(max(2, count // 2))
+    for record in iterate_metrics(run, SAMPLES_FILE):
+        if isinstance(record.get("text"), str):
+            kept.add({"step": record["step"], "val_loss": number(record.get("val_loss")), "text": record["text"]})
+    return [{**record, "text": record["text"][:MAX_SAMPLE]} for record in kept]

@@ -1,0 +1,68 @@
+"""A report that is kept current during training."""
+
+import math
+import time
+from pathlib import Path
+
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.report.collect import assemble, collect_run
+from tinylm.report.page import write_page
+from tinylm.reporter import Reporter
+from tinylm.training.events import Evaluated, Event, Logged, Sampled, Started, Stepped
+
+MIN_SECONDS = 5.0  # between two writes
+MAX_SHARE = 0.01  # of the training time that writing takes, the last write included
+
+
+class LiveReport:
+    """Training callback that writes the report of the run to a file, without the sections that need the model.
+
+    The page reloads itself until `close`, which writes it for the last time. A report that cannot be written is
+    reported as a warning, once, and training continues. seconds: time that writing has taken.
+
+    Raises UsageError if the folder of the file does not exist, or the file is a folder.
+    """
+
+    def __init__(self, path: Path, reporter: Reporter) -> None:
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise UsageError(f"`report` is {path}, which is not a file in an existing folder.")
+        self._path = path
+        self._reporter = reporter
+        self._run: Path | None = None
+        self._started = 0.0
+        self._next = 0.0  # time of the next write
+        self._cost = 0.0  # seconds of the last write
+        self._failed = False
+        self.seconds = 0.0
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Started():
+                self._run, self._started = event.path, time.monotonic()
+            case Stepped() if not self._next:  # the first log line of a long run is minutes away
+                self._write(reloading=True)
+            # At step 0 there may still be another run at the path, which the first save replaces.
+            case Logged() | Evaluated() | Sampled() if event.step and time.monotonic() >= self._next:
+                self._write(reloading=True)
+
+    def close(self) -> None:
+        """Write the report of the run as it is, without reloading."""
+        if self._run is not None and self._next:
+            self._write(reloading=False)
+
+    def _write(self, reloading: bool) -> None:
+        assert self._run is not None
+        start = time.monotonic()
+        try:
+            content = assemble([collect_run(self._run) | {"name": self._run.name}], models=False)
+            refresh = math.ceil(max(MIN_SECONDS, self._cost / MAX_SHARE)) if reloading else None
+            write_page(content | {"refresh": refresh}, self._path)
+        except (TinyLMError, OSError) as error:
+            if not self._failed:
+                self._reporter.warn(f"The report {self._path} was not written: {error}")
+            self._failed = True
+        now = time.monotonic()
+        self._cost = now - start
+        self.seconds += self._cost
+        # The next write and the one at the end are within the share.
+        self._next = max(now + MIN_SECONDS, self._started + (self.seconds + 2 * self._cost) / MAX_SHARE)

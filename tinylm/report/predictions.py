@@ -1,0 +1,231 @@
+"""What a trained model does with a text: attention, loss of each token, evaluation, and updates of its adapter."""
+
+import base64
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tinylm.adapters.adapter import Adapter
+from tinylm.adapters.bottleneck import Bottleneck
+from tinylm.device import autocast
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.evaluation.baselines import MAX_BYTES, baseline_bits_per_byte
+from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.evaluation.masked import evaluate_masked
+from tinylm.evaluation.text import evaluate_text
+from tinylm.loaded_model import Model
+from tinylm.model.decoder import Decoder
+from tinylm.model.encoder import Encoder
+from tinylm.model.encoder_decoder import EncoderDecoder
+from tinylm.report.attention_maps import recorded_attention
+from tinylm.report.curves import number
+from tinylm.reporter import LogReporter
+from tinylm.text.corpus_loading import EvaluationTokens
+from tinylm.text.pair_batches import PairTokens
+from tinylm.text.run_tokens import reopen_ids
+from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.tokenizer import Tokenizer
+
+PASSAGE_TOKENS = 256
+MAP_TOKENS = 40  # at most, of an attention map
+ALTERNATIVES = 5
+MASK_EVERY = 7  # in the passage of an encoder
+EVALUATION_FLOPS, MAX_EVALUATION_TOKENS = 1e12, 50_000
+MAX_TOKEN_TEXT = 40  # characters
+MAX_UPDATES = 500  # adapter layers
+
+
+class Passage(NamedTuple):
+    """Inputs of a model, and the tokens it predicts.
+
+    inputs: ids for the network, (1, T) each. targets: (T,), the token that each position predicts, or -1 for none.
+    Those of a decoder or an encoder may be longer than the context; they are then read in windows, as in evaluation.
+    shown: tokens of the passage; `first` is the index in it of the token that position 0 predicts.
+    """
+
+    inputs: tuple[Tensor, ...]
+    targets: Tensor
+    shown: list[int]
+    first: int
+
+
+def describe_model(model: Model, run: Path, prompt: str | None, map_bytes: int) -> tuple[dict[str, Any], list[str]]:
+    """The sections of the report that need the model, and a sentence for each section that cannot be made.
+
+    prompt: text of the attention maps; by default the beginning of the validation text. map_bytes: for attention maps.
+    """
+    sections: dict[str, Any] = {}
+    problems: list[str] = []
+    validation: Tokens | None = None
+
+    def add(name: str, section: Callable[[], Any]) -> None:
+        try:
+            if (value := section()) is not None:
+                sections[name] = value
+        except (TinyLMError, OSError) as error:
+            problems.append(f"No {name}: {error}")
+
+    try:
+        validation = None if model.data is None else reopen_ids(run, model.data, model.tokenizer, "val")
+    except TinyLMError as error:
+        problems.append(f"No passage and no evaluation: {error}")
+    with torch.no_grad(), autocast(model.network.device.type, model.dtype):
+        if validation is not None:
+            text = validation
+            add("passage", lambda: _scored_passage(model, _passage(model, text, PASSAGE_TOKENS)))
+            add("evaluation", lambda: _evaluation(model, run, text))
+        if prompt is not None or validation is not None:
+            add("attention", lambda: _attention(model, prompt, validation, map_bytes))
+        add("updates", lambda: _updates(model))
+    return sections, problems
+
+
+def _passage(model: Model, ids: Tokens, limit: int) -> Passage:
+    """The beginning of a text, or its first pair, as inputs and targets of at most `limit` tokens."""
+    device = model.network.device
+    if isinstance(model.network, EncoderDecoder):
+        length = min(limit, model.context)
+        pairs = PairTokens(np.asarray(ids), model.tokenizer.end_of_text_id)
+        fitting = pairs.fitting(length)
+        if not len(fitting):
+            raise UsageError(f"no validation pair has at most {length} tokens.")
+        batch = pairs.batch(fitting[:1])
+        assert batch.source is not None
+        targets = batch.targets[0]
+        return Passage((batch.ids.to(device), batch.source.to(device)), targets, targets.tolist(), 0)
+    tokens = torch.from_numpy(ids[:limit].astype(np.int64)).to(device)
+    if isinstance(model.network, Encoder):
+        masked = torch.arange(len(tokens), device=device) % MASK_EVERY == MASK_EVERY // 2
+        inputs = tokens.masked_fill(masked, model.tokenizer.mask_id)
+        return Passage((inputs[None],), tokens.masked_fill(~masked, -1), tokens.tolist(), 0)
+    return Passage((tokens[None, :-1],), tokens[1:], tokens.tolist(), 1)
+
+
+def _scored_passage(model: Model, passage: Passage) -> dict[str, Any] | None:
+    """The tokens of a passage: `text`, and where it is predicted `loss` in nats and `likeliest`, texts with their
+    probabilities.
+    """
+    if not passage.inputs[0].shape[1]:
+        return None
+    windows = zip(*(ids.split(model.context, dim=1) for ids in passage.inputs), strict=True)
+    hidden = torch.cat([model.network(*window).hidden[0] for window in windows])  # (T, D)
+    log_p = F.log_softmax(model.network.logits(hidden).float(), dim=-1)  # (T, V)
+    best = log_p.topk(min(ALTERNATIVES, log_p.shape[-1]))  # (T, K)
+    tokens: list[dict[str, Any]] = [{"text": text} for text in token_texts(model.tokenizer, passage.shown)]
+    for position, target in enumerate(passage.targets.tolist()):
+        if target >= 0:
+            texts = token_texts(model.tokenizer, best.indices[position].tolist())
+            likeliest = zip(texts, (number(math.exp(p), 3) for p in best.values[position].tolist()), strict=True)
+            tokens[position + passage.first] |= {
+                "loss": number(-log_p[position, target].item(), 4),
+                "likeliest": list(likeliest),
+            }
+    kind = {Decoder: "next", Encoder: "masked", EncoderDecoder: "target"}[type(model.network)]
+    source = passage.inputs[1][0].tolist() if kind == "target" else []
+    return {"kind": kind, "tokens": tokens, "source": model.decode(source)}
+
+
+def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """The text of each token by itself, at most MAX_TOKEN_TEXT characters; empty for ids that pad a vocabulary."""
+    return [
+        tokenizer.decode_with_special([token])[:MAX_TOKEN_TEXT] if token < tokenizer.vocab_size else "" for token in ids
+    ]
+
+
+def _attention(model: Model, prompt: str | None, text: Tokens | None, map_bytes: int) -> list[dict[str, Any]]:
+    """Attention maps by kind. Each has the texts of `rows` and `columns`, and `layers` with the number of `heads` and
+    the `weights`, 255 times each, as base64 of one byte each in the order (H, T, S).
+    """
+    config = model.config.model
+    heads = config.heads * (config.layers + 2 * (config.encoder_layers or 0))
+    length = min(MAP_TOKENS, model.context, max(4, math.isqrt(map_bytes // heads)))
+    if prompt is None:
+        assert text is not None
+        inputs = _passage(model, text, length).inputs
+    else:
+        inputs = _prompt_inputs(model, prompt, length)
+    if not inputs[0].shape[1]:
+        raise UsageError("the prompt has no tokens.")
+    with recorded_attention(model.network) as weights:
+        model.network(*inputs)
+    texts = [token_texts(model.tokenizer, ids[0].tolist()) for ids in inputs]
+    maps: dict[str, dict[str, Any]] = {}
+    for name, layer in weights.items():
+        if "cross_attention" in name:
+            kind, rows, columns = "cross-attention", texts[0], texts[1]
+        elif name.startswith("encoder."):
+            kind, rows, columns = "self-attention of the encoder", texts[1], texts[1]
+        else:
+            kind, rows, columns = "self-attention", texts[0], texts[0]
+        shown = layer[:, :length, :length]  # a source can be longer
+        packed = (shown.clamp(0, 1) * 255).round().to(torch.uint8).contiguous().numpy().tobytes()
+        part = maps.setdefault(kind, {"kind": kind, "rows": rows[:length], "columns": columns[:length], "layers": []})
+        part["layers"].append({"heads": len(layer), "weights": base64.b64encode(packed).decode("ascii")})
+    return list(maps.values())
+
+
+def _prompt_inputs(model: Model, prompt: str, length: int) -> tuple[Tensor, ...]:
+    """Ids of the prompt for the network; for an encoder-decoder, the prompt is the source of a translation."""
+
+    def rows(ids: list[int]) -> Tensor:
+        return torch.tensor([ids], device=model.network.device).long()
+
+    ids = model.encode(prompt)[:length]
+    if not isinstance(model.network, EncoderDecoder):
+        return (rows(ids),)
+    end = model.tokenizer.end_of_text_id
+    target = model.encode(str(model.generate(prompt, max_tokens=length)))
+    return rows([end, *target][:length]), rows([*ids[: length - 1], end])
+
+
+def _evaluation(model: Model, run: Path, validation: Tokens) -> dict[str, Any] | None:
+    """Metrics on the beginning of the validation text, with baselines; `None` for pairs and conversations."""
+    if model.data is None or model.data.kind != "text":
+        return None
+    parameters = sum(parameter.numel() for parameter in model.network.parameters())
+    tokens = validation[: int(min(MAX_EVALUATION_TOKENS, max(1000, EVALUATION_FLOPS / (2 * parameters))))]
+    config, reporter = EvaluationConfig(), LogReporter()
+    match model.network:
+        case Decoder() as decoder:
+            text = EvaluationTokens("text", tokens)
+            result = evaluate_text(decoder, model.tokenizer, text, config, model.dtype, reporter).to_json()
+            training: np.ndarray | None = None
+            try:
+                training = reopen_ids(run, model.data, model.tokenizer, "train")[:MAX_BYTES]
+            except TinyLMError:
+                training = None  # the other baselines do not need it
+            result["baselines"] = baseline_bits_per_byte(model.tokenizer, tokens, training, reporter)
+        case Encoder() as encoder:
+            result = evaluate_masked(encoder, model.tokenizer, tokens, config, model.dtype, reporter).to_json()
+        case _:
+            return None
+    baselines = {name: number(bits) for name, bits in result.pop("baselines", {}).items()}
+    metrics = {name: number(value, 6) for name, value in result.items() if isinstance(value, int | float)}
+    return {"metrics": metrics, "baselines": baselines}
+
+
+def _updates(model: Model) -> list[dict[str, Any]] | None:
+    """The Frobenius norm of the update of each adapter layer, and its ratio to the norm of the base weight.
+
+    The update of a LoRA layer is s B A, that of a bottleneck the product of its matrices U D.
+    """
+    updates = []
+    for adapter in model.adapters[:1]:
+        for name, layer in list(adapter.layers.items())[:MAX_UPDATES]:
+            norm, base = _update_norms(layer)
+            updates.append({"layer": name, "norm": number(norm), "relative": number(norm / base) if base else None})
+    return updates or None
+
+
+def _update_norms(layer: Adapter) -> tuple[float, float]:
+    if isinstance(layer, Bottleneck):
+        return torch.linalg.matrix_norm(layer.up.weight.float() @ layer.down.weight.float()).item(), 0.0
+    delta = layer.delta_weight()  # type: ignore[operator]
+    base: Tensor = layer.base.weight  # type: ignore[assignment]
+    return torch.linalg.matrix_norm(delta.float()).item(), torch.linalg.matrix_norm(base.float()).item()

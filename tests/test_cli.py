@@ -135,6 +135,24 @@ def test_every_command_has_the_common_options(name: str) -> None:
     assert {"--quiet", "-q", "--json", "--debug", "--config"} <= spellings
 
 
+def test_a_command_is_imported_only_when_it_runs_or_is_listed() -> None:
+    """Importing and building all commands takes more processor time than the rest of the command line."""
+    program = """
+import sys
+from tinylm.cli import app
+app(["runs", "--quiet"], standalone_mode=False)
+print(*sorted(name for name in sys.modules if name in ("tinylm.commands.runs", "tinylm.commands.train")))
+"""
+    assert run_child([sys.executable, "-c", program]).stdout.split() == ["tinylm.commands.runs"]
+
+
+def test_completion_offers_all_commands() -> None:
+    variables = {"_TINYLM_COMPLETE": "complete_bash", "COMP_WORDS": "tinylm ", "COMP_CWORD": "1"}
+    program = 'from tinylm.cli import app; app(prog_name="tinylm")'
+    result = run_child([sys.executable, "-c", program], env={**environment(), **variables})
+    assert tuple(result.stdout.split()) == COMMANDS, result
+
+
 def test_version_is_printed_and_no_argument_prints_the_usage() -> None:
     assert run_ok("--version").stdout == f"tinylm {tinylm.__version__}\n"
     bare = shell()

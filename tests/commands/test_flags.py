@@ -26,9 +26,7 @@ COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[
 
 def number_type(command: str, name: str) -> type | None:
     """int or float for an option that takes a number, else `None`."""
-    callback = next(one.callback for one in app.registered_commands if one.name == command)
-    assert callback is not None
-    annotation = inspect.signature(callback).parameters[name].annotation
+    annotation = inspect.signature(COMMANDS[command].callback).parameters[name].annotation
     found = {int, float} & {annotation.__origin__, *typing.get_args(annotation.__origin__)}
     return found.pop() if found else None
 

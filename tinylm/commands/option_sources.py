@@ -100,9 +100,9 @@ def _toml_problem(parameter: Any, value: Any) -> str | None:
 
 def warn_about_unknown_variables(console: Console, ctx: typer.Context) -> None:
     """Warn about each environment variable TINYLM_... that no command reads: it may be misspelled."""
-    variables = [name for name in os.environ if name.upper().startswith("TINYLM_")]
-    known = _known_variables(ctx) if variables else set()
-    for name in sorted(set(variables) - known):
+    variables = {name for name in os.environ if name.upper().startswith("TINYLM_")} - set(VARIABLES_WITHOUT_OPTION)
+    known = _known_variables(ctx) if variables else set()  # which imports all commands
+    for name in sorted(variables - known):
         near = difflib.get_close_matches(name.upper(), sorted(known), 1)
         suggestion = f"; did you mean {near[0]}?" if near else "."
         console.warn(f"tinylm does not read the environment variable {name[:60]}{suggestion}")

@@ -9,6 +9,10 @@ peer's GELU, and with --compile compiled layers. (tinylm compiles by default in 
 dropout. Compiling happens in the warm-up, so --compile needs --warmup of at least 1.) Within a setting the models take
 turns; the last two columns are ratios of speeds, computed per round. nanoGPT is not a package: --nanogpt names the
 model.py of a checkout; it is measured with its own random weights and the settings of the peer.
+
+The share of the product rate is the speed of a model relative to that of a machine which only multiplies matrices: its
+FLOPs per step (6 per matrix parameter and token, and causal attention) at the rate of large products in the same
+format, which take turns with the models. --profile prints the operations of a step of tinylm modern by their time.
 """
 
 import argparse
@@ -26,14 +30,19 @@ from training_step import random_batch, tinylm_step
 from transformers import GPT2LMHeadModel
 
 from tinylm.console import Console
-from tinylm.device import autocast
+from tinylm.device import DTYPES, autocast
+from tinylm.kernels import onednn
 from tinylm.machine import choose_machine
 from tinylm.model.build import build_model
 from tinylm.model_config import ModelConfig
+from tinylm.planning.cost import training_flops
 from tinylm.text.batches import Batch
 
 PEER = "transformers GPT-2"
 NANOGPT = "nanoGPT"
+MODERN = "tinylm modern"
+PRODUCTS = {"fp32": "matrix products in fp32", "bf16": "matrix products in bf16"}
+PRODUCT_ROWS, PRODUCT_WIDTH, PRODUCT_COUNT = 2048, 512, 100
 
 
 @dataclass(frozen=True)
@@ -96,11 +105,40 @@ def contestants(
     steps = {
         PEER: peer_step(peer, peer_loss(peer, batch), *options),
         "tinylm gpt2": tinylm_step(model, batch, setting.dtype),
-        "tinylm modern": tinylm_step(modern_model, batch, setting.dtype),
+        MODERN: tinylm_step(modern_model, batch, setting.dtype),
     }
     if nano is not None:
         steps[NANOGPT] = peer_step(nano, lambda: nano(batch.ids, batch.targets)[1], *options)
     return steps
+
+
+def products(dtype: str) -> Callable[[], object]:
+    """A function that multiplies matrices of a size at which the processor reaches its rate."""
+    x = torch.ones(PRODUCT_ROWS, PRODUCT_WIDTH, dtype=DTYPES[dtype])
+    w = torch.ones(PRODUCT_WIDTH, PRODUCT_WIDTH, dtype=DTYPES[dtype])
+
+    @torch.no_grad()
+    def multiply() -> None:
+        for _ in range(PRODUCT_COUNT):
+            onednn.linear(x, w)
+
+    return multiply
+
+
+def share_of_product_rate(config: ModelConfig, batch: Batch, step: Sequence[float], products: Sequence[float]) -> str:
+    """The time that the FLOPs of a step take as large products, relative to that of the step: median of the rounds."""
+    flops = training_flops(config) * batch.ids.numel()
+    flops_of_products = PRODUCT_COUNT * 2 * PRODUCT_ROWS * PRODUCT_WIDTH**2
+    shares = [flops / flops_of_products * alone / seconds for seconds, alone in zip(step, products, strict=True)]
+    return f"{statistics.median(shares):.2f}"
+
+
+def print_profile(step: Callable[[], object]) -> None:
+    """The 25 operations of a step that take the most time by themselves, on all threads."""
+    step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        step()
+    print(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=60))
 
 
 def build_nanogpt(path: Path, config: ModelConfig) -> nn.Module:
@@ -118,22 +156,31 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_options(parser, context=256)
     parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="default: 16")
     parser.add_argument("--compile", action="store_true", help="also with compiled layers")
+    parser.add_argument("--profile", action="store_true", help="only print the time of the operations of one step")
     parser.add_argument("--nanogpt", type=Path, metavar="FILE", help="the model.py of a copy of nanoGPT")
     arguments = parser.parse_args(argv)
     gpt2, modern = chosen_shape(arguments, "gpt2"), chosen_shape(arguments, "modern")
     batch = random_batch(gpt2, arguments.batch_size)
+    if arguments.profile:
+        print_profile(tinylm_step(build_model(modern), batch, choose_machine("cpu", "auto", Console()).dtype))
+        return
 
     rows = []
     for setting in settings(arguments.compile):
         functions = contestants(setting, gpt2, modern, batch, arguments.nanogpt)
-        times = take_turns(functions, arguments.rounds, arguments.warmup)
-        for name, seconds in times.items():
+        alone = {name: products(dtype) for dtype, name in PRODUCTS.items()}
+        times = take_turns({**functions, **alone}, arguments.rounds, arguments.warmup)
+        for name in functions:
+            seconds = times[name]
+            dtype = setting.dtype if name.startswith("tinylm") else setting.peer_dtype
+            config = modern if name == MODERN else gpt2
             rows.append(
                 [
                     setting.name,
                     name,
                     f"{1000 * statistics.median(seconds):,.0f}",
                     tokens_per_second(times, name, batch.ids.numel()),
+                    share_of_product_rate(config, batch, seconds, times[PRODUCTS[dtype]]),
                     "1" if name == PEER else str(speedup(times, name, PEER)),
                     str(speedup(times, name, NANOGPT)) if NANOGPT in times and name != NANOGPT else "",
                 ]
@@ -142,7 +189,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{arguments.layers}x{arguments.width}, {arguments.heads} heads, context {arguments.context}, ", end="")
     print(f"batch {arguments.batch_size}, vocabulary {arguments.vocab_size}; {arguments.rounds} rounds.")
     print(f"tinylm gpt2 and transformers gave the same logits within {TOLERANCE:g}.\n")
-    print(table(["setting", "model", "ms per step", "tokens/s", "times transformers", "times nanoGPT"], rows))
+    columns = ["setting", "model", "ms per step", "tokens/s", "share of product rate", "times transformers"]
+    print(table([*columns, "times nanoGPT"], rows))
 
 
 if __name__ == "__main__":

@@ -135,6 +135,19 @@ def test_a_timed_step_is_one_optimizer_step_without_evaluation_and_save(monkeypa
     hook.remove()
 
 
+def test_the_share_of_the_product_rate_counts_the_operations_of_a_step() -> None:
+    throughput = importlib.import_module("throughput")
+    config = small("gpt2", kv_heads=4)
+    batch = throughput.random_batch(config, rows=3)
+    matrices = config.layers * (4 * config.width**2 + 2 * config.width * config.ffn_width)
+    matrices += config.width * config.vocab_size
+    flops = 3 * config.context * (6 * matrices + 6 * config.layers * config.context * config.width)
+    flops_of_products = 100 * 2 * 2048 * 512**2
+    as_products = flops / flops_of_products  # seconds, if the products take one second
+    shares = throughput.share_of_product_rate(config, batch, [4 * as_products, as_products, 2 * as_products], [1, 1, 1])
+    assert shares == "0.50"
+
+
 def test_tinylm_and_the_peer_decode_the_same_tokens() -> None:
     peer, decoding = importlib.import_module("peer"), importlib.import_module("decoding")
     model, twin = peer.build_pair(small("gpt2", kv_heads=4))

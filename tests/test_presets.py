@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tinylm.errors import UsageError
 from tinylm.model_config import ModelConfig
-from tinylm.presets import PRESETS, SIZES, make_model_config
+from tinylm.presets import PRESETS, SIZES, find_preset, make_model_config
 
 
 def made(**choices: Any) -> ModelConfig:
@@ -137,3 +137,10 @@ def test_the_error_names_the_setting_and_what_it_needs(
     assert setting in message or f"{setting[:-1]}=" in message
     for word in words:
         assert word in message
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("choices", [{}, {"size": "mini", "heads": 8}, {"dropout": 0.1}, {"tie": False}])
+def test_the_preset_of_a_model_is_found_whatever_its_sizes(preset: str, choices: dict[str, Any]) -> None:
+    assert find_preset(made(preset=preset, **choices)) == preset
+    assert find_preset(made(preset=preset, norm="none", **choices)) is None

@@ -1,5 +1,6 @@
 """Named model configurations: a preset sets the kinds of layers, a size the dimensions; any field can be replaced."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -55,6 +56,16 @@ def default_ffn_width(width: int, activation: str) -> int:
     if activation in GATED_ACTIVATIONS:
         return math.ceil(8 * width / 3 / 32) * 32
     return 4 * width
+
+
+def find_preset(config: ModelConfig) -> str | None:
+    """The preset whose kinds of layers a model has; `None` if it has those of none."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    names = {name for values in PRESETS.values() for name in values}
+    for preset, values in PRESETS.items():
+        if all(getattr(config, name) == {**defaults, **values}[name] for name in names):
+            return preset
+    return None
 
 
 def make_model_config(*, vocab_size: int, preset: str, size: str, **choices: Any) -> ModelConfig:

@@ -106,7 +106,7 @@ def summarise_folder(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise TinyLMError(f"{path} is damaged ({error}).") from error
     steps = {"step": None, "best_step": None, "val_loss": None}
-    return {"kind": "hugging face", "parameters": parameters, **steps, "saved": saved}
+    return {"kind": "hugging face", "parameters": parameters, **steps, "saved": saved, "seconds": None}
 
 
 def write_folder(folder: Path, model: ForeignModel, dtype: torch.dtype | None = None) -> str:

@@ -23,7 +23,7 @@ from tinylm.run_directory.commit import recover_run
 from tinylm.run_directory.layout import weights_file
 from tinylm.run_directory.weights import Weights, read_header, read_weights_file, require_tensors
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.validation import COUNT_FROM_0
+from tinylm.validation import COUNT_FROM_0, RANGES
 
 MAX_CONFIG_BYTES, MAX_STATE_BYTES = 1 << 24, 1 << 22  # a config.json may list many corpus files
 PICKLE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
@@ -120,17 +120,21 @@ def summarise(path: Path) -> dict[str, Any]:
 
     kind: model or adapter. parameters: their number. step, best_step: of the last save and of the best weights.
     val_loss: of the best weights, in nats per token. saved: time when those were saved, in seconds since the epoch.
+    seconds: of training until the last save; `None` if the run has none.
     """
     config = read_config(path)
     file = path / weights_file(config)
     header = read_header(file)
-    step = header.step
+    step, seconds = header.step, None
     try:
         if os.path.lexists(path / "last"):
             check_folder(path / "last")
-            step = read_json(path / "last" / "state.json", MAX_STATE_BYTES)["step"]
+            state = read_json(path / "last" / "state.json", MAX_STATE_BYTES)
+            step, seconds = state["step"], state.get("seconds")
             if type(step) is not int or not COUNT_FROM_0.contains(step):
                 raise ValueError(f"its step is {str(step)[:40]}")
+            if seconds is not None and (type(seconds) is not float or not RANGES["seconds"].contains(seconds)):
+                raise ValueError(f"its seconds are {str(seconds)[:40]}")
         saved = file.stat().st_mtime
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TinyLMError(f"{path / 'last'} is damaged ({error}). Copy the run again.") from error
@@ -141,6 +145,7 @@ def summarise(path: Path) -> dict[str, Any]:
         "best_step": header.step,
         "val_loss": header.val_loss,
         "saved": saved,
+        "seconds": seconds,
     }
 
 

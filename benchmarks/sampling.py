@@ -1,282 +1,279 @@
-"""Sampling on the CPU beside llama.cpp, CTranslate2 and transformers: tokens a second, and time to the first token.
+"""Sampling on the CPU by tinylm, llama.cpp, CTranslate2 and transformers: one table of tokens per second, the share of
+the memory bandwidth, and milliseconds to the first token.
 
-    python benchmarks/sampling.py                                       # 6x384 with 65 ids
-    python benchmarks/sampling.py --layers 12 --width 768 --heads 12 --vocab-size 50257 --tokens 64
-    python benchmarks/sampling.py --model SmolLM2-135M-Instruct         # a Hugging Face folder or GGUF file
+    python benchmarks/sampling.py                                              # 4x128, 6x384, 12x768: 10 minutes
+    python benchmarks/sampling.py --models SmolLM2-135M-Instruct.Q4_1.gguf     # a Hugging Face folder or GGUF file: 6
+    python benchmarks/sampling.py --models 6x384 --kinds f32 --rounds 5        # 1 minute
 
-All generate the same number of tokens from a prompt of one token, with random weights of preset modern unless --model
-is given, and take turns. tinylm samples at a temperature of 0.8. llama.cpp is called through the C functions of
-llama-cpp-python, takes the likeliest token, has keys and values of 32 bits as tinylm has, and appears with one thread
-and with all. `of the bandwidth` is the share of the speed at which all threads read memory, counting
-the bytes of all weights for each token. `first token` is for a prompt of 500 tokens.
+The models of the first command have random weights of preset modern and a context of 1,024; those of 12x768 have 50,257
+ids, the others 65. Each program runs in a process of its own, with the fastest of its choices (one thread or all; for
+llama.cpp also a cache of 16 or 32 bits), found before the rounds. All take turns, and generate as many tokens: for one
+stream and for 32 after a prompt of one token, and one token after a prompt of 500. tinylm is `tinylm sample` without
+further options (int8: `--quantize int8`) on a model that was opened before, sampling at its default temperature; the
+others take the likeliest token.
 
-Needs the extras [bench] and [llama-cpp]. --ctranslate2 adds CTranslate2, in fp32 and int8, which needs its package. It
-is an option, since its threads make the others in the process several times slower.
+`of the bandwidth`: bytes of the weights that each token reads, by the speed at which all threads read memory.
+`GOMP_SPINCOUNT` is what tinylm's command line chooses for tinylm, and 10,000 for the others, unless it is set. A
+program that is not installed has no row, and is named on stderr. Needs the extra [bench], and for their rows
+llama-cpp-python and CTranslate2.
 """
 
 import argparse
-import copy
-import functools
-import importlib
 import json
+import math
+import os
+import select
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO
 
-import numpy as np
 import torch
-import transformers
-from measure import add_options, chosen_shape, describe_machine, speedup, table, take_turns, tokens_per_second
+from measure import Times, describe_machine, run_tinylm, speedup, table, tokens_per_second
+from sampling_programs import PROGRAMS, Job, Request, as_json
 
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.formats.huggingface import write_folder
 from tinylm.formats.imported import ForeignModel
-from tinylm.generation.fuse_layers import fuse_model
-from tinylm.generation.generation_config import SamplingConfig
-from tinylm.generation.generator import NextTokenModel, generate
-from tinylm.generation.llama_cpp import LlamaCppCache, LlamaCppDecoder, import_llama_cpp
-from tinylm.generation.sampler import Sampler
-from tinylm.generation.thread_policy import ThreadPolicyDecoder
-from tinylm.kernels.thread_latency import measure_thread_latency
+from tinylm.generation.converted_model import SETTLED
+from tinylm.kernels.openmp_spin import SPIN_COUNT, SPIN_VARIABLES, choose_spin_count
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.open_model import open_model
+from tinylm.presets import make_model_config
 from tinylm.run_config import SpecialTokens
 from tinylm.text.tokenizer import train_char
 
-KINDS = {"f32": torch.float32, "f16": torch.float16, "q8_0": torch.float32}  # and torch's format for each
-PROMPT = 500  # tokens before the first one
-WEIGHT_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}  # of each number
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "q8_0": torch.float32}  # of the Hugging Face folder
+WEIGHT_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
+PROMPT, STREAMS = 500, 32
+CONTEXT = 1024
+ANSWER_LIMIT = 300.0  # seconds that a program may take for a request, or to open
+BASE = "llama.cpp"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model with random weights. tokens, batch_tokens: to generate, of one stream and of each of many."""
+
+    layers: int
+    width: int
+    heads: int
+    vocab_size: int
+    tokens: int
+    batch_tokens: int
+
+
+MODELS = {
+    "4x128": Shape(4, 128, 4, 65, 500, 100),
+    "6x384": Shape(6, 384, 6, 65, 300, 50),
+    "12x768": Shape(12, 768, 12, 50_257, 48, 8),
+}
+OPENED = (48, 8)  # tokens and batch_tokens of other models
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A decoder to sample from, in torch and as it is exported."""
+    """A model to sample from, and how many tokens to generate: of one stream, and of each of many."""
 
-    model: Decoder
+    name: str
     exported: ForeignModel
+    tokens: int
+    batch_tokens: int
 
-    @property
-    def vocab_size(self) -> int:
-        return self.model.vocab_size
+    def weights_per_token(self) -> int:
+        """Number of weights that a step reads: all but an input embedding that is not the output layer."""
+        tensors, config = self.exported.tensors, self.exported.config
+        lookup = 0 if config.tie else config.vocab_size * config.width
+        return sum(tensor.numel() for tensor in tensors.values()) - lookup
+
+    def requests(self) -> dict[str, Request]:
+        """What is measured."""
+        return {
+            "one": Request("", 1, 1, self.tokens),
+            "many": Request("", STREAMS, 1, self.batch_tokens),
+            "first": Request("", 1, min(PROMPT, self.exported.config.context - 1), 1),
+        }
+
+
+class Program:
+    """A running program of sampling_programs.py. choices: names of its settings. missing: why it cannot run, or ""."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        answer = self._answer()
+        self.choices: list[str] = answer.get("choices", [])
+        self.missing: str = answer.get("missing", "")
+
+    def seconds(self, request: Request) -> float:
+        """Run a request, and return the time that it took."""
+        stdin = _pipe(self._process.stdin)
+        stdin.write(as_json(request) + "\n")
+        stdin.flush()
+        return float(self._answer()["seconds"])
+
+    def _answer(self) -> dict:
+        stdout = _pipe(self._process.stdout)
+        if not select.select([stdout], [], [], ANSWER_LIMIT)[0]:
+            raise RuntimeError(f"{self._process.args} took longer than {ANSWER_LIMIT:.0f} s")
+        if not (line := stdout.readline()):
+            raise RuntimeError(f"{self._process.args} ended with {self._process.wait(60)}")
+        return json.loads(line)
+
+
+def _pipe(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None
+    return pipe
+
+
+@contextmanager
+def running(name: str, job: Job) -> Iterator[Program]:
+    """Start a program; it is killed at the end of the block."""
+    script = Path(__file__).with_name("sampling_programs.py")
+    command = [sys.executable, str(script), name, as_json(job)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(name)
+    ) as process:
+        try:
+            yield Program(process)
+        finally:
+            process.kill()
+
+
+def environment(name: str) -> dict[str, str]:
+    """The environment of a program, with its OpenMP spin."""
+    values = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    if not any(variable in values for variable in SPIN_VARIABLES):
+        values["GOMP_SPINCOUNT"] = str(choose_spin_count() if name.startswith("tinylm") else SPIN_COUNT)
+    return values
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, context=1024)
-    parser.add_argument("--model", type=Path, help="a Hugging Face folder or GGUF file (default: random weights)")
-    parser.add_argument("--tokens", type=int, default=256, help="of each stream (default: 256)")
-    parser.add_argument("--streams", type=int, default=32, help="generated at a time in the second table (default: 32)")
-    parser.add_argument("--ctranslate2", action="store_true", help="also CTranslate2; see above")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="formats of the weights")
+    help = f"{', '.join(MODELS)}, or paths (default: {' '.join(MODELS)})"
+    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL", help=help)
+    parser.add_argument("--kinds", nargs="+", choices=DTYPES, default=list(DTYPES), help="number formats of weights")
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), help="default: all")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default: 3")
     options = parser.parse_args(arguments)
-    if import_llama_cpp() is None:
-        parser.error('llama-cpp-python is not installed: pip install -e ".[llama-cpp]"')
-    subject = opened(options.model) if options.model else random_model(options)
-    bandwidth = memory_bandwidth()
-    print(describe_machine(["torch", "transformers", "llama-cpp-python"]))
-    numbers = sum(parameter.numel() for parameter in subject.model.parameters())
-    print(f"{numbers / 1e6:.1f} million weights; all threads read {bandwidth / 1e9:.1f} GB/s")
-    for kind in options.kinds:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "model.gguf"
-            write_gguf(file, subject.exported, kind)
-            single = contestants(subject, kind, file, Path(folder), options.tokens)
-            generator = ctranslate2_generator(Path(folder), kind) if options.ctranslate2 else None
-            if generator is not None:
-                single["CTranslate2"] = functools.partial(ctranslate2_tokens, generator, 1, options.tokens)
-            times = take_turns(single, options.rounds, options.warmup)
-            limit = bandwidth / (numbers * WEIGHT_BYTES[kind])
-            print(f"\n{kind}, one stream")
-            print(rates(times, options.tokens, base="llama.cpp", limit=limit))
-            many = {
-                "tinylm, llama.cpp": functools.partial(
-                    sampled, in_llama_cpp(subject, file), subject.vocab_size, options.streams, options.tokens
-                ),
-                "llama.cpp": functools.partial(peer_streams, file, options.streams, options.tokens),
-            }
-            if generator is not None:
-                many["CTranslate2"] = functools.partial(ctranslate2_tokens, generator, options.streams, options.tokens)
-            times = take_turns(many, options.rounds, options.warmup)
-            print(f"\n{kind}, {options.streams} streams")
-            print(rates(times, options.tokens * options.streams, base="llama.cpp"))
-            first = first_token(subject, file, options.rounds)
-            print(f"\n{kind}, first token after {PROMPT} of a prompt: {first}")
-
-
-def rates(times: dict[str, list[float]], tokens: int, base: str, limit: float | None = None) -> str:
-    """Tokens a second of each, and as a ratio to the faster of the base's rows."""
-    base = min((name for name in times if name.startswith(base)), key=lambda name: statistics.median(times[name]))
+    begun, bandwidth = time.monotonic(), memory_bandwidth()
+    print(describe_machine(["torch"]))
+    print(f"All threads read {bandwidth / 1e9:.1f} GB/s; the load average was {os.getloadavg()[0]:.1f}.\n", flush=True)
     rows = []
-    for name in times:
-        share = [] if limit is None else [f"{tokens / statistics.median(times[name]) / limit:.0%}"]
-        rows.append([name, tokens_per_second(times, name, tokens), str(speedup(times, name, base)), *share])
-    return table(["", "tokens/s", f"times {base}", *([] if limit is None else ["of the bandwidth"])], rows)
+    for name in options.models:
+        subject = make_subject(name)
+        for kind in options.kinds:
+            with tempfile.TemporaryDirectory() as folder:
+                job = prepare(subject, kind, Path(folder))
+                times, chosen = compare(subject, job, options.programs, options.rounds)
+            limit = bandwidth / (subject.weights_per_token() * WEIGHT_BYTES[kind])
+            rows += [[subject.name, kind, *cells] for cells in report(subject, times, chosen, limit)]
+            print(f"{subject.name}, {kind}: done after {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    header = ["model", "weights", "program", "tokens/s", f"times {BASE}", "of the bandwidth"]
+    header += [f"{STREAMS} streams, tokens/s", f"times {BASE}", "first token, ms", f"times {BASE}", "chosen"]
+    print(table(header, rows))
 
 
-def random_model(options: argparse.Namespace) -> Subject:
-    """A model of preset modern with random weights, and a tokenizer of as many characters as it has ids."""
-    characters = (chr(code) for code in range(0x20000, 0x20000 + options.vocab_size))
-    tokenizer = train_char("".join(characters))
-    config = replace(chosen_shape(options, "modern"), vocab_size=tokenizer.vocab_size)
-    model = build_model(config).eval()
-    assert isinstance(model, Decoder)
-    tensors = dict(model.state_dict())
-    return Subject(model, ForeignModel(None, config, tensors, tokenizer.to_str(), SpecialTokens(), None))
+def make_subject(name: str) -> Subject:
+    """A model of MODELS with random weights and a character tokenizer that fills its vocabulary, or one at a path."""
+    if name not in MODELS:
+        network, config, tokenizer, weights = open_model(Path(name))
+        assert isinstance(network, Decoder)
+        tensors = dict(weights.tensors)
+        exported = ForeignModel(config.family, config.model, tensors, tokenizer.to_str(), SpecialTokens(), None)
+        return Subject(Path(name).stem, exported, *OPENED)
+    shape = MODELS[name]
+    tokenizer = train_char("".join(map(chr, range(0x20000, 0x20000 + shape.vocab_size - 1))))  # and the end of text
+    sizes = {"layers": shape.layers, "heads": shape.heads, "width": shape.width, "context": CONTEXT}
+    config = make_model_config(preset="modern", size="small", vocab_size=tokenizer.vocab_size, **sizes)
+    tensors = dict(build_model(config).state_dict())
+    exported = ForeignModel(None, config, tensors, tokenizer.to_str(), SpecialTokens(), None)
+    return Subject(name, exported, shape.tokens, shape.batch_tokens)
 
 
-def opened(path: Path) -> Subject:
-    network, config, tokenizer, weights = open_model(path)
-    assert isinstance(network, Decoder)
-    return Subject(
-        network.float(),
-        ForeignModel(config.family, config.model, weights.tensors, tokenizer.to_str(), tokenizer.special, None),
-    )
+def prepare(subject: Subject, kind: str, folder: Path) -> Job:
+    """Write the model for all programs, and let tinylm convert it, as its first command does."""
+    exported, config = subject.exported, subject.exported.config
+    write_gguf(folder / "model.gguf", exported, kind)
+    (folder / "model").mkdir()
+    write_folder(folder / "model", exported, DTYPES[kind])
+    time.sleep(SETTLED)  # tinylm reads files again that have just been written
+    quantize = ["--quantize", "int8"] if kind == "q8_0" else []
+    run_tinylm(["sample", "-m", str(folder / "model"), "-n", "1", "--device", "cpu", "--quiet", *quantize])
+    return Job(str(folder), kind, config.vocab_size, config.context, torch.get_num_threads())
 
 
-def contestants(subject: Subject, kind: str, file: Path, folder: Path, tokens: int) -> dict[str, Callable[[], object]]:
-    """Functions that generate the tokens of one stream, by name."""
-    eager = copy.deepcopy(subject.model).to(KINDS[kind])
-    fuse_model(eager, int8=kind == "q8_0")
-    threads = torch.get_num_threads()
-    functions: dict[str, Callable[[], object]] = {
-        "tinylm, llama.cpp": functools.partial(sampled, in_llama_cpp(subject, file), subject.vocab_size, 1, tokens),
-        "tinylm, torch": functools.partial(
-            sampled, ThreadPolicyDecoder(eager, measure_thread_latency()), subject.vocab_size, 1, tokens
-        ),
-    }
-    for count in sorted({1, threads}):
-        functions[f"llama.cpp, threads: {count}"] = functools.partial(peer_tokens, file, count, tokens)
-    write_folder(folder, subject.exported, KINDS[kind])
-    if kind != "q8_0":
-        transformers.logging.disable_progress_bar()
-        peer = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=KINDS[kind]).eval()
-        functions["transformers"] = functools.partial(peer_generate, peer, tokens)
-    return functions
+Run = Callable[[Request], float]
 
 
-def sampled(model: NextTokenModel, vocab_size: int, rows: int, tokens: int) -> None:
-    """As `tinylm sample` generates them."""
-    sampler = Sampler(SamplingConfig(temperature=0.8), 0, rows, vocab_size)
-    for _ in generate(model, [[1]] * rows, sampler, tokens):
-        pass
+def compare(
+    subject: Subject, job: Job, names: Sequence[str], rounds: int
+) -> tuple[dict[str, Times], dict[str, list[str]]]:
+    """The seconds of each round by request and program, and the choices of each program."""
+    with ExitStack() as stack:
+        programs = {name: stack.enter_context(running(name, job)) for name in names}
+        for program in programs.values():
+            if program.missing:
+                print(f"{subject.name}, {job.kind}: {program.missing}.", file=sys.stderr, flush=True)
+        programs = {name: program for name, program in programs.items() if not program.missing}
+        times: dict[str, Times] = {}
+        chosen: dict[str, list[str]] = {name: [] for name in programs}
+        for work, request in subject.requests().items():
+            best = {name: fastest(program, request) for name, program in programs.items()}
+            times[work] = {name: [] for name in programs}
+            for _ in range(rounds):
+                for name, program in programs.items():
+                    times[work][name].append(program.seconds(best[name]))
+            for name, choice in best.items():
+                chosen[name].append(choice.choice)
+        return times, chosen
 
 
-def in_llama_cpp(subject: Subject, file: Path) -> LlamaCppDecoder:
-    return LlamaCppDecoder(file, subject.model.context, torch.get_num_threads())
+def fastest(program: Program, request: Request) -> Request:
+    """The request with the program's fastest choice, which is warm afterwards."""
+    requests = [replace(request, choice=choice) for choice in program.choices]
+    for warm_up in requests:
+        program.seconds(replace(warm_up, tokens=1))
+    return min(requests, key=program.seconds)
 
 
-def peer_tokens(file: Path, threads: int, tokens: int) -> None:
-    """The likeliest tokens by llama.cpp."""
-    library, model, memory = peer_context(file, 1, tokens + 1, threads)
-    size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
-    token = (library.llama_token * 1)(1)
-    for _ in range(tokens):
-        library.llama_decode(memory.context, library.llama_batch_get_one(token, 1))
-        token[0] = int(np.ctypeslib.as_array(library.llama_get_logits(memory.context), (size,)).argmax())
+def report(
+    subject: Subject, times: Mapping[str, Times], chosen: Mapping[str, Sequence[str]], limit: float
+) -> Iterator[list[str]]:
+    """Yield the cells of each program. limit: tokens per second at which the weights are read at the full bandwidth."""
+    for name in times["one"]:
+        rate = subject.tokens / statistics.median(times["one"][name])
+        yield [
+            name,
+            tokens_per_second(times["one"], name, subject.tokens),
+            _ratio(times["one"], name),
+            f"{rate / limit:.0%}",
+            tokens_per_second(times["many"], name, subject.batch_tokens * STREAMS),
+            _ratio(times["many"], name),
+            f"{statistics.median(times['first'][name]) * 1e3:.1f}",
+            _ratio(times["first"], name),
+            "; ".join(dict.fromkeys(filter(None, chosen[name]))),
+        ]
 
 
-def peer_streams(file: Path, rows: int, tokens: int) -> None:
-    """The likeliest tokens of many streams by llama.cpp, all in one batch, with all threads."""
-    library, model, memory = peer_context(file, rows, tokens + 1, torch.get_num_threads())
-    size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
-    batch = library.llama_batch_init(rows, 0, 1)
-    batch.n_tokens = rows
-    for row in range(rows):
-        batch.token[row], batch.n_seq_id[row], batch.seq_id[row][0], batch.logits[row] = 1, 1, row, 1
-    for position in range(tokens):
-        for row in range(rows):
-            batch.pos[row] = position
-        library.llama_decode(memory.context, batch)
-        chosen = np.ctypeslib.as_array(library.llama_get_logits(memory.context), (rows, size)).argmax(axis=1)
-        for row, token in enumerate(chosen.tolist()):
-            batch.token[row] = token
-    library.llama_batch_free(batch)
-
-
-@functools.cache
-def peer_model(file: Path) -> object:
-    library = import_llama_cpp()
-    return library.llama_model_load_from_file(str(file).encode(), library.llama_model_default_params())
-
-
-def peer_context(file: Path, rows: int, length: int, threads: int) -> tuple[object, object, LlamaCppCache]:
-    library, model = import_llama_cpp(), peer_model(file)
-    return library, model, LlamaCppCache(library, model, rows, length, None, threads)
-
-
-@torch.inference_mode()
-def peer_generate(model: transformers.PreTrainedModel, tokens: int) -> None:
-    """The likeliest tokens by transformers, with its cache."""
-    ids = torch.tensor([[1]])
-    model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        min_new_tokens=tokens,
-        max_new_tokens=tokens,
-        pad_token_id=0,
-    )
-
-
-def ctranslate2_generator(folder: Path, kind: str) -> Any | None:
-    """CTranslate2 on the Hugging Face folder, or `None` for a format that it does not have on CPUs."""
-    precision = {"f32": "float32", "q8_0": "int8"}.get(kind)
-    if precision is None:
-        return None
-    library = importlib.import_module("ctranslate2")
-    converted = folder / f"ctranslate2-{precision}"
-    if not converted.exists():
-        library.converters.TransformersConverter(str(folder)).convert(str(converted), quantization=precision)
-        config = json.loads((converted / "config.json").read_text())
-        tokens = {name: config.get(name) or "<|endoftext|>" for name in ("bos_token", "eos_token", "unk_token")}
-        (converted / "config.json").write_text(json.dumps(config | tokens))  # without one it does not open
-    threads = torch.get_num_threads()
-    return library.Generator(str(converted), device="cpu", compute_type=precision, intra_threads=threads)
-
-
-def ctranslate2_tokens(generator: Any, rows: int, tokens: int) -> None:
-    """The likeliest tokens of CTranslate2."""
-    start = [["<|endoftext|>"]] * rows
-    generator.generate_batch(
-        start, max_length=tokens, min_length=tokens, sampling_topk=1, include_prompt_in_result=False
-    )
-
-
-def first_token(subject: Subject, file: Path, rounds: int) -> str:
-    """Milliseconds to the logits after a prompt, by llama.cpp in tinylm and by torch."""
-    length = min(PROMPT, subject.model.context)
-    ids = torch.randint(subject.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
-    fused = copy.deepcopy(subject.model)
-    fuse_model(fused)
-    models: dict[str, NextTokenModel] = {
-        "llama.cpp": in_llama_cpp(subject, file),
-        "torch, fp32": fused,
-    }
-
-    def run(model: NextTokenModel) -> None:
-        with torch.inference_mode():
-            model.last_logits(ids, model.make_cache(1, length), 1)
-
-    times = take_turns({name: functools.partial(run, model) for name, model in models.items()}, rounds)
-    return ", ".join(f"{name} {statistics.median(seconds) * 1e3:.0f} ms" for name, seconds in times.items())
+def _ratio(times: Times, name: str) -> str:
+    return str(speedup(times, name, BASE)) if BASE in times and name != BASE else ""
 
 
 def memory_bandwidth(size: int = 1 << 28, rounds: int = 5) -> float:
     """Bytes per second that all threads read from memory: the best of some sums of a large tensor."""
-    numbers = torch.ones(size // 4)
-    best = min(_seconds(numbers.sum) for _ in range(rounds))
+    numbers, best = torch.ones(size // 4), math.inf
+    for _ in range(rounds):
+        begun = time.perf_counter()
+        numbers.sum()
+        best = min(best, time.perf_counter() - begun)
     return size / best
-
-
-def _seconds(function: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    function()
-    return time.perf_counter() - begun
 
 
 if __name__ == "__main__":

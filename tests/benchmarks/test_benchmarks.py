@@ -441,15 +441,6 @@ def test_the_learning_benchmark_prints_a_row_for_each_text_preset_and_time(
         assert float(bits.split()[0]) == pytest.approx(float(nats.split()[0]) / math.log(2), abs=2e-4)
 
 
-def test_sampling_is_compared_with_the_faster_of_the_peers_rows() -> None:
-    sampling = importlib.import_module("sampling")
-    times = {"tinylm": [2.0, 2.0], "llama.cpp, 1": [4.0, 4.0], "llama.cpp, 2": [1.0, 1.0]}
-    lines = sampling.rates(times, tokens=100, base="llama.cpp", limit=200.0).splitlines()
-    header, _, ours, *_ = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    assert header == ["", "tokens/s", "times llama.cpp, 2", "of the bandwidth"]
-    assert ours == ["tinylm", "50", "0.50 (0.50 to 0.50)", "25%"]
-
-
 @pytest.mark.slow
 def test_the_ranks_benchmark_prints_a_row_for_each_format() -> None:
     shape = ("--layers", "1", "--heads", "1", "--width", "8", "--context", "8", "--rounds", "1", "--rows", "4")

@@ -1,0 +1,322 @@
+"""The programs that benchmarks/sampling.py compares. Each runs in a process of its own: their OpenMP runtimes disturb
+each other, and an idle one sleeps.
+
+    python benchmarks/sampling_programs.py PROGRAM JOB      # JOB: a `Job` as JSON
+
+A program offers choices, such as numbers of threads, of which the benchmark takes the fastest. The process writes their
+names as a line of JSON, then answers each line of stdin, a `Request` as JSON, with the seconds that it took.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+Generate = Callable[[int, list[int], int], object]  # rows, the prompt of each, and tokens to generate for each
+Choices = dict[str, Generate]
+
+PRECISIONS = {"f32": "float32", "f16": "float16", "q8_0": "int8"}
+CONVERT = """
+import sys, ctranslate2
+ctranslate2.converters.TransformersConverter(sys.argv[1]).convert(sys.argv[2], quantization=sys.argv[3])
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model in one number format. folder: with the Hugging Face folder `model` and the file `model.gguf`."""
+
+    folder: str
+    kind: str
+    vocab_size: int
+    context: int
+    threads: int
+
+    @property
+    def model(self) -> Path:
+        """The Hugging Face folder. Its weights are f32 for q8_0, to which tinylm and CTranslate2 quantize them."""
+        return Path(self.folder) / "model"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate: `tokens` for each of `rows` sequences after a prompt of `prompt` tokens."""
+
+    choice: str
+    rows: int
+    prompt: int
+    tokens: int
+
+
+class MissingError(Exception):
+    """The program is not installed, or cannot run the job."""
+
+
+def tinylm(engine: str, job: Job) -> Choices:
+    """`tinylm sample` from an open model, sampling at its default temperature; it chooses its threads itself."""
+    from tinylm.commands.generator_choice import open_generator
+    from tinylm.commands.options import MachineOptions
+    from tinylm.console import Console
+    from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
+    from tinylm.generation.prompts import EncodedPrompt
+
+    speed, quantize = SpeedConfig(engine=engine), "int8" if job.kind == "q8_0" else "none"
+    model = open_generator(job.model, (), MachineOptions(device="cpu"), quantize, speed, Console(quiet=True))
+    model.tokenizer.stop_ids = frozenset()  # all programs generate the same number of tokens
+
+    def generate(rows: int, prompt: list[int], tokens: int) -> None:
+        config = GenerationConfig(max_tokens=tokens, num_samples=rows, seed=0)
+        samples = model.continue_encoded(EncodedPrompt("", prompt, prompt), config, speed).run()
+        assert [sample.tokens for sample in samples] == [tokens] * rows
+
+    return {"": generate}
+
+
+def policy_of_torch(job: Job) -> Choices:
+    """tinylm's steps by torch, with its thread policy and with fixed numbers of threads."""
+    import torch
+
+    from tinylm.generation.fuse_layers import fuse_model
+    from tinylm.generation.thread_policy import ThreadPolicyDecoder
+    from tinylm.kernels.thread_latency import thread_latency
+    from tinylm.open_model import open_model
+    from tinylm.reporter import LogReporter
+
+    network = open_model(job.model).network
+    fuse_model(network, int8=job.kind == "q8_0")
+    policy = ThreadPolicyDecoder(network, thread_latency(LogReporter()))
+
+    def generate(threads: int, rows: int, prompt: list[int], tokens: int) -> None:
+        torch.set_num_threads(threads or job.threads)
+        _generate(network if threads else policy, job, rows, prompt, tokens)
+
+    return _policies({threads: functools.partial(generate, threads) for threads in (0, *thread_choices(job))})
+
+
+def policy_of_llama_cpp(job: Job) -> Choices:
+    """tinylm's steps by llama.cpp, with its thread policy and with fixed numbers of threads."""
+    from tinylm.generation import llama_cpp
+
+    if llama_cpp.import_llama_cpp() is None:
+        raise MissingError("llama-cpp-python is not installed")
+    file = Path(job.folder) / "model.gguf"
+
+    def decoder(threads: int) -> llama_cpp.LlamaCppDecoder:
+        if not threads:
+            return llama_cpp.LlamaCppDecoder(file, job.context, job.threads)
+        with mock.patch.object(llama_cpp, "fastest_threads", _always):
+            return llama_cpp.LlamaCppDecoder(file, job.context, threads)
+
+    decoders = {threads: decoder(threads) for threads in (0, *thread_choices(job))}
+    return _policies({threads: functools.partial(_generate, model, job) for threads, model in decoders.items()})
+
+
+def _always(threads: int) -> Generator[int, float, None]:
+    """As `fastest_threads`, for a fixed number."""
+    while True:
+        yield threads
+
+
+def _policies(functions: dict[int, Generate]) -> Choices:
+    """The functions by number of threads, 0 for the default, under their names."""
+    return {f"threads: {threads}" if threads else "default": function for threads, function in functions.items()}
+
+
+def _generate(model: Any, job: Job, rows: int, prompt: list[int], tokens: int) -> None:
+    """As tinylm generates the tokens of its samples."""
+    from tinylm.generation.generation_config import SamplingConfig
+    from tinylm.generation.generator import generate
+    from tinylm.generation.sampler import Sampler
+
+    sampler = Sampler(SamplingConfig(temperature=0.8), 0, rows, job.vocab_size)
+    assert len(list(generate(model, [prompt] * rows, sampler, tokens))) == tokens
+
+
+def llama_cpp(job: Job) -> Choices:
+    """llama.cpp through its C functions, taking the likeliest token: with its default cache (16 bits, flash attention
+    where it gains) and with tinylm's (32 bits)."""
+    from tinylm.generation.llama_cpp import import_llama_cpp
+
+    library = import_llama_cpp()
+    if library is None:
+        raise MissingError("llama-cpp-python is not installed")
+    file = Path(job.folder) / "model.gguf"
+    model = library.llama_model_load_from_file(os.fsencode(file), library.llama_model_default_params())
+    assert model, file
+    return {
+        f"{threads} threads, {'32' if exact else '16'}-bit cache": functools.partial(
+            _generate_by_llama_cpp, library, model, threads, exact
+        )
+        for threads in thread_choices(job)
+        for exact in (False, True)
+    }
+
+
+def _generate_by_llama_cpp(
+    library: Any, model: Any, threads: int, exact: bool, rows: int, prompt: list[int], tokens: int
+) -> list[list[int]]:
+    options = library.llama_context_default_params()
+    options.n_ctx = options.n_batch = rows * (len(prompt) + tokens)
+    options.n_ubatch = min(512, options.n_batch)  # its default
+    options.n_seq_max = rows
+    options.n_threads = options.n_threads_batch = threads
+    options.no_perf = True
+    if exact:
+        options.type_k = options.type_v = 0  # F32
+        options.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    context = library.llama_init_from_model(model, options)
+    batch = library.llama_batch_init(rows * len(prompt), 0, 1)
+    size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
+    ids, texts = np.tile(np.array(prompt), (rows, 1)), []  # (B, T)
+    try:
+        for _ in range(tokens):
+            position = 0 if not texts else len(prompt) + len(texts) - 1
+            _fill(batch, ids, position)
+            assert library.llama_decode(context, batch) == 0
+            logits = np.ctypeslib.as_array(library.llama_get_logits(context), (rows, size))
+            ids = logits.argmax(axis=1)[:, None]  # (B, 1)
+            texts.append(ids[:, 0].tolist())
+        return texts
+    finally:
+        library.llama_batch_free(batch)
+        library.llama_free(context)
+
+
+def _fill(batch: Any, ids: np.ndarray, position: int) -> None:
+    """Set the batch to the ids (B, T) at `position`, with logits after the last of each row."""
+    rows, length = ids.shape
+    batch.n_tokens = rows * length
+    for index, token in enumerate(ids.reshape(-1).tolist()):
+        row, column = divmod(index, length)
+        batch.token[index], batch.pos[index] = token, position + column
+        batch.n_seq_id[index], batch.seq_id[index][0] = 1, row
+        batch.logits[index] = column == length - 1
+
+
+def ctranslate2(job: Job) -> Choices:
+    """CTranslate2, taking the likeliest token. 16 bits are bfloat16, on processors for which it has that."""
+    sys.modules["torch"] = None  # type: ignore[assignment]  # it needs none to generate
+    try:
+        import ctranslate2 as library
+    except ImportError as error:
+        raise MissingError(f"CTranslate2 is not installed ({error})") from None
+    kind = "bfloat16" if job.kind == "f16" else PRECISIONS[job.kind]
+    if kind not in library.get_supported_compute_types("cpu"):
+        raise MissingError(f"CTranslate2 has no {kind} on this processor")
+    converted = Path(job.folder) / "ctranslate2"
+    if not converted.exists():
+        words = [sys.executable, "-c", CONVERT, str(job.model), str(converted), kind]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL, timeout=300)
+        config = json.loads((converted / "config.json").read_text())
+        names = {name: config.get(name) or "<|endoftext|>" for name in ("bos_token", "eos_token", "unk_token")}
+        (converted / "config.json").write_text(json.dumps(config | names))  # without one it does not open
+    vocabulary = json.loads((converted / "vocabulary.json").read_text())
+
+    @functools.cache
+    def generator(threads: int) -> Any:
+        return library.Generator(str(converted), device="cpu", compute_type=kind, intra_threads=threads)
+
+    def generate(threads: int, rows: int, prompt: list[int], tokens: int) -> None:
+        generator(threads).generate_batch(
+            [[vocabulary[token] for token in prompt]] * rows,
+            max_length=tokens,
+            min_length=tokens,
+            sampling_topk=1,
+            include_prompt_in_result=False,
+        )
+
+    return {f"{threads} threads": functools.partial(generate, threads) for threads in thread_choices(job)}
+
+
+def transformers(job: Job) -> Choices:
+    """transformers' `generate` with its cache, taking the likeliest token."""
+    try:
+        import torch
+        import transformers as library
+    except ImportError as error:
+        raise MissingError(f"transformers is not installed ({error})") from None
+    if job.kind == "q8_0":
+        raise MissingError("transformers has no 8-bit weights on CPUs without further packages")
+    library.logging.disable_progress_bar()
+    dtype = getattr(torch, PRECISIONS[job.kind])
+    model = library.AutoModelForCausalLM.from_pretrained(job.model, dtype=dtype).eval()
+
+    @torch.inference_mode()
+    def generate(threads: int, rows: int, prompt: list[int], tokens: int) -> None:
+        torch.set_num_threads(threads)
+        ids = torch.tensor([prompt] * rows)
+        mask = torch.ones_like(ids)
+        limits = {"min_new_tokens": tokens, "max_new_tokens": tokens}
+        found = model.generate(ids, attention_mask=mask, do_sample=False, pad_token_id=0, **limits)
+        assert found.shape == (rows, len(prompt) + tokens)
+
+    return {f"{threads} threads": functools.partial(generate, threads) for threads in thread_choices(job)}
+
+
+def thread_choices(job: Job) -> list[int]:
+    """One thread, and all."""
+    return sorted({1, job.threads})
+
+
+PROGRAMS: dict[str, Callable[[Job], Choices]] = {
+    "tinylm": functools.partial(tinylm, "auto"),
+    "tinylm --engine torch": functools.partial(tinylm, "torch"),
+    "llama.cpp": llama_cpp,
+    "CTranslate2": ctranslate2,
+    "transformers": transformers,
+}
+
+POLICIES: dict[str, Callable[[Job], Choices]] = {  # of benchmarks/thread_policy.py
+    "tinylm, torch": policy_of_torch,
+    "tinylm, llama.cpp": policy_of_llama_cpp,
+}
+
+
+def prompt_ids(job: Job, length: int) -> list[int]:
+    """The ids of a prompt; the first ones of many vocabularies are special tokens."""
+    low = min(16, job.vocab_size // 2)
+    return np.random.default_rng(0).integers(low, job.vocab_size, length).tolist()
+
+
+def serve(name: str, job: Job, requests: Any, write: Callable[[object], object]) -> None:
+    """Open the program, then answer requests until their end."""
+    try:
+        choices = (PROGRAMS | POLICIES)[name](job)
+    except MissingError as error:
+        write({"missing": str(error)})
+        return
+    write({"choices": list(choices)})
+    for line in requests:
+        request = Request(**json.loads(line))
+        prompt = prompt_ids(job, request.prompt)
+        begun = time.perf_counter()
+        choices[request.choice](request.rows, prompt, request.tokens)
+        write({"seconds": time.perf_counter() - begun})
+
+
+def as_json(value: Job | Request) -> str:
+    return json.dumps(asdict(value))
+
+
+def main(arguments: Sequence[str]) -> None:
+    name, job = arguments
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is no answer
+
+    def write(value: object) -> None:
+        print(json.dumps(value), file=answers, flush=True)
+
+    serve(name, Job(**json.loads(job)), sys.stdin, write)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

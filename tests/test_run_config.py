@@ -437,6 +437,7 @@ def trainings(draw: st.DrawFn) -> TrainingConfig:
         beta1=draw(within("beta1")),
         beta2=draw(within("beta2")),
         epsilon=draw(within("epsilon")),
+        momentum=draw(within("momentum")),
         grad_clip=draw(within("grad_clip")),
         patience=draw(st.none() | counted("patience")),
         eval_every=draw(counted("eval_every")),

@@ -14,7 +14,8 @@ from tinylm.errors import UsageError
 from tinylm.validation import check_choice, check_values, require
 
 SCHEDULES = ("trapezoid", "cosine", "linear", "inverse-sqrt", "constant")
-OPTIMIZERS = ("adamw", "adam", "muon")
+MUON_OPTIMIZERS = ("muon", "normuon")  # for matrices of layers, with AdamW for other parameters
+OPTIMIZERS = ("adamw", "adam", *MUON_OPTIMIZERS)
 
 
 class ObjectiveKind(NamedTuple):
@@ -85,7 +86,7 @@ class TrainingConfig:
     sequence_length: tokens per sequence; `None` for the context of the model.
     lr, min_lr, warmup, schedule: peak and final learning rate, warmup as a fraction of the budget, shape of the decay.
     optimizer, weight_decay: one of OPTIMIZERS, and its weight decay on matrices.
-    beta1, beta2, epsilon: of Adam; epsilon is added to the root of the second moment.
+    beta1, beta2, epsilon: of Adam; epsilon is added to the root of the second moment. momentum: of Muon and NorMuon.
     grad_clip: maximum norm of the gradient; 0 disables clipping.
     patience: evaluations without a lower validation loss before training stops.
     average: mean age of averaged weights, as a fraction of the steps so far; 0 disables averaging.
@@ -109,6 +110,7 @@ class TrainingConfig:
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
+    momentum: float = 0.95
     grad_clip: float = 1.0
     patience: int | None = None
     label_smoothing: float = 0.0

@@ -89,6 +89,7 @@ RANGES: dict[str, Range] = {
     "beta1": FRACTION,
     "beta2": FRACTION,
     "epsilon": Range(0, 1, open_low=True),
+    "momentum": FRACTION,
     "grad_clip": Range(0, 1e6),
     "label_smoothing": FRACTION,
     "average": Range(0, 0.5),

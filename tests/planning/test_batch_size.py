@@ -27,7 +27,11 @@ def test_a_batch_leaves_enough_steps_within_the_range_that_suits_the_device(devi
     assert tokens(Budget(time=1.0)) == min_tokens
     assert tokens(Budget(time=1e6)) == tokens(Budget(steps=10)) == max_tokens
     assert planned(model={"context": 100_000, "size": "nano"}).training.batch_size == 1
-    for preset, optimizer, steps in (("modern", "muon", MUON_TARGET_STEPS), ("gpt2", "adamw", TARGET_STEPS)):
+    for preset, optimizer, steps in (
+        ("modern", "muon", MUON_TARGET_STEPS),
+        ("modern", "normuon", MUON_TARGET_STEPS),
+        ("gpt2", "adamw", TARGET_STEPS),
+    ):
         model = {"size": "micro", "context": 64, "preset": preset}
         config = planned(model=model).model
         step = training_step_seconds(machine(device), config, (min_tokens + max_tokens) / 2, optimizer)

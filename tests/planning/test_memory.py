@@ -159,6 +159,9 @@ def test_the_state_is_that_of_the_optimizer_and_the_average() -> None:
     assert muon.state == adamw.state - 4 * 4 * per_layer
     assert muon.update == 4 * per_layer * (4 + recipes.MUON_COPIES * 4)
     assert memory_of(machine(dtype="bf16")).update == 4 * per_layer * (4 + recipes.MUON_COPIES * 2)
+    rows = 128 + 64 + 64 + 128 + 384 + 384 + 128  # of queries, keys, values and output; of gate, up and down
+    normuon = memory_of(training={"optimizer": "normuon"})
+    assert (normuon.state, normuon.update) == (muon.state + 4 * 4 * rows, muon.update)
 
 
 def test_an_adapter_has_gradients_and_moments_of_its_own_parameters_only() -> None:

@@ -31,6 +31,8 @@ def request(**choices: Any) -> PlanRequest:
         ({"eval_every": 0}, "`eval_every` is 0"),
         ({"save_every": 0}, "`save_every` is 0"),
         ({"optimizer": "sgd"}, "`optimizer` is 'sgd'"),
+        ({"momentum": 1.0}, "`momentum` is 1"),
+        ({"optimizer": "adamw", "momentum": 0.9}, '`momentum` has no effect with `optimizer="adamw"`'),
         ({"schedule": "sudden"}, "`schedule` is 'sudden'"),
         ({"patience": 0}, "`patience` is 0"),
         ({"grad_clip": -1.0}, "`grad_clip` is -1"),

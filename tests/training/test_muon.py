@@ -1,4 +1,4 @@
-"""Muon. Reference: torch.optim.Muon, which is not batched, and the singular value decomposition in float64."""
+"""Muon. References: torch.optim.Muon, which is not batched, and the singular value decomposition in float64."""
 
 import pytest
 import torch
@@ -8,14 +8,14 @@ from tinylm.training.muon import Muon, orthogonalise
 SHAPES = [(8, 8), (4, 8), (8, 4), (16, 8), (8, 8), (4, 8), (1, 5)]
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_updates_of_batched_matrices_equal_those_of_torchs_muon(decay: float) -> None:
+@pytest.mark.parametrize(("decay", "momentum"), [(0.0, 0.95), (0.1, 0.9)])
+def test_updates_of_batched_matrices_equal_those_of_torchs_muon(decay: float, momentum: float) -> None:
     generator = torch.Generator().manual_seed(0)
     ours = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
     theirs = [torch.nn.Parameter(matrix.detach().clone()) for matrix in ours]
     optimizers = (
-        Muon(ours, lr=0.02, weight_decay=decay, precision=torch.bfloat16),
-        torch.optim.Muon(theirs, lr=0.02, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
+        Muon(ours, lr=0.02, weight_decay=decay, momentum=momentum, precision=torch.bfloat16),
+        torch.optim.Muon(theirs, lr=0.02, weight_decay=decay, momentum=momentum, adjust_lr_fn="match_rms_adamw"),
     )
     for step in range(4):
         for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):

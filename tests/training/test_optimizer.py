@@ -1,4 +1,4 @@
-"""Optimizers. Reference: Adam, AdamW and Muon as their papers write them, in float64."""
+"""Optimizers. Reference: Adam, AdamW, Muon and NorMuon as their papers write them, in float64."""
 
 import math
 
@@ -96,30 +96,33 @@ def orthogonalise(matrix: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype, tolerance", [("fp32", 1e-4), ("bf16", 0.05), ("fp16", 1e-4)])
+@pytest.mark.parametrize("optimizer", ["muon", "normuon"])
 def test_muon_equals_its_formula_for_layer_matrices_and_adamw_for_other_parameters(
-    dtype: str, tolerance: float
+    optimizer: str, dtype: str, tolerance: float
 ) -> None:
-    """Nesterov momentum of 0.95, decay, and updates times 0.2 sqrt(max(rows, columns)) (Liu et al. 2025).
+    """Nesterov momentum, decay, and updates times 0.2 sqrt(max(rows, columns)) (Liu et al. 2025) or, with the rows
+    normalised, of root mean square 0.2 (Li et al. 2025, algorithm 1).
 
     The relative error of products in bf16 is a few hundredths.
     """
     model, twin = (build_model(small(experts=2), seed=1).double() for _ in range(2))
-    settings = (config(optimizer=name, epsilon=1e-3) for name in ("muon", "adamw"))
+    settings = (config(optimizer=name, epsilon=1e-3, momentum=0.9) for name in (optimizer, "adamw"))
     muon, adamw = (build_optimizer(m, chosen, dtype) for m, chosen in zip((model, twin), settings, strict=True))
     matrices = {id(matrix) for matrix in layer_matrices(model)}
     names = {name for name, parameter in model.named_parameters() if id(parameter) in matrices}
     momentum = {name: np.zeros(parameter.shape) for name, parameter in model.named_parameters()}
+    moment = {name: np.zeros(len(parameter)) for name, parameter in model.named_parameters()}
     rng = np.random.default_rng(1)
     for step in range(3):
         lr = 0.01 / (step + 1)
         before = {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
-        for optimizer in (muon, adamw):
-            set_learning_rate(optimizer, lr)
+        for built in (muon, adamw):
+            set_learning_rate(built, lr)
         for (name, parameter), other in zip(model.named_parameters(), twin.parameters(), strict=True):
             g = rng.normal(size=parameter.shape)
             parameter.grad, other.grad = torch.tensor(g), torch.tensor(g)
-            momentum[name] = 0.95 * momentum[name] + 0.05 * g
-            before[f"{name} update"] = 0.05 * g + 0.95 * momentum[name]
+            momentum[name] = 0.9 * momentum[name] + 0.1 * g
+            before[f"{name} update"] = 0.1 * g + 0.9 * momentum[name]
         muon.step()
         adamw.step()
         for (name, parameter), other in zip(model.named_parameters(), twin.parameters(), strict=True):
@@ -127,6 +130,11 @@ def test_muon_equals_its_formula_for_layer_matrices_and_adamw_for_other_paramete
                 assert torch.equal(parameter, other), name
                 continue
             update = 0.2 * math.sqrt(max(parameter.shape)) * orthogonalise(before[f"{name} update"])
+            if optimizer == "normuon":
+                update = orthogonalise(before[f"{name} update"])
+                moment[name] = 0.95 * moment[name] + 0.05 * (update**2).mean(axis=1)
+                update = update / np.sqrt(moment[name])[:, None]
+                update = 0.2 * update / np.sqrt((update**2).mean())
             found = ((1 - lr * 0.3) * before[name] - parameter.detach().numpy()) / lr
             assert np.linalg.norm(found - update) < tolerance * np.linalg.norm(update), name
 
@@ -148,7 +156,7 @@ def test_muon_without_matrices_is_a_usage_error() -> None:
         build_optimizer(nn.Linear(2, 2), config(optimizer="muon"), "fp32")
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "muon", "normuon"])
 def test_state_allocated_before_the_first_step_equals_the_state_of_that_step(optimizer: str) -> None:
     """Reference: an optimizer of the same class that allocates its state in its first step."""
     ours, theirs = (build_model(small(), seed=1) for _ in range(2))

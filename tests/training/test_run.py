@@ -197,7 +197,7 @@ CASES = {
     "adamw, killed at 130 of 200 after saving at 100": Case(LONG, 130, Killed),
     "adam, stopped between all intervals": Case({"optimizer": "adam", "weight_decay": 0.1}, 31),
     "muon": Case({"optimizer": "muon"}, 31, shape={"experts": 2}),
-    "muon, killed": Case({"optimizer": "muon"}, 40, Killed),
+    "normuon, killed": Case({"optimizer": "normuon", "momentum": 0.8}, 40, Killed),
     "epochs": Case({"budget": Budget(epochs=1.5)}, 20),
     "inverse-sqrt, killed in the first steps": Case({"schedule": "inverse-sqrt"}, 5, Killed),
     "experts": Case({}, 31, shape={"experts": 4}),

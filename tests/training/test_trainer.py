@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tests.variants import randomised, small
 from tinylm.errors import DivergedError, TinyLMError, UsageError
+from tinylm.kernels.optimizers import AdamW
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.objectives.loss import Loss, next_token
@@ -25,6 +26,7 @@ from tinylm.text.batches import Batch
 from tinylm.training import trainer as trainer_module
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Stepped
 from tinylm.training.learning_rate import learning_rate
+from tinylm.training.muon import Muon
 from tinylm.training.optimizer import MuonAdamW, build_optimizer, layer_matrices
 from tinylm.training.state import TrainerState
 from tinylm.training.stop_conditions import EXIT_SECONDS
@@ -898,8 +900,7 @@ def test_skipped_steps_at_the_start_do_not_change_an_average() -> None:
     def muon(model: Decoder) -> torch.optim.Optimizer:
         matrices = layer_matrices(model)
         others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
-        settings = {"lr": 1e-3, "betas": (0.9, 0.99), "epsilon": 1e-8, "weight_decay": 0.0}
-        return MuonAdamW(matrices, [{"params": others}], **settings, precision=torch.float32)
+        return MuonAdamW(Muon(matrices, 1e-3, 0.0, 0.95, torch.float32), AdamW(others, lr=1e-3, fused=True))
 
     bench = fp16_bench(objective=overflows(range(2)), optimizer=muon, average=0.1, budget=Budget(steps=4), eval_every=1)
     bench.run()

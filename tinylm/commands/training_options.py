@@ -154,6 +154,7 @@ class OptimizerOptions:
     beta2: Annotated[
         float | None, option("Adam beta2: decay rate of the squared-gradient average.", Panel.OPTIMIZER, "X")
     ] = None
+    momentum: Annotated[float | None, option("Momentum of Muon and NorMuon.", Panel.OPTIMIZER, "X")] = None
     grad_clip: Annotated[
         float | None, option("Clip the gradient to this norm; 0 disables clipping.", Panel.OPTIMIZER, "X")
     ] = None

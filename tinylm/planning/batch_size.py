@@ -8,6 +8,7 @@ from tinylm.planning import recipes
 from tinylm.planning.cost import device_class, training_speed, training_step_seconds
 from tinylm.planning.memory import TrainingMemory
 from tinylm.planning.plan_request import PlanRequest
+from tinylm.training_config import MUON_OPTIMIZERS
 
 
 def choose_batch_size(machine: Machine, request: PlanRequest, config: ModelConfig) -> int:
@@ -22,7 +23,7 @@ def choose_batch_size(machine: Machine, request: PlanRequest, config: ModelConfi
     max_tokens = max_tokens_per_step(machine, config.width, request.optimizer)
     budget = request.effective_budget
     if budget.time is not None:
-        steps = recipes.MUON_TARGET_STEPS if request.optimizer == "muon" else recipes.TARGET_STEPS
+        steps = recipes.MUON_TARGET_STEPS if request.optimizer in MUON_OPTIMIZERS else recipes.TARGET_STEPS
         optimizer_seconds = training_step_seconds(machine, config, 0, request.optimizer)
         tokens = int((budget.time / steps - optimizer_seconds) * training_speed(machine, config))
     elif budget.epochs is not None:
@@ -35,7 +36,7 @@ def choose_batch_size(machine: Machine, request: PlanRequest, config: ModelConfi
 def max_tokens_per_step(machine: Machine, width: int, optimizer: str) -> int:
     """The upper limit of tokens per step for a model of this width."""
     _, max_tokens = recipes.TOKENS_PER_STEP[device_class(machine)]
-    return max(max_tokens, recipes.MUON_TOKENS_PER_WIDTH * width) if optimizer == "muon" else max_tokens
+    return max(max_tokens, recipes.MUON_TOKENS_PER_WIDTH * width) if optimizer in MUON_OPTIMIZERS else max_tokens
 
 
 def choose_micro_batch(

@@ -11,6 +11,7 @@ from tinylm.machine import Machine
 from tinylm.model.build import build_empty_model, count_parameters
 from tinylm.model_config import ModelConfig
 from tinylm.planning import recipes
+from tinylm.training_config import MUON_OPTIMIZERS
 
 
 def parameters_by_part(config: ModelConfig) -> dict[str, int]:
@@ -93,7 +94,7 @@ def training_speed(machine: Machine, config: ModelConfig) -> float:
 def training_step_seconds(machine: Machine, config: ModelConfig, tokens: float, optimizer: str) -> float:
     """Expected seconds of an optimizer step with this number of tokens, including the matrix multiplication of Muon."""
     seconds = tokens / training_speed(machine, config)
-    return seconds + muon_flops(config) / _model_matmul_rate(machine) if optimizer == "muon" else seconds
+    return seconds + muon_flops(config) / _model_matmul_rate(machine) if optimizer in MUON_OPTIMIZERS else seconds
 
 
 def _model_matmul_rate(machine: Machine) -> float:

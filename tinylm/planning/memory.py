@@ -10,6 +10,7 @@ from tinylm.planning import recipes
 from tinylm.planning.cost import device_class, layer_matrices, layers_per_token
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.run_config import AdapterConfig
+from tinylm.training_config import MUON_OPTIMIZERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +74,10 @@ def training_memory(
     trained = parameters if request.adapter is None else adapter_parameters(config, request)
     frozen = parameters if request.adapter is not None else 0
     moments, update = 8 * trained, 0  # fp32: two moments of Adam
-    if request.optimizer == "muon" and request.adapter is None:
+    if request.optimizer in MUON_OPTIMIZERS and request.adapter is None:
         moments -= 4 * in_layers
+        if request.optimizer == "normuon":
+            moments += 4 * sum(shape[0] * layers for shape, layers in layer_matrices(config).values())
         update = round((4 + recipes.MUON_COPIES * size) * in_layers)
     average = 4 * trained if request.training.get("average") else 0
     process = recipes.PROCESS_BYTES[device_class(machine)]

@@ -11,7 +11,7 @@ from tinylm.presets import PRESETS, SIZES
 from tinylm.run_config import AdapterConfig, DataConfig
 from tinylm.text.chat_batches import ChatParts, ChatRows, chat_rows, worth_packing
 from tinylm.text.pair_batches import PairContexts
-from tinylm.training_config import Budget
+from tinylm.training_config import MUON_OPTIMIZERS, Budget
 from tinylm.validation import check_choice, check_numbers
 
 
@@ -54,6 +54,8 @@ class PlanRequest:
             raise UsageError("`pack` is for conversations, and the text has none; leave it out.")
         if self.training.get("schedule") == "constant" and self.training.get("min_lr") is not None:
             raise UsageError('`min_lr` has no effect with `schedule="constant"`; leave one of them out.')
+        if "momentum" in self.training and self.optimizer not in MUON_OPTIMIZERS:
+            raise UsageError(f'`momentum` has no effect with `optimizer="{self.optimizer}"`; leave one of them out.')
 
     @property
     def preset(self) -> str:

@@ -1,22 +1,25 @@
-"""Muon, an optimizer for the weight matrices of linear layers with orthogonalised momentum (Jordan et al. 2024)."""
+"""Muon and NorMuon, optimizers for the weight matrices of linear layers with orthogonalised momentum."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tinylm.kernels.optimizers import Optimizer
-from tinylm.training.sharded_tensors import apply_to_full_matrices
+from tinylm.training.sharded_tensors import apply_to_full_matrices, as_shard, local, sum_over_ranks
 
-MOMENTUM = 0.95
 # (a, b, c): the polynomial a x + b x^3 + c x^5, applied five times, maps singular values in (0, 1] to about 1.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
+ROW_BETA = 0.95  # Li et al. 2025
+TINY = 1e-20  # of squares, so that zeros are not divided by zero
 
 
 class Muon(Optimizer):
-    """w <- (1 - lr * decay) * w - lr * 0.2 * sqrt(max(rows, columns)) * orthogonalise(u), with Nesterov momentum u.
+    """w <- (1 - lr * decay) * w - lr * 0.2 * sqrt(max(rows, columns)) * orthogonalise(u), with Nesterov momentum u
+    (Jordan et al. 2024).
 
     The factor 0.2 * sqrt(max(rows, columns)) gives updates the RMS of AdamW's, so that both optimizers can use the same
     learning rate (Liu et al. 2025). torch.optim.Muon computes the same (with `adjust_lr_fn="match_rms_adamw"`), one
@@ -24,11 +27,14 @@ class Muon(Optimizer):
 
     matrices: weights, each (R, C). If they are sharded among ranks, so is the momentum, and each matrix is gathered on
         one rank to be orthogonalised.
+    momentum: decay rate of the gradient average, from 0 up to but not including 1
     precision: dtype of the Newton-Schulz products; torch.optim.Muon uses bf16
     """
 
-    def __init__(self, matrices: Iterable[Tensor], lr: float, weight_decay: float, precision: torch.dtype) -> None:
-        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
+    def __init__(
+        self, matrices: Iterable[Tensor], lr: float, weight_decay: float, momentum: float, precision: torch.dtype
+    ) -> None:
+        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         self._precision = precision
 
     @torch.no_grad()
@@ -42,16 +48,57 @@ class Muon(Optimizer):
             for matrix in matrices:
                 state = self.state[matrix]
                 if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(matrix)
-                momentum = state["momentum_buffer"].lerp_(matrix.grad, 1 - MOMENTUM)
-                directions.append(matrix.grad.lerp(momentum, MOMENTUM).to(self._precision))
+                    state.update(self.first_state(matrix))
+                momentum = state["momentum_buffer"].lerp_(matrix.grad, 1 - group["momentum"])
+                directions.append(matrix.grad.lerp(momentum, group["momentum"]).to(self._precision))
                 matrix.mul_(1 - group["lr"] * group["weight_decay"])
             updates = apply_to_full_matrices(self._orthogonalise, directions)
-            for matrix, update in zip(matrices, updates, strict=True):
-                matrix.add_(update, alpha=-group["lr"] * 0.2 * max(matrix.shape) ** 0.5)
+            self._apply(matrices, updates, group)
+
+    def first_state(self, matrix: Tensor) -> dict[str, Tensor]:
+        """The state of a matrix before its first update."""
+        return {"momentum_buffer": torch.zeros_like(matrix)}
+
+    def _apply(self, matrices: Sequence[Tensor], updates: Sequence[Tensor], group: dict[str, Any]) -> None:
+        """Subtract the orthogonalised updates, scaled, from the matrices of a parameter group."""
+        for matrix, update in zip(matrices, updates, strict=True):
+            matrix.add_(update, alpha=-group["lr"] * 0.2 * max(matrix.shape) ** 0.5)
 
     def _orthogonalise(self, directions: Sequence[Tensor]) -> list[Tensor]:
         return orthogonalise(directions, self._precision)
+
+
+class NorMuon(Muon):
+    """Muon with updates that are divided, row by row, by a running average of the row's size (Li et al. 2025).
+
+    For a matrix (R, C) with the orthogonalised direction o: v <- 0.95 v + 0.05 * (mean of o^2 in each row), and
+    w <- (1 - lr * decay) * w - lr * 0.2 * sqrt(R * C) * o' / |o'|, where o' is o with its rows divided by sqrt(v), and
+    |o'| is its Frobenius norm. Rows whose gradient has always been zero are only decayed.
+    """
+
+    def __init__(
+        self, matrices: Iterable[Tensor], lr: float, weight_decay: float, momentum: float, precision: torch.dtype
+    ) -> None:
+        super().__init__(matrices, lr, weight_decay, momentum, precision)
+        for group in self.param_groups:
+            group["row_beta"] = ROW_BETA
+
+    def first_state(self, matrix: Tensor) -> dict[str, Tensor]:
+        rows = torch.zeros_like(local(matrix)[:, 0], memory_format=torch.contiguous_format)
+        return {**super().first_state(matrix), "row_moment": as_shard(rows, matrix)}
+
+    def _apply(self, matrices: Sequence[Tensor], updates: Sequence[Tensor], group: dict[str, Any]) -> None:
+        factors, sums = [], []
+        for matrix, update in zip(matrices, updates, strict=True):
+            moment = local(self.state[matrix]["row_moment"])  # (R)
+            squares = torch.linalg.vector_norm(local(update), dim=1, dtype=moment.dtype).square_()  # (R)
+            moment.lerp_(squares / matrix.shape[1], 1 - group["row_beta"])
+            factors.append(moment.clamp(min=TINY).rsqrt_())  # (R)
+            sums.append(squares @ factors[-1].square())
+        norms = sum_over_ranks(torch.stack(sums), matrices[0]).clamp_(min=TINY).sqrt_()
+        for matrix, update, factor, norm in zip(matrices, updates, factors, norms, strict=True):
+            scale = factor * (0.2 * matrix.numel() ** 0.5 / norm)  # (R)
+            local(matrix).addcmul_(local(update), scale[:, None], value=-group["lr"])
 
 
 def orthogonalise(matrices: Sequence[Tensor], precision: torch.dtype) -> list[Tensor]:

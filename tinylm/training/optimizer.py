@@ -1,4 +1,4 @@
-"""The optimizers: Adam and AdamW with weight decay on matrices only, and Muon for the weight matrices of layers."""
+"""Adam and AdamW with weight decay on matrices only, and Muon and NorMuon for the weight matrices of layers."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,31 +9,17 @@ from torch import Tensor, nn
 from tinylm.errors import UsageError
 from tinylm.kernels.optimizers import Adam, AdamW, Optimizer
 from tinylm.model.block import PreNormBlock
-from tinylm.training.muon import Muon
-from tinylm.training_config import TrainingConfig
+from tinylm.training.muon import Muon, NorMuon
+from tinylm.training_config import MUON_OPTIMIZERS, TrainingConfig
 
 ADAMS: dict[str, type[Adam | AdamW]] = {"adamw": AdamW, "adam": Adam}
 
 
 class MuonAdamW(Optimizer):
-    """Muon for `matrices`, and AdamW for the parameter groups `others`, at the same learning rate.
+    """Muon or NorMuon for the matrices of layers and fused AdamW for the other parameters, as one optimizer."""
 
-    `precision` is the dtype in which Muon orthogonalises.
-    """
-
-    def __init__(
-        self,
-        matrices: list[Tensor],
-        others: list[dict[str, Any]],
-        lr: float,
-        betas: tuple[float, float],
-        epsilon: float,
-        weight_decay: float,
-        precision: torch.dtype,
-    ) -> None:
-        muon = Muon(matrices, lr, weight_decay, precision)
-        adamw = AdamW(others, lr=lr, betas=betas, eps=epsilon, fused=True)
-        super().__init__([*muon.param_groups, *adamw.param_groups], {"lr": lr, "fused": True})
+    def __init__(self, muon: Muon, adamw: AdamW) -> None:
+        super().__init__([*muon.param_groups, *adamw.param_groups], {"fused": True})
         muon.param_groups, adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
         muon.state = adamw.state = self.state
         self.parts = (muon, adamw)
@@ -46,27 +32,34 @@ class MuonAdamW(Optimizer):
 
 
 def build_optimizer(model: nn.Module, config: TrainingConfig, dtype: str) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019), Adam (Kingma and Ba 2015) with L2 regularisation, or Muon with AdamW.
+    """AdamW (Loshchilov and Hutter 2019), Adam (Kingma and Ba 2015) with L2 regularisation, or Muon or NorMuon
+    with AdamW.
 
     Only parameters with `requires_grad` are trained. Gains, biases and other vectors have no weight decay.
 
     dtype: number format in which the model computes. Muon orthogonalises in bf16 if it is bf16, else in fp32: the range
         of fp16 is too small for gradients.
 
-    Raises UsageError for Muon if no weight matrix of a layer is trained.
+    Raises UsageError for Muon and NorMuon if no weight matrix of a layer is trained.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     betas = (config.beta1, config.beta2)
-    if config.optimizer != "muon":
+    if config.optimizer not in MUON_OPTIMIZERS:
         groups = _decay_groups(trained, config.weight_decay)
         return ADAMS[config.optimizer](groups, lr=config.lr, betas=betas, eps=config.epsilon, fused=True)
     matrices = layer_matrices(model)
     if not matrices:
-        raise UsageError('`optimizer="muon"` needs weight matrices of layers, and none is trained here; use adamw.')
+        raise UsageError(
+            f'`optimizer="{config.optimizer}"` needs weight matrices of layers, and none is trained here; use adamw.'
+        )
     chosen = {id(matrix) for matrix in matrices}
     others = _decay_groups((parameter for parameter in trained if id(parameter) not in chosen), config.weight_decay)
     precision = torch.bfloat16 if dtype == "bf16" else torch.float32
-    return MuonAdamW(matrices, others, config.lr, betas, config.epsilon, config.weight_decay, precision)
+    kind = NorMuon if config.optimizer == "normuon" else Muon
+    return MuonAdamW(
+        kind(matrices, config.lr, config.weight_decay, config.momentum, precision),
+        AdamW(others, lr=config.lr, betas=betas, eps=config.epsilon, fused=True),
+    )
 
 
 def layer_matrices(model: nn.Module) -> list[Tensor]:
@@ -110,7 +103,7 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
 def _first_state(optimizer: Adam | AdamW | Muon, parameter: Tensor) -> dict[str, Tensor]:
     """The zero state that the optimizer's first step would create; for Adam, as the fused implementation does."""
     if isinstance(optimizer, Muon):
-        return {"momentum_buffer": torch.zeros_like(parameter)}
+        return optimizer.first_state(parameter)
     return {
         "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
         "exp_avg": torch.zeros_like(parameter),

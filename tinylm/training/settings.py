@@ -52,6 +52,7 @@ class OptimizerSettings(TypedDict, total=False):
     weight_decay: float | None
     beta1: float | None
     beta2: float | None
+    momentum: float | None
     grad_clip: float | None
     optimizer: str | None
     average: float | None

@@ -49,7 +49,7 @@ def own_rows(tensor: Tensor, size: int, rank: int) -> Tensor:
 
 def as_shard(rows: Tensor, parameter: Tensor, device: torch.device | None = None) -> Tensor:
     """The rows of this rank as a tensor that is sharded like the parameter, on its device or the given one; all rows as
-    they are if the parameter is not sharded.
+    they are if the parameter is not sharded. They have the shape of the parameter's rows, or are one number per row.
     """
     rows = rows.to(device or parameter.device)
     if not is_sharded(parameter):
@@ -57,7 +57,15 @@ def as_shard(rows: Tensor, parameter: Tensor, device: torch.device | None = None
     from torch.distributed.tensor import DTensor
 
     like: Any = parameter
-    return DTensor.from_local(rows, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
+    stride = like.stride() if rows.dim() == like.dim() else (1,)
+    return DTensor.from_local(rows, like.device_mesh, like.placements, shape=like.shape[: rows.dim()], stride=stride)
+
+
+def sum_over_ranks(values: Tensor, parameter: Tensor) -> Tensor:
+    """The sum of the values of the ranks that share the parameter; the values themselves if it is not sharded."""
+    if is_sharded(parameter):
+        torch.distributed.all_reduce(values, group=parameter.device_mesh.get_group())  # type: ignore[attr-defined]
+    return values
 
 
 def apply_to_full_matrices(

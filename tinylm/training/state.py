@@ -153,7 +153,9 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
 
 ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
 MUON_STATE = {"momentum_buffer"}
+NORMUON_STATE = MUON_STATE | {"row_moment"}
 AVERAGE = {"average"}
+DIMENSIONS = {"step": 0, "row_moment": 1}  # of quantities that do not have all dimensions of the parameter
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
@@ -162,7 +164,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensor
     Raises TinyLMError if names, shapes or dtypes do not fit this optimizer and this model.
     """
     expected = {
-        parameter: ADAM_STATE if "betas" in group else MUON_STATE
+        parameter: ADAM_STATE if "betas" in group else NORMUON_STATE if "row_beta" in group else MUON_STATE
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
@@ -172,7 +174,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensor
         parameter = parameters.get(name)
         if parameter is None or quantity not in expected.get(parameter, set()) | AVERAGE:
             raise TinyLMError(f"The saved optimizer does not fit the model: it has {key[:200]}.")
-        shape = () if quantity == "step" else tuple(local(parameter).shape)
+        shape = tuple(local(parameter).shape)[: DIMENSIONS.get(quantity)]
         if tuple(value.shape) != shape or value.dtype != torch.float32:
             raise TinyLMError(
                 f"The saved optimizer does not fit the model: {key[:200]} is {value.dtype} {tuple(value.shape)}."

@@ -14,9 +14,22 @@ import torch
 from torch import Tensor
 
 from tests.machines import write_profile
-from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
+from tests.shell import (
+    TINY,
+    assert_error,
+    copied,
+    edit_config,
+    records,
+    run_ok,
+    same_tensors,
+    snapshot,
+    story,
+    tinylm,
+)
+from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import read_config, read_weights
-from tinylm.run_directory.weights import read_tensors, write_tensors, write_weights
+from tinylm.run_directory.tensor_files import Shard, read_tensors, write_tensors
+from tinylm.run_directory.weights import read_header, write_weights
 
 DEEP = "[" * 100_000 + "]" * 100_000
 CANARY = "must not change\n"
@@ -449,9 +462,9 @@ def test_a_metrics_file_with_too_many_lines_is_an_error(bad: Path, monkeypatch: 
 
 def change_optimizer(run: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
     file = run / "last" / "optimizer.safetensors"
-    tensors, metadata = read_tensors(file)
+    tensors = read_tensors([file])
     change(tensors)
-    write_tensors(file, tensors, metadata)
+    write_tensors(file, tensors, {"format": "pt"})
     write_manifest(run)
 
 
@@ -473,6 +486,68 @@ def test_an_optimizer_state_that_does_not_fit_is_an_error(name: str, bad: Path) 
     change_optimizer(bad, OPTIMIZERS[name])
     message = "damaged" if name == "integer" else "The saved optimizer does not fit the model"
     assert_error(tinylm("train", "--resume", bad, "--steps", 9), 1, message, sentences=3)
+
+
+# A save that several ranks have written
+
+
+def divide_last(run: Path, ranks: int) -> None:
+    """Divide the tensors of last/ among the files of several ranks."""
+    save, config = RunDirectory(run).load_last(read_config(run)), read_config(run)
+    directory = RunDirectory(run)
+    folder, hashes = directory.begin_last(), {}
+    for shard in (Shard(index, ranks) for index in range(ranks)):
+        parts = save.read_weights(shard), save.read_optimizer(shard)
+        hashes |= directory.write_last(folder, *parts, save.state, config, shard)
+    directory.commit_last(folder, hashes, save.state)
+
+
+def rewrite(run: Path, file: str, change: Callable[[dict[str, Tensor]], object]) -> None:
+    """Change the tensors of one rank's file of weights, with a valid digest."""
+    tensors, header = read_tensors([run / "last" / file]), read_header(run / "last" / file)
+    change(tensors)
+    write_weights(run / "last" / file, tensors, read_config(run), header.step, header.val_loss)
+
+
+FIRST, SECOND = (f"model-0000{rank}-of-00002.safetensors" for rank in (1, 2))
+SHARDS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lambda run: (run / "last" / SECOND).unlink(), "last is damaged"),
+    "all missing": (lambda run: [file.unlink() for file in (run / "last").glob("*-of-*")], "last is damaged"),
+    "without rows": (lambda run: rewrite(run, SECOND, lambda t: t.update({NORM: t[NORM][:1]})), "does not fit"),
+    "without a tensor": (lambda run: rewrite(run, FIRST, lambda t: t.pop(NORM)), "does not fit the other 1 files"),
+    "with too many rows": (
+        lambda run: [rewrite(run, file, lambda t: t.update({NORM: torch.ones(99)})) for file in (FIRST, SECOND)],
+        "norm.weight is torch.float32 (198,), not",
+    ),
+    "integers": (lambda run: rewrite(run, SECOND, lambda t: t.update({NORM: t[NORM].int()})), "norm.weight is I32"),
+    "of another run": (
+        lambda run: write_tensors(run / "last" / FIRST, read_tensors([run / "last" / FIRST]), {"format": "pt"}),
+        "was not written by tinylm",
+    ),
+    "a number for the manifest": (lambda run: (run / "last" / "manifest.json").write_text("7"), "last is damaged"),
+}
+
+
+@pytest.mark.parametrize("name", SHARDS)
+def test_a_forged_save_of_several_ranks_is_an_error(name: str, bad: Path, canary: Path) -> None:
+    divide_last(bad, 2)
+    change, message = SHARDS[name]
+    change(bad)
+    if name != "a number for the manifest":
+        write_manifest(bad)
+    assert_error(tinylm("train", "--resume", bad, "--steps", 9), 1, message, sentences=3)
+    assert run_all_commands(bad, canary)[:2] == [0, 0]
+
+
+def test_one_process_resumes_a_save_of_several_ranks(bad: Path, here: Path) -> None:
+    whole = copied(bad, here / "checkpoints" / "whole")
+    divide_last(bad, 3)
+    for run in (bad, whole):
+        run_ok("train", "--resume", run, "--steps", 9)
+        config = read_config(run)
+        assert RunDirectory(run).load_last(config).state["step"] == 9
+    for name in ("model", "optimizer"):
+        assert same_tensors(bad / f"last/{name}.safetensors", whole / f"last/{name}.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -527,10 +602,9 @@ def test_the_base_of_an_adapter_is_found_by_its_digest_and_not_by_its_recorded_p
 def reseal_adapter(adapter: Path) -> None:
     """Save the weights of an adapter again, with the digest of its present configuration."""
     config = read_config(adapter)
-    tensors, metadata = read_tensors(adapter / "adapter_model.safetensors")
-    write_weights(
-        adapter / "adapter_model.safetensors", tensors, config, int(metadata["step"]), json.loads(metadata["val_loss"])
-    )
+    file = adapter / "adapter_model.safetensors"
+    header = read_header(file)
+    write_weights(file, read_tensors([file]), config, header.step, header.val_loss)
 
 
 @pytest.mark.parametrize("name", ["missing", "extra", "misshaped", "infinite"])

@@ -11,6 +11,7 @@ from tinylm.model.build import build_model
 from tinylm.run_config import DataConfig, RunConfig, RuntimeConfig, TokenizerConfig
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, restore_model
+from tinylm.run_directory.tensor_files import Shard
 from tinylm.text.tokenizer import train_char
 from tinylm.training_config import Budget, TrainingConfig
 
@@ -50,10 +51,21 @@ def state_of(number: int) -> dict[str, Any]:
     return {"step": number, "val_loss": 1.0 / (1 + number), "rng": {"cpu": "00"}}
 
 
-def save(run: RunDirectory, number: int) -> None:
+def save(run: RunDirectory, number: int, ranks: int = 1) -> None:
+    """Save as one process does, or as several with shards do, one after the other."""
     state = state_of(number)
     run.save_best(weights_of(number), CONFIG, number, state["val_loss"])
-    run.save_last(weights_of(number), optimizer_of(number), state, CONFIG)
+    if ranks == 1:
+        run.save_last(weights_of(number), optimizer_of(number), state, CONFIG)
+        return
+    folder, hashes = run.begin_last(), {}
+    for shard in (Shard(index, ranks) for index in range(ranks)):
+        weights, optimizer = (
+            {name: shard.rows(tensor) for name, tensor in tensors.items()}
+            for tensors in (weights_of(number), optimizer_of(number))
+        )
+        hashes |= run.write_last(folder, weights, optimizer, state, CONFIG, shard)
+    run.commit_last(folder, hashes, state)
 
 
 def saved_run(path: Path, *numbers: int) -> RunDirectory:
@@ -82,6 +94,6 @@ def last_save(path: Path) -> int:
     last = RunDirectory(path).load_last(config)
     number = last.state["step"]
     assert last.state == state_of(number)
-    assert raw(dict(restore_model(config, last.weights, Path()).state_dict())) == raw(weights_of(number))
-    assert raw(last.optimizer) == raw(optimizer_of(number))
+    assert raw(dict(restore_model(config, last.read_weights(), Path()).state_dict())) == raw(weights_of(number))
+    assert raw(last.read_optimizer()) == raw(optimizer_of(number))
     return int(number)

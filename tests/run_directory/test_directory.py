@@ -78,7 +78,7 @@ def test_a_new_run_is_hidden_until_its_first_save(tmp_path: Path) -> None:
 def test_a_save_before_the_first_step_loads_without_optimizer_state(tmp_path: Path) -> None:
     run = saved_run(tmp_path / "run", 0)
     run.save_last(weights_of(0), {}, state_of(0), CONFIG)
-    assert RunDirectory(tmp_path / "run").load_last(CONFIG).optimizer == {}
+    assert RunDirectory(tmp_path / "run").load_last(CONFIG).read_optimizer() == {}
 
 
 def test_weights_that_share_memory_or_are_not_contiguous_are_saved(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def train(path: Path, resume: bool) -> None:
     run = RunDirectory(path) if resume else RunDirectory.create(path, CONFIG, TOKENIZER)
     save = run.load_last(CONFIG) if resume else None
     assert CONFIG.training is not None
-    model = restore_model(CONFIG, save.weights, Path()) if save else build_model(CONFIG.model)
+    model = restore_model(CONFIG, save.read_weights(), Path()) if save else build_model(CONFIG.model)
     TrainingRun(run, CONFIG, model, TOKENIZER, tokens(path), save).train(started=time.monotonic())
 
 

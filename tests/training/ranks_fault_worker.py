@@ -17,17 +17,17 @@ from tinylm.training import trainer
 
 def fail_from(step: int, fault: str) -> None:
     """Replace the method that fails."""
-    accumulate, save = trainer.Trainer._accumulate_once, directory.RunDirectory.save_last
+    accumulate, save = trainer.Trainer._accumulate_once, directory.RunDirectory.write_last
 
     def accumulate_or_fail(self: trainer.Trainer, *arguments: Any) -> Any:
         if self.state.step >= step:
             raise RuntimeError("injected")
         return accumulate(self, *arguments)
 
-    def save_or_fail(self: directory.RunDirectory, tensors: Any, optimizer: Any, state: Any, *rest: Any) -> None:
-        if state["step"] >= step:
+    def save_or_fail(self: directory.RunDirectory, *arguments: Any, **options: Any) -> dict[str, str]:
+        if arguments[3]["step"] >= step:
             directory.write_tensors = full_disk
-        save(self, tensors, optimizer, state, *rest)
+        return save(self, *arguments, **options)
 
     def full_disk(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "optimizer.safetensors")
@@ -35,7 +35,7 @@ def fail_from(step: int, fault: str) -> None:
     if fault == "error":
         trainer.Trainer._accumulate_once = accumulate_or_fail  # type: ignore[method-assign]
     else:
-        directory.RunDirectory.save_last = save_or_fail  # type: ignore[method-assign]
+        directory.RunDirectory.write_last = save_or_fail  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

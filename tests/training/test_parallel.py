@@ -11,7 +11,6 @@ from tinylm.rendezvous import Rendezvous
 from tinylm.training import parallel
 from tinylm.training.graceful_stop import StopRequest
 from tinylm.training.parallel import sum_gradients
-from tinylm.training.sharded_tensors import own_rows
 from tinylm.training.trainer import StopTraining
 
 
@@ -89,13 +88,6 @@ def test_a_replica_that_does_not_fit_is_sharded(
     assert parallel.choose_parallel("auto", model, free, two) == mode
     assert parallel.choose_parallel("fsdp", model, free, two) == "fsdp"
     assert parallel.choose_parallel("fsdp", model, free, Ranks()) == "ddp", "one rank has nothing to shard"
-
-
-@pytest.mark.parametrize("rows", [1, 3, 4, 5, 8])
-def test_the_rows_of_the_ranks_are_the_chunks_of_a_tensor(rows: int) -> None:
-    tensor = torch.arange(2 * rows).view(rows, 2)
-    chunks = [*tensor.chunk(4), *[tensor[:0]] * 4][:4]
-    assert all(torch.equal(own_rows(tensor, 4, rank), chunk) for rank, chunk in enumerate(chunks))
 
 
 @pytest.mark.parametrize(("rows", "size"), [(6, 4), (4, 1), (5, 2), (2, 4)])

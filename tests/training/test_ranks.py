@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.shell import child_process, records, run_child, run_ok, story
 from tests.trained_runs import pairs_file
 from tests.training.ranks_worker import train
 from tinylm.loaded_model import load
 from tinylm.ranks import ONE_RANK
+from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.loading import read_config
 from tinylm.run_directory.metrics_log import read_metrics
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch has no torch.distributed")
@@ -130,6 +131,15 @@ def check_equal_losses(texts: Path, folder: Path, cases: list[tuple[str, str]], 
         # Adam and Muon undo a factor of the gradient, so the losses alone do not show one.
         expected, found = gradient_norms(folder / "one" / name), gradient_norms(folder / "several" / name)
         assert len(expected) == STEPS and found == pytest.approx(expected, rel=1e-3), name
+        shards = ranks if parallel == "fsdp" and kind not in ADAPTED else 1
+        assert len(list((folder / "several" / name / "last").glob("*model*.safetensors"))) == shards
+        weights, expected_weights = (last_weights(folder / runs / name) for runs in ("several", "one"))
+        for tensor in expected_weights:
+            torch.testing.assert_close(weights[tensor], expected_weights[tensor], rtol=0, atol=0.02)
+
+
+def last_weights(run: Path) -> dict[str, torch.Tensor]:
+    return RunDirectory(run).load_last(read_config(run)).read_weights()
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
@@ -178,6 +188,7 @@ def test_a_run_goes_on_in_other_numbers_of_ranks_and_modes_with_the_losses_of_on
         else:
             run_worker(tmp_path, ranks, resume)
         assert saved_step(several) == (stop_at or STEPS)
+        assert len(list((several / "last").glob("model*"))) == (ranks if parallel == "fsdp" else 1)
     assert losses(several) == pytest.approx(losses(one), rel=1e-5)
     assert gradient_norms(several) == pytest.approx(gradient_norms(one), rel=1e-3)
     for record, expected in zip(read_metrics(several), read_metrics(one), strict=True):
@@ -297,20 +308,22 @@ def test_a_program_trains_again_after_calls_that_failed(texts: Path, tmp_path: P
 
 
 FAULTS = [
-    ("error", 0, 0, "Error: Internal error of tinylm (RuntimeError: injected)"),
-    ("error", 1, 1, "Error: On rank 1: RuntimeError: injected"),
-    ("disk", 0, 0, "No space left on device"),
+    ("error", 0, 0, "ddp", "Error: Internal error of tinylm (RuntimeError: injected)"),
+    ("error", 1, 1, "ddp", "Error: On rank 1: RuntimeError: injected"),
+    ("disk", 0, 0, "ddp", "No space left on device"),
+    ("disk", 1, 0, "fsdp", "No space left on device; the last save is intact"),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault, rank, restarts, message", FAULTS)
+@pytest.mark.parametrize("fault, rank, restarts, parallel, message", FAULTS)
 def test_a_fault_of_one_rank_ends_all_with_one_message_and_a_whole_save(
-    texts: Path, tmp_path: Path, fault: str, rank: int, restarts: int, message: str
+    texts: Path, tmp_path: Path, fault: str, rank: int, restarts: int, parallel: str, message: str
 ) -> None:
     """Restarts: each attempt resumes the last save, and fails again."""
     run, worker = tmp_path / "run", Path(__file__).parent / "ranks_fault_worker.py"
-    command = torchrun(2, worker, fault, rank, 25, "train", texts / "text.txt", "--out", run, "--steps", 60, *OPTIONS)
+    options = ["--out", run, "--steps", 60, "--parallel", parallel, *OPTIONS]
+    command = torchrun(2, worker, fault, rank, 25, "train", texts / "text.txt", *options)
     command[3:3] = ["--max-restarts", str(restarts)]
     done = run_child(command)
     assert done.returncode == 1 and not done.stdout
@@ -409,6 +422,6 @@ def test_random_kills_lose_nothing_where_torchrun_restarts(texts: Path, tmp_path
     assert out.split() == [str(run)]
     assert saved_step(run) == steps
     assert losses(run) == losses(tmp_path / "whole")
-    found, expected = (load_file(folder / "last" / "model.safetensors") for folder in (run, tmp_path / "whole"))
+    found, expected = (last_weights(folder) for folder in (run, tmp_path / "whole"))
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)

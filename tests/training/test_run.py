@@ -124,10 +124,10 @@ class RunSession:
         config = dataclasses.replace(config, training=dataclasses.replace(config.training, **changes))
         save = RunDirectory(self.path).load_last(config)
         if config.adapter is None:
-            model = restore_model(config, save.weights, self.path)
+            model = restore_model(config, save.read_weights(), self.path)
         else:
             model = self._model(config)
-            load_adapter_tensors(adapter_layers(model), save.weights, self.path)
+            load_adapter_tensors(adapter_layers(model), save.read_weights(), self.path)
         self.step = save.state["step"]
         return self._train(RunDirectory(self.path), config, model, resume_from=save)
 
@@ -151,8 +151,8 @@ def contents(path: Path) -> dict[str, Any]:
     timed = ("seconds", "setup_seconds", "step_seconds", "eval_seconds", "save_seconds", "tokens_per_second")
     metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     return {
-        "weights": {name: tensor.numpy().tobytes() for name, tensor in save.weights.items()},
-        "optimizer": {name: tensor.numpy().tobytes() for name, tensor in save.optimizer.items()},
+        "weights": {name: tensor.numpy().tobytes() for name, tensor in save.read_weights().items()},
+        "optimizer": {name: tensor.numpy().tobytes() for name, tensor in save.read_optimizer().items()},
         "state": {name: value for name, value in save.state.items() if name not in timed},
         "best": ({name: tensor.numpy().tobytes() for name, tensor in best.tensors.items()}, best.step, best.val_loss),
         "metrics": [{name: value for name, value in record.items() if name not in timed} for record in metrics],
@@ -355,9 +355,10 @@ def test_only_the_adapter_is_trained_and_saved(tokens: TokenFolder, tmp_path: Pa
     RunSession(tmp_path / "run", tokens).begin(config_of(adapter))
     save = RunDirectory(tmp_path / "run").load_last(read_config(tmp_path / "run"))
     assert base() == before
-    assert len(save.weights) == 2 * 3
-    assert all(".lora_A." in name or ".lora_B." in name for name in save.weights)
-    assert any(tensor.any() for name, tensor in save.weights.items() if ".lora_B." in name)
+    weights = save.read_weights()
+    assert len(weights) == 2 * 3
+    assert all(".lora_A." in name or ".lora_B." in name for name in weights)
+    assert any(tensor.any() for name, tensor in weights.items() if ".lora_B." in name)
 
 
 def test_out_of_memory_in_validation_evaluates_the_same_text_in_smaller_batches(
@@ -478,7 +479,7 @@ def test_an_adapter_in_bf16_learns_as_in_fp32_with_frozen_matrices_in_bf16(
             assert parameter.requires_grad == (".lora_" in name)
             expected = DTYPES[dtype] if frozen_matrix else torch.float32
             assert parameter.dtype == expected, name
-        saved = RunDirectory(tmp_path / dtype).load_last(read_config(tmp_path / dtype)).weights
+        saved = RunDirectory(tmp_path / dtype).load_last(read_config(tmp_path / dtype)).read_weights()
         assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
         losses[dtype] = [event.val_loss for event in session.events if isinstance(event, Evaluated)]
     assert losses["bf16"] == pytest.approx(losses["fp32"], abs=0.003)

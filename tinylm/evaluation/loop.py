@@ -50,20 +50,20 @@ class EvaluationLoss:
 
 
 def batch_losses(
-    model: Transformer, objective: Objective, batches: Iterable[Batch], dtype: str, *, split: bool = True
+    model: Transformer, objective: Objective, batches: Iterable[Batch], dtype: str, *, sharded: bool = False
 ) -> Iterator[Loss]:
     """Yield the loss of each batch, or of its parts: if memory runs out, this batch and all later ones are split into
     parts of fewer rows.
 
-    `dtype`: autocast dtype. Call under torch.no_grad(). Raises TinyLMError if a single row does not fit into memory, or
-    without `split` a batch.
+    `dtype`: autocast dtype. sharded: the model is sharded among ranks, which compute together. Call under
+    torch.no_grad(). Raises TinyLMError if a single row does not fit into memory, or with `sharded` a batch.
     """
     rows: int | None = None  # per forward pass; None: the whole batch
     for batch in batches:
         parts = deque(batch.split(rows or len(batch)))
         while parts:
             loss = _loss_or_none(model, objective, parts[0], dtype)
-            if loss is None and not split:
+            if loss is None and sharded:
                 raise TinyLMError(
                     "Out of memory while evaluating; choose a smaller `context`, or start more processes."
                 )
@@ -101,7 +101,7 @@ def evaluate_loss(
     progress: Callable[[int], None] = lambda tokens: None,
     ranks: Ranks = ONE_RANK,
     *,
-    in_step: bool = False,
+    sharded: bool = False,
 ) -> EvaluationLoss:
     """Sum the loss over all batches, in evaluation mode; the model's training mode is restored.
 
@@ -109,8 +109,8 @@ def evaluate_loss(
     the batches; each of them gives the same batches and gets the sum over all ranks, and `progress` is called equally
     often on each, after every turn.
 
-    in_step: every rank computes a batch in every turn, as a model needs that is sharded among the ranks; a result that
-    does not count is dropped. Running out of memory is then an error.
+    sharded: the model is sharded among the ranks, so every rank computes a batch in every turn; a result that does not
+    count is dropped. Running out of memory is then an error.
 
     If memory runs out, batches are split into parts of fewer rows, which changes the result by rounding only. Raises
     TinyLMError if a single row does not fit into memory.
@@ -121,13 +121,13 @@ def evaluate_loss(
     def dealt() -> Iterator[Batch]:
         nonlocal counted
         for batch, counted, n_targets in ranks.deal(batches):
-            if counted or in_step:
+            if counted or sharded:
                 yield batch  # until its loss is computed
             progress(n_targets)
 
     total, tokens = 0.0, 0
     with _evaluation_mode(model):
-        for loss in batch_losses(model, objective, dealt(), dtype, split=not in_step):
+        for loss in batch_losses(model, objective, dealt(), dtype, sharded=sharded):
             if counted:
                 total += loss.total.item()
                 tokens += loss.n_tokens

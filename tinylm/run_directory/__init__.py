@@ -2,7 +2,9 @@
 
     config.json  tokenizer.json  metrics.jsonl
     model.safetensors          the best weights by validation loss (of an adapter: adapter_model.safetensors)
-    last/                      weights, optimizer.safetensors, state.json, and manifest.json with the SHA-256 of each
+    last/                      weights, optimizer.safetensors, state.json, and manifest.json with the SHA-256 of each;
+                               of a sharded model, each rank has files of its own, such as
+                               model-00001-of-00002.safetensors
     tokens/                    the encoded text, if it was read from standard input
 
 1. After a kill or a full disk at any instant, the directory holds the best weights of one save and a complete `last/`.

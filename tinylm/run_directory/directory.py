@@ -1,38 +1,63 @@
 """Writing a run directory, and reading the state that a run is resumed from."""
 
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import safetensors
 from torch import Tensor
 
 from tinylm.errors import NotResumableError, SaveError
-from tinylm.files import check_folder, flush_folder, hash_file, read_json, remove_tree, write_text
+from tinylm.files import check_folder, check_regular, flush_folder, hash_file, read_json, remove_tree, write_text
 from tinylm.run_config import RunConfig
 from tinylm.run_directory import metrics_log
 from tinylm.run_directory.commit import commit, recover_last, remove_unfinished
-from tinylm.run_directory.layout import PEFT_FILE, staging_directory, weights_file
+from tinylm.run_directory.layout import OPTIMIZER_FILE, PEFT_FILE, staging_directory, weights_file
 from tinylm.run_directory.loading import MAX_STATE_BYTES, config_digest
-from tinylm.run_directory.weights import read_tensors, read_weights_file, write_tensors, write_weights
+from tinylm.run_directory.tensor_files import WHOLE, Shard, read_layout, read_tensors, write_tensors
+from tinylm.run_directory.weights import check_weights_file, write_weights
 from tinylm.text.tokenizer import Tokenizer
 
-MAX_MANIFEST_BYTES = 1 << 16
+MAX_MANIFEST_BYTES = 1 << 20  # about 250 bytes per rank that has written a part of the save
 
 
 @dataclass(frozen=True)
 class LastSave:
-    """The content of `last/`, from which a run is resumed.
+    """A verified `last/`, from which a run is resumed. Its tensors are read when they are needed, and only the rows.
 
-    weights, optimizer: tensors by name. state: the trainer's state, as JSON values.
+    weights, optimizer: the files of the tensors, one for each rank that has written some. state: the trainer's state,
+    as JSON values.
     """
 
-    weights: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
+    weights: tuple[Path, ...]
+    optimizer: tuple[Path, ...]
     state: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "weights": [str(file.absolute()) for file in self.weights],
+            "optimizer": [str(file.absolute()) for file in self.optimizer],
+            "state": self.state,
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """The inverse of `to_json`."""
+        weights, optimizer = (tuple(map(Path, values[name])) for name in ("weights", "optimizer"))
+        return cls(weights, optimizer, values["state"])
+
+    def read_weights(self, shard: Shard = WHOLE) -> dict[str, Tensor]:
+        """The weights by name, all rows or those of a shard. Raises TinyLMError as `read_tensors` does."""
+        return read_tensors(self.weights, shard)
+
+    def read_optimizer(self, shard: Shard = WHOLE) -> dict[str, Tensor]:
+        """The tensors of the optimizer by name, all rows or those of a shard. Raises TinyLMError."""
+        return read_tensors(self.optimizer, shard)
 
 
 class RunDirectory:
@@ -94,27 +119,74 @@ class RunDirectory:
         state: the trainer's state, with `step` and `val_loss`. The first save moves a prepared run to `path`.
         check: called between files; what it raises abandons this save
         """
-        new, old, last = (self._current / name for name in ("last.new", "last.old", "last"))
+        new = self.begin_last()
+        try:
+            hashes = self.write_last(new, tensors, optimizer, state, config, check=check)
+            self.commit_last(new, hashes, state)
+        except BaseException:
+            remove_tree(new)
+            raise
+
+    # What `save_last` does, in parts, for ranks that write their rows of the tensors: rank 0 begins the save, every
+    # rank writes, and rank 0 commits it.
+
+    def begin_last(self) -> Path:
+        """Create the folder of the next `last/`, beside the old one. What an interrupted save has left is deleted."""
         with self._saving():
             recover_last(self._current)
-            remove_tree(new)
-            remove_tree(old)
-            try:
-                new.mkdir()
-                write_weights(new / weights_file(config), tensors, config, state["step"], state["val_loss"])
+            for name in ("last.new", "last.old"):
+                remove_tree(self._current / name)
+            new = self._current.absolute() / "last.new"
+            new.mkdir()
+            return new
+
+    def write_last(
+        self,
+        new: Path,
+        tensors: dict[str, Tensor],
+        optimizer: dict[str, Tensor],
+        state: dict[str, Any],
+        config: RunConfig,
+        shard: Shard = WHOLE,
+        check: Callable[[], None] = lambda: None,
+    ) -> dict[str, str]:
+        """Write the tensors, which are the rows of a shard, to `new`, and flush them. Returns the SHA-256 of each file
+        by name. After an error, or what `check` raises between files, these files are deleted.
+        """
+        files = _shard_files(new, config, shard)
+        try:
+            with self._saving():
+                write_weights(files[0], tensors, config, state["step"], state["val_loss"])
                 check()
                 # Before the first step there are no tensors; safetensors then reads the file only if it has metadata.
-                write_tensors(new / "optimizer.safetensors", optimizer, {"format": "pt"})
-                write_text(new / "state.json", json.dumps(state))
-                manifest = {}
-                for file in sorted(new.iterdir()):
+                write_tensors(files[1], optimizer, {"format": "pt"})
+                hashes = {}
+                for file in files:
                     check()
-                    manifest[file.name] = hash_file(file)
-                write_text(new / "manifest.json", json.dumps(manifest))
-                flush_folder(new)
-            except BaseException:
-                remove_tree(new)
-                raise
+                    hashes[file.name] = hash_file(file)
+                return hashes
+        except BaseException:
+            self.discard_last(new, config, shard)
+            raise
+
+    def discard_last(self, new: Path, config: RunConfig, shard: Shard) -> None:
+        """Delete what `write_last` has written for a shard."""
+        for file in _shard_files(new, config, shard):
+            remove_tree(file)
+
+    def commit_last(self, new: Path, hashes: dict[str, str], state: dict[str, Any]) -> None:
+        """Complete the save in `new`, and replace `last/` by it.
+
+        hashes: SHA-256 of the files of all ranks, by name
+        """
+        old, last = self._current / "last.old", self._current / "last"
+        with self._saving():
+            write_text(new / "state.json", json.dumps(state))
+            manifest = {**hashes, "state.json": hash_file(new / "state.json")}
+            for name in manifest:
+                check_regular(new / name)
+            write_text(new / "manifest.json", json.dumps(manifest))
+            flush_folder(new)
             if last.exists():
                 last.rename(old)
             new.rename(last)
@@ -133,7 +205,7 @@ class RunDirectory:
             self._current = self.path
 
     def load_last(self, config: RunConfig) -> LastSave:
-        """Read `last/`. Raises NotResumableError if it is missing or damaged, and TinyLMError for damaged tensors."""
+        """Verify `last/`. Raises NotResumableError if it is missing or damaged, and TinyLMError for damaged tensors."""
         last = recover_last(self.path)
         if not last.is_dir():
             raise NotResumableError(
@@ -144,9 +216,11 @@ class RunDirectory:
         try:
             check_folder(last)
             manifest = read_json(last / "manifest.json", MAX_MANIFEST_BYTES)
-            for name in (weights_file(config), "optimizer.safetensors", "state.json"):
-                if hash_file(last / name) != manifest[name]:
-                    raise ValueError(f"{name} has changed since it was saved")
+            size = max(1, len(manifest) // 2)  # two files of each rank, and state.json
+            parts = [_shard_files(last, config, Shard(index, size)) for index in range(size)]
+            for file in (*itertools.chain(*parts), last / "state.json"):
+                if hash_file(file) != manifest[file.name]:
+                    raise ValueError(f"{file.name} has changed since it was saved")
             state = read_json(last / "state.json", MAX_STATE_BYTES)
             if not isinstance(state, dict) or type(state["step"]) is not int:
                 raise ValueError("state.json has no step")
@@ -157,9 +231,12 @@ class RunDirectory:
                 is_adapter=config.adapter is not None,
             ) from error
         remove_unfinished(self.path)
-        weights = read_weights_file(last / weights_file(config), config)
-        optimizer, _ = read_tensors(last / "optimizer.safetensors")
-        return LastSave(weights.tensors, optimizer, state)
+        weights, optimizer = zip(*parts, strict=True)
+        for files in (weights, optimizer):
+            read_layout(files)
+        for file in weights:
+            check_weights_file(file, config)
+        return LastSave(weights, optimizer, state)
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Append a record to metrics.jsonl."""
@@ -196,22 +273,17 @@ class RunDirectory:
 
 
 class UnwrittenRun(RunDirectory):
-    """The run directory of a rank other than the first one: its methods that write do nothing."""
+    """The run directory of a rank other than the first one, which writes nothing but its shard of the last save."""
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the run is at its `path`, to which the first rank moves it."""
+        return self.path.exists()
 
     def write_config(self, config: RunConfig) -> None:
         """Do nothing."""
 
     def save_best(self, tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None) -> None:
-        """Do nothing."""
-
-    def save_last(
-        self,
-        tensors: dict[str, Tensor],
-        optimizer: dict[str, Tensor],
-        state: dict[str, Any],
-        config: RunConfig,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
         """Do nothing."""
 
     def append_metrics(self, record: dict[str, Any]) -> None:
@@ -222,3 +294,8 @@ class UnwrittenRun(RunDirectory):
 
     def truncate_metrics(self, step: int) -> None:
         """Do nothing."""
+
+
+def _shard_files(folder: Path, config: RunConfig, shard: Shard) -> tuple[Path, Path]:
+    """The files in which a rank saves its rows of the weights and of the optimizer's state."""
+    return folder / shard.file_name(weights_file(config)), folder / shard.file_name(OPTIMIZER_FILE)

@@ -7,6 +7,7 @@ from tinylm.run_config import RunConfig
 CHECKPOINTS = Path("checkpoints")  # where runs are written by default
 MODEL_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"  # in last/
 PEFT_FILE = "adapter_config.json"  # of a LoRA adapter
 FOREIGN_FILE = "tokenizer_config.json"  # of Hugging Face folders; runs have none
 RUN_FILES = ("config.json", "tokenizer.json", "metrics.jsonl", "samples.jsonl", MODEL_FILE, ADAPTER_FILE, PEFT_FILE)

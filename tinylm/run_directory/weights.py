@@ -12,15 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
-from tinylm.device import free_memory
 from tinylm.errors import TinyLMError
-from tinylm.files import check_regular, parse_json, replacing
+from tinylm.files import parse_json
 from tinylm.run_config import RunConfig
+from tinylm.run_directory.tensor_files import open_tensors, read_tensors, write_tensors
 from tinylm.serialization import non_defaults
 from tinylm.validation import COUNT_FROM_0
 
@@ -55,20 +53,15 @@ class Header:
     digest: str
 
 
-SAFETENSORS_DTYPES = ("F32", "F16", "BF16")  # that are read
 TORCH_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def read_header(file: Path) -> Header:
     """Read the header of a weights file, without its tensors."""
-    try:
-        check_regular(file)
-        with safetensors.safe_open(file, framework="pt") as tensors:
-            names = tensors.keys()  # a safe_open object is not iterable
-            shapes = {name: tuple(tensors.get_slice(name).get_shape()) for name in names}
-            metadata = tensors.metadata() or {}
-    except (OSError, safetensors.SafetensorError) as error:
-        raise _damaged(file, error) from error
+    with open_tensors(file) as opened:
+        names = opened.keys()  # a safe_open object is not iterable
+        shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in names}
+        metadata = opened.metadata() or {}
     return Header(shapes, *_identity(file, metadata))
 
 
@@ -92,15 +85,27 @@ def read_weights_file(file: Path, config: RunConfig) -> Weights:
 
     The digest proves that the file is complete and belongs to `config`. It does not prove who wrote the file.
     """
-    tensors, metadata = read_tensors(file)
-    step, val_loss, recorded = _identity(file, metadata)
-    weights = Weights(tensors, config, step, val_loss)
-    if weights.digest != recorded:
+    tensors, header = read_tensors([file]), read_header(file)
+    weights = Weights(tensors, config, header.step, header.val_loss)
+    _check_digest(weights, header, file)
+    return weights
+
+
+def check_weights_file(file: Path, config: RunConfig) -> None:
+    """Verify the digest of a weights file as `read_weights_file` does, without holding its tensors in memory."""
+    header = read_header(file)
+    with open_tensors(file) as opened:
+        names = opened.keys()
+        mapped = {name: opened.get_tensor(name) for name in names}
+        _check_digest(Weights(mapped, config, header.step, header.val_loss), header, file)
+
+
+def _check_digest(weights: Weights, header: Header, file: Path) -> None:
+    if weights.digest != header.digest:
         raise TinyLMError(
             f"{file} is damaged, or belongs to another config.json: its content does not match its digest. "
             "Copy the run again."
         )
-    return weights
 
 
 def require_tensors(
@@ -121,7 +126,7 @@ def require_tensors(
                 f"{source} does not fit its config.json: {name} is {tensor.dtype} {tuple(tensor.shape)}, not {dtype} "
                 f"{shape}."
             )
-        if not is_finite(tensor):
+        if tensor.numel() and not is_finite(tensor):
             raise TinyLMError(f"{source} cannot be used: {name} has values that are not finite numbers.")
 
 
@@ -159,39 +164,3 @@ def write_weights(path: Path, tensors: dict[str, Tensor], config: RunConfig, ste
         "digest": digest(tensors, config, step, val_loss),
     }
     write_tensors(path, tensors, metadata)
-
-
-def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Replace a safetensors file. Raises OSError and SafetensorError; the old file then stays intact."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with replacing(path) as unfinished:
-        safetensors.torch.save_file(tensors, unfinished, metadata)
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All tensors of a safetensors file, by name, and its metadata.
-
-    Raises TinyLMError for a damaged file, a dtype that is not in SAFETENSORS_DTYPES, and a file larger than the free
-    memory.
-    """
-    try:
-        size, free = check_regular(path).st_size, free_memory("cpu")
-        if free is not None and size > free:
-            raise TinyLMError(f"{path} needs {size / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free.")
-        with safetensors.safe_open(path, framework="pt") as file:
-            names = file.keys()  # a safe_open object is not iterable
-            for name in names:
-                if (dtype := file.get_slice(name).get_dtype()) not in SAFETENSORS_DTYPES:
-                    raise ValueError(f"{name[:200]} is {dtype}, and weights are {', '.join(SAFETENSORS_DTYPES)}")
-            return {name: file.get_tensor(name).clone() for name in names}, file.metadata() or {}
-    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: Path, error: Exception) -> TinyLMError:
-    """The error for a safetensors file that cannot be read."""
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-    return TinyLMError(
-        f"{path} is damaged or not a safetensors file ({str(reason)[:200]}). Copy the run again; pickles are never "
-        "opened."
-    )

@@ -17,10 +17,14 @@ from torch import Tensor, nn
 from tinylm.device import DTYPES, free_memory
 from tinylm.kernels.allocator import return_large_blocks
 from tinylm.model.block import PreNormBlock
+from tinylm.model.build import build_empty_model
 from tinylm.model.stack import Transformer
 from tinylm.planning.recipes import MEMORY_SHARE, PARAMETER_BYTES
 from tinylm.ranks import Ranks
-from tinylm.run_directory.weights import is_finite
+from tinylm.run_config import RunConfig
+from tinylm.run_directory.directory import LastSave
+from tinylm.run_directory.tensor_files import WHOLE, Shard
+from tinylm.run_directory.weights import is_finite, require_tensors
 from tinylm.text.batches import Batch
 from tinylm.training.sharded_tensors import as_shard, is_sharded, local
 
@@ -42,6 +46,32 @@ def choose_parallel(setting: str, model: nn.Module, free: int | None, ranks: Ran
         return "ddp" if ranks.size == 1 else setting
     needed = sum(p.numel() * PARAMETER_BYTES if p.requires_grad else p.nbytes for p in model.parameters())
     return "ddp" if free is None or needed <= MEMORY_SHARE * free else "fsdp"
+
+
+def rank_shard(parallel: str, config: RunConfig, ranks: Ranks) -> Shard:
+    """What a rank has of the trained parameters: with an adapter, all, since only the frozen base model is sharded."""
+    if parallel == "ddp" or config.adapter is not None:
+        return WHOLE
+    return Shard(ranks.launch.rank, ranks.size)
+
+
+def restore_rows(config: RunConfig, save: LastSave, shard: Shard) -> tuple[Transformer, dict[str, Tensor]]:
+    """A model without values for `load_shards`, and the rows that a rank has of its weights, read from a save.
+
+    Raises TinyLMError if the tensors of the save do not fit the configuration.
+    """
+    rows = save.read_weights(shard)
+    expected = {name: shard.rows(tensor) for name, tensor in build_empty_model(config.model).state_dict().items()}
+    require_tensors(rows, expected, save.weights[0].parent, any_float=config.family is not None)
+    return build_for_rows(config, rows), rows
+
+
+def build_for_rows(config: RunConfig, rows: dict[str, Tensor]) -> Transformer:
+    """A model without values (on the meta device), whose parameters have the dtypes of these rows of them."""
+    model = build_empty_model(config.model)
+    for name, parameter in model.named_parameters():
+        parameter.data = parameter.data.to(rows[name].dtype)
+    return model
 
 
 def shard_model(model: Transformer, device: str, dtype: str) -> None:

@@ -10,15 +10,17 @@ from tinylm.adapters.load import add_adapter, find_adapters, load_base_model
 from tinylm.device import choose_device, describe_device
 from tinylm.duration import format_duration, format_duration_setting
 from tinylm.errors import NotTrainedError, OtherRunKindError, UsageError
+from tinylm.model.build import build_empty_model
 from tinylm.model.stack import Transformer
 from tinylm.run_config import RunConfig
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.find_run import find_run
 from tinylm.run_directory.loading import read_config, read_tokenizer, restore_model
 from tinylm.run_directory.lock import lock_run
+from tinylm.run_directory.tensor_files import WHOLE
 from tinylm.text.corpus_loading import encode_recorded_text
 from tinylm.text.run_tokens import reopen_tokens
-from tinylm.training.parallel import choose_parallel, rank_memory
+from tinylm.training.parallel import choose_parallel, rank_memory, rank_shard, restore_rows
 from tinylm.training.pipeline import Session, TrainingResult, note_sharding, train_to_end
 from tinylm.training.run import TrainingRun
 from tinylm.training.shared_run import receive_run, share_run
@@ -66,9 +68,14 @@ def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
         training = replace(config.training, budget=request.budget or config.training.budget, **request.training)
         config = replace(config, training=training)
         state = TrainerState.from_json(save.state)
-        model = _restore_model(path, config, save, base)
+        model = build_empty_model(config.model) if config.adapter is None else _load_adapted(path, config, save, base)
         parallel = choose_parallel(request.parallel, model, free, session.ranks)
-        run = TrainingRun(directory, config, model, tokenizer, tokens, save, session.ranks, parallel)
+        shard, rows = rank_shard(parallel, config, session.ranks), None
+        if shard != WHOLE:
+            model, rows = restore_rows(config, save, shard)
+        elif config.adapter is None:
+            model = restore_model(config, save.read_weights(), path)
+        run = TrainingRun(directory, config, model, tokenizer, tokens, save, session.ranks, parallel, rows)
         rule = StoppingRule.of(training, run.task.steps_per_epoch)
         if finished := _describe_finished(rule, state, state.seconds + time.monotonic() - session.started):
             message = f"{path} is finished: {finished} continues it."
@@ -79,16 +86,14 @@ def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
         session.reporter.note(f"Resuming {path} at step {state.step}.")
         note_sharding(run, session)
         share_run(run, session.ranks)
-        del save  # the run releases it after its optimizer is restored
         return train_to_end(run, session)
 
 
-def _restore_model(path: Path, config: RunConfig, save: LastSave, base: Path | None) -> Transformer:
-    """The model with the weights of the save, on the CPU; for an adapter, its base model with the adapter."""
-    if config.adapter is None:
-        return restore_model(config, save.weights, path)
+def _load_adapted(path: Path, config: RunConfig, save: LastSave, base: Path | None) -> Transformer:
+    """The base model, on the CPU, with the adapter of the save."""
+    assert config.adapter is not None
     model = load_base_model(path, config.adapter, base, "cpu").network
-    load_adapter_tensors(add_adapter(model, config.adapter), save.weights, path)
+    load_adapter_tensors(add_adapter(model, config.adapter), save.read_weights(), path)
     return model
 
 

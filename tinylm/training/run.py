@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tinylm.adapters.adapter import adapter_layers, adapter_tensors
 from tinylm.device import DTYPES, weights_dtype
 from tinylm.kernels.force_eager import discard_compiled
 from tinylm.model.stack import Transformer
@@ -17,33 +16,30 @@ from tinylm.planning.memory import require_repeatable_dropout
 from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.run_config import RunConfig, RuntimeConfig
 from tinylm.run_directory.directory import LastSave, RunDirectory
+from tinylm.run_directory.tensor_files import WHOLE, Shard
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.training.background_save import BackgroundSaver
 from tinylm.training.checkpoint_activations import checkpoint_activations
 from tinylm.training.compile_layers import compile_layers
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Sampled, metrics_record
 from tinylm.training.gradient_norms import layer_gradient_norms
 from tinylm.training.optimizer import build_optimizer
-from tinylm.training.parallel import load_shards, shard_model
+from tinylm.training.parallel import load_shards, rank_shard, shard_model
+from tinylm.training.run_store import open_store
 from tinylm.training.samples import Sampler
-from tinylm.training.sharded_tensors import full_tensors
-from tinylm.training.state import TrainerState, optimizer_tensors, restore_optimizer
+from tinylm.training.state import TrainerState, restore_optimizer
 from tinylm.training.trainer import Outcome, Trainer, TrainerHooks, TrainingJob
 from tinylm.training_config import TrainingConfig
-
-SIZE_WITH_OPTIMIZER = 3  # of a save, relative to the first one, which has no optimizer state: Adam has two moments
 
 
 @dataclass
 class TrainingRun:
     """A run directory, and all that is needed to train its model.
 
-    resume_from: a save whose weights the model has, and whose optimizer and trainer state are restored, which releases
-        it; `None` for a new run
-    ranks: the processes that train the model together; only the first one writes to the directory
-    parallel: ddp or fsdp, whether each of them has a replica or a shard of the model. With fsdp and without an adapter,
-        `resume_from` has the rows of this rank of the optimizer's tensors.
+    resume_from: a save whose weights the model has, and whose optimizer and trainer state are restored; `None` for a
+        new run. With replicas, only the first rank has its files.
+    ranks: the processes that train the model together
+    parallel: ddp or fsdp, whether each of them has a replica or a shard of the model
     rows: those of the weights that this rank has, if the model has none (is on the meta device)
     """
 
@@ -74,6 +70,13 @@ class TrainingRun:
         """The batches and the objective."""
         context = self.training.sequence_length or self.config.model.context
         return make_task(self.tokens, self.tokenizer, replace(self.config.model, context=context), self.training)
+
+    @property
+    def shard(self) -> Shard:
+        """What this rank has of the trained parameters and the optimizer's state. With an adapter, these are replicas,
+        and only the base is sharded.
+        """
+        return rank_shard(self.parallel, self.config, self.ranks)
 
     @property
     def trainable_parameters(self) -> int:
@@ -117,18 +120,15 @@ class TrainingRun:
         if self.resume_from is None:
             state = TrainerState(micro_batch=self.training.micro_batch)
         else:
-            restore_optimizer(optimizer, self.model, self.resume_from.optimizer)
+            restore_optimizer(optimizer, self.model, self._read_optimizer(self.resume_from))
             state = TrainerState.from_json(self.resume_from.state)
             self.directory.write_config(self.config)
             self.directory.truncate_metrics(state.step)
         saved_step = -1 if self.resume_from is None else state.step
-        self.resume_from = None
-
-        saver = BackgroundSaver(state.save_seconds)
         sampler = Sampler(self.model, self.tokenizer, self.config)
 
         def record(event: Event) -> None:
-            saver.check()
+            store.check()
             if isinstance(event, Logged | Evaluated):
                 self.directory.append_metrics(metrics_record(event))
             report(event)
@@ -141,9 +141,15 @@ class TrainingRun:
         if self.training.log_gradients:
             hooks.extra_metrics = lambda: {"gradient_norms": layer_gradient_norms(self.model, self.ranks)}
         job = TrainingJob(self.model, self.task, optimizer, self.training, self.runtime.dtype, self.ranks)
-        store = _RunStore(self.directory, self.config, self.ranks, saver, saved_step)
-        with self.ranks.peer_errors(), saver:
+        opened = open_store(self.directory, self.config, self.ranks, self.shard, saved_step, state.save_seconds)
+        with self.ranks.peer_errors(), opened as store:
             return Trainer(job, state, store, hooks, started=started).run()
+
+    def _read_optimizer(self, save: LastSave) -> dict[str, Tensor]:
+        """The tensors of the optimizer, of shards the rows of this rank."""
+        if self.shard != WHOLE:
+            return save.read_optimizer(self.shard)
+        return self.ranks.broadcast(save.read_optimizer() if self.ranks.is_first else {})
 
     def _compile(self, report: Callable[[Event], None]) -> None:
         """Compile the layers if `runtime.compile` is set; if that fails, record `compile` as False."""
@@ -176,44 +182,3 @@ def set_weights_dtype(model: Transformer, dtype: torch.dtype) -> None:
         for parameter in model.parameters():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(dtype) if parameter.dim() > 1 else parameter.data.clone()
-
-
-class _RunStore:
-    """Saves the model and state of a trainer into a run directory: all weights, or only those of the adapter.
-
-    Shards are gathered on the first rank; all ranks call the methods together.
-    """
-
-    def __init__(
-        self, directory: RunDirectory, config: RunConfig, ranks: Ranks, saver: BackgroundSaver, saved_step: int
-    ) -> None:
-        self._directory = directory
-        self._config = config
-        self._ranks = ranks
-        self._saver = saver
-        self.saved_step = saved_step
-
-    def save_best(self, model: Transformer, step: int, val_loss: float) -> None:
-        self._directory.save_best(self._tensors(model), self._config, step, val_loss)
-
-    def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
-        optimizer_state = full_tensors(optimizer_tensors(optimizer, model), self._ranks.is_first)
-        weights, values = self._tensors(model), state.to_json()
-        if not self._ranks.is_first:
-            self.saved_step = state.step
-            return 0.0
-
-        def write(tensors: dict[str, Tensor]) -> None:
-            own = {name: tensors[name] for name in weights}
-            others = {name: tensors[name] for name in optimizer_state}
-            self._directory.save_last(own, others, values, self._config, self._saver.check_abandoned)
-            self.saved_step = values["step"]
-
-        # The first save moves the run, into which training writes, to its path.
-        self._saver.write(write, weights | optimizer_state, wait=not self._directory.is_in_place)
-        return self._saver.seconds if optimizer_state else SIZE_WITH_OPTIMIZER * self._saver.seconds
-
-    def _tensors(self, model: Transformer) -> dict[str, Tensor]:
-        if self._config.adapter is not None:
-            return adapter_tensors(adapter_layers(model))
-        return full_tensors(dict(model.state_dict()), self._ranks.is_first)

@@ -1,7 +1,7 @@
 """Tensors of which every rank has some rows (torch's DTensor), and matrices that are put together on one rank each.
 
-Rank r has rows r * ceil(R / N) to (r + 1) * ceil(R / N) of R rows, where N is the number of ranks; the last ranks may
-have fewer rows or none. DTensor is not imported without need, since that takes long.
+Rank r of N has the rows of part r of N, see `tinylm.run_directory.tensor_files.Shard`. DTensor is not imported without
+need, since that takes long.
 """
 
 from collections import defaultdict
@@ -37,14 +37,6 @@ def full_tensors(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
         if keep:
             result[name] = found.cpu() if is_sharded(tensor) else found
     return result
-
-
-def own_rows(tensor: Tensor, size: int, rank: int) -> Tensor:
-    """A copy of the rows that a rank of `size` ranks has of a tensor; numbers (dimension 0) are not divided."""
-    if not tensor.dim():
-        return tensor
-    part = -(-len(tensor) // size)
-    return tensor[rank * part : (rank + 1) * part].clone()
 
 
 def as_shard(rows: Tensor, parameter: Tensor, device: torch.device | None = None) -> Tensor:

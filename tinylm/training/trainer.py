@@ -409,7 +409,7 @@ class Trainer:
                     dtype,
                     lambda tokens: self.hooks.check_stop(),
                     self.ranks,
-                    in_step=self._sharded,
+                    sharded=self._sharded,
                 ).loss
         finally:
             release_gathered(self.model)
@@ -444,7 +444,7 @@ class Trainer:
         with torch.no_grad(), force_eager():
             finite = all(
                 math.isfinite(loss.total.item())
-                for loss in batch_losses(self.model, self.task.objective, [part], self.dtype, split=not self._sharded)
+                for loss in batch_losses(self.model, self.task.objective, [part], self.dtype, sharded=self._sharded)
             )
         restore_rng(rng)
         release_gathered(self.model)

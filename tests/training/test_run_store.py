@@ -1,0 +1,150 @@
+"""Saves of shards, with ranks that are threads of one process. Reference: the tensors that were divided among them."""
+
+import errno
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.run_directory.saved_runs import CONFIG, TOKENIZER
+from tests.thread_ranks import in_ranks
+from tinylm.errors import SaveError
+from tinylm.ranks import Ranks
+from tinylm.run_directory import directory
+from tinylm.run_directory.directory import RunDirectory, UnwrittenRun
+from tinylm.run_directory.tensor_files import Shard
+from tinylm.training import background_save
+from tinylm.training.run_store import RunStore, open_store
+from tinylm.training.state import TrainerState, optimizer_tensors
+
+SIZE = 3
+
+
+def trained(step: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model of 5 rows after an update that depends on the step."""
+    generator = torch.Generator().manual_seed(step)  # the global one belongs to all threads
+    model = nn.Linear(4, 5)
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator)
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer.step()
+    return model, optimizer
+
+
+class Rank:
+    """A rank that saves its rows of the models of `trained`, in the background."""
+
+    def __init__(self, path: Path, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.shard = Shard(ranks.launch.rank, ranks.size)
+        run = RunDirectory.create(path, CONFIG, TOKENIZER) if ranks.is_first else UnwrittenRun(path)
+        self.opened = open_store(run, CONFIG, ranks, self.shard, -1, 0.0)
+
+    def save(self, store: RunStore, step: int) -> None:
+        model, optimizer = trained(step)
+        rows: Any = nn.Linear(4, 5)
+        for name, parameter in model.named_parameters():
+            part = nn.Parameter(self.shard.rows(parameter.detach()).clone())
+            setattr(rows, name, part)
+            optimizer.state[part] = {
+                quantity: self.shard.rows(value).clone() for quantity, value in optimizer.state.pop(parameter).items()
+            }
+        store.save_last(rows, optimizer, TrainerState(step=step, val_loss=1.0))
+
+
+@pytest.fixture(autouse=True)
+def in_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_save, "MIN_BYTES", 0)
+
+
+def check_saved(path: Path, step: int) -> None:
+    """`last/` has the tensors of `trained(step)`, for any number of readers."""
+    model, optimizer = trained(step)
+    save = RunDirectory(path).load_last(CONFIG)
+    assert save.state["step"] == step
+    for readers in (1, 2, 4):
+        for shard in (Shard(index, readers) for index in range(readers)):
+            for found, expected in (
+                (save.read_weights(shard), model.state_dict()),
+                (save.read_optimizer(shard), optimizer_tensors(optimizer, model)),
+            ):
+                assert found.keys() == expected.keys()
+                assert all(torch.equal(found[name], shard.rows(expected[name])) for name in expected)
+
+
+def test_the_rows_of_all_ranks_are_one_save_that_any_number_of_ranks_reads(tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> int:
+        rank = Rank(tmp_path / "run", ranks)
+        with rank.opened as store:
+            for step in (1, 2, 3):
+                rank.save(store, step)
+        return store.saved_step
+
+    assert in_ranks(SIZE, work) == [3] * SIZE
+    check_saved(tmp_path / "run", 3)
+    files = {f"{kind}-0000{i}-of-00003.safetensors" for kind in ("model", "optimizer") for i in (1, 2, 3)}
+    assert {file.name for file in (tmp_path / "run" / "last").iterdir()} == {*files, "state.json", "manifest.json"}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_save_is_committed_when_all_ranks_have_written_their_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write, write_tensors = threading.Event(), directory.write_tensors
+
+    def wait(path: Path, *arguments: Any) -> None:
+        if "00002-of" in path.name and (tmp_path / "run").exists():  # rank 1, after the first save
+            assert may_write.wait(60)
+        write_tensors(path, *arguments)
+
+    monkeypatch.setattr(directory, "write_tensors", wait)
+
+    def work(ranks: Ranks) -> tuple[int, int]:
+        rank = Rank(tmp_path / "run", ranks)
+        with rank.opened as store:
+            rank.save(store, 1)
+            rank.save(store, 2)
+            for _ in range(3):
+                store.check()
+            before = store.saved_step
+            if ranks.is_first:
+                check_saved(tmp_path / "run", 1)
+                may_write.set()
+        return before, store.saved_step
+
+    assert in_ranks(SIZE, work) == [(1, 2)] * SIZE
+    check_saved(tmp_path / "run", 2)
+
+
+@pytest.mark.parametrize("failing", range(SIZE))
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_full_disk_of_one_rank_leaves_the_save_before_and_no_files_of_the_new_one(
+    failing: int, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, write_tensors = tmp_path / "run", directory.write_tensors
+
+    def fill(path: Path, *arguments: Any) -> None:
+        if f"0000{failing + 1}-of" in path.name and run.exists() == (step == 2):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_tensors(path, *arguments)
+
+    monkeypatch.setattr(directory, "write_tensors", fill)
+
+    def work(ranks: Ranks) -> None:
+        rank = Rank(run, ranks)
+        with rank.opened as store:
+            rank.save(store, 1)
+            rank.save(store, 2)
+
+    intact = "the last save is intact" if step == 2 else "remove the cause, or choose another `out`"
+    with pytest.raises(SaveError, match=f"run: No space left on device; {intact}"):
+        in_ranks(SIZE, work)
+    if step == 1:
+        assert not run.exists()
+    else:
+        check_saved(run, 1)
+    assert not list(tmp_path.glob("*/last.new/*"))

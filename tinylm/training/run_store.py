@@ -1,0 +1,140 @@
+"""Saving the model and state of a trainer into a run directory, also of a model that is sharded among ranks."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tinylm.adapters.adapter import adapter_layers, adapter_tensors
+from tinylm.model.stack import Transformer
+from tinylm.ranks import Ranks
+from tinylm.run_config import RunConfig
+from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.tensor_files import WHOLE, Shard
+from tinylm.training.background_save import BackgroundSaver
+from tinylm.training.sharded_tensors import full_tensors, local
+from tinylm.training.state import TrainerState, optimizer_tensors
+
+SIZE_WITH_OPTIMIZER = 3  # of a save, relative to the first one, which has no optimizer state: Adam has two moments
+
+
+class RunStore:
+    """Saves all weights, or only those of the adapter, and the optimizer's state.
+
+    Rank 0 writes replicas. Of shards, every rank writes its rows of the last save, and rank 0 commits the save after
+    all ranks have written theirs. The ranks agree on that at a `check`, not in the threads that write. The best weights
+    are gathered on rank 0. All ranks call the methods together.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        config: RunConfig,
+        ranks: Ranks,
+        shard: Shard,
+        saver: BackgroundSaver,
+        saved_step: int,
+    ) -> None:
+        self._directory = directory
+        self._config = config
+        self._ranks = ranks
+        self._saver = saver
+        self._shard = shard
+        self._uncommitted: tuple[Path, dict[str, Any]] | None = None  # folder and state of a save of shards
+        self._hashes: dict[str, str] | None = None  # of the files of this rank in that folder, if they are written
+        self.saved_step = saved_step
+
+    def save_best(self, model: Transformer, step: int, val_loss: float) -> None:
+        tensors = full_tensors(self._weights(model), self._ranks.is_first)
+        self._directory.save_best(tensors, self._config, step, val_loss)
+
+    def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
+        weights, optimizer_state, values = self._weights(model), optimizer_tensors(optimizer, model), state.to_json()
+        if self._shard != WHOLE:
+            self._save_rows(weights, optimizer_state, values)
+        elif self._ranks.is_first:
+            self._save_all(weights, optimizer_state, values)
+        else:
+            self.saved_step = state.step
+        return self._saver.seconds if optimizer_state else SIZE_WITH_OPTIMIZER * self._saver.seconds
+
+    def _save_all(self, weights: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any]) -> None:
+        def write(tensors: dict[str, Tensor]) -> None:
+            own, others = ({name: tensors[name] for name in group} for group in (weights, optimizer))
+            self._directory.save_last(own, others, state, self._config, self._saver.check_abandoned)
+            self.saved_step = state["step"]
+
+        # The first save moves the run, into which training writes, to its path.
+        self._saver.write(write, weights | optimizer, wait=not self._directory.is_in_place)
+
+    def _save_rows(self, weights: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any]) -> None:
+        self.finish()
+        directory, first = self._directory, self._ranks.is_first
+        begun = [str(directory.begin_last()), not directory.is_in_place] if first else None
+        name, wait = self._ranks.first(begun)
+        folder = Path(name)
+        self._uncommitted, self._hashes = (folder, state), None
+
+        def write(tensors: dict[str, Tensor]) -> None:
+            own, others = ({name: tensors[name] for name in group} for group in (weights, optimizer))
+            self._hashes = directory.write_last(
+                folder, own, others, state, self._config, self._shard, self._saver.check_abandoned
+            )
+
+        self._saver.write(write, {name: local(tensor) for name, tensor in (weights | optimizer).items()}, wait)
+        self.check()
+
+    def check(self) -> None:
+        """Raise the error of a save that has failed in the thread, and commit one of shards that all have written."""
+        self._saver.check()
+        self._commit_if_written()
+
+    def finish(self) -> None:
+        """Wait until the save that is being written is complete, and raise its error."""
+        self._saver.finish()
+        self._commit_if_written()
+
+    def _commit_if_written(self) -> None:
+        if self._uncommitted is None:
+            return
+        hashes = self._ranks.gather(self._hashes)
+        if None in hashes:
+            return
+        folder, state = self._uncommitted
+        if self._ranks.is_first:
+            self._directory.commit_last(folder, {name: found[name] for found in hashes for name in found}, state)
+        self._uncommitted, self.saved_step = None, state["step"]
+
+    def discard(self) -> None:
+        """Delete the files of this rank of a save that was not committed."""
+        if self._uncommitted is not None:
+            self._directory.discard_last(self._uncommitted[0], self._config, self._shard)
+
+    def _weights(self, model: Transformer) -> dict[str, Tensor]:
+        if self._config.adapter is not None:
+            return adapter_tensors(adapter_layers(model))
+        return dict(model.state_dict())
+
+
+@contextlib.contextmanager
+def open_store(
+    directory: RunDirectory, config: RunConfig, ranks: Ranks, shard: Shard, saved_step: int, save_seconds: float
+) -> Iterator[RunStore]:
+    """Context manager for the store of a training run. At its end, the last save is complete; see BackgroundSaver.
+
+    shard: what this rank has of the tensors that are saved
+    saved_step: the step of the save from which the run is resumed, -1 for a new run
+    save_seconds: the time that a save is expected to take, known from an earlier process
+    """
+    saver = BackgroundSaver(save_seconds)
+    store = RunStore(directory, config, ranks, shard, saver, saved_step)
+    try:
+        with saver:
+            yield store
+            store.finish()
+    except BaseException:
+        store.discard()
+        raise

@@ -122,10 +122,10 @@ class RunDirectory:
         new = self.begin_last()
         try:
             hashes = self.write_last(new, tensors, optimizer, state, config, check=check)
-            self.commit_last(new, hashes, state)
         except BaseException:
             remove_tree(new)
             raise
+        self.commit_last(new, hashes, state)
 
     # What `save_last` does, in parts, for ranks that write their rows of the tensors: rank 0 begins the save, every
     # rank writes, and rank 0 commits it.
@@ -175,18 +175,22 @@ class RunDirectory:
             remove_tree(file)
 
     def commit_last(self, new: Path, hashes: dict[str, str], state: dict[str, Any]) -> None:
-        """Complete the save in `new`, and replace `last/` by it.
+        """Complete the save in `new`, and replace `last/` by it. If it cannot be completed, `new` is deleted.
 
         hashes: SHA-256 of the files of all ranks, by name
         """
         old, last = self._current / "last.old", self._current / "last"
         with self._saving():
-            write_text(new / "state.json", json.dumps(state))
-            manifest = {**hashes, "state.json": hash_file(new / "state.json")}
-            for name in manifest:
-                check_regular(new / name)
-            write_text(new / "manifest.json", json.dumps(manifest))
-            flush_folder(new)
+            try:
+                write_text(new / "state.json", json.dumps(state))
+                manifest = {**hashes, "state.json": hash_file(new / "state.json")}
+                for name in manifest:
+                    check_regular(new / name)
+                write_text(new / "manifest.json", json.dumps(manifest))
+                flush_folder(new)
+            except BaseException:
+                remove_tree(new)
+                raise
             if last.exists():
                 last.rename(old)
             new.rename(last)

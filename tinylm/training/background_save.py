@@ -66,8 +66,12 @@ class BackgroundSaver:
         if self._pending is not None and self._pending.done():
             self.finish()
 
+    def abandon(self) -> None:
+        """Abandon the save that is being written, at its next `check_abandoned`."""
+        self._abandoned.set()
+
     def check_abandoned(self) -> None:
-        """Raise AbandonedSaveError after an interrupt. Called by the write between files."""
+        """Raise AbandonedSaveError after an interrupt or `abandon`. Called by the write between files."""
         if self._abandoned.is_set():
             raise AbandonedSaveError
 

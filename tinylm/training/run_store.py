@@ -103,10 +103,15 @@ class RunStore:
         hashes = self._ranks.gather(self._hashes)
         if None in hashes:
             return
-        folder, state = self._uncommitted
+        (folder, state), self._uncommitted = self._uncommitted, None
         if self._ranks.is_first:
             self._directory.commit_last(folder, {name: found[name] for found in hashes for name in found}, state)
-        self._uncommitted, self.saved_step = None, state["step"]
+        self.saved_step = state["step"]
+
+    def abandon(self) -> None:
+        """After an error of any rank: let the thread write no further file of a save that cannot be committed now."""
+        if self._uncommitted is not None:
+            self._saver.abandon()
 
     def discard(self) -> None:
         """Delete the files of this rank of a save that was not committed."""
@@ -133,8 +138,12 @@ def open_store(
     store = RunStore(directory, config, ranks, shard, saver, saved_step)
     try:
         with saver:
-            yield store
-            store.finish()
+            try:
+                yield store
+                store.finish()
+            except BaseException:
+                store.abandon()
+                raise
     except BaseException:
         store.discard()
         raise

@@ -10,7 +10,18 @@ from pathlib import Path
 from tinylm.process_signals import run_with_signal_handlers
 from tinylm.streams import prepare_streams, silence_stream
 
-TORCH_COMMANDS = ("train", "sample", "chat", "eval", "finetune-lora", "finetune-adapter", "merge-lora", "doctor")
+TORCH_COMMANDS = (
+    "train",
+    "sample",
+    "chat",
+    "eval",
+    "compare",
+    "finetune-lora",
+    "finetune-adapter",
+    "merge-lora",
+    "report",
+    "doctor",
+)
 SHARED_COMMANDS = ("train", "finetune-lora", "finetune-adapter", "eval")  # by the processes of torchrun
 HELP_FLAGS = {"--help", "-h", "--version"}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tinylm.__main__ import main
+from tinylm.__main__ import TORCH_COMMANDS, main
 from tinylm.kernels import openmp_spin
 from tinylm.kernels.compiler_cache import FOLDERS
 from tinylm.kernels.openmp_spin import NO_SPIN, SLOW_WAKE_UP, SPIN_COUNT, choose_spin_count
@@ -106,13 +106,19 @@ def start(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 
 
 @pytest.mark.usefixtures("unset")
-@pytest.mark.parametrize("command", ["train", "sample", "eval", "finetune-lora", "finetune-adapter", "merge-lora"])
+@pytest.mark.parametrize("command", TORCH_COMMANDS)
 def test_a_command_that_computes_sets_spin_count_and_compiler_folders(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start(monkeypatch, command, "--no-such-option")
     assert os.environ["GOMP_SPINCOUNT"] == "77"
     assert FOLDERS.keys() <= os.environ.keys()
+
+
+@pytest.mark.parametrize("command", ["train", "sample", "chat", "eval", "compare", "report", "doctor"])
+def test_commands_that_compute_logits_have_the_same_spin(command: str) -> None:
+    """An unset spin count makes threads of an unlisted command wait actively, which is slow beside other programs."""
+    assert command in TORCH_COMMANDS
 
 
 @pytest.mark.usefixtures("unset")

@@ -174,32 +174,46 @@ def _generate_by_llama_cpp(
         options.type_k = options.type_v = 0  # F32
         options.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
     context = library.llama_init_from_model(model, options)
-    batch = library.llama_batch_init(rows * len(prompt), 0, 1)
     size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
-    ids, texts = np.tile(np.array(prompt), (rows, 1)), []  # (B, T)
+    first, step = _Batch(library, rows, len(prompt)), _Batch(library, rows, 1)
     try:
-        for _ in range(tokens):
-            position = 0 if not texts else len(prompt) + len(texts) - 1
-            _fill(batch, ids, position)
-            assert library.llama_decode(context, batch) == 0
-            logits = np.ctypeslib.as_array(library.llama_get_logits(context), (rows, size))
-            ids = logits.argmax(axis=1)[:, None]  # (B, 1)
-            texts.append(ids[:, 0].tolist())
-        return texts
+        first.set(np.tile(prompt, rows), np.tile(np.arange(len(prompt)), rows))
+        assert library.llama_decode(context, first.batch) == 0
+        texts = [_likeliest(library, context, rows, size)]
+        for position in range(len(prompt), len(prompt) + tokens - 1):
+            step.set(texts[-1], position)
+            assert library.llama_decode(context, step.batch) == 0
+            texts.append(_likeliest(library, context, rows, size))
+        return [text.tolist() for text in texts]
     finally:
-        library.llama_batch_free(batch)
+        library.llama_batch_free(first.batch)
+        library.llama_batch_free(step.batch)
         library.llama_free(context)
 
 
-def _fill(batch: Any, ids: np.ndarray, position: int) -> None:
-    """Set the batch to the ids (B, T) at `position`, with logits after the last of each row."""
-    rows, length = ids.shape
-    batch.n_tokens = rows * length
-    for index, token in enumerate(ids.reshape(-1).tolist()):
-        row, column = divmod(index, length)
-        batch.token[index], batch.pos[index] = token, position + column
-        batch.n_seq_id[index], batch.seq_id[index][0] = 1, row
-        batch.logits[index] = column == length - 1
+class _Batch:
+    """A batch of llama.cpp with `length` tokens of each of `rows` sequences, and logits after the last of each."""
+
+    def __init__(self, library: Any, rows: int, length: int) -> None:
+        count = rows * length
+        self.batch = library.llama_batch_init(count, 0, 1)
+        self.batch.n_tokens = count
+        np.ctypeslib.as_array(self.batch.n_seq_id, (count,))[:] = 1
+        np.ctypeslib.as_array(self.batch.logits, (count,))[:] = np.arange(count) % length == length - 1
+        for index in range(count):
+            self.batch.seq_id[index][0] = index // length
+        self._tokens, self._positions = (
+            np.ctypeslib.as_array(part, (count,)) for part in (self.batch.token, self.batch.pos)
+        )
+
+    def set(self, tokens: np.ndarray, positions: np.ndarray | int) -> None:
+        """tokens, positions: (rows * length,)."""
+        self._tokens[:], self._positions[:] = tokens, positions
+
+
+def _likeliest(library: Any, context: Any, rows: int, size: int) -> np.ndarray:
+    """The likeliest next token of each row: (rows,)."""
+    return np.ctypeslib.as_array(library.llama_get_logits(context), (rows, size)).argmax(axis=1)
 
 
 def ctranslate2(job: Job) -> Choices:

@@ -29,6 +29,8 @@ SHAPES = {  # layers, width, heads, context, sequences per step
     "4x128": (4, 128, 4, 128, 16),
     "6x384": (6, 384, 6, 256, 16),
     "12x768": (12, 768, 12, 256, 4),
+    "8x1024": (8, 1024, 16, 256, 4),
+    "6x1536": (6, 1536, 16, 128, 2),
     "0.5b": (10, 2048, 16, 128, 1),
     "1b": (20, 2048, 16, 128, 1),
 }
@@ -80,9 +82,23 @@ def model_table(models: Sequence[str], kinds: Sequence[str], dtype: str, folder:
     rows = []
     for model in models:
         layers, width, heads, context, sequences = SHAPES[model]
-        common = ("--steps", 2, "--batch-size", sequences, "--val-fraction", 0.02, "--compile", "off", "--force")
+        common = (
+            "--steps",
+            3,
+            "--eval-every",
+            3,
+            "--save-every",
+            1,
+            "--batch-size",
+            sequences,
+            "--val-fraction",
+            0.02,
+            "--compile",
+            "off",
+            "--force",
+        )
         shape = ("--layers", layers, "--width", width, "--heads", heads, "--context", context)
-        vocabulary = ("--tokenizer", tokenizer if model in ("12x768", "0.5b", "1b") else "char")
+        vocabulary = ("--tokenizer", tokenizer if width >= 768 else "char")
         base = folder / "base"
         for kind in kinds:
             if kind.startswith("lora"):

@@ -22,7 +22,7 @@ from tests.shell import run_ok, same_tensors, snapshot, story
 from tinylm.commands.finetune_adapter import finetune_adapter
 from tinylm.commands.finetune_lora import finetune_lora
 from tinylm.commands.train import train
-from tinylm.errors import UsageError
+from tinylm.errors import TinyLMError, UsageError
 from tinylm.ranks import Ranks
 from tinylm.run_config import RunConfig
 from tinylm.run_directory.directory import LastSave, RunDirectory
@@ -168,6 +168,20 @@ def test_a_resumed_run_measures_memory_before_it_loads_its_save(here: Path, monk
     monkeypatch.setattr(resume, "rank_memory", measure)
     assert tinylm.train(resume="run", steps=5).step == 5
     assert happened == ["measured", "loaded"]
+
+
+def test_resuming_what_does_not_fit_in_memory_is_refused_and_changes_nothing(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(steps=3)
+    before = snapshot(here)
+    monkeypatch.setattr(resume, "rank_memory", lambda device, ranks: 1000)
+    with pytest.raises(
+        TinyLMError, match=r"Training needs about .* are free\. Free memory, or resume in several"
+    ) as error:
+        tinylm.train(resume="run", steps=5)
+    assert error.value.exit_code == 1
+    assert snapshot(here) == before
 
 
 def test_an_error_names_the_setting_and_writes_no_file(here: Path) -> None:

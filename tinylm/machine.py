@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -50,6 +51,20 @@ class Machine:
     compiled_is_faster: bool
     max_unfused_keys: int
     reasons: str
+
+    @classmethod
+    def recorded(cls, runtime: RuntimeConfig, free_memory: int | None) -> Self:
+        """The machine that a run has recorded, with the memory that is free now."""
+        return cls(
+            device=runtime.device,
+            dtype=runtime.dtype,
+            threads=runtime.threads,
+            matmul_rate=runtime.matmul_rate,
+            free_memory=free_memory,
+            compiled_is_faster=runtime.compile,
+            max_unfused_keys=max_unfused_keys(runtime.device, runtime.dtype),
+            reasons="recorded",
+        )
 
     def runtime(self, *, compile: bool) -> RuntimeConfig:
         """The properties that a run records; `compile`: whether its layers are compiled."""

@@ -102,9 +102,12 @@ def test_dry_run_in_several_processes_plans_for_all_of_them(corpus: Path, here: 
     try:
         first = run_ok("train", corpus, "--dry-run", *TINY, env=variables | {"RANK": "0"})
         second = run_ok("train", corpus, "--dry-run", *TINY, env=variables | {"RANK": "1"})
+        shards = run_ok("train", corpus, "--dry-run", *TINY, "--parallel", "fsdp", env=variables | {"RANK": "0"})
     finally:
         torch.set_num_threads(threads)
     assert "in 2 processes" in first.stderr and "4 sequences per step" in first.stdout
+    assert "MB in the first of 2 processes, with a replica of the model in each" in first.stdout
+    assert "MB in the first of 2 processes, with a shard of the model in each" in shards.stdout
     assert second.output == ""
 
 

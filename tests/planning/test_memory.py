@@ -17,6 +17,7 @@ from tinylm.model.build import build_model
 from tinylm.model_config import ModelConfig
 from tinylm.objectives.loss import MAX_LOGITS
 from tinylm.planning import recipes
+from tinylm.planning.cost import block_parameters, parameters_by_part
 from tinylm.planning.memory import TrainingMemory, activation_bytes, layer_bytes, training_memory
 from tinylm.planning.plan_request import PlanRequest
 
@@ -140,11 +141,18 @@ def test_the_peak_is_the_largest_of_forward_pass_backward_pass_update_and_evalua
     assert TrainingMemory(evaluation=500, **PARTS).needed(2, 2) == 1000 + 2 * 500
 
 
-def memory_of(on: Machine | None = None, *, checkpointed: bool = False, **choices: Any) -> TrainingMemory:
-    """The memory of training a modern decoder of 4x128 with a vocabulary of 100 and 1,000 parameters."""
+def memory_of(
+    on: Machine | None = None,
+    *,
+    parameters: int = 1000,
+    checkpointed: bool = False,
+    sharded: bool = False,
+    **choices: Any,
+) -> TrainingMemory:
+    """The memory of training a modern decoder of 4x128 with a vocabulary of 100 and this number of parameters."""
     request = PlanRequest(**{"data": data(10_000), "vocab_size": 100, **choices})
     config = small(width=128, ffn_width=384, layers=4, vocab_size=request.vocab_size)
-    return training_memory(on or machine(), request, config, 1000, checkpointed=checkpointed)
+    return training_memory(on or machine(), request, config, parameters, checkpointed=checkpointed, sharded=sharded)
 
 
 def test_the_state_is_that_of_the_optimizer_and_the_average() -> None:
@@ -162,6 +170,75 @@ def test_the_state_is_that_of_the_optimizer_and_the_average() -> None:
     rows = 128 + 64 + 64 + 128 + 384 + 384 + 128  # of queries, keys, values and output; of gate, up and down
     normuon = memory_of(training={"optimizer": "normuon"})
     assert (normuon.state, normuon.update) == (muon.state + 4 * 4 * rows, muon.update)
+
+
+def test_copies_for_saves_are_counted_where_twice_as_much_is_free_during_training() -> None:
+    memory = TrainingMemory(process=5, copies=recipes.MIN_COPIED_SAVE, **PARTS)
+    enough = memory.state + 2 * memory.copies
+    assert memory.total(1, 1, None) == memory.total(1, 1, enough) == 5 + 1000 + 400 + memory.copies
+    assert memory.total(1, 1, enough - 1) == 5 + 1000 + 400
+    small = TrainingMemory(process=5, copies=recipes.MIN_COPIED_SAVE - 1, **PARTS)
+    assert small.total(1, 1, None) == 5 + 1000 + 400, "a small save is written at once"
+    adamw = {"optimizer": "adamw", "average": 0.1}
+    assert memory_of(training=adamw).copies == memory_of(training=adamw).state
+    lora = adapter(rank=8, targets=("q_proj",))
+    assert memory_of(adapter=lora).copies == 12 * 4 * 8 * (128 + 128), "the base model is not saved"
+    assert memory_of(machine("cuda")).copies == 0, "copies are in the memory of the CPU"
+
+
+def test_loading_counts_if_it_needs_more_than_training() -> None:
+    assert TrainingMemory(process=5, loading=2000, **PARTS).total(1, 1) == 5 + 2000
+    assert TrainingMemory(process=5, loading=1000, **PARTS).total(1, 1) == 5 + 1000 + 400
+    assert memory_of(base=small(), loading=7).loading == 7
+    assert memory_of(machine("cuda"), base=small(), loading=7).loading == 0
+
+
+def test_ranks_share_the_rows_of_a_batch() -> None:
+    memory = TrainingMemory(ranks=4, **PARTS)
+    one = TrainingMemory(**PARTS)
+    assert memory.needed(100, 100) == one.needed(25, 25)
+    assert memory.needed(5, 100) == one.needed(5, 25)
+    assert memory.needed(1, 3) == one.needed(1, 1)
+
+
+def test_shards_divide_the_state_and_add_what_is_gathered() -> None:
+    adamw: dict[str, Any] = {"training": {"optimizer": "adamw"}, "ranks": 4}
+    config = small(width=128, ffn_width=384, layers=4, vocab_size=100)
+    in_blocks, total = block_parameters(config), parameters_by_part(config)["total"]
+    outside = total - in_blocks
+    assert outside == 100 * 128 + 128, "the embedding and the gain of the final norm"
+    replica, shard = (memory_of(parameters=total, sharded=sharded, **adamw) for sharded in (False, True))
+    assert (shard.state, shard.gradients, shard.copies) == tuple(
+        pytest.approx(bytes / 4, abs=1) for bytes in (replica.state, replica.gradients, replica.copies)
+    )
+    assert replica.gathered == replica.best == 0
+    assert shard.gathered == 4 * outside + recipes.GATHERED_BLOCKS * 4 * in_blocks / 4
+    assert shard.backward == 4 * outside
+    assert shard.best == 4 * total
+    lora = adapter(rank=8, targets=("q_proj",))
+    replica, shard = (
+        memory_of(machine(dtype="bf16"), parameters=total, adapter=lora, sharded=sharded, ranks=4)
+        for sharded in (False, True)
+    )
+    assert replica.state - shard.state == 2 * total * 3 / 4, "of an adapter, only the base model is sharded"
+    assert (shard.gradients, shard.copies, shard.best) == (replica.gradients, replica.copies, 0)
+    assert shard.gathered == 2 * outside + recipes.GATHERED_BLOCKS * 2 * in_blocks / 4
+
+
+def test_a_replica_that_does_not_fit_is_sharded() -> None:
+    settings = {"batch_size": 2, "optimizer": "adamw", "checkpoint_activations": False}
+    large: dict[str, Any] = {"model": {"size": "base"}, "training": settings, "ranks": 2}
+    needed = planned(on=machine("cuda"), **large).memory
+    for share, mode in ((1.1, "ddp"), (0.9, "fsdp")):
+        on = machine("cuda", free_memory=int(share * needed / recipes.MEMORY_SHARE))
+        plan = planned(on=on, **large)
+        assert (plan.parallel, plan.shortage) == (mode, None)
+        assert planned(on=on, **large, parallel="ddp").parallel == "ddp"
+        assert planned(on=on, **large, parallel="fsdp").parallel == "fsdp"
+        assert planned(on=on, **{**large, "ranks": 1, "parallel": "fsdp"}).parallel == "ddp", "nothing to shard"
+    assert planned(on=machine(free_memory=None), **large).parallel == "ddp"
+    short = planned(on=machine("cuda", free_memory=needed // 2), **large, parallel="ddp").shortage
+    assert short is not None and "of memory in each process" in short and 'or `parallel="fsdp"`' in short
 
 
 def test_an_adapter_has_gradients_and_moments_of_its_own_parameters_only() -> None:
@@ -207,10 +284,9 @@ def test_the_memory_of_a_pair_is_that_of_a_source_and_a_target_of_maximum_length
 
 def test_activations_are_computed_again_if_one_sequence_does_not_fit_otherwise() -> None:
     choices: dict[str, Any] = {"model": {"size": "small", "layers": 24, "context": 4096}, "training": {"batch_size": 1}}
-    plain = planned(**choices)
+    plain = planned(on=machine("cuda"), **choices)
     assert not plain.training.checkpoint_activations
-    free = int((plain.memory - recipes.PROCESS_BYTES["cpu"]) / recipes.MEMORY_SHARE) - 1
-    short = machine(free_memory=free)
+    short = machine("cuda", free_memory=int(plain.memory / recipes.MEMORY_SHARE) - 1)
     assert planned(on=short, **choices).training.checkpoint_activations
     choices["training"] = {"batch_size": 1, "checkpoint_activations": False}
     assert not planned(on=short, **choices).training.checkpoint_activations
@@ -267,7 +343,7 @@ def test_a_run_that_does_not_fit_says_what_to_change() -> None:
 
 def test_a_run_within_the_error_of_the_estimate_is_not_refused() -> None:
     choices: dict[str, Any] = {"model": {"size": "small"}, "training": {"batch_size": 1, "optimizer": "adamw"}}
-    needed = planned(**choices).memory - recipes.PROCESS_BYTES["cpu"]
+    needed = planned(on=machine("cuda"), **choices).memory
     choices["training"]["checkpoint_activations"] = False
-    assert planned(on=machine(free_memory=int(0.86 * needed)), **choices).shortage is None
-    assert planned(on=machine(free_memory=int(0.84 * needed)), **choices).shortage is not None
+    assert planned(on=machine("cuda", free_memory=int(0.86 * needed)), **choices).shortage is None
+    assert planned(on=machine("cuda", free_memory=int(0.84 * needed)), **choices).shortage is not None

@@ -14,7 +14,7 @@ from tinylm.errors import UsageError
 from tinylm.model.build import build_model
 from tinylm.planning import recipes
 from tinylm.planning.cost import matrix_parameters
-from tinylm.planning.model_size import choose_dropout, choose_size, training_tokens
+from tinylm.planning.model_size import choose_dropout, choose_sizes, training_tokens
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.presets import PRESETS, SIZES, make_model_config
 from tinylm.training_config import Budget
@@ -35,7 +35,7 @@ def test_more_time_and_more_text_make_a_larger_model() -> None:
 def test_the_size_never_falls_with_time_speed_or_text(seconds: float, rate: float, tokens: int, factor: float) -> None:
     def index(seconds: float, rate: float, tokens: int) -> int:
         request = PlanRequest(data=data(tokens), vocab_size=66, budget=Budget(time=seconds))
-        return list(SIZES).index(choose_size(machine(matmul_rate=rate), request, {}))
+        return list(SIZES).index(choose_sizes(machine(matmul_rate=rate), request)[0])
 
     least = index(seconds, rate, tokens)
     assert least <= index(factor * seconds, rate, tokens)
@@ -46,7 +46,7 @@ def test_the_size_never_falls_with_time_speed_or_text(seconds: float, rate: floa
 @given(st.floats(1, 1e5), st.integers(1000, 10**9))
 def test_the_size_is_the_largest_that_gets_enough_tokens_per_parameter(seconds: float, tokens: int) -> None:
     request = PlanRequest(data=data(tokens), vocab_size=66, budget=Budget(time=seconds))
-    chosen = choose_size(machine(), request, {})
+    chosen = choose_sizes(machine(), request)[0]
     configs = {size: make_model_config(vocab_size=66, preset="modern", size=size) for size in SIZES}
     per_parameter = {
         size: training_tokens(machine(), request, config) / matrix_parameters(config)
@@ -55,6 +55,17 @@ def test_the_size_is_the_largest_that_gets_enough_tokens_per_parameter(seconds: 
     larger = list(SIZES)[list(SIZES).index(chosen) + 1 :]
     assert all(per_parameter[size] < recipes.TOKENS_PER_PARAMETER for size in larger)
     assert chosen == "nano" or per_parameter[chosen] >= recipes.TOKENS_PER_PARAMETER
+
+
+def test_an_automatic_size_fits_in_memory_if_any_does() -> None:
+    chosen = []
+    for exponent in range(22, 36, 2):
+        on = machine(free_memory=1 << exponent, matmul_rate=1e15)
+        plan = planned(10**9, on=on)
+        assert plan.fits or not planned(10**9, on=on, model={"size": "nano"}).fits
+        chosen.append(plan.parameters)
+    assert chosen == sorted(chosen)
+    assert len(set(chosen)) >= 3
 
 
 @pytest.mark.parametrize("size", sorted(SIZES))

@@ -223,6 +223,8 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
     assert data is not None
     micro_batch = f", micro-batch {training.micro_batch}" if training.micro_batch < training.batch_size else ""
     about = "about " if training.budget.time is not None else ""
+    held = {"ddp": "a replica", "fsdp": "a shard"}[plan.parallel]
+    each = f" in the first of {plan.ranks} processes, with {held} of the model in each" if plan.ranks > 1 else ""
     sampled = data.kind == "text" and training.eval_tokens < data.val_tokens
     lines = {
         "tokenizer": f"{config.tokenizer.kind}, {model.vocab_size:,} ids",
@@ -235,7 +237,7 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
         "batch": f"{training.batch_size} sequences per step{micro_batch}",
         "length": f"{about}{plan.steps:,} steps, {plan.epochs:.1f} passes over the text",
         "time": f"about {format_duration(plan.seconds)}",
-        "memory": f"about {plan.memory / 2**20:,.0f} MB"
+        "memory": f"about {plan.memory / 2**20:,.0f} MB{each}"
         + (", with activations computed again in the backward pass" if training.checkpoint_activations else ""),
     }
     if config.adapter is not None:
@@ -248,5 +250,5 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
 def _plan_record(plan: "Plan", config: RunConfig, trainable_parameters: int) -> dict[str, Any]:
     values = config.to_json()
     parts = {name: values[name] for name in ("model", "tokenizer", "data", "training", "runtime", "adapter")}
-    cost = {"steps": plan.steps, "seconds": round(plan.seconds, 1), "memory": plan.memory}
+    cost = {"steps": plan.steps, "seconds": round(plan.seconds, 1), "memory": plan.memory, "parallel": plan.parallel}
     return {"parameters": trainable_parameters, **cost, **parts}

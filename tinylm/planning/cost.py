@@ -55,6 +55,12 @@ def _layer_parameters(config: ModelConfig) -> Iterator[tuple[str, torch.Size, in
             yield name, parameter.shape, config.encoder_layers or 1 if in_encoder else config.layers
 
 
+@functools.cache
+def block_parameters(config: ModelConfig) -> int:
+    """The number of parameters of all layers, without embeddings, output layer and final norms."""
+    return sum(shape.numel() * layers for _, shape, layers in _layer_parameters(config))
+
+
 def training_flops(config: ModelConfig) -> float:
     """FLOPs per token of the forward and the backward pass (Kaplan et al. 2020, section 2.1).
 

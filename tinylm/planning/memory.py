@@ -2,32 +2,37 @@
 
 from dataclasses import dataclass
 
-from tinylm.errors import UsageError
 from tinylm.machine import Machine
 from tinylm.model_config import GATED_ACTIVATIONS, ModelConfig
 from tinylm.objectives.loss import MAX_FROZEN_LOGITS, MAX_LOGITS
 from tinylm.planning import recipes
-from tinylm.planning.cost import device_class, layer_matrices, layers_per_token
+from tinylm.planning.cost import block_parameters, device_class, layer_matrices, layers_per_token
 from tinylm.planning.plan_request import PlanRequest
-from tinylm.run_config import AdapterConfig
 from tinylm.training_config import MUON_OPTIMIZERS
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingMemory:
-    """Bytes of a training run.
+    """Bytes of each process of a training run.
 
+    ranks: the processes that share a batch
     process: of the process before it trains; not part of what has to be free. Zero on a GPU.
     state: weights, moments of the optimizer, averaged weights. gradients: of all weights that are trained.
+    gathered: shards of other ranks that are in memory during the forward and the backward pass.
     casts: weights in the number format of the computation. backward: beside the gradients, when the last one is
         computed. update: the same of the optimizer during its step.
     per_sequence: activations per sequence of a micro-batch. evaluation: the same in an evaluation.
     logits, max_logits: per sequence, and in total at most.
+    copies: kept for saves that are written in the background, where there is memory for them (`keeps_copies`).
+    loading: while the model is read, before training. best: of the first rank while it saves the best weights, beside
+        the state and the copies: all weights, if they are shards. Both are zero on a GPU.
     """
 
+    ranks: int = 1
     process: int = 0
     state: int
     gradients: int
+    gathered: int = 0
     casts: int = 0
     backward: int = 0
     update: int = 0
@@ -35,34 +40,53 @@ class TrainingMemory:
     evaluation: int = 0
     logits: int = 0
     max_logits: int = 0
+    copies: int = 0
+    loading: int = 0
+    best: int = 0
 
     def needed(self, micro_batch: int, batch_size: int) -> int:
-        """Bytes beside those of the process, for micro-batches of a batch: the largest of four moments.
+        """Bytes that must be free, for micro-batches of a batch: the largest of four moments.
 
         They are the end of the forward pass (with the gradients of earlier micro-batches), the end of the backward
         pass, the optimizer step, and an evaluation.
         """
-        forward = self.casts + micro_batch * self.per_sequence + min(micro_batch * self.logits, self.max_logits)
-        if micro_batch < batch_size:
+        own = -(-batch_size // self.ranks)  # rows of the batch on this rank
+        rows = min(micro_batch, own)
+        forward = self.casts + rows * self.per_sequence + min(rows * self.logits, self.max_logits)
+        if rows < own:
             forward += self.gradients
-        return max(self.fixed, self.state + max(forward, micro_batch * self.evaluation))
+        return max(self.fixed, self.state + self.gathered + max(forward, micro_batch * self.evaluation))
 
     @property
     def fixed(self) -> int:
         """Bytes that do not depend on the number of sequences."""
-        return self.state + self.gradients + max(self.backward, self.update)
+        return self.state + self.gradients + max(self.gathered + self.backward, self.update)
 
-    def total(self, micro_batch: int, batch_size: int) -> int:
-        """Peak bytes of the process."""
-        return self.process + self.needed(micro_batch, batch_size)
+    def keeps_copies(self, free: int | None) -> bool:
+        """Whether saves are copied, with this number of free bytes before training: as BackgroundSaver decides."""
+        enough = free is None or 2 * self.copies <= free - self.state
+        return enough and self.copies >= recipes.MIN_COPIED_SAVE
+
+    def total(self, micro_batch: int, batch_size: int, free: int | None = None) -> int:
+        """Peak bytes of the process, the first of several, with this number of free bytes before training."""
+        copies = self.copies if self.keeps_copies(free) else 0
+        training = max(self.needed(micro_batch, batch_size), self.state + self.best)
+        return self.process + max(self.loading, copies + training)
 
 
 def training_memory(
-    machine: Machine, request: PlanRequest, config: ModelConfig, parameters: int, *, checkpointed: bool
+    machine: Machine,
+    request: PlanRequest,
+    config: ModelConfig,
+    parameters: int,
+    *,
+    checkpointed: bool,
+    sharded: bool = False,
 ) -> TrainingMemory:
     """The memory of training a model with this number of parameters on sequences of the maximum length.
 
     checkpointed: whether activations are computed again in the backward pass
+    sharded: whether the ranks of the request have shards of the model instead of replicas
     """
     longest = config.context
     if request.chat is not None:
@@ -70,6 +94,7 @@ def training_memory(
     if request.pair_contexts is not None:
         longest = 2 * min(int(request.pair_contexts.train.max()), config.context)  # source and target
     size = element_size(machine)
+    on_cpu = device_class(machine) == "cpu"
     in_layers = sum(shape.numel() * layers for shape, layers in layer_matrices(config).values())
     trained = parameters if request.adapter is None else adapter_parameters(config, request)
     frozen = parameters if request.adapter is not None else 0
@@ -83,22 +108,49 @@ def training_memory(
     process = recipes.PROCESS_BYTES[device_class(machine)]
     if checkpointed and process:
         process += recipes.COMPILER_BYTES
+    if request.ranks > 1 and process:
+        process += recipes.RANK_BYTES
     casts = 0 if size == 4 else size * trained
     output = 0 if frozen else 4 * config.width * config.vocab_size  # bytes of a gradient of the output layer
+    # The allocator does not reuse the memory of the casts, which are smaller than gradients. The gradient of a tied
+    # embedding is the sum of two.
+    backward = casts + (output if config.tie else 0)
+    state = 4 * trained + moments + average
+    shards = request.ranks if sharded else 1
+    own = 1 if frozen else shards  # an adapter is not sharded
+    gathered = best = 0
+    if sharded:
+        in_blocks = block_parameters(config)
+        outside = parameters - in_blocks
+        of_block = size if frozen or not on_cpu else 4  # see `shard_model`
+        gathered = (size if frozen else 4) * outside
+        gathered += round(recipes.GATHERED_BLOCKS * of_block * in_blocks / blocks(config))
+        if not frozen:
+            casts = casts if on_cpu else min(casts, size * outside)
+            backward = casts + 4 * outside  # their gradient before it is divided among the ranks
+        best = 4 * trained if on_cpu and not frozen else 0
     return TrainingMemory(
+        ranks=request.ranks,
         process=process,
-        state=4 * trained + size * frozen + moments + average,
-        gradients=4 * trained,
+        state=state // own + size * frozen // shards,
+        gradients=4 * trained // own,
+        gathered=gathered,
         casts=casts,
-        # The allocator does not reuse the memory of the casts, which are smaller than gradients. The gradient of a tied
-        # embedding is the sum of two.
-        backward=casts + (output if config.tie else 0),
-        update=update,
+        backward=backward,
+        update=update // shards,
         per_sequence=longest * activation_bytes(machine, config, checkpointed=checkpointed),
         evaluation=longest * evaluation_bytes(config, checkpointed=checkpointed),
         logits=longest * recipes.LOGIT_BYTES * config.vocab_size,
         max_logits=recipes.LOGIT_BYTES * (MAX_FROZEN_LOGITS if frozen else MAX_LOGITS) + 2 * output,
+        copies=state // own if on_cpu else 0,
+        loading=request.loading if on_cpu else 0,
+        best=best,
     )
+
+
+def blocks(config: ModelConfig) -> int:
+    """The number of layers of all stacks."""
+    return config.layers + (config.encoder_layers or 0)
 
 
 def element_size(machine: Machine) -> int:
@@ -166,75 +218,3 @@ def evaluation_bytes(config: ModelConfig, *, checkpointed: bool) -> int:
 def evaluation_rows(micro_batch: int, checkpointed: bool) -> int:
     """Rows of an evaluation batch that fit in the memory of training. Without a backward pass, four times as many."""
     return micro_batch if checkpointed else 4 * micro_batch
-
-
-def repeats_dropout(device: str, config: ModelConfig, adapter: AdapterConfig | None) -> bool:
-    """Whether a second pass of a block can draw the dropout masks of the first one.
-
-    `torch.utils.checkpoint` restores the random number generators of the CPU and of CUDA, but not that of Apple GPUs.
-    """
-    rates = (config.dropout, config.attention_dropout, adapter.dropout if adapter is not None else 0.0)
-    return device != "mps" or not any(rates)
-
-
-def require_repeatable_dropout(device: str, config: ModelConfig, adapter: AdapterConfig | None) -> None:
-    """Raise UsageError if activations cannot be computed again: see `repeats_dropout`."""
-    if not repeats_dropout(device, config, adapter):
-        raise UsageError(
-            "`checkpoint_activations` cannot be combined with dropout on Apple GPUs; set `dropout` and "
-            "`attention_dropout` to 0, or leave it out."
-        )
-
-
-def choose_checkpointing(
-    machine: Machine,
-    request: PlanRequest,
-    config: ModelConfig,
-    plain: TrainingMemory,
-    checkpointed: TrainingMemory,
-    batch_size: int,
-) -> bool:
-    """Whether to compute activations again: the user's choice, or if a single sequence does not fit otherwise.
-
-    Raises UsageError if the user's choice is not possible.
-    """
-    chosen: bool | None = request.training.get("checkpoint_activations")
-    if chosen:
-        require_repeatable_dropout(machine.device, config, request.adapter)
-    elif not repeats_dropout(machine.device, config, request.adapter):
-        return False
-    if chosen is not None or machine.free_memory is None:
-        return bool(chosen)
-    needed = [memory.needed(1, batch_size) for memory in (plain, checkpointed)]
-    return needed[0] > recipes.MEMORY_SHARE * machine.free_memory and needed[1] < needed[0]
-
-
-def describe_shortage(
-    machine: Machine,
-    request: PlanRequest,
-    config: ModelConfig,
-    memory: TrainingMemory,
-    checkpointed: TrainingMemory,
-    batch_size: int,
-) -> str | None:
-    """What to change if micro-batches of one sequence need more memory than is free, beyond the estimate's error.
-
-    checkpointed: the memory with checkpointed activations
-    """
-    free, needed = machine.free_memory, memory.needed(1, batch_size)
-    if free is None or needed * (1 - recipes.MEMORY_ERROR) <= free:
-        return None
-    new = request.base is None
-    remedies = ["a smaller `size`" if new else "a smaller model"]
-    if needed > memory.fixed:
-        remedies.append("a shorter `context`" if new else "a shorter `sequence_length`")
-    if checkpointed.needed(1, batch_size) < needed and repeats_dropout(machine.device, config, request.adapter):
-        remedies.append("`checkpoint_activations`")
-    if memory.update > memory.backward:
-        remedies.append('`optimizer="adamw"`')
-    if not new and request.adapter is None:
-        remedies.append("a LoRA adapter instead of all weights")
-    return (
-        f"Training needs about {needed / 1e9:.1f} GB of memory, {memory.fixed / 1e9:.1f} GB of it for weights, "
-        f"gradients and optimizer, and {free / 1e9:.1f} GB are free. Choose {' or '.join(remedies)}."
-    )

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -19,8 +18,8 @@ from tinylm.text.chat_batches import ChatParts, describe_left_out, require_usabl
 from tinylm.text.pair_batches import PairContexts
 
 
-def choose_model(machine: Machine, request: PlanRequest, notices: list[str]) -> ModelConfig:
-    """The base model, or a new model of the chosen size, by default that of `choose_size`.
+def choose_model(request: PlanRequest, size: str, notices: list[str]) -> ModelConfig:
+    """The base model, or a new model of this size.
 
     The context of a new model is shortened to the number of training tokens, or chosen for the pairs or conversations,
     unless the user set it. `notices` gets a sentence about a shortened context, and about pairs and conversations that
@@ -29,7 +28,7 @@ def choose_model(machine: Machine, request: PlanRequest, notices: list[str]) -> 
     Raises UsageError for an invalid model, for a choice that has no effect, for a context longer than the text, and for
     conversations without a token that counts in the loss.
     """
-    config = request.base or _new_model(machine, request)
+    config = request.base or _new_model(request, size)
     if request.chat is not None:
         config = _fit_context_to_chat(config, request, request.chat)
         for name, part in zip(("training", "validation"), request.chat, strict=True):
@@ -44,29 +43,32 @@ def choose_model(machine: Machine, request: PlanRequest, notices: list[str]) -> 
     return config
 
 
-def _new_model(machine: Machine, request: PlanRequest) -> ModelConfig:
+def _new_model(request: PlanRequest, size: str) -> ModelConfig:
     fields = request.model_fields
     if 0 < request.data.train_pairs < recipes.PAIR_DROPOUT_MAX_PAIRS:
         fields.setdefault("dropout", recipes.PAIR_DROPOUT)
-    size = request.size if request.size != "auto" else choose_size(machine, request, fields)
     return make_model_config(vocab_size=request.vocab_size, preset=request.preset, size=size, **fields)
 
 
-def choose_size(machine: Machine, request: PlanRequest, fields: dict[str, Any]) -> str:
-    """The largest size that gets enough training tokens per parameter, else the smallest that is valid with `fields`.
+def choose_sizes(machine: Machine, request: PlanRequest) -> list[str]:
+    """The sizes to plan with, the preferred one first; the next one is for a machine without memory for it.
 
-    If none is valid, the smallest, which make_model_config rejects.
+    They are the chosen size alone, or the largest that gets enough training tokens per parameter and all smaller ones
+    that are valid with the chosen fields. If none is valid, the smallest, which `make_model_config` rejects.
     """
-    chosen = None
+    if request.size != "auto" or request.base is not None:
+        return [request.size]
+    valid: list[str] = []
+    preferred = 0
     for size in SIZES:
         try:
-            config = make_model_config(vocab_size=request.vocab_size, preset=request.preset, size=size, **fields)
-        except UsageError:  # this size is invalid with `fields`
+            config = _new_model(request, size)
+        except UsageError:
             continue
-        tokens = training_tokens(machine, request, config)
-        if chosen is None or tokens >= recipes.TOKENS_PER_PARAMETER * matrix_parameters(config):
-            chosen = size
-    return chosen or next(iter(SIZES))
+        valid.append(size)
+        if training_tokens(machine, request, config) >= recipes.TOKENS_PER_PARAMETER * matrix_parameters(config):
+            preferred = len(valid) - 1
+    return valid[preferred::-1] or [next(iter(SIZES))]
 
 
 def training_tokens(machine: Machine, request: PlanRequest, config: ModelConfig) -> float:

@@ -7,8 +7,8 @@ from tinylm.model_config import ModelConfig
 from tinylm.planning import recipes
 from tinylm.planning.batch_size import choose_batch_size, choose_micro_batch
 from tinylm.planning.cost import parameters_by_part
-from tinylm.planning.memory import choose_checkpointing, describe_shortage, training_memory
-from tinylm.planning.model_size import choose_model, with_dropout, with_output_layer
+from tinylm.planning.memory_plan import describe_remedies, describe_shortage, plan_memory
+from tinylm.planning.model_size import choose_model, choose_sizes, with_dropout, with_output_layer
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.schedule import choose_length, choose_settings
 from tinylm.planning.sequence_length import choose_sequence_length
@@ -22,28 +22,41 @@ class Plan:
 
     parameters: number of parameters of the model
     steps, epochs: optimizer steps and passes over the training data; estimates if the budget is a time
-    seconds, memory: estimates; the peak memory of the process, or on a GPU of its tensors, in bytes
-    shortage: why the run does not fit in the free memory of one process, and what to change; `None` if it may fit
+    ranks, parallel: number of processes; ddp or fsdp, whether each of them has a replica or a shard of the model
+    seconds, memory: estimates; the peak memory of the first process, or on a GPU of its tensors, in bytes
+    fits: whether micro-batches of one sequence fit the part of the free memory that a plan may use
+    shortage: why the run does not fit in the free memory of a process, and what to change; `None` if it may fit
     notices: sentences for the user
     """
 
     model: ModelConfig
     training: TrainingConfig
     runtime: RuntimeConfig
+    ranks: int
+    parallel: str
     parameters: int
     steps: int
     epochs: float
     seconds: float
     memory: int
+    fits: bool
     shortage: str | None
     notices: tuple[str, ...]
 
 
 def plan_training(machine: Machine, request: PlanRequest) -> Plan:
-    """Choose every setting that the request leaves open.
+    """Choose every setting that the request leaves open. A size that was not chosen fits in memory, if any size does.
 
     Raises UsageError for choices that contradict each other, the data or the base.
     """
+    for size in choose_sizes(machine, request):
+        plan = _plan(machine, request, size)
+        if plan.fits:
+            break
+    return plan
+
+
+def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
     notices: list[str] = []
     sequence_length = choose_sequence_length(request, notices)
     context = None
@@ -51,32 +64,33 @@ def plan_training(machine: Machine, request: PlanRequest) -> Plan:
         assert request.base is not None
         context = request.base.context
         request = replace(request, base=replace(request.base, context=sequence_length))
-    config = choose_model(machine, request, notices)
+    config = choose_model(request, size, notices)
     batch_size = choose_batch_size(machine, request, config)
     length = choose_length(machine, request, config, batch_size)
     config = with_output_layer(config, request, length)
     parameters = parameters_by_part(config)["total"]
     config = with_dropout(config, request, length, parameters)
-    plain, checkpointed = (
-        training_memory(machine, request, config, parameters, checkpointed=value) for value in (False, True)
-    )
-    checkpointing = choose_checkpointing(machine, request, config, plain, checkpointed, batch_size)
-    memory = checkpointed if checkpointing else plain
-    shortage = describe_shortage(machine, request, config, memory, checkpointed, batch_size)
-    micro_batch = choose_micro_batch(machine, request, batch_size, memory, notices)
+    use = plan_memory(machine, request, config, parameters, batch_size)
+    shortage = describe_shortage(machine, use, batch_size)
+    if shortage is not None:
+        shortage = f"{shortage} {describe_remedies(machine, request, config, use, batch_size)}"
+    micro_batch = choose_micro_batch(machine, request, batch_size, use.memory, notices)
     settings = choose_settings(machine, request, config, length, parameters, notices)
-    settings |= {"sequence_length": sequence_length, "checkpoint_activations": checkpointing}
+    settings |= {"sequence_length": sequence_length, "checkpoint_activations": use.checkpointing}
     budget = request.effective_budget
     seconds = budget.time or length.steps * length.step_seconds * (1 + recipes.EVALUATION_SHARE)
     return Plan(
         model=config if context is None else replace(config, context=context),
         training=TrainingConfig(**{**settings, "batch_size": batch_size, "micro_batch": micro_batch, "budget": budget}),
         runtime=machine.runtime(compile=choose_compile(machine, request, config, seconds)),
+        ranks=request.ranks,
+        parallel=use.parallel,
         parameters=parameters,
         steps=length.steps,
         epochs=length.epochs,
         seconds=seconds,
-        memory=memory.total(micro_batch, batch_size),
+        memory=use.memory.total(micro_batch, batch_size, machine.free_memory),
+        fits=use.fits(machine, batch_size),
         shortage=shortage,
         notices=tuple(notices),
     )

@@ -25,6 +25,8 @@ class PlanRequest:
     budget: without one, a run ends when the validation loss stops improving, or after DEFAULT_SECONDS
     compile: auto, on or off
     base: the model to train further, or the base model of `adapter`
+    loading: bytes that its weights took while they were read
+    parallel, ranks: auto, ddp or fsdp, and the number of processes that train the model together
     chat: the conversations, if the data are such
     pair_contexts: the context that each pair needs, if the data are pairs
 
@@ -38,6 +40,9 @@ class PlanRequest:
     budget: Budget | None = None
     compile: str = "auto"
     base: ModelConfig | None = None
+    loading: int = 0
+    parallel: str = "auto"
+    ranks: int = 1
     adapter: AdapterConfig | None = None
     pair_contexts: PairContexts | None = None
     chat: ChatParts | None = None

@@ -122,9 +122,11 @@ EVALUATION_SPEEDUP = 2.0  # tokens per second of evaluation divided by those of 
 
 MEMORY_SHARE = 0.7  # of the free memory that a plan may use; not measured
 MEMORY_ERROR = 0.15  # of the estimate: a run that needs at least this much more than the free memory is refused
-PARAMETER_BYTES = 16  # fp32: the weight, its gradient and two moments of Adam
+MIN_COPIED_SAVE = 64 << 20  # bytes of a save that is written in the background, from copies (decision 003)
 PROCESS_BYTES = {"cpu": 330_000_000, "gpu": 0}  # of a process that has imported torch, on the device that trains
 COMPILER_BYTES = 100_000_000  # more, if it has imported torch's compiler, as torch.utils.checkpoint does
+RANK_BYTES = 50_000_000  # more, if it has imported torch.distributed and joined other processes
+GATHERED_BLOCKS = 2  # blocks of which the first rank has all weights, during the computation of one of them
 MUON_COPIES = 3.5  # of the matrices, in the precision of Muon's products
 EXTRA_LAYERS = 1  # layers that are counted besides those whose activations are stored, for gradients
 CHECKPOINTED_LAYERS = 3  # layers that are counted with checkpointed activations, besides the inputs of all

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from tinylm.device import free_memory
 from tinylm.errors import is_out_of_memory
+from tinylm.planning import recipes
 
-MIN_BYTES = 64 << 20  # smaller saves are written at once; they take less than a second
+MIN_BYTES = recipes.MIN_COPIED_SAVE  # smaller saves are written at once; they take less than a second
 
 
 class AbandonedSaveError(Exception):

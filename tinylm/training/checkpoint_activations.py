@@ -14,7 +14,7 @@ def checkpoint_activations(model: nn.Module) -> None:
     """Let each block, in place, store only its input for the backward pass, which computes the rest again.
 
     Losses and gradients do not change: the second pass has the random numbers and the number format of the first. On
-    Apple GPUs this does not hold for random numbers (`tinylm.planning.memory.repeats_dropout`).
+    Apple GPUs this does not hold for random numbers (`tinylm.planning.memory_plan.repeats_dropout`).
     Compiled code of a block is called in both passes; what torch.compile makes of a call of `checkpoint` would draw
     other dropout masks in the second one.
     """

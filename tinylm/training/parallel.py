@@ -19,7 +19,6 @@ from tinylm.kernels.allocator import return_large_blocks
 from tinylm.model.block import PreNormBlock
 from tinylm.model.build import build_empty_model
 from tinylm.model.stack import Transformer
-from tinylm.planning.recipes import MEMORY_SHARE, PARAMETER_BYTES
 from tinylm.ranks import Ranks
 from tinylm.run_config import RunConfig
 from tinylm.run_directory.directory import LastSave
@@ -33,19 +32,6 @@ def rank_memory(device: str, ranks: Ranks) -> int | None:
     """Free bytes of the device of this rank, on a CPU its share of the machine's; `None` if they are not known."""
     free = free_memory(device)
     return free // ranks.launch.local_size if free is not None and device == "cpu" else free
-
-
-def choose_parallel(setting: str, model: nn.Module, free: int | None, ranks: Ranks) -> str:
-    """`ddp` or `fsdp`: the setting, or with `auto` `ddp` if a replica with gradient and optimizer fits in memory.
-
-    free: `rank_memory` before the model or a save was loaded, so that a resumed run has the mode of a new one
-
-    With one rank, the setting has no effect.
-    """
-    if ranks.size == 1 or setting != "auto":
-        return "ddp" if ranks.size == 1 else setting
-    needed = sum(p.numel() * PARAMETER_BYTES if p.requires_grad else p.nbytes for p in model.parameters())
-    return "ddp" if free is None or needed <= MEMORY_SHARE * free else "fsdp"
 
 
 def rank_shard(parallel: str, config: RunConfig, ranks: Ranks) -> Shard:

@@ -30,7 +30,6 @@ from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.events import Event, Examples, Planned, Started
 from tinylm.training.graceful_stop import stop_on_signals
-from tinylm.training.parallel import choose_parallel
 from tinylm.training.run import TrainingRun
 from tinylm.training.shared_run import receive_run, share_run
 from tinylm.training.starting_point import InitialModel
@@ -112,10 +111,7 @@ class TrainingResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
-    """A new run before its directory is written to `out`.
-
-    free_memory: bytes for each process, before the model was loaded
-    """
+    """A new run before its directory is written to `out`."""
 
     out: Path
     plan: Plan
@@ -123,7 +119,6 @@ class PreparedRun:
     model: InitialModel
     tokenizer: Tokenizer
     tokens: TokenFolder
-    free_memory: int | None
 
     @property
     def trainable_parameters(self) -> int:
@@ -138,17 +133,14 @@ class PreparedRun:
             raise UsageError("`show_examples` is for conversations, and the text has none; leave it out.")
         return marked_examples(ChatTokens(self.tokens.train), self.tokenizer, number)
 
-    def create(self, ranks: Ranks, parallel: str) -> TrainingRun:
-        """Write the new run directory, which appears at `out` with the first save, and build the model.
-
-        parallel: auto, ddp or fsdp
-        """
+    def create(self, ranks: Ranks) -> TrainingRun:
+        """Write the new run directory, which appears at `out` with the first save, and build the model."""
         adapter = self.config.adapter
         is_lora = adapter is not None and adapter.kind == "lora"
         adapter_config = peft_config(adapter, self.model.architecture) if adapter is not None and is_lora else None
         directory = RunDirectory.create(self.out, self.config, self.tokenizer, adapter_config)
         network = self.model.build(self.plan.model, self.plan.training.seed)
-        parallel = choose_parallel(parallel, network, self.free_memory, ranks)
+        parallel = self.plan.parallel
         return TrainingRun(directory, self.config, network, self.tokenizer, self.tokens, ranks=ranks, parallel=parallel)
 
 
@@ -177,7 +169,7 @@ def train_run(request: TrainingRequest, session: Session) -> TrainingResult:
         session.report(Planned(prepared.plan, prepared.config, prepared.trainable_parameters))
         if request.show_examples:
             session.report(Examples(prepared.examples(request.show_examples)))
-        run = prepared.create(session.ranks, request.parallel)
+        run = prepared.create(session.ranks)
         note_sharding(run, session)
         share_run(run, session.ranks)
         return train_to_end(run, session)
@@ -246,7 +238,7 @@ class _Setup:
     def prepare(self, staging: Path) -> PreparedRun:
         """Load the model, read and encode the text, and plan. Text from standard input is kept in `staging`.
 
-        Raises TinyLMError if a single process would run out of memory; several may share the weights among them.
+        Raises TinyLMError if it would run out of memory.
         """
         request, reporter = self.request, self.reporter
         model = request.start.load(self.source, request.training.get("seed", 0))
@@ -269,12 +261,15 @@ class _Setup:
                 budget=request.budget,
                 compile=request.compile,
                 base=model.config,
+                loading=model.loading,
+                parallel=request.parallel,
+                ranks=self.processes,
                 adapter=model.adapter,
                 pair_contexts=contexts,
                 chat=ChatParts.from_tokens(tokens) if data.kind == "chat" else None,
             ),
         )
-        if plan.shortage is not None and self.processes == 1:
+        if plan.shortage is not None:
             raise TinyLMError(plan.shortage)
         config = RunConfig.new(
             model=plan.model,
@@ -298,5 +293,4 @@ class _Setup:
             model=model,
             tokenizer=tokenizer,
             tokens=tokens,
-            free_memory=self.machine.free_memory,
         )

@@ -21,7 +21,9 @@ from tinylm.run_directory.tensor_files import WHOLE
 from tinylm.text.corpus_loading import encode_recorded_text
 from tinylm.text.run_tokens import reopen_tokens
 from tinylm.training.parallel import choose_parallel, rank_memory, rank_shard, restore_rows
+from tinylm.training.parallel import rank_memory
 from tinylm.training.pipeline import Session, TrainingResult, note_sharding, train_to_end
+from tinylm.training.resumed_plan import plan_resumed
 from tinylm.training.run import TrainingRun
 from tinylm.training.shared_run import receive_run, share_run
 from tinylm.training.state import TrainerState
@@ -57,7 +59,6 @@ def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
     with lock_run(path.absolute()):
         directory = RunDirectory(path)
         free = rank_memory(device, session.ranks)  # before the save takes some of it
-        save = directory.load_last(config)
         tokenizer = read_tokenizer(path, config)
         if request.text is None:
             tokens = reopen_tokens(path, config.data, tokenizer)
@@ -65,17 +66,21 @@ def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
             tokens = encode_recorded_text(
                 path, config.data, tokenizer, request.text, session.reporter, config.tokenizer.chat_template
             )
+        plan = plan_resumed(config, tokens, tokenizer, free, request.parallel, session.ranks.size)
+        save = directory.load_last(config)
         training = replace(config.training, budget=request.budget or config.training.budget, **request.training)
         config = replace(config, training=training)
         state = TrainerState.from_json(save.state)
-        model = build_empty_model(config.model) if config.adapter is None else _load_adapted(path, config, save, base)
-        parallel = choose_parallel(request.parallel, model, free, session.ranks)
-        shard, rows = rank_shard(parallel, config, session.ranks), None
-        if shard != WHOLE:
+        notices: list[str] = []
+        save.state["micro_batch"] = plan.micro_batch(state.micro_batch, notices)
+        shard, rows = rank_shard(plan.parallel, config, session.ranks), None
+        if config.adapter is not None:
+            model = _load_adapted(path, config, save, base)
+        elif shard != WHOLE:
             model, rows = restore_rows(config, save, shard)
-        elif config.adapter is None:
+        else:
             model = restore_model(config, save.read_weights(), path)
-        run = TrainingRun(directory, config, model, tokenizer, tokens, save, session.ranks, parallel, rows)
+        run = TrainingRun(directory, config, model, tokenizer, tokens, save, session.ranks, plan.parallel, rows)
         rule = StoppingRule.of(training, run.task.steps_per_epoch)
         if finished := _describe_finished(rule, state, state.seconds + time.monotonic() - session.started):
             message = f"{path} is finished: {finished} continues it."
@@ -84,6 +89,8 @@ def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
                 raise UsageError(message)
             session.reporter.warn(message)
         session.reporter.note(f"Resuming {path} at step {state.step}.")
+        for notice in notices:
+            session.reporter.warn(notice)
         note_sharding(run, session)
         share_run(run, session.ranks)
         return train_to_end(run, session)

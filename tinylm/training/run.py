@@ -12,7 +12,7 @@ from tinylm.device import DTYPES, weights_dtype
 from tinylm.kernels.force_eager import discard_compiled
 from tinylm.model.stack import Transformer
 from tinylm.objectives.tasks import Task, make_task
-from tinylm.planning.memory import require_repeatable_dropout
+from tinylm.planning.memory_plan import require_repeatable_dropout
 from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.run_config import RunConfig, RuntimeConfig
 from tinylm.run_directory.directory import LastSave, RunDirectory

@@ -20,6 +20,7 @@ from tinylm.reporter import Reporter
 from tinylm.run_config import AdapterConfig, RunConfig
 from tinylm.run_directory.find_run import newest_model
 from tinylm.run_directory.layout import CHECKPOINTS
+from tinylm.run_directory.weights import Weights
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_template import CHATML
@@ -42,6 +43,7 @@ class InitialModel:
     architecture: decoder, encoder or encoder-decoder
     vocabulary_owner: how messages name the source of the vocabulary, such as "The model checkpoints/a"
     config, network: `None` for a new model, which is built when its config is planned
+    loading: bytes of the weights of `network` while they were read, with the mapped file
     tokenizer: `None` until it is chosen for the text
     tokenizer_file: the tokenizer for a new model that was given as a file
     adapter: the adapter to train on the model
@@ -54,6 +56,7 @@ class InitialModel:
     vocabulary_owner: str
     config: ModelConfig | None = None
     network: Transformer | None = None
+    loading: int = 0
     tokenizer: Tokenizer | None = None
     tokenizer_file: Tokenizer | None = None
     adapter: AdapterConfig | None = None
@@ -161,9 +164,10 @@ class TrainedModel:
 
     def load(self, source: Path | None, seed: int) -> InitialModel:
         assert source is not None
-        network, config, tokenizer, _ = open_model(source)
-        vocabulary_owner = f"The tokenizer of {source}"
-        return replace(_initial_model(vocabulary_owner, config, network.float(), tokenizer), adds_tokens=True)
+        network, config, tokenizer, weights = open_model(source)
+        loading = _loading_bytes(source, weights)
+        model = _initial_model(f"The tokenizer of {source}", config, network.float(), tokenizer)
+        return replace(model, adds_tokens=True, loading=loading)
 
     def fit_tokenizer(self, model: InitialModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
         """With `extend_vocab`, add unknown characters to the tokenizer, and to the network's weights in place.
@@ -298,7 +302,8 @@ class NewAdapter:
         network, config, tokenizer, weights = open_model(source)
         adapter = self.shape.config(network, resolve_links(source), config.recovered_digest or weights.digest)
         add_adapter(network, adapter, seed)
-        return _initial_model(f"The model {source}", config, network, tokenizer, adapter)
+        model = _initial_model(f"The model {source}", config, network, tokenizer)
+        return replace(model, adapter=adapter, loading=_loading_bytes(source, weights))
 
     def fit_tokenizer(self, model: InitialModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
         assert model.tokenizer is not None
@@ -314,12 +319,14 @@ class NewAdapter:
         return model.tokenizer
 
 
+def _loading_bytes(source: Path, weights: Weights) -> int:
+    """Of a run, tensors are copied from the mapped file; of another tool's model, they are the mapped file."""
+    copies = 1 if is_foreign(source) else 2
+    return copies * sum(tensor.nbytes for tensor in weights.tensors.values())
+
+
 def _initial_model(
-    vocabulary_owner: str,
-    config: RunConfig,
-    network: Transformer,
-    tokenizer: Tokenizer,
-    adapter: AdapterConfig | None = None,
+    vocabulary_owner: str, config: RunConfig, network: Transformer, tokenizer: Tokenizer
 ) -> InitialModel:
     return InitialModel(
         architecture=config.model.architecture,
@@ -327,7 +334,6 @@ def _initial_model(
         config=config.model,
         network=network,
         tokenizer=tokenizer,
-        adapter=adapter,
         chat_template=config.tokenizer.chat_template,
         family=config.family,
     )

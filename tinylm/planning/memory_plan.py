@@ -1,0 +1,134 @@
+"""How a run fits the memory of each process: replicas or shards, activations stored or computed again."""
+
+from dataclasses import dataclass
+
+from tinylm.errors import UsageError
+from tinylm.machine import Machine
+from tinylm.model_config import ModelConfig
+from tinylm.planning import recipes
+from tinylm.planning.memory import TrainingMemory, training_memory
+from tinylm.planning.plan_request import PlanRequest
+from tinylm.run_config import AdapterConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """How a run uses the memory of each process.
+
+    parallel: ddp or fsdp
+    checkpointing: whether activations are computed again in the backward pass
+    memory: the estimate; checkpointed: the same if activations are computed again
+    """
+
+    parallel: str
+    checkpointing: bool
+    memory: TrainingMemory
+    checkpointed: TrainingMemory
+
+    def fits(self, machine: Machine, batch_size: int) -> bool:
+        """Whether micro-batches of one sequence fit the part of the free memory that a plan may use."""
+        free = machine.free_memory
+        return free is None or self.memory.needed(1, batch_size) <= recipes.MEMORY_SHARE * free
+
+
+def plan_memory(
+    machine: Machine, request: PlanRequest, config: ModelConfig, parameters: int, batch_size: int
+) -> MemoryPlan:
+    """Replicas in one process or if they fit, else shards, unless the user chose; the same for activations.
+
+    Raises UsageError if activations are to be computed again and cannot be.
+    """
+    modes = ("ddp",) if request.ranks == 1 else {"auto": ("ddp", "fsdp")}.get(request.parallel, (request.parallel,))
+    for parallel in modes:
+        plain, checkpointed = (
+            training_memory(
+                machine, request, config, parameters, checkpointed=checkpointing, sharded=parallel == "fsdp"
+            )
+            for checkpointing in (False, True)
+        )
+        checkpointing = choose_checkpointing(machine, request, config, plain, checkpointed, batch_size)
+        plan = MemoryPlan(
+            parallel=parallel,
+            checkpointing=checkpointing,
+            memory=checkpointed if checkpointing else plain,
+            checkpointed=checkpointed,
+        )
+        if plan.fits(machine, batch_size):
+            break
+    return plan
+
+
+def repeats_dropout(device: str, config: ModelConfig, adapter: AdapterConfig | None) -> bool:
+    """Whether a second pass of a block can draw the dropout masks of the first one.
+
+    `torch.utils.checkpoint` restores the random number generators of the CPU and of CUDA, but not that of Apple GPUs.
+    """
+    rates = (config.dropout, config.attention_dropout, adapter.dropout if adapter is not None else 0.0)
+    return device != "mps" or not any(rates)
+
+
+def require_repeatable_dropout(device: str, config: ModelConfig, adapter: AdapterConfig | None) -> None:
+    """Raise UsageError if activations cannot be computed again: see `repeats_dropout`."""
+    if not repeats_dropout(device, config, adapter):
+        raise UsageError(
+            "`checkpoint_activations` cannot be combined with dropout on Apple GPUs; set `dropout` and "
+            "`attention_dropout` to 0, or leave it out."
+        )
+
+
+def choose_checkpointing(
+    machine: Machine,
+    request: PlanRequest,
+    config: ModelConfig,
+    plain: TrainingMemory,
+    checkpointed: TrainingMemory,
+    batch_size: int,
+) -> bool:
+    """Whether to compute activations again: the user's choice, or if a single sequence does not fit otherwise.
+
+    Raises UsageError if the user's choice is not possible.
+    """
+    chosen: bool | None = request.training.get("checkpoint_activations")
+    if chosen:
+        require_repeatable_dropout(machine.device, config, request.adapter)
+    elif not repeats_dropout(machine.device, config, request.adapter):
+        return False
+    if chosen is not None or machine.free_memory is None:
+        return bool(chosen)
+    needed = [memory.needed(1, batch_size) for memory in (plain, checkpointed)]
+    return needed[0] > recipes.MEMORY_SHARE * machine.free_memory and needed[1] < needed[0]
+
+
+def describe_shortage(machine: Machine, plan: MemoryPlan, batch_size: int) -> str | None:
+    """A sentence, if micro-batches of one sequence need more memory than is free, beyond the estimate's error."""
+    free, memory = machine.free_memory, plan.memory
+    needed = memory.needed(1, batch_size)
+    if free is None or needed * (1 - recipes.MEMORY_ERROR) <= free:
+        return None
+    each = " in each process" if memory.ranks > 1 else ""
+    return (
+        f"Training needs about {needed / 1e9:.1f} GB of memory{each}, {memory.fixed / 1e9:.1f} GB of it for weights, "
+        f"gradients and optimizer, and {free / 1e9:.1f} GB are free."
+    )
+
+
+def describe_remedies(
+    machine: Machine, request: PlanRequest, config: ModelConfig, plan: MemoryPlan, batch_size: int
+) -> str:
+    """A sentence with the settings that would reduce the memory of a new run."""
+    memory = plan.memory
+    needed = memory.needed(1, batch_size)
+    new = request.base is None
+    remedies = ["a smaller `size`" if new else "a smaller model"]
+    if needed > memory.fixed:
+        remedies.append("a shorter `context`" if new else "a shorter `sequence_length`")
+    recomputed = plan.checkpointed.needed(1, batch_size)
+    if recomputed < needed and repeats_dropout(machine.device, config, request.adapter):
+        remedies.append("`checkpoint_activations`")
+    if memory.update > memory.backward:
+        remedies.append('`optimizer="adamw"`')
+    if not new and request.adapter is None:
+        remedies.append("a LoRA adapter instead of all weights")
+    if plan.parallel == "ddp" and request.ranks > 1:
+        remedies.append('`parallel="fsdp"`')
+    return f"Choose {' or '.join(remedies)}."

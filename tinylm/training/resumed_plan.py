@@ -1,0 +1,74 @@
+"""The memory of a resumed run: whether it fits, replicas or shards, and the micro-batch."""
+
+from dataclasses import dataclass, replace
+
+from tinylm.errors import TinyLMError
+from tinylm.machine import Machine
+from tinylm.planning.batch_size import choose_micro_batch
+from tinylm.planning.cost import parameters_by_part
+from tinylm.planning.memory_plan import MemoryPlan, describe_shortage, plan_memory
+from tinylm.planning.plan_request import PlanRequest
+from tinylm.planning.recipes import MEMORY_ERROR
+from tinylm.run_config import RunConfig
+from tinylm.text.chat_batches import ChatParts
+from tinylm.text.pair_batches import PairContexts
+from tinylm.text.token_files import TokenFolder
+from tinylm.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ResumedPlan:
+    """How a resumed run uses the memory of each process."""
+
+    machine: Machine
+    request: PlanRequest
+    memory: MemoryPlan
+    batch_size: int
+
+    @property
+    def parallel(self) -> str:
+        """`ddp` or `fsdp`."""
+        return self.memory.parallel
+
+    def micro_batch(self, saved: int, notices: list[str]) -> int:
+        """The micro-batch of the save, so that the run continues as if it had not stopped; a smaller one, with a
+        notice, if that cannot fit.
+        """
+        free, memory = self.machine.free_memory, self.memory.memory
+        if free is None or memory.needed(saved, self.batch_size) * (1 - MEMORY_ERROR) <= free:
+            return saved
+        request = replace(self.request, training={**self.request.training, "micro_batch": saved})
+        return choose_micro_batch(self.machine, request, self.batch_size, memory, notices)
+
+
+def plan_resumed(
+    config: RunConfig, tokens: TokenFolder, tokenizer: Tokenizer, free: int | None, parallel: str, ranks: int
+) -> ResumedPlan:
+    """The plan of a run with a recorded configuration.
+
+    free: bytes for each of the `ranks` processes, before a save is loaded; parallel: auto, ddp or fsdp
+
+    Raises TinyLMError if the run does not fit in them.
+    """
+    training, runtime, data = config.training, config.runtime, config.data
+    assert training is not None and runtime is not None and data is not None
+    model = replace(config.model, context=training.sequence_length or config.model.context)
+    recorded = {name: getattr(training, name) for name in ("optimizer", "average", "checkpoint_activations")}
+    request = PlanRequest(
+        data=data,
+        vocab_size=tokenizer.vocab_size,
+        training=recorded | ({"pack": training.pack} if data.kind == "chat" else {}),
+        base=model,
+        adapter=config.adapter,
+        pair_contexts=PairContexts.from_tokens(tokens, tokenizer.end_of_text_id) if data.kind == "pairs" else None,
+        chat=ChatParts.from_tokens(tokens) if data.kind == "chat" else None,
+        parallel=parallel,
+        ranks=ranks,
+    )
+    machine = Machine.recorded(runtime, free)
+    memory = plan_memory(machine, request, model, parameters_by_part(model)["total"], training.batch_size)
+    shortage = describe_shortage(machine, memory, training.batch_size)
+    if shortage is not None:
+        shards = ', or resume in several processes with `parallel="fsdp"`' if memory.parallel == "ddp" else ""
+        raise TinyLMError(f"{shortage} Free memory{shards}.")
+    return ResumedPlan(machine, request, memory, training.batch_size)

@@ -35,7 +35,7 @@ class Machine:
     """The device and number format of a training run, and the properties of the machine that a plan depends on.
 
     threads: number of threads that torch uses on the CPU
-    matmul_rate: FLOP/s of matrix multiplication in `dtype`
+    matmul_rate: FLOP/s of matrix multiplication in `dtype`; 0 if a run has not recorded it
     free_memory: bytes; `None` if the system does not report them
     compiled_is_faster: whether compiled layers train faster than eager ones
     max_unfused_keys: longest context at which attention is unfused and stores its weights for the backward pass; 0 if
@@ -59,7 +59,7 @@ class Machine:
             device=runtime.device,
             dtype=runtime.dtype,
             threads=runtime.threads,
-            matmul_rate=runtime.matmul_rate,
+            matmul_rate=runtime.matmul_rate or 0.0,
             free_memory=free_memory,
             compiled_is_faster=runtime.compile,
             max_unfused_keys=max_unfused_keys(runtime.device, runtime.dtype),

@@ -255,13 +255,17 @@ def test_eval_prints_the_result_of_one_process_once(run: Path, texts: Path) -> N
 
 @needs_proc
 @pytest.mark.slow
-def test_ctrl_c_saves_and_resuming_in_one_process_goes_on(texts: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "parallel"), [(signal.SIGINT, "ddp"), (signal.SIGTERM, "fsdp")])
+def test_a_signal_saves_and_resuming_in_one_process_goes_on(
+    texts: Path, tmp_path: Path, number: int, parallel: str
+) -> None:
     run, text = tmp_path / "run", texts / "text.txt"
-    command = torchrun(2, "-m", "tinylm", "train", text, "--out", run, "--steps", 100_000, *OPTIONS)
+    arguments = ["--out", run, "--steps", 100_000, "--parallel", parallel, *OPTIONS]
+    command = torchrun(2, "-m", "tinylm", "train", text, *arguments)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with child_process(command, **pipes) as child:
         wait_for_save(run, 10, child)
-        os.kill(child.pid, signal.SIGINT)
+        os.kill(child.pid, number)
         out, err = child.communicate()
     step = saved_step(run)
     assert step >= 10 and f"Stopped at step {step}; the run is saved." in err

@@ -10,7 +10,6 @@ from tinylm.adapters.load import add_adapter, find_adapters, load_base_model
 from tinylm.device import choose_device, describe_device
 from tinylm.duration import format_duration, format_duration_setting
 from tinylm.errors import NotTrainedError, OtherRunKindError, UsageError
-from tinylm.model.build import build_empty_model
 from tinylm.model.stack import Transformer
 from tinylm.run_config import RunConfig
 from tinylm.run_directory.directory import LastSave, RunDirectory
@@ -20,8 +19,7 @@ from tinylm.run_directory.lock import lock_run
 from tinylm.run_directory.tensor_files import WHOLE
 from tinylm.text.corpus_loading import encode_recorded_text
 from tinylm.text.run_tokens import reopen_tokens
-from tinylm.training.parallel import choose_parallel, rank_memory, rank_shard, restore_rows
-from tinylm.training.parallel import rank_memory
+from tinylm.training.parallel import rank_memory, rank_shard, restore_rows
 from tinylm.training.pipeline import Session, TrainingResult, note_sharding, train_to_end
 from tinylm.training.resumed_plan import plan_resumed
 from tinylm.training.run import TrainingRun

@@ -28,6 +28,8 @@ USES = {
 ok("report", "run", "--out", "report.html")
 assert "uPlot" in Path("report.html").read_text()
 fails("train", "corpus.txt.zst", "--out", "zst", *TINY, message="zstandard")
+for name, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb"), ("trackio", "trackio")):
+    fails("train", "corpus.txt", "--out", "log", "--log-to", name, *TINY, message=f"pip install {package}")
 fails("train", "corpus.parquet", "--out", "parquet", *TINY, message="pyarrow")
 ok("train", "pairs.tsv", "--architecture", "encoder-decoder", "--vocab-size", "300", "--out", "pairs", *TINY)
 assert "BLEU" not in ok("eval", "pairs.tsv", "--model", "pairs")
@@ -47,13 +49,35 @@ texts = Path("corpus.txt").read_text().splitlines()
 pyarrow.parquet.write_table(pyarrow.table({"text": texts}), "corpus.parquet")
 ok("train", "corpus.parquet", "--out", "parquet", *TINY)
 """,
+    "tensorboard": """
+ok("train", "corpus.txt", "--out", "tb", "--log-to", "tensorboard=logs", *TINY)
+(events,) = Path("logs/tb").iterdir()
+assert b"val_loss" in events.read_bytes()
+""",
+    "wandb": """
+os.environ["WANDB_MODE"] = "offline"
+ok("train", "corpus.txt", "--out", "wb", "--log-to", "wandb", *TINY)
+(file,) = Path("wandb").glob("offline-run-*/*.wandb")
+assert b"val_loss" in file.read_bytes()
+""",
+    "trackio": """
+import sqlite3
+os.environ["TRACKIO_DIR"] = str(Path("tracked").absolute())
+ok("train", "corpus.txt", "--out", "tr", "--log-to", "trackio", *TINY)
+ok("train", "--resume", "tr", "--steps", "5", "--log-to", "trackio")
+(file,) = Path("tracked").glob("*.db")
+rows = sqlite3.connect(file).execute("select run_name, step, metrics from metrics").fetchall()
+assert {name for name, *_ in rows} == {"tr"}, rows
+evaluated = [step for _, step, metrics in rows if "val_loss" in str(metrics)]
+assert sorted(evaluated) == sorted(set(evaluated)) and {0, 3, 5} <= set(evaluated), evaluated
+""",
     "gguf": "import gguf\nassert gguf.quants.quantize and gguf.GGUFWriter",
     "llama-cpp": """
 ok("sample", "--model", "run", "--max-tokens", "5", "--engine", "llama.cpp")
 """,
     "test": """
 import coverage, gguf, hypothesis, peft, playwright, pyarrow, pytest, pytest_timeout, xdist
-import sacrebleu, transformers, zstandard
+import sacrebleu, tensorboard, tensorboardX, transformers, zstandard
 """,
     "lint": "subprocess.run([sys.executable, '-m', 'ruff', '--version'], check=True, timeout=60)\nimport mypy",
     "bench": "import coverage, matplotlib, peft, transformers",

@@ -56,7 +56,20 @@ def test_importing_tinylm_imports_no_torch() -> None:
         tinylm.trian  # noqa: B018
 
 
-NOT_SETTINGS = {"quiet", "json", "config", "debug", "dry_run", "report", "out", "model", "resume", "corpus", "ctx"}
+NOT_SETTINGS = {
+    "quiet",
+    "json",
+    "config",
+    "debug",
+    "dry_run",
+    "report",
+    "log_to",
+    "out",
+    "model",
+    "resume",
+    "corpus",
+    "ctx",
+}
 
 
 @pytest.mark.parametrize(

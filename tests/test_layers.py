@@ -17,6 +17,7 @@ LEVELS = (
     {
         "training",
         "report",
+        "sinks",
         "loaded_model",
         "chat_session",
         "comparing",

@@ -44,6 +44,9 @@ OPTIONAL_PACKAGES = {
     "sacrebleu": "BLEU and chrF of translations",
     "zstandard": "texts in .zst files",
     "pyarrow": "texts in .parquet files",
+    "tensorboardX": "metrics to TensorBoard",
+    "wandb": "metrics to Weights & Biases",
+    "trackio": "metrics to Trackio",
 }
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")  # of the kernel drivers of NVIDIA and AMD
 LOW_MEMORY, LOW_DISK = 1 << 30, 1 << 30  # bytes

@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
+import re
 import typing
+import uuid
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -177,6 +179,11 @@ class AdapterConfig:
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
 
 
+def new_run_id() -> str:
+    """An id for a new run, at random."""
+    return uuid.uuid4().hex
+
+
 FORMAT = 4  # of config.json and the other files of a run
 
 
@@ -190,6 +197,7 @@ class RunConfig:
     merged: digests of the adapters that were merged into these weights. unmerged_digest: digest of the weights before
         the first merge. merged_steps: the step of those weights and of each merged adapter.
     planned: what the plan expected, of a run that was trained.
+    id: 32 hexadecimal digits that tell a run that was trained from all others, wherever it is moved.
     """
 
     format: int = FORMAT
@@ -206,9 +214,14 @@ class RunConfig:
     unmerged_digest: str | None = None
     merged_steps: tuple[int, ...] = ()
     planned: Estimates | None = None
+    id: str | None = None
 
     def __post_init__(self) -> None:
         check_values(vars(self))
+        require(
+            self.id is None or re.fullmatch("[0-9a-f]{32}", self.id) is not None,
+            "the id of the run is not 32 hexadecimal digits",
+        )
         architecture = self.model.architecture
         fitting = {name: kind for name, kind in OBJECTIVES.items() if architecture in kind.architectures}
         if self.training is not None:

@@ -47,4 +47,4 @@ def finetune_adapter(
         request = given.resume_request("bottleneck", base=model)
     else:
         request = bottleneck_request(given.files, model, given.out, given.settings, given.ignorable)
-    run_training(output.console(), request, given.command, started=started, report=given.report, dry_run=given.dry_run)
+    run_training(output.console(), request, given, started=started)

@@ -68,4 +68,4 @@ def finetune_lora(
         request = given.resume_request("lora", base=model)
     else:
         request = lora_request(given.files, model, given.out, given.settings, given.ignorable)
-    run_training(output.console(), request, given.command, started=started, report=given.report, dry_run=given.dry_run)
+    run_training(output.console(), request, given, started=started)

@@ -107,4 +107,4 @@ def train(
         request = given.resume_request()
     else:
         request = train_request(given.files, given.out, settings, given.ignorable)
-    run_training(output.console(), request, given.command, started=started, report=given.report, dry_run=given.dry_run)
+    run_training(output.console(), request, given, started=started)

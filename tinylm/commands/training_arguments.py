@@ -27,6 +27,7 @@ class TrainingArguments:
 
     command: for example "tinylm train".
     files: texts. resume: run directory to continue. out: run directory to write. report: file to keep a report in.
+    log_to: experiment trackers.
     settings: the other options that differ from their defaults, by name.
     ignorable: names of the settings from environment variables and the --config file, which apply to every run.
     """
@@ -36,6 +37,7 @@ class TrainingArguments:
     resume: Path | None
     out: Path | None
     report: Path | None
+    log_to: tuple[str, ...]
     dry_run: bool
     settings: dict[str, Any]
     ignorable: frozenset[str]
@@ -53,9 +55,9 @@ class TrainingArguments:
             reject_fixed_options(ctx, "--resume", run)
         settings = non_default_options(run, *groups)
         out, report = settings.pop("out", None), settings.pop("report", None)
-        dry_run = settings.pop("dry_run", False)
+        log_to, dry_run = tuple(settings.pop("log_to", ())), settings.pop("dry_run", False)
         ignorable = options_from_env_or_file(ctx, run, *groups)
-        return cls(command, tuple(corpus or ()), resume, out, report, dry_run, settings, ignorable)
+        return cls(command, tuple(corpus or ()), resume, out, report, log_to, dry_run, settings, ignorable)
 
     def resume_request(self, adapter_kind: str | None = None, base: Path | None = None) -> "ResumeRequest":
         """The request to continue the run `resume`. adapter_kind, base: as in ResumeRequest."""

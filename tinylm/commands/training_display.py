@@ -4,11 +4,11 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tinylm.commands.next_steps import shell_quote
+from tinylm.commands.training_arguments import TrainingArguments
 from tinylm.console import Console
 from tinylm.duration import format_duration
 from tinylm.errors import ClosedOutputError, InterruptedRunError, OutputError, TinyLMError
@@ -43,30 +43,32 @@ def process_start() -> float:
 def run_training(
     console: Console,
     request: "TrainingRequest | ResumeRequest",
-    command: str,
+    given: TrainingArguments,
     *,
     started: float,
-    report: Path | None = None,
-    dry_run: bool = False,
 ) -> None:
     """Train while showing progress; then print the path of the run, or with --json the result.
 
-    command: the command that resumes such a run, for example "tinylm train".
+    given: the command, and where else the metrics are shown; with `dry_run`, the plan is printed instead of training.
     started: the `time.monotonic()` at which the process started.
-    report: file in which a report is kept current. dry_run: print the plan instead of training.
 
-    Raises InterruptedRunError if a signal stopped training.
+    Raises UsageError for a report or a tracker that cannot be used, and InterruptedRunError if a signal stopped
+    training.
     """
     import torch
 
     from tinylm.ranks import join_ranks, machine_threads
     from tinylm.report.live import LiveReport
+    from tinylm.sinks.callback import TrackerCallback
     from tinylm.training.pipeline import Session, plan_run
     from tinylm.training.restart import start_run
     from tinylm.training.training_request import TrainingRequest
 
+    sinks: list[LiveReport | TrackerCallback] = [TrackerCallback(name, console) for name in dict.fromkeys(given.log_to)]
+    if given.report is not None:
+        sinks.append(LiveReport(given.report, console))
     launch = Launch.of(os.environ)
-    if dry_run and isinstance(request, TrainingRequest):
+    if given.dry_run and isinstance(request, TrainingRequest):
         if launch.rank > 0:
             return
         torch.set_num_threads(machine_threads(launch))
@@ -76,20 +78,21 @@ def run_training(
             _show_examples(console, prepared.examples(request.show_examples))
         return
     with contextlib.ExitStack() as stack:
-        live = None if report is None else stack.enter_context(contextlib.closing(LiveReport(report, console)))
+        for sink in sinks:
+            stack.enter_context(contextlib.closing(sink))
         ranks = stack.enter_context(join_ranks(launch, console))
         display = stack.enter_context(TrainingDisplay(console))
         result = start_run(
             request,
             Session(
                 reporter=console,
-                callbacks=[display] if live is None else [display, live],
+                callbacks=[display, *sinks],
                 started=started,
                 stop_signals=TERMINATION_SIGNALS,
                 ranks=ranks,
             ),
         )
-    display.show_result(result, command)
+    display.show_result(result, given.command)
 
 
 class TrainingDisplay:

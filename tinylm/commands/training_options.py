@@ -41,6 +41,11 @@ def parse_duration_option(text: str) -> float:
         raise typer.BadParameter(str(error)) from None
 
 
+def complete_tracker(incomplete: str) -> list[str]:
+    """The values of --log-to for shell completion."""
+    return [name for name in ("tensorboard", "wandb", "trackio") if name.startswith(incomplete)]
+
+
 @dataclass(frozen=True)
 class CompileOptions:
     """Whether layers are compiled."""
@@ -328,10 +333,20 @@ class ChatTrainingOptions:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """The report of a run during training."""
+    """Where the metrics of a run are shown during training."""
 
     report: Annotated[
         Path | None, option("Keep an HTML report of the run current in this file.", Panel.INTERVALS, "FILE")
+    ] = None
+    log_to: Annotated[
+        list[str] | None,
+        option(
+            "Send the metrics to an experiment tracker; can be repeated.",
+            Panel.INTERVALS,
+            "tensorboard[=DIR]|wandb|trackio",
+            "--log-to",
+            autocompletion=complete_tracker,
+        ),
     ] = None
 
 

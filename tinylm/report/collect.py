@@ -79,7 +79,7 @@ def collect_run(path: Path, n_runs: int = 1) -> Run:
         "val_loss": number(summary["val_loss"], 6),
         "created": config.created[:40],
         "parts": parameters_by_part(config.model),
-        "settings": flatten(config.to_json()),
+        "settings": flatten(config.to_json() | {"id": None}),
         "problems": [],
     }
     tokens_per_step = _tokens_per_step(config)

@@ -95,12 +95,16 @@ class Examples:
 
 @dataclass(frozen=True)
 class Started:
-    """Sent when the training of the run at `path`, new or resumed, begins."""
+    """Sent when the training of the run at `path`, new or resumed, begins.
+
+    resumed_step: the step of the save that a resumed run continues from; `None` for a new run
+    """
 
     path: Path
     config: RunConfig
     model: Transformer
     tokenizer: Tokenizer
+    resumed_step: int | None = None
 
 
 Event = Planned | Examples | Started | Stepped | Logged | Evaluated | Sampled | Notice

@@ -18,7 +18,7 @@ from tinylm.planning.plan import Plan, plan_training
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.reporter import LogReporter, Reporter
-from tinylm.run_config import Estimates, RunConfig, TokenizerConfig
+from tinylm.run_config import Estimates, RunConfig, TokenizerConfig, new_run_id
 from tinylm.run_directory.commit import reserve
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.metrics_log import read_metrics
@@ -186,7 +186,8 @@ def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
 
     Every rank has the same run, by `share_run` and `receive_run`.
     """
-    session.report(Started(run.directory.path, run.config, run.model, run.tokenizer))
+    resumed_step = None if run.resume_from is None else run.resume_from.state["step"]
+    session.report(Started(run.directory.path, run.config, run.model, run.tokenizer, resumed_step))
     with stop_on_signals(session.stop_signals, session.ranks) as stop:
         outcome = run.train(session.report, stop.check, started=session.started)
     session.ranks.gather(None)  # the first rank has saved the run, or all ranks fail
@@ -272,6 +273,7 @@ class _Setup:
         if plan.shortage is not None:
             raise TinyLMError(plan.shortage)
         config = RunConfig.new(
+            id=new_run_id(),
             model=plan.model,
             tokenizer=TokenizerConfig(
                 kind=tokenizer.kind,

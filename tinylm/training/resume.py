@@ -11,7 +11,7 @@ from tinylm.device import choose_device, describe_device
 from tinylm.duration import format_duration, format_duration_setting
 from tinylm.errors import NotTrainedError, OtherRunKindError, UsageError
 from tinylm.model.stack import Transformer
-from tinylm.run_config import RunConfig
+from tinylm.run_config import RunConfig, new_run_id
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.find_run import find_run
 from tinylm.run_directory.loading import read_config, read_tokenizer, restore_model
@@ -67,7 +67,7 @@ def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
         plan = plan_resumed(config, tokens, tokenizer, free, request.parallel, session.ranks.size)
         save = directory.load_last(config)
         training = replace(config.training, budget=request.budget or config.training.budget, **request.training)
-        config = replace(config, training=training)
+        config = replace(config, training=training, id=config.id or new_run_id())
         state = TrainerState.from_json(save.state)
         notices: list[str] = []
         save.state["micro_batch"] = plan.micro_batch(state.micro_batch, notices)

@@ -1,0 +1,251 @@
+"""Trackers in their processes: what they receive, and that no failure of theirs reaches a run.
+
+The libraries of wandb and trackio are replaced by modules that record their calls.
+"""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import tinylm.sinks.callback
+from tests.shell import TINY, assert_error, run_ok, story
+from tests.shell import tinylm as shell
+from tests.variants import small
+from tinylm.reporter import LogReporter
+from tinylm.run_config import RunConfig, TokenizerConfig
+from tinylm.sinks.callback import TRACKERS, TrackerCallback, flat_numbers
+from tinylm.sinks.process import TrackerProcess
+from tinylm.training.events import Evaluated, Logged, Started
+
+STEPS = ("--steps", 6, "--eval-every", 3, "--log-every", 1)
+STUB = """
+import json, os, pathlib, signal, sys, time, warnings
+print("chatter")
+def record(name, /, *values, **options):
+    with open({calls!r}, "a") as file:
+        file.write(json.dumps([name, values, options], default=vars) + "\\n")
+class Settings:
+    def __init__(self, **options): vars(self).update(options)
+def login(**options):
+    return False
+class Run:
+    url, dir, _next_step = None, "wandb/offline-run-1/files", {next_step}
+    def log(self, values, step):
+        record("log", step, values)
+        {log}
+    def finish(self):
+        record("finish")
+        {finish}
+def init(**options):
+    record("init", **options)
+    {init}
+    return Run()
+{module}
+"""
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "stubs")
+    for variable in ("WANDB_MODE", "WANDB_PROJECT"):
+        monkeypatch.delenv(variable, raising=False)
+    Path("text.txt").write_text(story(3000))
+    return tmp_path / "calls.jsonl"
+
+
+def write_stub(name: str, calls: Path, next_step: int = 0, **parts: str) -> None:
+    Path("stubs").mkdir(exist_ok=True)
+    parts = {"log": "pass", "finish": "pass", "init": "pass", "module": "", **parts}
+    Path("stubs", f"{name}.py").write_text(STUB.format(calls=str(calls), next_step=next_step, **parts))
+
+
+def recorded(calls: Path) -> list[Any]:
+    return [json.loads(line) for line in calls.read_text().splitlines()]
+
+
+def train(*options: object) -> Any:
+    return run_ok("train", "text.txt", "--out", "run", *STEPS, *TINY, *options)
+
+
+def metrics() -> list[Any]:
+    """The records of metrics.jsonl, as a tracker gets them."""
+    found = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    return [["log", [record.pop("step"), record], {}] for record in found]
+
+
+def test_wandb_gets_the_metrics_and_continues_the_run_with_the_id_in_the_run_directory(calls: Path) -> None:
+    write_stub("wandb", calls)
+    result = train("--log-to", "wandb")
+    assert result.stdout == "run\n", "what wandb prints is not part of the result"
+    assert "wandb: not logged in" in result.stderr
+    assert "chatter" not in result.stderr
+    config = json.loads(Path("run/config.json").read_text())
+    first, *logged, last = recorded(calls)
+    assert (logged, last) == (metrics(), ["finish", [], {}])
+    options = first[2]
+    assert {name: options[name] for name in ("id", "name", "project", "mode", "resume")} == {
+        "id": config["id"], "name": "run", "project": "tinylm", "mode": "offline", "resume": "allow"
+    }  # fmt: skip
+    assert options["config"]["model"]["width"] == 16
+    assert str(Path.cwd()) not in json.dumps(options), "no path of this machine is sent"
+    calls.unlink()
+    Path("run").rename("moved")
+    run_ok("train", "--resume", "moved", "--steps", 8, "--log-to", "wandb")
+    again, *logged, _ = recorded(calls)
+    assert again[2]["id"] == config["id"]
+    assert [call[1][0] for call in logged] == [7, 8, 8]
+
+
+class Told(LogReporter):
+    """The notes and warnings of a callback."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+def send(name: str, first: int = 1, resumed_step: int | None = None) -> Told:
+    """Send a tracker the events of a run up to step 6."""
+    config = RunConfig.new(model=small(), tokenizer=TokenizerConfig(kind="char", sha256="0"), id="0" * 32)
+    told = Told()
+    with contextlib.closing(TrackerCallback(name, told)) as callback:
+        callback(Started(Path("run"), config, cast(Any, None), cast(Any, None), resumed_step))
+        for step in range(first, 7):
+            callback(Logged(step, 0.5, 1.0 / step, 0.1, None, 10.0, float(step), {}))
+        callback(Evaluated(6, 0.5, True, 6.0))
+    return told
+
+
+def test_wandb_with_a_login_or_a_mode_of_its_own_is_not_set_to_offline(
+    calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_stub("wandb", calls, module="def login(**options): return True")
+    assert send("wandb").notes == []
+    write_stub("wandb", calls)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    send("wandb")
+    assert [call[2]["mode"] for call in recorded(calls) if call[0] == "init"] == [None, None]
+
+
+def test_trackio_continues_a_run_by_its_name_after_the_last_step_that_it_has(calls: Path) -> None:
+    write_stub("trackio", calls)
+    send("trackio")
+    first, *logged, last = recorded(calls)
+    assert [call[1][0] for call in logged] == [1, 2, 3, 4, 5, 6, 6]
+    assert last == ["finish", [], {}]
+    assert {name: first[2][name] for name in ("project", "name", "resume", "embed")} == {
+        "project": "tinylm", "name": "run", "resume": "never", "embed": False
+    }  # fmt: skip
+    calls.unlink()
+    write_stub("trackio", calls, next_step=5)
+    send("trackio", first=3, resumed_step=2)
+    again, *logged, _ = recorded(calls)
+    assert again[2]["resume"] == "allow"
+    assert [call[1][0] for call in logged] == [5, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"module": "raise ImportError('broken install')"}, "ImportError: broken install"),
+        ({"init": "raise ConnectionError('no route')"}, "ConnectionError: no route"),
+        ({"init": "sys.exit('log in first')"}, "SystemExit: log in first"),
+        ({"log": "raise OSError(28, 'No space left on device')"}, "OSError: [Errno 28] No space left on device"),
+        ({"finish": "raise TimeoutError('upload')"}, "TimeoutError: upload"),
+        ({"log": "print('the last line', file=sys.stderr, flush=True); os._exit(9)"}, "the last line"),
+        ({"log": "os.kill(os.getpid(), signal.SIGKILL)"}, "its process was ended by signal 9"),
+    ],
+)
+def test_a_failure_of_a_tracker_is_one_warning_that_names_it_and_what_to_do(
+    calls: Path, parts: dict[str, str], reason: str
+) -> None:
+    write_stub("wandb", calls, **parts)
+    (warning,) = send("wandb").warnings
+    assert warning.startswith(f"Logging to wandb failed: {reason}. ")
+    assert "WANDB_MODE=offline" in warning
+
+
+def test_a_run_whose_tracker_fails_is_complete_and_other_trackers_have_all_of_it(calls: Path) -> None:
+    write_stub("wandb", calls, init="raise ConnectionError")
+    write_stub("trackio", calls.with_name("others.jsonl"))
+    result = train("--log-to", "wandb", "--log-to", "trackio")
+    assert result.stdout == "run\n"
+    assert [line[:34] for line in result.stderr.splitlines() if "failed" in line] == [
+        "Warning: Logging to wandb failed: "
+    ]
+    assert len(metrics()) == 9
+    assert recorded(calls.with_name("others.jsonl"))[1:-1] == metrics()
+
+
+@pytest.mark.parametrize("part", ["init", "log", "finish"])
+def test_a_tracker_that_hangs_holds_neither_the_training_nor_its_end(
+    calls: Path, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tinylm.sinks.callback, "FINISH_SECONDS", 0.5)
+    monkeypatch.setattr(tinylm.sinks.process, "MAX_QUEUED", 2)
+    write_stub("wandb", calls, **{part: "time.sleep(999)"})
+    started: list[TrackerProcess] = []
+    make = TrackerProcess.__init__
+    monkeypatch.setattr(TrackerProcess, "__init__", lambda self, first: (make(self, first), started.append(self))[0])
+    assert len(send("wandb").warnings) == 1
+    assert started[0].exit_code == -9, "it was killed"
+
+
+def test_the_warnings_of_trackio_which_catches_its_errors_are_passed_on(calls: Path) -> None:
+    write_stub("trackio", calls, log="warnings.warn('failed to write'); warnings.warn('and again')")
+    Path("stubs/trackio").mkdir()
+    Path("stubs/trackio.py").rename("stubs/trackio/__init__.py")
+    (warning,) = send("trackio").warnings
+    assert warning.startswith("Logging to trackio failed: failed to write. ")
+
+
+def test_a_missing_package_and_a_wrong_name_are_found_before_training(
+    calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (calls.parent / "stubs" / "wandb" / "run-1").mkdir(parents=True)  # as wandb writes, which is no module
+    missing = TRACKERS["tensorboard"]._replace(package="a_package_that_nobody_has")
+    monkeypatch.setitem(TRACKERS, "tensorboard", missing)
+    options = ("train", "text.txt", "--out", "run", *STEPS, *TINY)
+    assert_error(shell(*options, "--log-to", "tensorboard"), 2, "pip install a_package_that_nobody_has")
+    if not tinylm.sinks.callback.is_installed("wandb"):
+        assert_error(shell(*options, "--log-to", "wandb"), 2, "--log-to wandb", "pip install wandb")
+    assert_error(shell(*options, "--log-to", "mlflow"), 2, "--log-to is 'mlflow'", "tensorboard=DIR")
+    assert_error(shell(*options, "--log-to", "wandb=x"), 2, "only tensorboard=DIR has a value")
+    assert_error(shell(*options, "--log-to", "tensorboard="), 2, "only tensorboard=DIR has a value")
+    assert not Path("run").exists()
+
+
+def test_adapters_log_to_trackers_as_well(calls: Path) -> None:
+    write_stub("wandb", calls)
+    train()
+    for command, out in (("finetune-lora", "lora"), ("finetune-adapter", "bottleneck")):
+        calls.unlink(missing_ok=True)
+        run_ok(command, "text.txt", "--model", "run", "--out", out, "--steps", 2, "--log-every", 1, "--log-to", "wandb")
+        first, *logged, _ = recorded(calls)
+        assert first[2]["config"]["adapter"]["kind"] == out
+        assert "base" not in first[2]["config"]["adapter"]
+        assert {call[1][0] for call in logged} >= {1, 2}
+
+
+def test_numbers_have_the_names_of_the_values_around_them() -> None:
+    values = {"loss": 1.5, "step": 3, "norms": {"layers.0": 2.0}, "shares": [[0.25, 0.75]], "text": "x", "none": None}
+    assert dict(flat_numbers({**values, "flag": True})) == {
+        "loss": 1.5, "step": 3, "norms/layers.0": 2.0, "shares/0/0": 0.25, "shares/0/1": 0.75
+    }  # fmt: skip
+
+
+def test_a_process_that_cannot_be_started_is_a_warning(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_stub("wandb", calls)
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    (warning,) = send("wandb").warnings
+    assert "its process cannot be started (No such file or directory)" in warning

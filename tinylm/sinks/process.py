@@ -1,0 +1,130 @@
+"""The process of a tracker, from the side of the training."""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+MAX_QUEUED = 10_000  # records that wait for the process
+JOIN_SECONDS = 1.0  # for the rest of the output of a process that has ended
+TAIL = 4096  # bytes of its standard error
+CREATE_NEW_PROCESS_GROUP = 0x200  # Windows
+
+Message = dict[str, Any]
+
+
+class TrackerProcess:
+    """Runs `tinylm.sinks.worker`. No method raises, and only `finish` waits for the process.
+
+    It is in a session of its own, so that Ctrl-C in a terminal does not reach it, and it has the search path of this
+    process. Raises OSError if it cannot be started.
+    """
+
+    def __init__(self, first: Message) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115, closed by `finish`
+        own_group: dict[str, Any] = {"start_new_session": True}
+        if os.name == "nt":
+            own_group = {"creationflags": CREATE_NEW_PROCESS_GROUP}
+        try:
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tinylm.sinks.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                **own_group,
+            )
+        except OSError:
+            self._errors.close()
+            raise
+        self._records: queue.Queue[Message] = queue.Queue(MAX_QUEUED)
+        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._records.put(first)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._writer = threading.Thread(target=self._write, daemon=True)
+        self._reader.start()
+        self._writer.start()
+
+    def send(self, record: Message) -> bool:
+        """Send a record, later. Returns whether there was room for it."""
+        try:
+            self._records.put_nowait(record)
+        except queue.Full:
+            return False
+        return True
+
+    @property
+    def exit_code(self) -> int | None:
+        """How the process ended: negative for a signal, `None` while it runs."""
+        return self._child.poll()
+
+    def messages(self) -> Iterator[Message]:
+        """Yield what the process has said since the last call: `note` or `problem`."""
+        if self.exit_code is not None:
+            self._reader.join(JOIN_SECONDS)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._messages.get_nowait()
+
+    def last_words(self) -> str:
+        """How a process has ended: the signal, the last line on its standard error, or the exit code."""
+        code = self.exit_code or 0
+        if code < 0:
+            return f"its process was ended by signal {-code}"
+        self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, self._errors.tell() - TAIL))
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), f"its process ended with exit code {code}")
+
+    def finish(self, seconds: float) -> bool:
+        """Let the process finish, for at most `seconds`, then kill it. Returns whether it has ended by itself."""
+        deadline = time.monotonic() + seconds
+        try:
+            self._records.put({}, timeout=seconds)
+            self._child.wait(max(0.0, deadline - time.monotonic()))
+        except (queue.Full, subprocess.TimeoutExpired):
+            return False
+        finally:
+            self._kill()
+        return True
+
+    def close(self) -> None:
+        """Release the files, after `finish`."""
+        self._writer.join(JOIN_SECONDS)
+        self._reader.join(JOIN_SECONDS)
+        self._errors.close()
+
+    def _kill(self) -> None:
+        """Kill the process with all that it started, if it still runs."""
+        if self._child.poll() is None:
+            with contextlib.suppress(OSError):
+                if os.name == "nt":
+                    self._child.kill()
+                else:
+                    os.killpg(self._child.pid, signal.SIGKILL)
+            self._child.wait()
+
+    def _write(self) -> None:
+        assert self._child.stdin is not None
+        with contextlib.suppress(OSError), self._child.stdin as stdin:
+            record: Message = {"": None}
+            while record:
+                record = self._records.get()
+                stdin.write(json.dumps(record).encode() + b"\n")
+                stdin.flush()
+        while record:  # the process has ended: nothing may wait for room
+            record = self._records.get()
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        with contextlib.suppress(OSError, ValueError), self._child.stdout as stdout:
+            for line in stdout:
+                self._messages.put(json.loads(line))

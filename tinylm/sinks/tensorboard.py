@@ -1,0 +1,48 @@
+"""Event files of TensorBoard, written by tensorboardX."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+FOLDER = "tensorboard"
+FLUSH_SECONDS = 1.0  # between two writes to the disk
+
+
+class TensorBoard:
+    """Writes scalars to an event file in `folder`/<name of the run>.
+
+    The first event of each session tells TensorBoard to drop older points from the first step of the session on: for a
+    new run all, for a resumed run those after the step that it continues from (`SessionLog.START`).
+
+    tensorboardX's SummaryWriter is not used: its thread ends when the disk is full, and then its queue blocks.
+    """
+
+    def __init__(self, folder: str | None, run: dict[str, Any]) -> None:
+        # tensorboardX imports torch if it is there, for tensors: seconds, and hundreds of megabytes.
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        self._event, self._summary = Event, Summary
+        place = Path(folder or FOLDER) / run["name"]
+        place.mkdir(parents=True, exist_ok=True)
+        # Sessions that begin in the same second have different files, which sort by time.
+        self._writer = EventsWriter(str(place / "events"), f".{time.time_ns()}")
+        first = 0 if run["step"] is None else run["step"] + 1
+        start = SessionLog(status=SessionLog.START)
+        self._writer.write_event(Event(wall_time=time.time(), step=first, session_log=start))
+        self._flushed = 0.0
+
+    def log(self, step: int, values: dict[str, float], time: float) -> None:
+        """Write an event with all values."""
+        scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._writer.write_event(self._event(wall_time=time, step=step, summary=self._summary(value=scalars)))
+        if time >= self._flushed + FLUSH_SECONDS:
+            self._writer.flush()
+            self._flushed = time
+
+    def finish(self) -> None:
+        """Close the file."""
+        self._writer.close()

@@ -1,0 +1,45 @@
+"""Weights & Biases."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+PROJECT = "tinylm"
+
+
+class Wandb:
+    """Logs to a run of wandb that has the id of the run.
+
+    Without a login, wandb records into ./wandb and uploads nothing. WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY and other
+    variables of wandb have their effect. wandb ignores steps before the last one that it has, so a resumed run has
+    no point twice.
+    """
+
+    def __init__(self, run: dict[str, Any], note: Callable[[str], None]) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # reports of wandb's own errors to its makers
+        import wandb
+
+        offline = "WANDB_MODE" not in os.environ and not wandb.login(prompt=False, verify=False)
+        self._run = wandb.init(
+            project=None if os.environ.get("WANDB_PROJECT") else PROJECT,
+            name=run["name"],
+            id=run["id"],
+            resume="allow",
+            config=run["config"],
+            mode="offline" if offline else None,
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        if self._run.url:
+            note(str(self._run.url))
+        elif offline:
+            note(
+                f"not logged in, so nothing is uploaded; wandb sync {self._run.dir.removesuffix('files')} does it later"
+            )
+
+    def log(self, step: int, values: dict[str, float], time: float) -> None:
+        """Log all values at a step."""
+        self._run.log(values, step=step)
+
+    def finish(self) -> None:
+        """Upload the rest."""
+        self._run.finish()

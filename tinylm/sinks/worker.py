@@ -1,0 +1,89 @@
+"""The process of a tracker: reads records from stdin, and hands them to the library of the tracker.
+
+The first record names the tracker and the run, the others have `step`, `values` and `time`, and an empty one is the
+last. It ends as well when the training ends without saying so. Messages are JSON lines on stdout: `note`, `problem`.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+EXIT_SECONDS = 60.0  # after the last record; longer than the training waits
+
+Values = dict[str, float]
+Note = Callable[[str], None]
+
+
+class Tracker(Protocol):
+    """Records metrics in a library. Methods may raise any exception."""
+
+    def log(self, step: int, values: Values, time: float) -> None:
+        """Record numbers by name at a step. time: in seconds since 1970."""
+        ...
+
+    def finish(self) -> None:
+        """Write or upload what is left."""
+        ...
+
+
+def open_tracker(name: str, folder: str | None, run: dict[str, Any], note: Note, problem: Note) -> Tracker:
+    """Import the library of a tracker, and begin or continue a run in it.
+
+    run: as by `describe_run`. note, problem: called with what the user needs to know.
+    """
+    if name == "tensorboard":
+        from tinylm.sinks.tensorboard import TensorBoard
+
+        return TensorBoard(folder, run)
+    if name == "wandb":
+        from tinylm.sinks.wandb import Wandb
+
+        return Wandb(run, note)
+    from tinylm.sinks.trackio import Trackio
+
+    return Trackio(run, problem)
+
+
+def main() -> None:
+    """Run until the last record is handled."""
+    messages = os.fdopen(os.dup(1), "w", encoding="utf-8")  # not inherited by processes that libraries start
+    os.dup2(2, 1)  # what libraries print is not part of the output of the training
+
+    def tell(kind: str, text: str) -> None:
+        with contextlib.suppress(OSError):  # the training has ended
+            messages.write(json.dumps({kind: text}) + "\n")
+            messages.flush()
+
+    code = 0
+    try:
+        first = json.loads(sys.stdin.readline())
+        tracker = open_tracker(
+            **first, note=lambda text: tell("note", text), problem=lambda text: tell("problem", text)
+        )
+        for line in sys.stdin:
+            record = json.loads(line)
+            if not record:
+                break
+            tracker.log(**record)
+        _limit_exit()
+        tracker.finish()
+    except BaseException as error:  # SystemExit, too
+        _limit_exit()
+        tell("problem", f"{type(error).__name__}: {error}")
+        code = 1
+    raise SystemExit(code)
+
+
+def _limit_exit() -> None:
+    """End the process after EXIT_SECONDS, whatever the library does."""
+    timer = threading.Timer(EXIT_SECONDS, os._exit, [1])
+    timer.daemon = True
+    timer.start()
+
+
+if __name__ == "__main__":
+    main()

@@ -41,11 +41,6 @@ def parse_duration_option(text: str) -> float:
         raise typer.BadParameter(str(error)) from None
 
 
-def complete_tracker(incomplete: str) -> list[str]:
-    """The values of --log-to for shell completion."""
-    return [name for name in ("tensorboard", "wandb", "trackio") if name.startswith(incomplete)]
-
-
 @dataclass(frozen=True)
 class CompileOptions:
     """Whether layers are compiled."""
@@ -341,11 +336,10 @@ class ReportOptions:
     log_to: Annotated[
         list[str] | None,
         option(
-            "Send the metrics to an experiment tracker; can be repeated.",
+            "Send the metrics to an experiment tracker; tensorboard=DIR names its folder; can be repeated.",
             Panel.INTERVALS,
-            "tensorboard[=DIR]|wandb|trackio",
+            "tensorboard|wandb|trackio",
             "--log-to",
-            autocompletion=complete_tracker,
         ),
     ] = None
 

@@ -1,9 +1,9 @@
 """Sampling on the CPU by tinylm, llama.cpp, CTranslate2 and transformers: one table of tokens per second, the share of
 the memory bandwidth, and milliseconds to the first token.
 
-    python benchmarks/sampling.py                                              # 4x128, 6x384, 12x768: 10 minutes
-    python benchmarks/sampling.py --models SmolLM2-135M-Instruct.Q4_1.gguf     # a Hugging Face folder or GGUF file: 6
-    python benchmarks/sampling.py --models 6x384 --kinds f32 --rounds 5        # 1 minute
+    python benchmarks/sampling.py                                              # 4x128, 6x384, 12x768: about 10 minutes
+    python benchmarks/sampling.py --models SmolLM2-135M-Instruct.Q4_1.gguf     # a folder or GGUF file: about 6
+    python benchmarks/sampling.py --models 6x384 --kinds f32 --rounds 5        # about 1
 
 The models of the first command have random weights of preset modern and a context of 1,024; those of 12x768 have 50,257
 ids, the others 65. Each program runs in a process of its own, with the fastest of its choices (one thread or all; for

@@ -66,6 +66,11 @@ def test_the_difference_and_its_interval_are_those_of_a_paired_bootstrap_over_do
     assert record["better"] == "a" and record["difference"] > 0
 
 
+def test_several_processes_are_an_error(run: Path, other: Path, here: Path) -> None:
+    torchrun = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
+    assert_error(tinylm("compare", run, other, env=torchrun), 2, "in one process", "without torchrun")
+
+
 def test_the_better_model_is_named_in_either_order_and_a_model_is_not_better_than_itself(
     run: Path, other: Path, here: Path
 ) -> None:

@@ -3,7 +3,7 @@ import pytest
 
 from tests import reference_parts
 from tests.variants import randomised, small
-from tinylm.evaluation.masked import masked_loss_and_accuracy
+from tinylm.evaluation.masked import masked_losses_and_accuracy
 from tinylm.model.build import build_model
 from tinylm.text.token_masking import masked_evaluation_batches
 
@@ -14,8 +14,9 @@ def test_the_loss_and_accuracy_of_masked_tokens_equal_their_formulas() -> None:
     weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
     batches = list(masked_evaluation_batches(np.tile([0, 1, 2], 30), 8, rows=3, mask_id=3, vocab_size=4))
     progress: list[int] = []
-    result, accuracy = masked_loss_and_accuracy(model.train(), iter(batches), "fp32", progress.append)
+    found, accuracy = masked_losses_and_accuracy(model.train(), iter(batches), "fp32", progress.append)
     losses, correct = [], []
+    result = found.total
     for batch in batches:
         for ids, targets, mask in zip(batch.ids, batch.targets, batch.mask, strict=True):
             logits = reference_parts.encoder_logits(weights, config, ids.tolist(), len(ids), table=np.float32)

@@ -1,5 +1,6 @@
 """tinylm compare: whether one model is better than another on a text."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from tinylm.commands.options import (
 )
 from tinylm.commands.trained_model_options import complete_model, complete_run
 from tinylm.errors import UsageError
+from tinylm.launch import Launch
 
 if TYPE_CHECKING:
     from tinylm.console import Console
@@ -65,6 +67,8 @@ def compare(
     """
     from tinylm.comparing import compare_models, load_model_or_adapter
 
+    if Launch.of(os.environ).size > 1:
+        raise UsageError("Models are compared in one process; start the command without torchrun.")
     if not text and (unused := command_line_flags(ctx, text_options, unknown)):
         raise UsageError(
             f"{', '.join(unused.values())} has no effect without a text; name a text to compare on, or leave it out."

@@ -4,10 +4,11 @@ import numpy as np
 
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.evaluation.loop import default_batch_size, evaluate_loss
+from tinylm.evaluation.loop import default_batch_size
 from tinylm.evaluation.result import Evaluation
+from tinylm.evaluation.text_losses import text_losses
 from tinylm.model.decoder import Decoder
-from tinylm.objectives.loss import next_token
+from tinylm.objectives.loss import next_token_losses
 from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.reporter import Reporter
 from tinylm.text.chat_batches import chat_evaluation_batches, describe_left_out, require_usable, worth_packing
@@ -24,7 +25,8 @@ def evaluate_chat(
     reporter: Reporter,
     ranks: Ranks = ONE_RANK,
 ) -> Evaluation:
-    """Loss of `model` on the scored tokens of conversations, and bits per character and byte of their text.
+    """Loss of `model` on the scored tokens of conversations, and bits per character and byte of their text, with
+    an interval of the loss.
 
     codes: (N,) token ids with packed flags, see `tinylm.text.chat_tokens`. Conversations longer than the context are
         cut, with a warning.
@@ -43,7 +45,8 @@ def evaluate_chat(
     rows, packed = config.batch_size or default_batch_size(context), worth_packing(tokens, context)
     batches = chat_evaluation_batches(tokens, context, rows, packed)
     with reporter.counting("scoring", len(scored), "tokens") as advance:
-        result = evaluate_loss(model, next_token, batches, dtype, advance, ranks)
+        losses = text_losses(model, batches, next_token_losses, dtype, advance, ranks)
+    result = losses.total
     characters, size = tokenizer.decoded_size(scored)
     return Evaluation(
         loss=result.loss,
@@ -53,4 +56,5 @@ def evaluate_chat(
         tokens=result.tokens,
         characters=characters,
         bytes=size,
+        **losses.shuffled_groups().interval("conversations", reporter),
     )

@@ -141,10 +141,11 @@ def token_losses(
     dtype: str = "fp32",
     progress: Callable[[int], None] = lambda tokens: None,
     ranks: Ranks = ONE_RANK,
+    losses_of: Callable[[LanguageModel, Batch], torch.Tensor] = next_token_losses,
 ) -> np.ndarray:
-    """-log p in nats of each target that a decoder is scored on, (N,), in the order of the batches, on all ranks.
+    """-log p in nats of each target that a model is scored on, (N,), in the order of the batches, on all ranks.
 
-    Arguments and errors: see `evaluate_loss`.
+    losses_of: gives those of a batch. Other arguments and errors: see `evaluate_loss`.
     """
     losses: list[np.ndarray] = []  # of this rank
     counts: list[int] = []  # of all batches
@@ -155,7 +156,7 @@ def token_losses(
             yield batch
 
     def objective(model: LanguageModel, batch: Batch) -> Loss:
-        found = next_token_losses(model, batch)
+        found = losses_of(model, batch)
         losses.append(found.cpu().numpy())  # last: a batch that runs out of memory above is repeated in parts
         return Loss(found.sum(), len(found), found.new_zeros(()))
 

@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.evaluation.loop import EvaluationLoss, default_batch_size, evaluate_loss
+from tinylm.evaluation.loop import default_batch_size
 from tinylm.evaluation.result import Evaluation
+from tinylm.evaluation.text_losses import TextLosses, text_losses
 from tinylm.model.encoder import Encoder
-from tinylm.objectives.loss import LanguageModel, Loss
+from tinylm.objectives.loss import LanguageModel
 from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.reporter import Reporter
 from tinylm.text.batches import Batch
@@ -28,8 +30,8 @@ def evaluate_masked(
     reporter: Reporter,
     ranks: Ranks = ONE_RANK,
 ) -> Evaluation:
-    """Loss, perplexity and accuracy of `model` on masked tokens of the text `tokens` (N,). `dtype`: format of autocast.
-    `ranks`: share the work, and get the same result.
+    """Loss, perplexity and accuracy of `model` on masked tokens of the text `tokens` (N,), with an interval of the
+    loss. `dtype`: format of autocast. `ranks`: share the work, and get the same result.
 
     Raises UsageError for fewer than 2 tokens.
     """
@@ -40,30 +42,40 @@ def evaluate_masked(
     rows = config.batch_size or default_batch_size(model.context)
     batches = masked_evaluation_batches(tokens, model.context, rows, tokenizer.mask_id, tokenizer.vocab_size)
     with reporter.counting("scoring", None, "masked tokens") as advance:
-        result, accuracy = masked_loss_and_accuracy(model, batches, dtype, advance, ranks)
-    return Evaluation(loss=result.loss, perplexity=result.perplexity, accuracy=accuracy, tokens=result.tokens)
+        losses, accuracy = masked_losses_and_accuracy(model, batches, dtype, advance, ranks)
+    result, blocks = losses.total, losses.blocks()
+    of = "windows" if len(blocks.nats) == len(losses.nats) else "blocks of consecutive windows"
+    return Evaluation(
+        loss=result.loss,
+        perplexity=result.perplexity,
+        accuracy=accuracy,
+        tokens=result.tokens,
+        **blocks.interval(of, reporter),
+    )
 
 
-def masked_loss_and_accuracy(
+def masked_losses_and_accuracy(
     model: Encoder,
     batches: Iterable[Batch],
     dtype: str,
     progress: Callable[[int], None],
     ranks: Ranks = ONE_RANK,
-) -> tuple[EvaluationLoss, float]:
-    """The loss over the masked tokens, and the fraction of them that have the largest logit; see `evaluate_loss`."""
+) -> tuple[TextLosses, float]:
+    """The losses of the masked tokens of each window, and the fraction of these tokens that have the largest logit; see
+    `token_losses`.
+    """
     correct = 0
 
-    def objective(model: LanguageModel, batch: Batch) -> Loss:
+    def losses_of(model: LanguageModel, batch: Batch) -> Tensor:
         nonlocal correct
         assert batch.mask is not None
         output, targets = model(batch.ids), batch.targets[batch.mask]  # (N,)
         logits = model.logits(output.hidden[batch.mask])  # (N, V)
         precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        total = F.cross_entropy(precise, targets, reduction="sum")
+        losses = F.cross_entropy(precise, targets, reduction="none")
         # Counted last: a batch that runs out of memory above is repeated in parts, and must not be counted twice.
         correct += int((logits.argmax(dim=-1) == targets).sum())
-        return Loss(total, batch.n_targets, output.aux)
+        return losses
 
-    result = evaluate_loss(model, objective, batches, dtype, progress, ranks)
-    return result, sum(ranks.gather(correct)) / result.tokens
+    losses = text_losses(model, batches, losses_of, dtype, progress, ranks)
+    return losses, sum(ranks.gather(correct)) / losses.total.tokens

@@ -8,12 +8,13 @@ import numpy as np
 from tinylm.device import DTYPES
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.evaluation.loop import default_batch_size, evaluate_loss
+from tinylm.evaluation.loop import default_batch_size
 from tinylm.evaluation.result import Evaluation
+from tinylm.evaluation.text_losses import text_losses
 from tinylm.generation.generation_config import BeamSearchConfig
 from tinylm.generation.translate import SOURCES_PER_BATCH, search_targets
 from tinylm.model.encoder_decoder import EncoderDecoder
-from tinylm.objectives.loss import sequence_to_sequence
+from tinylm.objectives.loss import sequence_to_sequence_losses
 from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.reporter import Reporter
 from tinylm.text.pair_batches import PairTokens, pair_evaluation_batches
@@ -31,8 +32,8 @@ def evaluate_pairs(
     reporter: Reporter,
     ranks: Ranks = ONE_RANK,
 ) -> Evaluation:
-    """Loss and perplexity of the reference targets. For targets found by beam search: exact match rate and, with
-    sacrebleu, BLEU and chrF.
+    """Loss and perplexity of the reference targets, with an interval of the loss. For targets found by beam search:
+    exact match rate and, with sacrebleu, BLEU and chrF.
 
     tokens: (N,), encoded pairs. Pairs longer than the context are left out of the loss, and their sources are cut for
     beam search. dtype: format of autocast for the loss, and of the weights for beam search. ranks: share the work,
@@ -54,7 +55,8 @@ def evaluate_pairs(
         raise UsageError(f"No pair fits the model's context of {model.context} tokens; give shorter ones.")
     batches = pair_evaluation_batches(pairs, model.context, config.batch_size or default_batch_size(model.context))
     with reporter.counting("scoring", int((pairs.lengths[fitting, 1] + 1).sum()), "tokens") as advance:
-        result = evaluate_loss(model, sequence_to_sequence, batches, dtype, advance, ranks)
+        losses = text_losses(model, batches, sequence_to_sequence_losses, dtype, advance, ranks)
+    result = losses.total
 
     references = [tokenizer.decode(pairs.target(index)) for index in range(len(pairs))]
     sources = [pairs.source(index)[: model.context - 1].tolist() for index in range(len(pairs))]
@@ -87,4 +89,5 @@ def evaluate_pairs(
         chrf=chrf,
         tokens=result.tokens,
         pairs=len(pairs),
+        **losses.shuffled_groups().interval("pairs", reporter),
     )

@@ -41,9 +41,9 @@ class Evaluation:
     tokens: number of scored tokens. characters, bytes, pairs: size of the text.
     baselines: bits per byte of other models, by name. Decoders only.
     loss_low, loss_high: 95 % confidence interval of the loss on text like this one, by bootstrap; `None` for a text too
-        short for one. Decoders on plain text only, as the next two.
+        short for one.
     resampled: the units of the bootstrap, as a phrase.
-    documents: the loss of each document with a scored token, in order; only if asked for.
+    documents: the loss of each document with a scored token, in order; only if asked for. Decoders on plain text only.
     """
 
     loss: float

@@ -72,7 +72,16 @@ def next_token(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Lo
 
 def next_token_losses(model: LanguageModel, batch: Batch) -> Tensor:
     """The terms of `next_token`: -log p of each scored target in nats, (N,), row by row."""
-    hidden, targets = _scored(_decoder_output(model, batch), batch)
+    return _losses(model, _decoder_output(model, batch), batch)
+
+
+def sequence_to_sequence_losses(model: LanguageModel, batch: Batch) -> Tensor:
+    """The terms of `sequence_to_sequence`, as of `next_token_losses`."""
+    return _losses(model, model(batch.ids, batch.source, batch.source_lengths, batch.mask), batch)
+
+
+def _losses(model: LanguageModel, output: Output, batch: Batch) -> Tensor:
+    hidden, targets = _scored(output, batch)
     rows = max(1, MAX_LOGITS // model.vocab_size)
     chunks = zip(hidden.split(rows), targets.split(rows), strict=True)
     return torch.cat([F.cross_entropy(_precise(model.logits(h)), t, reduction="none") for h, t in chunks])

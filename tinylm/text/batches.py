@@ -43,6 +43,16 @@ class Batch:
         return self.targets.numel() if self.mask is None else int(self.mask.sum())
 
     @property
+    def targets_per_text(self) -> np.ndarray:
+        """Number of targets that count in the loss, (N,), of each row, or of each text where texts share a row."""
+        if self.mask is None:
+            return np.full(len(self), self.targets.shape[1])
+        if self.segments is None:
+            return self.mask.sum(dim=1).numpy()
+        rows = zip(self.mask, self.segments, strict=True)
+        return np.concatenate([np.bincount(row[mask], minlength=int(row.max()) + 1)[1:] for mask, row in rows])
+
+    @property
     def n_tokens(self) -> int:
         """Number of tokens, without padding but with the sources."""
         if self.segments is not None:

@@ -1,0 +1,130 @@
+"""Losses of conversations, pairs and windows, and intervals, compared with each text alone and explicit resampling."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.evaluation.test_bootstrap import resampled_interval
+from tests.text.test_chat_batches import random_tokens
+from tests.variants import randomised, small
+from tinylm.evaluation.chat import evaluate_chat
+from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.evaluation.masked import evaluate_masked
+from tinylm.evaluation.pairs import evaluate_pairs
+from tinylm.evaluation.result import Evaluation
+from tinylm.evaluation.text_losses import TextLosses, text_losses
+from tinylm.evaluation.units import MAX_BLOCKS, MAX_UNITS
+from tinylm.model.build import build_model
+from tinylm.objectives.loss import next_token_losses, sequence_to_sequence_losses
+from tinylm.ranks import ONE_RANK
+from tinylm.reporter import LogReporter
+from tinylm.text.chat_batches import ChatRows
+from tinylm.text.pair_batches import PairTokens, pair_evaluation_batches
+from tinylm.text.tokenizer import train_char
+
+TOKENIZER = train_char("abcdefghij").with_mask_token()
+SIZE = TOKENIZER.vocab_size
+CONTEXT = 32
+
+
+def model_of(architecture: str) -> Any:
+    layers = {"encoder_layers": 1} if architecture == "encoder-decoder" else {}
+    config = small(architecture=architecture, context=CONTEXT, vocab_size=SIZE, **layers)
+    return randomised(build_model(config)).double().eval()
+
+
+def measured(model: Any, batches: Any, losses_of: Any) -> dict[int, float]:
+    """The nats of the texts by their numbers of scored tokens, for texts that all have different numbers."""
+    losses = text_losses(model, batches, losses_of, "fp32", lambda tokens: None, ONE_RANK)
+    assert len(set(losses.tokens.tolist())) == len(losses.tokens)
+    return dict(zip(losses.tokens.tolist(), losses.nats.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@torch.no_grad()
+def test_each_conversation_has_the_loss_that_it_has_alone(packed: bool) -> None:
+    model, tokens = model_of("decoder"), random_tokens(300, 40, SIZE)
+    chosen = {}  # a conversation for each number of scored tokens
+    for index in tokens.usable(CONTEXT):
+        ids, scored = (torch.from_numpy(part[: CONTEXT + 1]) for part in tokens.tokens(index))
+        nats = F.cross_entropy(model.logits(model(ids[None, :-1]).hidden)[0], ids[1:], reduction="none")
+        chosen[int(scored[1:].sum())] = (index, nats[scored[1:]].sum().item())
+    rows = ChatRows(tokens, CONTEXT, packed, np.array([index for index, _ in chosen.values()]))
+    batches = [rows.batch(range(first, min(first + 3, len(rows)))) for first in range(0, len(rows), 3)]
+    assert measured(model, batches, next_token_losses) == pytest.approx({n: nats for n, (_, nats) in chosen.items()})
+
+
+@torch.no_grad()
+def test_each_pair_has_the_loss_that_it_has_alone() -> None:
+    model, rng, end = model_of("encoder-decoder"), np.random.default_rng(2), TOKENIZER.end_of_text_id
+    sides = [rng.integers(1, 11, length) for target in range(1, 13) for length in (rng.integers(1, 9), target)]
+    pairs = PairTokens(np.concatenate([np.append(side, end) for side in sides]), end)
+    expected = {}
+    for source, target in zip(sides[::2], sides[1::2], strict=True):
+        ids = torch.tensor([[end, *target, end]])
+        sources = torch.tensor([[*source, end]])
+        hidden = model(ids[:, :-1], sources, torch.tensor([sources.shape[1]])).hidden
+        expected[len(target) + 1] = F.cross_entropy(model.logits(hidden)[0], ids[0, 1:], reduction="sum").item()
+    assert measured(model, pair_evaluation_batches(pairs, CONTEXT, 5), sequence_to_sequence_losses) == pytest.approx(
+        expected
+    )
+
+
+def evaluations() -> dict[str, tuple[Evaluation, Evaluation]]:
+    """Evaluations of few and of many texts."""
+    config, rest = EvaluationConfig(beams=1), ("fp32", LogReporter())
+    end, rng = [TOKENIZER.end_of_text_id], np.random.default_rng(4)
+    codes = [np.concatenate([chat_codes(rng) for _ in range(count)]) for count in (9, 40)]
+    pairs = [np.array([1, 2, *end, 3, *end] * count) for count in (9, 40)]
+    text = [rng.integers(1, 11, CONTEXT * count) for count in (9, 40)]
+    chat, translator, encoder = (model_of(name).float() for name in ("decoder", "encoder-decoder", "encoder"))
+    return {
+        "conversations": tuple(evaluate_chat(chat, TOKENIZER, part, config, *rest) for part in codes),
+        "pairs": tuple(evaluate_pairs(translator, TOKENIZER, part, config, *rest) for part in pairs),
+        "windows": tuple(evaluate_masked(encoder, TOKENIZER, part, config, *rest) for part in text),
+    }  # type: ignore[return-value]
+
+
+def chat_codes(rng: np.random.Generator) -> np.ndarray:
+    codes = 4 * rng.integers(1, 11, 12) + 2
+    codes[0] += 1
+    return codes.astype(np.uint32)
+
+
+def test_conversations_pairs_and_windows_have_an_interval_from_ten_on() -> None:
+    for name, (few, many) in evaluations().items():
+        assert (few.loss_low, few.loss_high, few.resampled) == (None, None, None), name
+        assert many.resampled == f"40 {name}"
+        assert many.loss_low is not None and many.loss_high is not None
+        assert many.loss_low <= many.loss <= many.loss_high
+        assert {"loss_low", "loss_high", "resampled"} <= many.to_json().keys()
+        assert dataclasses.replace(many, loss_low=None).to_json().keys() < many.to_json().keys()
+
+
+def test_the_interval_is_that_of_explicit_resampling() -> None:
+    rng = np.random.default_rng(8)
+    tokens = rng.integers(1, 60, 50)
+    losses = TextLosses(tokens * rng.normal(2, 0.3, 50), tokens)
+    found = losses.interval("pairs", LogReporter())
+    low, high = resampled_interval(losses.nats, tokens.astype(float))
+    assert (found["loss_low"], found["loss_high"]) == pytest.approx((low, high), abs=0.05 * (high - low))
+
+
+def test_many_texts_are_grouped_at_random_and_many_windows_in_order() -> None:
+    count = 12_345
+    tokens = np.sort(np.random.default_rng(1).integers(1, 100, count))  # as batches are sorted by length
+    losses = TextLosses(2.0 * tokens, tokens)
+    groups = losses.shuffled_groups()
+    assert len(groups.nats) == MAX_UNITS
+    assert groups.tokens.sum() == tokens.sum() and groups.nats.sum() == pytest.approx(losses.nats.sum())
+    spread = np.std(groups.tokens) / np.std(tokens)  # of sums of 12.3 independent texts
+    assert spread == pytest.approx((count / MAX_UNITS) ** 0.5, rel=0.1)
+    blocks = TextLosses(np.arange(1000.0), np.ones(1000)).blocks()
+    assert len(blocks.nats) == MAX_BLOCKS
+    assert blocks.nats.tolist() == [sum(range(start, start + 5)) for start in range(0, 1000, 5)]
+    few = TextLosses(np.arange(3.0), np.ones(3)).blocks()
+    assert (few.nats.tolist(), few.tokens.tolist()) == ([0, 1, 2], [1, 1, 1])

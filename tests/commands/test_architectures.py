@@ -39,7 +39,8 @@ def test_encoder_metrics_use_fixed_masks_at_every_batch_size(encoder: Path, shel
     )
     assert one["tokens"] == other["tokens"] and one["accuracy"] == other["accuracy"]
     assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
-    assert set(one) == {"loss", "perplexity", "accuracy", "tokens"}
+    assert set(one) == {"loss", "perplexity", "accuracy", "tokens", "loss_low", "loss_high", "resampled"}
+    assert one["loss_low"] < one["loss"] < one["loss_high"]
     assert 0 < one["accuracy"] < 1
     assert "accuracy" in run_ok("eval", "-m", encoder).stdout
 

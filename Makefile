@@ -24,10 +24,10 @@ browser:
 	@tests/get_browser.sh $(BROWSER)
 
 test: $(VENV)/installed-test browser
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(MARKS)
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(MARKS)
 
 test-slow: $(VENV)/installed-test
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m 'slow and not llamacpp'
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'slow and not llamacpp'
 
 test-all: test test-slow
 

@@ -20,6 +20,7 @@ def test_a_child_starts_with_default_signals() -> None:
 
 
 @posix
+@pytest.mark.slow
 def test_a_child_starts_with_default_signals_in_a_test_run_that_ignores_them() -> None:
     """As under nohup, and in background jobs of a script."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", CHILD]

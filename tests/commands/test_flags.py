@@ -62,7 +62,7 @@ def numbers_out_of_range(draw: st.DrawFn) -> tuple[str, str, str, float]:
 
 
 @given(case=numbers_out_of_range())
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_number_out_of_range_names_the_flag_on_the_command_line_and_the_setting_in_python(
     case: tuple[str, str, str, float],
 ) -> None:

@@ -142,7 +142,7 @@ def last_weights(run: Path) -> dict[str, torch.Tensor]:
     return RunDirectory(run).load_last(read_config(run)).read_weights()
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_two_ranks_have_the_losses_of_one(texts: Path, tmp_path: Path, parallel: str) -> None:
     check_equal_losses(texts, tmp_path, FAST, 2, parallel)
 
@@ -305,6 +305,7 @@ def test_an_error_of_the_first_rank_is_printed_once_and_ends_all(tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_program_trains_again_after_calls_that_failed(texts: Path, tmp_path: Path) -> None:
     done = run_child(torchrun(2, Path(__file__).parent / "ranks_again_worker.py", texts / "text.txt", tmp_path / "run"))
     assert sorted(done.stdout.splitlines()) == ["PeerError PeerError 4", "UsageError Fault 4"], done.stderr

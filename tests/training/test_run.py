@@ -217,7 +217,18 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=[name.replace(" ", "-") for name in CASES])
+# Of each part of a run's state, one case; the others are slow.
+OFTEN = ("adamw, stopped at 100 of 200 while evaluating", "muon", "normuon, killed", "experts", "encoder, killed")
+OFTEN += ("pairs", "patience", "averaged, killed", "adapter", "epochs")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name.replace(" ", "-"), marks=[] if name in OFTEN else pytest.mark.slow)
+        for name, case in CASES.items()
+    ],
+)
 def test_a_resumed_run_equals_an_uninterrupted_run(
     case: Case, tokens: TokenFolder, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -493,7 +493,7 @@ def test_output_that_cannot_be_written_ends_a_command_that_only_prints(
 
 
 @posix
-@pytest.mark.parametrize("words", [("runs", "a"), ("info", "--quiet", "a"), ()])
+@pytest.mark.parametrize("words", [("runs", "a"), ("doctor", "--quiet"), ()])
 def test_file_names_in_messages_of_typer_are_escaped_on_a_terminal(words: tuple[str, ...]) -> None:
     """A shell may insert such file names for a pattern such as *."""
     ours, theirs = os.openpty()

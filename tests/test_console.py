@@ -143,6 +143,7 @@ HARMLESS = "tab\tnewline\né 日本 👍🏽 עברית \u200d\u200f [bold]x[/bo
 @posix
 def test_on_a_terminal_only_control_characters_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")  # no colours
+    monkeypatch.setenv("COLUMNS", "200")  # the table fits
     with terminal() as shown:
         console = Console()
         for say in (console.result, console.note, console.warn, console.error):
@@ -235,7 +236,7 @@ def test_progress_without_a_terminal_is_a_plain_line_every_few_seconds(
             show(second / 20, f"step {second}")
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == " 20%  step 4\n 45%  step 9\n 70%  step 14\n"
+    assert captured.err == " 20%  00:16 left  step 4\n 45%  00:11 left  step 9\n 70%  00:06 left  step 14\n"
     assert "\r" not in captured.err and "\x1b" not in captured.err
 
 
@@ -272,7 +273,7 @@ def test_progress_on_a_terminal_is_a_moving_bar_that_is_removed(monkeypatch: pyt
     "columns, first",
     [
         (80, "loss 1.234  val 1.607 @300  step 450  12,345 tok/s |"),
-        (60, "loss 1.234  val 1.607 @300  step 450 |"),
+        (60, "loss 1.234  val 1.607 @300  step 450"),
         (40, "loss 1.234  val 1.607 @300"),
         (38, "loss 1.234 |"),
         (20, "loss"),
@@ -301,9 +302,20 @@ def test_counting_shows_units_done_and_units_per_second(capsys: pytest.CaptureFi
         advance(10_000)
         clock[0] += 10
         advance(10_000)
-    assert (
-        capsys.readouterr().err == " 25%  reading: 10.0k characters, 1.0k/s\n 50%  reading: 20.0k characters, 1.0k/s\n"
+    assert capsys.readouterr().err == (
+        " 25%  reading: 10.0k characters, 1.0k/s\n 50%  00:20 left  reading: 20.0k characters, 1.0k/s\n"
     )
+
+
+def test_the_time_left_of_a_resumed_run_counts_from_its_first_fraction(
+    capsys: pytest.CaptureFixture[str], clock: list[float]
+) -> None:
+    """From 50 % at 1 % per second. Regression: the half before was taken for progress of this process."""
+    with Console().progress() as show:
+        for second in range(11):
+            clock[0] = 1000.0 + second
+            show(0.5 + second / 100, "resumed")
+    assert capsys.readouterr().err == " 55%  00:45 left  resumed\n 60%  00:40 left  resumed\n"
 
 
 def test_counting_works_without_a_total(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
@@ -321,6 +333,29 @@ def test_a_table_aligns_numbers_right_and_truncates_nothing(capsys: pytest.Captu
         "a" * 200 + "  10.25    -",
         "[b]" + " " * 197 + "    9.5   3s",
     ]
+
+
+@posix
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_a_table_that_is_too_wide_for_the_terminal_names_its_cells_on_lines_that_fit(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((columns, 24)))
+    titles = ("name", "kind", "parameters", "validation loss", "age")
+    with terminal(columns) as shown:
+        Console().table(
+            titles, [("corpus", "model", "748.4k", "0.9137", "5m 03s"), ("b\x1b[2J", "-", "1.2M", "-", "3s")]
+        )
+        lines = shown().splitlines()
+    assert max(map(len, lines)) <= columns
+    assert not any("\x1b" in line for line in lines)
+    if columns == 40:
+        first = lines.index("corpus")
+        text = " ".join(line.strip() for line in lines[first + 1 : lines.index(r"b\u001b[2J")])
+        assert re.sub(" +", " ", text) == "kind model parameters 748.4k validation loss 0.9137 age 5m 03s"
+    else:
+        assert len(lines) == 3
 
 
 def test_a_table_without_titles_has_no_header_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,8 +18,9 @@ from tqdm import tqdm
 
 FIELD_NAME = 20  # columns
 PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
-BAR_START = "{percentage:3.0f}% -{remaining} "  # the time left, as in -01:23
-BAR = BAR_START + "{desc} |{bar}| {elapsed}"  # a narrow terminal truncates the end
+BAR_START = "{percentage:3.0f}% {desc}"
+BAR = BAR_START + " |{bar}| {elapsed}"
+MIN_BAR = 14  # columns of the bar and the elapsed time; with less room they are left out
 # Characters that a terminal interprets: C0 without tab and newline, delete, C1, and bidirectional controls.
 _CONTROLS = [*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 # Bytes decoded with surrogateescape (U+DC80 to U+DCFF) would be written unchanged, and may be C1 codes.
@@ -46,6 +47,11 @@ class Console:
     def on_terminal(self) -> bool:
         """Whether progress is shown as a moving bar: stderr is a terminal, and the console is not quiet."""
         return sys.stderr.isatty() and not self.quiet
+
+    @property
+    def columns(self) -> int:
+        """The width of the terminal on stdout; elsewhere $COLUMNS, or 80."""
+        return shutil.get_terminal_size().columns
 
     def note(self, message: str) -> None:
         """Print a message on stderr, unless quiet."""
@@ -115,18 +121,25 @@ class Console:
         start = f"  {name:<{FIELD_NAME}} "
         lines = [printable(value, sys.stdout).replace("\n", "\\n")]  # a name in a file may not add a field
         if sys.stdout.isatty():
-            room = max(shutil.get_terminal_size().columns - cell_len(start), 10)
+            room = max(self.columns - cell_len(start), 10)
             lines = textwrap.wrap(lines[0], room, break_on_hyphens=False) or [""]
         self._write(start + f"\n{' ' * len(start)}".join(lines) + "\n")
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print a table on stdout, with columns of numbers aligned to the right. Raises OutputError."""
+        """Print a table on stdout, with columns of numbers aligned to the right.
+
+        On a terminal that is too narrow for it, each row takes several lines: its first cell, then the others, named.
+        Raises OutputError.
+        """
         rows = [[printable(cell, sys.stdout) for cell in row] for row in rows]
         widths = []
         for index, column in enumerate(columns):
             cells = [row[index] for row in rows if row[index] not in ("", "-")]
             numeric = bool(cells) and all(cell[0].isdigit() for cell in cells)
             widths.append((max(map(cell_len, (column, *(row[index] for row in rows)))), numeric))
+        if any(columns) and sys.stdout.isatty() and sum(width + 2 for width, _ in widths) - 2 > self.columns:
+            self._write("".join(_stacked(row, columns, self.columns) for row in rows))
+            return
         if any(columns):
             bold = RichConsole(file=sys.stdout, highlight=False, soft_wrap=True)
             bold.print(Text(_line(columns, widths), "bold"))
@@ -156,8 +169,9 @@ class Console:
     def progress(self) -> Iterator[Callable[[float, str], None]]:
         """Context manager that yields a function of the fraction done, from 0 to 1, and a description.
 
-        On a terminal they are shown as a bar, otherwise as a line every PLAIN_SECONDS. Fields of the description are
-        separated by two spaces, the most important first: a narrow terminal shows only those that fit.
+        On a terminal they are shown as a bar, otherwise as a line every PLAIN_SECONDS, with the expected time left.
+        Fields of the description are separated by two spaces, the most important first: a narrow terminal shows only
+        those that fit.
         """
         if self.quiet:
             yield lambda fraction, description: None
@@ -168,8 +182,12 @@ class Console:
         with _Bar(total=1.0, bar_format=BAR, file=sys.stderr, dynamic_ncols=True, leave=False, mininterval=0.2) as bar:
             self._bar = bar
 
+            time_left = _TimeLeft()
+
             def show(fraction: float, description: str) -> None:
-                bar.set_description_str(printable(description, sys.stderr), refresh=False)
+                seconds = time_left(fraction)
+                clock = "" if seconds is None else f"-{tqdm.format_interval(seconds)} "  # as in -01:23
+                bar.set_description_str(clock + printable(description, sys.stderr), refresh=False)
                 bar.update(min(fraction, 1.0) - bar.n)
 
             try:
@@ -179,27 +197,50 @@ class Console:
 
     def _plain_progress(self) -> Callable[[float, str], None]:
         last = time.monotonic()
+        time_left = _TimeLeft()
 
         def show(fraction: float, description: str) -> None:
             nonlocal last
+            seconds = time_left(fraction)
             if time.monotonic() - last >= PLAIN_SECONDS:
                 last = time.monotonic()
-                self.note(f"{fraction:4.0%}  {description}")
+                left = "" if seconds is None else f"{tqdm.format_interval(seconds)} left  "
+                self.note(f"{fraction:4.0%}  {left}{description}")
 
         return show
 
 
+class _TimeLeft:
+    """Estimates the time until a fraction is 1 from its mean rate since the first call.
+
+    The fraction need not start at 0: that of a resumed run does not.
+    """
+
+    def __init__(self) -> None:
+        self._first: tuple[float, float] | None = None
+
+    def __call__(self, fraction: float) -> float | None:
+        """Seconds left; `None` before the fraction has grown."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (now, fraction)
+        start, done = self._first
+        return (now - start) * max(1 - fraction, 0.0) / (fraction - done) if fraction > done else None
+
+
 class _Bar(tqdm):  # type: ignore[misc]
-    """A bar that drops the fields at the end that do not fit, instead of truncating one in the middle."""
+    """A bar that drops what does not fit, the last fields first, instead of truncating one in the middle."""
 
     @staticmethod
     def format_meter(*args: Any, ncols: int | None = None, prefix: str = "", bar_format: str = BAR, **rest: Any) -> str:
         if ncols:
-            room = ncols - len(tqdm.format_meter(*args, bar_format=BAR_START, **rest))
+            room = ncols - len(tqdm.format_meter(*args, bar_format=BAR_START, **rest))  # without a description
             fields = prefix.split("  ")
             while len(fields) > 1 and cell_len("  ".join(fields)) > room:
                 fields.pop()
             prefix = "  ".join(fields)
+            if room - cell_len(prefix) < MIN_BAR:
+                bar_format = BAR_START
         return tqdm.format_meter(*args, ncols=ncols, prefix=prefix, bar_format=bar_format, **rest)
 
 
@@ -221,6 +262,14 @@ def _line(cells: Sequence[str], columns: Sequence[tuple[int, bool]]) -> str:
         space = " " * (width - cell_len(cell))
         padded.append(space + cell if numeric else cell + space)
     return "  ".join(padded).rstrip(" ")
+
+
+def _stacked(cells: Sequence[str], columns: Sequence[str], width: int) -> str:
+    """A row of a table as lines of at most `width` columns, where words allow it: the first cell, then the others."""
+    pairs = [f"{column} {cell}" for column, cell in zip(columns[1:], cells[1:], strict=True)]
+    pairs = [pair.replace(" ", "\xa0") if len(pair) <= width - 2 else pair for pair in pairs]  # stays on one line
+    lines = textwrap.wrap("  ".join(pairs), max(width - 2, 10), break_on_hyphens=False, break_long_words=False)
+    return "".join(f"{line}\n" for line in (cells[0], *(f"  {line}" for line in lines))).replace("\xa0", " ")
 
 
 def shorten_number(number: float) -> str:

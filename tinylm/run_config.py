@@ -239,6 +239,13 @@ class RunConfig:
         """Digest of the base weights that these equal (up to rounding) after all merges were undone; else `None`."""
         return None if self.merged else self.unmerged_digest
 
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Training tokens per optimizer step; `None` for pairs and conversations, whose number of tokens varies."""
+        if self.training is None or self.data is None or self.data.kind != "text":
+            return None
+        return self.training.batch_size * (self.training.sequence_length or self.model.context)
+
     @classmethod
     def new(cls, **fields: Any) -> Self:
         """The configuration of a run that is created now, by this version."""

@@ -1,17 +1,19 @@
 """tinylm info."""
 
 import json
+import re
 import shlex
+import statistics
 from pathlib import Path
 
 import pytest
 
-from tests.shell import assert_error, copied, records, run_ok, tinylm
+from tests.shell import assert_error, copied, edit_config, records, run_ok, tinylm
 from tinylm.run_config import FORMAT
 from tinylm.run_directory.loading import load_model
 
 KEYS = {"run", "kind", "parameters", "step", "best_step", "val_loss", "saved", "config", "parameters_by_part"}
-KEYS |= {"seconds", "tokenizer", "curve", "commands"}
+KEYS |= {"seconds", "tokens", "tokens_per_second", "tokenizer", "curve", "commands"}
 
 
 def test_json_is_one_object_with_the_documented_keys(run: Path) -> None:
@@ -26,6 +28,10 @@ def test_json_is_one_object_with_the_documented_keys(run: Path) -> None:
     assert record["tokenizer"] == {"kind": "char", "vocab_size": tokenizer.vocab_size}
     assert [point["step"] for point in record["curve"]] == [0, 50, 100, 150, 200]
     assert min(point["val_loss"] for point in record["curve"]) == weights.val_loss == record["val_loss"]
+    logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    speeds = [line["tokens_per_second"] for line in logged if "loss" in line]
+    assert record["tokens"] == 200 * 4 * 16  # steps, sequences per step, context
+    assert record["tokens_per_second"] == pytest.approx(statistics.median(speeds), rel=1e-3, abs=0.5)
 
 
 def test_text_shows_configuration_parameters_tokenizer_corpus_curve_and_commands(run: Path, shelf: Path) -> None:
@@ -85,6 +91,79 @@ def test_a_dot_names_the_run_in_the_working_directory(
     monkeypatch.chdir(path)
     (record,) = records(run_ok("info", ".", "--json"))
     assert record["run"] == str(path)
+
+
+def drawing(stdout: str) -> list[str]:
+    """The rows of the drawn curve, without labels."""
+    return [line[line.index(sign) + 1 :] for line in stdout.splitlines() for sign in "┤│" if sign in line]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_the_curve_is_drawn_without_colours_within_the_columns(columns: int, run: Path) -> None:
+    stdout = run_ok("info", run, env={"COLUMNS": str(columns)}).stdout
+    curve = stdout[stdout.index("\ncurve\n") : stdout.index("\ncommands\n")]
+    assert "\x1b" not in stdout
+    assert max(map(len, curve.splitlines())) <= columns
+    rows = drawing(curve)
+    assert len(rows) == 13
+    assert sum(row.count("o") for row in rows) == 4 and sum(row.count("*") for row in rows) == 1  # five evaluations
+    assert rows[0][0] == "o"  # the highest loss is that of the untrained model
+    assert f"* best: {load_model(run)[3].val_loss:.4f} at step {load_model(run)[3].step}" in curve
+
+
+def test_several_runs_are_compared_in_columns_with_the_settings_that_differ(run: Path, bpe_run: Path) -> None:
+    result = run_ok("info", run, bpe_run)
+    lines = result.stdout.splitlines()
+    assert lines[1].split() == ["A", str(run)] and lines[2].split() == ["B", str(bpe_run)]
+    rows = [re.split(r"  +", line.strip()) for line in lines]
+    weights = [load_model(path)[3] for path in (run, bpe_run)]
+    assert ["A", "B"] in rows
+    assert ["steps", "200", "3"] in rows
+    assert ["tokens", f"{200 * 64:,}", f"{3 * 64}"] in rows
+    assert ["best val loss", *(f"{one.val_loss:.4f}" for one in weights)] in rows
+    assert ["at step", *(str(one.step) for one in weights)] in rows
+    assert ["tokenizer.kind", "char", "bpe"] in rows
+    assert next(row for row in rows if row[0] == "training.lr")[:2] == ["training.lr", "0.02"]
+    assert not any(row[0] in ("model.width", "created", "planned.steps") for row in rows)
+    assert "tinylm compare" in result.stderr
+    marks = "".join(drawing("\n".join(lines)))
+    assert marks.count("A") >= 4 and "B" in marks
+
+
+def test_json_of_several_runs_has_the_keys_of_one_run_a_line_each(run: Path, bpe_run: Path, adapter: Path) -> None:
+    found = records(run_ok("info", run, bpe_run, adapter, run, "--json"))
+    assert [record["run"] for record in found] == [str(run), str(bpe_run), str(adapter)]
+    assert all(set(record) == KEYS for record in found)
+
+
+def test_a_damaged_run_is_left_out_of_a_comparison(run: Path, bpe_run: Path, here: Path) -> None:
+    bad = copied(run, here / "bad")
+    (bad / "config.json").write_text("{")
+    result = run_ok("info", bad, run, bpe_run)
+    assert "bad is left out" in result.stderr and "\n  B " in result.stdout and "\n  C " not in result.stdout
+    assert_error(tinylm("info", bad, bad / "."), 1, "config.json")
+    assert_error(tinylm("info", *(f"run{i}" for i in range(27))), 2, "at most 26 runs")
+
+
+def test_forged_metrics_end_no_command_and_pass_no_control_codes(run: Path, here: Path) -> None:
+    forged = copied(run, here / "forged\x1b[2J")
+    lines = [
+        '{"step": 1, "loss": NaN}',
+        '{"step": 2, "loss": 1e999, "tokens_per_second": "\\u001b[2J"}',
+        '{"step": 3, "loss": -5, "tokens_per_second": 1e300}',
+        '{"step": 9007199254740992, "val_loss": 1e299}',
+        '{"step": 4, "val_loss": "\\u001b[2J"}',
+        '{"loss": 1}',
+        "[]",
+        '{"step": 5, "loss": [1], "tokens_per_second": null}',
+        '{"step": 6, "val_loss": 2.5}',
+    ]
+    (forged / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    edit_config(forged, data={"corpus": ["\x1b[2J\nx"]})
+    for words in ((forged,), (forged, run), (forged, run, "--json")):
+        result = run_ok("info", *words)
+        assert "nan" not in result.stdout.lower() and "inf " not in result.stdout
+        assert "[2J" not in "".join(drawing(result.stdout))
 
 
 def test_a_truncated_line_of_metrics_is_skipped(run: Path, here: Path) -> None:

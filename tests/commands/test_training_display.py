@@ -1,6 +1,9 @@
 """Progress, samples and timing of training commands."""
 
+import contextlib
+import dataclasses
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +12,9 @@ from tests.variants import randomised, small
 from tinylm.commands.training_display import TrainingDisplay, process_start
 from tinylm.console import Console
 from tinylm.model.build import build_model
-from tinylm.run_config import RunConfig, TokenizerConfig
+from tinylm.run_config import DataConfig, RunConfig, TokenizerConfig
 from tinylm.text.tokenizer import train_char
-from tinylm.training.events import Evaluated, Logged, Stepped
+from tinylm.training.events import Evaluated, Logged, Started, Stepped
 from tinylm.training.samples import generate_sample
 
 
@@ -50,19 +53,61 @@ def test_the_process_start_is_in_the_recent_past() -> None:
     assert 0 < time.monotonic() - process_start() < 3600
 
 
-def test_progress_shows_the_validation_loss_with_its_step_except_at_step_0() -> None:
-    """Regression: the loss of step 0 was shown as the current one until the end of a short run."""
+@pytest.fixture
+def started() -> Started:
+    """A run on 100 tokens, of which a step has 20."""
+    tokenizer = train_char("abc")
+    shape = small(vocab_size=tokenizer.vocab_size)
+    data = DataConfig(
+        corpus=("a.txt",),
+        train_characters=100,
+        fingerprint="f",
+        characters=110,
+        bytes=110,
+        documents=1,
+        train_tokens=100,
+        val_tokens=10,
+    )
+    config = RunConfig.new(model=shape, tokenizer=TokenizerConfig(kind="char", sha256=tokenizer.sha256), data=data)
+    return Started(Path("run"), config, build_model(shape), tokenizer, 5.0, None)
+
+
+def displaying(monkeypatch: pytest.MonkeyPatch) -> tuple[TrainingDisplay, list[str]]:
+    """A display, and the descriptions of progress that it shows."""
     shown: list[str] = []
-    display = TrainingDisplay(Console())
-    display._show_progress = lambda progress, text: shown.append(text)
+    console = Console()
+    progress = contextlib.nullcontext(lambda fraction, text: shown.append(text))
+    monkeypatch.setattr(console, "progress", lambda: progress)
+    return TrainingDisplay(console), shown
+
+
+def test_progress_shows_the_best_loss_with_its_step_and_the_tokens_and_epochs_seen(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the loss of step 0 was shown as the current one until the end of a short run."""
+    display, shown = displaying(monkeypatch)
+    display(started)
     display(Evaluated(0, 3.354, True, 0.1))
     display(Stepped(1, 0.01))
     display(Logged(10, 0.1, 1.2345, 1e-3, 1.0, 12345.6, 0.5, {}))
     display(Stepped(11, 0.11))
     display(Evaluated(300, 1.6072, True, 1.0))
     display(Stepped(301, 0.5))
+    display(Evaluated(400, 1.7, False, 1.5))
+    display(Stepped(401, 0.7))
     assert shown == [
-        "step 1",
-        "loss 1.234  step 11  12,346 tok/s",
-        "loss 1.234  val 1.607 @300  step 301  12,346 tok/s",
+        "20 tokens 0.20 epochs  step 1",
+        "loss 1.234  220 tokens 2.20 epochs  step 11  12,346 tok/s",
+        "loss 1.234  best 1.607@300  6.0k tokens 60.20 epochs  step 301  12,346 tok/s",
+        "loss 1.234  best 1.607@300  8.0k tokens 80.20 epochs  step 401  val 1.700@400  12,346 tok/s",
     ]
+
+
+def test_a_resumed_run_shows_the_best_loss_of_earlier_sessions(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    display, shown = displaying(monkeypatch)
+    display(dataclasses.replace(started, best=(300, 1.6072)))
+    display(Evaluated(400, 1.7, False, 1.5))
+    display(Stepped(401, 0.7))
+    assert shown == ["best 1.607@300  8.0k tokens 80.20 epochs  step 401  val 1.700@400"]

@@ -1,6 +1,9 @@
-"""tinylm info: configuration, size and loss curve of one run, or of a model or adapter of another tool."""
+"""tinylm info: configuration, size and loss curve of runs, or of a model or adapter of another tool."""
 
 import dataclasses
+import statistics
+import string
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,24 +13,49 @@ from tinylm.commands.fields import print_fields
 from tinylm.commands.next_steps import resume_command, shell_quote
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions
+from tinylm.commands.run_comparison import compare_records
+from tinylm.commands.terminal_plot import Curve, draw
 from tinylm.commands.trained_model_options import complete_run
+from tinylm.console import Console
+from tinylm.duration import format_duration
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.report.curves import MAX_NUMBER
 from tinylm.run_config import RunConfig
 from tinylm.run_directory.find_run import newest_model
 
-CURVE_POINTS = 12  # points of the curve in the printed table, besides the last one
+LETTERS = string.ascii_uppercase  # name the runs of a comparison
+POINTS = 2000  # of a curve that is drawn
+MAX_PLOT_COLUMNS, PLOT_ROWS = 100, 13
 EXAMPLE_INPUTS = {  # by architecture: a prompt, and two text files
     "decoder": ("...", "text.txt", "other.txt"),
     "encoder": ("... <mask> ...", "text.txt", "other.txt"),
     "encoder-decoder": ("...", "pairs.tsv", "other.tsv"),
 }
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class _Described:
+    """All about a model or an adapter.
+
+    record: what --json prints, without the curve. parts: what is printed as text, by titles.
+    training, validation: steps and losses in nats per token, thinned; `None` for models of other tools.
+    """
+
+    path: Path
+    record: dict[str, Any]
+    parts: dict[str, dict[str, Any]]
+    training: Points | None = None
+    validation: Points | None = None
 
 
 @with_option_groups
 def info(
-    run: Annotated[
-        Path | None,
+    runs: Annotated[
+        list[Path] | None,
         typer.Argument(
-            help="Run, Hugging Face folder, GGUF file, hf:OWNER/NAME or PEFT adapter (default: the newest model).",
+            metavar="[RUN]...",
+            help="Runs, Hugging Face folders, GGUF files, hf:OWNER/NAME or PEFT adapters (default: the newest model).",
             show_default=False,
             autocompletion=complete_run,
         ),
@@ -37,59 +65,128 @@ def info(
 ) -> None:
     """Show a run: configuration, parameters by part, tokenizer, corpus, loss curve, and commands that use it.
 
-    For a model of another tool also its family and number formats. For an adapter of PEFT: its settings and formats.
+    Several runs are compared: a column for each, with the settings that differ, and their validation losses in one
+    drawing. For a model of another tool also its family and number formats. For an adapter of PEFT: its settings and
+    formats.
     """
-    from tinylm.formats.peft import is_adapter_folder
-    from tinylm.formats.source import is_foreign
     from tinylm.open_model import find_model
+    from tinylm.run_directory.metrics_log import read_curve
 
     console = output.console()
-    path = find_model(run, console) if run else newest_model(console)
-    if not path.name:  # Path(".")
-        path = path.absolute()
-    if is_adapter_folder(path):
-        record, parts = _describe_peft(path)
-    elif is_foreign(path):
-        record, parts = _describe_foreign(path)
-    else:
-        record, parts = _describe_run(path)
+    names = list(dict.fromkeys(runs or ()))
+    if len(names) > len(LETTERS):
+        raise UsageError(f"A comparison has at most {len(LETTERS)} runs; name fewer than {len(names)}.")
+    paths = [find_model(name, console) for name in names] or [newest_model(console)]
+    found = []
+    for path in dict.fromkeys(path if path.name else path.absolute() for path in paths):  # Path(".") has no name
+        try:
+            found.append(_describe(path))
+        except (TinyLMError, OSError) as error:
+            if len(paths) == 1:
+                raise
+            console.warn(f"{path} is left out: {error}")
+    if not found:
+        raise TinyLMError("None of the runs can be read.")
     if console.as_json:
-        console.record(record)
-        return
-    for title, fields in parts.items():
+        for run in found:
+            console.record(run.record if run.training is None else run.record | {"curve": read_curve(run.path)})
+    elif len(found) == 1:
+        _print_run(console, found[0])
+    else:
+        _print_comparison(console, found)
+
+
+def _print_run(console: Console, run: _Described) -> None:
+    for title, fields in run.parts.items():
         print_fields(console, title, fields, first=title == "run")
-    if curve := record.get("curve"):
-        every = -(-len(curve) // CURVE_POINTS)
-        points = [*curve[:-1][::every], curve[-1]]
-        console.result("\ncurve")
-        console.table(("  step", "val loss"), [(f"{p['step']:>6}", f"{p['val_loss']:.4f}") for p in points])
+    _print_curve(console, run)
     console.result("\ncommands")
-    for purpose, command in record["commands"].items():
+    for purpose, command in run.record["commands"].items():
         console.result(f"  {purpose + ':':<10} {command}")
 
 
-Parts = dict[str, dict[str, Any]]  # what is printed, by titles
+def _print_curve(console: Console, run: _Described) -> None:
+    """Draw the training loss as a line, the validation losses as marks, and the best one as another mark."""
+    training, validation = run.training or [], run.validation or []
+    step: Any = run.record.get("best_step")
+    loss: Any = run.record.get("val_loss")
+    known = validation and step is not None and loss is not None and abs(loss) < MAX_NUMBER
+    best: Points = [(step, loss)] if known else []
+    curves = [Curve(training), Curve(validation, "o", line=not training), Curve(best, "*", line=False)]
+    if not _draw(console, "curve", curves):
+        return
+    legend = {
+        "⠒ training loss, nats per token": training,
+        "o validation loss, nats per token": validation,
+        f"* best: {loss:.4f} at step {step:,}" if best else "": best,
+    }
+    for line in (line for line, points in legend.items() if points):
+        console.result(f"  {line}")
 
 
-def _describe_run(path: Path) -> tuple[dict[str, Any], Parts]:
-    """All about a run, and the parts of it that are printed."""
+def _draw(console: Console, title: str, curves: list[Curve]) -> bool:
+    """Print a title and a drawing; returns False, and prints nothing, without points."""
+    lines = draw(curves, min(console.columns, MAX_PLOT_COLUMNS), PLOT_ROWS, "steps")
+    for line in ["", title, *lines] if lines else ():
+        console.result(line)
+    return bool(lines)
+
+
+def _print_comparison(console: Console, runs: list[_Described]) -> None:
+    """A column for each run, and a drawing of the validation losses of all."""
+    letters = LETTERS[: len(runs)]
+    console.result("runs")
+    for letter, run in zip(letters, runs, strict=True):
+        console.field(letter, str(run.path))
+    console.result("\ncomparison")
+    console.table(("", *letters), compare_records([run.record for run in runs]))
+    curves = [Curve(run.validation or [], letter) for letter, run in zip(letters, runs, strict=True)]
+    _draw(console, "validation loss, nats per token", curves)
+    if len({run.record["config"]["tokenizer"]["sha256"] for run in runs if "config" in run.record}) > 1:
+        console.note(
+            "The tokenizers differ, and with them what a token is: tinylm compare has the losses in bits per byte."
+        )
+
+
+def _describe(path: Path) -> _Described:
+    from tinylm.formats.peft import is_adapter_folder
+    from tinylm.formats.source import is_foreign
+
+    if is_adapter_folder(path):
+        return _describe_peft(path)
+    return _describe_foreign(path) if is_foreign(path) else _describe_run(path)
+
+
+def _describe_run(path: Path) -> _Described:
+    from tinylm.report.curves import read_curves
     from tinylm.run_directory.loading import read_config, read_tokenizer, summarise
-    from tinylm.run_directory.metrics_log import read_curve
 
-    config = read_config(path)
+    config, summary = read_config(path), summarise(path)
+    curves = read_curves(path, POINTS, None)
+    speeds = [speed for speed in curves["train"].get("tokens_per_second", ()) if speed is not None]
     record = {
         "run": str(path),
-        **summarise(path),
+        **summary,
+        "tokens": None if config.tokens_per_step is None else summary["step"] * config.tokens_per_step,
+        "tokens_per_second": round(statistics.median(speeds)) if speeds else None,
         **_describe_config(config),
         "tokenizer": {"kind": config.tokenizer.kind, "vocab_size": read_tokenizer(path, config).vocab_size},
-        "curve": read_curve(path),
         "commands": _commands(path, config),
     }
-    summary = {name: record[name] for name in ("run", "kind", "parameters", "step", "val_loss")}
-    return record, {"run": summary, **_config_parts(config, record)}
+    names = ("run", "kind", "parameters", "step", "tokens", "tokens_per_second", "val_loss", "best_step")
+    shown = {name: record[name] for name in names}
+    if summary["seconds"] is not None:
+        shown["time"] = format_duration(summary["seconds"])
+    parts = {"run": shown, **_config_parts(config, record)}
+    return _Described(path, record, parts, _points(curves["train"], "loss"), _points(curves["val"], "val_loss"))
 
 
-def _describe_foreign(path: Path) -> tuple[dict[str, Any], Parts]:
+def _points(columns: dict[str, Any], name: str) -> Points:
+    values = zip(columns["step"], columns.get(name, ()), strict=False)
+    return [(step, value) for step, value in values if value is not None]
+
+
+def _describe_foreign(path: Path) -> _Described:
     """All about a Hugging Face folder or a GGUF file, whose weights are not read."""
     from tinylm.formats.source import read_foreign
     from tinylm.open_model import run_config
@@ -112,10 +209,10 @@ def _describe_foreign(path: Path) -> tuple[dict[str, Any], Parts]:
         "tokenizer": {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size},
         "commands": _commands(path, config),
     }
-    return record, {"run": summary, **_config_parts(config, record)}
+    return _Described(path, record, {"run": summary, **_config_parts(config, record)})
 
 
-def _describe_peft(path: Path) -> tuple[dict[str, Any], Parts]:
+def _describe_peft(path: Path) -> _Described:
     """All about an adapter of PEFT, whose weights are not read, without its base model."""
     from tinylm.formats.peft import summarise_adapter
 
@@ -141,7 +238,8 @@ def _describe_peft(path: Path) -> tuple[dict[str, Any], Parts]:
         "evaluate": f"tinylm eval --model BASE --adapter {quoted} text.txt",
         "merge": f"tinylm merge-lora {quoted} --model BASE --out merged",
     }
-    return {**summary, "adapter": settings, "commands": commands}, {"run": summary, "adapter": settings}
+    record = {**summary, "adapter": settings, "commands": commands}
+    return _Described(path, record, {"run": summary, "adapter": settings})
 
 
 def _describe_config(config: RunConfig) -> dict[str, Any]:
@@ -150,7 +248,7 @@ def _describe_config(config: RunConfig) -> dict[str, Any]:
     return {"config": config.to_json(), "parameters_by_part": parameters_by_part(config.model)}
 
 
-def _config_parts(config: RunConfig, record: dict[str, Any]) -> Parts:
+def _config_parts(config: RunConfig, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
     model = {name: value for name, value in dataclasses.asdict(config.model).items() if value is not None}
     parts = {"model": model, "parameters": record["parameters_by_part"]}
     for title in ("adapter", "tokenizer", "data", "training", "runtime"):

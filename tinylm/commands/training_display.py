@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tinylm.commands.next_steps import shell_quote
 from tinylm.commands.training_arguments import TrainingArguments
-from tinylm.console import Console
+from tinylm.console import Console, shorten_number
 from tinylm.duration import format_duration
 from tinylm.errors import ClosedOutputError, InterruptedRunError, OutputError, TinyLMError
 from tinylm.launch import Launch
@@ -102,7 +102,8 @@ class TrainingDisplay:
         self._console = console
         self._progress_context = contextlib.ExitStack()
         self._show_progress: Callable[[float, str], None] = lambda progress, text: None
-        self._loss = self._val_loss = self._speed = ""
+        self._loss = self._best = self._val_loss = self._speed = ""
+        self._steps_per_epoch, self._epoch_tokens = 1.0, 0
         self._output_error: OutputError | None = None  # stdout cannot be written; training continues without metrics
 
     def __enter__(self) -> Self:
@@ -132,17 +133,25 @@ class TrainingDisplay:
             case Examples():
                 _show_examples(self._console, event.examples)
             case Started():
+                self._steps_per_epoch = event.steps_per_epoch
+                self._epoch_tokens = 0 if event.config.data is None else event.config.data.train_tokens
+                if event.best is not None:
+                    self._best = _best(*event.best)
                 self._show_progress = self._progress_context.enter_context(self._console.progress())
             case Stepped():
-                fields = (self._loss, self._val_loss, f"step {event.step}", self._speed)
-                self._show_progress(
-                    event.progress, "  ".join(filter(None, fields))
-                )  # a narrow terminal drops the last ones
+                epochs = event.step / self._steps_per_epoch
+                seen = f"{shorten_number(epochs * self._epoch_tokens)} tokens {epochs:.2f} epochs"
+                # A narrow terminal drops the last ones.
+                fields = (self._loss, self._best, seen, f"step {event.step}", self._val_loss, self._speed)
+                self._show_progress(event.progress, "  ".join(filter(None, fields)))
             case Logged():
                 self._loss = f"loss {event.loss:.3f}"
                 self._speed = f"{event.tokens_per_second:,.0f} tok/s"
             case Evaluated() if event.step:  # not the untrained model at step 0
-                self._val_loss = f"val {event.val_loss:.3f} @{event.step}"
+                if event.best:
+                    self._best, self._val_loss = _best(event.step, event.val_loss), ""
+                else:
+                    self._val_loss = f"val {event.val_loss:.3f}@{event.step}"
             case Sampled() if self._console.on_terminal:
                 self._console.note(f"\nstep {event.step}  val {event.val_loss:.3f}\n{event.text}\n")
             case Notice():
@@ -186,6 +195,10 @@ class TrainingDisplay:
             raise
         except OutputError as error:
             raise TinyLMError(f"The run is complete and saved in {run}. {error}") from error
+
+
+def _best(step: int, val_loss: float) -> str:
+    return f"best {val_loss:.3f}@{step}"
 
 
 def _result_record(result: "TrainingResult") -> dict[str, Any]:

@@ -97,6 +97,8 @@ class Examples:
 class Started:
     """Sent when the training of the run at `path`, new or resumed, begins.
 
+    steps_per_epoch: optimizer steps per pass over the training data
+    best: step and validation loss, in nats per token, of the best evaluation of earlier sessions, if there is one
     resumed_step: the step of the save that a resumed run continues from; `None` for a new run
     """
 
@@ -104,6 +106,8 @@ class Started:
     config: RunConfig
     model: Transformer
     tokenizer: Tokenizer
+    steps_per_epoch: float
+    best: tuple[int, float] | None
     resumed_step: int | None = None
 
 

@@ -187,7 +187,16 @@ def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
     Every rank has the same run, by `share_run` and `receive_run`.
     """
     resumed_step = None if run.resume_from is None else run.resume_from.state["step"]
-    session.report(Started(run.directory.path, run.config, run.model, run.tokenizer, resumed_step))
+    started = Started(
+        run.directory.path,
+        run.config,
+        run.model,
+        run.tokenizer,
+        steps_per_epoch=run.task.steps_per_epoch,
+        best=run.best,
+        resumed_step=resumed_step,
+    )
+    session.report(started)
     with stop_on_signals(session.stop_signals, session.ranks) as stop:
         outcome = run.train(session.report, stop.check, started=session.started)
     session.ranks.gather(None)  # the first rank has saved the run, or all ranks fail

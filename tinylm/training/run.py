@@ -79,6 +79,12 @@ class TrainingRun:
         return rank_shard(self.parallel, self.config, self.ranks)
 
     @property
+    def best(self) -> tuple[int, float] | None:
+        """Step and validation loss of the best evaluation before the save in `resume_from`, if there are both."""
+        state = {} if self.resume_from is None else self.resume_from.state
+        return None if state.get("best_loss") is None else (state["best_step"], state["best_loss"])
+
+    @property
     def trainable_parameters(self) -> int:
         """The number of trainable parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)

@@ -310,12 +310,12 @@ def test_counting_shows_units_done_and_units_per_second(capsys: pytest.CaptureFi
 def test_the_time_left_of_a_resumed_run_counts_from_its_first_fraction(
     capsys: pytest.CaptureFixture[str], clock: list[float]
 ) -> None:
-    """From 50 % at 1 % per second. Regression: the half before was taken for progress of this process."""
+    """From half, at 1/64 per second. Regression: the half before was taken for progress of this process."""
     with Console().progress() as show:
         for second in range(11):
             clock[0] = 1000.0 + second
-            show(0.5 + second / 100, "resumed")
-    assert capsys.readouterr().err == " 55%  00:45 left  resumed\n 60%  00:40 left  resumed\n"
+            show(0.5 + second / 64, "resumed")
+    assert capsys.readouterr().err == " 58%  00:27 left  resumed\n 66%  00:22 left  resumed\n"
 
 
 def test_counting_works_without_a_total(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:

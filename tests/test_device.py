@@ -99,6 +99,8 @@ def test_a_cpu_trains_in_bf16_only_if_it_has_bf16_instructions(
 @pytest.mark.parametrize("bf16, dtype", [(0.5, "fp32"), (1.1, "fp32"), (1.3, "bf16"), (8, "bf16")])
 def test_a_cpu_trains_in_bf16_only_if_bf16_is_faster(bf16: float, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(d, "computes_bf16", lambda device: True)
+    monkeypatch.setattr(d.cpu_features, "computes_bf16", lambda: True)
+    monkeypatch.setattr(d.cpu_features, "has_amx", lambda: False)
     assert training_dtype("auto", "cpu", bf16).value == dtype
     assert training_dtype("auto", "cuda", bf16).value == "bf16"
     assert training_dtype("bf16", "cpu", bf16) == d.Choice("bf16", "requested")

@@ -17,6 +17,7 @@ from tests.shell import ROOT
 from tinylm import doctor
 from tinylm.doctor import LOW_DISK, OPTIONAL_PACKAGES, computation_error, diagnose
 from tinylm.errors import UsageError
+from tinylm.kernels import cpu_features
 from tinylm.kernels.thread_latency import ThreadLatency, thread_latency_entry
 from tinylm.machine import COMPARED_DTYPES, matmul_rates_entry
 from tinylm.reporter import LogReporter
@@ -34,6 +35,8 @@ def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "GPU_FILES", ())
     monkeypatch.setattr(doctor, "can_compile", lambda device: True)
     monkeypatch.setattr(doctor, "free_memory", lambda device: 8 << 30)
+    monkeypatch.setattr(cpu_features, "computes_bf16", lambda: True)
+    monkeypatch.setattr(cpu_features, "has_amx", lambda: False)
 
 
 def test_a_sound_machine_has_no_problems() -> None:
@@ -164,13 +167,17 @@ def test_other_work_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not problem.broken and "load 50.0" in problem.message
 
 
-def test_refresh_records_what_is_measured_now(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("amx", "formats"), [(False, COMPARED_DTYPES), (True, ("bf16",))])
+def test_refresh_records_what_is_measured_now(
+    amx: bool, formats: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_features, "has_amx", lambda: amx)
     rates: dict[str, Any] = dict.fromkeys(COMPARED_DTYPES, 7e10)
     monkeypatch.setattr(doctor, "measure_matmul_rates", lambda device, dtypes: {name: rates[name] for name in dtypes})
     monkeypatch.setattr(doctor, "measure_thread_latency", lambda: ThreadLatency(5e-5, 2e10))
     monkeypatch.setattr(doctor, "can_measure_wake_up", lambda: False)
     diagnosis = diagnose("cpu", LogReporter(), refresh=True)
-    assert set(diagnosis.sections["devices"]["matmul_tflops"].values()) == {0.07}
+    assert diagnosis.sections["devices"]["matmul_tflops"] == dict.fromkeys(formats, 0.07)
     assert diagnosis.sections["threads"]["wake_up_microseconds"] == 50.0
     assert thread_latency_entry().recorded() == {"wake_up": 5e-5, "bandwidth": 2e10}
-    assert any(matmul_rates_entry("cpu", dtypes).recorded() for dtypes in (COMPARED_DTYPES, ("fp32",)))
+    assert matmul_rates_entry("cpu", formats).recorded() == dict.fromkeys(formats, 7e10)

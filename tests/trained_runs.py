@@ -34,11 +34,11 @@ def shelf_cache(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trained(shelf: Path, name: str, *arguments: object) -> Path:
-    """With a token cache that lasts as long as the run."""
+    """With a token cache that lasts as long as the run, in fp32 on every processor."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TINYLM_CACHE", str(shelf / "cache"))
         write_profile(shelf / "cache")
-        run_ok(*arguments, "--out", shelf / name)
+        run_ok(*arguments, "--dtype", "fp32", "--out", shelf / name)
     return shelf / name
 
 

@@ -16,7 +16,14 @@ from torch import Tensor
 
 from tinylm import __version__
 from tinylm.cache_directory import SUBFOLDERS, cache_root, measure_usage, private_folder
-from tinylm.device import can_compile, choose_inference_dtype, describe_device, free_memory, must_compare_bf16
+from tinylm.device import (
+    can_compile,
+    choose_inference_dtype,
+    choose_training_dtype,
+    describe_device,
+    free_memory,
+    must_compare_bf16,
+)
 from tinylm.errors import TinyLMError
 from tinylm.kernels.openmp_spin import (
     SPIN_VARIABLES,
@@ -159,13 +166,16 @@ def _examine_devices(diagnosis: Diagnosis, machine: Machine) -> None:
 def _recorded_rates(machine: Machine) -> dict[str, float]:
     """FLOP/s by number format, from the machine profile; without a usable cache, that of the chosen format."""
     try:
-        return matmul_rates_entry(machine.device, _measured_dtypes(machine)).recorded() or {}
+        return matmul_rates_entry(machine.device, _measured_dtypes(machine.device)).recorded() or {}
     except TinyLMError:
         return {machine.dtype: machine.matmul_rate}
 
 
-def _measured_dtypes(machine: Machine) -> tuple[str, ...]:
-    return COMPARED_DTYPES if must_compare_bf16(machine.device) else (machine.dtype,)
+def _measured_dtypes(device: str) -> tuple[str, ...]:
+    """The formats whose speed `choose_machine` needs: both, or the one that is chosen without a comparison."""
+    if must_compare_bf16(device):
+        return COMPARED_DTYPES
+    return (choose_training_dtype("auto", device, matmul_rate=lambda dtype: 0.0).value,)
 
 
 def _examine_threads(diagnosis: Diagnosis, reporter: Reporter) -> None:
@@ -283,7 +293,7 @@ def _logits_and_gradients(model: Any, ids: Tensor) -> Iterator[Tensor]:
 
 def _measure_again(device: str, reporter: Reporter) -> None:
     reporter.note("Measuring this machine again...")
-    dtypes = COMPARED_DTYPES if must_compare_bf16(device) else ("fp32",)
+    dtypes = _measured_dtypes(device)
     matmul_rates_entry(device, dtypes).refresh(lambda: measure_matmul_rates(device, dtypes))
     if can_measure_wake_up():
         with contextlib.suppress(OSError, RuntimeError):  # a sandbox may forbid it

@@ -133,7 +133,8 @@ def test_few_rows_and_processors_with_a_faster_library_use_torchs_linear_functio
 def test_intel_cpus_keep_mkl_if_torch_has_it(
     capabilities: dict[str, str], mkl: bool, preferred: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Empty capabilities: a version of torch that does not report them."""
+    """Empty capabilities: a version of torch that does not report them, on an AMD processor."""
+    monkeypatch.setattr(cpu_features, "identify_processor", lambda: {"vendor_id": "AuthenticAMD"})
     monkeypatch.setattr(cpu_features, "capabilities", lambda: capabilities)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
     assert loaded_again(onednn).is_preferred() == preferred

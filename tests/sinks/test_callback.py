@@ -119,7 +119,7 @@ def send(name: str, first: int = 1, resumed_step: int | None = None) -> Told:
     config = RunConfig.new(model=small(), tokenizer=TokenizerConfig(kind="char", sha256="0"), id="0" * 32)
     told = Told()
     with contextlib.closing(TrackerCallback(name, told)) as callback:
-        callback(Started(Path("run"), config, cast(Any, None), cast(Any, None), resumed_step))
+        callback(Started(Path("run"), config, cast(Any, None), cast(Any, None), 5.0, None, resumed_step))
         for step in range(first, 7):
             callback(Logged(step, 0.5, 1.0 / step, 0.1, None, 10.0, float(step), {}))
         callback(Evaluated(6, 0.5, True, 6.0))

@@ -15,7 +15,7 @@ from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState, optimizer_tensors, restore_optimizer
-from tinylm.training_config import Budget, TrainingConfig
+from tinylm.training_config import MUON_OPTIMIZERS, Budget, TrainingConfig
 
 number = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -86,12 +86,18 @@ def train_step(model: Decoder, optimizer: torch.optim.Optimizer, step: int) -> N
     optimizer.step()
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adam"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "muon", "normuon"])
 def test_an_optimizer_restored_from_its_tensors_continues_exactly(optimizer: str) -> None:
     model, built = trained(optimizer, 3)
     tensors = {name: tensor.clone() for name, tensor in optimizer_tensors(built, model).items()}
     names = dict(model.named_parameters())
-    assert tensors.keys() == {f"{name}/{q}" for name in names for q in ("exp_avg", "exp_avg_sq", "step")}
+    quantities = dict.fromkeys(names, ("exp_avg", "exp_avg_sq", "step"))
+    if optimizer in MUON_OPTIMIZERS:
+        of_matrices = ("momentum_buffer", "row_moment") if optimizer == "normuon" else ("momentum_buffer",)
+        quantities |= {
+            name: of_matrices for name in names if name.startswith("layers") and name.endswith("proj.weight")
+        }
+    assert tensors.keys() == {f"{name}/{quantity}" for name in names for quantity in quantities[name]}
 
     fresh, other = trained(optimizer, 0)
     fresh.load_state_dict(model.state_dict())

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from tinylm.duration import format_duration
-from tinylm.report.collect import DIGESTS, flatten
 
 MAX_CELL = 32  # characters; of a longer value, the end is shown
 INCIDENTAL = ("created", "planned.", "runtime.job")  # settings that differ between any two runs, or follow from others
@@ -35,6 +34,8 @@ def compare_records(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 def _settings(record: dict[str, Any]) -> dict[str, str]:
     """The settings of a run by dotted names, without digests and what differs between any two runs."""
+    from tinylm.report.collect import DIGESTS, flatten
+
     flat = flatten(record["config"] if "config" in record else {"adapter": record["adapter"]})
     return {
         name: value for name, value in flat.items() if not name.startswith(INCIDENTAL) and not name.endswith(DIGESTS)

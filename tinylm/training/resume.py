@@ -57,6 +57,7 @@ def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
     with lock_run(path.absolute()):
         directory = RunDirectory(path)
         free = rank_memory(device, session.ranks)  # before the save takes some of it
+        save = directory.load_last(config)
         tokenizer = read_tokenizer(path, config)
         if request.text is None:
             tokens = reopen_tokens(path, config.data, tokenizer)
@@ -65,7 +66,6 @@ def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
                 path, config.data, tokenizer, request.text, session.reporter, config.tokenizer.chat_template
             )
         plan = plan_resumed(config, tokens, tokenizer, free, request.parallel, session.ranks.size)
-        save = directory.load_last(config)
         training = replace(config.training, budget=request.budget or config.training.budget, **request.training)
         config = replace(config, training=training, id=config.id or new_run_id())
         state = TrainerState.from_json(save.state)

@@ -76,6 +76,8 @@ class Console:
                 sys.stderr.write(f"[[{shown}]]" if mark else shown)
         sys.stderr.write("\n")
         sys.stderr.flush()
+        if self._bar is not None:
+            self._bar.refresh()
 
     def error(self, message: str) -> None:
         """Print an error on stderr."""

@@ -14,7 +14,7 @@ from tinylm.console import Console
 from tinylm.model.build import build_model
 from tinylm.run_config import DataConfig, RunConfig, TokenizerConfig
 from tinylm.text.tokenizer import train_char
-from tinylm.training.events import Evaluated, Logged, Started, Stepped
+from tinylm.training.events import Evaluated, Logged, Sampled, Started, Stepped
 from tinylm.training.samples import generate_sample
 
 
@@ -101,6 +101,17 @@ def test_progress_shows_the_best_loss_with_its_step_and_the_tokens_and_epochs_se
         "loss 1.234  best 1.607@300  6.0k tokens 60.20 epochs  step 301  12,346 tok/s",
         "loss 1.234  best 1.607@300  8.0k tokens 80.20 epochs  step 401  val 1.700@400  12,346 tok/s",
     ]
+
+
+def test_a_sample_is_shown_on_a_terminal_with_its_line_breaks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: line breaks were printed as \\n. Elsewhere than on a terminal, and with --quiet, none is shown."""
+    for on_terminal, quiet, lines in ((True, False, 3), (True, True, 0), (False, False, 0)):
+        monkeypatch.setattr(Console, "on_terminal", on_terminal)
+        TrainingDisplay(Console(quiet=quiet))(Sampled(50, 2.1913, 1.0, "to be\nor `width` 3"))
+        found = capsys.readouterr().err.splitlines()
+        assert found == ["Sample at step 50, validation loss 2.191:", "to be", "or `width` 3"][:lines]
 
 
 def test_a_resumed_run_shows_the_best_loss_of_earlier_sessions(

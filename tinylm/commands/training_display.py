@@ -152,8 +152,9 @@ class TrainingDisplay:
                     self._best, self._val_loss = _best(event.step, event.val_loss), ""
                 else:
                     self._val_loss = f"val {event.val_loss:.3f}@{event.step}"
-            case Sampled() if self._console.on_terminal:
-                self._console.note(f"\nstep {event.step}  val {event.val_loss:.3f}\n{event.text}\n")
+            case Sampled() if self._console.on_terminal and not self._console.quiet:
+                title = f"Sample at step {event.step}, validation loss {event.val_loss:.3f}:"
+                self._console.print_highlighted(title, [(event.text, False)])
             case Notice():
                 self._console.warn(event.message)
         if self._console.as_json and self._output_error is None and isinstance(event, Logged | Evaluated):

@@ -137,6 +137,19 @@ def test_a_failure_of_llama_cpp_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp
         model.last_logits(np.array([[1]]), None, 1)
 
 
+@pytest.mark.parametrize("processor", ["x86_64", "AMD64", "arm64"])
+def test_weights_are_not_stored_for_amx_where_llama_cpp_crashes(
+    processor: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    double, given = LlamaCppDouble(), []
+    monkeypatch.setattr(llama_cpp, "import_llama_cpp", lambda: double)
+    monkeypatch.setattr(llama_cpp.platform, "machine", lambda: processor)
+    monkeypatch.setattr(double, "llama_model_load_from_file", lambda path, options: given.append(options))
+    with pytest.raises(TinyLMError, match="cannot open"):
+        LlamaCppDecoder(tmp_path / "model.gguf", CONTEXT, threads=1)
+    assert getattr(given[0], "use_extra_bufts", True) == (processor == "arm64")
+
+
 # The number of threads.
 
 

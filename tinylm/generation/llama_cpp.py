@@ -9,6 +9,7 @@ import functools
 import importlib
 import math
 import os
+import platform
 import time
 import weakref
 from collections.abc import Generator, Sequence
@@ -90,9 +91,12 @@ class LlamaCppDecoder:
 
     def __init__(self, file: Path, context: int, threads: int) -> None:
         self._library = import_llama_cpp()
-        self._model = self._library.llama_model_load_from_file(
-            os.fsencode(file), self._library.llama_model_default_params()
-        )
+        options = self._library.llama_model_default_params()
+        if platform.machine().lower() in ("x86_64", "amd64"):
+            # Of our formats, only q8_0 on processors with AMX has a layout of its own there, and llama-cpp-python 0.3.36
+            # crashes when it computes several tokens with it (decision 025).
+            options.use_extra_bufts = False
+        self._model = self._library.llama_model_load_from_file(os.fsencode(file), options)
         self.file = file
         if not self._model:
             with contextlib.suppress(OSError):

@@ -93,7 +93,7 @@ class LlamaCppDecoder:
         self._library = import_llama_cpp()
         options = self._library.llama_model_default_params()
         if platform.machine().lower() in ("x86_64", "amd64"):
-            # Of our formats, only q8_0 on processors with AMX has a layout of its own there, and llama-cpp-python 0.3.36
+            # Of our formats, only q8_0 on processors with AMX has its own layout, and llama-cpp-python 0.3.36
             # crashes when it computes several tokens with it (decision 025).
             options.use_extra_bufts = False
         self._model = self._library.llama_model_load_from_file(os.fsencode(file), options)

@@ -100,7 +100,7 @@ def test_wandb_gets_the_metrics_and_continues_the_run_with_the_id_in_the_run_dir
     assert [call[1][0] for call in logged] == [7, 8, 8]
 
 
-class Told(LogReporter):
+class RecordingReporter(LogReporter):
     """The notes and warnings of a callback."""
 
     def __init__(self) -> None:
@@ -114,16 +114,16 @@ class Told(LogReporter):
         self.warnings.append(message)
 
 
-def send(name: str, first: int = 1, resumed_step: int | None = None) -> Told:
+def send(name: str, first: int = 1, resumed_step: int | None = None) -> RecordingReporter:
     """Send a tracker the events of a run up to step 6."""
     config = RunConfig.new(model=small(), tokenizer=TokenizerConfig(kind="char", sha256="0"), id="0" * 32)
-    told = Told()
-    with contextlib.closing(TrackerCallback(name, told)) as callback:
+    reporter = RecordingReporter()
+    with contextlib.closing(TrackerCallback(name, reporter)) as callback:
         callback(Started(Path("run"), config, cast(Any, None), cast(Any, None), 5.0, None, resumed_step))
         for step in range(first, 7):
             callback(Logged(step, 0.5, 1.0 / step, 0.1, None, 10.0, float(step), {}))
         callback(Evaluated(6, 0.5, True, 6.0))
-    return told
+    return reporter
 
 
 def test_wandb_with_a_login_or_a_mode_of_its_own_is_not_set_to_offline(

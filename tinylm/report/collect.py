@@ -82,7 +82,7 @@ def collect_run(path: Path, n_runs: int = 1) -> Run:
         "settings": flatten(config.to_json() | {"id": None}),
         "problems": [],
     }
-    tokens_per_step = _tokens_per_step(config)
+    tokens_per_step = config.tokens_per_step
     points = min(MAX_POINTS, POINTS // n_runs)
     run["curves"], run["samples"] = {}, []
     try:
@@ -108,13 +108,6 @@ def _add_model(run: Run, path: Path, reporter: Reporter, prompt: str | None, dev
     for problem in problems:
         reporter.warn(f"{path}: {problem}")
     run["problems"] += problems
-
-
-def _tokens_per_step(config: RunConfig) -> int | None:
-    """Training tokens per optimizer step; `None` for pairs and conversations, whose number of tokens varies."""
-    if config.training is None or config.data is None or config.data.kind != "text":
-        return None
-    return config.training.batch_size * (config.training.sequence_length or config.model.context)
 
 
 def _plan_rows(config: RunConfig, run: Run, tokens_per_step: int | None) -> list[tuple[str, str, str]]:

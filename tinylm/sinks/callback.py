@@ -125,7 +125,7 @@ def is_installed(package: str) -> bool:
 
 
 def describe_run(event: Started) -> dict[str, Any]:
-    """What trackers are told about a run, as JSON values.
+    """The data of a run that trackers receive, as JSON values.
 
     name: of its directory. id: in config.json. step: the last step that a resumed run has kept, `None` for a new run.
     config: the settings, without paths.

@@ -150,7 +150,9 @@ def llama_cpp(job: Job) -> Choices:
     if library is None:
         raise MissingError("llama-cpp-python is not installed")
     file = Path(job.folder) / "model.gguf"
-    model = library.llama_model_load_from_file(os.fsencode(file), library.llama_model_default_params())
+    options = library.llama_model_default_params()
+    options.use_extra_bufts = job.kind != "q8_0"  # with them, it crashes on processors with AMX (decision 025)
+    model = library.llama_model_load_from_file(os.fsencode(file), options)
     assert model, file
     return {
         f"{threads} threads, {'32' if exact else '16'}-bit cache": functools.partial(

@@ -6,6 +6,10 @@
 The command splits each text. Models are evaluated on all of the validation part, in windows of their own context that
 do not overlap. Bits per byte are comparable between tokenizers. With --peer, transformers' GPT-2 is trained on the same
 characters with nanoGPT's recipe for CPUs for the longest of the times, and evaluated in the same way.
+
+To compare machines: `TFLOP` is what the training computed (6 FLOPs per matrix parameter and token, causal attention,
+and the products of Muon), and `peak TFLOP` what large matrix products in the number format of the run would have
+computed in the time of the command, by the rate in the machine profile.
 Run it on an idle machine: the results depend on its speed.
 """
 
@@ -25,9 +29,11 @@ from ablation import format_losses
 from measure import describe_machine, run_tinylm, table
 
 from tinylm.duration import parse_duration
+from tinylm.planning.cost import muon_flops, training_flops
 from tinylm.run_directory.loading import read_config, read_tokenizer, summarise
 from tinylm.text.batches import Windows, evaluation_batches
 from tinylm.text.run_tokens import reopen_tokens
+from tinylm.training_config import MUON_OPTIMIZERS
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Learned:
     """The result of one run.
 
     seconds: of the whole command. passes: over the training text. loss, bits: on all validation text, in nats per token
-        and in bits per byte.
+        and in bits per byte. flops: of all training steps. peak_flops: of large matrix products in `seconds`.
     """
 
     seconds: float
@@ -43,6 +49,8 @@ class Learned:
     passes: float
     loss: float
     bits: float
+    flops: float
+    peak_flops: float
 
 
 def learn(text: Path, words: Sequence[str], seed: int, run: Path) -> Learned:
@@ -55,7 +63,12 @@ def learn(text: Path, words: Sequence[str], seed: int, run: Path) -> Learned:
     assert config.training is not None and config.data is not None
     trained = summary["step"] * config.training.batch_size * config.model.context
     passes = trained / config.data.train_tokens
-    return Learned(seconds, summary["parameters"], passes, score["loss"], score["bits_per_byte"])
+    flops = trained * training_flops(config.model)
+    if config.training.optimizer in MUON_OPTIMIZERS:
+        flops += summary["step"] * muon_flops(config.model)
+    assert config.runtime.matmul_rate
+    peak = seconds * config.runtime.matmul_rate
+    return Learned(seconds, summary["parameters"], passes, score["loss"], score["bits_per_byte"], flops, peak)
 
 
 def learn_with_peer(run: Path, seconds: float, seed: int) -> float:
@@ -111,6 +124,8 @@ def row(text: Path, preset: str, length: str, learned: Sequence[Learned]) -> lis
         f"{median('seconds'):.1f}",
         f"{median('parameters') / 1e6:.2f}",
         f"{median('passes'):.2g}",
+        f"{median('flops') / 1e12:.3g}",
+        f"{median('peak_flops') / 1e12:.3g}",
         format_losses([one.loss for one in learned]),
         format_losses([one.bits for one in learned]),
     ]
@@ -140,12 +155,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 one_step = learn(text, ["--tokenizer", "char", "--steps", "1", "--size", "nano"], 0, run)
                 losses = [learn_with_peer(run, parse_duration(longest), seed) for seed in range(options.seeds)]
                 bits = [loss * one_step.bits / one_step.loss for loss in losses]
-                rows.append(
-                    [text.name, "transformers", longest, "", "0.80", "", format_losses(losses), format_losses(bits)]
-                )
+                peer = [text.name, "transformers", longest, "", "0.80", "", "", ""]
+                rows.append([*peer, format_losses(losses), format_losses(bits)])
     print(f"{describe_machine(['torch', 'transformers'] if options.peer else ['torch'])}\n")
-    names = ["text", "preset", "time", "seconds", "million parameters", "passes", "nats per token", "bits per byte"]
-    print(table(names, rows))
+    names = ["text", "preset", "time", "seconds", "million parameters", "passes", "TFLOP", "peak TFLOP"]
+    print(table([*names, "nats per token", "bits per byte"], rows))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
 def test_models_are_trained_and_sampled_without_the_private_names(dtype: str, tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text(story(3000))
     train = f"train corpus.txt --out run --quiet --steps 2 --dropout 0.1 --dtype {dtype}".split()

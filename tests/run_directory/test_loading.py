@@ -72,7 +72,7 @@ def replaced(file: Path, content: bytes) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", FILES)
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_is_detected_or_harmless(run: Path, name: str, place: float, bit: int) -> None:
     content = bytearray((run / name).read_bytes())

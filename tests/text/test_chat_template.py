@@ -475,7 +475,7 @@ STATEMENTS = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(STATEMENTS, st.integers(0, 2))
 def test_any_template_ends_within_its_budget_of_time_and_memory(statements: str, loops: int) -> None:
     macro = "{% macro f(b='x') %}{{ b }}{{ varargs }}{% endmacro %}"

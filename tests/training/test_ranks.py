@@ -197,6 +197,7 @@ def test_a_run_goes_on_in_other_numbers_of_ranks_and_modes_with_the_losses_of_on
     assert load(several).evaluate(text).loss == pytest.approx(load(one).evaluate(text).loss, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_sharded_ranks_end_with_one_message_when_one_runs_out_of_memory(texts: Path, tmp_path: Path) -> None:
     made = ["train", [str(texts / "text.txt")], {**MODEL, **TRAINING, "parallel": "fsdp", "out": str(tmp_path / "run")}]
     made[2]["fail_on"] = 1  # type: ignore[index,call-overload]

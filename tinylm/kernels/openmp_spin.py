@@ -12,7 +12,7 @@ from tinylm.machine_profile import Measurement, identify_processor
 SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # if the user has set either, it is kept
 NO_SPIN = 0  # if another process is busy, spinning makes a training step many times slower
 SPIN_COUNT = 10_000  # iterations, a fraction of a millisecond
-SLOW_WAKE_UP = 15e-6  # seconds; above it, spinning gains more on an idle machine than it loses on a busy one
+SLOW_WAKE_UP = 7e-6  # seconds; above it, spinning gains more on an idle machine than it loses on a busy one
 SERIES, PAUSE = 5, 0.005  # number of measurements and seconds between them, since other processes disturb some
 
 

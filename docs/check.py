@@ -49,6 +49,7 @@ TINY_BENCHMARKS = {
     "adapter_rates.py": "--steps 2 --kinds lora-2 --rates 0.01 --seeds 1 --train-characters 2000",
     "contexts.py": f"{SMALL} --contexts 32 64 --cached 2 14",
     "decoding.py": f"{SMALL} --tokens 4 --streams 2",
+    "drafting.py": "--models 4x128 --accuracies 1 --rounds 1",
     "encoding.py": "--megabytes 1 --vocab-size 300 --rounds 1",
     "faults.py": "--cases 1",
     "finetuning.py": f'--base-steps 2 --steps 2 --experts 2 --options "{TINY_RUN}"',
@@ -58,8 +59,11 @@ TINY_BENCHMARKS = {
     "layers.py": "--rounds 1 --widths 16 --lengths 8 --experts 2 --tokens 256",
     "learning.py": "--times 5s --seeds 1",
     "memory.py": "--megabytes 1",
+    "opening.py": "--layers 2 --width 64",
     "packing.py": "--size nano --context 64 --tokens 500 --medians 20 --rounds 1",
+    "sampling.py": "--models 4x128 --kinds f32 --programs tinylm transformers --rounds 1",
     "startup.py": SMALL,
+    "thread_policy.py": "--models 4x128 --neighbours 0 --rounds 1",
     "throughput.py": f"{SMALL} --batch-size 2",
 }
 

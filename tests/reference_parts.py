@@ -42,21 +42,21 @@ GATES: dict[str, Callable[[Array], Array]] = {"swiglu": silu, "geglu": gelu, "ge
 POSITIONS = ("rope", "learned", "sinusoidal", "relative", "none")
 
 
-# Attention: who sees whom, and from how far.
+# Attention: which keys a query attends to.
 
 
 def causal(i: int, j: int) -> bool:
-    """A query sees itself and what came before it."""
+    """A query attends to itself and all positions before it."""
     return j <= i
 
 
 def windowed(window: int) -> Visible:
-    """A query sees itself and the window - 1 tokens before it: local causal attention (note 002, Sparse attention)."""
+    """A query attends to the last `window` tokens, itself included: local attention (note 002, Sparse attention)."""
     return lambda i, j: j <= i and i - j < window
 
 
 def bidirectional(length: int) -> Visible:
-    """Every query sees the first `length` positions; the rest is padding (note 001, Transformer Encoder)."""
+    """Every query attends to the first `length` positions; the rest is padding (note 001, Transformer Encoder)."""
     return lambda i, j: j < length
 
 
@@ -380,7 +380,7 @@ class _Stack:
         return self.norm(kept + function(x), f"{name}_norm")
 
     def adapted(self, y: Array, name: str) -> Array:
-        """What the sublayer `name` gives, through its bottleneck if it has one (Houlsby et al. 2019, figure 2)."""
+        """The output of the sublayer `name`, through its bottleneck if it has one (Houlsby et al. 2019, figure 2)."""
         if f"{name}.down.weight" not in self.weights:
             return y
         down, up = ([self.weights[f"{name}.{part}.{kind}"] for kind in ("weight", "bias")] for part in ("down", "up"))
@@ -433,8 +433,8 @@ def encoder_hidden(
 ) -> Array:
     """The final hidden states (T, D): the decoder's layers with the causal mask removed (note 001).
 
-    Positions from `length` on are padding: no query sees them, and their own rows mean nothing. `local_layers` speaks
-    of a decoder's layers and is not read.
+    Positions from `length` on are padding: no query attends to them, and their own rows have no meaning. `local_layers`
+    is about the layers of a decoder, and is not read.
     """
     assert 1 <= length <= len(ids)
     return _Stack(weights, config, prefix, table).hidden(ids, lambda n: bidirectional(length))

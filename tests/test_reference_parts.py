@@ -1,4 +1,4 @@
-"""The float64 reference of further parts, checked against numbers worked out by hand, and by enumeration."""
+"""The float64 reference of optional model parts (`reference_parts`), checked by hand and by enumeration."""
 
 import math
 
@@ -38,7 +38,7 @@ def test_the_extended_reference_equals_the_plain_reference_without_extensions() 
     np.testing.assert_allclose(reference_parts.decoder_logits_with_parts(weights, config, [1, 5, 3]), plain)
 
 
-def test_two_experts_worked_by_hand_differ_when_they_are_merged() -> None:
+def test_routed_and_merged_experts_equal_values_worked_out_by_hand() -> None:
     """Logits 0 and ln 3 give weights 1/4 and 3/4; the third is not in the top 2. An expert computes down * relu(up)."""
     weights = {
         "m.router.weight": np.array([[0.0], [math.log(3)], [-1.0]]),
@@ -57,7 +57,7 @@ def test_two_experts_worked_by_hand_differ_when_they_are_merged() -> None:
     assert merged == pytest.approx([(1 / 4 + 6 / 4) * (4 / 4 + 24 / 4) + 3 / 4])
 
 
-def test_load_balance_and_entropy_worked_by_hand() -> None:
+def test_load_balance_and_router_entropy_equal_values_worked_out_by_hand() -> None:
     """Both tokens choose expert 0: shares 1 and 0 of the assignments, mean probabilities 3/4 and 1/4."""
     probabilities = np.array([[1.0, 0.0], [0.5 + 1e-12, 0.5 - 1e-12]])
     assert reference_parts.load_balance(probabilities, 1) == pytest.approx(2 * 3 / 4)
@@ -65,7 +65,7 @@ def test_load_balance_and_entropy_worked_by_hand() -> None:
     assert reference_parts.router_entropy(probabilities) == pytest.approx(math.log(2) / 2)
 
 
-def test_label_smoothing_worked_by_hand() -> None:
+def test_the_smoothed_loss_equals_a_value_worked_out_by_hand() -> None:
     """Probabilities 1/4 and 3/4; half of the weight is on the target, and half is uniform."""
     expected = math.log(4) / 2 + (math.log(4) + math.log(4 / 3)) / 4
     assert reference_parts.label_smoothed(np.array([0.0, math.log(3)]), 0, 0.5) == pytest.approx(expected)

@@ -33,7 +33,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def start(store: Any, monkeypatch: pytest.MonkeyPatch) -> list[Rendezvous]:
-    """What each rank agrees to, in processes that have just started."""
+    """The rendezvous of each rank, in processes that have just started."""
     monkeypatch.setattr(rendezvous, "_numbers", itertools.count())
     with ThreadPoolExecutor(SIZE) as pool:
         launches = [Launch(rank=rank, size=SIZE, port=store.port, has_store=True) for rank in reversed(range(SIZE))]

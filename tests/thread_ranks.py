@@ -18,7 +18,7 @@ LIMIT = 60.0  # seconds that a rank may take between two exchanges
 
 
 class _Exchange:
-    """What the ranks give, until the last of them has read it."""
+    """The values of all ranks, until every rank has read them."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=LIMIT)

@@ -50,7 +50,8 @@ def load_command(name: str) -> Any:
     """The command with this name, as Typer runs it. Imports its module. Raises KeyError for an unknown name."""
     module_name, function = COMMANDS[name].split(".")
     module = importlib.import_module(f"tinylm.commands.{module_name}")
-    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)  # of one command: it becomes no group
+    # `get_command` of an application with one command returns that command, not a group.
+    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     single.command(name, epilog=getattr(module, "EXAMPLES", None))(getattr(module, function))
     return typer.main.get_command(single)
 
@@ -112,7 +113,7 @@ class CommandGroup(TyperGroup):
 
 def _print_error(ctx: Any, error: Exception) -> int:
     """Print the error on stderr, and return the exit code."""
-    if isinstance(error, JoinError):  # perhaps no other process reports one
+    if isinstance(error, JoinError):  # only rank 0 has a stderr, and rank 0 may not be running
         sys.stderr = sys.__stderr__
     if isinstance(error, InterruptedRunError):
         Console().note(str(error))
@@ -136,7 +137,7 @@ def _print_error(ctx: Any, error: Exception) -> int:
 
 
 def _print_notes(error: Exception) -> None:
-    """Print the notes of an error, such as that of a save that failed besides."""
+    """Print the notes of an error, such as the error of a save that has failed as well."""
     for note in getattr(error, "__notes__", ()):
         Console().error(note)
 

@@ -1,4 +1,4 @@
-"""What tinylm finds on this machine: versions, devices, speeds, memory, and what is wrong with them."""
+"""The diagnosis of this machine: versions, devices, speeds, memory, and problems with them."""
 
 import contextlib
 import copy
@@ -66,8 +66,8 @@ MAX_ERROR = 1e-3  # of logits and gradients that are about 1
 class Problem:
     """Something that is wrong.
 
-    subject: what it is about, in one word; message: sentences that say what is wrong and, where no command of tinylm
-    does, what mends it; broken: whether something does not work
+    subject: its subject, in one word; message: sentences that describe the problem and, unless a command of tinylm
+    reports it, the remedy; broken: whether something does not work
     """
 
     subject: str
@@ -77,7 +77,7 @@ class Problem:
 
 @dataclass
 class Diagnosis:
-    """What was found: JSON values by section and name, and the problems."""
+    """The findings: JSON values by section and name, and the problems."""
 
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)

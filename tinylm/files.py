@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 _LONE_SURROGATE = re.compile(r"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]")
-MAX_JSON_BYTES = 1 << 26  # of a tokenizer; other files have smaller limits
+MAX_JSON_BYTES = 1 << 26  # default limit, enough for a large tokenizer; most other files have smaller limits
 # A sparse file is small to send, and reading it takes hours. The ratio allows for file systems with compression.
 SPARSE_FROM, MAX_SPARSITY = 1 << 30, 64  # bytes; ratio of a file's size to the bytes that are stored
 _OPEN_FLAGS = (
@@ -124,7 +124,7 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
 
 def read_text(path: Path, limit: int = MAX_JSON_BYTES) -> str:
-    """The text of a regular file in UTF-8. Raises OSError, and ValueError for more than `limit` bytes or other text."""
+    """The text of a regular file. Raises OSError, and ValueError for more than `limit` bytes or invalid UTF-8."""
     return read_bytes(path, limit).decode("utf-8")
 
 

@@ -53,7 +53,7 @@ from tinylm.open_model import find_model, open_model
 from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_config import DataConfig, RunConfig
-from tinylm.run_directory.find_run import find_run, newest_model, run_exists
+from tinylm.run_directory.find_run import find_run, newest_model, path_exists
 from tinylm.run_directory.layout import CHECKPOINTS
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat_template import CHATML
@@ -539,7 +539,7 @@ def _parse_adapter(text: str, reporter: Reporter) -> AdapterSpec:
     Raises UsageError for a scale that is out of range, and for an adapter that does not exist.
     """
     path, _, scale = text.rpartition("=")
-    if not path or run_exists(Path(text)) or run_exists(CHECKPOINTS / text):
+    if not path or path_exists(Path(text)) or path_exists(CHECKPOINTS / text):
         return AdapterSpec(find_run(Path(text), reporter))
     try:
         number = float(scale)

@@ -27,7 +27,7 @@ _numbers = itertools.count()  # of the rendezvous of this process, equal on all 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What the ranks agree on.
+    """The values that all ranks agree on.
 
     store: key-value store of this rendezvous alone
     job: identifies the torchrun command and the rendezvous among those of a process, and is the same after a restart;

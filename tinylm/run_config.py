@@ -135,7 +135,7 @@ class TokenizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimates:
-    """What the plan of a new run expected, for comparison with what happened; resuming does not change it.
+    """The estimates of the plan of a new run, for comparison with the actual values; resuming does not change them.
 
     steps: optimizer steps. seconds: of training. memory: in bytes.
     """
@@ -196,7 +196,7 @@ class RunConfig:
     family: the family (Hugging Face's model type) of an imported model, whose weights keep their dtype.
     merged: digests of the adapters that were merged into these weights. unmerged_digest: digest of the weights before
         the first merge. merged_steps: the step of those weights and of each merged adapter.
-    planned: what the plan expected, of a run that was trained.
+    planned: the estimates of the plan, of a run that was trained.
     id: 32 hexadecimal digits that tell a run that was trained from all others, wherever it is moved.
     """
 

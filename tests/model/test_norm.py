@@ -41,14 +41,14 @@ def test_the_norm_of_a_zero_vector_is_the_bias(kind, formula) -> None:
     assert torch.equal(norm(torch.zeros(4)), norm.bias)
 
 
-def test_layernorm_worked_by_hand() -> None:
+def test_layernorm_equals_values_worked_out_by_hand() -> None:
     """Mean 3, variance ((1-3)^2 + (3-3)^2 + (5-3)^2 + (3-3)^2) / 4 = 2."""
     x = torch.tensor([1.0, 3.0, 5.0, 3.0], dtype=torch.float64)
     expected = torch.tensor([-2.0, 0.0, 2.0, 0.0], dtype=torch.float64) / 2**0.5
     torch.testing.assert_close(LayerNorm(4, gain=False, eps=0.0)(x), expected)
 
 
-def test_rmsnorm_worked_by_hand() -> None:
+def test_rmsnorm_equals_values_worked_out_by_hand() -> None:
     """The mean of the squares of (1, -7, 5, 5) is 25."""
     x = torch.tensor([1.0, -7.0, 5.0, 5.0], dtype=torch.float64)
     torch.testing.assert_close(RMSNorm(4, gain=False, eps=0.0)(x), x / 5)

@@ -73,7 +73,7 @@ def test_rope_rotates_split_half_pairs_as_complex_numbers(p: int, half: int, the
     np.testing.assert_allclose(turned.flatten().numpy(), expected, atol=1e-6)  # the tables are float32
 
 
-def test_rope_worked_by_hand() -> None:
+def test_rope_equals_values_worked_out_by_hand() -> None:
     """Width 4, theta 100: at position p the pair (0, 2) turns by p, the pair (1, 3) by p/10."""
     x = torch.tensor([1.0, 0.0, 0.0, 1.0]).view(1, 1, 1, 4)
     turned = rotate(x, rotary(4, 100.0).rotation(torch.tensor([3])))

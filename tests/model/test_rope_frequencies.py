@@ -56,7 +56,7 @@ def test_scaled_frequencies_equal_the_formula_and_those_of_transformers(
     assert strength == pytest.approx(magnitude)
 
 
-def test_llama3_scaling_worked_by_hand() -> None:
+def test_llama3_scaling_equals_values_worked_out_by_hand() -> None:
     """Base 16, width 8: frequencies 1, 1/2, 1/4, 1/8, with 4, 2, 1 and 1/2 periods in a context of 8 pi.
 
     From 1 to 3 periods a frequency goes from a quarter to the whole: of 2 periods it is (1/4 + 1) / 2 = 5/8.

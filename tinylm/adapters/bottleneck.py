@@ -15,9 +15,10 @@ SUBLAYERS = ("attention", "cross_attention", "feedforward")
 
 
 class Bottleneck(Adapter):
-    """y + gelu(dropout(y) D^T + b) U^T + c, where y (..., width) is the output of the sublayer `base`.
+    """y + s (gelu(dropout(y) D^T + b) U^T + c) with s = `adapter_scale`.
 
-    D is size x width, U width x size. U, b and c are initialised to zero, so the layer initially returns y.
+    y (..., width) is the output of the sublayer `base`, D (size, width) and U (width, size). U, b and c are initialised
+    to zero, so the layer initially returns y.
     """
 
     def __init__(self, base: nn.Module, width: int, size: int, dropout: float) -> None:

@@ -61,7 +61,7 @@ class Replacement(Adapter):
         return self._plain().num_embeddings  # type: ignore[return-value]
 
     def merged(self) -> nn.Module:
-        """The module below this adapter, with its update merged at `adapter_scale`. It must be the only adapter."""
+        """The base module with the update merged into it at `adapter_scale`. `base` must not be an adapter itself."""
         plain = self._plain()
         assert self.base is plain
         with torch.no_grad():

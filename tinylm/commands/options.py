@@ -67,7 +67,7 @@ def store_debug(ctx: typer.Context, debug: bool) -> bool:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What is printed: options of every command."""
+    """The options of every command for its output."""
 
     ctx: typer.Context
     quiet: Annotated[bool, option("Print no progress and no notes on stderr.", Panel.OUTPUT, None, "--quiet", "-q")] = (
@@ -154,7 +154,7 @@ class ChatOptions:
 
 @dataclass(frozen=True)
 class UnknownCharacterOptions:
-    """What to do with characters that the tokenizer cannot encode."""
+    """The option for characters that the tokenizer cannot encode."""
 
     unknown: Annotated[
         str,

@@ -29,7 +29,8 @@ class TrainingArguments:
     files: texts. resume: run directory to continue. out: run directory to write. report: file to keep a report in.
     log_to: experiment trackers.
     settings: the other options that differ from their defaults, by name.
-    ignorable: names of the settings from environment variables and the --config file, which apply to every run.
+    ignorable: names of the settings from environment variables and the --config file, which are ignored where they do
+        not apply.
     """
 
     command: str
@@ -44,9 +45,9 @@ class TrainingArguments:
 
     @classmethod
     def of(cls, ctx: typer.Context, corpus: list[str] | None, resume: Path | None, run: Any, *groups: Any) -> Self:
-        """Collect the options of `run`, which are those of a new run directory, and of the other groups.
+        """Collect the options of the groups. `run` is the group of the options that only a new run has.
 
-        Raises UsageError without a text and a run to resume, and for options of `run` together with --resume.
+        Raises UsageError if neither a text nor --resume is given, and for options of `run` together with --resume.
         """
         command = f"tinylm {ctx.info_name}"
         if not corpus and resume is None:

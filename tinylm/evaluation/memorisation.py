@@ -24,7 +24,7 @@ SAMPLES, AFTER_TRAINING, AFTER_HELD_OUT, HELD_OUT = (
 
 @dataclass(frozen=True)
 class MemorisationConfig:
-    """What is sampled and compared. Lengths are in characters, so that they mean the same with any tokenizer.
+    """Settings of a memorisation test. Lengths are in characters, so that they mean the same with any tokenizer.
 
     num_samples: number of samples, and of passages of the training text and of held-out text to continue.
     sample_length: length of each sample and continuation.
@@ -73,7 +73,7 @@ class CopiedText:
 
 @dataclass(frozen=True, kw_only=True)
 class Memorisation:
-    """min_match: least length of a match in characters. sources: what was compared with the training text."""
+    """min_match: least length of a match in characters. sources: the texts compared with the training text."""
 
     min_match: int
     sources: tuple[CopiedText, ...]
@@ -84,7 +84,7 @@ class Memorisation:
 
 
 class Passage(NamedTuple):
-    """A passage of a text: what a model is given, and what follows there."""
+    """A passage of a text: the prompt of a model, and its continuation in the text."""
 
     prefix: str
     continuation: str

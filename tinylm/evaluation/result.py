@@ -12,8 +12,8 @@ from tinylm.errors import TinyLMError
 class DocumentLoss:
     """The loss of one document, with the end-of-text token after it.
 
-    document: its number in the text, from 1. name: its file, and its line or element if it is part of one; "" where
-        that is not known.
+    document: its number in the text, from 1. name: its file, with the line or element if the file has several
+        documents; "" if that is not known.
     loss, bits_per_byte, tokens, characters, bytes: as in Evaluation.
     """
 

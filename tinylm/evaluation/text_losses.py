@@ -38,15 +38,15 @@ class TextLosses(NamedTuple):
         return TextLosses(np.bincount(group, self.nats), np.bincount(group, self.tokens))
 
     def blocks(self) -> "TextLosses":
-        """At most MAX_BLOCKS blocks of consecutive windows of a text, whose losses depend on each other."""
+        """At most MAX_BLOCKS blocks of consecutive entries, for windows of one text, which are not independent."""
         count = min(MAX_BLOCKS, len(self.nats))
         block = np.arange(len(self.nats)) * count // max(len(self.nats), 1)
         return TextLosses(np.bincount(block, self.nats), np.bincount(block, self.tokens))
 
     def interval(self, name: str, reporter: Reporter) -> dict[str, Any]:
-        """The fields of Evaluation about the interval of the loss, with these texts as units; none for too few.
+        """The fields of Evaluation about the interval of the loss; empty for fewer than MIN_UNITS texts.
 
-        name: of the units, in the plural
+        name: noun for the texts, which are the units of the bootstrap, in the plural
         """
         interval = ratio_interval(self.nats, self.tokens)
         if interval is None:

@@ -29,7 +29,7 @@ class Units:
         return len(self.edges) - 1
 
     def describe(self, documents: int, size: str) -> str:
-        """What an interval is based on, and why. documents: their number. size: what the edges count."""
+        """The units as a phrase. documents: their number in the text. size: plural noun for what the edges count."""
         if self.of == "documents":
             return f"{len(self):,} documents"
         if self.of == "groups of documents":

@@ -81,6 +81,10 @@ class ForeignConfig:
         self._read.add(name)
         return self._values.get(name)
 
+    def mark_read(self, name: str) -> None:
+        """Accept any value of a field that does not change the logits of this model."""
+        self._read.add(name)
+
     def has(self, name: str) -> bool:
         """Whether there is a field of this name, null or not."""
         return name in self._values

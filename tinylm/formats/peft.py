@@ -84,7 +84,7 @@ def read_base_name(folder: Path) -> str | None:
 
 @dataclass(frozen=True)
 class AdapterSummary:
-    """What an adapter is, without its base model. modules: the last parts of the names of those that have a LoRA."""
+    """An adapter as listed, without its base model. modules: the last parts of the names of those that have a LoRA."""
 
     config: PeftConfig
     parameters: int

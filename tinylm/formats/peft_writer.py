@@ -1,4 +1,4 @@
-"""Writing a LoRA adapter of tinylm in PEFT's format, with the module names of a family of Hugging Face."""
+"""Writing a LoRA adapter of tinylm in PEFT's format, with the module names of a Hugging Face model family."""
 
 import json
 import math
@@ -24,9 +24,11 @@ Factors = Mapping[str, tuple[Tensor, Tensor]]  # A (r, in) and B (out, r) of a L
 
 @dataclass(frozen=True)
 class PeftAdapter:
-    """An adapter in PEFT's format before it is written. tensors, target_modules, ranks: by PEFT's names.
+    """An adapter in PEFT's format before it is written.
 
-    parts: by the pattern of a module, the number of adapters that were concatenated to one of a larger rank.
+    tensors: by PEFT's names. rules: of the adapted modules, by their names in transformers.
+    parts: for fused modules, by `_suffix`, the number of adapters that were concatenated to one of a larger rank.
+    has_dropout: False with adapted experts, for which PEFT has no dropout.
     """
 
     config: AdapterConfig
@@ -37,10 +39,10 @@ class PeftAdapter:
 
 
 def convert_adapter(family: Family, model: ModelConfig, adapter: AdapterConfig, factors: Factors) -> PeftAdapter:
-    """The adapter for the family's class of transformers.
+    """Convert an adapter to PEFT's format for the transformers class of the family.
 
-    factors: A (r, V) and B (D, r) for the embedding. Where that is tied to the output layer, which is adapted with it,
-    the output layer has the same factors, transposed: PEFT does not adapt it otherwise.
+    factors: of the adapted modules; A (r, V) and B (D, r) for the embedding. An output layer that is tied to the
+    embedding gets the same factors, transposed, since PEFT would not adapt it with the embedding.
 
     Raises UsageError that names a target which PEFT cannot adapt in this family.
     """
@@ -76,7 +78,10 @@ def convert_adapter(family: Family, model: ModelConfig, adapter: AdapterConfig, 
 
 
 def _check_experts(family: Family, factors: Factors, adapter: AdapterConfig) -> None:
-    """transformers 5 fuses some projections of the experts, and PEFT adapts those together or not at all."""
+    """Raise UsageError if only some of the expert projections that transformers 5 fuses are adapted.
+
+    PEFT adapts fused projections together or not at all.
+    """
     if family.stacked is None:
         return
     adapted = {name.rpartition(".")[2] for name in factors if ".experts." in name}

@@ -1,7 +1,7 @@
 """Weights in safetensors files, one or several with an index, mapped into memory without a copy; and their writer.
 
 Functions that read raise OSError for a file that cannot be opened, and ValueError with a reason that completes the
-sentence "Cannot import FOLDER: ". Links out of the folder are not followed.
+sentence "Cannot import FOLDER: ". Links are not followed, except in the cache of huggingface_hub (see `inside`).
 """
 
 import json
@@ -24,7 +24,7 @@ from tinylm.formats.imported import rank_dtypes
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.bin", "consolidated.00.pth")
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_HEADER_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 MAX_SHARDS = 1024
 MAX_TENSORS = 1 << 18
@@ -34,7 +34,7 @@ _ALIGNMENT = 8  # bytes, of the header
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a safetensors file. `dtype` is `None` for a number format that weights do not have."""
+    """A tensor in a safetensors file. `dtype` is `None` if it is not one of `DTYPES`."""
 
     file: Any
     name: str
@@ -158,7 +158,7 @@ def write_file(path: Path, tensors: WritableTensors, dtype: torch.dtype | None =
     for name in names:
         shape = tensors.shape(name)
         begin, end = end, end + math.prod(shape) * dtypes[name].itemsize
-        header[name] = {"dtype": _NAMES[dtypes[name]], "shape": list(shape), "data_offsets": [begin, end]}
+        header[name] = {"dtype": _HEADER_DTYPES[dtypes[name]], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     with replacing(path) as unfinished, unfinished.open("wb") as file:

@@ -43,7 +43,7 @@ class FilledPrompt:
 def fill_mask(model: Encoder, tokenizer: Tokenizer, prompt: str, candidates: int, name: str) -> FilledPrompt:
     """Fill each `<mask>` of a prompt, independently of the others.
 
-    candidates: number of predictions per mask. name: what error messages call the prompt.
+    candidates: number of predictions per mask. name: of the prompt in messages.
 
     Raises UsageError for a prompt without a mask or longer than the context.
     """

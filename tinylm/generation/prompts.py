@@ -35,7 +35,7 @@ class Prompt:
 
     @property
     def name(self) -> str:
-        """What messages call the prompt."""
+        """The name of the prompt in messages."""
         return self.location or "The prompt"
 
 
@@ -79,8 +79,8 @@ def encode_prompt(
 def start_tokens(tokenizer: Tokenizer, data: DataConfig | None, prompt: Sequence[int]) -> list[int]:
     """The ids to generate from, at least one: those of the prompt or, for an empty prompt, the end-of-text token.
 
-    In training, that token precedes each document, except in a corpus of a single document. A model trained on such a
-    corpus starts from a newline, if that is in the vocabulary. If the tokenizer has a token that begins documents
+    In training, that token separates documents. A corpus of a single document does not contain it, so a model trained
+    on one starts from a newline, if that is in the vocabulary. If the tokenizer has a token that begins documents
     (`bos_id`), it begins every prompt.
     """
     if tokenizer.bos_id is not None:
@@ -95,7 +95,7 @@ def start_tokens(tokenizer: Tokenizer, data: DataConfig | None, prompt: Sequence
 def drop_unknown(text: str, tokenizer: Tokenizer, policy: PromptPolicy, name: str, reporter: Reporter) -> str:
     """The text without the characters that are not in the vocabulary; reports a warning if there are any.
 
-    name: what messages call the text. Raises UsageError for such characters unless the policy skips them.
+    name: of the text in messages. Raises UsageError for such characters unless the policy skips them.
     """
     unknown = tokenizer.unknown_characters(text)
     if not unknown:
@@ -110,7 +110,7 @@ def drop_unknown(text: str, tokenizer: Tokenizer, policy: PromptPolicy, name: st
 
 
 def decode_utf8(data: bytes, name: str) -> str:
-    """The text of the bytes. name: what error messages call it. Raises UsageError for bytes that are not UTF-8."""
+    """The text of the bytes. name: of the text in messages. Raises UsageError for bytes that are not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -123,7 +123,7 @@ def decode_utf8(data: bytes, name: str) -> str:
 def parse_prompts(text: str, format: str, config: GenerationConfig, name: str = "The prompt") -> list[Prompt]:
     """The prompts in a text, by its format: text (one prompt), lines, or jsonl, whose lines can change settings.
 
-    config: the settings of all prompts. name: what error messages call the text.
+    config: the settings of all prompts. name: of the text in messages.
 
     Raises UsageError for a line, a key or a value that cannot be used.
     """

@@ -60,7 +60,7 @@ def translate(
 
 
 def _source_names(prompt: Prompt, count: int) -> list[str]:
-    """What messages call the sources of a prompt."""
+    """The names of the sources of a prompt in messages."""
     if prompt.location and count == 1:
         return [prompt.location]
     where = f" of {prompt.location}" if prompt.location else ""

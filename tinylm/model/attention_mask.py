@@ -1,4 +1,4 @@
-"""Attention masks: True where a query attends to a key. `None`: no mask; causal attention stays causal."""
+"""Attention masks: True where a query attends to a key, or `None`. Causal attention without a mask is still causal."""
 
 import torch
 from torch import Tensor
@@ -14,15 +14,15 @@ def causal_mask(
     """True where query t, at slot i = offset + t, attends to slot s: i - window < s <= i, and s >= starts[b] in row b.
 
     Slots before a row's start are padding. A padding query attends to itself only, so that its softmax is defined; no
-    other query attends to it. Slots before the window of all queries, which a SlidingWindowCache drops, have no column
+    other query attends to it. Slots before the first query's window, which a SlidingWindowCache drops, have no column
     in the mask.
 
     Returns (T, S), or (B, 1, T, S) with `starts`, where S is the number of slots kept; `None` where no mask is needed
     beyond plain causal attention.
     """
     first = 0 if window is None else max(0, offset - (window - 1))
-    every_past_slot = queries == 1 or (offset == 0 and (window is None or queries <= window))
-    if starts is None and every_past_slot:
+    is_plain_causal = queries == 1 or (offset == 0 and (window is None or queries <= window))
+    if starts is None and is_plain_causal:
         return None
     query_slots = torch.arange(offset, offset + queries, device=device).unsqueeze(1)  # (T, 1)
     key_slots = torch.arange(first, offset + queries, device=device)  # (S,)

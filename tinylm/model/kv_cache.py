@@ -1,4 +1,4 @@
-"""Key/value caches of one attention layer, for incremental decoding (note 002)."""
+"""Key/value caches of one attention layer, for incremental decoding (note 002). Shape letters: see `tinylm.model`."""
 
 from typing import Protocol
 

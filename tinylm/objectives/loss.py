@@ -1,7 +1,8 @@
 """Objectives: functions that map a model and a batch to a Loss.
 
 A Loss is a sum over targets, not a mean. The trainer divides the loss of each micro-batch by the number of targets of
-the whole batch, and the auxiliary loss by its sequences, so that accumulation does not change the gradient.
+the whole batch, and the auxiliary loss by the number of sequences of the whole batch, so that accumulation does not
+change the gradient.
 
 With label smoothing s, the target distribution is (1 - s) on the target plus s / V on each of the V ids: -log p(target)
 becomes -(1 - s) log p(target) - s / V sum_v log p(v) (Szegedy et al. 2016).
@@ -19,8 +20,9 @@ from tinylm.model.stack import Output
 from tinylm.text.batches import Batch
 
 MAX_LOGITS = 1 << 25  # above this number, logits are computed in chunks (decision 030)
-# The same for an output layer that is not trained. Memory blocks of up to 32 MB are reused by the allocator, and larger
-# ones are cleared by the system each time; with a trained layer, each chunk adds to the gradient of all its weights.
+# The same for an output layer that is not trained. Chunks below 32 MB are faster there: the allocator reuses their
+# memory, while the system clears larger blocks each time. With a trained layer they are slower: each chunk adds to the
+# gradient of all its weights.
 MAX_FROZEN_LOGITS = 6 << 20
 
 
@@ -76,7 +78,7 @@ def next_token_losses(model: LanguageModel, batch: Batch) -> Tensor:
 
 
 def sequence_to_sequence_losses(model: LanguageModel, batch: Batch) -> Tensor:
-    """The terms of `sequence_to_sequence`, as of `next_token_losses`."""
+    """The terms of `sequence_to_sequence`: -log p of each scored target in nats, (N,), row by row."""
     return _losses(model, model(batch.ids, batch.source, batch.source_lengths, batch.mask), batch)
 
 
@@ -84,7 +86,7 @@ def _losses(model: LanguageModel, output: Output, batch: Batch) -> Tensor:
     hidden, targets = _scored(output, batch)
     rows = max(1, MAX_LOGITS // model.vocab_size)
     chunks = zip(hidden.split(rows), targets.split(rows), strict=True)
-    return torch.cat([F.cross_entropy(_precise(model.logits(h)), t, reduction="none") for h, t in chunks])
+    return torch.cat([F.cross_entropy(_at_least_fp32(model.logits(h)), t, reduction="none") for h, t in chunks])
 
 
 def _decoder_output(model: LanguageModel, batch: Batch) -> Output:
@@ -116,7 +118,7 @@ def _scored(output: Output, batch: Batch) -> tuple[Tensor, Tensor]:
     return hidden[scored], targets[scored]  # (N, D), (N,)
 
 
-def _precise(logits: Tensor) -> Tensor:
+def _at_least_fp32(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
@@ -130,7 +132,7 @@ def _cross_entropy(model: LanguageModel, hidden: Tensor, targets: Tensor, smooth
     """Summed cross-entropy: (N, D) and (N,) -> (). Computed in chunks of rows, to bound the memory of the logits."""
 
     def chunk_loss(hidden: Tensor, targets: Tensor) -> Tensor:
-        logits = _precise(model.logits(hidden))  # (N, V)
+        logits = _at_least_fp32(model.logits(hidden))  # (N, V)
         return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
 
     parameters = model.output_parameters
@@ -182,5 +184,5 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        # In place: a gradient of the output layer is large. Another backward pass is an error of autograd.
+        # In place, since the gradient of an output layer is large. A second backward pass raises an error of autograd.
         return None, None, None, *(gradient.mul_(g) for gradient in ctx.saved_tensors)

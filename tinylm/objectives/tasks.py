@@ -132,7 +132,7 @@ TASKS: dict[str, Callable[[TokenFolder, Tokenizer, ModelConfig, TrainingConfig],
 def make_task(tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> Task:
     """The task of `training.objective` on encoded text.
 
-    Raises UsageError if no pair fits the context or no conversation has a scored token in it, and TinyLMError for plain
-    text shorter than a window.
+    Raises UsageError if no pair fits the context, or if no conversation has a scored token within the context, and
+    TinyLMError for plain text shorter than a window.
     """
     return TASKS[training.objective](tokens, tokenizer, model, training)

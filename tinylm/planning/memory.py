@@ -13,19 +13,22 @@ from tinylm.training_config import MUON_OPTIMIZERS
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingMemory:
-    """Bytes of each process of a training run.
+    """The memory of one process of a training run, in bytes.
 
-    ranks: the processes that share a batch
-    process: of the process before it trains; not part of what has to be free. Zero on a GPU.
-    state: weights, moments of the optimizer, averaged weights. gradients: of all weights that are trained.
-    gathered: shards of other ranks that are in memory during the forward and the backward pass.
-    casts: weights in the number format of the computation. backward: beside the gradients, when the last one is
-        computed. update: the same of the optimizer during its step.
-    per_sequence: activations per sequence of a micro-batch. evaluation: the same in an evaluation.
-    logits, max_logits: per sequence, and in total at most.
-    copies: kept for saves that are written in the background, where there is memory for them (`keeps_copies`).
-    loading: while the model is read, before training. best: of the first rank while it saves the best weights, beside
-        the state and the copies: all weights, if they are shards. Both are zero on a GPU.
+    ranks: number of processes that share a batch
+    process: memory of the process before training, which the needed free memory does not include; 0 on a GPU
+    state: weights, optimizer moments and averaged weights
+    gradients: gradients of all trained weights
+    gathered: shards of other ranks that are in memory during the forward and the backward pass
+    casts: weights in the number format of the computation
+    backward: memory in addition to the gradients when the last gradient is computed
+    update: memory in addition to the gradients during the optimizer step
+    per_sequence: activations per sequence of a micro-batch
+    evaluation: activations of an evaluation, per sequence of a micro-batch
+    logits, max_logits: logits per sequence, and the limit of all logits
+    copies: copies of the state for saves in the background, if there is memory for them (`keeps_copies`)
+    loading: the weights of a base model while they are read, before training; 0 on a GPU
+    best: additional memory of rank 0 while it saves the best weights: all weights if they are sharded; 0 on a GPU
     """
 
     ranks: int = 1
@@ -50,10 +53,10 @@ class TrainingMemory:
         They are the end of the forward pass (with the gradients of earlier micro-batches), the end of the backward
         pass, the optimizer step, and an evaluation.
         """
-        own = -(-batch_size // self.ranks)  # rows of the batch on this rank
-        rows = min(micro_batch, own)
+        own_rows = -(-batch_size // self.ranks)  # rows of the batch on this rank
+        rows = min(micro_batch, own_rows)
         forward = self.casts + rows * self.per_sequence + min(rows * self.logits, self.max_logits)
-        if rows < own:
+        if rows < own_rows:
             forward += self.gradients
         return max(self.fixed, self.state + self.gathered + max(forward, micro_batch * self.evaluation))
 
@@ -63,12 +66,15 @@ class TrainingMemory:
         return self.state + self.gradients + max(self.gathered + self.backward, self.update)
 
     def keeps_copies(self, free: int | None) -> bool:
-        """Whether saves are copied, with this number of free bytes before training: as BackgroundSaver decides."""
+        """Whether saves are written in the background, from copies (see BackgroundSaver).
+
+        free: bytes free before training; `None` if that is not known
+        """
         enough = free is None or 2 * self.copies <= free - self.state
         return enough and self.copies >= recipes.MIN_COPIED_SAVE
 
     def total(self, micro_batch: int, batch_size: int, free: int | None = None) -> int:
-        """Peak bytes of the process, the first of several, with this number of free bytes before training."""
+        """Peak bytes of the process of rank 0. free: as for `keeps_copies`."""
         copies = self.copies if self.keeps_copies(free) else 0
         training = max(self.needed(micro_batch, batch_size), self.state + self.best)
         return self.process + max(self.loading, copies + training)
@@ -95,15 +101,15 @@ def training_memory(
         longest = 2 * min(int(request.pair_contexts.train.max()), config.context)  # source and target
     size = element_size(machine)
     on_cpu = device_class(machine) == "cpu"
-    in_layers = sum(shape.numel() * layers for shape, layers in layer_matrices(config).values())
+    layer_parameters = sum(shape.numel() * layers for shape, layers in layer_matrices(config).values())
     trained = parameters if request.adapter is None else adapter_parameters(config, request)
     frozen = parameters if request.adapter is not None else 0
     moments, update = 8 * trained, 0  # fp32: two moments of Adam
     if request.optimizer in MUON_OPTIMIZERS and request.adapter is None:
-        moments -= 4 * in_layers
+        moments -= 4 * layer_parameters
         if request.optimizer == "normuon":
             moments += 4 * sum(shape[0] * layers for shape, layers in layer_matrices(config).values())
-        update = round((4 + recipes.MUON_COPIES * size) * in_layers)
+        update = round((4 + recipes.MUON_COPIES * size) * layer_parameters)
     average = 4 * trained if request.training.get("average") else 0
     process = recipes.PROCESS_BYTES[device_class(machine)]
     if checkpointed and process:
@@ -117,14 +123,14 @@ def training_memory(
     backward = casts + (output if config.tie else 0)
     state = 4 * trained + moments + average
     shards = request.ranks if sharded else 1
-    own = 1 if frozen else shards  # an adapter is not sharded
+    state_shards = 1 if frozen else shards  # an adapter is not sharded
     gathered = best = 0
     if sharded:
         in_blocks = block_parameters(config)
         outside = parameters - in_blocks
-        of_block = size if frozen or not on_cpu else 4  # see `shard_model`
+        gathered_size = size if frozen or not on_cpu else 4  # bytes per weight of a block: see `shard_model`
         gathered = (size if frozen else 4) * outside
-        gathered += round(recipes.GATHERED_BLOCKS * of_block * in_blocks / blocks(config))
+        gathered += round(recipes.GATHERED_BLOCKS * gathered_size * in_blocks / blocks(config))
         if not frozen:
             casts = casts if on_cpu else min(casts, size * outside)
             backward = casts + 4 * outside  # their gradient before it is divided among the ranks
@@ -132,8 +138,8 @@ def training_memory(
     return TrainingMemory(
         ranks=request.ranks,
         process=process,
-        state=state // own + size * frozen // shards,
-        gradients=4 * trained // own,
+        state=state // state_shards + size * frozen // shards,
+        gradients=4 * trained // state_shards,
         gathered=gathered,
         casts=casts,
         backward=backward,
@@ -142,7 +148,7 @@ def training_memory(
         evaluation=longest * evaluation_bytes(config, checkpointed=checkpointed),
         logits=longest * recipes.LOGIT_BYTES * config.vocab_size,
         max_logits=recipes.LOGIT_BYTES * (MAX_FROZEN_LOGITS if frozen else MAX_LOGITS) + 2 * output,
-        copies=state // own if on_cpu else 0,
+        copies=state // state_shards if on_cpu else 0,
         loading=request.loading if on_cpu else 0,
         best=best,
     )
@@ -173,9 +179,9 @@ def adapter_parameters(config: ModelConfig, request: PlanRequest) -> int:
 
 
 def activation_bytes(machine: Machine, config: ModelConfig, *, checkpointed: bool = False) -> int:
-    """Bytes per token that the layers store for the backward pass, and of its gradients.
+    """Bytes per token of the activations that the layers store for the backward pass, and of their gradients.
 
-    With `checkpointed`, layers store their inputs, and one of them at a time the rest.
+    With `checkpointed`, all layers store their inputs, and only one layer at a time stores its other activations.
     """
     layers, layer = layers_per_token(config), layer_bytes(machine, config)
     if checkpointed:
@@ -187,7 +193,7 @@ def layer_bytes(machine: Machine, config: ModelConfig) -> int:
     """Bytes per token that a layer stores for the backward pass: see the comments.
 
     Norms and the residual stream are fp32; the inputs and outputs of matrix products have the format of the
-    computation. Autocast converts the input of each product by itself.
+    computation. Autocast makes a separate copy of the input for each product.
     """
     size = element_size(machine)
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -195,7 +201,7 @@ def layer_bytes(machine: Machine, config: ModelConfig) -> int:
     experts = config.experts_per_token if config.experts > 1 else 1
     norms = 4 if config.norm_placement == "sandwich" else 2
     numbers = (3 + gates) * config.width if size < 4 else 2 * config.width  # inputs of the products
-    numbers += 2 * queries + keys * 3 + 2 * queries  # before and after QK-norm and rotation; values, and the output
+    numbers += 2 * queries + keys * 3 + 2 * queries  # q, k before and after QK-norm and rotation; v; twice the output
     numbers += 2 * gates * config.ffn_width * experts  # outputs of the products, of the activation, and their product
     numbers += 2 * config.width * (experts if config.experts > 1 else 0)  # copies of each token for its experts
     numbers += 2 * config.width if config.dropout else 0  # masks

@@ -25,9 +25,9 @@ class PlanRequest:
     budget: without one, a run ends when the validation loss stops improving, or after DEFAULT_SECONDS
     compile: auto, on or off
     base: the model to train further, or the base model of `adapter`
-    loading: bytes that its weights took while they were read
+    loading: bytes of memory that the weights of `base` took while they were read
     parallel, ranks: auto, ddp or fsdp, and the number of processes that train the model together
-    chat: the conversations, if the data are such
+    chat: the conversations, if the data are conversations
     pair_contexts: the context that each pair needs, if the data are pairs
 
     Raises UsageError for values outside their range and for choices that contradict each other.

@@ -26,7 +26,7 @@ def number(value: Any, digits: int = 5) -> float | None:
 
 
 class Thinned:
-    """Keeps a bounded number of records of a sequence that is not known in advance.
+    """Keeps a bounded number of records of a sequence whose length is not known in advance.
 
     Consecutive records share a bucket, of which the first one and the one with the highest loss are kept, so that no
     spike is lost. When there are more than `buckets` buckets, neighbours are merged.
@@ -143,7 +143,10 @@ def _shares(value: Any) -> list[list[float | None]] | None:
 
 
 def read_samples(run: Path, count: int) -> list[Record]:
-    """At most about `count` samples, evenly spaced: `step`, `val_loss`, `text`. Raises TinyLMError as above."""
+    """At most about `count` samples, chosen as by `Thinned`: `step`, `val_loss`, `text`.
+
+    Raises TinyLMError as `read_metrics` does.
+    """
     kept = Thinned(max(2, count // 2))
     for record in iterate_metrics(run, SAMPLES_FILE):
         if isinstance(record.get("text"), str):

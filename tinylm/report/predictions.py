@@ -1,4 +1,4 @@
-"""What a trained model does with a text: attention, loss of each token, evaluation, and updates of its adapter."""
+"""The sections of a report that need the model: attention maps, losses of tokens, evaluation, and adapter updates."""
 
 import base64
 import math
@@ -46,7 +46,7 @@ class Passage(NamedTuple):
 
     inputs: ids for the network, (1, T) each. targets: (T,), the token that each position predicts, or -1 for none.
     Those of a decoder or an encoder may be longer than the context; they are then read in windows, as in evaluation.
-    shown: tokens of the passage; `first` is the index in it of the token that position 0 predicts.
+    shown: all ids of the passage. first: index in `shown` of the token that position 0 predicts.
     """
 
     inputs: tuple[Tensor, ...]
@@ -108,8 +108,8 @@ def _passage(model: Model, ids: Tokens, limit: int) -> Passage:
 
 
 def _scored_passage(model: Model, passage: Passage) -> dict[str, Any] | None:
-    """The tokens of a passage: `text`, and where it is predicted `loss` in nats and `likeliest`, texts with their
-    probabilities.
+    """The tokens of a passage, each with its `text`. Predicted tokens also have `loss`, in nats, and `likeliest`: the
+    texts of the likeliest tokens with their probabilities.
     """
     if not passage.inputs[0].shape[1]:
         return None
@@ -139,8 +139,8 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def _attention(model: Model, prompt: str | None, text: Tokens | None, map_bytes: int) -> list[dict[str, Any]]:
-    """Attention maps by kind. Each has the texts of `rows` and `columns`, and `layers` with the number of `heads` and
-    the `weights`, 255 times each, as base64 of one byte each in the order (H, T, S).
+    """Attention maps by kind. Each has the texts of `rows` and `columns`, and `layers`, each with the number of `heads`
+    and the `weights` (H, T, S): multiplied by 255, rounded to one byte each, in base64.
     """
     config = model.config.model
     heads = config.heads * (config.layers + 2 * (config.encoder_layers or 0))

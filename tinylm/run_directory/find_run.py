@@ -40,13 +40,13 @@ def find_run(name: Path, reporter: Reporter) -> Path:
     message, if there is neither.
     """
     by_name = CHECKPOINTS / name
-    is_name = not name.is_absolute() and ".." not in name.parts and name.name and run_exists(by_name)
+    is_name = not name.is_absolute() and ".." not in name.parts and name.name and path_exists(by_name)
     if is_name and resolve_links(by_name) != resolve_links(name):
         if os.path.lexists(name / "config.json"):
             reporter.note(f"Using the path {name}; the run of that name under {CHECKPOINTS}/ is {by_name}.")
             return name
         return by_name  # what is at the path is often the text that the run was trained on
-    if run_exists(name):
+    if path_exists(name):
         return name
     names = [path.relative_to(CHECKPOINTS).as_posix() for path in run_directories(CHECKPOINTS)]
     similar = difflib.get_close_matches(name.as_posix().removeprefix(f"{CHECKPOINTS}/"), names, 3, 0.6)
@@ -55,7 +55,7 @@ def find_run(name: Path, reporter: Reporter) -> Path:
     raise NoRunError(f"There is no run at {name}.")
 
 
-def run_exists(path: Path) -> bool:
+def path_exists(path: Path) -> bool:
     """Whether there is a file or folder at `path`, or leftovers of an interrupted replacement beside it."""
     try:
         hidden = (staging_directory(path), replaced_directory(path)) if path.name else ()

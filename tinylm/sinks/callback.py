@@ -106,7 +106,7 @@ class TrackerCallback:
             else:
                 self._fail(message["problem"])
         if process.exit_code and not self._has_failed:
-            self._fail(process.last_words())
+            self._fail(process.exit_reason())
 
     def _fail(self, reason: str) -> None:
         if not self._has_failed:
@@ -119,7 +119,7 @@ class TrackerCallback:
 
 
 def is_installed(package: str) -> bool:
-    """Whether there is a module of that name. A folder without modules, such as the one that wandb writes, is none."""
+    """Whether the package is installed. A folder without modules, such as wandb's folder of runs, does not count."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
 

@@ -1,4 +1,4 @@
-"""The process of a tracker, from the side of the training."""
+"""Starts a tracker in a process of its own, and exchanges messages with it."""
 
 import contextlib
 import json
@@ -22,10 +22,10 @@ Message = dict[str, Any]
 
 
 class TrackerProcess:
-    """Runs `tinylm.sinks.worker`. No method raises, and only `finish` waits for the process.
+    """Runs `tinylm.sinks.worker`, in a session of its own, so that Ctrl-C in a terminal does not reach it.
 
-    It is in a session of its own, so that Ctrl-C in a terminal does not reach it, and it has the search path of this
-    process. Raises OSError if it cannot be started.
+    The process has the `sys.path` of this one. Raises OSError if it cannot be started. The methods do not raise.
+    `finish` waits for the process; the other methods take at most 2 * JOIN_SECONDS.
     """
 
     def __init__(self, first: Message) -> None:
@@ -54,7 +54,7 @@ class TrackerProcess:
         self._writer.start()
 
     def send(self, record: Message) -> bool:
-        """Send a record, later. Returns whether there was room for it."""
+        """Queue a record for the process. Returns False if the queue is full."""
         try:
             self._records.put_nowait(record)
         except queue.Full:
@@ -63,19 +63,19 @@ class TrackerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """How the process ended: negative for a signal, `None` while it runs."""
+        """The exit code of the process: negative for a signal, `None` while it runs."""
         return self._child.poll()
 
     def messages(self) -> Iterator[Message]:
-        """Yield what the process has said since the last call: `note` or `problem`."""
+        """Yield the messages of the process since the last call, each with the key `note` or `problem`."""
         if self.exit_code is not None:
             self._reader.join(JOIN_SECONDS)
         with contextlib.suppress(queue.Empty):
             while True:
                 yield self._messages.get_nowait()
 
-    def last_words(self) -> str:
-        """How a process has ended: the signal, the last line on its standard error, or the exit code."""
+    def exit_reason(self) -> str:
+        """Why a process has ended: the signal, the last line on its standard error, or the exit code."""
         code = self.exit_code or 0
         if code < 0:
             return f"its process was ended by signal {-code}"
@@ -120,7 +120,7 @@ class TrackerProcess:
                 record = self._records.get()
                 stdin.write(json.dumps(record).encode() + b"\n")
                 stdin.flush()
-        while record:  # the process has ended: nothing may wait for room
+        while record:  # the process has ended: empty the queue, so that `finish` does not wait for room in it
             record = self._records.get()
 
     def _read(self) -> None:

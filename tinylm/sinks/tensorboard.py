@@ -12,8 +12,9 @@ FLUSH_SECONDS = 1.0  # between two writes to the disk
 class TensorBoard:
     """Writes scalars to an event file in `folder`/<name of the run>.
 
-    The first event of each session tells TensorBoard to drop older points from the first step of the session on: for a
-    new run all, for a resumed run those after the step that it continues from (`SessionLog.START`).
+    The first event of each session is a `SessionLog.START` with the first step of the session. TensorBoard then drops
+    the points of earlier sessions from that step on: all for a new run; for a resumed run, those after the step that it
+    continues from.
 
     tensorboardX's SummaryWriter is not used: its thread ends when the disk is full, and then its queue blocks.
     """

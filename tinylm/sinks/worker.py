@@ -1,7 +1,7 @@
 """The process of a tracker: reads records from stdin, and hands them to the library of the tracker.
 
 The first record names the tracker and the run, the others have `step`, `values` and `time`, and an empty one is the
-last. It ends as well when the training ends without saying so. Messages are JSON lines on stdout: `note`, `problem`.
+last. The process also ends when stdin is closed. Messages are JSON lines on stdout: `note`, `problem`.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class Tracker(Protocol):
 def open_tracker(name: str, folder: str | None, run: dict[str, Any], note: Note, problem: Note) -> Tracker:
     """Import the library of a tracker, and begin or continue a run in it.
 
-    run: as by `describe_run`. note, problem: called with what the user needs to know.
+    run: as by `describe_run`. note, problem: called with messages for the user.
     """
     if name == "tensorboard":
         from tinylm.sinks.tensorboard import TensorBoard
@@ -53,7 +53,7 @@ def main() -> None:
     messages = os.fdopen(os.dup(1), "w", encoding="utf-8")  # not inherited by processes that libraries start
     os.dup2(2, 1)  # what libraries print is not part of the output of the training
 
-    def tell(kind: str, text: str) -> None:
+    def send(kind: str, text: str) -> None:
         with contextlib.suppress(OSError):  # the training has ended
             messages.write(json.dumps({kind: text}) + "\n")
             messages.flush()
@@ -62,7 +62,7 @@ def main() -> None:
     try:
         first = json.loads(sys.stdin.readline())
         tracker = open_tracker(
-            **first, note=lambda text: tell("note", text), problem=lambda text: tell("problem", text)
+            **first, note=lambda text: send("note", text), problem=lambda text: send("problem", text)
         )
         for line in sys.stdin:
             record = json.loads(line)
@@ -73,7 +73,7 @@ def main() -> None:
         tracker.finish()
     except BaseException as error:  # SystemExit, too
         _limit_exit()
-        tell("problem", f"{type(error).__name__}: {error}")
+        send("problem", f"{type(error).__name__}: {error}")
         code = 1
     raise SystemExit(code)
 

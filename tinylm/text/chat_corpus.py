@@ -25,7 +25,8 @@ class ChatCorpus(Corpus):
 
     chat: ChatFormat | None = None
     _lengths: list[int] = field(default_factory=list, init=False, repr=False, compare=False)  # set by `scan`
-    _marked: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)  # set by `scan`
+    # Set by `scan`: whether each conversation contains the text of a special token.
+    _with_literal_tokens: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
 
     kind: ClassVar[str] = "chat"
     detects_json: ClassVar[bool] = True
@@ -87,7 +88,7 @@ class ChatCorpus(Corpus):
         assert self.chat is not None
         chat, lengths, digest = self.chat, self._lengths, hashlib.sha256()
         lengths.clear()
-        self._marked.clear()
+        self._with_literal_tokens.clear()
 
         def stream() -> Stream:
             for example in self.examples(progress):
@@ -95,7 +96,7 @@ class ChatCorpus(Corpus):
                     yield None
                 spans = [(span.start, span.stop) for span in example.spans]
                 digest.update(json.dumps([example.text, spans]).encode())
-                self._marked.append(LITERAL in example.text)
+                self._with_literal_tokens.append(LITERAL in example.text)
                 parts = list(self._known(chat.ordinary_text(example.text)))
                 lengths.append(sum(map(len, parts)))
                 yield from filter(None, parts)
@@ -104,9 +105,9 @@ class ChatCorpus(Corpus):
         return replace(stats, documents=len(lengths), fingerprint=digest.hexdigest())
 
     @property
-    def n_marked(self) -> int:
+    def n_with_literal_tokens(self) -> int:
         """The number of conversations, in the last scan, with texts of special tokens that are not those tokens."""
-        return sum(self._marked)
+        return sum(self._with_literal_tokens)
 
     def safe_split_point(self, characters: int) -> int:
         """The largest number of characters, at most `characters`, that make up whole conversations."""

@@ -134,7 +134,7 @@ class _Generation(Extension):
 
 
 def _reason(error: Exception) -> str:
-    """What an error says, in one line of printable characters."""
+    """The message of an error in one line of printable characters."""
     if isinstance(error, (RecursionError, MemoryError)):
         return "it is nested too deeply or too large"
     text = str(error)

@@ -51,8 +51,8 @@ class Corpus:
 
     def stream(self, progress: Progress = no_progress, started: Callable[[str], None] = lambda name: None) -> Stream:
         """Yield the text of all files in order. `progress` receives the number of bytes read from the disk, and
-        `started` the name of each document before its first chunk: its file, and its line or element if it is part of
-        one.
+        `started` the name of each document before its first chunk: its file, with the line or element if the file has
+        several documents.
 
         Raises UsageError for bytes that are not valid in the encoding, for damaged compressed data and for invalid
         JSON.

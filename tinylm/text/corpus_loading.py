@@ -91,7 +91,7 @@ def load_text(
     with reporter.counting("reading", sum(part.size for part in (corpus, *val_corpus)), "bytes") as advance:
         split = split_corpus(corpus, val_corpus[0] if val_corpus else None, fraction, advance)
     for part in (corpus, *val_corpus):
-        _report_marked(part, reporter)
+        _report_literal_tokens(part, reporter)
     return split
 
 
@@ -149,7 +149,7 @@ def _require_chat(chat: ChatFormatOf | None, subject: str) -> str:
 def _with_chat_format(
     source: TextSource, corpora: Sequence[Corpus], kind: str, chat: ChatFormatOf | None
 ) -> list[Corpus]:
-    """The corpora, read as conversations if `kind` says so. Raises UsageError for their settings if it does not."""
+    """The corpora, as conversations if `kind` is "chat"; otherwise raises UsageError for settings of conversations."""
     if kind == ChatCorpus.kind:
         assert chat is not None
         chosen = chat(source)
@@ -178,11 +178,11 @@ def _report_skipped(corpus: Corpus, reporter: Reporter) -> None:
         report(f"Skipped in {folder}: {describe_skipped(files)}. Read: {format_size(corpus.size)}.")
 
 
-def _report_marked(corpus: Corpus, reporter: Reporter) -> None:
-    if isinstance(corpus, ChatCorpus) and corpus.n_marked:
+def _report_literal_tokens(corpus: Corpus, reporter: Reporter) -> None:
+    if isinstance(corpus, ChatCorpus) and corpus.n_with_literal_tokens:
         reporter.warn(
-            f"{corpus.name}: {corpus.n_marked:,} of its conversations contain the text of special tokens. In messages "
-            "and tools it is encoded as other text; only the chat template writes special tokens."
+            f"{corpus.name}: {corpus.n_with_literal_tokens:,} of its conversations contain the text of special tokens. "
+            "In messages and tools it is encoded as other text; only the chat template writes special tokens."
         )
 
 
@@ -322,13 +322,13 @@ def opened_corpus(
 def known_text(
     corpus: Corpus, tokenizer: Tokenizer, unknown: str, run: Path, reporter: Reporter
 ) -> tuple[Corpus, CorpusStats]:
-    """The corpus without characters that the tokenizer of `run` has no id for, if `unknown` is "skip", and the
-    statistics of the whole corpus.
+    """The corpus and its statistics. If `unknown` is "skip", characters without an id in the tokenizer of `run` are
+    removed from the corpus, but counted in the statistics.
 
     Raises UsageError for empty text, and for unknown characters if `unknown` is "error".
     """
     stats = corpus.scan()
-    _report_marked(corpus, reporter)
+    _report_literal_tokens(corpus, reporter)
     if not stats.characters:
         raise UsageError(f"{corpus.name} contains no text; give a file that does.")
     unknown_characters = tokenizer.unknown_characters(stats.alphabet)

@@ -69,7 +69,7 @@ def train_or_recall(stats: CorpusStats, settings: list[Any], train: Callable[[],
 
 
 def _identity(corpus: Corpus) -> tuple[list[Any], float]:
-    """What the statistics depend on, as JSON values, and the latest time at which a file was changed, in seconds."""
+    """The identity of the scanned files and settings, as JSON values, and the time of the latest change in seconds."""
     files = [(os.path.abspath(file), file.stat()) for file in corpus.files]  # noqa: PTH100, keeps links
     times = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in files]
     settings = [corpus.text_key, corpus.encoding, corpus.format]

@@ -32,8 +32,8 @@ from tinylm.text.tokenizer import Tokenizer
 FORMAT_VERSION = 2  # of a token folder; part of its key
 SHARD_TOKENS = 1 << 26  # ids after which the next shard begins
 MAX_CHUNK = 1 << 24  # characters; a longer chunk is encoded without waiting for a safe split point
-BATCH_CHARACTERS = 1 << 19  # from which a batch is complete
-MAX_RECORD_BYTES = 1 << 22  # of tokens.json: about 20,000 shards
+BATCH_CHARACTERS = 1 << 19  # a batch ends with the chunk that reaches this number
+MAX_INDEX_BYTES = 1 << 22  # of tokens.json: about 20,000 shards
 CHECK_CHUNK = 1 << 24  # ids compared with the vocabulary size at a time
 UNFINISHED_SUFFIX = ".tokens"  # of a folder that is being written
 STALE_SECONDS = 7 * 86_400.0  # an unfinished folder without a write for this long is deleted
@@ -60,16 +60,16 @@ def open_part(
     """Open one part, "train" or "val", of the token folder at `path`: (N,), read-only.
 
     The folder is untrusted, so the dtype of the ids, their number, their SHA-256 and their range (below `vocab_size`)
-    are checked; hash and range of each of several shards when it is first read. For an Encoding, `vocab_size` is the
-    number of its codes. With `trust_mtime`, the hash is not computed if size and modification time are as recorded.
-    `mapped` memory-maps the files instead of reading them.
+    are checked. If there are several shards, hash and range of a shard are checked when it is first read. For an
+    Encoding, `vocab_size` is the number of its codes. With `trust_mtime`, the hash is not computed if size and
+    modification time are as recorded. `mapped` memory-maps the files instead of reading them.
 
     Raises TinyLMError if the folder is incomplete or damaged, or has another `key`; for several shards, also when a
     damaged one is read.
     """
-    with _damage_to(path):
+    with _report_damage(path):
         check_folder(path)
-        index = read_json(path / "tokens.json", MAX_RECORD_BYTES)
+        index = read_json(path / "tokens.json", MAX_INDEX_BYTES)
         if index["key"] != key:
             raise ValueError("it is the encoding of another text")
         if isinstance(index[part], dict):
@@ -81,7 +81,7 @@ def open_part(
 
 
 @contextlib.contextmanager
-def _damage_to(path: Path) -> Iterator[None]:
+def _report_damage(path: Path) -> Iterator[None]:
     """Context manager that turns errors of files and values into a TinyLMError about the token folder at `path`."""
     try:
         yield
@@ -121,9 +121,9 @@ class _Shards:
         return int(record["tokens"])
 
     def open(self, index: int) -> np.ndarray:
-        """Map a shard; at the first time, check it. Raises TinyLMError if it is missing or damaged."""
+        """Map a shard, and check it if it is new or modified. Raises TinyLMError if it is missing or damaged."""
         name = shard_name(self._part, index)
-        with _damage_to(self._path), self._folder.open(name) as file:
+        with _report_damage(self._path), self._folder.open(name) as file:
             changed = os.fstat(file.fileno()).st_mtime_ns
             if self._checked.get(index) == changed:
                 return _map(file, _require_size(file, name, self._records[index], self._vocab_size))
@@ -269,14 +269,14 @@ class _UnfinishedIndex:
     """The index of a token folder that is being written: the records of its complete shards, by part."""
 
     def __init__(self, folder: Path, key: str, codes: int, resumable: bool) -> None:
-        """Those of an earlier process are kept if it had the same `key` and version, and the files have their sizes."""
+        """Keep the records of an earlier process if `key` and version are the same and the files have their sizes."""
         self.folder = folder
         self._resumable = resumable
         self.codes = codes
         self._head = {"key": key, "version": __version__}
         self.shards: dict[str, list[dict[str, Any]]] = {"train": [], "val": []}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            found = read_json(folder / "tokens.json", MAX_RECORD_BYTES)
+            found = read_json(folder / "tokens.json", MAX_INDEX_BYTES)
             if all(found[name] == value for name, value in self._head.items()):
                 shards = {part: list(found[part]) for part in self.shards}
                 for part, records in shards.items():

@@ -62,7 +62,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Sent when a text was sampled after an evaluation. text: without a prompt. val_loss: nats per token."""
+    """Sent when a text was sampled after an evaluation. text: generated without a prompt. val_loss: nats per token."""
 
     step: int
     val_loss: float

@@ -35,7 +35,7 @@ def rank_memory(device: str, ranks: Ranks) -> int | None:
 
 
 def rank_shard(parallel: str, config: RunConfig, ranks: Ranks) -> Shard:
-    """What a rank has of the trained parameters: with an adapter, all, since only the frozen base model is sharded."""
+    """The part of the trained parameters that a rank has: with an adapter all, since only the base is sharded."""
     if parallel == "ddp" or config.adapter is not None:
         return WHOLE
     return Shard(ranks.launch.rank, ranks.size)

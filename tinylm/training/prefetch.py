@@ -14,7 +14,7 @@ def prefetch(batch: Callable[[int], Batch], device: torch.device) -> Callable[[i
 
 
 class BatchPrefetcher:
-    """Calls `batch(number)`, and in a thread `batch(number + 1)`, which the next call probably asks for.
+    """Calls `batch(number)`, and in a thread `batch(number + 1)`, which the next call probably needs.
 
     The result depends only on the number, as that of `batch`; an error in the thread is raised when its batch is asked
     for.

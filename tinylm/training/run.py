@@ -73,8 +73,9 @@ class TrainingRun:
 
     @property
     def shard(self) -> Shard:
-        """What this rank has of the trained parameters and the optimizer's state. With an adapter, these are replicas,
-        and only the base is sharded.
+        """The part of the trained parameters and of the optimizer's state that this rank has.
+
+        With an adapter, these are replicas, and only the base is sharded.
         """
         return rank_shard(self.parallel, self.config, self.ranks)
 

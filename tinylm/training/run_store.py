@@ -130,7 +130,7 @@ def open_store(
 ) -> Iterator[RunStore]:
     """Context manager for the store of a training run. At its end, the last save is complete; see BackgroundSaver.
 
-    shard: what this rank has of the tensors that are saved
+    shard: the part of the saved tensors that this rank has
     saved_step: the step of the save from which the run is resumed, -1 for a new run
     save_seconds: the time that a save is expected to take, known from an earlier process
     """

@@ -43,7 +43,7 @@ class InitialModel:
     architecture: decoder, encoder or encoder-decoder
     vocabulary_owner: how messages name the source of the vocabulary, such as "The model checkpoints/a"
     config, network: `None` for a new model, which is built when its config is planned
-    loading: bytes of the weights of `network` while they were read, with the mapped file
+    loading: bytes of memory that the weights of `network` took while they were read, with the mapped file
     tokenizer: `None` until it is chosen for the text
     tokenizer_file: the tokenizer for a new model that was given as a file
     adapter: the adapter to train on the model
@@ -86,7 +86,7 @@ class InitialModel:
 
 
 class StartingPoint(Protocol):
-    """What a run starts from: NewModel, TrainedModel or NewAdapter."""
+    """The starting point of a run: NewModel, TrainedModel or NewAdapter."""
 
     @property
     def choices(self) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from tinylm.validation import MAX_COUNT
 
 @dataclass
 class TrainerState:
-    """What a trainer needs, besides weights and optimizer tensors, to resume a run exactly.
+    """The state that a trainer needs, besides weights and optimizer tensors, to resume a run exactly.
 
     step: optimizer steps taken
     seconds: training time so far, in all sessions; setup_seconds: the part before the first step

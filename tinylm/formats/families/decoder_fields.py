@@ -22,7 +22,7 @@ _DEFAULT_WINDOW = 4096
 def read_sizes(config: ForeignConfig, *, kv_heads: int | None = None, head_dim: int | None = None) -> dict[str, Any]:
     """The fields that Llama and the families derived from it share: sizes and RMSNorm epsilon.
 
-    Norm and placement are the defaults of ModelConfig.
+    `norm` and `norm_placement` are left at the defaults of ModelConfig: RMSNorm before each sublayer.
 
     kv_heads, head_dim: defaults for missing fields; `None`: the number of heads, and width / heads. A null
     num_key_value_heads means the number of heads in every family.
@@ -82,7 +82,7 @@ def read_window(config: ForeignConfig, default: int | None) -> dict[str, Any]:
 def read_optional_window(config: ForeignConfig) -> dict[str, Any]:
     """A sliding window in every layer if `use_sliding_window` is set (Qwen3-MoE)."""
     window = config.optional_integer("sliding_window", _DEFAULT_WINDOW)
-    config.value("max_window_layers")
+    config.mark_read("max_window_layers")
     used = config.flag("use_sliding_window", False)
     return windows(window if used else None, [SLIDING] * config.layers())
 
@@ -114,7 +114,7 @@ def read_layer_types(config: ForeignConfig, default: list[str]) -> list[str]:
 def windows(window: int | None, types: list[str]) -> dict[str, Any]:
     """`local_window` and `local_layers` of ModelConfig.
 
-    Raises ValueError if only some layers are sliding and there is no window; if all are, there is no window.
+    With a `window` of `None`, raises ValueError if only some layers are sliding; if all are, they have full attention.
     """
     local = tuple(layer for layer, kind in enumerate(types) if kind == SLIDING)
     if window is None and len(local) not in (0, len(types)):

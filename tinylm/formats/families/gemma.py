@@ -76,10 +76,10 @@ def _read_gemma3(config: ForeignConfig) -> dict[str, Any]:
 
 
 def _pattern(config: ForeignConfig) -> list[str]:
-    """The types of layers without `layer_types`: every `sliding_window_pattern`-th (default 6) is full."""
+    """The layer types of a config without `layer_types`: every `sliding_window_pattern`-th one (default 6) is full."""
     name = "sliding_window_pattern" if config.has("sliding_window_pattern") else "_sliding_window_pattern"
     every = config.integer(name, 6)
-    config.value("_sliding_window_pattern")
+    config.mark_read("_sliding_window_pattern")
     return [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(config.layers())]
 
 

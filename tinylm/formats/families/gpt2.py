@@ -24,7 +24,7 @@ RULES = (
 
 def _read(config: ForeignConfig) -> dict[str, Any]:
     config.require("scale_attn_by_inverse_layer_idx", False)
-    config.value("reorder_and_upcast_attn")  # the order of two products, and the number format of the scores
+    config.mark_read("reorder_and_upcast_attn")  # the order of two products, and the number format of the scores
     heads, width = config.integer("n_head"), config.integer("n_embd")
     if width % heads:
         raise ValueError(f"n_embd of its {config.file} is {width}; it must be a multiple of n_head ({heads})")

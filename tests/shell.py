@@ -23,6 +23,7 @@ from tinylm.cli import app
 Result = typer.testing.Result
 
 ROOT = Path(__file__).parent.parent
+FILES = {"config.json", "tokenizer.json", "metrics.jsonl", "model.safetensors", "last"}  # of a run directory
 TINY = ("--layers", "1", "--heads", "2", "--width", "16", "--context", "16", "--batch-size", "4")
 CHILD_LIMIT = 120.0  # seconds that a child process may take on a busy machine
 WORDS = "the old man said it was a cold morning by the sea, and he went home to his bed in a quick boat; I saw no joy."

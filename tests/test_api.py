@@ -212,7 +212,7 @@ def test_an_error_names_the_setting_and_writes_no_file(here: Path) -> None:
         with pytest.raises(UsageError, match=re.escape(message)):
             call()
     with pytest.raises(TypeError, match="unknown settings: learning_rate"):
-        tinylm.train("one.txt", "new", learning_rate=0.1)  # type: ignore[call-arg]
+        tinylm.train("one.txt", "new", learning_rate=0.1)
     assert snapshot(here) == before
 
 

@@ -94,6 +94,6 @@ def test_the_end_token_of_the_template_ends_an_answer(loaded: tuple[Any, tinylm.
 def test_a_model_without_a_template_says_what_to_give(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("no joy, no joy; no bed\n" * 60)
     sizes = {"layers": 1, "heads": 2, "width": 16, "context": 16, "batch_size": 4, "steps": 1}
-    trained = tinylm.train(tmp_path / "text.txt", tmp_path / "run", **sizes)  # type: ignore[arg-type]
+    trained = tinylm.train(tmp_path / "text.txt", tmp_path / "run", **sizes)
     with pytest.raises(UsageError, match="chat_template"):
         tinylm.load(trained.run).chat_format()

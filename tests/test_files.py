@@ -44,7 +44,7 @@ def test_anything_but_a_regular_file_is_an_os_error_without_blocking(
 ) -> None:
     make_odd(kind, tmp_path / "odd", file)
     with pytest.raises(OSError):
-        opener(tmp_path / "odd")  # type: ignore[operator]
+        opener(tmp_path / "odd")
     assert file.read_text() == '{"a": 1}'
 
 

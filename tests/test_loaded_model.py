@@ -23,7 +23,7 @@ from tinylm.loaded_model import Model
 from tinylm.run_directory.loading import load_model
 
 PROMPT = "the old man"
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from tinylm.run_config import SpecialTokens
 HOME = Path(tinylm.__file__).parent
 COMMAND_LAYER = ("__main__.py", "cli.py", "commands", "console.py")
 LIBRARY = [path for path in sorted(HOME.rglob("*.py")) if path.relative_to(HOME).parts[0] not in COMMAND_LAYER]
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = typer.main.get_command(app).commands
 OPTIONS = {option.name for command in COMMANDS.values() for option in command.params}
 # Set by imported models, whose files the user can look into.
 IMPORTED = {"chat_template"} | {

@@ -29,7 +29,7 @@ SIZE = 3
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(rendezvous, "TIMEOUT", timedelta(seconds=20))
-    yield torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    yield torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 
 
 def start(store: Any, monkeypatch: pytest.MonkeyPatch) -> list[Rendezvous]:

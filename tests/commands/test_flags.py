@@ -21,7 +21,7 @@ from tinylm.presets import make_model_config
 from tinylm.training_config import Budget
 from tinylm.validation import RANGES, check_numbers
 
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands
 
 
 def number_type(command: str, name: str) -> type | None:

@@ -99,10 +99,10 @@ def test_an_adapter_has_the_norm_of_each_update(adapter: Path) -> None:
     model = api.load(adapters=[adapter])
     for update in found["updates"]:
         layer = model.adapters[0].layers[update["layer"]]
-        product = (layer.lora_B.double() @ layer.lora_A.double()) * layer.scale  # type: ignore[attr-defined, operator]
+        product = (layer.lora_B.double() @ layer.lora_A.double()) * layer.scale
         norm = math.sqrt((product**2).sum().item())
         assert update["norm"] == pytest.approx(norm, rel=1e-4)
-        base = layer.base.weight.double().flatten()  # type: ignore[attr-defined, operator]
+        base = layer.base.weight.double().flatten()
         assert update["relative"] == pytest.approx(norm / math.sqrt((base @ base).item()), rel=1e-4)
 
 

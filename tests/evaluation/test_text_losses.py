@@ -86,7 +86,7 @@ def evaluations() -> dict[str, tuple[Evaluation, Evaluation]]:
         "conversations": tuple(evaluate_chat(chat, TOKENIZER, part, config, *rest) for part in codes),
         "pairs": tuple(evaluate_pairs(translator, TOKENIZER, part, config, *rest) for part in pairs),
         "windows": tuple(evaluate_masked(encoder, TOKENIZER, part, config, *rest) for part in text),
-    }  # type: ignore[return-value]
+    }
 
 
 def chat_codes(rng: np.random.Generator) -> np.ndarray:

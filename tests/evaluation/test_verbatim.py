@@ -102,7 +102,7 @@ def test_progress_is_that_of_the_documents() -> None:
     done: list[int] = []
 
     def stream(progress: object) -> Stream:
-        progress(5)  # type: ignore[operator]
+        progress(5)
         yield "abcde"
 
     find_matches(["abc"], Documents(stream, str, 5, "characters"), 2, done.append)

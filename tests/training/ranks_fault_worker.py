@@ -33,9 +33,9 @@ def fail_from(step: int, fault: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "optimizer.safetensors")
 
     if fault == "error":
-        trainer.Trainer._accumulate_once = accumulate_or_fail  # type: ignore[method-assign]
+        trainer.Trainer._accumulate_once = accumulate_or_fail
     else:
-        directory.RunDirectory.write_last = save_or_fail  # type: ignore[method-assign]
+        directory.RunDirectory.write_last = save_or_fail
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.training.test_run import RunSession, config_of, contents, tokens  # noqa: F401, the fixture `tokens`
+from tests.training.run_sessions import RunSession, config_of, contents
 from tinylm.errors import SaveError, TinyLMError
 from tinylm.run_directory import directory
 from tinylm.run_directory.directory import RunDirectory
@@ -68,11 +68,7 @@ def test_a_small_save_is_written_at_once() -> None:
     assert threads == [threading.main_thread()]
 
 
-def test_a_run_is_the_same_to_the_bit(
-    tokens: TokenFolder,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_is_the_same_to_the_bit(tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(optimizer="muon", average=0.1, **INTERVALS)
     RunSession(tmp_path / "at once", tokens).begin(config)
     monkeypatch.setattr(background_save, "MIN_BYTES", 0)
@@ -91,9 +87,7 @@ def test_a_run_is_the_same_to_the_bit(
 
 @pytest.mark.usefixtures("in_background")
 def test_a_full_disk_ends_the_run_and_the_save_before_is_intact(
-    tokens: TokenFolder,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_tensors, writes = directory.write_tensors, []
 
@@ -181,7 +175,7 @@ def test_after_an_interrupt_of_a_wait_the_thread_writes_no_more(waits_in: str) -
 
 
 def test_an_abandoned_save_leaves_the_one_before(
-    tokens: TokenFolder,  # noqa: F811
+    tokens: TokenFolder,
     tmp_path: Path,
 ) -> None:
     run = RunSession(tmp_path / "run", tokens)
@@ -237,9 +231,7 @@ def test_the_expected_time_of_a_save_is_that_of_the_last_one_scaled_by_its_size(
 
 @pytest.mark.usefixtures("in_background")
 def test_a_resumed_run_keeps_the_recorded_time_of_a_save_until_it_has_written_one(
-    tokens: TokenFolder,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunSession(tmp_path / "run", tokens, until=20)
     run.begin(config_of(**INTERVALS))
@@ -262,9 +254,7 @@ def test_a_resumed_run_keeps_the_recorded_time_of_a_save_until_it_has_written_on
 
 @pytest.mark.usefixtures("in_background")
 def test_out_of_memory_names_the_last_complete_save_and_the_error_of_the_next_one(
-    tokens: TokenFolder,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_tensors, update = directory.write_tensors, WeightAverage.update
     writes, failed = [], threading.Event()

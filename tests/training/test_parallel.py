@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.training.test_trainer import random_batch
+from tests.training.trainer_bench import random_batch
 from tinylm import ranks
 from tinylm.launch import Launch
 from tinylm.ranks import BUCKET_BYTES, ProcessRanks, Ranks, _buckets, machine_threads
@@ -25,7 +25,7 @@ class OtherGives(Ranks):
         return [value, self.signal_number]
 
     def add(self, tensors: object) -> None:
-        for tensor in tensors:  # type: ignore[attr-defined]
+        for tensor in tensors:
             tensor += 1
 
 

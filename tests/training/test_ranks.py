@@ -200,7 +200,7 @@ def test_a_run_goes_on_in_other_numbers_of_ranks_and_modes_with_the_losses_of_on
 @pytest.mark.slow
 def test_sharded_ranks_end_with_one_message_when_one_runs_out_of_memory(texts: Path, tmp_path: Path) -> None:
     made = ["train", [str(texts / "text.txt")], {**MODEL, **TRAINING, "parallel": "fsdp", "out": str(tmp_path / "run")}]
-    made[2]["fail_on"] = 1  # type: ignore[index,call-overload]
+    made[2]["fail_on"] = 1
     err = run_worker(tmp_path, 2, made, expected=1)
     assert "TinyLMError: Out of memory in step 3; choose a smaller `micro_batch` (it is 6), `size` or `context`" in err
     assert "PeerError: On rank 1: Out of memory in step 3" in err

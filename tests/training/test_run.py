@@ -1,9 +1,6 @@
 """Training runs on disk. Reference for a resumed run: the uninterrupted run, bit for bit."""
 
 import dataclasses
-import json
-import random
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,162 +8,24 @@ from typing import Any
 import pytest
 import torch
 
-from tests.variants import small
-from tinylm.adapters.adapter import adapter_layers, load_adapter_tensors
+from tests.training.run_sessions import SHAPE, Killed, RunSession, adapter_for, config_of, contents
 from tinylm.adapters.bottleneck import SUBLAYERS
-from tinylm.adapters.load import add_adapter, load_base_model
+from tinylm.adapters.load import add_adapter
 from tinylm.device import DTYPES
 from tinylm.errors import UsageError
 from tinylm.evaluation.loop import evaluate_loss
-from tinylm.model.build import build_model
 from tinylm.model.stack import Transformer
-from tinylm.model_config import ModelConfig
 from tinylm.objectives.loss import next_token
-from tinylm.run_config import AdapterConfig, RunConfig, RuntimeConfig, TokenizerConfig
+from tinylm.run_config import AdapterConfig
 from tinylm.run_directory.directory import RunDirectory
-from tinylm.run_directory.loading import load_model, read_config, read_weights, restore_model
+from tinylm.run_directory.loading import load_model, read_config, read_weights
 from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.text.batches import evaluation_batches
-from tinylm.text.token_files import TokenFolder, encode_to_folder
-from tinylm.text.tokenizer import train_char
-from tinylm.training.events import Evaluated, Event, Logged, Notice, Stepped
-from tinylm.training.run import TrainingRun, set_weights_dtype
-from tinylm.training.trainer import Outcome, StopTraining
-from tinylm.training_config import Budget, TrainingConfig, default_objective
-
-TOKENIZER = train_char("abcdef .").with_mask_token()
-SHAPE = small(
-    vocab_size=TOKENIZER.vocab_size,
-    context=8,
-    layers=1,
-    width=8,
-    heads=2,
-    kv_heads=1,
-    ffn_width=8,
-    dropout=0.2,
-    attention_dropout=0.2,
-)
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenFolder:
-    """Short documents, which are also valid pairs of a source and a target."""
-    rng = random.Random(0)
-    words = ["a", "be", "dad", "face", "cab", "fed."]
-
-    def documents(n: int) -> list[str | None]:
-        texts = [" ".join(rng.choices(words, k=rng.randint(1, 2))) for _ in range(n)]
-        return [piece for text in texts for piece in (text, None)][:-1]
-
-    train, val = documents(300), documents(40)
-    folder = tmp_path_factory.mktemp("session") / "tokens"
-    return encode_to_folder(folder, "key", lambda: iter(train), lambda: iter(val), TOKENIZER, lambda size: None)
-
-
-def config_of(adapter: AdapterConfig | None = None, model: ModelConfig = SHAPE, **choices: Any) -> RunConfig:
-    settings: dict[str, Any] = {
-        "objective": default_objective(model.architecture),
-        "budget": Budget(steps=60),
-        "batch_size": 5,
-        "micro_batch": 2,
-        "lr": 0.02,
-        "min_lr": 0.001,
-        "warmup": 0.1,
-        "eval_every": 12,
-        "save_every": 15,
-        "log_every": 7,
-        "seed": 3,
-    }
-    return RunConfig(
-        version="0",
-        created="now",
-        model=model,
-        tokenizer=TokenizerConfig(kind=TOKENIZER.kind, sha256=TOKENIZER.sha256),
-        training=TrainingConfig(**{**settings, **choices}),
-        runtime=RuntimeConfig(device="cpu", dtype="fp32", compile=False, threads=1),
-        adapter=adapter,
-    )
-
-
-class Killed(BaseException):
-    """Ends a run without a save, as SIGKILL does."""
-
-
-@dataclass
-class RunSession:
-    """Trains a run until it is finished, or raises `end` in the first check from step `until` on."""
-
-    path: Path
-    tokens: TokenFolder
-    until: int | None = None
-    end: type[BaseException] = StopTraining
-    events: list[Event] = field(default_factory=list)
-    step: int = 0
-
-    def report(self, event: Event) -> None:
-        self.events.append(event)
-        if isinstance(event, Stepped):
-            self.step = event.step
-
-    def check(self) -> None:
-        if self.until is not None and self.step >= self.until:
-            raise self.end
-
-    def begin(self, config: RunConfig) -> Outcome:
-        run = RunDirectory.create(self.path, config, TOKENIZER)
-        return self._train(run, config, self._model(config), resume_from=None)
-
-    def resume(self, **changes: Any) -> Outcome:
-        """Resume as `tinylm train --resume` does, with other random numbers and a newly built model."""
-        torch.manual_seed(99)
-        config = read_config(self.path)
-        assert config.training is not None
-        config = dataclasses.replace(config, training=dataclasses.replace(config.training, **changes))
-        save = RunDirectory(self.path).load_last(config)
-        if config.adapter is None:
-            model = restore_model(config, save.read_weights(), self.path)
-        else:
-            model = self._model(config)
-            load_adapter_tensors(adapter_layers(model), save.read_weights(), self.path)
-        self.step = save.state["step"]
-        return self._train(RunDirectory(self.path), config, model, resume_from=save)
-
-    def _model(self, config: RunConfig) -> Transformer:
-        assert config.training is not None
-        if config.adapter is None:
-            return build_model(config.model, config.training.seed)
-        base = load_base_model(self.path, config.adapter, Path(config.adapter.base), "cpu").network
-        add_adapter(base, config.adapter, config.training.seed)
-        return base
-
-    def _train(self, run: RunDirectory, config: RunConfig, model: Transformer, resume_from: Any) -> Outcome:
-        training = TrainingRun(run, config, model, TOKENIZER, self.tokens, resume_from)
-        return training.train(self.report, self.check, started=time.monotonic())
-
-
-def contents(path: Path) -> dict[str, Any]:
-    """The contents of a run directory, without times."""
-    config = read_config(path)
-    save, best = RunDirectory(path).load_last(config), read_weights(path, config)
-    timed = ("seconds", "setup_seconds", "step_seconds", "eval_seconds", "save_seconds", "tokens_per_second")
-    metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return {
-        "weights": {name: tensor.numpy().tobytes() for name, tensor in save.read_weights().items()},
-        "optimizer": {name: tensor.numpy().tobytes() for name, tensor in save.read_optimizer().items()},
-        "state": {name: value for name, value in save.state.items() if name not in timed},
-        "best": ({name: tensor.numpy().tobytes() for name, tensor in best.tensors.items()}, best.step, best.val_loss),
-        "metrics": [{name: value for name, value in record.items() if name not in timed} for record in metrics],
-        "config": config,
-    }
-
-
-def adapter_for(path: Path, tokens: TokenFolder, **shape: Any) -> AdapterConfig:
-    """Train a base model at `path`; returns the configuration of a LoRA on it."""
-    RunSession(path, tokens).begin(config_of(model=dataclasses.replace(SHAPE, **shape), budget=Budget(steps=2)))
-    digest = load_model(path)[3].digest
-    return AdapterConfig(
-        base=str(path), base_digest=digest, rank=2, alpha=4.0, dropout=0.2, targets=("q_proj", "v_proj", "down_proj")
-    )
+from tinylm.text.token_files import TokenFolder
+from tinylm.training.events import Evaluated, Logged, Notice, Stepped
+from tinylm.training.run import set_weights_dtype
+from tinylm.training.trainer import StopTraining
+from tinylm.training_config import Budget
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +77,11 @@ CASES = {
 
 
 # Of each part of a run's state, one case; the others are slow.
+
+
 OFTEN = ("adamw, stopped at 100 of 200 while evaluating", "muon", "normuon, killed", "experts", "encoder, killed")
+
+
 OFTEN += ("pairs", "patience", "averaged, killed", "adapter", "epochs")
 
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from tests.thread_ranks import in_ranks
-from tests.training.test_run import SHAPE, TOKENIZER, RunSession, config_of, tokens  # noqa: F401, fixture
-from tests.training.test_trainer import Bench, gradient, random_batch, values
+from tests.training.run_sessions import SHAPE, TOKENIZER, RunSession, config_of
+from tests.training.trainer_bench import Bench, gradient, random_batch, values
 from tinylm.errors import TinyLMError
 from tinylm.model.decoder import Decoder
 from tinylm.objectives.loss import Loss, next_token
@@ -117,7 +117,7 @@ def test_in_bf16_the_gradient_of_the_ranks_is_that_of_one_process_up_to_rounding
 
 
 def test_ranks_compile_only_if_all_of_them_can(
-    tokens: TokenFolder,  # noqa: F811
+    tokens: TokenFolder,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

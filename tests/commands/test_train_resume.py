@@ -1,0 +1,230 @@
+"""tinylm train with --resume, and with --init-from."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.shell import (
+    FILES,
+    TINY,
+    assert_error,
+    copied,
+    records,
+    run_ok,
+    same_tensors,
+    snapshot,
+    story,
+    tinylm,
+)
+from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.loading import load_model, read_config
+from tinylm.run_directory.lock import lock_run
+from tinylm.run_directory.metrics_log import read_metrics
+
+
+def test_a_resumed_run_has_the_weights_of_an_uninterrupted_run(corpus: Path, here: Path) -> None:
+    options = (*TINY, "--dropout", "0.1", "--schedule", "constant", "--eval-every", 2, "--save-every", 2)
+    run_ok("train", corpus, "--out", "whole", "--steps", 6, *options)
+    run_ok("train", corpus, "--out", "parts", "--steps", 4, *options)
+    result = run_ok("train", "--resume", "parts", "--steps", 6)
+    assert result.stdout == "parts\n"
+    assert "at step 4" in result.stderr
+    for name in ("model", "optimizer"):
+        assert same_tensors(here / f"whole/last/{name}.safetensors", here / f"parts/last/{name}.safetensors")
+    steps = [[m["step"] for m in read_metrics(here / name)] for name in ("whole", "parts")]
+    assert steps[0] == steps[1]
+
+
+@pytest.mark.usefixtures("shelf_cache")
+def test_steps_logged_after_the_last_save_are_not_in_the_metrics_twice(run: Path, here: Path) -> None:
+    """As after the process was killed between two saves."""
+    path = copied(run, here / "again")
+    logged = (path / "metrics.jsonl").read_text()
+    (path / "metrics.jsonl").write_text(logged + '{"step": 201, "loss": 9.0}\n{"step": 202, "lo')
+    run_ok("train", "--resume", path, "--steps", 202, "--log-every", 1, "--eval-every", 300)
+    metrics = (path / "metrics.jsonl").read_text()
+    assert metrics.startswith(logged)
+    assert [json.loads(line)["step"] for line in metrics[len(logged) :].splitlines()] == [201, 202, 202]
+
+
+@pytest.mark.usefixtures("shelf_cache")
+def test_resuming_may_change_budget_and_intervals_and_records_them(run: Path, here: Path) -> None:
+    path = copied(run, here / "again")
+    run_ok(
+        "train",
+        "--resume",
+        path,
+        "--steps",
+        204,
+        "--eval-every",
+        2,
+        "--save-every",
+        3,
+        "--log-every",
+        1,
+        "--patience",
+        9,
+    )
+    training = read_config(path).training
+    assert training is not None
+    assert (training.budget.steps, training.eval_every, training.save_every, training.patience) == (204, 2, 3, 9)
+    assert (training.batch_size, training.log_every) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [
+        ("--lr", "0.1"),
+        ("--layers", 2),
+        ("--seed", 1),
+        ("--batch-size", 2),
+        ("--val-fraction", "0.2"),
+        ("--device", "cpu"),
+        ("--out", "x"),
+        ("--tokenizer", "bpe"),
+        ("--text-key", "body"),
+        ("--compile", "off"),
+        ("--init-from", "x"),
+    ],
+)
+def test_resuming_with_any_other_option_is_an_error(option: str, value: object, run: Path) -> None:
+    before = snapshot(run)
+    assert_error(tinylm("train", "--resume", run, option, value, "--steps", 300), 2, f"--resume fixes {option}")
+    assert snapshot(run) == before
+
+
+@pytest.mark.usefixtures("shelf_cache")
+def test_other_options_from_variables_are_ignored_when_resuming(run: Path, here: Path) -> None:
+    path = copied(run, here / "run")
+    run_ok("train", "--resume", path, "--steps", 201, env={"TINYLM_TRAIN_DEVICE": "cpu"})
+
+
+def test_a_run_that_another_process_is_writing_is_locked(run: Path, corpus: Path, here: Path) -> None:
+    """It can neither be replaced nor resumed."""
+    path = copied(run, here / "run")
+    before = snapshot(path)
+    with lock_run(path):
+        for options in ((corpus, "--out", path, "--force", *TINY), ("--resume", path)):
+            assert_error(tinylm("train", *options, "--steps", 300), 2, f"Another process is writing {path}", "--out")
+    assert snapshot(path) == before
+    assert [entry.name for entry in here.iterdir() if entry.name.startswith(".")] == []
+
+
+def test_resuming_with_another_text_is_an_error(run: Path, corpus: Path) -> None:
+    corpus.write_text("another")
+    assert_error(tinylm("train", corpus, "--resume", run), 2, "is not the text that")
+
+
+@pytest.mark.usefixtures("shelf_cache")
+def test_a_failed_resume_does_not_change_the_recorded_budget(run: Path, here: Path) -> None:
+    path = copied(run, here / "again")
+    before = snapshot(path)
+    assert_error(
+        tinylm("train", "--resume", path, "--time", "0.000001s"), 2, "its --time of 0.000001s is the total", "--time"
+    )
+    assert snapshot(path) == before
+
+
+def test_resuming_needs_the_corpus_only_if_the_cache_was_deleted(here: Path, corpus: Path) -> None:
+    run_ok("train", corpus, "--steps", 1, *TINY)
+    text = corpus.read_text()
+    corpus.unlink()
+    run_ok("train", "--resume", "checkpoints/corpus", "--steps", 2)
+    shutil.rmtree(os.environ["TINYLM_CACHE"])
+    resume = ("train", "--resume", "checkpoints/corpus", "--steps", 3)
+    corpus.write_text(text)
+    assert_error(tinylm(*resume), 1, "is no longer in the cache; name its training text", "corpus.txt")
+    corpus.write_text(text + "more")
+    assert_error(tinylm(*resume, corpus), 2, "corpus.txt is not the text that checkpoints/corpus was trained on")
+    moved = corpus.rename(here / "moved.txt")
+    moved.write_text(text)
+    run_ok(*resume, moved)
+
+
+def test_a_run_trained_on_standard_input_keeps_its_tokens_and_can_be_resumed(here: Path) -> None:
+    text = story(1500)
+    assert run_ok("train", "-", "--steps", 1, *TINY, stdin=text).stdout == "checkpoints/stdin\n"
+    path = here / "checkpoints/stdin"
+    assert {entry.name for entry in path.iterdir()} == FILES | {"tokens"}
+    assert not (Path(os.environ["TINYLM_CACHE"]) / "tokens").exists()
+    moved = path.rename(here / "moved")
+    run_ok("train", "--resume", moved, "--steps", 2)
+    shutil.rmtree(moved / "tokens")
+    assert_error(tinylm("train", "--resume", moved, "--steps", 3), 1, "is no longer in the cache", "standard input")
+
+
+def test_init_from_takes_weights_shape_and_tokenizer_of_another_run(run: Path, corpus: Path, here: Path) -> None:
+    before = snapshot(run)
+    options = ("--steps", 1, "--batch-size", 4, "--lr", "1e-20", "--dtype", "fp32")
+    run_ok("train", corpus, "--init-from", run, *options)
+    old, old_config, old_tokenizer, _ = load_model(run)
+    new, new_config, new_tokenizer, _ = load_model(here / "checkpoints/corpus")
+    assert new_config.model == old_config.model
+    assert new_tokenizer.sha256 == old_tokenizer.sha256
+    for name, tensor in old.state_dict().items():
+        assert tensor.allclose(new.state_dict()[name], rtol=0, atol=1e-12), name
+    assert snapshot(run) == before
+
+
+def test_model_and_tokenizer_options_are_errors_with_init_from(run: Path, corpus: Path) -> None:
+    assert_error(
+        tinylm("train", corpus, "--init-from", run, "--layers", 2, "--tokenizer", "bpe"), 2, "--tokenizer, --layers"
+    )
+
+
+def test_extend_vocab_adds_new_characters_to_the_model(run: Path, here: Path) -> None:
+    """Known characters keep their ids and weights; the weights of new ones start as the mean of the old ones."""
+    (here / "new.txt").write_text("the old man said λόγος\n" * 60)
+    options = ("--init-from", run, "--extend-vocab", "--out", "new", "--batch-size", 4)
+    result = run_ok("train", "new.txt", *options, "--steps", 1, "--lr", 1e-30, "--weight-decay", 0)
+    assert "Added to the vocabulary: 'γ' (U+03B3)" in result.stderr
+    old, _, old_tokenizer, _ = load_model(run)
+    new, config, tokenizer, _ = load_model(here / "new")
+    assert config.model.vocab_size == tokenizer.vocab_size == old_tokenizer.vocab_size + 5
+    text = "the old man"
+    assert tokenizer.encode(text).tolist() == old_tokenizer.encode(text).tolist()
+    assert tokenizer.decode(tokenizer.encode("λόγος")) == "λόγος"
+    weight = old.embedding.weight
+    torch.testing.assert_close(new.embedding.weight[: len(weight)], weight)
+    torch.testing.assert_close(new.embedding.weight[len(weight) :], weight.mean(0).expand(5, -1))
+    assert run_ok("sample", "-m", "new", "-p", "λό", "-n", 3).stdout.startswith("λό")
+    run_ok("train", "--resume", "new", "--steps", 2)
+
+
+def test_extend_vocab_needs_init_from(corpus: Path, run: Path, here: Path) -> None:
+    assert_error(tinylm("train", corpus, "--extend-vocab", *TINY), 2, "name it with --init-from")
+    run_ok("train", corpus, "--init-from", run, "--extend-vocab", "--steps", 1, "--batch-size", 4)  # nothing is new
+
+
+def test_unknown_characters_are_an_error_with_init_from(run: Path, here: Path) -> None:
+    (here / "greek.txt").write_text(story(500) + "λόγος")
+    assert_error(tinylm("train", "greek.txt", "--init-from", run, "--steps", 1), 2, "'λ' (U+03BB)", "5 of the text's")
+
+
+def test_init_from_an_adapter_is_an_error_that_suggests_merging(adapter: Path, corpus: Path) -> None:
+    assert_error(tinylm("train", corpus, "--init-from", adapter), 2, "is an adapter", "tinylm merge-lora")
+
+
+def test_the_last_evaluation_is_part_of_the_last_save(corpus: Path, here: Path) -> None:
+    """Regression: the save once preceded the evaluation at the last step, and a resumed run lost its best weights."""
+    last = records(
+        run_ok("train", corpus, "--steps", 6, "--save-every", 3, "--eval-every", 4, *TINY, "--lr", 0.01, "--json")
+    )[-1]
+    run = here / "checkpoints/corpus"
+    state = RunDirectory(run).load_last(read_config(run)).state
+    assert (state["last_eval_step"], state["best_step"], state["best_loss"]) == (
+        6,
+        last["best_step"],
+        last["best_val_loss"],
+    )
+
+
+def test_init_from_uses_the_schedule_of_the_preset(corpus: Path, here: Path) -> None:
+    run_ok("train", corpus, "--steps", 1, "--preset", "gpt2", *TINY)
+    run_ok("train", corpus, "--steps", 1, "--init-from", "checkpoints/corpus", "--out", "second")
+    training = read_config(here / "second").training
+    assert training is not None and training.schedule == "cosine"

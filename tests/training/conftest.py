@@ -1,0 +1,23 @@
+"""Fixtures of the tests of training."""
+
+import random
+
+import pytest
+
+from tests.training.run_sessions import TOKENIZER
+from tinylm.text.token_files import TokenFolder, encode_to_folder
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenFolder:
+    """Short documents, which are also valid pairs of a source and a target."""
+    rng = random.Random(0)
+    words = ["a", "be", "dad", "face", "cab", "fed."]
+
+    def documents(n: int) -> list[str | None]:
+        texts = [" ".join(rng.choices(words, k=rng.randint(1, 2))) for _ in range(n)]
+        return [piece for text in texts for piece in (text, None)][:-1]
+
+    train, val = documents(300), documents(40)
+    folder = tmp_path_factory.mktemp("session") / "tokens"
+    return encode_to_folder(folder, "key", lambda: iter(train), lambda: iter(val), TOKENIZER, lambda size: None)

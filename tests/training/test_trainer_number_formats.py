@@ -1,0 +1,112 @@
+"""The training loop in bf16 and fp16. Reference: the same steps in fp32."""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.trainer_bench import CONFIG, Bench, assert_same, infinite_gradient, values
+from tests.variants import randomised
+from tinylm.errors import DivergedError
+from tinylm.kernels.optimizers import AdamW
+from tinylm.model.build import build_model
+from tinylm.model.decoder import Decoder
+from tinylm.objectives.loss import Loss, next_token
+from tinylm.text.batches import Batch
+from tinylm.training import trainer as trainer_module
+from tinylm.training.events import Logged
+from tinylm.training.muon import Muon
+from tinylm.training.optimizer import MuonAdamW, layer_matrices
+from tinylm.training.state import TrainerState
+from tinylm.training_config import Budget
+
+
+def test_products_are_in_bf16_and_weights_in_fp32() -> None:
+    seen: list[torch.dtype] = []
+
+    def objective(model: Decoder, batch: Batch) -> Loss:
+        seen.append(model.logits(torch.ones(1, CONFIG.width)).dtype)
+        return next_token(model, batch)
+
+    model = randomised(build_model(CONFIG))
+    bench = Bench(model=model, objective=objective, dtype="bf16", lr=1e-3)
+    bench.run()
+    assert seen == [torch.bfloat16]
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    rough, exact = values(model), Bench(model=randomised(build_model(CONFIG)), lr=1e-3)
+    exact.run()
+    for name, value in values(exact.model).items():
+        torch.testing.assert_close(rough[name], value, rtol=0, atol=2e-4)
+
+
+def fp16_bench(**choices: Any) -> Bench:
+    """A trainer in fp16 with loss scaling, which is slow on a CPU but correct."""
+    return Bench(model=randomised(build_model(CONFIG)), dtype="fp16", **{"lr": 1e-3, **choices})
+
+
+def overflows(steps: range) -> Callable[[Decoder, Batch], Loss]:
+    """An objective whose gradient is not finite in `steps`, as if it overflowed fp16, while its loss is finite."""
+    calls = iter(range(1000))
+
+    def objective(model: Decoder, batch: Batch) -> Loss:
+        loss = next_token(model, batch)
+        if not torch.is_grad_enabled() or next(calls) not in steps:
+            return loss
+        return infinite_gradient(loss, model)
+
+    return objective
+
+
+def test_a_step_in_fp16_is_close_to_one_in_fp32() -> None:
+    bench, exact = fp16_bench(), Bench(model=randomised(build_model(CONFIG)), lr=1e-3)
+    bench.run()
+    exact.run()
+    assert {parameter.dtype for parameter in bench.model.parameters()} == {torch.float32}
+    for name, value in values(exact.model).items():
+        torch.testing.assert_close(values(bench.model)[name], value, rtol=0, atol=2e-4)
+
+
+def test_a_step_that_overflows_fp16_is_skipped_and_halves_the_scale() -> None:
+    bench = fp16_bench(objective=overflows(range(2, 4)), budget=Budget(steps=4))
+    other = fp16_bench(budget=Budget(steps=2))
+    state = bench.run().state
+    other.run()
+    assert_same(values(bench.model), values(other.model))
+    assert (state.step, state.skipped_steps) == (4, 2)
+    assert state.scaler["scale"] == 65536 / 4
+    norms = [event.grad_norm for event in bench.reported(Logged)]
+    assert norms[2:] == [None, None]
+    assert all(math.isfinite(norm) for norm in norms[:2])
+
+
+def test_skipped_steps_at_the_start_do_not_change_an_average() -> None:
+    def muon(model: Decoder) -> torch.optim.Optimizer:
+        matrices = layer_matrices(model)
+        others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
+        return MuonAdamW(Muon(matrices, 1e-3, 0.0, 0.95, torch.float32), AdamW(others, lr=1e-3, fused=True))
+
+    bench = fp16_bench(objective=overflows(range(2)), optimizer=muon, average=0.1, budget=Budget(steps=4), eval_every=1)
+    bench.run()
+    first, _, third, _, last = bench.best_values
+    assert_same(third, first)
+    assert not torch.equal(last["norm.weight"], first["norm.weight"])
+
+
+def test_too_many_skipped_steps_in_a_row_are_divergence() -> None:
+    bench = fp16_bench(objective=overflows(range(5, 1000)), budget=Budget(steps=999))
+    with pytest.raises(
+        DivergedError, match=f"The gradient of step {6 + trainer_module.MAX_SKIPPED_STEPS} is not finite; .* `lr`"
+    ):
+        bench.run()
+
+
+def test_a_resumed_run_restores_the_loss_scale() -> None:
+    """The scale doubles after 2,000 good steps and halves after a bad one."""
+    bench = fp16_bench(objective=overflows(range(1, 2)), budget=Budget(steps=2))
+    state = TrainerState.from_json(json.loads(json.dumps(bench.run().state.to_json())))
+    assert state.scaler["scale"] == 65536 / 2
+    state = fp16_bench(state=state, budget=Budget(steps=3)).run().state
+    assert (state.scaler["scale"], state.scaler["_growth_tracker"]) == (65536 / 2, 1)

@@ -1,0 +1,123 @@
+"""The training loop when it is stopped, and with a budget of time."""
+
+from typing import Any
+
+import pytest
+
+from tests.training.trainer_bench import Bench, Clock
+from tinylm.training.events import Evaluated, Logged, Stepped
+from tinylm.training.state import TrainerState
+from tinylm.training.stop_conditions import EXIT_SECONDS
+from tinylm.training.trainer import Outcome, StopTraining
+from tinylm.training_config import Budget
+
+# Stopping.
+
+
+def run_stopped_at(step: int, **choices: Any) -> tuple[Bench, Outcome]:
+    """Run a trainer whose `check_stop` raises StopTraining from step `step` on."""
+
+    def check_stop() -> None:
+        if bench.state.step >= step:
+            raise StopTraining
+
+    bench = Bench(check_stop=check_stop, budget=Budget(steps=9), lr=1e-3, **choices)
+    return bench, bench.run()
+
+
+@pytest.mark.parametrize("step", [0, 1, 4, 6])
+def test_a_stop_saves_the_current_step_without_an_evaluation(step: int) -> None:
+    bench, outcome = run_stopped_at(step, eval_every=4, save_every=4)
+    assert (outcome.stopped_by, outcome.state.step) == ("signal", step)
+    assert bench.saved == sorted({0, step} | ({4} if step >= 4 else set()))
+    assert [event.step for event in bench.reported(Evaluated)] == [0, 4][: 1 + (step >= 4)]
+
+
+def test_a_stop_during_an_evaluation_saves_the_state_before_it() -> None:
+    calls = iter(range(10))
+
+    def validate() -> float:
+        if next(calls) == 1:
+            raise StopTraining
+        return 2.0
+
+    bench = Bench(validate=validate, budget=Budget(steps=9), eval_every=4, save_every=100, lr=1e-3)
+    state = bench.run().state
+    assert (state.step, state.last_eval_step, state.evals_since_best, bench.saved) == (4, 0, 0, [0, 4])
+
+
+def test_a_stop_during_the_first_evaluation_saves_nothing() -> None:
+    def validate() -> float:
+        raise StopTraining
+
+    bench = Bench(validate=validate)
+    assert bench.run().stopped_by == "signal"
+    assert (bench.saved, bench.best, bench.state.last_eval_step) == ([], [], -1)
+
+
+# Time.
+
+
+@pytest.mark.parametrize(
+    ("budget", "setup", "step", "val", "save"),
+    [(100, 0, 1, 0, 0), (100, 5, 1, 3, 1), (100, 30, 0.5, 8, 2), (60, 2, 0.1, 0.5, 0.1), (600, 20, 3, 20, 5)],
+)
+def test_a_budget_of_time_includes_start_and_exit(
+    budget: float, setup: float, step: float, val: float, save: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within 5%, including the last evaluation and the last save."""
+    clock = Clock(monkeypatch)
+    bench = clock.bench(budget, step, val, save, started=clock.now - setup)
+    outcome = bench.run()
+    assert outcome.stopped_by == "time"
+    assert 0.95 * budget <= clock.now - 1000 + setup <= 1.05 * budget
+    progress = [event.progress for event in bench.reported(Stepped)]
+    assert progress == sorted(progress)
+    assert progress[0] == 0
+    assert 0.9 < progress[-1] < 1
+    assert bench.saved[-1] == outcome.state.step == bench.reported(Evaluated)[-1].step
+
+
+def test_a_budget_used_up_before_training_still_evaluates_and_saves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    bench = clock.bench(10, 1, 1, 1, started=clock.now - 20)
+    assert bench.run().stopped_by == "time"
+    assert bench.saved[-1] == bench.state.step <= 1
+
+
+def test_a_resumed_run_has_the_rest_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    state = TrainerState(step=40, seconds=70.0, setup_seconds=4.0, micro_batch=6, last_eval_step=40, best_loss=0.5)
+    bench = clock.bench(100, 1, 0, 0, state=state)
+    bench.run()
+    assert bench.reported(Stepped)[0].progress == pytest.approx((70 - 4) / (100 - 4 - EXIT_SECONDS))
+    assert clock.now - 1000 == pytest.approx(30, abs=1.5)
+    assert bench.state.seconds == pytest.approx(100, abs=1.5)
+    assert bench.state.setup_seconds == 4
+
+
+def test_time_for_the_last_save_is_kept_while_saves_are_written_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No save is begun that would not be written before the last one."""
+    clock = Clock(monkeypatch)
+    bench = clock.bench(100, 1, 0, 0.1)
+    bench.save_seconds = 15.0
+    bench.run()
+    assert bench.saved[:-1] == [0, 30, 60]
+    assert clock.now - 1000 == pytest.approx(100 - 1.1 * 15 - EXIT_SECONDS, abs=1.5)
+    bench = clock.bench(100, 1, 0, 0.1)
+    bench.save_seconds = 30.0
+    bench.run()
+    assert bench.saved[:-1] == [0, 30]
+
+
+def test_throughput_excludes_evaluations_and_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step has 36 tokens and takes 0.5 s."""
+    clock = Clock(monkeypatch)
+    bench = clock.bench(50, 0.5, 9, 7, log_every=10)
+    bench.run()
+    assert [event.tokens_per_second for event in bench.reported(Logged)] == pytest.approx(
+        [72.0] * len(bench.reported(Logged))
+    )
+    assert len(bench.reported(Logged)) >= 2

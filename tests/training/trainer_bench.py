@@ -1,0 +1,192 @@
+"""A trainer under test with a small decoder in float64, for the test_trainer*.py files."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.variants import randomised, small
+from tinylm.model.build import build_model
+from tinylm.model.decoder import Decoder
+from tinylm.objectives.loss import Loss, next_token
+from tinylm.ranks import ONE_RANK
+from tinylm.text.batches import Batch
+from tinylm.training import trainer as trainer_module
+from tinylm.training.events import Event
+from tinylm.training.state import TrainerState
+from tinylm.training.trainer import Outcome, Trainer, TrainerHooks, TrainingJob
+from tinylm.training_config import Budget, TrainingConfig
+
+CONFIG = small(context=6, layers=1, width=8, heads=2, kv_heads=1, ffn_width=8)
+SETTINGS: dict[str, Any] = {
+    "budget": Budget(steps=1),
+    "batch_size": 6,
+    "micro_batch": 6,
+    "lr": 1.0,
+    "min_lr": 0.0,
+    "warmup": 0.0,
+    "schedule": "constant",
+    "grad_clip": 0.0,
+    "eval_every": 1000,
+    "save_every": 1000,
+    "log_every": 1,
+}
+
+
+def decoder() -> Decoder:
+    return randomised(build_model(CONFIG)).double()
+
+
+def random_batch(number: int, rows: int = 6, target_fraction: float | None = None) -> Batch:
+    """Random ids from the seed `number`, with a random loss mask that keeps about `target_fraction` of the targets."""
+    rng = torch.Generator().manual_seed(number)
+    ids = torch.randint(CONFIG.vocab_size, (rows, CONFIG.context + 1), generator=rng)
+    mask = None if target_fraction is None else torch.rand(rows, CONFIG.context, generator=rng) < target_fraction
+    return Batch(ids[:, :-1], ids[:, 1:], mask)
+
+
+@dataclass
+class FakeTask:
+    """A task with the given batches and objective. `validate` returns the validation loss."""
+
+    batch: Callable[[int], Batch]
+    objective: Callable[..., Loss]
+    validate: Callable[[], float]
+    steps_per_epoch: float = 1
+    validating: bool = False
+
+    def validation_batches(self, rows: int, max_tokens: int) -> list[Batch]:
+        self.validating = True
+        return [random_batch(0, 1)]
+
+    def validation_objective(self, model: Decoder, batch: Batch) -> Loss:
+        return Loss(torch.tensor(self.validate(), dtype=torch.float64), 1, torch.zeros(()))
+
+
+class Bench:
+    """A trainer under test: records its events and saves. Each of its parts and settings can be replaced."""
+
+    def __init__(self, **choices: Any) -> None:
+        parts: dict[str, Any] = {
+            "model": decoder(),
+            "objective": next_token,
+            "batches": random_batch,
+            "validate": lambda: 1.0 / (1 + self.state.step),
+            "dtype": "fp32",
+            "check_stop": lambda: None,
+            "started": trainer_module.time.monotonic(),
+            "state": None,
+            "ranks": ONE_RANK,
+        }
+        settings = dict(SETTINGS)
+        parts |= {name: value for name, value in choices.items() if name in parts}
+        settings |= {name: value for name, value in choices.items() if name in (*settings, "patience", "average")}
+        self.config = TrainingConfig(**settings)
+        self.model: Decoder = parts["model"]
+        self.state: TrainerState = parts["state"] or TrainerState(micro_batch=self.config.micro_batch)
+        optimizer = choices.get("optimizer") or (lambda model: torch.optim.SGD(model.parameters(), lr=1.0))
+        self.events: list[Event] = []
+        self.best: list[tuple[int, float]] = []
+        self.best_values: list[dict[str, Tensor]] = []
+        self.saved: list[int] = []
+        self.save_seconds = 0.0
+        task = FakeTask(parts["batches"], parts["objective"], parts["validate"])
+        job = TrainingJob(self.model, task, optimizer(self.model), self.config, parts["dtype"], parts["ranks"])
+
+        def check_stop() -> None:
+            """Call the given function, except after the only batch of an evaluation."""
+            if not task.validating:
+                parts["check_stop"]()
+            task.validating = False
+
+        self.hooks = TrainerHooks(self.events.append, check_stop)
+        self.trainer = Trainer(job, self.state, self, self.hooks, started=parts["started"])
+
+    def save_best(self, model: Decoder, step: int, val_loss: float) -> None:
+        self.best.append((step, val_loss))
+        self.best_values.append(values(model))
+
+    def save_last(self, model: Decoder, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
+        self.saved.append(state.step)
+        return self.save_seconds
+
+    @property
+    def saved_step(self) -> int:
+        return self.saved[-1] if self.saved else -1
+
+    def run(self) -> Outcome:
+        return self.trainer.run()
+
+    def reported(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def values(model: Decoder) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def update_of(bench: Bench) -> dict[str, Tensor]:
+    """The change of each weight in one step of SGD. With a learning rate of 1, it is the gradient."""
+    before = values(bench.model)
+    bench.run()
+    return {name: before[name] - value for name, value in values(bench.model).items()}
+
+
+def gradient(model: Decoder, batch: Batch, objective: Callable[..., Loss] = next_token) -> dict[str, Tensor]:
+    """The gradient of the mean loss per target and of the mean auxiliary loss per sequence, in one pass."""
+    model = copy.deepcopy(model).train()
+    loss = objective(model, batch)
+    (loss.total / loss.n_tokens + loss.aux / len(batch)).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def infinite_gradient(loss: Loss, model: Decoder) -> Loss:
+    """Adds sqrt(0) to the loss: its value is unchanged, and its gradient is not finite."""
+    weight = model.embedding.weight
+    return loss._replace(total=loss.total + (weight - weight.detach()).sum().abs().sqrt())
+
+
+class Clock:
+    """Replaces the trainer's clock by one that advances only in `spend`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(trainer_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds
+
+    def bench(self, budget: float, step: float, val: float, save: float, **choices: Any) -> Bench:
+        """A trainer with a time budget whose steps, evaluations and saves take the given seconds."""
+
+        def objective(model: Decoder, batch: Batch) -> Loss:
+            self.spend(step)
+            return next_token(model, batch)
+
+        def validate() -> float:
+            self.spend(val)
+            return 1.0
+
+        bench = Bench(
+            objective=objective,
+            validate=validate,
+            budget=Budget(time=budget),
+            lr=1e-3,
+            eval_every=20,
+            save_every=30,
+            **choices,
+        )
+        save_last = bench.save_last
+        bench.save_last = lambda *parts: (self.spend(save), save_last(*parts))[1]
+        return bench

@@ -230,7 +230,7 @@ class _TimeLeft:
         return (now - start) * max(1 - fraction, 0.0) / (fraction - done) if fraction > done else None
 
 
-class _Bar(tqdm):  # type: ignore[misc]
+class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no annotations
     """A bar that drops what does not fit, the last fields first, instead of truncating one in the middle."""
 
     @staticmethod

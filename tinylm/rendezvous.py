@@ -48,7 +48,7 @@ def meet(launch: Launch, note: Callable[[str], None]) -> Rendezvous:
     number = next(_numbers)
     address = f"{launch.host}:{launch.port}"
     try:
-        store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+        store = torch.distributed.TCPStore(  # type: ignore[attr-defined]  # absent in builds without it
             launch.host,
             launch.port,
             is_master=launch.rank == 0 and not launch.has_store,
@@ -64,7 +64,7 @@ def meet(launch: Launch, note: Callable[[str], None]) -> Rendezvous:
             f"({lines[0][:200]}). {_ADVICE}"
         ) from error
     job = agreed["job"] if launch.has_store else None
-    own = torch.distributed.PrefixStore(agreed["prefix"], store)  # type: ignore[attr-defined]
+    own = torch.distributed.PrefixStore(agreed["prefix"], store)  # type: ignore[attr-defined]  # as above
     return Rendezvous(own, job, agreed["restarts"])
 
 

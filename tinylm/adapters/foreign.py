@@ -57,6 +57,7 @@ def add_foreign_adapter(model: Transformer, adapter: ForeignAdapter, path: Path)
         raise TinyLMError(f"Cannot use {path}: it replaces the position embeddings, which is not supported.")
     paths = {unwrapped_name(name): name for name, _ in model.named_modules() if not name.endswith("base")}
     layers: dict[str, Adapter] = {}
+    # mypy infers no type for a lambda with a default.
     for name, parameters in modules.items():
         layers[f"{name} (replaced)"] = _wrap(model, paths[name], lambda base, p=parameters: Replacement(base, p))  # type: ignore[misc]
     for name, update in updates.items():
@@ -75,7 +76,7 @@ def _wrap(model: nn.Module, name: str, make: Callable[[nn.Module], Adapter]) -> 
 def _low_rank(name: str, base: nn.Module, update: LowRank) -> Adapter:
     is_embedding = name == EMBEDDING
     rank = len(update.A)
-    weight: Tensor = base.weight  # type: ignore[assignment]
+    weight: Tensor = base.weight  # type: ignore[assignment]  # mypy: Tensor | Module
     a, b = (
         nn.Parameter(tensor.to(weight.device, trained_dtype(weight), copy=True), requires_grad=False)
         for tensor in (update.A, update.B)
@@ -138,7 +139,7 @@ def _check_stored(model: Transformer, adapter: ForeignAdapter, path: Path) -> No
         plain: nn.Module = model.get_submodule(EMBEDDING if tied else module)
         while isinstance(plain, Adapter):
             plain = plain.base
-        weight: Tensor = plain.weight  # type: ignore[assignment]
+        weight: Tensor = plain.weight  # type: ignore[assignment]  # mypy: Tensor | Module
         difference = (stored.to(weight.device, torch.float32) - weight.float()).abs().max()
         if difference > STORED_TOLERANCE * weight.abs().max():
             raise TinyLMError(

@@ -59,7 +59,7 @@ class LoRALinear(Adapter):
     @property
     def weight(self) -> Tensor:
         """(out, in), W0."""
-        return self.base.weight  # type: ignore[return-value]
+        return self.base.weight  # type: ignore[return-value]  # mypy: Tensor | Module
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
@@ -87,7 +87,7 @@ class LoRAEmbedding(Adapter):
     def __init__(self, base: nn.Module, rank: int, scale: float) -> None:
         super().__init__(base)
         self.scale = scale
-        weight: Tensor = base.weight  # type: ignore[assignment]
+        weight: Tensor = base.weight  # type: ignore[assignment]  # mypy: Tensor | Module
         vocab_size, width = weight.shape
         self.lora_embedding_A = nn.Parameter(weight.new_zeros(rank, vocab_size, dtype=trained_dtype(weight)))
         self.lora_embedding_B = nn.Parameter(weight.new_empty(width, rank, dtype=trained_dtype(weight)))
@@ -97,7 +97,7 @@ class LoRAEmbedding(Adapter):
     @property
     def weight(self) -> Tensor:
         """(V, D), the adapted matrix W0 + s A^T B^T."""
-        weight: Tensor = self.base.weight  # type: ignore[assignment]
+        weight: Tensor = self.base.weight  # type: ignore[assignment]  # mypy: Tensor | Module
         return weight + self.delta_weight() if self.adapter_scale else weight
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ def add_lora(model: nn.Module, config: AdapterConfig, seed: int = 0) -> dict[str
         if leaf == "embedding":
             embedding = layers[unwrapped_name(name)] = LoRAEmbedding(module, config.rank, config.scale)
             return embedding
-        key = (leaf, len(module.weight))  # type: ignore[arg-type]
+        key = (leaf, len(module.weight))  # type: ignore[arg-type]  # mypy: Tensor | Module
         layer = LoRALinear(
             module, config.rank, config.scale, config.dropout, shared.get(key) if config.share_b else None
         )
@@ -190,12 +190,13 @@ def merge_lora(model: nn.Module, sign: float = 1.0) -> None:
             return module.merged()
         assert isinstance(module, LoRALinear | LoRAEmbedding)
         with torch.no_grad():  # not in place: an untied output layer may share the embedding's tensor
-            merged = module.base.weight + sign * module.delta_weight()  # type: ignore[operator]
+            merged = module.base.weight + sign * module.delta_weight()  # type: ignore[operator]  # mypy: Tensor | Module
         module.base.weight = nn.Parameter(merged, requires_grad=False)
         return module.base
 
     kinds = (Replacement, LoRALinear, LoRAEmbedding)  # innermost wrapper first
     for kind in kinds:
+        # mypy infers no type for a lambda with a default.
         replace_modules(model, lambda _, module, kind=kind: isinstance(module, kind), merge)  # type: ignore[misc]
 
 

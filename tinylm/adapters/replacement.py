@@ -58,7 +58,7 @@ class Replacement(Adapter):
     @property
     def num_embeddings(self) -> int:
         """Rows of an embedding."""
-        return self._plain().num_embeddings  # type: ignore[return-value]
+        return self._plain().num_embeddings  # type: ignore[return-value]  # mypy: Tensor | Module
 
     def merged(self) -> nn.Module:
         """The base module with the update merged into it at `adapter_scale`. `base` must not be an adapter itself."""

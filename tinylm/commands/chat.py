@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 from tinylm.commands.option_groups import with_option_groups
@@ -180,9 +181,9 @@ def _ctrl_c_stops() -> Iterator[list[int]]:
         yield received
         return
 
-    def note(number: int, frame: object) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         if received and callable(previous):
-            previous(number, frame)  # type: ignore[arg-type]
+            previous(number, frame)
         received.append(number)
 
     signal.signal(signal.SIGINT, note)

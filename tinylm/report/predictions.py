@@ -226,6 +226,6 @@ def _updates(model: Model) -> list[dict[str, Any]] | None:
 def _update_norms(layer: Adapter) -> tuple[float, float]:
     if isinstance(layer, Bottleneck):
         return torch.linalg.matrix_norm(layer.up.weight.float() @ layer.down.weight.float()).item(), 0.0
-    delta = layer.delta_weight()  # type: ignore[operator]
-    base: Tensor = layer.base.weight  # type: ignore[assignment]
+    delta = layer.delta_weight()  # type: ignore[operator]  # a LoRA layer has this method
+    base: Tensor = layer.base.weight  # type: ignore[assignment]  # mypy: Tensor | Module
     return torch.linalg.matrix_norm(delta.float()).item(), torch.linalg.matrix_norm(base.float()).item()

@@ -67,6 +67,7 @@ class Batch:
         """Yield micro-batches of at most `rows` sequences."""
         for start in range(0, len(self), rows):
             part = slice(start, start + rows)
+            # mypy infers no type for a lambda with a default.
             yield self._map(lambda tensor, part=part: tensor[part])  # type: ignore[misc]
 
     def every(self, step: int, first: int) -> "Batch":
@@ -83,6 +84,7 @@ class Batch:
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         tensors = [getattr(self, field.name) for field in fields(self)]
+        # Fields that cannot be `None` have a tensor here.
         return Batch(*(None if tensor is None else function(tensor) for tensor in tensors))  # type: ignore[arg-type]
 
 

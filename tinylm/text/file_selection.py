@@ -210,6 +210,7 @@ def _reject_json(file: Path, text: str) -> None:
 
 def _read_head(file: Path) -> bytes:
     head = b""
+    # A generator has `close`, although it is annotated as an Iterator.
     with closing(decompressed_chunks(file, chunk_bytes=format_detection.HEAD_BYTES)) as chunks:  # type: ignore[type-var]
         for chunk in chunks:
             head += chunk

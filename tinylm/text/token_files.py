@@ -322,6 +322,7 @@ def _write_part(
     for batch in itertools.islice(batches, sum(record["batches"] for record in shards)):
         progress(batch.characters)
     dtype = smallest_dtype(index.codes)
+    # A generator has `close`, although it is annotated as an Iterator.
     with contextlib.closing(encode_batches(batches, encoding.encode, tokenizer, dtype)) as encoded:  # type: ignore[type-var]
         for first in encoded:
             path = index.folder / shard_name(part, len(shards))

@@ -38,7 +38,7 @@ class Muon(Optimizer):
         self._precision = precision
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch.optim.Optimizer takes a closure
         """Update the matrices that have a gradient. `closure` is not supported."""
         for group in self.param_groups:
             matrices = [matrix for matrix in group["params"] if matrix.grad is not None]

@@ -25,7 +25,7 @@ class MuonAdamW(Optimizer):
         self.parts = (muon, adamw)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch.optim.Optimizer takes a closure
         """Update the parameters that have a gradient. `closure` is not supported."""
         for part in self.parts:
             part.step()

@@ -108,7 +108,7 @@ def release_gathered(model: nn.Module) -> None:
     pass. Parameters of the model are then shards. Does nothing with replicas.
     """
     if is_sharded(model):
-        model.reshard()  # type: ignore[operator]
+        model.reshard()  # type: ignore[operator]  # an FSDPModule
 
 
 def micro_batches(batch: Batch, rows: int, sharded: bool, ranks: Ranks) -> Iterator[tuple[Batch, bool]]:

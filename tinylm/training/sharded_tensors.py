@@ -19,12 +19,12 @@ def is_sharded(value: Tensor | nn.Module) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """The rows of this rank, in the same memory; the tensor itself if it is not sharded."""
-    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]  # a DTensor
 
 
 def full(tensor: Tensor) -> Tensor:
     """All rows, gathered from all ranks, which call this together; the tensor itself if it is not sharded."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]  # a DTensor
 
 
 def full_tensors(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
@@ -56,7 +56,7 @@ def as_shard(rows: Tensor, parameter: Tensor, device: torch.device | None = None
 def sum_over_ranks(values: Tensor, parameter: Tensor) -> Tensor:
     """The sum of the values of the ranks that share the parameter; the values themselves if it is not sharded."""
     if is_sharded(parameter):
-        torch.distributed.all_reduce(values, group=parameter.device_mesh.get_group())  # type: ignore[attr-defined]
+        torch.distributed.all_reduce(values, group=parameter.device_mesh.get_group())  # type: ignore[attr-defined]  # a DTensor
     return values
 
 

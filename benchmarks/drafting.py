@@ -11,12 +11,11 @@ relative to no draft, per round.
 
 import argparse
 import functools
-import os
 import random
 from collections.abc import Callable, Sequence
 
-from measure import describe_machine, speedup, table, take_turns, tokens_per_second
-from sampling import MODELS, Subject, make_subject
+from measure import print_machine, speedup, table, take_turns, tokens_per_second
+from sampling import Subject, add_model_option, make_subject
 
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import SamplingConfig
@@ -48,15 +47,13 @@ class OracleDraft:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    help = f"{', '.join(MODELS)}, or paths (default: {' '.join(MODELS)})"
-    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL", help=help)
+    add_model_option(parser)
     parser.add_argument("--accuracies", nargs="+", type=float, default=[0, 0.5, 0.8, 1], metavar="P")
     parser.add_argument("--tokens", type=int, default=512, metavar="N", help="default: 512, the fewest with a draft")
     parser.add_argument("--int8", action="store_true", help="quantize the weights (default: fp32)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default: 3")
     options = parser.parse_args(arguments)
-    print(describe_machine(["torch"]))
-    print(f"The load average was {os.getloadavg()[0]:.1f}.\n", flush=True)
+    print_machine()
     rows = []
     for name in options.models:
         subject = make_subject(name)

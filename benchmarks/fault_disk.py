@@ -98,7 +98,7 @@ int openat64(int at, const char *path, int flags, ...) {
 def load(folder: Path) -> None:
     """Restart this program with the library preloaded, unless it is loaded already.
 
-    Does nothing without Linux and a C compiler; `is_loaded` tells whether it worked.
+    Does nothing without Linux and a C compiler; `is_loaded` returns whether it worked.
     """
     if is_loaded():
         return

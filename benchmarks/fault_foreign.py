@@ -642,7 +642,7 @@ def choose(rng: random.Random, models: Path) -> tuple[str, Path, Callable[..., F
 
 def on_terminal() -> None:
     """In a forked command: let stdout claim to be a terminal, which must not get control characters."""
-    streams._RawStdout.isatty = lambda self: True  # type: ignore[method-assign]
+    streams._RawStdout.isatty = lambda self: True
 
 
 def write_resident(path: Path) -> Callable[[], None]:

@@ -567,7 +567,7 @@ def all_options() -> list[tuple[str, Any]]:
 
     from tinylm.cli import app
 
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app).commands
     return [
         (name, parameter)
         for name in sorted(commands)

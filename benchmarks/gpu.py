@@ -2,13 +2,14 @@
 
     python benchmarks/gpu.py --text tinyshakespeare.txt
 
-The peak rates are measured first: FLOP/s of a product of large bf16 matrices, and bytes per second of a memory copy. A
+The peak rates are measured first: FLOP/s of a product of large matrices, and bytes per second of a memory copy. A
 training step is that of a model of 124 M parameters at a context of 1,024, with and without compiled layers; its FLOPs
-follow Kaplan et al. 2020, with half of the attention's, which is causal. Decoding is one stream of a model of 1.3
-billion parameters in bf16, all of which are read once per token. With --text, the second table shows the result of
+are counted as in Kaplan et al. 2020, but half for attention, since it is causal. Decoding is one stream of a model of
+1.3 billion parameters, all of which are read once per token. With --text, the second table shows the result of
 `tinylm train TEXT --time 30s`.
 
-Runs on any device; --small uses tiny models, for a machine without a GPU.
+The number format is the one that tinylm chooses for the device: bf16 on most GPUs. Runs on any device; --small uses
+tiny models, for a machine without a GPU.
 """
 
 import argparse
@@ -41,7 +42,7 @@ from tinylm.presets import make_model_config
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of the work.
+    """The sizes of the measured workloads.
 
     square: rows and columns of the multiplied matrices. bytes: copied. training, decoding: models. rows: of a batch.
     tokens: decoded.

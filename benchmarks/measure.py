@@ -92,6 +92,12 @@ def describe_machine(packages: Sequence[str] = ("torch", "transformers")) -> str
     )
 
 
+def print_machine() -> None:
+    """Print the machine and its load average, for a benchmark that needs torch only."""
+    print(describe_machine(["torch"]))
+    print(f"The load average was {os.getloadavg()[0]:.1f}.\n", flush=True)
+
+
 def _cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -41,7 +41,7 @@ class BatchLoss(nn.Module):
         self.model = model
 
     def forward(self, batch: Batch) -> Tensor:
-        return next_token(self.model, batch).total  # type: ignore[arg-type]
+        return next_token(self.model, batch).total
 
 
 class Training:
@@ -132,7 +132,7 @@ def main() -> None:
     config = chosen_shape(arguments, "modern")
     with join_ranks(Launch.of(os.environ)) as ranks:
         if ranks.size == 1:
-            raise SystemExit(f"start this with torchrun: {__doc__.splitlines()[2].strip()}")  # type: ignore[union-attr]
+            raise SystemExit(f"start this with torchrun: {__doc__.splitlines()[2].strip()}")
         rows = [measure(config, arguments, dtype, ranks) for dtype in arguments.dtypes.split(",")]
         if ranks.is_first:
             parameters = sum(parameter.numel() for parameter in build_model(config, 0).parameters())

@@ -156,8 +156,7 @@ def environment(name: str) -> dict[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    help = f"{', '.join(MODELS)}, or paths (default: {' '.join(MODELS)})"
-    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL", help=help)
+    add_model_option(parser)
     parser.add_argument("--kinds", nargs="+", choices=DTYPES, default=list(DTYPES), help="number formats of weights")
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), help="default: all")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default: 3")
@@ -166,18 +165,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(describe_machine(["torch"]))
     print(f"All threads read {bandwidth / 1e9:.1f} GB/s; the load average was {os.getloadavg()[0]:.1f}.\n", flush=True)
     rows = []
-    for name in options.models:
-        subject = make_subject(name)
-        for kind in options.kinds:
-            with tempfile.TemporaryDirectory() as folder:
-                job = prepare(subject, kind, Path(folder))
-                times, chosen = compare(subject, job, options.programs, options.rounds)
-            limit = bandwidth / (subject.weights_per_token() * WEIGHT_BYTES[kind])
-            rows += [[subject.name, kind, *cells] for cells in report(subject, times, chosen, limit)]
-            print(f"{subject.name}, {kind}: done after {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    for subject, kind, job in prepared_models(options.models, options.kinds):
+        times, chosen = compare(subject, job, options.programs, options.rounds)
+        limit = bandwidth / (subject.weights_per_token() * WEIGHT_BYTES[kind])
+        rows += [[subject.name, kind, *cells] for cells in report(subject, times, chosen, limit)]
+        print(f"{subject.name}, {kind}: done after {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
     header = ["model", "weights", "program", "tokens/s", f"times {BASE}", "of the bandwidth"]
     header += [f"{STREAMS} streams, tokens/s", f"times {BASE}", "first token, ms", f"times {BASE}", "chosen"]
     print(table(header, rows))
+
+
+def add_model_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option --models: names of MODELS, or paths."""
+    help = f"{', '.join(MODELS)}, or paths (default: {' '.join(MODELS)})"
+    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL", help=help)
+
+
+def prepared_models(names: Sequence[str], kinds: Sequence[str]) -> Iterator[tuple[Subject, str, Job]]:
+    """Yield each model in each number format. The files of its job exist until the next one is yielded."""
+    for name in names:
+        subject = make_subject(name)
+        for kind in kinds:
+            with tempfile.TemporaryDirectory() as folder:
+                yield subject, kind, prepare(subject, kind, Path(folder))
 
 
 def make_subject(name: str) -> Subject:

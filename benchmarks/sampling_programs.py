@@ -220,7 +220,7 @@ def _likeliest(library: Any, context: Any, rows: int, size: int) -> np.ndarray:
 
 def ctranslate2(job: Job) -> Choices:
     """CTranslate2, taking the likeliest token. 16 bits are bfloat16, on processors for which it has that."""
-    sys.modules["torch"] = None  # type: ignore[assignment]  # it needs none to generate
+    sys.modules["torch"] = None  # it needs none to generate
     try:
         import ctranslate2 as library
     except ImportError as error:

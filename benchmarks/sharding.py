@@ -28,7 +28,7 @@ def main() -> None:
         text = Path(folder) / "text.txt"
         text.write_text("It was cold by the sea, and the old man said so. " * 200)
         settings = {"steps": 2, "batch_size": 2, "eval_every": 2, "device": "cpu", "dtype": "fp32", "compile": "off"}
-        tinylm.train(text, Path(folder) / "run", parallel=options.parallel, **MODEL, **settings)  # type: ignore[arg-type]
+        tinylm.train(text, Path(folder) / "run", parallel=options.parallel, **MODEL, **settings)
     print(
         f"rank {os.environ.get('RANK', 0)}, {options.parallel}: {before:,.0f} MB before, {peak():,.0f} MB at most",
         flush=True,

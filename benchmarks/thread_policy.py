@@ -11,18 +11,15 @@ ratio of the default to the faster of the fixed numbers, per round.
 """
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 
-from measure import Spread, Times, describe_machine, table, tokens_per_second
-from sampling import DTYPES, MODELS, make_subject, prepare, running
+from measure import Spread, Times, print_machine, table, tokens_per_second
+from sampling import DTYPES, add_model_option, prepared_models, running
 from sampling_programs import POLICIES, Request
 
 DEFAULT = "default"
@@ -30,33 +27,25 @@ DEFAULT = "default"
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    help = f"{', '.join(MODELS)}, or paths (default: {' '.join(MODELS)})"
-    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL", help=help)
+    add_model_option(parser)
     parser.add_argument("--kinds", nargs="+", choices=DTYPES, default=["f32"], help="number formats (default: f32)")
     parser.add_argument("--neighbours", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="default: 0 1 2")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
     options = parser.parse_args(arguments)
-    print(describe_machine(["torch"]))
-    print(f"The load average was {os.getloadavg()[0]:.1f}.\n", flush=True)
+    print_machine()
     rows = []
-    for name in options.models:
-        subject = make_subject(name)
-        for kind in options.kinds:
-            with tempfile.TemporaryDirectory() as folder:
-                job = prepare(subject, kind, Path(folder))
-                for policy in POLICIES:
-                    for count in options.neighbours:
-                        with running(policy, job) as program:
-                            if program.missing:
-                                print(f"{subject.name}: {program.missing}.", file=sys.stderr, flush=True)
-                                break
-                            requests = {
-                                choice: replace(subject.requests()["one"], choice=choice) for choice in program.choices
-                            }
-                            with busy_neighbours(count):
-                                times = measure(program.seconds, requests, options.rounds)
-                        rows.append([subject.name, kind, policy, str(count), *cells(times, subject.tokens)])
-                        print(f"{' '.join(rows[-1])}", file=sys.stderr, flush=True)
+    for subject, kind, job in prepared_models(options.models, options.kinds):
+        for policy in POLICIES:
+            for count in options.neighbours:
+                with running(policy, job) as program:
+                    if program.missing:
+                        print(f"{subject.name}: {program.missing}.", file=sys.stderr, flush=True)
+                        break
+                    requests = {choice: replace(subject.requests()["one"], choice=choice) for choice in program.choices}
+                    with busy_neighbours(count):
+                        times = measure(program.seconds, requests, options.rounds)
+                rows.append([subject.name, kind, policy, str(count), *cells(times, subject.tokens)])
+                print(f"{' '.join(rows[-1])}", file=sys.stderr, flush=True)
     fixed = [name for name in times if name != DEFAULT]
     print(table(["model", "weights", "engine", "neighbours", DEFAULT, *fixed, "of the best"], rows))
 

@@ -46,7 +46,7 @@ def child_process(
 ) -> Iterator[subprocess.Popen[str]]:
     """A process in a session of its own, killed with all that it started after `limit` seconds and when the block ends.
 
-    Waiting for it and reading its output therefore end, whatever it does.
+    So a test that waits for the process or reads its output cannot hang.
     """
     options = {"text": True, "env": environment(), "start_new_session": os.name == "posix", **options}
     with subprocess.Popen(command, **options) as child:
@@ -62,7 +62,7 @@ def child_process(
 
 
 def _kill_session(child: subprocess.Popen[str]) -> None:
-    if child.returncode is None and os.name == "posix":  # not yet waited for, so the number is still its own
+    if child.returncode is None and os.name == "posix":  # not waited for yet, so its id is not reused
         with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended between these lines (on macOS: EPERM)
             os.killpg(child.pid, signal.SIGKILL)
     elif child.returncode is None:
@@ -111,21 +111,21 @@ def assert_error(result: Result, code: int, *parts: str, sentences: int = 2) -> 
     assert result.exit_code == code, result.output
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
-    said = result.stderr.splitlines()[-1]
-    assert said.startswith("Error: ")
+    message = result.stderr.splitlines()[-1]
+    assert message.startswith("Error: ")
     for part in parts:
-        assert part in said
-    assert re.search(r"[^.]\.$", said), f"not a sentence: {said}"
-    assert len(re.findall(r"\.(?= [A-Z]|$)", said)) <= sentences, said
+        assert part in message
+    assert re.search(r"[^.]\.$", message), f"not a sentence: {message}"
+    assert len(re.findall(r"\.(?= [A-Z]|$)", message)) <= sentences, message
 
 
 def assert_usage_error(result: Result, *parts: str) -> None:
-    """Check an error of the parser of options: exit code 2, and the parts in its frame, with lines joined."""
+    """Check an error of the option parser: exit code 2, and all `parts` in its message without line breaks."""
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
-    said = " ".join(re.sub("[│╭╮╰╯─]", " ", result.stderr).split())
+    message = " ".join(re.sub("[│╭╮╰╯─]", " ", result.stderr).split())
     for part in parts:
-        assert part in said
+        assert part in message
 
 
 def edit_config(run: Path, **sections: dict[str, Any]) -> None:

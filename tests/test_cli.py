@@ -560,8 +560,8 @@ def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int
         child.send_signal(number)
         _, stderr = child.communicate()
     assert child.returncode == code
-    said = stderr.splitlines()[-1]
-    match = re.fullmatch(r"Stopped at step (\d+); the run is saved\. Resume it with: tinylm (.*)", said)
+    message = stderr.splitlines()[-1]
+    match = re.fullmatch(r"Stopped at step (\d+); the run is saved\. Resume it with: tinylm (.*)", message)
     assert match, stderr
     assert match[2] == "train --resume 'my run'"
     more = int(match[1]) + 2

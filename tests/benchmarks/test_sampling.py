@@ -27,8 +27,7 @@ drafting = importlib.import_module("drafting")
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     models = {"tiny": sampling.Shape(layers=1, width=32, heads=2, vocab_size=30, tokens=6, batch_tokens=2)}
-    for module in (sampling, thread_policy, drafting):
-        monkeypatch.setattr(module, "MODELS", models)
+    monkeypatch.setattr(sampling, "MODELS", models)
     monkeypatch.setattr(sampling, "STREAMS", 3)
     monkeypatch.setattr(sampling, "CONTEXT", 32)
     monkeypatch.setattr(sampling, "SETTLED", 0)

@@ -267,7 +267,7 @@ def test_a_copy_of_the_run_is_enough_to_evaluate_on_its_own_data(model: Path, he
     assert run_ok("eval", "-m", "copy").stdout == run_ok("eval", "-m", model).stdout
 
 
-def test_sample_says_how_a_model_of_conversations_answers(model: Path) -> None:
+def test_sample_with_a_model_of_conversations_notes_the_option_chat(model: Path) -> None:
     """An empty prompt is continued from the end-of-text token, which begins no conversation."""
     assert "--chat answers prompts" in run_ok("sample", "-m", model, "-n", 3).stderr
     for prompt in ((), ("-p", "")):

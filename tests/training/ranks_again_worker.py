@@ -27,8 +27,8 @@ def main(text: str, out: Path) -> None:
             tinylm.train(files, out, callbacks=callbacks, **SETTINGS)
         except (TinyLMError, Fault) as error:
             errors.append(type(error).__name__)
-    history = tinylm.train([text], out, force=True, **SETTINGS)
-    sys.stdout.write(f"{' '.join(errors)} {history.step}\n")  # in one piece: both ranks write to one pipe
+    result = tinylm.train([text], out, force=True, **SETTINGS)
+    sys.stdout.write(f"{' '.join(errors)} {result.step}\n")  # in one piece: both ranks write to one pipe
 
 
 if __name__ == "__main__":

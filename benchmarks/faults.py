@@ -38,7 +38,7 @@ RESUMING = ("train", "--resume", RUN)
 
 @dataclass(frozen=True)
 class Trial:
-    """One case: what was done, the defects that were found (none if it survived), and the commands that ran."""
+    """One case: its label, the defects that were found (none if it survived), and the commands that ran."""
 
     label: str
     defects: tuple[str, ...]

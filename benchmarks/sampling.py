@@ -94,7 +94,7 @@ class Subject:
         return sum(tensor.numel() for tensor in tensors.values()) - lookup
 
     def requests(self) -> dict[str, Request]:
-        """What is measured."""
+        """The measured requests, by name."""
         return {
             "one": Request("", 1, 1, self.tokens),
             "many": Request("", STREAMS, 1, self.batch_tokens),

@@ -49,7 +49,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate: `tokens` for each of `rows` sequences after a prompt of `prompt` tokens."""
+    """A request to generate `tokens` tokens for each of `rows` sequences after a prompt of `prompt` tokens."""
 
     choice: str
     rows: int

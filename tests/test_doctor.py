@@ -1,4 +1,4 @@
-"""The diagnosis of a machine: what was found, and what is wrong with it."""
+"""The diagnosis of a machine: findings and problems."""
 
 import copy
 import os
@@ -24,7 +24,7 @@ from tinylm.reporter import LogReporter
 
 
 def problems() -> list[tuple[str, bool]]:
-    """What is wrong on this machine, besides that other tests are running."""
+    """The problems of this machine, without its load, which other tests may cause."""
     found = diagnose("cpu", LogReporter()).problems
     return [(problem.message, problem.broken) for problem in found if problem.subject != "load"]
 

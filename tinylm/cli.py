@@ -143,7 +143,7 @@ def _print_notes(error: Exception) -> None:
 
 
 def _memory_advice(ctx: Any) -> str:
-    """What to do when memory runs out: name the options that the running command has."""
+    """The advice of the error for a lack of memory: the options of the running command that reduce it."""
     command = ctx.command.commands.get(ctx.invoked_subcommand)
     parameters = [] if command is None else command.params
     flags = [long_flag(parameter) for parameter in parameters if parameter.name in MEMORY_OPTIONS]

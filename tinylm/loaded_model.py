@@ -76,7 +76,7 @@ class Model(TextGenerator):
     network: the torch module, in evaluation mode; its weights are fp32, or `dtype` if they were stored in 16 bits.
     dtype: number format of its computation. quantize: "int8" quantizes the weights for generation.
     data: description of the text that the model, or the selected adapter, was trained on.
-    note: what `load` reported about device and number format.
+    note: the note of `load` about device and number format.
     """
 
     path: Path

@@ -31,7 +31,7 @@ def llama(models: dict[str, Any], here: Path) -> Path:
     return copied(models["folder"] / "llama", here / "bad")
 
 
-# What is shown.
+# Output.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What llama.cpp makes of a GGUF file, for test_llama_cpp.py. Needs llama-cpp-python and numpy, and nothing of tinylm.
+"""Results of llama.cpp for a GGUF file, for test_llama_cpp.py. Needs llama-cpp-python and numpy, and nothing of tinylm.
 
     python llama_cpp_peer.py MODEL.gguf QUESTIONS.json ANSWERS.npz
 

@@ -131,7 +131,7 @@ def test_padding_rows_of_the_embedding_are_kept(llama: Path) -> None:
     assert tokenizers.Tokenizer.from_str(model.tokenizer).get_vocab_size() == 292
 
 
-# What is refused, with what to do.
+# Errors for folders that cannot be imported, with their advice.
 
 
 def test_a_folder_without_config_is_not_a_model_folder(tmp_path: Path) -> None:

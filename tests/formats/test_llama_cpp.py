@@ -72,7 +72,7 @@ WORDS = (
 
 
 class Answers(NamedTuple):
-    """What llama.cpp computed: the ids of the texts, logits (T, V), and the ids it generated."""
+    """The results of llama.cpp: the ids of the texts, logits (T, V), and the ids it generated."""
 
     ids: list[list[int]]
     logits: np.ndarray

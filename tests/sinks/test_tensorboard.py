@@ -25,7 +25,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shown(folder: str) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows: the points of each scalar."""
+    """The points of each scalar, as TensorBoard reads them."""
     events = EventAccumulator(folder, size_guidance={"scalars": 0})
     events.Reload()
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}

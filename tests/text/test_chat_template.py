@@ -154,7 +154,7 @@ def test_a_template_that_writes_a_lone_surrogate_is_refused() -> None:
         ChatTemplate("{{ '\\ud800' }}").render(CONVERSATION)
 
 
-# What is not a template, and a part of the reason that is given.
+# Texts that are not a template, with a part of the error.
 NOT_TEMPLATES = {
     "{% for %}": "line 1: ",
     "\n\n{{ 'x' | pickle }}": "line 3: No filter named 'pickle'",

@@ -38,7 +38,7 @@ Points = list[tuple[float, float]]
 class _Described:
     """All about a model or an adapter.
 
-    record: what --json prints, without the curve. parts: what is printed as text, by titles.
+    record: the output of --json, without the curve. parts: the printed text, by titles.
     training, validation: steps and losses in nats per token, thinned; `None` for models of other tools.
     """
 

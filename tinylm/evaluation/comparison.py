@@ -60,8 +60,8 @@ class Comparison:
 class ComparedParts:
     """The parts of a text that two models are compared on.
 
-    bytes: (U,), their sizes without boundaries between documents. edges_a, edges_b: (U + 1,), where they begin and
-    where the last one ends, as indices of the tokens of each model. resampled: what they are, as a phrase.
+    bytes: (U,), their sizes without boundaries between documents. edges_a, edges_b: (U + 1,), the beginning of each
+    part and the end of the last one, as indices of the tokens of each model. resampled: the parts as a phrase.
     """
 
     bytes: np.ndarray

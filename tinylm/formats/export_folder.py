@@ -1,4 +1,4 @@
-"""The folder of an export: what it may replace, and a replacement that is undone on an error.
+"""The folder of an export: checks which folder it may replace, and replaces it, or restores it on an error.
 
 A kill between the two renames leaves the old export in the staging folder.
 """

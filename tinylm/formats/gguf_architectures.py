@@ -61,9 +61,9 @@ Values = dict[str, bool | int | float | str]
 class Architecture:
     """A value of general.architecture. families: `model_type` of the models that are stored as this architecture.
 
-    read_config: a config.json of Hugging Face from the metadata. extra_metadata: what `write_metadata` adds to the
-        metadata of every architecture. ignores_windows: llama.cpp computes full attention in all layers, even if the
-        file has a sliding window.
+    read_config: a config.json of Hugging Face from the metadata. extra_metadata: metadata of this architecture, in
+        addition to that of every architecture. ignores_windows: llama.cpp computes full attention in all layers, even
+        if the file has a sliding window.
     """
 
     name: str

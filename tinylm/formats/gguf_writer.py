@@ -110,7 +110,7 @@ def write_gguf(
     return plan.architecture.name
 
 
-# What to write.
+# The plan of a file.
 
 
 def _make_plan(model: ForeignModel, dtype: str, name: str, quantized: GGUFFile | None) -> _Plan:

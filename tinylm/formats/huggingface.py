@@ -96,7 +96,7 @@ def _read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerSpec:
 
 
 def summarise_folder(path: Path) -> dict[str, Any]:
-    """What a list of runs shows of a folder for which `is_model_folder` holds, as `summarise` of a run.
+    """The entry in a list of runs for a folder for which `is_model_folder` holds, as `summarise` for a run.
 
     Raises TinyLMError for damaged weights.
     """

@@ -101,7 +101,7 @@ def _record_file(key: str) -> Path:
 
 @dataclass(eq=False)
 class ConvertedModel(TextGenerator):
-    """A decoder that llama.cpp computes, from a converted file. note: what was reported when it was converted."""
+    """A decoder that llama.cpp computes, from a converted file. note: reported when it was converted."""
 
     config: RunConfig
     tokenizer: Tokenizer

@@ -80,8 +80,8 @@ class BeamSearchConfig:
 class SpeedConfig:
     """Settings that change the speed of generation and not the text, except for rounding.
 
-    engine: auto, torch or llama.cpp: what computes the logits. auto takes llama.cpp where it is installed and can run
-        the model, on a CPU.
+    engine: auto, torch or llama.cpp: computes the logits. auto takes llama.cpp on a CPU if it is installed and can
+        run the model.
     draft: auto, ngram or none: speculative decoding with draft tokens from n-grams of the training text.
     cache: use the KV cache.
 
@@ -99,7 +99,7 @@ class SpeedConfig:
 
 @dataclass(frozen=True)
 class PromptPolicy:
-    """What to do with characters that are not in the vocabulary, and with prompts longer than the context.
+    """How to treat characters that are not in the vocabulary, and prompts longer than the context.
 
     unknown: error, or skip, which drops characters that are not in the vocabulary.
     strict: raise an error for a prompt longer than the context, instead of cutting it with a warning.

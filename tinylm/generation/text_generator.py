@@ -1,4 +1,4 @@
-"""From a prompt or a conversation to its continuation: what all decoders share, whatever computes their logits."""
+"""The base class of models that continue a prompt or a conversation, independent of the engine of their decoder."""
 
 from abc import ABC, abstractmethod
 

@@ -117,7 +117,7 @@ class RunDirectory:
         """Replace `last/` as one unit: the new one is written and flushed beside the old one, then renamed.
 
         state: the trainer's state, with `step` and `val_loss`. The first save moves a prepared run to `path`.
-        check: called between files; what it raises abandons this save
+        check: called between files; an exception that it raises abandons this save
         """
         new = self.begin_last()
         try:
@@ -127,11 +127,11 @@ class RunDirectory:
             raise
         self.commit_last(new, hashes, state)
 
-    # What `save_last` does, in parts, for ranks that write their rows of the tensors: rank 0 begins the save, every
-    # rank writes, and rank 0 commits it.
+    # The parts of `save_last`, for ranks that write their rows of the tensors: rank 0 begins the save, every rank
+    # writes, and rank 0 commits it.
 
     def begin_last(self) -> Path:
-        """Create the folder of the next `last/`, beside the old one. What an interrupted save has left is deleted."""
+        """Create the folder of the next `last/`, beside the old one. Leftovers of an interrupted save are deleted."""
         with self._saving():
             recover_last(self._current)
             for name in ("last.new", "last.old"):

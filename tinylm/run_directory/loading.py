@@ -116,7 +116,7 @@ def restore_model(config: RunConfig, tensors: dict[str, Tensor], source: Path) -
 
 
 def summarise(path: Path) -> dict[str, Any]:
-    """What a list of runs shows, without reading the tensors.
+    """The entry of a run in a list of runs, made without reading the tensors.
 
     kind: model or adapter. parameters: their number. step, best_step: of the last save and of the best weights.
     val_loss: of the best weights, in nats per token. saved: time when those were saved, in seconds since the epoch.

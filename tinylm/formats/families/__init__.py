@@ -33,7 +33,7 @@ def convert(
 ) -> tuple[str, ModelConfig, ConvertedTensors]:
     """A model from the values of its config.json and its tensors, which are converted when they are looked up.
 
-    file: what the values are from, for errors.
+    file: the name of the file with the values, for errors.
 
     Returns the name of its family, its configuration, and its tensors under tinylm's names. Raises ValueError with a
     reason that completes the sentence "Cannot import PATH: ".

@@ -11,12 +11,15 @@ import torch
 import tinylm as api
 from tests.report.test_page import data_of
 from tests.shell import assert_error, copied, edit_config, records, run_ok, tinylm
+from tests.trained_runs import BOTH, pairs_file
 
 pytestmark = pytest.mark.usefixtures("shelf_cache")
 
 
-def report(*arguments: object) -> Any:
-    out = Path(run_ok("report", *arguments, "--out", "r.html").stdout.strip())
+def report(*arguments: object, memorisation: str = "--no-memorisation") -> Any:
+    """The runs in the content of a report, by default without memorisation, which takes a second per run."""
+    options = [*arguments, *filter(None, [memorisation])]
+    out = Path(run_ok("report", *options, "--out", "r.html").stdout.strip())
     assert out == Path("r.html")
     content: Any = data_of(out.read_text(encoding="utf-8"))
     return content["runs"]
@@ -93,6 +96,81 @@ def test_a_translator_has_the_alignment_of_its_cross_attention(translator: Path)
     assert found["passage"]["kind"] == "target"
 
 
+def test_a_translator_has_the_scores_of_evaluation(translator: Path) -> None:
+    (found,) = report(translator)
+    assert found["problems"] == []
+    metrics, expected = found["evaluation"]["metrics"], api.load(translator).evaluate()
+    assert metrics["pairs"] == expected.pairs == 40
+    for name in ("loss", "exact_match", "bleu", "chrf"):
+        assert metrics[name] == pytest.approx(getattr(expected, name), rel=1e-4)
+
+
+def test_the_bleu_of_a_translator_stands_beside_that_of_baselines(here: Path) -> None:
+    """The validation pairs are training pairs, so that the target of the nearest training source is right."""
+    import sacrebleu
+
+    pairs = [
+        ("one two three four five", "five four three two one"),
+        ("two three four five six", "six five four three two"),
+    ]
+    file = pairs_file(here / "pairs.tsv", pairs)
+    run_ok("train", file, "--val-data", file, "--steps", 2, "--out", "mt", *BOTH)
+    (found,) = report("mt")
+    assert found["evaluation"]["compared"] == "bleu"
+    expected = sacrebleu.corpus_bleu(
+        [source for source, _ in pairs * 4], [[target for _, target in pairs * 4]], force=True
+    )
+    assert found["evaluation"]["baselines"] == {
+        "source itself": pytest.approx(expected.score, rel=1e-4),
+        "target of the nearest training source": pytest.approx(100.0),
+    }
+
+
+def test_without_sacrebleu_a_translator_has_the_other_scores(translator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    found_by = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sacrebleu" else found_by(name))
+    (found,) = report(translator)
+    assert "exact_match" in found["evaluation"]["metrics"]
+    assert "bleu" not in found["evaluation"]["metrics"]
+    assert found["evaluation"]["baselines"] == {}
+
+
+def test_memorisation_has_the_figures_of_evaluation_and_places_in_the_training_text(run: Path, shelf: Path) -> None:
+    (found,) = report(run, memorisation="")
+    measured = found["memorisation"]
+    assert (measured["min_match"], measured["sample_length"], measured["prefix_length"]) == (50, 500, 100)
+    evaluated = records(run_ok("eval", "-m", run, "--memorisation", "--num-samples", 20, "--json"))
+    assert [source["source"] for source in measured["sources"]] == [record["source"] for record in evaluated]
+    names = {"copied": "copied", "low": "copied_low", "high": "copied_high", "longest": "longest", "samples": "samples"}
+    for source, record in zip(measured["sources"], evaluated, strict=True):
+        for name, key in names.items():
+            assert source[name] == (None if record[key] is None else pytest.approx(record[key], rel=1e-4))
+    text = (shelf / "one.txt").read_text()
+    for match in (match for source in measured["sources"] for match in source["matches"]):
+        assert text[match["character"] :].startswith(match["text"])
+        assert match["line"] == text[: match["character"]].count("\n") + 1
+        assert match["name"] == "one.txt"
+
+
+def test_memorisation_of_a_large_model_or_a_long_text_is_measured_on_request_only(
+    run: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tinylm.report import copied_text
+
+    assert "memorisation" not in report(run)[0]
+    assert "memorisation" not in report(encoder, memorisation="")[0]
+    monkeypatch.setattr(copied_text, "MAX_FLOPS", 1.0)
+    assert report(run, memorisation="")[0]["memorisation"] == {"left_out": "the model is large"}
+    monkeypatch.setattr(copied_text, "MAX_CHARACTERS", 100)
+    assert report(run, memorisation="")[0]["memorisation"] == {"left_out": "the training text is long"}
+    samples, *_ = report(run, memorisation="--memorisation")[0]["memorisation"]["sources"]
+    assert samples["samples"] == 50
+    (found,) = report(encoder, memorisation="--memorisation")
+    assert found["problems"] == [f"No memorisation: Memorisation is measured for decoders; {encoder} is an encoder."]
+
+
 def test_an_adapter_has_the_norm_of_each_update(adapter: Path) -> None:
     (found,) = report(adapter)
     assert found["kind"] == "lora adapter"
@@ -109,7 +187,7 @@ def test_an_adapter_has_the_norm_of_each_update(adapter: Path) -> None:
 def test_several_runs_are_overlaid_and_a_damaged_one_is_left_out(run: Path, bpe_run: Path, here: Path) -> None:
     damaged = copied(run, here / "damaged")
     (damaged / "config.json").write_text("{")
-    result = run_ok("report", run, bpe_run, damaged, "--out", "r.html", "--json")
+    result = run_ok("report", run, bpe_run, damaged, "--no-memorisation", "--out", "r.html", "--json")
     assert records(result) == [{"report": "r.html", "runs": ["run", "bpe"]}]
     assert "damaged is left out" in result.stderr
     assert_error(tinylm("report", damaged), 1, "config.json")
@@ -118,7 +196,7 @@ def test_several_runs_are_overlaid_and_a_damaged_one_is_left_out(run: Path, bpe_
 def test_without_the_encoded_text_the_other_sections_remain(run: Path, here: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("TINYLM_CACHE", str(here / "empty"))
     (found,) = report(run, "--prompt", "the sea")
-    assert [text.partition(":")[0] for text in found["problems"]] == ["No passage and no evaluation"]
+    assert [text.partition(":")[0] for text in found["problems"]] == ["No passage, no evaluation and no memorisation"]
     assert found["attention"]
     assert "passage" not in found
 

@@ -60,7 +60,43 @@ def made_up_run(name: str, seed: int = 0) -> dict[str, Any]:
             }
         ],
         "updates": [{"layer": HOSTILE, "norm": 1.5, "relative": 0.1}, {"layer": "b", "norm": 3.0, "relative": None}],
-        "evaluation": {"metrics": {"loss": 1.5, "bits_per_byte": 2.0}, "baselines": {"gzip": 3.0}},
+        "evaluation": {
+            "metrics": {"loss": 1.5, "tokens": 50000, "bits_per_byte": 2.0, "loss_low": 1.25, "loss_high": 1.75},
+            "baselines": {"gzip": 3.0, HOSTILE: 4.0 + seed},
+            "compared": "bits_per_byte",
+        },
+        "memorisation": {
+            "min_match": 50,
+            "sample_length": 500,
+            "prefix_length": 100,
+            "sources": [
+                copied("samples", 0.25, (0.125, 0.5), 61, [(61, "a <b>\nmatch"), (55, HOSTILE)]),
+                copied("held-out text", 0.0, (None, None), 0, []),
+            ],
+        },
+    }
+
+
+def copied(
+    source: str,
+    share: float,
+    interval: tuple[float | None, float | None],
+    longest: int,
+    matches: list[tuple[int, str]],
+) -> dict[str, Any]:
+    """The copied share of one kind of text, as in a report."""
+    return {
+        "source": source,
+        "samples": 20,
+        "characters": 10000,
+        "copied": share,
+        "low": interval[0],
+        "high": interval[1],
+        "longest": longest,
+        "matches": [
+            {"characters": characters, "text": text, "name": HOSTILE, "line": 1234, "character": 9}
+            for characters, text in matches
+        ],
     }
 
 
@@ -125,6 +161,7 @@ def test_the_page_opens_from_a_file_without_a_request_a_message_or_an_element_of
         "Tokens per expert",
         "Updates of the adapter",
         "Evaluation",
+        "Memorisation",
         "Parameters by part",
         "Settings",
     }
@@ -193,6 +230,76 @@ def test_a_plot_is_read_with_the_keyboard_and_has_a_table(opened: Opened, two_ru
     assert plot.locator("tbody tr").nth(2).locator("th, td").all_text_contents()[:2] == ["10s", "1.333"]
     page.locator("#curves").get_by_label("one", exact=True).uncheck()
     assert len(page.locator("#curves .plot").first.locator(".legend li").all()) == 3
+
+
+def cells(page: Page, section: str, table: int = 0) -> list[list[str]]:
+    """The texts of the rows of a table."""
+    rows = page.locator(f"#{section} table").nth(table).locator("tbody tr").all()
+    return [row.locator("th, td").all_text_contents() for row in rows]
+
+
+def test_evaluation_has_the_interval_and_shows_equal_baselines_once(opened: Opened, two_runs: Path) -> None:
+    page = opened.open(two_runs)
+    assert cells(page, "evaluation") == [
+        ["nats per token", "1.5000", "1.5000"],
+        ["95 % interval", "1.2500 to 1.7500", "1.2500 to 1.7500"],
+        ["tokens scored", "50,000", "50,000"],
+        ["bits per byte", "2", "2"],
+    ]
+    assert cells(page, "evaluation", 1) == [
+        ["one", "2", ""],
+        [HOSTILE, "2", ""],
+        ["gzip", "3", ""],
+        [f"{HOSTILE} (one)", "4", ""],
+        [f"{HOSTILE} ({HOSTILE})", "5", ""],
+    ]
+
+
+def test_a_translation_is_compared_in_bleu(opened: Opened, tmp_path: Path) -> None:
+    scores = {"metrics": {"loss": 1.0, "bleu": 30.0, "chrf": 50.0, "pairs": 200}, "compared": "bleu"}
+    baselines = {"source itself": 3.0, "target of the nearest training source": 12.0}
+    path = tmp_path / "pairs.html"
+    write_page(content(made_up_run("one") | {"evaluation": scores | {"baselines": baselines}}), path)
+    page = opened.open(path)
+    assert cells(page, "evaluation")[1:] == [["BLEU", "30"], ["chrF", "50"], ["pairs", "200"]]
+    assert cells(page, "evaluation", 1) == [
+        ["one", "30", ""],
+        *([name, str(int(x)), ""] for name, x in baselines.items()),
+    ]
+    widths = [bar.bounding_box()["width"] for bar in page.locator("#evaluation .bar").all()]
+    assert widths[1] / widths[0] == pytest.approx(0.1, abs=0.02)
+    assert widths[2] / widths[0] == pytest.approx(0.4, abs=0.02)
+
+
+def test_memorisation_has_shares_with_intervals_and_the_longest_matches_with_their_places(
+    opened: Opened, two_runs: Path
+) -> None:
+    page = opened.open(two_runs)
+    assert cells(page, "memorisation") == [
+        ["samples, one", "25.0 %", "12.5 to 50.0 %", "", "61", "20"],
+        [f"samples, {HOSTILE}", "25.0 %", "12.5 to 50.0 %", "", "61", "20"],
+        ["held-out text (control)", "0.0 %", "–", "", "0", "20"],
+    ]
+    track = page.locator("#memorisation .track").first
+    bar, whisker, whole = (node.bounding_box() for node in (track.locator(".bar"), track.locator(".whisker"), track))
+    assert bar["width"] == pytest.approx(whole["width"] / 2, abs=1)
+    assert whisker["x"] - whole["x"] == pytest.approx(whole["width"] / 4, abs=1)
+    assert whisker["width"] == pytest.approx(whole["width"] * 3 / 4, abs=1)
+    page.get_by_text("Longest matches of one").click()
+    place = f"{HOSTILE}, line 1,234"
+    page.locator("#memorisation .matches tbody td").first.wait_for()
+    assert cells(page, "memorisation", 1) == [
+        ["a <b>⏎match…", "61", "samples", place],
+        [HOSTILE + ("…" if len(HOSTILE) < 55 else ""), "55", "samples", place],
+    ]
+    assert opened.messages == []
+
+
+def test_memorisation_that_was_not_measured_says_why(opened: Opened, tmp_path: Path) -> None:
+    path = tmp_path / "large.html"
+    write_page(content(made_up_run("one") | {"memorisation": {"left_out": "the model is large"}}), path)
+    text = opened.open(path).locator("#memorisation p").text_content()
+    assert text == "Not measured, because the model is large: tinylm report --memorisation measures it."
 
 
 def test_settings_show_differences_first_and_all_on_request(opened: Opened, two_runs: Path) -> None:
@@ -271,7 +378,7 @@ def test_a_live_page_reloads_and_keeps_its_place_and_its_choices(opened: Opened,
 def test_runs_without_any_section_have_a_page(opened: Opened, tmp_path: Path) -> None:
     empty = {"samples": [], "plan": [], "problems": [], "curves": {}, "parts": {}, "settings": {"a": "b"}}
     path = tmp_path / "empty.html"
-    write_page(content({**made_up_run("bare"), **empty, "passage": None, "attention": [], "updates": None,
-                        "evaluation": None, "val_loss": None, "best_step": None, "seconds": None}), path)  # fmt: skip
+    missing = ("passage", "updates", "evaluation", "memorisation", "val_loss", "best_step", "seconds")
+    write_page(content(made_up_run("bare") | empty | dict.fromkeys(missing) | {"attention": []}), path)
     assert opened.open(path).locator("h2").all_text_contents() == ["Overview", "Settings"]
     assert opened.messages == []

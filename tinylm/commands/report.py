@@ -27,6 +27,15 @@ def report(
         str | None,
         option("Text of the attention maps (default: the beginning of the validation text).", None, "TEXT"),
     ] = None,
+    memorisation: Annotated[
+        bool | None,
+        option(
+            "Memorisation as in eval --memorisation (default: of 20 samples, for models and texts of moderate size).",
+            None,
+            None,
+            "--memorisation/--no-memorisation",
+        ),
+    ] = None,
     device: Annotated[
         str,
         option("Device; auto picks CUDA, then MPS, then the CPU (default: auto).", Panel.MACHINE, "auto|cuda|mps|cpu"),
@@ -34,16 +43,18 @@ def report(
     *,
     output: OutputOptions,
 ) -> None:
-    """Write an HTML file about runs: curves, samples, attention, loss per token, parameters and settings.
+    """Write an HTML file about runs: curves, samples, attention, loss per token, evaluation, memorisation and settings.
 
     The file needs no network. An existing file is replaced.
     """
     from tinylm.report.collect import collect_report
     from tinylm.report.page import write_page
+    from tinylm.report.predictions import ModelOptions
 
     console = output.console()
     paths = [find_run(run, console) for run in runs] if runs else [newest_model(console)]
-    content = collect_report(list(dict.fromkeys(paths)), console, prompt=prompt, device=device)
+    options = ModelOptions(prompt, memorisation, device)
+    content = collect_report(list(dict.fromkeys(paths)), console, options)
     try:
         write_page(content, out)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def evaluate_pairs(
 
     Raises UsageError if no pair fits the context, and for `bleu_tokenize` without sacrebleu.
     """
-    has_sacrebleu = importlib.util.find_spec("sacrebleu") is not None
+    has_sacrebleu = _has_sacrebleu()
     if config.bleu_tokenize is not None and not has_sacrebleu:
         raise UsageError(f"{SACREBLEU_MISSING}; leave out `bleu_tokenize`, or install it.")
     pairs = PairTokens(tokens, tokenizer.end_of_text_id)
@@ -72,14 +73,8 @@ def evaluate_pairs(
             advance(1)
     parts = [iter(part) for part in ranks.gather(found)]
     hypotheses: list[str] = [next(parts[owner]) for owner in owners]
-    bleu = chrf = None
-    if has_sacrebleu:
-        import sacrebleu
-
-        tokenize = config.bleu_tokenize or "13a"
-        bleu = sacrebleu.corpus_bleu(hypotheses, [references], tokenize=tokenize, force=True).score
-        chrf = sacrebleu.corpus_chrf(hypotheses, [references]).score
-    else:
+    bleu, chrf = bleu_and_chrf(hypotheses, references, config.bleu_tokenize or "13a")
+    if not has_sacrebleu:
         reporter.note(f"{SACREBLEU_MISSING}.")
     return Evaluation(
         loss=result.loss,
@@ -91,3 +86,19 @@ def evaluate_pairs(
         pairs=len(pairs),
         **losses.shuffled_groups().interval("pairs", reporter),
     )
+
+
+def bleu_and_chrf(
+    hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a"
+) -> tuple[float | None, float | None]:
+    """sacrebleu's BLEU and chrF of hypotheses with one reference each; `None` without sacrebleu."""
+    if not _has_sacrebleu():
+        return None, None
+    import sacrebleu
+
+    bleu = sacrebleu.corpus_bleu(hypotheses, [references], tokenize=tokenize, force=True).score
+    return bleu, sacrebleu.corpus_chrf(hypotheses, [references]).score
+
+
+def _has_sacrebleu() -> bool:
+    return importlib.util.find_spec("sacrebleu") is not None

@@ -12,8 +12,8 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.loaded_model import load
 from tinylm.planning.cost import parameters_by_part
 from tinylm.report.curves import number, read_curves, read_samples
-from tinylm.report.predictions import describe_model
-from tinylm.reporter import Reporter
+from tinylm.report.predictions import ModelOptions, describe_model
+from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_config import RunConfig
 from tinylm.run_directory.loading import read_config, summarise
 
@@ -27,12 +27,8 @@ DIGESTS = ("sha256", "digest", "fingerprint")
 Run = dict[str, Any]
 
 
-def collect_report(
-    paths: Sequence[Path], reporter: Reporter, *, prompt: str | None = None, device: str = "auto"
-) -> dict[str, Any]:
+def collect_report(paths: Sequence[Path], reporter: Reporter, options: ModelOptions) -> dict[str, Any]:
     """The content of a report on the runs at these paths, as JSON values without NaN and infinities.
-
-    prompt: text of the attention maps. device: as in `load`.
 
     A run that cannot be read is reported as a warning and left out. Raises UsageError for more than MAX_RUNS runs, and
     the error of the only run.
@@ -50,7 +46,7 @@ def collect_report(
                 raise
             reporter.warn(f"{path} is left out: {error}")
             continue
-        _add_model(run, path, reporter, prompt, device, len(paths))
+        _add_model(run, path, reporter, options, len(paths))
         runs.append(run)
     if not runs:
         raise TinyLMError("None of the runs can be read.")
@@ -96,18 +92,31 @@ def collect_run(path: Path, n_runs: int = 1) -> Run:
     return run
 
 
-def _add_model(run: Run, path: Path, reporter: Reporter, prompt: str | None, device: str, n_runs: int) -> None:
+def _add_model(run: Run, path: Path, reporter: Reporter, options: ModelOptions, n_runs: int) -> None:
     """Add what the model does to `run`, or to its problems why not."""
     is_adapter = run["kind"].endswith("adapter")
     try:
-        model = load(None if is_adapter else path, adapters=[path] if is_adapter else (), device=device)
-        sections, problems = describe_model(model, path, prompt, MAP_BYTES // n_runs)
+        model = load(
+            None if is_adapter else path,
+            adapters=[path] if is_adapter else (),
+            device=options.device,
+            reporter=_ProgressOnly(reporter),
+        )
+        sections, problems = describe_model(model, path, options, MAP_BYTES // n_runs)
         run |= sections
     except (TinyLMError, OSError) as error:
         problems = [f"The model was not loaded: {error}"]
     for problem in problems:
         reporter.warn(f"{path}: {problem}")
     run["problems"] += problems
+
+
+class _ProgressOnly:
+    """Forwards progress to a reporter, and logs notes and warnings, which the page shows in its own way."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        log = LogReporter()
+        self.note, self.warn, self.counting = log.note, log.warn, reporter.counting
 
 
 def _plan_rows(config: RunConfig, run: Run, tokens_per_step: int | None) -> list[tuple[str, str, str]]:

@@ -1,8 +1,9 @@
-"""The sections of a report that need the model: attention maps, losses of tokens, evaluation, and adapter updates."""
+"""The sections of a report that need the model: attention maps, losses of tokens, adapter updates and scores."""
 
 import base64
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,18 +16,14 @@ from tinylm.adapters.adapter import Adapter
 from tinylm.adapters.bottleneck import Bottleneck
 from tinylm.device import autocast
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.evaluation.baselines import MAX_BYTES, baseline_bits_per_byte
-from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.evaluation.masked import evaluate_masked
-from tinylm.evaluation.text import evaluate_text
 from tinylm.loaded_model import Model
 from tinylm.model.decoder import Decoder
 from tinylm.model.encoder import Encoder
 from tinylm.model.encoder_decoder import EncoderDecoder
 from tinylm.report.attention_maps import recorded_attention
+from tinylm.report.copied_text import describe_copied_text
 from tinylm.report.curves import number
-from tinylm.reporter import LogReporter
-from tinylm.text.corpus_loading import EvaluationTokens
+from tinylm.report.scores import score_validation
 from tinylm.text.pair_batches import PairTokens
 from tinylm.text.run_tokens import reopen_ids
 from tinylm.text.sharded_tokens import Tokens
@@ -36,7 +33,6 @@ PASSAGE_TOKENS = 256
 MAP_TOKENS = 40  # at most, of an attention map
 ALTERNATIVES = 5
 MASK_EVERY = 7  # in the passage of an encoder
-EVALUATION_FLOPS, MAX_EVALUATION_TOKENS = 1e12, 50_000
 MAX_TOKEN_TEXT = 40  # characters
 MAX_UPDATES = 500  # adapter layers
 
@@ -55,11 +51,26 @@ class Passage(NamedTuple):
     first: int
 
 
-def describe_model(model: Model, run: Path, prompt: str | None, map_bytes: int) -> tuple[dict[str, Any], list[str]]:
+@dataclass(frozen=True)
+class ModelOptions:
+    """What the sections that need the model show.
+
+    prompt: text of the attention maps. Default: the beginning of the validation text.
+    memorisation: True measures it whatever it takes, False leaves it out. Default: measured where it takes little time.
+    device: as in `load`.
+    """
+
+    prompt: str | None = None
+    memorisation: bool | None = None
+    device: str = "auto"
+
+
+def describe_model(model: Model, run: Path, options: ModelOptions, map_bytes: int) -> tuple[dict[str, Any], list[str]]:
     """The sections of the report that need the model, and a sentence for each section that cannot be made.
 
-    prompt: text of the attention maps; by default the beginning of the validation text. map_bytes: for attention maps.
+    map_bytes: for attention maps.
     """
+    prompt = options.prompt
     sections: dict[str, Any] = {}
     problems: list[str] = []
     validation: Tokens | None = None
@@ -74,15 +85,19 @@ def describe_model(model: Model, run: Path, prompt: str | None, map_bytes: int) 
     try:
         validation = None if model.data is None else reopen_ids(run, model.data, model.tokenizer, "val")
     except TinyLMError as error:
-        problems.append(f"No passage and no evaluation: {error}")
+        problems.append(f"No passage, no evaluation and no memorisation: {error}")
     with torch.no_grad(), autocast(model.network.device.type, model.dtype):
         if validation is not None:
             text = validation
             add("passage", lambda: _scored_passage(model, _passage(model, text, PASSAGE_TOKENS)))
-            add("evaluation", lambda: _evaluation(model, run, text))
         if prompt is not None or validation is not None:
             add("attention", lambda: _attention(model, prompt, validation, map_bytes))
         add("updates", lambda: _updates(model))
+    if validation is not None:
+        add("evaluation", lambda: score_validation(model, run))
+        add("memorisation", lambda: describe_copied_text(model, options.memorisation))
+    elif options.memorisation and model.data is None:
+        problems.append("No memorisation: the model has no training text of its own.")
     return sections, problems
 
 
@@ -182,32 +197,6 @@ def _prompt_inputs(model: Model, prompt: str, length: int) -> tuple[Tensor, ...]
     end = model.tokenizer.end_of_text_id
     target = model.encode(str(model.generate(prompt, max_tokens=length)))
     return rows([end, *target][:length]), rows([*ids[: length - 1], end])
-
-
-def _evaluation(model: Model, run: Path, validation: Tokens) -> dict[str, Any] | None:
-    """Metrics on the beginning of the validation text, with baselines; `None` for pairs and conversations."""
-    if model.data is None or model.data.kind != "text":
-        return None
-    parameters = sum(parameter.numel() for parameter in model.network.parameters())
-    tokens = validation[: int(min(MAX_EVALUATION_TOKENS, max(1000, EVALUATION_FLOPS / (2 * parameters))))]
-    config, reporter = EvaluationConfig(), LogReporter()
-    match model.network:
-        case Decoder() as decoder:
-            text = EvaluationTokens("text", tokens)
-            result = evaluate_text(decoder, model.tokenizer, text, config, model.dtype, reporter).to_json()
-            training: np.ndarray | None = None
-            try:
-                training = reopen_ids(run, model.data, model.tokenizer, "train")[:MAX_BYTES]
-            except TinyLMError:
-                training = None  # the other baselines do not need it
-            result["baselines"] = baseline_bits_per_byte(model.tokenizer, tokens, training, reporter)
-        case Encoder() as encoder:
-            result = evaluate_masked(encoder, model.tokenizer, tokens, config, model.dtype, reporter).to_json()
-        case _:
-            return None
-    baselines = {name: number(bits) for name, bits in result.pop("baselines", {}).items()}
-    metrics = {name: number(value, 6) for name, value in result.items() if isinstance(value, int | float)}
-    return {"metrics": metrics, "baselines": baselines}
 
 
 def _updates(model: Model) -> list[dict[str, Any]] | None:

@@ -40,6 +40,8 @@
   }
   const whole = (value) => (value == null ? "–" : value.toLocaleString("en"));
 
+  const fixed = (value) => (value == null ? "–" : value.toFixed(4));
+
   function duration(seconds) {
     if (seconds == null) return "–";
     const [h, m, s] = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, seconds % 60];
@@ -59,11 +61,18 @@
         el("tbody", {}, rows.map(([name, ...cells]) => el("tr", {}, el("th", { scope: "row" }, name), cells.map(cell))))));
   }
 
-  function bar(fraction, index = 0) {
+  // A bar whose length is a fraction of the cell, with an interval of fractions on it where there is one.
+  function bar(fraction, index = 0, interval = null) {
+    const percent = (part) => `${100 * Math.max(0, Math.min(1, part || 0))}%`;
     const node = el("div", { class: "bar" });
-    node.style.width = `${100 * Math.max(0, Math.min(1, fraction || 0))}%`;
+    node.style.width = percent(fraction);
     node.style.background = `var(--run${index % 8})`;
-    return el("td", { class: "bars" }, node);
+    const whisker = interval && interval[1] > interval[0] && el("div", { class: "whisker" });
+    if (whisker) {
+      whisker.style.left = percent(interval[0]);
+      whisker.style.width = percent(interval[1] - interval[0]);
+    }
+    return el("td", { class: "bars" }, el("div", { class: "track" }, node, whisker || null));
   }
 
   function section(id, title, ...content) {
@@ -222,11 +231,11 @@
       const swatch = el("span", { class: "swatch" });
       swatch.style.borderTopColor = `var(--run${i % 8})`;
       return [el("span", {}, swatch, " ", run.name), run.kind, whole(run.parameters), whole(run.step), duration(run.seconds),
-        run.val_loss == null ? "–" : run.val_loss.toFixed(4), whole(run.best_step)];
+        fixed(run.val_loss), whole(run.best_step)];
     })),
     el("p", { class: "faint" }, "Losses are in nats per token: those of different tokenizers cannot be compared; bits per byte under Evaluation can."),
     runs.flatMap((run) => run.problems.map((text) => el("p", { class: "problem" }, `${run.name}: ${text}`))),
-    report.models ? null : el("p", { class: "faint" }, "Attention, loss per token and evaluation need the model: write the report with tinylm report."));
+    report.models ? null : el("p", { class: "faint" }, "Attention, loss per token, evaluation and memorisation need the model: write the report with tinylm report."));
 
   // ---- Curves
   (function curves() {
@@ -267,7 +276,7 @@
       input.checked = !hidden.has(run.name);
       return el("label", {}, input, run.name);
     }));
-    section("curves", "Curves", axes, choices, plots);
+    section("curves", "Curves", axes, choices, el("p", { class: "faint zooming" }, "Drag over a plot to zoom into it; a double click shows all of it again."), plots);
     draw();
   })();
 
@@ -485,19 +494,87 @@
       run.updates.map((update) => [update.layer, short(update.norm), short(update.relative), bar(value(update) / most)]), { class: "wide" });
   }, "Frobenius norm of what the adapter adds to each layer: s B A of LoRA, the product of both matrices of a bottleneck.");
 
+  const TITLES = { loss: "nats per token", accuracy: "accuracy", exact_match: "exact match rate", bits_per_byte: "bits per byte", bleu: "BLEU",
+    chrf: "chrF", tokens: "tokens scored", characters: "characters scored", bytes: "bytes scored", pairs: "pairs" };
+  const COUNTS = new Set(["tokens", "characters", "bytes", "pairs"]);
+  const titleOf = (name) => TITLES[name] || name.replace(/_/g, " ");
+
   (function evaluation() {
     const able = runs.filter((run) => run.evaluation);
-    const names = [...new Set(able.flatMap((run) => Object.keys(run.evaluation.metrics)))];
-    const baselines = [...new Set(able.flatMap((run) => Object.keys(run.evaluation.baselines)))];
     if (!able.length) return;
-    const content = [table(["", ...able.map((run) => run.name)], names.map((name) => [name.replace(/_/g, " "), ...able.map((run) => short(run.evaluation.metrics[name]))]))];
-    if (baselines.length) {
-      const all = able.flatMap((run) => [[run.name, run.evaluation.metrics.bits_per_byte, runs.indexOf(run)],
-        ...baselines.map((name) => [able.length > 1 ? `${name} (${run.name})` : name, run.evaluation.baselines[name], 7])]).filter((row) => row[1] != null);
-      const most = Math.max(...all.map((row) => row[1]), 1e-9);
-      content.push(el("h3", {}, "Bits per byte beside baselines"), table(["", "bits per byte", ""], all.map(([name, bits, index]) => [name, short(bits), bar(bits / most, index)]), { class: "wide" }));
+    const names = [...new Set(able.flatMap((run) => Object.keys(run.evaluation.metrics)))].filter((name) => !/^loss_/.test(name));
+    const row = (name, value) => [name, ...able.map((run) => value(run.evaluation.metrics))];
+    const shownAs = (name) => (name === "loss" ? fixed : COUNTS.has(name) ? whole : short);
+    const rows = names.map((name) => row(titleOf(name), (metrics) => shownAs(name)(metrics[name])));
+    if (able.some((run) => run.evaluation.metrics.loss_low != null)) {
+      rows.splice(1, 0, row("95 % interval", ({ loss_low: low, loss_high: high }) => (low == null ? "–" : `${fixed(low)} to ${fixed(high)}`)));
     }
-    section("evaluation", "Evaluation", el("p", { class: "faint" }, "On the beginning of the validation text, at most 50,000 tokens of it. Lower is better, except for accuracy."), content);
+    const content = [table(["", ...able.map((run) => run.name)], rows)];
+    for (const compared of ["bits_per_byte", "bleu"]) {
+      const beside = able.filter((run) => run.evaluation.compared === compared && Object.keys(run.evaluation.baselines).length);
+      // Runs on the same text have the same baselines, which are shown once.
+      const seen = new Set();
+      const bars = beside.map((run) => [run.name, run.evaluation.metrics[compared], runs.indexOf(run)]);
+      for (const run of beside) {
+        for (const [name, value] of Object.entries(run.evaluation.baselines)) {
+          const same = beside.filter((other) => other.evaluation.baselines[name] === value);
+          if (!seen.has(`${name} ${value}`)) bars.push([same.length < beside.length ? `${name} (${same.map((one) => one.name).join(", ")})` : name, value, 7]);
+          seen.add(`${name} ${value}`);
+        }
+      }
+      const shown = bars.filter((one) => one[1] != null);
+      const most = Math.max(...shown.map((one) => one[1]), 1e-9);
+      if (beside.length) content.push(el("h3", {}, `${titleOf(compared).replace(/^b/, "B")} beside baselines`),
+        table(["", titleOf(compared), ""], shown.map(([name, value, index]) => [name, short(value), bar(value / most, index)]), { class: "wide" }));
+    }
+    section("evaluation", "Evaluation", el("p", { class: "faint" }, `On the beginning of the validation text: at most 50,000 tokens, or 200 pairs.
+      Lower is better, except for accuracy, exact match rate, BLEU and chrF.`), content);
+  })();
+
+  // ---- Memorisation
+  const CONTROL = "held-out text";
+  (function memorisation() {
+    const able = runs.filter((run) => run.memorisation);
+    if (!able.length) return;
+    const measured = able.filter((run) => run.memorisation.sources);
+    const percent = (share) => (share == null ? "–" : `${(100 * share).toFixed(1)} %`);
+    const several = runs.length > 1;
+    const content = able.filter((run) => run.memorisation.left_out).map((run) => el("p", {},
+      `${several ? `${run.name}: not` : "Not"} measured, because ${run.memorisation.left_out}: tinylm report --memorisation measures it.`));
+    if (measured.length) {
+      const { min_match: k, sample_length: length, prefix_length: prefix } = measured[0].memorisation;
+      const kinds = [...new Set(measured.flatMap((run) => run.memorisation.sources.map((source) => source.source)))];
+      const found = [];
+      for (const kind of kinds) {
+        const all = measured.flatMap((run) => run.memorisation.sources.filter((source) => source.source === kind).map((source) => ({ ...source, run })));
+        const figures = new Set(all.map((source) => [source.copied, source.low, source.high, source.longest, source.samples].join()));
+        // The held-out text of runs on the same text is the same, and is shown once.
+        const same = several && kind === CONTROL && all.length > 1 && figures.size === 1;
+        for (const source of same ? all.slice(0, 1) : all) {
+          const title = kind === CONTROL ? `${kind} (control)` : kind;
+          found.push({ ...source, title: several && !same ? `${title}, ${source.run.name}` : title, index: same ? 7 : runs.indexOf(source.run) });
+        }
+      }
+      const most = Math.max(...found.map((source) => source.high ?? source.copied ?? 0), 1e-9);
+      const rows = found.map((source) => [source.title, percent(source.copied),
+        source.low == null ? "–" : `${(100 * source.low).toFixed(1)} to ${percent(source.high)}`,
+        bar(source.copied / most, source.index, source.low == null ? null : [source.low / most, source.high / most]),
+        whole(source.longest), whole(source.samples)]);
+      content.push(el("p", { class: "faint" }, `The share of characters in verbatim matches of at least ${k} characters with the training text, of texts of
+        at most ${length} characters. Continuations follow ${prefix} characters of the training text or of held-out text. The control is what really follows in
+        the held-out text: a model that copies more than the control repeats its training text. Lines on the bars are 95 % intervals.`),
+      table(["text", "copied", "95 % interval", "", "longest match", "texts"], rows, { class: "wide" }));
+      for (const run of measured) {
+        const matches = run.memorisation.sources.flatMap((source) => source.matches.map((match) => [source.source, match]));
+        matches.sort((one, other) => other[1].characters - one[1].characters);
+        if (!matches.length) continue;
+        const show = () => table(["match", "characters", "in", "training text"], matches.map(([source, match]) => [
+          el("span", { class: "quoted" }, match.text.replace(/\n/g, "⏎"), [...match.text].length < match.characters ? "…" : ""),
+          whole(match.characters), source, `${match.name}, line ${whole(match.line)}`]), { class: "matches" });
+        content.push(several ? lazyDetails(`Longest matches of ${run.name}`, show) : [el("h3", {}, "Longest matches"), show()]);
+      }
+    }
+    section("memorisation", "Memorisation", ...content);
   })();
 
   section("parameters", "Parameters by part", (() => {

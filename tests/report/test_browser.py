@@ -70,7 +70,7 @@ def made_up_run(name: str, seed: int = 0) -> dict[str, Any]:
             "sample_length": 500,
             "prefix_length": 100,
             "sources": [
-                copied("samples", 0.25, (0.125, 0.5), 61, [(61, "a <b>\nmatch"), (55, HOSTILE)]),
+                copied("samples", 0.25, (0.125, 0.5), 61, [(61, "a <b>\nmatch"), (55, HOSTILE), (50, "x" + 49 * " ")]),
                 copied("held-out text", 0.0, (None, None), 0, []),
             ],
         },
@@ -291,6 +291,7 @@ def test_memorisation_has_shares_with_intervals_and_the_longest_matches_with_the
     assert cells(page, "memorisation", 1) == [
         ["a <b>⏎match…", "61", "samples", place],
         [HOSTILE + ("…" if len(HOSTILE) < 55 else ""), "55", "samples", place],
+        ["x ␣×49 ", "50", "samples", place],
     ]
     assert opened.messages == []
 

@@ -36,7 +36,7 @@
     if (size >= 1e9) return +(value / 1e9).toPrecision(4) + " G";
     if (size >= 1e6) return +(value / 1e6).toPrecision(4) + " M";
     if (size >= 1e4) return +(value / 1e3).toPrecision(4) + " k";
-    return size > 0 && size < 1e-3 ? value.toExponential(2) : String(+value.toPrecision(4));
+    return size > 0 && size < 1e-3 ? value.toExponential(2).replace(/\.?0+e/, "e") : String(+value.toPrecision(4));
   }
   const whole = (value) => (value == null ? "–" : value.toLocaleString("en"));
 
@@ -60,6 +60,8 @@
         el("thead", {}, el("tr", {}, headings.map((heading) => el("th", { scope: "col" }, heading)))),
         el("tbody", {}, rows.map(([name, ...cells]) => el("tr", {}, el("th", { scope: "row" }, name), cells.map(cell))))));
   }
+
+  const unbroken = (text) => el("td", { class: "unbroken" }, text);
 
   // A bar whose length is a fraction of the cell, with an interval of fractions on it where there is one.
   function bar(fraction, index = 0, interval = null) {
@@ -230,7 +232,7 @@
     table(["run", "kind", "parameters", "steps", "time", "validation loss", "at step"], runs.map((run, i) => {
       const swatch = el("span", { class: "swatch" });
       swatch.style.borderTopColor = `var(--run${i % 8})`;
-      return [el("span", {}, swatch, " ", run.name), run.kind, whole(run.parameters), whole(run.step), duration(run.seconds),
+      return [el("span", {}, swatch, " ", run.name), unbroken(run.kind), whole(run.parameters), whole(run.step), duration(run.seconds),
         fixed(run.val_loss), whole(run.best_step)];
     })),
     el("p", { class: "faint" }, "Losses are in nats per token: those of different tokenizers cannot be compared; bits per byte under Evaluation can."),
@@ -507,7 +509,7 @@
     const shownAs = (name) => (name === "loss" ? fixed : COUNTS.has(name) ? whole : short);
     const rows = names.map((name) => row(titleOf(name), (metrics) => shownAs(name)(metrics[name])));
     if (able.some((run) => run.evaluation.metrics.loss_low != null)) {
-      rows.splice(1, 0, row("95 % interval", ({ loss_low: low, loss_high: high }) => (low == null ? "–" : `${fixed(low)} to ${fixed(high)}`)));
+      rows.splice(1, 0, row("95 % interval", ({ loss_low: low, loss_high: high }) => unbroken(low == null ? "–" : `${fixed(low)} to ${fixed(high)}`)));
     }
     const content = [table(["", ...able.map((run) => run.name)], rows)];
     for (const compared of ["bits_per_byte", "bleu"]) {
@@ -557,7 +559,7 @@
       }
       const most = Math.max(...found.map((source) => source.high ?? source.copied ?? 0), 1e-9);
       const rows = found.map((source) => [source.title, percent(source.copied),
-        source.low == null ? "–" : `${(100 * source.low).toFixed(1)} to ${percent(source.high)}`,
+        unbroken(source.low == null ? "–" : `${(100 * source.low).toFixed(1)} to ${percent(source.high)}`),
         bar(source.copied / most, source.index, source.low == null ? null : [source.low / most, source.high / most]),
         whole(source.longest), whole(source.samples)]);
       content.push(el("p", { class: "faint" }, `The share of characters in verbatim matches of at least ${k} characters with the training text, of texts of
@@ -569,7 +571,7 @@
         matches.sort((one, other) => other[1].characters - one[1].characters);
         if (!matches.length) continue;
         const show = () => table(["match", "characters", "in", "training text"], matches.map(([source, match]) => [
-          el("span", { class: "quoted" }, match.text.replace(/\n/g, "⏎"), [...match.text].length < match.characters ? "…" : ""),
+          el("span", { class: "quoted" }, match.text.replace(/\n/g, "⏎").replace(/ {4,}/g, (run) => ` ␣×${run.length} `), [...match.text].length < match.characters ? "…" : ""),
           whole(match.characters), source, `${match.name}, line ${whole(match.line)}`]), { class: "matches" });
         content.push(several ? lazyDetails(`Longest matches of ${run.name}`, show) : [el("h3", {}, "Longest matches"), show()]);
       }

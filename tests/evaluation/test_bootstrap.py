@@ -100,9 +100,9 @@ def test_the_interval_covers_the_true_loss_in_90_to_98_percent_of_made_texts(dra
 def test_from_20_documents_on_they_are_the_units_and_very_many_are_grouped() -> None:
     edges = np.cumsum(np.arange(MIN_DOCUMENTS + 1)) + 5
     units = choose_units(edges)
-    assert units.edges.tolist() == edges.tolist() and units.of == "documents"
+    assert units.edges.tolist() == edges.tolist() and units.kind == "documents"
     many = choose_units(np.arange(10 * MAX_UNITS + 1))
-    assert many.edges.tolist() == list(range(0, 10 * MAX_UNITS + 1, 10)) and many.of == "groups of documents"
+    assert many.edges.tolist() == list(range(0, 10 * MAX_UNITS + 1, 10)) and many.kind == "groups of documents"
 
 
 @pytest.mark.parametrize("length, blocks", [(50, 1), (10 * MIN_BLOCK + 3, 10), (1_000_001, MAX_BLOCKS)])

@@ -45,7 +45,7 @@ class MemorisationOptions:
     memorisation: Annotated[
         bool,
         option(
-            "Measure how much of the model's samples stands verbatim in its training text, beside held-out text.",
+            "Measure how much of the model's samples, and of held-out text, occurs verbatim in its training text.",
             Panel.MEMORISATION,
             None,
             "--memorisation",
@@ -75,7 +75,7 @@ def print_memorisation(
     training: "TextSource | None",
     options: MemorisationOptions,
 ) -> None:
-    """Measure and print; errors as of `measure_memorisation`."""
+    """Measure memorisation and print the result. Raises the errors of `measure_memorisation`."""
     from tinylm.evaluation.memorisation import MemorisationConfig
     from tinylm.memorising import measure_memorisation
 

@@ -1,4 +1,4 @@
-"""How much of a model's text stands verbatim in its training text, beside held-out text as a control."""
+"""How much of a model's text occurs verbatim in its training text, with held-out text as a control."""
 
 import dataclasses
 import random

@@ -11,7 +11,7 @@ import numpy as np
 
 MIN_DOCUMENTS = 20  # from this number on, documents are the units
 MAX_UNITS = 1000  # more documents are grouped, which bounds the time of the bootstrap
-MAX_BLOCKS = 200  # long blocks count dependence over long distances; 200 of them estimate a spread to about 5 %
+MAX_BLOCKS = 200  # longer blocks include dependence over longer distances; 200 estimate a spread to about 5 %
 MIN_BLOCK = 64  # tokens, or bytes
 
 
@@ -19,20 +19,20 @@ MIN_BLOCK = 64  # tokens, or bytes
 class Units:
     """Consecutive parts of a text. Unit i is from edges[i] up to edges[i + 1], in tokens or in bytes.
 
-    of: "documents", "groups of documents" or "blocks".
+    kind: "documents", "groups of documents" or "blocks".
     """
 
     edges: np.ndarray
-    of: str
+    kind: str
 
     def __len__(self) -> int:
         return len(self.edges) - 1
 
     def describe(self, documents: int, size: str) -> str:
         """The units as a phrase. documents: their number in the text. size: plural noun for what the edges count."""
-        if self.of == "documents":
+        if self.kind == "documents":
             return f"{len(self):,} documents"
-        if self.of == "groups of documents":
+        if self.kind == "groups of documents":
             return f"{len(self):,} groups of consecutive documents"
         length = (self.edges[-1] - self.edges[0]) / max(len(self), 1)
         number = "1 document" if documents == 1 else f"{documents} documents"
@@ -42,8 +42,8 @@ class Units:
 def choose_units(document_edges: np.ndarray) -> Units:
     """The units of a text. document_edges: (D + 1,), the beginning of each document and the end of the last.
 
-    Documents from MIN_DOCUMENTS on, in at most MAX_UNITS groups of equal numbers of documents, otherwise at most
-    MAX_BLOCKS blocks of equal length and of at least MIN_BLOCK tokens or bytes.
+    If there are at least MIN_DOCUMENTS documents, the units are the documents, or MAX_UNITS groups of equal numbers of
+    documents. Otherwise they are at most MAX_BLOCKS blocks of equal length, of at least MIN_BLOCK tokens or bytes.
     """
     documents = len(document_edges) - 1
     if documents >= MIN_DOCUMENTS:

@@ -1,4 +1,7 @@
-"""The names and layouts of the tensors in GGUF files, compared with those of Hugging Face's models."""
+"""The names and layouts of the tensors in GGUF files, compared with those of Hugging Face's models.
+
+Shape letters: see `tinylm.model`.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -22,19 +25,19 @@ class Change(NamedTuple):
 
 
 def _unpermute(tensor: Tensor, heads: int) -> Tensor:
-    return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)  # (H, D/2, 2, W) -> (H, 2, D/2, W)
+    return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)  # (H, W/2, 2, D) -> (H, 2, W/2, D)
 
 
 def _permute(tensor: Tensor, heads: int) -> Tensor:
-    return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)  # (H, 2, D/2, W) -> (H, D/2, 2, W)
+    return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)  # (H, 2, W/2, D) -> (H, W/2, 2, D)
 
 
 def _interleave(tensor: Tensor, heads: int) -> Tensor:
-    return tensor.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)  # (3, H, D, W) -> (H, 3, D, W)
+    return tensor.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)  # (3, H, W, D) -> (H, 3, W, D)
 
 
 def _separate(tensor: Tensor, heads: int) -> Tensor:
-    return tensor.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)  # (H, 3, D, W) -> (3, H, D, W)
+    return tensor.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)  # (H, 3, W, D) -> (3, H, W, D)
 
 
 SAME = Change(lambda tensor, _: tensor, lambda tensor, _: tensor)
@@ -79,16 +82,17 @@ def _rules(*lines: _Line, kinds: Iterable[str] = ("weight",)) -> list[TensorRule
     ]
 
 
-_LAYER = "blk.{layer}."
-_BLOCK = "model.layers.{layer}."
+_STORED_LAYER = "blk.{layer}."
+_FOREIGN_LAYER = "model.layers.{layer}."
 
 
 def _layer_rules(*lines: _Line, biases: bool = False) -> list[TensorRule]:
-    named = [(_LAYER + stored, _BLOCK + foreign, change) for stored, foreign, change in (TensorRule(*x) for x in lines)]
+    rules = (TensorRule(*line) for line in lines)
+    named = [(_STORED_LAYER + rule.stored, _FOREIGN_LAYER + rule.foreign, rule.change) for rule in rules]
     return _rules(*named, kinds=("weight", "bias") if biases else ("weight",))
 
 
-def _outer(norm: Change = SAME) -> list[TensorRule]:
+def _outside_of_layers(norm: Change = SAME) -> list[TensorRule]:
     return _rules(
         ("token_embd", "model.embed_tokens"), ("output_norm", "model.norm", norm), ("output", "lm_head")
     )  # fmt: skip
@@ -171,12 +175,12 @@ _GPTNEOX = [
 
 # By architecture of GGUF.
 TENSOR_RULES: dict[str, tuple[TensorRule, ...]] = {
-    "llama": (*_outer(), *_NORMS, *_attention(QUERY, KEY), *_DENSE, *_MIXTRAL),
-    "qwen2": (*_outer(), *_NORMS, *_attention(), *_DENSE),
-    "qwen3": (*_outer(), *_NORMS, *_attention(), *_QK_NORMS, *_DENSE),
-    "qwen3moe": (*_outer(), *_NORMS, *_attention(), *_QK_NORMS, *_QWEN_EXPERTS),
+    "llama": (*_outside_of_layers(), *_NORMS, *_attention(QUERY, KEY), *_DENSE, *_MIXTRAL),
+    "qwen2": (*_outside_of_layers(), *_NORMS, *_attention(), *_DENSE),
+    "qwen3": (*_outside_of_layers(), *_NORMS, *_attention(), *_QK_NORMS, *_DENSE),
+    "qwen3moe": (*_outside_of_layers(), *_NORMS, *_attention(), *_QK_NORMS, *_QWEN_EXPERTS),
     "gpt2": tuple(_GPT2),
     "gptneox": tuple(_GPTNEOX),
-    "gemma": (*_outer(UNIT_OFFSET), *_GEMMA_NORMS, *_attention(), *_DENSE),
-    "gemma3": (*_outer(UNIT_OFFSET), *_GEMMA3_NORMS, *_attention(), *_DENSE),
+    "gemma": (*_outside_of_layers(UNIT_OFFSET), *_GEMMA_NORMS, *_attention(), *_DENSE),
+    "gemma3": (*_outside_of_layers(UNIT_OFFSET), *_GEMMA3_NORMS, *_attention(), *_DENSE),
 }

@@ -106,7 +106,7 @@ class ChatCorpus(Corpus):
 
     @property
     def n_with_literal_tokens(self) -> int:
-        """The number of conversations, in the last scan, with texts of special tokens that are not those tokens."""
+        """The number of conversations, in the last scan, that contain the text of a special token as ordinary text."""
         return sum(self._with_literal_tokens)
 
     def safe_split_point(self, characters: int) -> int:

@@ -62,7 +62,7 @@ def made_up_run(name: str, seed: int = 0) -> dict[str, Any]:
         "updates": [{"layer": HOSTILE, "norm": 1.5, "relative": 0.1}, {"layer": "b", "norm": 3.0, "relative": None}],
         "evaluation": {
             "metrics": {"loss": 1.5, "tokens": 50000, "bits_per_byte": 2.0, "loss_low": 1.25, "loss_high": 1.75},
-            "baselines": {"gzip": 3.0, HOSTILE: 4.0 + seed},
+            "baselines": {"gzip": 3.0 + 0.001 * seed, HOSTILE: 4.0 + seed},
             "compared": "bits_per_byte",
         },
         "memorisation": {

@@ -514,14 +514,12 @@
     const content = [table(["", ...able.map((run) => run.name)], rows)];
     for (const compared of ["bits_per_byte", "bleu"]) {
       const beside = able.filter((run) => run.evaluation.compared === compared && Object.keys(run.evaluation.baselines).length);
-      // Runs on the same text have the same baselines, which are shown once.
-      const seen = new Set();
+      // Runs on the same text have the same baselines, up to a few bytes at its end, which are shown once.
       const bars = beside.map((run) => [run.name, run.evaluation.metrics[compared], runs.indexOf(run)]);
       for (const run of beside) {
         for (const [name, value] of Object.entries(run.evaluation.baselines)) {
-          const same = beside.filter((other) => other.evaluation.baselines[name] === value);
-          if (!seen.has(`${name} ${value}`)) bars.push([same.length < beside.length ? `${name} (${same.map((one) => one.name).join(", ")})` : name, value, 7]);
-          seen.add(`${name} ${value}`);
+          const same = beside.filter((other) => Math.abs(other.evaluation.baselines[name] - value) <= 0.002 * value);
+          if (same[0] === run) bars.push([same.length < beside.length ? `${name} (${same.map((one) => one.name).join(", ")})` : name, value, 7]);
         }
       }
       const shown = bars.filter((one) => one[1] != null);
@@ -529,7 +527,7 @@
       if (beside.length) content.push(el("h3", {}, `${titleOf(compared).replace(/^b/, "B")} beside baselines`),
         table(["", titleOf(compared), ""], shown.map(([name, value, index]) => [name, short(value), bar(value / most, index)]), { class: "wide" }));
     }
-    section("evaluation", "Evaluation", el("p", { class: "faint" }, `On the beginning of the validation text: at most 50,000 tokens, or 200 pairs.
+    section("evaluation", "Evaluation", el("p", { class: "faint" }, `On the beginning of the validation text: at most 50,000 bytes, or 200 pairs.
       Lower is better, except for accuracy, exact match rate, BLEU and chrF.`), content);
   })();
 

@@ -1,5 +1,6 @@
 """The evaluation of a model on the beginning of its validation text, beside baselines without a neural network."""
 
+import bisect
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.pair_batches import PairTokens
 from tinylm.text.run_tokens import reopen_part
 from tinylm.text.sharded_tokens import Tokens
+from tinylm.text.tokenizer import Tokenizer
 
-MAX_FLOPS, MAX_TOKENS, MIN_TOKENS = 1e12, 50_000, 1000
+MAX_FLOPS, MIN_TOKENS = 1e12, 1000
+MAX_BYTES_SCORED = 50_000  # in bytes, so that models with different tokenizers are compared on the same text
+MAX_TOKENS = 50_000  # of pairs and conversations
 MAX_PAIRS, MIN_PAIRS = 200, 20
 MAX_TRAINING_TOKENS = 20_000_000  # of pairs
 
@@ -46,12 +50,14 @@ def score_validation(model: Model, run: Path) -> dict[str, Any] | None:
         case Decoder() as decoder if model.data.kind == "chat":
             result = evaluate_chat(decoder, tokenizer, tokens, config, dtype, reporter)
         case Decoder() as decoder:
+            tokens = first_bytes(tokenizer, tokens, MAX_BYTES_SCORED)
             text = EvaluationTokens("text", tokens)
             result = evaluate_text(decoder, tokenizer, text, config, dtype, reporter)
             training = _training(model, run)
             training = None if training is None else np.asarray(training[:MAX_BYTES])
             baselines = baseline_bits_per_byte(tokenizer, tokens, training, reporter)
         case Encoder() as encoder:
+            tokens = first_bytes(tokenizer, tokens, MAX_BYTES_SCORED)
             result = evaluate_masked(encoder, tokenizer, tokens, config, dtype, reporter)
         case EncoderDecoder() as encoder_decoder:
             end = tokenizer.end_of_text_id
@@ -86,6 +92,12 @@ def _affordable_pairs(parameters: int, tokens: np.ndarray, end_of_text_id: int, 
     """The number of pairs like those of `tokens` that a model translates with about MAX_FLOPS operations."""
     tokens_per_pair = 2 * len(tokens) / max(1, int((tokens == end_of_text_id).sum()))
     return int(min(MAX_PAIRS, max(MIN_PAIRS, MAX_FLOPS / (2 * parameters * beams * tokens_per_pair))))
+
+
+def first_bytes(tokenizer: Tokenizer, tokens: np.ndarray, limit: int) -> np.ndarray:
+    """The longest beginning of the tokens whose text has at most `limit` bytes."""
+    lengths = range(len(tokens) + 1)
+    return tokens[: bisect.bisect_right(lengths, limit, key=lambda n: tokenizer.decoded_size(tokens[:n])[1]) - 1]
 
 
 def first_pairs(tokens: Tokens, end_of_text_id: int, count: int, limit: int) -> np.ndarray:

@@ -7,9 +7,10 @@ import pytest
 
 from tinylm.kernels.openmp_spin import wake_up_entry
 from tinylm.kernels.thread_latency import thread_latency_entry
-from tinylm.machine import COMPARED_DTYPES, Machine, matmul_rates_entry
+from tinylm.machine import COMPARED_DTYPES, Machine, layer_seconds_entry, matmul_rates_entry
 
 MATMUL_RATE = 1e11  # FLOP/s
+LAYER_SECONDS = 5e-5  # per token and layer
 GIB = 1 << 30
 
 
@@ -19,6 +20,7 @@ def machine(device: str = "cpu", **properties: Any) -> Machine:
         "dtype": "fp32",
         "threads": 1,
         "matmul_rate": MATMUL_RATE,
+        "layer_seconds": None,
         "free_memory": 64 * GIB,
         "compiled_is_faster": True,
         "max_unfused_keys": 0,
@@ -33,6 +35,8 @@ def write_profile(cache: Path) -> None:
         patch.setenv("TINYLM_CACHE", str(cache))
         for dtypes in (COMPARED_DTYPES, ("fp32",), ("bf16",)):
             matmul_rates_entry("cpu", dtypes).write(dict.fromkeys(dtypes, MATMUL_RATE))
+        for dtype in COMPARED_DTYPES:
+            layer_seconds_entry("cpu", dtype).write({dtype: LAYER_SECONDS})
         thread_latency_entry().write({"wake_up": 0.0, "bandwidth": 1e10})
         wake_up_entry().write({"seconds": 1e-6})
         patch.setenv("GOMP_SPINCOUNT", "0")  # as a process with this profile sets it

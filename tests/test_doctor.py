@@ -174,10 +174,12 @@ def test_refresh_records_what_is_measured_now(
     monkeypatch.setattr(cpu_features, "has_amx", lambda: amx)
     rates: dict[str, Any] = dict.fromkeys(COMPARED_DTYPES, 7e10)
     monkeypatch.setattr(doctor, "measure_matmul_rates", lambda device, dtypes: {name: rates[name] for name in dtypes})
+    monkeypatch.setattr(doctor, "measure_layer_seconds", lambda dtype: {dtype: 8e-6})
     monkeypatch.setattr(doctor, "measure_thread_latency", lambda: ThreadLatency(5e-5, 2e10))
     monkeypatch.setattr(doctor, "can_measure_wake_up", lambda: False)
     diagnosis = diagnose("cpu", LogReporter(), refresh=True)
     assert diagnosis.sections["devices"]["matmul_tflops"] == dict.fromkeys(formats, 0.07)
+    assert diagnosis.sections["devices"]["layer_microseconds"] == pytest.approx(8, rel=0.1)
     assert diagnosis.sections["threads"]["wake_up_microseconds"] == 50.0
     assert thread_latency_entry().recorded() == {"wake_up": 5e-5, "bandwidth": 2e10}
     assert matmul_rates_entry("cpu", formats).recorded() == dict.fromkeys(formats, 7e10)

@@ -9,9 +9,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.machines import MATMUL_RATE
+from tests.machines import LAYER_SECONDS, MATMUL_RATE
 from tinylm import machine as module
-from tinylm.machine import COMPARED_DTYPES, choose_machine, matmul_rates_entry, measure_matmul_rates, round_rate
+from tinylm.machine import (
+    COMPARED_DTYPES,
+    choose_machine,
+    matmul_rates_entry,
+    measure_layer_seconds,
+    measure_matmul_rates,
+    round_measured,
+)
 from tinylm.run_config import RuntimeConfig
 
 posix_clock = pytest.mark.skipif(sys.platform == "win32", reason="thread time has a resolution of 16 ms there")
@@ -39,11 +46,17 @@ def test_a_machine_has_the_rate_of_the_profile_and_a_run_records_it(
     assert found.threads == torch.get_num_threads()
     assert found.reasons.startswith("cpu (")
     assert "requested; fp32: requested" in found.reasons
-    assert found.matmul_rate == round_rate(MATMUL_RATE)
+    assert found.matmul_rate == round_measured(MATMUL_RATE)
     assert found.free_memory == 123
     assert found.runtime(compile=True) == RuntimeConfig(
-        device="cpu", dtype="fp32", compile=True, threads=found.threads, matmul_rate=found.matmul_rate
+        device="cpu",
+        dtype="fp32",
+        compile=True,
+        threads=found.threads,
+        matmul_rate=found.matmul_rate,
+        layer_seconds=found.layer_seconds,
     )
+    assert found.layer_seconds == round_measured(LAYER_SECONDS)
     assert reporter.notes == []
 
 
@@ -74,7 +87,7 @@ def test_the_number_format_is_the_faster_one_if_capabilities_do_not_determine_it
     pretend_capabilities(monkeypatch, bf16=True, amx=False)
     matmul_rates_entry("cpu", COMPARED_DTYPES).write(rates)
     found = choose_machine("cpu", "auto", Recorder())
-    assert (found.dtype, found.matmul_rate) == (dtype, round_rate(rates[dtype]))
+    assert (found.dtype, found.matmul_rate) == (dtype, round_measured(rates[dtype]))
 
 
 @pytest.mark.parametrize("bf16, amx, dtype", [(True, True, "bf16"), (False, False, "fp32")])
@@ -131,8 +144,27 @@ def test_a_rate_is_the_processor_time_of_one_thread_times_the_threads(
     assert seen == {1}
 
 
+@posix_clock
+def test_the_time_of_a_layer_is_the_shortest_processor_time_of_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the thread is replaced by one that advances by 4, 2, 4, 4 and 4 s during five steps."""
+    threads, seen = torch.get_num_threads(), set()
+
+    def clock() -> float:
+        seen.add(torch.get_num_threads())
+        return next(ticks)
+
+    ticks = itertools.accumulate(itertools.chain.from_iterable((1, 2 if i == 1 else 4) for i in range(5)), initial=0)
+    next(ticks)
+    monkeypatch.setattr(module.time, "thread_time", clock)
+    monkeypatch.setattr(module, "MEASURE_SECONDS", 0.0)
+    before = torch.get_rng_state()
+    assert measure_layer_seconds("fp32") == {"fp32": 2 / (8 * 256) / 2}  # tokens, layers
+    assert seen == {1} and torch.get_num_threads() == threads
+    assert torch.get_rng_state().equal(before)
+
+
 @given(st.floats(1e6, 1e18), st.floats(-0.04, 0.04))
 def test_a_rounded_rate_is_close_and_mostly_equal_in_another_measurement(rate: float, error: float) -> None:
-    assert 2**-0.126 < round_rate(rate) / rate < 2**0.126
-    middle = round_rate(rate)
-    assert round_rate(middle * (1 + error)) == middle
+    assert 2**-0.126 < round_measured(rate) / rate < 2**0.126
+    middle = round_measured(rate)
+    assert round_measured(middle * (1 + error)) == middle

@@ -463,6 +463,7 @@ runtimes = st.builds(
     compile=st.booleans(),
     threads=counted("threads"),
     matmul_rate=st.none() | within("matmul_rate"),
+    layer_seconds=st.none() | within("layer_seconds"),
 )
 adapters = st.builds(
     AdapterConfig,

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import importlib.metadata
 import os
 import platform
@@ -33,7 +34,15 @@ from tinylm.kernels.openmp_spin import (
     wake_up_entry,
 )
 from tinylm.kernels.thread_latency import measure_thread_latency, thread_latency, thread_latency_entry
-from tinylm.machine import COMPARED_DTYPES, Machine, choose_machine, matmul_rates_entry, measure_matmul_rates
+from tinylm.machine import (
+    COMPARED_DTYPES,
+    Machine,
+    choose_machine,
+    layer_seconds_entry,
+    matmul_rates_entry,
+    measure_layer_seconds,
+    measure_matmul_rates,
+)
 from tinylm.machine_profile import identify_processor, usable_cores
 from tinylm.model.build import build_model
 from tinylm.planning.plan import plan_training
@@ -108,7 +117,7 @@ def diagnose(device: str, reporter: Reporter, *, refresh: bool = False) -> Diagn
     _examine_versions(diagnosis)
     machine = choose_machine(device, "auto", reporter)
     if refresh:
-        _measure_again(machine.device, reporter)
+        _measure_again(machine, reporter)
         machine = choose_machine(device, "auto", reporter)
     _examine_devices(diagnosis, machine)
     _examine_threads(diagnosis, reporter)
@@ -149,6 +158,7 @@ def _examine_devices(diagnosis: Diagnosis, machine: Machine) -> None:
         "training": machine.reasons,
         "sampling": choose_inference_dtype("auto", machine.device).value,
         "matmul_tflops": {dtype: round(rate / 1e12, 3) for dtype, rate in _recorded_rates(machine).items()},
+        "layer_microseconds": None if machine.layer_seconds is None else round(machine.layer_seconds * 1e6, 1),
         "compiled_layers": "faster" if machine.compiled_is_faster else "not faster, or not available",
     }
     if machine.device == "cpu" and any(Path(file).exists() for file in GPU_FILES):
@@ -291,10 +301,13 @@ def _logits_and_gradients(model: Any, ids: Tensor) -> Iterator[Tensor]:
     yield from (parameter.grad for parameter in model.parameters() if parameter.grad is not None)
 
 
-def _measure_again(device: str, reporter: Reporter) -> None:
+def _measure_again(machine: Machine, reporter: Reporter) -> None:
     reporter.note("Measuring this machine again...")
-    dtypes = _measured_dtypes(device)
+    device, dtypes = machine.device, _measured_dtypes(machine.device)
     matmul_rates_entry(device, dtypes).refresh(lambda: measure_matmul_rates(device, dtypes))
+    if machine.layer_seconds is not None:
+        for dtype in dtypes:
+            layer_seconds_entry(device, dtype).refresh(functools.partial(measure_layer_seconds, dtype))
     if can_measure_wake_up():
         with contextlib.suppress(OSError, RuntimeError):  # a sandbox may forbid it
             wake_up_entry().refresh(measure_wake_up)

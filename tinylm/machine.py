@@ -1,4 +1,4 @@
-"""The machine of a training run: device, number format, memory, and speed of matrix multiplication."""
+"""The machine of a training run: device, number format, memory, and speed of matrix products and of layers."""
 
 import functools
 import math
@@ -11,6 +11,7 @@ import torch
 
 from tinylm.device import (
     DTYPES,
+    autocast,
     can_compile,
     choose_device,
     choose_training_dtype,
@@ -22,12 +23,17 @@ from tinylm.device import (
 from tinylm.kernels import onednn
 from tinylm.kernels.short_attention import max_unfused_keys
 from tinylm.machine_profile import Measurement
+from tinylm.model.build import build_model
+from tinylm.model_config import ModelConfig
+from tinylm.presets import make_model_config
 from tinylm.reporter import Reporter
 from tinylm.run_config import RuntimeConfig
 
 COMPARED_DTYPES = ("fp32", "bf16")
 RATE_BOUNDS = (1e6, 1e18)  # FLOP/s
-MEASURE_SECONDS, MIN_ROUNDS = 1.0, 5  # of a measurement of matrix multiplication; both are minima
+LAYER_BOUNDS = (1e-9, 1.0)  # seconds per token and layer
+MEASURE_SECONDS, MIN_ROUNDS = 1.0, 5  # of a measurement; both are minima
+PROBE_ROWS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +42,8 @@ class Machine:
 
     threads: number of threads that torch uses on the CPU
     matmul_rate: FLOP/s of matrix multiplication in `dtype`; 0 if a run has not recorded it
+    layer_seconds: processor time of one thread per token and layer of the forward and backward pass of `probe_config`
+        in `dtype`, in seconds; `None` if not measured, as on a GPU
     free_memory: bytes; `None` if the system does not report them
     compiled_is_faster: whether compiled layers train faster than eager ones
     max_unfused_keys: longest context at which attention is unfused and stores its weights for the backward pass; 0 if
@@ -47,6 +55,7 @@ class Machine:
     dtype: str
     threads: int
     matmul_rate: float
+    layer_seconds: float | None
     free_memory: int | None
     compiled_is_faster: bool
     max_unfused_keys: int
@@ -60,6 +69,7 @@ class Machine:
             dtype=runtime.dtype,
             threads=runtime.threads,
             matmul_rate=runtime.matmul_rate or 0.0,
+            layer_seconds=runtime.layer_seconds,
             free_memory=free_memory,
             compiled_is_faster=runtime.compile,
             max_unfused_keys=max_unfused_keys(runtime.device, runtime.dtype),
@@ -74,13 +84,14 @@ class Machine:
             compile=compile,
             threads=self.threads,
             matmul_rate=self.matmul_rate,
+            layer_seconds=self.layer_seconds,
         )
 
 
 def choose_machine(device: str, dtype: str, reporter: Reporter) -> Machine:
-    """Choose device and number format (`auto` or a name), and take the matmul rate from the machine profile.
+    """Choose device and number format (`auto` or a name), and take the speeds from the machine profile.
 
-    If the profile has no rate yet, it is measured for MEASURE_SECONDS, and the reporter receives a note.
+    What the profile does not have yet is measured, for MEASURE_SECONDS each, and the reporter receives a note.
 
     Raises UsageError for a device or format that is not available.
     """
@@ -100,7 +111,8 @@ def choose_machine(device: str, dtype: str, reporter: Reporter) -> Machine:
         device=chosen_device.value,
         dtype=chosen_dtype.value,
         threads=torch.get_num_threads(),
-        matmul_rate=round_rate(rate(chosen_dtype.value)),
+        matmul_rate=round_measured(rate(chosen_dtype.value)),
+        layer_seconds=_layer_seconds(chosen_device.value, chosen_dtype.value),
         free_memory=free_memory(chosen_device.value),
         compiled_is_faster=compiled_is_faster(chosen_device.value, chosen_dtype.value),
         max_unfused_keys=max_unfused_keys(chosen_device.value, chosen_dtype.value),
@@ -117,9 +129,9 @@ def compiled_is_faster(device: str, dtype: str) -> bool:
     return can_compile(device) and not ((device, dtype) == ("cpu", "fp32") and onednn.is_preferred())
 
 
-def round_rate(rate: float) -> float:
+def round_measured(number: float) -> float:
     """The nearest power of 2^(1/4), to four digits, so that repeated measurements usually give the same number."""
-    return float(f"{2 ** (round(4 * math.log2(rate)) / 4):.4g}")
+    return float(f"{2 ** (round(4 * math.log2(number)) / 4):.4g}")
 
 
 def matmul_rates_entry(device: str, dtypes: tuple[str, ...]) -> Measurement:
@@ -143,6 +155,11 @@ def measure_matmul_rates(device: str, dtypes: tuple[str, ...]) -> dict[str, floa
     return best
 
 
+def _clock() -> float:
+    """The processor time of this thread in seconds. On Windows the time of day, since the other has steps of 16 ms."""
+    return time.perf_counter() if sys.platform == "win32" else time.thread_time()
+
+
 @torch.no_grad()
 def _measure_matmul_rate(device: str, dtype: str) -> float:
     """FLOP/s of one timing, which takes a few milliseconds on a CPU."""
@@ -150,8 +167,7 @@ def _measure_matmul_rate(device: str, dtype: str) -> float:
     x = torch.ones(rows, width, device=device, dtype=DTYPES[dtype])
     w = torch.ones(width, width, device=device, dtype=DTYPES[dtype])
     on_cpu = device == "cpu"
-    # On Windows, processor time advances in steps of 16 ms.
-    clock = time.thread_time if on_cpu and sys.platform != "win32" else time.perf_counter
+    clock = _clock if on_cpu else time.perf_counter
     times, threads = 1 if on_cpu else 4, torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -163,3 +179,47 @@ def _measure_matmul_rate(device: str, dtype: str) -> float:
         return times * 2 * rows * width * width / max(clock() - start, 1e-9)
     finally:
         torch.set_num_threads(threads)
+
+
+def probe_config() -> ModelConfig:
+    """The configuration of the decoder by which the speed of layers is measured."""
+    return make_model_config(vocab_size=64, preset="modern", size="tiny", layers=2)
+
+
+def layer_seconds_entry(device: str, dtype: str) -> Measurement:
+    """The machine profile's entry for the time per token and layer in a number format."""
+    return Measurement("layer", identify_device(device), {dtype: LAYER_BOUNDS})
+
+
+def _layer_seconds(device: str, dtype: str) -> float | None:
+    """The time that the profile has or is measured; the note or warning was printed for the matmul rate."""
+    if device != "cpu":
+        return None
+    return round_measured(layer_seconds_entry(device, dtype).get(lambda: measure_layer_seconds(dtype))[dtype])
+
+
+def measure_layer_seconds(dtype: str) -> dict[str, float]:
+    """Processor time per token and layer of the forward and backward pass of `probe_config` in one thread.
+
+    The shortest of many timings, in seconds, as the entry's values. Embedding, output layer and loss are counted as
+    part of the layers.
+    """
+    config = probe_config()
+    with torch.random.fork_rng(devices=()):
+        model = build_model(config)
+    ids = torch.arange(PROBE_ROWS * config.context).view(PROBE_ROWS, config.context) % config.vocab_size
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        start, best, rounds = time.perf_counter(), math.inf, 0
+        while rounds < MIN_ROUNDS or time.perf_counter() - start < MEASURE_SECONDS:
+            begun = _clock()
+            with autocast("cpu", dtype):
+                logits = model.logits(model(ids).hidden)  # (B, T, V)
+                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+            loss.backward()
+            best = min(best, _clock() - begun)
+            rounds += 1
+    finally:
+        torch.set_num_threads(threads)
+    return {dtype: best / (ids.numel() * config.layers)}

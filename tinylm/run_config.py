@@ -53,7 +53,8 @@ class RuntimeConfig:
     """Settings for the machine, chosen when the run was created; resuming does not change them.
 
     device, dtype: of the computation. compile: whether layers are compiled. threads: CPU threads of torch.
-    matmul_rate: FLOP/s of matrix multiplication that the run was planned with; `None` if not measured.
+    matmul_rate, layer_seconds: FLOP/s of matrix multiplication and seconds per token and layer that the run was
+        planned with (see Machine); `None` if not measured.
     job: the torchrun command, and the rendezvous in its processes, that began the run, by which it is recognised after
     a restart; `None` for one process.
     """
@@ -63,6 +64,7 @@ class RuntimeConfig:
     compile: bool
     threads: int
     matmul_rate: float | None = None
+    layer_seconds: float | None = None
     job: str | None = None
 
     def __post_init__(self) -> None:

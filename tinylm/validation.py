@@ -100,6 +100,7 @@ RANGES: dict[str, Range] = {
     "seed": Range(0, 1 << 63, open_high=True),
     "threads": Range(1, 1024),
     "matmul_rate": Range(0, 1e18, open_low=True),  # FLOP/s of matrix multiplication
+    "layer_seconds": Range(0, 1, open_low=True),  # per token and layer
     # Sampling, translation and evaluation
     "temperature": Range(0, 100),  # above 100, sampling is almost uniform
     "top_k": Range(0, 2**31 - 1),

@@ -24,7 +24,7 @@ from tests.shell import (
 )
 from tinylm.console import Console
 from tinylm.errors import ClosedOutputError
-from tinylm.machine import round_rate
+from tinylm.machine import round_measured
 from tinylm.ranks import Ranks
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.loading import load_model, read_config
@@ -127,7 +127,7 @@ def test_the_plan_does_not_depend_on_how_busy_the_machine_is(corpus: Path, monke
 def test_a_run_records_the_matmul_rate_of_its_plan(corpus: Path, here: Path) -> None:
     run_ok("train", corpus, "--steps", 1, *TINY)
     runtime = read_config(here / "checkpoints/corpus").runtime
-    assert runtime is not None and runtime.matmul_rate == round_rate(MATMUL_RATE)
+    assert runtime is not None and runtime.matmul_rate == round_measured(MATMUL_RATE)
     assert "matmul rate" in run_ok("info", "checkpoints/corpus").stdout
 
 

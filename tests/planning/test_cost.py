@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.machines import machine
 from tests.variants import VARIANTS, small
+from tinylm.machine import probe_config
 from tinylm.model.build import build_model
 from tinylm.model_config import ModelConfig
 from tinylm.planning.cost import (
@@ -95,6 +96,17 @@ def test_a_faster_machine_is_never_expected_to_be_slower(rate: float, factor: fl
     slow, fast = machine(matmul_rate=rate), machine(matmul_rate=factor * rate)
     assert 0 < training_speed(slow, small()) <= training_speed(fast, small())
     assert training_speed(slow, small()) > training_speed(slow, small(layers=4))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_speed_of_the_measured_decoder_is_the_measured_one(threads: int) -> None:
+    """With a time per layer and little of it for matrix products, or all of it."""
+    config, tokens = probe_config(), 1000
+    fast = machine(matmul_rate=1e15, layer_seconds=4e-5, threads=threads)
+    assert tokens / training_speed(fast, config) == pytest.approx(tokens * 2 * 4e-5 / threads)
+    products = training_flops(config) / (0.75 * 1e10)
+    slow = machine(matmul_rate=1e10, layer_seconds=threads * products / 2, threads=threads)
+    assert tokens / training_speed(slow, config) == pytest.approx(tokens * 1.1 * products)
 
 
 def test_the_layers_of_both_stacks_count_for_the_speed() -> None:

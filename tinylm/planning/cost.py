@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tinylm.machine import Machine
+from tinylm.machine import Machine, probe_config
 from tinylm.model.build import build_empty_model, count_parameters
 from tinylm.model_config import ModelConfig
 from tinylm.planning import recipes
@@ -91,10 +91,19 @@ def training_speed(machine: Machine, config: ModelConfig) -> float:
 
     The time per token is that of matrix multiplication plus a constant time per layer.
     """
-    layer_seconds = recipes.LAYER_SECONDS[device_class(machine)]
-    if machine.device == "cpu":
-        layer_seconds /= machine.threads
-    return 1 / (training_flops(config) / _model_matmul_rate(machine) + layers_per_token(config) * layer_seconds)
+    matmul_seconds = training_flops(config) / _model_matmul_rate(machine)
+    return 1 / (matmul_seconds + layers_per_token(config) * _other_seconds(machine))
+
+
+def _other_seconds(machine: Machine) -> float:
+    """Expected seconds per token and layer besides matrix multiplication."""
+    if machine.layer_seconds is None or not machine.matmul_rate:
+        seconds = recipes.OTHER_SECONDS[device_class(machine)]
+        return seconds / machine.threads if machine.device == "cpu" else seconds
+    measured = machine.layer_seconds / machine.threads
+    probe = probe_config()
+    matmul_seconds = training_flops(probe) / probe.layers / _model_matmul_rate(machine)
+    return max(measured - matmul_seconds, recipes.MIN_OTHER_SHARE * measured)
 
 
 def training_step_seconds(machine: Machine, config: ModelConfig, tokens: float, optimizer: str) -> float:

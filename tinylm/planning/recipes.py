@@ -115,7 +115,9 @@ MIN_SECONDS_TO_COMPILE = 600.0  # training time for which compiling is worth its
 # Cost of a step: see cost.py. The CPU's figures were measured on two cores of an AMD EPYC for widths from 96 to 384.
 
 MATMUL_EFFICIENCY = {"cpu": 0.75, "gpu": 0.35}  # share of the machine's matmul rate; gpu: not measured
-LAYER_SECONDS = {"cpu": 9e-6, "gpu": 5e-8}  # per token and layer besides matmuls, on one core; gpu: not measured
+# Per token and layer besides matmuls, on one core, where a machine profile has no time of a layer; gpu: not measured.
+OTHER_SECONDS = {"cpu": 9e-6, "gpu": 5e-8}
+MIN_OTHER_SHARE = 0.1  # of the time of a layer; not measured
 EVALUATION_SPEEDUP = 2.0  # tokens per second of evaluation divided by those of training; not measured
 
 # Memory: see memory.py. Decision 030; of a GPU, nothing was measured.

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
 import torch
 
 from tinylm.errors import TinyLMError
@@ -17,7 +18,9 @@ from tinylm.model.build import build_empty_model
 
 
 class LlamaCppDouble:
-    """freed: names of what was freed. threads: those of each decoding."""
+    """freed: names of what was freed. threads: those of each decoding. contexts: the options of each."""
+
+    LLAMA_FLASH_ATTN_TYPE_AUTO, LLAMA_FLASH_ATTN_TYPE_DISABLED = -1, 0
 
     LLAMA_FLASH_ATTN_TYPE_DISABLED = 0
     llama_token = ctypes.c_int32
@@ -26,6 +29,7 @@ class LlamaCppDouble:
         self.freed: list[str] = []
         self.threads: list[int] = []
         self.opened: list[Path] = []
+        self.contexts: list[SimpleNamespace] = []
 
     def llama_model_default_params(self) -> SimpleNamespace:
         return SimpleNamespace()
@@ -41,6 +45,13 @@ class LlamaCppDouble:
         network.load_state_dict({name: tensor.float() for name, tensor in foreign.tensors.items()}, assign=True)
         return network.eval()
 
+    def llama_model_size(self, model: Any) -> int:
+        """In bytes."""
+        return int(sum(tensor.n_bytes for tensor in gguf.GGUFReader(self.opened[-1]).tensors))
+
+    def llama_model_n_params(self, model: Any) -> int:
+        return int(sum(tensor.n_elements for tensor in gguf.GGUFReader(self.opened[-1]).tensors))
+
     def llama_model_free(self, model: Any) -> None:
         self.freed.append("model")
 
@@ -51,10 +62,11 @@ class LlamaCppDouble:
         return vocabulary.vocab_size
 
     def llama_context_default_params(self) -> SimpleNamespace:
-        return SimpleNamespace()
+        return SimpleNamespace(flash_attn_type=self.LLAMA_FLASH_ATTN_TYPE_AUTO)
 
     def llama_init_from_model(self, model: Any, options: SimpleNamespace) -> Any:
         assert options.n_ctx % options.n_seq_max == 0 and options.n_ubatch <= options.n_batch
+        self.contexts.append(options)
         texts: list[list[int]] = [[] for _ in range(options.n_seq_max)]
         return SimpleNamespace(
             model=model,

@@ -4,10 +4,11 @@ pytest tests/generation/test_llama_cpp.py -m "llamacpp or not llamacpp"
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -148,6 +149,57 @@ def test_weights_are_not_stored_for_amx_where_llama_cpp_crashes(
     with pytest.raises(TinyLMError, match="cannot open"):
         LlamaCppDecoder(tmp_path / "model.gguf", CONTEXT, threads=1)
     assert getattr(given[0], "use_extra_bufts", True) == (processor == "arm64")
+
+
+# The precision of keys and values.
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "bits", "flash"), [("f32", 1, 32, 0), ("f32", 3, 32, 0), ("f16", 1, 16, 0), ("q8_0", 3, 16, -1)]
+)
+def test_keys_and_values_have_16_bits_if_weights_have_fewer_than_32_and_several_rows_use_flash_attention(
+    kind: str, rows: int, bits: int, flash: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    double = LlamaCppDouble()
+    monkeypatch.setattr(llama_cpp, "import_llama_cpp", lambda: double)
+    write_gguf(tmp_path / "model.gguf", own_model("modern")[1], kind)
+    LlamaCppDecoder(tmp_path / "model.gguf", CONTEXT, threads=1).make_cache(rows, 9)
+    (options,) = double.contexts
+    expected = {32: gguf.GGMLQuantizationType.F32, 16: gguf.GGMLQuantizationType.F16}[bits]
+    assert (options.type_k, options.type_v, options.flash_attn_type) == (expected, expected, flash)
+
+
+def always(threads: int) -> Generator[int, float, None]:
+    """As `fastest_threads`, without trials."""
+    while True:
+        yield threads
+
+
+@pytest.mark.llamacpp
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("case", ["modern", "llama"])
+def test_logits_do_not_depend_on_the_number_of_threads_and_are_close_to_those_of_torch(
+    case: str, kind: str, rows: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of prompts and of single tokens, after more than the 512 from which llama.cpp splits a row among threads."""
+    length, steps = 600, 3
+    model, exported = own_model(case, context=1024)
+    write_gguf(tmp_path / "model.gguf", exported, kind)
+    ids = torch.randint(CHARACTERS.vocab_size, (rows, length + steps), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = model.eval().logits(model(ids).hidden)[:, length - 1 :].numpy()
+    found = []
+    monkeypatch.setattr(llama_cpp, "fastest_threads", always)
+    for threads in (1, 2, 3):
+        decoder = LlamaCppDecoder(tmp_path / "model.gguf", 1024, threads)
+        cache = decoder.make_cache(rows, length + steps)
+        first = decoder.last_logits(ids[:, :length].numpy(), cache, 1)
+        single = [decoder.last_logits(ids[:, i : i + 1].numpy(), cache, 1) for i in range(length, length + steps)]
+        found.append(np.concatenate([first, *single], axis=1))
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
+    tolerance = {"f32": 1e-4, "f16": 1e-2, "q8_0": 0.1}[kind] * np.abs(expected).max()
+    np.testing.assert_allclose(found[0], expected, rtol=0, atol=tolerance)
 
 
 # The number of threads.

@@ -26,7 +26,7 @@ from tinylm.generation.sampler import Logits
 MAX_MICRO_BATCH = 256  # tokens that llama.cpp computes at a time; 512 take 4 to 10 % longer per token
 TRIAL_STEPS = 8  # with each number of threads
 FIRST_WAIT, LONGEST_WAIT = 25, 6_400  # steps before a trial; they double while trials change nothing
-FLOAT32 = 0  # ggml_type of keys and values; the default of 16 bits moves logits by 1e-2
+FLOAT32, FLOAT16 = 0, 1  # ggml_type
 
 
 @functools.cache
@@ -44,19 +44,23 @@ def import_llama_cpp() -> Any:
 class LlamaCppCache:
     """The memory of llama.cpp for `rows` sequences.
 
+    Keys and values have 32 bits if all weights do (`exact`), otherwise 16.
     context: llama.cpp's context, which is freed with this object. model: what must live as long as this object.
     padding: (rows,), the number of tokens at the left of each row that are not computed.
     step: a batch of one token per row, which are set by `set_step`.
     """
 
-    def __init__(self, library: Any, model: Any, rows: int, length: int, starts: Ids | None, threads: int) -> None:
+    def __init__(
+        self, library: Any, model: Any, rows: int, length: int, starts: Ids | None, threads: int, exact: bool
+    ) -> None:
         options = library.llama_context_default_params()
         options.n_ctx = options.n_batch = rows * length
         options.n_ubatch = min(MAX_MICRO_BATCH, rows * length)
         options.n_seq_max = rows
         options.n_threads = options.n_threads_batch = threads
-        options.type_k = options.type_v = FLOAT32
-        options.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        options.type_k = options.type_v = FLOAT32 if exact else FLOAT16
+        if exact or rows == 1:  # the logits of a single row would depend on the number of threads (decision 025)
+            options.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
         options.no_perf = True
         self.context = library.llama_init_from_model(model, options)
         if not self.context:
@@ -105,6 +109,8 @@ class LlamaCppDecoder:
         self._free = weakref.finalize(self, self._library.llama_model_free, self._model)
         vocabulary = self._library.llama_model_get_vocab(self._model)
         self._vocab_size = int(self._library.llama_vocab_n_tokens(vocabulary))
+        parameters = self._library.llama_model_n_params(self._model)
+        self._is_exact = self._library.llama_model_size(self._model) >= parameters * np.dtype(np.float32).itemsize
         self._context, self.threads = context, threads
         self._step_threads = fastest_threads(threads)
         self._next_threads = next(self._step_threads)
@@ -116,7 +122,7 @@ class LlamaCppDecoder:
 
     def make_cache(self, batch: int, length: int, starts: Ids | None = None) -> list[LlamaCppCache]:
         """See `NextTokenModel.make_cache`; one for all layers."""
-        cache = LlamaCppCache(self._library, self._model, batch, length, starts, self.threads)
+        cache = LlamaCppCache(self._library, self._model, batch, length, starts, self.threads, self._is_exact)
         cache.model = self  # llama.cpp's model must be freed after its contexts
         return [cache]
 

@@ -2,7 +2,7 @@
 
 Every module checks for the private names that it needs, when it is imported or called, and uses its fallback if this
 version of torch lacks them. Gains were measured on two cores of an AMD EPYC or an Intel Xeon; the numbers in
-parentheses are those of the decisions with the measurements.
+parentheses are the decision records of the measurements.
 
 module             | needs                                     | gain                               | fallback
 ------------------ | ----------------------------------------- | ---------------------------------- | ------------------

@@ -7,10 +7,10 @@ LARGE_BLOCK = 1 << 20  # bytes
 
 
 def return_large_blocks() -> bool:
-    """Let malloc return freed blocks of LARGE_BLOCK and more to the system at once. Returns False if it cannot.
+    """Let malloc return freed blocks of LARGE_BLOCK and more to the system at once. Returns False without glibc.
 
-    glibc raises the size from which it does so to that of the largest freed block, up to 32 MB, and smaller blocks then
-    leave gaps in its heap that later ones do not fill. Musl, macOS and Windows have no such setting.
+    By default, glibc raises this threshold to the size of the largest freed block (at most 32 MiB). Smaller blocks are
+    allocated on the heap, where freed blocks leave gaps. Musl, macOS and Windows have no such setting.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -28,14 +28,14 @@ def use_private_folders() -> None:
 
 
 def prepare_compiler() -> None:
-    """Prepare compiling: `use_private_folders`, and set the folder of precompiled headers. Imports torch's compiler.
+    """Call `use_private_folders`, and set the folder of precompiled headers. Imports torch's compiler.
 
     Raises TinyLMError if the cache folder cannot be created, or if other users can write to it.
     """
     use_private_folders()
     from torch._inductor import codecache, config
 
-    # torch puts these into its default folder even if TORCHINDUCTOR_CACHE_DIR is set.
+    # torch puts precompiled headers into its default folder even if TORCHINDUCTOR_CACHE_DIR is set.
     if hasattr(codecache, "_HEADER_DIR") and hasattr(codecache, "_HEADER_LOCK_DIR"):
         codecache._HEADER_DIR = str(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "precompiled_headers")
         codecache._HEADER_LOCK_DIR = str(Path(codecache._HEADER_DIR) / "locks")
@@ -44,7 +44,7 @@ def prepare_compiler() -> None:
 
 
 def _unset_default() -> None:
-    """Unset TORCHINDUCTOR_CACHE_DIR if torch has set it to its default: then it is not the user's choice."""
+    """Unset TORCHINDUCTOR_CACHE_DIR if torch has set it to its default, so that the user's values alone are kept."""
     default = getattr(sys.modules.get("torch._inductor.runtime.cache_dir_utils"), "default_cache_dir", None)
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if default is not None and folder is not None and Path(folder) == Path(default()).absolute():

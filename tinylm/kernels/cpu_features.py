@@ -12,7 +12,7 @@ from tinylm.machine_profile import identify_processor
 
 
 def capabilities() -> Mapping[str, Any]:
-    """Instruction sets, cache sizes and name of the processor; empty if torch does not report them (2.9)."""
+    """Instruction sets, cache sizes and name of the processor; empty if torch does not report them, as in torch 2.9."""
     return getattr(torch.cpu, "get_capabilities", dict)()
 
 

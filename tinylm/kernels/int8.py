@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ALIGNMENT = 16  # the kernel reads this many inputs at a time, beyond the end of a row if its length is no multiple
+ALIGNMENT = 16  # the kernel reads blocks of this many inputs, the last one past the end of an unpadded row
 
 _AVAILABLE = hasattr(torch.ops.aten, "_weight_int8pack_mm")
 

@@ -22,7 +22,7 @@ _PREFERRED = _AVAILABLE and not (torch.backends.mkl.is_available() and cpu_featu
 
 
 def is_available() -> bool:
-    """Whether this version of torch has oneDNN and its operations."""
+    """Whether this version of torch has oneDNN and the private operations that this module calls."""
     return _AVAILABLE
 
 

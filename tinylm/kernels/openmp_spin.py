@@ -1,6 +1,6 @@
 """OpenMP spin: how long idle threads of torch poll for work before they sleep (decision 015).
 
-It is set by an environment variable, which libgomp reads when torch is imported.
+The environment variable `GOMP_SPINCOUNT` sets it; libgomp reads the variable when torch is imported.
 """
 
 import os
@@ -9,11 +9,11 @@ import time
 
 from tinylm.machine_profile import Measurement, identify_processor
 
-SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # if the user has set either, it is kept
+SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # values that the user has set are kept
 NO_SPIN = 0  # if another process is busy, spinning makes a training step many times slower
 SPIN_COUNT = 10_000  # iterations, a fraction of a millisecond
 SLOW_WAKE_UP = 7e-6  # seconds; above it, spinning gains more on an idle machine than it loses on a busy one
-SERIES, PAUSE = 5, 0.005  # number of measurements and seconds between them, since other processes disturb some
+SERIES, PAUSE = 5, 0.005  # number of measurements, some of which other processes disturb, and seconds between them
 
 
 def choose_spin_count() -> int:
@@ -41,7 +41,7 @@ def wake_up_entry() -> Measurement:
 
 
 def measure_wake_up() -> dict[str, float]:
-    """The smallest wake-up latency of several series between the first and the last core, as the entry's values.
+    """The wake-up latency between the first and the last core, in seconds: the minimum of SERIES medians.
 
     Raises OSError or RuntimeError if the affinity cannot be set or no thread can be started.
     """
@@ -75,7 +75,7 @@ def _wake_up_seconds(core: int, other: int, rounds: int = 21) -> float:
         os.sched_setaffinity(0, {core})
         return sorted(one_way() for _ in range(rounds))[rounds // 2]
     finally:
-        os.close(ping_writer)  # ends the other thread
+        os.close(ping_writer)  # ends `answer`
         thread.join()
         for end in (ping_reader, pong_reader, pong_writer):
             os.close(end)

@@ -48,7 +48,7 @@ def causal_triangle(queries: int, keys: int, device: torch.device) -> Tensor:
 
 
 def _is_unfused_faster(q: Tensor, k: Tensor) -> bool:
-    """The backward pass of the fused kernel is slow for few keys in bf16."""
+    """Whether this is bf16 training with few keys, where the backward pass of the fused kernel is slow."""
     return torch.is_grad_enabled() and q.dtype == torch.bfloat16 and k.shape[2] <= MAX_UNFUSED_KEYS
 
 

@@ -15,7 +15,7 @@ from tinylm.machine_profile import Measurement
 from tinylm.reporter import Reporter
 
 ELEMENTS_PER_THREAD = 32_768  # torch does not split smaller elementwise operations
-WIDTH = 1024  # of a matrix too large for the cache of one core
+WIDTH = 1024  # of a square fp32 matrix (4 MiB), too large for the cache of one core
 SERIES, ROUNDS = 25, 7  # series of measurements, and rounds of each
 BOUNDS = {"wake_up": (0.0, 1.0), "bandwidth": (1e6, 1e13)}
 
@@ -32,7 +32,7 @@ class ThreadLatency(NamedTuple):
 def thread_latency(reporter: Reporter) -> ThreadLatency:
     """The latency recorded in the machine profile, or a new measurement, which is recorded.
 
-    It must not change between commands: the number of threads follows from it, and affects the rounding of logits.
+    The value must not change between commands: the number of threads depends on it, and affects the rounding of logits.
     """
     return ThreadLatency(**thread_latency_entry().get(lambda: measure_thread_latency()._asdict(), reporter))
 
@@ -45,7 +45,7 @@ def thread_latency_entry() -> Measurement:
 
 @torch.inference_mode()
 def measure_thread_latency() -> ThreadLatency:
-    """The minimum over many short series of the median: on a busy machine some series are undisturbed. Takes 15 ms."""
+    """Measure in about 15 ms. Each time is a minimum of SERIES medians, some of which other processes disturb."""
     threads = torch.get_num_threads()
     x = torch.ones(threads * ELEMENTS_PER_THREAD, device="cpu")
     row, matrix = torch.ones(1, WIDTH, device="cpu"), torch.ones(WIDTH, WIDTH, device="cpu")

@@ -40,19 +40,19 @@ def train(
 
     files: text files, folders, glob patterns, or - for standard input
     out: run directory to write. Default: checkpoints/<name of the first file>.
-    resume: run directory to continue from its last save, in place of a new run; only the settings of its length
-        (`steps`, `epochs`, `time`, `patience`) and of its intervals can change
+    resume: run directory to continue from its last save, in place of a new run; only LengthSettings, IntervalSettings
+        and `parallel` can change, and with `files`, `val_data` can be given again
     callbacks: functions that are called with each event of `tinylm.training.events`
     reporter: receives notes, warnings and progress. Default: the logger `tinylm`.
     settings: the options of `tinylm train`, with the same names and defaults; see TrainSettings
 
     Ctrl-C saves the run and ends training; the result then has `stopped_by="signal"`.
 
-    In a program that torchrun starts, all of its processes train the model together. The callbacks are called in the
-    first one.
+    In a program that torchrun starts, all processes train the model together. Only rank 0 calls the callbacks.
 
     Raises UsageError for settings, files and paths that cannot be used, DivergedError for a loss that is not finite,
-    TinyLMError if the run cannot be written, and KeyboardInterrupt for a second Ctrl-C or one before the first save.
+    TinyLMError if the run cannot be written or does not fit in memory, KeyboardInterrupt for a second Ctrl-C or one
+    before the first save, and TypeError for unknown settings of a new run.
     """
     request: TrainingRequest | ResumeRequest
     if resume is None:
@@ -72,7 +72,7 @@ def finetune_lora(
     reporter: Reporter | None = None,
     **settings: Unpack[LoRASettings],
 ) -> TrainingResult:
-    """Fine-tune a model on other text files with LoRA. The files of the base model are not changed.
+    """Fine-tune a model on text files with LoRA. The files of the base model are not changed.
 
     model: run directory of the base model, or its name under checkpoints/. Default: the newest model there.
     out: run directory of the adapter to write. Default: <model>-lora.
@@ -98,7 +98,7 @@ def finetune_adapter(
     reporter: Reporter | None = None,
     **settings: Unpack[AdapterSettings],
 ) -> TrainingResult:
-    """Fine-tune a model on other text files with bottleneck adapters after each sublayer (Houlsby et al. 2019).
+    """Fine-tune a model on text files with bottleneck adapters after each sublayer (Houlsby et al. 2019).
 
     out: run directory of the adapter to write. Default: <model>-adapter.
     settings: the options of `tinylm finetune-adapter`, with the same names and defaults; see AdapterSettings

@@ -14,39 +14,39 @@ from tinylm.device import free_memory
 from tinylm.errors import is_out_of_memory
 from tinylm.planning import recipes
 
-MIN_BYTES = recipes.MIN_COPIED_SAVE  # smaller saves are written at once; they take less than a second
+MIN_BYTES = recipes.MIN_COPIED_SAVE  # smaller saves take less than a second, and are written without the thread
 
 
 class AbandonedSaveError(Exception):
-    """Raised in the thread to abandon a save after an interrupt."""
+    """Raised in the thread by `check_abandoned` to end an abandoned save."""
 
 
 class BackgroundSaver:
     """Writes one save at a time, in a thread, from copies of the tensors.
 
-    As a context manager, it waits at the end for the save that is being written, and raises its error; if the block has
-    raised an error, that of the save becomes a note of it. After an interrupt (an exception such as KeyboardInterrupt)
-    in the block or in the wait, the save is abandoned at its next `check_abandoned`. The thread writes nothing after
-    the end of the block.
+    At the end of its `with` block, the saver waits for the current save and raises the error of the save; if the block
+    has raised an error, the error of the save is added to it as a note. After an interrupt (an exception such as
+    KeyboardInterrupt) in the block or in the wait, the save is abandoned at its next `check_abandoned`. The thread
+    writes nothing after the end of the block.
 
-    seconds: the time that the last write took, or the one in progress is expected to take by its size. At first, a
-        time known from an earlier process.
+    seconds: duration of the last write; during a write, its expected duration, which is proportional to its size. The
+        initial value is from an earlier session.
     """
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
-        self._bytes = 0  # of the write that `seconds` is about; 0 if unknown
+        self._bytes = 0  # size of the write that took `seconds`; 0 if unknown
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
         self._pending: Future[None] | None = None
         self._abandoned = threading.Event()
-        self._copies: dict[str, Tensor] = {}  # kept from save to save: new memory takes several times as long to fill
+        self._copies: dict[str, Tensor] = {}  # reused by each save: filling new memory takes several times as long
 
     def write(self, write: Callable[[dict[str, Tensor]], None], tensors: Mapping[str, Tensor], wait: bool) -> None:
-        """Call `write` with the tensors: with `wait`, for small tensors, and if there is no memory for copies before
-        this method returns, otherwise in the thread with copies on the CPU.
+        """Call `write` in the thread, with copies of the tensors on the CPU.
 
-        Waits for the save before this one. If that has failed, this one takes its place and is written before this
-        method returns; its error is raised if it fails as well.
+        With `wait`, for small tensors, and without memory for copies, `write` is called with the tensors themselves
+        before this method returns. Waits for the previous save first. If the previous save failed, its error is
+        dropped, and this save is also written before this method returns.
         """
         try:
             self.finish()
@@ -72,7 +72,7 @@ class BackgroundSaver:
         self._abandoned.set()
 
     def check_abandoned(self) -> None:
-        """Raise AbandonedSaveError after an interrupt or `abandon`. Called by the write between files."""
+        """Raise AbandonedSaveError after an interrupt or `abandon`. The `write` function calls it between files."""
         if self._abandoned.is_set():
             raise AbandonedSaveError
 
@@ -91,7 +91,7 @@ class BackgroundSaver:
 
     @torch.no_grad()
     def _copy(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Copy the tensors to `_copies`. Returns False for small ones, and if twice their size is not free."""
+        """Copy the tensors to `_copies`. Returns False for small tensors, and if twice their size is not free."""
         size = _size(tensors)
         shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
         try:
@@ -119,7 +119,7 @@ class BackgroundSaver:
         interrupt: BaseException | None = None
         if error is not None and not isinstance(error, Exception):
             self._abandoned.set()
-        # Not `shutdown()`: after an interrupt, Python 3.11 takes the thread that it joins for ended.
+        # Not `shutdown()`: if its join is interrupted, Python 3.11 regards the thread as ended.
         while self._pending is not None and not self._pending.done():
             try:
                 self._pending.exception()

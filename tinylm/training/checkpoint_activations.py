@@ -11,12 +11,12 @@ from tinylm.model.block import PreNormBlock
 
 
 def checkpoint_activations(model: nn.Module) -> None:
-    """Let each block, in place, store only its input for the backward pass, which computes the rest again.
+    """Change each block, in place, to store only its input for the backward pass, which computes the rest again.
 
     Losses and gradients do not change: the second pass has the random numbers and the number format of the first. On
-    Apple GPUs this does not hold for random numbers (`tinylm.planning.memory_plan.repeats_dropout`).
-    Compiled code of a block is called in both passes; what torch.compile makes of a call of `checkpoint` would draw
-    other dropout masks in the second one.
+    Apple GPUs the random numbers differ (`tinylm.planning.memory_plan.repeats_dropout`).
+    `checkpoint` calls the compiled block in both passes. If the call of `checkpoint` were compiled, the second pass
+    would draw other dropout masks.
     """
     blocks: list[Any] = [module for module in model.modules() if isinstance(module, PreNormBlock)]
     for block in blocks:

@@ -18,10 +18,11 @@ from tinylm.training.events import Event, Notice
 def compile_layers(
     model: Transformer, batch: Batch, objective: Objective, dtype: str, report: Callable[[Event], None]
 ) -> bool:
-    """Compile each block of the model in place, and test it with a forward and a backward pass on `batch`.
+    """Compile each block in place, and test the model with a forward and a backward pass on `batch`.
 
-    Returns False if that fails; the blocks are then as before, and `report` receives a Notice with the reason. If the
-    test runs out of memory, it is repeated with half of the batch. Random number generators do not advance.
+    Returns False if compiling or the test fails; the blocks are then as before, and `report` receives a Notice with the
+    reason. If the test runs out of memory, it is repeated with half of the batch. Random number generators do not
+    advance.
     """
     blocks = [module for module in model.modules() if isinstance(module, PreNormBlock)]
     device = model.device
@@ -37,7 +38,7 @@ def compile_layers(
             with torch.random.fork_rng(), autocast(device.type, dtype):
                 objective(model, batch.to(device)).total.backward()
             return True
-        except Exception as error:  # torch.compile and the C++ compiler raise many types
+        except Exception as error:  # torch.compile and the C++ compiler raise many types of exceptions
             if not is_out_of_memory(error) or len(batch) == 1:
                 discard_compiled(blocks)
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

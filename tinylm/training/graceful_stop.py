@@ -1,6 +1,6 @@
 """Graceful stop of training: the first signal (Ctrl-C, SIGTERM) saves the run and stops; a second one stops at once.
 
-The handlers that hold outside of training are in `tinylm.process_signals`.
+The signal handlers outside of training are in `tinylm.process_signals`.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ DUPLICATE_SECONDS = 0.5  # a second signal within this time is a copy of the fir
 
 
 class StopRequest:
-    """Whether training was asked to stop. `signal_number` is that of the first signal, 0 if none has arrived.
+    """Records the signal that stops training: `signal_number` is the first signal received, or 0.
 
-    ranks: the processes of the run, which stop together if a signal arrives at one of them
+    ranks: the processes of the run, which stop together if one of them receives a signal
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -41,8 +41,8 @@ class StopRequest:
     def receive(self, number: int) -> bool:
         """Record a signal. Returns whether to stop at once, without a save.
 
-        True for a second signal, and before the first `check`: there is nothing to save yet, and compiling the model
-        may take a minute.
+        True for a second signal, more than DUPLICATE_SECONDS after the first, and for a signal before the first
+        `check`: there is nothing to save yet, and compiling the model may take a minute.
         """
         if not self._checked:
             return True
@@ -57,9 +57,9 @@ class StopRequest:
 def stop_on_signals(numbers: Collection[int], ranks: Ranks = ONE_RANK) -> Iterator[StopRequest]:
     """Context manager that yields a StopRequest, which records the first of the given signals.
 
-    A second signal calls the previous handler, and raises KeyboardInterrupt if that returns. Signals that are ignored
-    (nohup, background jobs of a script) stay ignored. Does nothing outside of the main thread, the only one in which
-    Python handles signals.
+    If `receive` returns True, the previous handler is called, and KeyboardInterrupt is raised if it returns. Ignored
+    signals (nohup, background jobs of a script) stay ignored. Does nothing outside of the main thread, the only one in
+    which Python handles signals.
     """
     request = StopRequest(ranks)
     in_main_thread = threading.current_thread() is threading.main_thread()

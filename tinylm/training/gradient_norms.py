@@ -39,7 +39,7 @@ def layer_gradient_norms(model: nn.Module, ranks: Ranks = ONE_RANK) -> dict[str,
 def _scaled_norm(gradient: Tensor) -> Tensor:
     """(2,): the norm of the gradient divided by its largest absolute entry, and that entry. Their product is the norm.
 
-    It is computed in fp32, since MPS has no float64. Without the division, squares of entries above 1.8e19 overflow.
+    Computed in fp32, since MPS has no float64. Without the division, squares of entries above 1.8e19 overflow.
     """
     gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
     if not gradient.numel():  # all rows are on other ranks

@@ -14,7 +14,7 @@ from tinylm.training.sharded_tensors import apply_to_full_matrices, as_shard, lo
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 ROW_BETA = 0.95  # Li et al. 2025
-TINY = 1e-20  # of squares, so that zeros are not divided by zero
+TINY = 1e-20  # minimum of means and sums of squares, against division by zero
 
 
 class Muon(Optimizer):
@@ -103,7 +103,7 @@ class NorMuon(Muon):
 
 def orthogonalise(matrices: Sequence[Tensor], precision: torch.dtype) -> list[Tensor]:
     """The matrices, each (R, C), with their singular values replaced by values between about 0.7 and 1.2."""
-    # Transposed if R > C: the iteration multiplies matrices of the smaller size (R, R).
+    # Transposed if R > C: the iteration then multiplies (R, R) matrices with the smaller R.
     wide = {index: matrix if len(matrix) <= matrix.shape[1] else matrix.T for index, matrix in enumerate(matrices)}
     by_shape: dict[torch.Size, list[int]] = defaultdict(list)
     for index, matrix in wide.items():

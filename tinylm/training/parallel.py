@@ -29,20 +29,20 @@ from tinylm.training.sharded_tensors import as_shard, is_sharded, local
 
 
 def rank_memory(device: str, ranks: Ranks) -> int | None:
-    """Free bytes of the device of this rank, on a CPU its share of the machine's; `None` if they are not known."""
+    """Free bytes on the device of this rank (its share of the memory on a CPU); `None` if it is not reported."""
     free = free_memory(device)
     return free // ranks.launch.local_size if free is not None and device == "cpu" else free
 
 
 def rank_shard(parallel: str, config: RunConfig, ranks: Ranks) -> Shard:
-    """The part of the trained parameters that a rank has: with an adapter all, since only the base is sharded."""
+    """The part of the trained parameters on this rank: all of an adapter, since only the base is sharded."""
     if parallel == "ddp" or config.adapter is not None:
         return WHOLE
     return Shard(ranks.launch.rank, ranks.size)
 
 
 def restore_rows(config: RunConfig, save: LastSave, shard: Shard) -> tuple[Transformer, dict[str, Tensor]]:
-    """A model without values for `load_shards`, and the rows that a rank has of its weights, read from a save.
+    """A model on the meta device for `load_shards`, and the rows of its weights on this rank, read from a save.
 
     Raises TinyLMError if the tensors of the save do not fit the configuration.
     """
@@ -53,7 +53,7 @@ def restore_rows(config: RunConfig, save: LastSave, shard: Shard) -> tuple[Trans
 
 
 def build_for_rows(config: RunConfig, rows: dict[str, Tensor]) -> Transformer:
-    """A model without values (on the meta device), whose parameters have the dtypes of these rows of them."""
+    """A model on the meta device whose parameters have the dtypes of `rows`."""
     model = build_empty_model(config.model)
     for name, parameter in model.named_parameters():
         parameter.data = parameter.data.to(rows[name].dtype)
@@ -63,11 +63,11 @@ def build_for_rows(config: RunConfig, rows: dict[str, Tensor]) -> Transformer:
 def shard_model(model: Transformer, device: str, dtype: str) -> None:
     """Shard the model among the ranks, in place, and move the shards to the device.
 
-    Each block is gathered by itself, and all other parameters together. With an adapter, whose parameters are few,
-    those are replicated instead.
+    Each block is gathered by itself, and all other parameters together. The few parameters of an adapter are
+    replicated, not sharded.
 
-    dtype: number format of the computation under autocast. On a GPU, blocks are gathered in it, as autocast would round
-        their matrices to it, and compute in no other format; sums of gradients are fp32.
+    dtype: number format of the computation under autocast. On a GPU and without an adapter, blocks are gathered in it,
+        since autocast would round their matrices to it, and compute in no other format; sums of gradients are fp32.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -88,13 +88,13 @@ def shard_model(model: Transformer, device: str, dtype: str) -> None:
     fully_shard(model, mesh=mesh, ignored_params=replicated)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # The sum of gradients, not their mean.
+            # Sum the gradients over ranks; the default is their mean.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
 
 def load_shards(model: Transformer, rows: dict[str, Tensor], device: str) -> None:
-    """Give a model that was sharded without values (on the meta device) the rows of this rank, by parameter."""
+    """Load the rows of this rank, by parameter name, into a model that was sharded on the meta device."""
     parameters = dict(model.named_parameters())
     shards = {
         name: as_shard(values.to(parameters[name].dtype), parameters[name], torch.device(device))
@@ -114,8 +114,8 @@ def release_gathered(model: nn.Module) -> None:
 def micro_batches(batch: Batch, rows: int, sharded: bool, ranks: Ranks) -> Iterator[tuple[Batch, bool]]:
     """Yield the micro-batches of this rank, of at most `rows` sequences, and whether each of them counts in the loss.
 
-    sharded: every rank gets the same number of them, since the ranks gather the weights together. Where rows are
-    lacking, a micro-batch repeats the first row and does not count.
+    sharded: every rank gets the same number of micro-batches, since the ranks gather the weights together. If a rank
+    has too few rows, its last micro-batches repeat the first row of the batch and do not count.
     """
     number = 0
     for part in ranks.part(batch).split(rows):
@@ -129,7 +129,7 @@ def micro_batches(batch: Batch, rows: int, sharded: bool, ranks: Ranks) -> Itera
 
 @torch.no_grad()
 def sum_gradients(parameters: Sequence[Tensor], missing: Sequence[Sequence[int]], ranks: Ranks) -> None:
-    """Replace the gradients of this rank by their sum over all ranks. Those of sharded parameters are sums already.
+    """Replace the gradients of this rank by their sum over all ranks. Gradients of sharded parameters are sums already.
 
     missing: for each rank, the indices of the parameters that have no gradient there. A parameter without a gradient on
     every rank is left without one.

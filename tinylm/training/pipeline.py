@@ -176,7 +176,7 @@ def train_run(request: TrainingRequest, session: Session) -> TrainingResult:
 
 
 def note_sharding(run: TrainingRun, session: Session) -> None:
-    """Report that the ranks have shards, if they do."""
+    """Report that the model is sharded, if it is."""
     if run.parallel == "fsdp":
         session.reporter.note(f"The model is sharded among {session.ranks.size} processes.")
 
@@ -184,7 +184,7 @@ def note_sharding(run: TrainingRun, session: Session) -> None:
 def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
     """Train a run whose directory is written and locked, until it stops. Raises the errors of `train_run`.
 
-    Every rank has the same run, by `share_run` and `receive_run`.
+    All ranks call this together, with the run from `share_run` or `receive_run`.
     """
     resumed_step = None if run.resume_from is None else run.resume_from.state["step"]
     started = Started(
@@ -199,7 +199,7 @@ def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
     session.report(started)
     with stop_on_signals(session.stop_signals, session.ranks) as stop:
         outcome = run.train(session.report, stop.check, started=session.started)
-    session.ranks.gather(None)  # the first rank has saved the run, or all ranks fail
+    session.ranks.gather(None)  # wait until rank 0 has saved the run; if it fails, all ranks fail
     state = outcome.state
     if state.best_loss is None or state.val_loss is None:
         raise InterruptedRunError("Stopped before the first save; nothing was written.", stop.signal_number)
@@ -248,7 +248,7 @@ class _Setup:
     def prepare(self, staging: Path) -> PreparedRun:
         """Load the model, read and encode the text, and plan. Text from standard input is kept in `staging`.
 
-        Raises TinyLMError if it would run out of memory.
+        Raises TinyLMError if training would run out of memory.
         """
         request, reporter = self.request, self.reporter
         model = request.start.load(self.source, request.training.get("seed", 0))

@@ -1,4 +1,4 @@
-"""Batches that are made in a thread while the device computes the step before."""
+"""Batches that are made in a thread while the device computes the previous step."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,8 +16,8 @@ def prefetch(batch: Callable[[int], Batch], device: torch.device) -> Callable[[i
 class BatchPrefetcher:
     """Calls `batch(number)`, and in a thread `batch(number + 1)`, which the next call probably needs.
 
-    The result depends only on the number, as that of `batch`; an error in the thread is raised when its batch is asked
-    for.
+    The result depends only on the number, as that of `batch`. An error in the thread is raised by the call for that
+    batch.
     """
 
     def __init__(self, batch: Callable[[int], Batch]) -> None:

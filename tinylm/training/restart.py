@@ -1,4 +1,4 @@
-"""Training a new run, or continuing it where torchrun has restarted its command."""
+"""Starting a run: new, resumed, or continued after torchrun has restarted the command."""
 
 from pathlib import Path
 

@@ -56,7 +56,7 @@ def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
         )
     with lock_run(path.absolute()):
         directory = RunDirectory(path)
-        free = rank_memory(device, session.ranks)  # before the save takes some of it
+        free = rank_memory(device, session.ranks)  # before the save is loaded
         save = directory.load_last(config)
         tokenizer = read_tokenizer(path, config)
         if request.text is None:
@@ -82,7 +82,7 @@ def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
         rule = StoppingRule.of(training, run.task.steps_per_epoch)
         if finished := _describe_finished(rule, state, state.seconds + time.monotonic() - session.started):
             message = f"{path} is finished: {finished} continues it."
-            restarted = session.ranks.restarts > 0  # by torchrun, which repeats the command
+            restarted = session.ranks.restarts > 0  # by torchrun, with the same arguments
             if training.budget.time is not None and not rule.patience_exhausted(state) and not restarted:
                 raise UsageError(message)
             session.reporter.warn(message)

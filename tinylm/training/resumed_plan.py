@@ -31,8 +31,8 @@ class ResumedPlan:
         return self.memory.parallel
 
     def micro_batch(self, saved: int, notices: list[str]) -> int:
-        """The micro-batch of the save, so that the run continues as if it had not stopped; a smaller one, with a
-        notice, if that cannot fit.
+        """The micro-batch of the save, so that the run continues as if it had not stopped; if it does not fit in
+        memory, a smaller one, with a message in `notices`.
         """
         free, memory = self.machine.free_memory, self.memory.memory
         if free is None or memory.needed(saved, self.batch_size) * (1 - MEMORY_ERROR) <= free:
@@ -46,9 +46,10 @@ def plan_resumed(
 ) -> ResumedPlan:
     """The plan of a run with a recorded configuration.
 
-    free: bytes for each of the `ranks` processes, before a save is loaded; parallel: auto, ddp or fsdp
+    free: bytes of memory for each of the `ranks` processes, before a save is loaded; `None` if not reported
+    parallel: auto, ddp or fsdp
 
-    Raises TinyLMError if the run does not fit in them.
+    Raises TinyLMError if the run does not fit in memory.
     """
     training, runtime, data = config.training, config.runtime, config.data
     assert training is not None and runtime is not None and data is not None

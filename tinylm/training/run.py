@@ -34,13 +34,13 @@ from tinylm.training_config import TrainingConfig
 
 @dataclass
 class TrainingRun:
-    """A run directory, and all that is needed to train its model.
+    """A run directory, and the objects to train its model with.
 
     resume_from: a save whose weights the model has, and whose optimizer and trainer state are restored; `None` for a
         new run. With replicas, only the first rank has its files.
     ranks: the processes that train the model together
-    parallel: ddp or fsdp, whether each of them has a replica or a shard of the model
-    rows: those of the weights that this rank has, if the model has none (is on the meta device)
+    parallel: ddp or fsdp: every rank has a replica or a shard of the model
+    rows: the rows of the weights on this rank, if the model is on the meta device
     """
 
     directory: RunDirectory
@@ -73,15 +73,15 @@ class TrainingRun:
 
     @property
     def shard(self) -> Shard:
-        """The part of the trained parameters and of the optimizer's state that this rank has.
+        """The part of the trained parameters and of the optimizer's state on this rank.
 
-        With an adapter, these are replicas, and only the base is sharded.
+        With an adapter, they are replicated, and only the base is sharded.
         """
         return rank_shard(self.parallel, self.config, self.ranks)
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """Step and validation loss of the best evaluation before the save in `resume_from`, if there are both."""
+        """Step and validation loss of the best evaluation before the save; `None` for a new run."""
         state = {} if self.resume_from is None else self.resume_from.state
         return None if state.get("best_loss") is None else (state["best_step"], state["best_loss"])
 
@@ -153,13 +153,13 @@ class TrainingRun:
             return Trainer(job, state, store, hooks, started=started).run()
 
     def _read_optimizer(self, save: LastSave) -> dict[str, Tensor]:
-        """The tensors of the optimizer, of shards the rows of this rank."""
+        """The saved state of the optimizer; of sharded parameters, the rows of this rank."""
         if self.shard != WHOLE:
             return save.read_optimizer(self.shard)
         return self.ranks.broadcast(save.read_optimizer() if self.ranks.is_first else {})
 
     def _compile(self, report: Callable[[Event], None]) -> None:
-        """Compile the layers if `runtime.compile` is set; if that fails, record `compile` as False."""
+        """Compile the layers if `runtime.compile` is set; if that fails on any rank, record `compile` as False."""
         if not self.runtime.compile:
             return
         compiled = False
@@ -169,7 +169,7 @@ class TrainingRun:
             batch = next(self.task.batch(0).split(self.training.micro_batch))
             compiled = compile_layers(self.model, batch, self.task.objective, self.runtime.dtype, report)
         if not all(self.ranks.gather(compiled)):
-            if compiled:  # and not on another rank
+            if compiled:  # but not on all ranks
                 discard_compiled(self.model.modules())
             self.config = replace(self.config, runtime=replace(self.runtime, compile=False))
             self.directory.write_config(self.config)
@@ -179,9 +179,9 @@ class TrainingRun:
 def set_weights_dtype(model: Transformer, dtype: torch.dtype) -> None:
     """Prepare the weights, in place, for training under autocast to `dtype`.
 
-    Frozen matrices become bf16 if that is the format: autocast would round them each time they are used, and store the
-    result for the backward pass. Trained parameters stay fp32, since 16 bits lose small updates. Frozen
-    vectors are copied, since one that is mapped from a file keeps the whole file in memory.
+    For bf16, frozen matrices are converted: autocast would round them at each use, and store the result for the
+    backward pass. Frozen vectors are then copied, since a vector that is mapped from a file keeps the whole file in
+    memory. Trained parameters stay fp32, since 16 bits lose small updates.
     """
     if weights_dtype(model) != dtype:
         model.float()  # autocast to one 16-bit format does not compute with weights of the other

@@ -1,4 +1,4 @@
-"""Saving the model and state of a trainer into a run directory, also of a model that is sharded among ranks."""
+"""Saving the model, replicated or sharded, and the state of a trainer into a run directory."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,15 +18,15 @@ from tinylm.training.background_save import BackgroundSaver
 from tinylm.training.sharded_tensors import full_tensors, local
 from tinylm.training.state import TrainerState, optimizer_tensors
 
-SIZE_WITH_OPTIMIZER = 3  # of a save, relative to the first one, which has no optimizer state: Adam has two moments
+SIZE_WITH_OPTIMIZER = 3  # duration of a save with optimizer state (Adam has two moments), relative to one without it
 
 
 class RunStore:
     """Saves all weights, or only those of the adapter, and the optimizer's state.
 
-    Rank 0 writes replicas. Of shards, every rank writes its rows of the last save, and rank 0 commits the save after
-    all ranks have written theirs. The ranks agree on that at a `check`, not in the threads that write. The best weights
-    are gathered on rank 0. All ranks call the methods together.
+    Rank 0 writes replicas. With shards, every rank writes its rows of the last save, and rank 0 commits the save in the
+    first `check` or `finish` after all ranks have written theirs. The best weights are gathered on rank 0. All ranks
+    call the methods together.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class RunStore:
         self._ranks = ranks
         self._saver = saver
         self._shard = shard
-        self._uncommitted: tuple[Path, dict[str, Any]] | None = None  # folder and state of a save of shards
-        self._hashes: dict[str, str] | None = None  # of the files of this rank in that folder, if they are written
+        self._uncommitted: tuple[Path, dict[str, Any]] | None = None  # folder and state of a sharded save
+        self._hashes: dict[str, str] | None = None  # of this rank's files in that folder; set by the write
         self.saved_step = saved_step
 
     def save_best(self, model: Transformer, step: int, val_loss: float) -> None:
@@ -67,7 +67,7 @@ class RunStore:
             self._directory.save_last(own, others, state, self._config, self._saver.check_abandoned)
             self.saved_step = state["step"]
 
-        # The first save moves the run, into which training writes, to its path.
+        # Wait for the first save: it moves the run to its path, and training must not write to the run meanwhile.
         self._saver.write(write, weights | optimizer, wait=not self._directory.is_in_place)
 
     def _save_rows(self, weights: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -88,7 +88,7 @@ class RunStore:
         self.check()
 
     def check(self) -> None:
-        """Raise the error of a save that has failed in the thread, and commit one of shards that all have written."""
+        """Raise the error of a failed save, and commit a sharded save that all ranks have written."""
         self._saver.check()
         self._commit_if_written()
 
@@ -109,12 +109,12 @@ class RunStore:
         self.saved_step = state["step"]
 
     def abandon(self) -> None:
-        """After an error of any rank: let the thread write no further file of a save that cannot be committed now."""
+        """Abandon an uncommitted sharded save, which cannot be committed after an error of any rank."""
         if self._uncommitted is not None:
             self._saver.abandon()
 
     def discard(self) -> None:
-        """Delete the files of this rank of a save that was not committed."""
+        """Delete the files that this rank has written of an uncommitted sharded save."""
         if self._uncommitted is not None:
             self._directory.discard_last(self._uncommitted[0], self._config, self._shard)
 
@@ -132,7 +132,7 @@ def open_store(
 
     shard: the part of the saved tensors that this rank has
     saved_step: the step of the save from which the run is resumed, -1 for a new run
-    save_seconds: the time that a save is expected to take, known from an earlier process
+    save_seconds: the expected duration of a save, from an earlier session
     """
     saver = BackgroundSaver(save_seconds)
     store = RunStore(directory, config, ranks, shard, saver, saved_step)

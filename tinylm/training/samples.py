@@ -18,7 +18,7 @@ from tinylm.training.sharded_tensors import is_sharded
 
 TOKENS = 120
 MIN_SECONDS = 5.0  # of training before the first sample
-SECONDS_PER_PARAMETER = 1e-9  # and token: the expected time of the first sample, high for most machines
+SECONDS_PER_PARAMETER = 1e-9  # and per token: expected time of the first sample, an overestimate on most machines
 MAX_SHARE = 0.01  # of the training time that samples take
 MIN_GROWTH = 0.02  # between samples, as a fraction of the training time: a day has about 300 samples
 
@@ -32,7 +32,7 @@ class Sampler:
         self._next = time.monotonic() + max(MIN_SECONDS, expected / MAX_SHARE)  # time of the next sample
 
     def sample_if_due(self, evaluated: Evaluated) -> str | None:
-        """A sample, or `None` if it is too early, and for models that `generate_sample` does not sample from."""
+        """A sample; `None` if it is too early, and where `generate_sample` returns `None`."""
         start = time.monotonic()
         if evaluated.step == 0 or start < self._next:
             return None
@@ -45,8 +45,8 @@ class Sampler:
 def generate_sample(model: Transformer, tokenizer: Tokenizer, config: RunConfig, tokens: int = TOKENS) -> str | None:
     """A short sample without a prompt; the random state of training is not changed.
 
-    `None` for models other than decoders, for a model that is sharded among ranks, if memory runs out, and for logits
-    that are not finite: a sample must not end the training run.
+    `None` for models other than decoders, for sharded models, and for runs on conversations; also if memory runs out
+    and for logits that are not finite, since a sample must not end the training run.
     """
     if not isinstance(model, Decoder) or is_sharded(model) or (config.data is not None and config.data.kind == "chat"):
         return None
@@ -61,7 +61,7 @@ def generate_sample(model: Transformer, tokenizer: Tokenizer, config: RunConfig,
         if not is_out_of_memory(error):
             raise
         return None
-    except TinyLMError:  # the logits are not finite: the run ends at its next evaluation, which says so
+    except TinyLMError:  # the logits are not finite: the next evaluation raises DivergedError
         return None
     finally:
         model.train(was_training)

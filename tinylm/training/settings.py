@@ -1,4 +1,4 @@
-"""The settings of training by name, as the Python API takes them and the commands pass them on. Imports no torch."""
+"""The settings of training, as keyword arguments of the Python API. Commands pass the same. Imports no torch."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -44,7 +44,7 @@ class OptimizerSettings(TypedDict, total=False):
     batch_size: int | None  # sequences per optimizer step
     micro_batch: int | None  # sequences per forward pass
     checkpoint_activations: bool | None  # compute blocks again in the backward pass; default: where memory is short
-    sequence_length: int | None  # with `init_from` or an adapter; default: the context, on text 512 if above 1,024
+    sequence_length: int | None  # with `init_from` or an adapter; default: the context, for text 512 if above 1,024
     lr: float | None
     min_lr: float | None
     warmup_steps: int | None
@@ -71,7 +71,7 @@ class MachineSettings(TypedDict, total=False):
 
 
 class SharedSettings(TextSettings, LengthSettings, IntervalSettings, OptimizerSettings, MachineSettings, total=False):
-    """Settings of every function that trains. A setting that is not given is planned, or has its value in DEFAULTS."""
+    """Settings of every function that trains. A setting that is not given is planned, or has a default."""
 
     show_examples: int  # number of training conversations to show with their scored parts
     force: bool  # replace an existing run

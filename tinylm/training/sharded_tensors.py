@@ -1,7 +1,7 @@
-"""Tensors of which every rank has some rows (torch's DTensor), and matrices that are put together on one rank each.
+"""Tensors whose rows are sharded among ranks (torch's DTensor), and functions of matrices gathered on one rank each.
 
-Rank r of N has the rows of part r of N, see `tinylm.run_directory.tensor_files.Shard`. DTensor is not imported without
-need, since that takes long.
+Rank r of N has the rows of part r of N, see `tinylm.run_directory.tensor_files.Shard`. DTensor is imported only where
+it is needed, since the import is slow.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def is_sharded(value: Tensor | nn.Module) -> bool:
-    """Whether a tensor is a shard of a larger one, or a model has such parameters."""
+    """Whether a tensor is a DTensor, or a model was sharded by FSDP2."""
     return hasattr(value, "to_local" if isinstance(value, Tensor) else "reshard")
 
 
@@ -28,8 +28,8 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def full_tensors(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
-    """The tensors with all rows, on the CPU if they were sharded. All ranks call this together, and those without
-    `keep` get nothing.
+    """The tensors with all rows, on the CPU if they were sharded. All ranks call this together; the result
+    is empty on ranks without `keep`.
     """
     result = {}
     for name, tensor in tensors.items():
@@ -40,8 +40,10 @@ def full_tensors(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
 
 
 def as_shard(rows: Tensor, parameter: Tensor, device: torch.device | None = None) -> Tensor:
-    """The rows of this rank as a tensor that is sharded like the parameter, on its device or the given one; all rows as
-    they are if the parameter is not sharded. They have the shape of the parameter's rows, or are one number per row.
+    """A tensor that is sharded like the parameter, from the rows of this rank; `rows` itself if the parameter is not
+    sharded. The rows are moved to `device`, by default the device of the parameter.
+
+    rows: (R, ...) as in the parameter, or (R,) with one number per row
     """
     rows = rows.to(device or parameter.device)
     if not is_sharded(parameter):
@@ -54,7 +56,7 @@ def as_shard(rows: Tensor, parameter: Tensor, device: torch.device | None = None
 
 
 def sum_over_ranks(values: Tensor, parameter: Tensor) -> Tensor:
-    """The sum of the values of the ranks that share the parameter; the values themselves if it is not sharded."""
+    """Sum the values in place over the ranks that share the parameter; unchanged if it is not sharded."""
     if is_sharded(parameter):
         torch.distributed.all_reduce(values, group=parameter.device_mesh.get_group())  # type: ignore[attr-defined]  # a DTensor
     return values
@@ -66,7 +68,7 @@ def apply_to_full_matrices(
     """`function(matrices)`, for a function from matrices to as many matrices of the same shapes and dtype.
 
     Sharded matrices are gathered, each on one rank, which applies the function; the rows of the results are then sent
-    back. The work is divided among the ranks by the shapes of the matrices.
+    back. The matrices of each shape are distributed evenly among the ranks. All matrices or none must be sharded.
     """
     results = list(matrices)
     by_shape: dict[torch.Size, list[int]] = defaultdict(list)
@@ -83,23 +85,24 @@ def apply_to_full_matrices(
 
 
 def _apply_on_owners(function: Callable[[list[Tensor]], list[Tensor]], matrices: list[Any]) -> list[Tensor]:
-    """`function` applied to sharded matrices of one shape (R, C); rank i % N of N ranks computes that of matrix i."""
+    """`function` applied to sharded matrices of one shape (R, C); of N ranks, rank i % N applies it to matrix i."""
     from torch.distributed.tensor import DTensor
 
     mesh, placements = matrices[0].device_mesh, matrices[0].placements
     size, rank, (rows, columns) = mesh.size(), mesh.get_local_rank(), matrices[0].shape
     turns, part = -(-len(matrices) // size), -(-rows // size)  # matrices per rank, and rows of a matrix per rank
     shards = [matrix.to_local() for matrix in matrices]
-    buffer = shards[0].new_zeros(size, turns, part, columns)  # by owner
+    buffer = shards[0].new_zeros(size, turns, part, columns)  # (N, turns, part, C), by owner
     for index, shard in enumerate(shards):
         buffer[index % size, index // size, : len(shard)] = shard
-    gathered = _exchange(buffer, mesh)  # (N, turns, part, C), by the rank that has sent the rows
+    gathered = _exchange(buffer, mesh)  # (N, turns, part, C), by the sender of the rows
     own = gathered.transpose(0, 1).reshape(turns, size * part, columns)[:, :rows]  # (turns, R, C)
     computed = function([matrix for turn, matrix in enumerate(own) if turn * size + rank < len(matrices)])
     buffer = buffer.new_zeros(turns, size * part, columns)
     for turn, matrix in enumerate(computed):
         buffer[turn, :rows] = matrix
-    scattered = _exchange(buffer.view(turns, size, part, columns).transpose(0, 1), mesh)  # by owner
+    # (N, turns, part, C), by owner
+    scattered = _exchange(buffer.view(turns, size, part, columns).transpose(0, 1), mesh)
     return [
         DTensor.from_local(
             scattered[index % size, index // size, : len(shard)],
@@ -113,7 +116,7 @@ def _apply_on_owners(function: Callable[[list[Tensor]], list[Tensor]], matrices:
 
 
 def _exchange(parts: Tensor, mesh: Any) -> Tensor:
-    """Send `parts[r]` to rank r of N; returns what was received, by the rank that sent it: (N, ...) -> (N, ...)."""
+    """Send `parts[r]` to rank r of N. Returns the received parts, by sender: (N, ...) -> (N, ...)."""
     parts = parts.contiguous()
     received = torch.empty_like(parts)
     torch.distributed.all_to_all_single(received, parts, group=mesh.get_group())

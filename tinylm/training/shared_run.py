@@ -1,4 +1,4 @@
-"""Rank 0 prepares a training run, and the other ranks get it: configuration, tokenizer, weights and the last save."""
+"""Sending a training run from rank 0 to the other ranks: configuration, tokenizer, weights and the last save."""
 
 from pathlib import Path
 
@@ -38,7 +38,10 @@ def share_run(run: TrainingRun, ranks: Ranks) -> None:
 
 
 def receive_run(ranks: Ranks) -> TrainingRun:
-    """The run that rank 0 shares. Raises TinyLMError if this rank cannot take part, and PeerError if rank 0 fails."""
+    """The run that rank 0 sends with `share_run`.
+
+    Raises TinyLMError if this rank cannot take part, and PeerError if rank 0 fails.
+    """
     ranks.wait()
     shared = ranks.first(None)
     path, config = Path(shared["path"]), RunConfig.from_json(shared["config"])

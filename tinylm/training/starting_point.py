@@ -43,13 +43,13 @@ class InitialModel:
     architecture: decoder, encoder or encoder-decoder
     vocabulary_owner: how messages name the source of the vocabulary, such as "The model checkpoints/a"
     config, network: `None` for a new model, which is built when its config is planned
-    loading: bytes of memory that the weights of `network` took while they were read, with the mapped file
+    loading: peak memory for reading the weights of `network`, in bytes, including the mapped file
     tokenizer: `None` until it is chosen for the text
-    tokenizer_file: the tokenizer for a new model that was given as a file
+    tokenizer_file: for a new model, the tokenizer that was given as a file
     adapter: the adapter to train on the model
     chat_template: the template that conversations are rendered with; `None` for a model that has none
-    adds_tokens: whether special tokens of a template that the tokenizer does not have can be added to it
-    family: of an imported model
+    adds_tokens: whether missing special tokens of a chat template can be added to the tokenizer
+    family: Hugging Face family of an imported model
     """
 
     architecture: str
@@ -105,7 +105,7 @@ class StartingPoint(Protocol):
         ...
 
     def load(self, source: Path | None, seed: int) -> InitialModel:
-        """Load the model in `source`, if there is one, and add an adapter that is initialised from `seed`."""
+        """Load the model in `source`, if there is one. NewAdapter adds an adapter, initialised from `seed`."""
         ...
 
     def fit_tokenizer(self, model: InitialModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
@@ -172,7 +172,7 @@ class TrainedModel:
     def fit_tokenizer(self, model: InitialModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
         """With `extend_vocab`, add unknown characters to the tokenizer, and to the network's weights in place.
 
-        The special tokens of a chat template that the tokenizer does not have are added in any case.
+        Special tokens of a chat template that the tokenizer lacks are always added.
         """
         assert model.tokenizer is not None
         unknown = model.tokenizer.unknown_characters(split.alphabet)
@@ -211,7 +211,7 @@ class AdapterShape(Protocol):
     def suffix(self) -> str: ...
 
     def config(self, model: Transformer, base: Path, digest: str) -> AdapterConfig:
-        """The configuration of the adapter on `model`, which was loaded from `base` and has the weights' `digest`.
+        """The configuration of the adapter on `model`, which was loaded from `base` and whose weights have `digest`.
 
         Raises UsageError if the adapter does not fit the model.
         """
@@ -279,7 +279,7 @@ class Bottleneck:
 class NewAdapter:
     """A new adapter on a base model. `base` is its path; default: the newest model under checkpoints/.
 
-    It is written beside a base that is a run, and under checkpoints/ for a model of another tool.
+    The default run directory is next to a base that is a run, and under checkpoints/ for a model of another tool.
     """
 
     shape: AdapterShape
@@ -292,7 +292,7 @@ class NewAdapter:
 
     def default_out(self, source: Path | None, text: TextSource) -> Path:
         assert source is not None
-        if is_foreign(source):  # not beside it, which may be in the cache of the hub
+        if is_foreign(source):  # not next to the base, which may be in the Hugging Face cache
             named = source if self.base is None or not self.base.name else self.base
             return CHECKPOINTS / (foreign_name(named) + self.shape.suffix)
         return source.with_name(source.name + self.shape.suffix)
@@ -320,7 +320,7 @@ class NewAdapter:
 
 
 def _loading_bytes(source: Path, weights: Weights) -> int:
-    """Of a run, tensors are copied from the mapped file; of another tool's model, they are the mapped file."""
+    """Memory for reading the weights: a run's are copied from the mapped file, a foreign model's stay mapped."""
     copies = 1 if is_foreign(source) else 2
     return copies * sum(tensor.nbytes for tensor in weights.tensors.values())
 
@@ -342,7 +342,7 @@ def _initial_model(
 def run_name(text: str) -> str:
     """The default name of a run that is trained on the file, folder or glob pattern `text`.
 
-    It is the file's name without suffixes; for a pattern, that of the folder it matches in; for standard input, stdin.
+    The name of the file without suffixes; for a pattern, the folder in which it matches; for standard input, stdin.
     """
     if text == STANDARD_INPUT:
         return "stdin"

@@ -25,7 +25,7 @@ class TrainerState:
         save is expected to take
     micro_batch: sequences per forward pass; halved after running out of memory
     best_loss, best_step: lowest validation loss in nats per token, and its step; val_loss: last validation loss
-    evals_since_best: evaluations since the lowest loss; last_eval_step: step of the last evaluation, -1 before it
+    evals_since_best: evaluations since the lowest loss; last_eval_step: step of the last evaluation, or -1
     loss_sum, n_tokens: loss in nats, summed since the last log line, and the number of tokens in the sum
     metrics, n_sequences: metrics, summed over sequences since the last log line, and the number of sequences
     skipped_steps: consecutive steps that fp16 loss scaling skipped; scaler: state of the GradScaler
@@ -70,7 +70,7 @@ class TrainerState:
             raise TinyLMError(f"The saved training state is damaged ({error}).") from error
 
     def _check_numbers(self) -> None:
-        """Raise ValueError for a number that no trainer saves. A state may come from an untrusted source."""
+        """Raise ValueError for a number of the wrong type or range. A state may come from an untrusted source."""
         _check_number("micro_batch", self.micro_batch, int, 1)
         for name in ("step", "best_step", "evals_since_best", "n_tokens", "n_sequences", "skipped_steps"):
             _check_number(name, getattr(self, name), int, 0)
@@ -129,7 +129,7 @@ def restore_rng(state: dict[str, str]) -> None:
 def _check_generator(state: Tensor) -> None:
     """Raise ValueError if the position of torch's Mersenne Twister is outside of its array of 624 numbers.
 
-    torch checks the two counters of the position separately, and would read beyond the array.
+    torch checks the two counters of the position only separately, so an invalid pair would read beyond the array.
     """
     if len(state) != len(torch.get_rng_state()):
         raise ValueError("the state of the random number generator has the wrong size")
@@ -141,7 +141,7 @@ def _check_generator(state: Tensor) -> None:
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """The optimizer's state as tensors named `<parameter>/<quantity>`, as in `norm.weight/exp_avg`.
 
-    Those of sharded parameters are sharded.
+    The state of sharded parameters is sharded.
     """
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
@@ -181,7 +181,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensor
             )
         if value.dim():
             value = as_shard(value, parameter)
-        elif optimizer.defaults.get("fused"):  # otherwise, step counters stay on the CPU
+        elif optimizer.defaults.get("fused"):  # other implementations keep step counters on the CPU
             value = value.to(parameter.device)
         optimizer.state[parameter][quantity] = value
     for parameter, quantities in expected.items():

@@ -39,7 +39,7 @@ class StoppingRule:
         return (seconds - state.setup_seconds) / available
 
     def reserve(self, state: TrainerState) -> float:
-        """Seconds to keep for one more step, an evaluation, a save and the exit, estimated from those so far."""
+        """Seconds to keep for one more step, an evaluation, a save and the exit, from their durations so far."""
         step_seconds = state.step_seconds / max(state.step, 1)
         return step_seconds + 1.1 * (state.eval_seconds + state.save_seconds) + EXIT_SECONDS
 

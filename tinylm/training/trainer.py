@@ -31,7 +31,7 @@ from tinylm.training_config import TrainingConfig
 
 
 class Store(Protocol):
-    """Where a trainer saves a run. The methods that save raise TinyLMError if it cannot be written."""
+    """Where a trainer saves a run. The methods that save raise TinyLMError if the run cannot be written."""
 
     @property
     def saved_step(self) -> int:
@@ -43,14 +43,14 @@ class Store(Protocol):
         ...
 
     def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
-        """Save all that resuming needs, perhaps after this call, from copies.
+        """Save the data for resuming. Files may be written after this call returns, from copies of the tensors.
 
-        Returns the seconds that the next write of a save is expected to take.
+        Returns the expected duration of the next write, in seconds.
         """
         ...
 
 
-MAX_SKIPPED_STEPS = 30  # in a row; the loss scale of fp16, halved each time, is then below 1e-4
+MAX_SKIPPED_STEPS = 30  # consecutive; the loss scale of fp16, halved each time, is then below 1e-4
 
 
 class StopTraining(Exception):
@@ -129,7 +129,7 @@ class Trainer:
             self._scaler.load_state_dict(state.scaler)
         self._started = started - state.seconds  # so that `_seconds` includes the time of earlier sessions
         self._progress = 0.0  # the largest so far
-        # Of the last save that was begun.
+        # Step and last_eval_step of the last save that was begun.
         self._saved = (state.step, state.last_eval_step) if state.last_eval_step >= 0 else (-1, -1)
         self._throughput = _Throughput()
 
@@ -137,7 +137,7 @@ class Trainer:
         """Train, evaluate and save at their intervals and at the end.
 
         Raises DivergedError for a loss, gradient or weight that is not finite, after which nothing is saved, and
-        TinyLMError if memory runs out at a micro-batch of one sequence or in the optimizer.
+        TinyLMError if memory runs out at a micro-batch of one sequence (with shards, at any) or in the optimizer.
         """
         self.model.train()
         try:
@@ -169,8 +169,8 @@ class Trainer:
             self._step(progress)
 
     def _current_progress(self) -> float:
-        """The used fraction of the budget. It never decreases, although the estimate of the time
-        reserved for the final evaluation and save may.
+        """The used fraction of the budget. It never decreases, even if the time reserved for the final evaluation and
+        save is estimated lower than before.
         """
         progress = self._rule.progress(self.state, self._seconds())
         if self._rule.total_steps is None:  # the clocks of the ranks differ
@@ -179,8 +179,8 @@ class Trainer:
         return self._progress
 
     def _ends_during_save(self) -> bool:
-        """Whether the time budget is used up before a save that begins now is written. The last save would have to wait
-        for it.
+        """Whether the time budget ends before a save that begins now is written. The final save would have to wait for
+        that one.
         """
         if self._rule.total_steps is not None:
             return False
@@ -257,7 +257,7 @@ class Trainer:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def _update(self, loss_sum: float) -> float:
-        """Clip the gradient and take the step; returns the norm of the gradient before clipping.
+        """Clip the gradient and update the weights; returns the norm of the gradient before clipping.
 
         Raises TinyLMError if memory runs out; some weights may then be updated and others not, and are not saved.
         """
@@ -283,7 +283,7 @@ class Trainer:
     def _require_finite(self, loss_sum: float, norm: float) -> None:
         """Raise DivergedError for a loss or a gradient norm that is not finite.
 
-        In fp16, loss scaling skips steps whose gradient overflows, so up to MAX_SKIPPED_STEPS in a row are allowed.
+        In fp16, loss scaling skips steps whose gradient overflows, so MAX_SKIPPED_STEPS consecutive ones are allowed.
         """
         state = self.state
         state.skipped_steps = 0 if math.isfinite(norm) else state.skipped_steps + 1
@@ -297,12 +297,11 @@ class Trainer:
         )
 
     def _accumulate(self, batch: Batch) -> tuple[float, dict[str, Any]]:
-        """Compute the gradient of the batch, over micro-batches and ranks; returns the sum of the loss in nats, and of
-        metrics.
+        """Compute the gradient of the batch over micro-batches and ranks. Returns the sums of the loss, in nats, and of
+        each metric over sequences.
 
-        Metrics are means over sequences, and are weighted by the number of sequences in the sum. If memory runs out on
-        any rank, the micro-batch is halved and the step is repeated with the same random numbers. With shards, this is
-        an error, since the other ranks are then in the middle of an exchange.
+        If memory runs out on any rank, the micro-batch is halved and the step is repeated with the same random numbers.
+        With shards, running out of memory raises TinyLMError, since the other ranks are in the middle of an exchange.
         """
         while True:
             rng = capture_rng()
@@ -333,7 +332,7 @@ class Trainer:
     def _try_to_accumulate(self, batch: Batch) -> tuple[float, dict[str, Any], list[int]] | None:
         """The sums of loss and metrics over the rows of this rank, and the indices of parameters without a gradient.
 
-        Returns `None` if memory runs out.
+        Returns `None` if memory runs out; with shards, raises TinyLMError.
         """
         try:
             loss_sum, metrics = self._accumulate_once(batch)
@@ -352,7 +351,7 @@ class Trainer:
         loss_sum = torch.zeros((), device=self.device)
         metrics: dict[str, Any] = {}
         n_targets = batch.n_targets  # of all ranks
-        self._scaler.scale(loss_sum)  # creates the scale also where no row is left for this rank
+        self._scaler.scale(loss_sum)  # creates the scale even if this rank gets no rows
         for part, counts in micro_batches(batch, self.state.micro_batch, self._sharded, self.ranks):
             with autocast(self.device.type, self.dtype):
                 loss = self.task.objective(self.model, part.to(self.device))
@@ -431,9 +430,9 @@ class Trainer:
         self._throughput.exclude(stall)
 
     def _weights_finite(self) -> bool:
-        """Whether the weights are finite, and the loss of the first micro-batch of the next batch is.
+        """Whether the weights and the loss of the first micro-batch of the next step are finite.
 
-        The loss is not computed if it was just validated with the same weights.
+        The loss is not computed if these weights were just validated.
         """
         if not weights_finite(self.model, self.ranks):
             return False

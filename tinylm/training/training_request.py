@@ -69,9 +69,9 @@ class ResumeRequest:
     adapter_kind: lora or bottleneck if the run trains an adapter, `None` if it trains a model
     text: the text of the run, if its encoded tokens are neither in the cache nor in the run
     base: the run directory of an adapter's base model, if it was moved
-    training: fields of TrainingConfig to change: intervals and patience
+    training: fields of TrainingConfig to change: those of IntervalSettings, and `patience`
     budget: replaces that of the run
-    parallel: auto, ddp or fsdp; that of earlier sessions has no effect
+    parallel: auto, ddp or fsdp; independent of earlier sessions
     """
 
     run: Path
@@ -214,7 +214,7 @@ def _select(settings: Mapping[str, Any], names: Collection[str]) -> dict[str, An
 
 
 def _budget(chosen: Mapping[str, Any]) -> Budget | None:
-    """Raises UsageError for more than one of steps, epochs and time."""
+    """The given budget, if any. Raises UsageError for more than one of steps, epochs and time."""
     values = _select(chosen, LENGTH_NAMES - {"patience"})
     if isinstance(values.get("time"), str):
         values["time"] = parse_duration(values["time"])

@@ -25,7 +25,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Add the current weights, which are those after step `step`, counted from 1."""
+        """Add the current weights: those after `step` steps."""
         weight = (self._eta + 1) / (step + self._eta)
         for parameter in self._parameters:
             state = self._optimizer.state[parameter]
@@ -35,7 +35,7 @@ class WeightAverage:
 
     @contextlib.contextmanager
     def average_parameters(self) -> Iterator[None]:
-        """Context manager in which the model has the averaged weights. Before the first update, it has its own."""
+        """Context manager in which the model has the averaged weights; before the first update, the current ones."""
         self._swap()
         try:
             yield
@@ -44,7 +44,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        # By value: shards are views of memory that FSDP gathers from.
+        # Copies values: FSDP gathers from the memory of the shards, so tensors cannot be exchanged.
         for parameter in self._parameters:
             state = self._optimizer.state[parameter]
             if "average" in state:

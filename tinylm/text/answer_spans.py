@@ -38,7 +38,7 @@ class ChatFormat:
     control_tokens: tuple[str, ...] = ()
 
     def prompt(self, conversation: Conversation) -> str:
-        """The text of a conversation up to the beginning of the next answer, marked like that of `ScoredText`.
+        """The text of a conversation up to the beginning of the next answer, marked as in `ScoredText`.
 
         Raises UsageError and TinyLMError as `ChatTemplate.render` does.
         """
@@ -48,9 +48,9 @@ class ChatFormat:
     def render(self, conversation: Conversation) -> ScoredText:
         """The text and the scored spans of a conversation.
 
-        `{% generation %}` blocks of the template are the spans of answers. Without them, an answer is the text that its
-        message adds to the conversation before it, rendered with the generation prompt; white space after a special
-        token at its end is not scored. With `train_on` last, messages after the last answer are left out.
+        `{% generation %}` blocks of the template are the spans of answers. Without such blocks, an answer is the text
+        that its message adds to the earlier messages, rendered with the generation prompt; white space after a special
+        token at the end of an answer is not scored. With `train_on` last, messages after the last answer are left out.
 
         Raises UsageError, with the location, for a conversation that the template refuses or fails on, and for one
         whose beginning is rendered differently when more messages follow.
@@ -119,7 +119,7 @@ class ChatFormat:
         )
 
     def _finds_last(self, conversation: Conversation) -> bool:
-        """Whether the last answer of a conversation can be found where other answers cannot."""
+        """Whether `train_on` last finds an answer in a conversation; False if `train_on` is already last."""
         if self.train_on == "last":
             return False
         try:
@@ -141,5 +141,5 @@ class ChatFormat:
 
 
 def token_pattern(tokens: Collection[str]) -> re.Pattern[str]:
-    """A pattern of any of the tokens; where several match, the longest."""
+    """A pattern that matches any of the tokens; where several match, the longest."""
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))

@@ -22,8 +22,8 @@ class Batch:
     targets: (B, T), the id to predict at each position.
     mask: (B, T), bool, True for targets that count in the loss; `None` if all do.
     source, source_lengths: (B, S) and (B,), the sources of pairs and their lengths without padding.
-    segments: (B, T), where several texts share a row: the number of each token's text, from 1, and 0 for padding.
-    lengths: (B,), where rows are padded to the right: the tokens of each row without padding.
+    segments: (B, T), if several texts share a row: the number of each token's text, from 1; 0 for padding.
+    lengths: (B,), if rows are padded to the right: the number of tokens of each row without padding.
     """
 
     ids: Tensor

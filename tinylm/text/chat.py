@@ -1,4 +1,4 @@
-"""Conversations, read from JSON objects with `messages`, or with `prompt` and `completion`."""
+"""Conversations, read from JSON objects or Parquet rows with `messages`, or with `prompt` and `completion`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from tinylm.text.readers import records, require_encodable
 from tinylm.validation import describe_value
 
 ROLES = ("system", "user", "assistant", "tool")
-KEYS = ("messages", "prompt", "completion", "tools")  # of a conversation
+KEYS = ("messages", "prompt", "completion", "tools")  # of the JSON object of a conversation
 MAX_MESSAGES = 10_000  # of a conversation
 MAX_NESTING = 100  # levels of the values in a message or a tool
 
@@ -20,8 +20,8 @@ MAX_NESTING = 100  # levels of the values in a message or a tool
 class Conversation:
     """Messages in order, each with `role`, `content` and any other keys that the template uses.
 
-    tools: descriptions of the functions that the model may call, which the template puts into its text.
-    location: the file and line that it was read from, for messages.
+    tools: descriptions of the functions that the model may call, which the template renders.
+    location: the file and line of the conversation, for error messages.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -49,7 +49,7 @@ def read_conversations(file: Path, encoding: str, progress: Progress = no_progre
 
 
 def parse_conversation(record: Any, location: str) -> Conversation:
-    """The conversation in a JSON value. Keys of the object that are not named here are ignored.
+    """The conversation in a JSON value. Keys of the object other than KEYS are ignored.
 
     A `prompt` and its `completion` become a user's and an assistant's message. Raises UsageError, with the location,
     for a value that is not an object with the right keys, and for a message with an unknown role or without text.

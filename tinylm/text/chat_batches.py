@@ -15,7 +15,7 @@ from tinylm.text.shuffled_batches import ShuffledBatches
 from tinylm.text.token_files import TokenFolder
 
 PADDING = 0  # any id works: padding is not scored, and no other token attends to it
-MIN_PACKED_ROW = 512  # tokens, if the context is as long: longer rows need less padding, shorter ones less attention
+MIN_PACKED_ROW = 512  # tokens, or the context if shorter; longer rows have less padding, but attention costs more
 MIN_PACKED_CONVERSATIONS = 3  # per row, on average: with fewer, packed rows are slower (benchmarks/packing.py)
 
 
@@ -68,7 +68,7 @@ class ChatRows:
     Longer conversations are cut at their end. With `packed`, several conversations share a row of `width` tokens, so
     that the rows have little padding; otherwise there is one per row, padded to the longest of the batch.
 
-    rows: the conversations of each row, as indices. lengths: (R,), the tokens of each row without padding.
+    rows: the indices of the conversations of each row. lengths: (R,), tokens per row without padding.
     """
 
     def __init__(self, tokens: ChatTokens, context: int, packed: bool, indices: np.ndarray | None = None) -> None:
@@ -98,18 +98,18 @@ class ChatRows:
         return ShuffledBatches(np.arange(len(self)), self.batch, batch_size, seed, sort_keys)
 
     def batch(self, numbers: Sequence[int] | np.ndarray) -> Batch:
-        """A batch of the rows with these numbers: packed (B, width), or else (B, T) for the longest."""
+        """A batch of the rows with these numbers: (B, width) if packed, or else (B, T) for T tokens in the longest."""
         width = self.width if self._packed else int(self.lengths[numbers].max())
         shape = (len(numbers), width)
         ids, targets, segments = np.full(shape, PADDING), np.full(shape, PADDING), np.zeros(shape, dtype=np.int64)
         mask = np.zeros(shape, dtype=bool)
-        for place, number in enumerate(numbers):
+        for row, number in enumerate(numbers):
             start = 0
             for segment, index in enumerate(self.rows[number], start=1):
                 stop = start + self._inputs[index]
                 tokens, scored = (part[: stop - start + 1] for part in self._tokens.tokens(index))
-                ids[place, start:stop], targets[place, start:stop] = tokens[:-1], tokens[1:]
-                mask[place, start:stop], segments[place, start:stop] = scored[1:], segment
+                ids[row, start:stop], targets[row, start:stop] = tokens[:-1], tokens[1:]
+                mask[row, start:stop], segments[row, start:stop] = scored[1:], segment
                 start = stop
         return Batch(
             torch.from_numpy(ids),
@@ -135,11 +135,11 @@ def worth_packing(tokens: ChatTokens, context: int) -> bool:
 def pack(indices: np.ndarray, lengths: np.ndarray, width: int) -> list[np.ndarray]:
     """Distribute items over few rows of `width`: best fit in order of decreasing length.
 
-    Each item goes into the row with the least room that is enough for it (Johnson 1974). `lengths` are those of all
-    items, at most `width`; `indices` the items to distribute.
+    Each item goes into the row with the least room that is enough for it (Johnson 1974). `lengths`: of all items, each
+    at most `width`. `indices`: of the items to distribute.
     """
     rows: list[list[int]] = []
-    by_room: dict[int, list[int]] = {}  # the rows with that many free tokens
+    by_room: dict[int, list[int]] = {}  # numbers of the rows, by number of free tokens
     rooms: list[int] = []  # the keys of `by_room`, sorted
     for index in indices[np.argsort(-lengths[indices], kind="stable")]:
         length = int(lengths[index])
@@ -162,7 +162,7 @@ def pack(indices: np.ndarray, lengths: np.ndarray, width: int) -> list[np.ndarra
 
 @functools.lru_cache(maxsize=2)
 def chat_rows(tokens: ChatTokens, context: int, packed: bool) -> ChatRows:
-    """All rows of the conversations, cached for the plan and the task. There must be usable conversations."""
+    """All rows of the conversations, cached for the plan and the task. At least one must be usable."""
     return ChatRows(tokens, context, packed)
 
 

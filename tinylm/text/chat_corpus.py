@@ -18,7 +18,7 @@ from tinylm.text.tokenizer import LITERAL
 
 @dataclass(frozen=True)
 class ChatCorpus(Corpus):
-    """A corpus of conversations. Each file is JSONL or a JSON array. `chat` renders them.
+    """A corpus of conversations. Each file is JSONL, a JSON array or Parquet. `chat` renders them.
 
     In the stream, a document is the text of a conversation without its special tokens.
     """
@@ -33,7 +33,7 @@ class ChatCorpus(Corpus):
 
     @property
     def train_on(self) -> str:
-        """The texts that are scored: see ChatFormat."""
+        """The part of the text that is scored: see ChatFormat."""
         assert self.chat is not None
         return self.chat.train_on
 
@@ -45,9 +45,9 @@ class ChatCorpus(Corpus):
         """
         for file in self.files:
             for conversation in read_conversations(file, self.encoding, progress):
-                known = conversation if self.drop_unknown is None else conversation.map_contents(self.drop_unknown)
-                if known is not None:
-                    yield known
+                kept = conversation if self.drop_unknown is None else conversation.map_contents(self.drop_unknown)
+                if kept is not None:
+                    yield kept
 
     def examples(self, progress: Progress = no_progress) -> Iterator[ScoredText]:
         """Yield the text of each conversation with its scored spans. Raises UsageError as `ChatFormat.render` does."""
@@ -63,7 +63,7 @@ class ChatCorpus(Corpus):
             if position >= stop:
                 return
             known_length = next(lengths, None)
-            if position < start and known_length is not None:  # rendering takes most of the time
+            if position < start and known_length is not None:  # skip rendering, which takes most of the time
                 position += known_length
                 continue
             example = self.chat.render(conversation)

@@ -1,6 +1,6 @@
 """Chat templates: Jinja programs that turn a conversation into the text that a chat model was trained on.
 
-A template comes from a stranger's folder, so it runs in the environment of `template_sandbox`, with a budget of work.
+A template is untrusted, so it runs in the environment of `template_sandbox`, with a budget of work.
 """
 
 import re
@@ -17,12 +17,12 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.run_config import MAX_TEMPLATE
 from tinylm.text.template_sandbox import RefusedError, TemplateEnvironment, size
 
-Message = Mapping[str, Any]  # role, content, and what the template understands besides
+Message = Mapping[str, Any]  # role, content, and other keys that the template uses
 
-# The budget of a rendering: seconds. Of published templates with a loop over all messages in another one, it allows
-# hundreds of messages; of all others, more than 10,000.
+# The budget of work of a rendering, which then takes seconds at most. It is enough for hundreds of messages with
+# published templates that nest two loops over all messages, and for more than 10,000 messages with all others.
 MAX_WORK = 50_000_000
-WORK_PER_INPUT = 200  # added to it, per work of copying the conversation
+WORK_PER_INPUT = 200  # added to MAX_WORK for each unit of work of copying the conversation
 
 CHATML = """\
 {%- for message in messages -%}
@@ -40,7 +40,7 @@ CHATML = """\
 """
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
-# Noncharacters of Unicode, which no text contains: they mark the scored spans in the output of a template.
+# Unicode noncharacters that mark the scored spans in the output of a template; no conversation may contain them.
 BEGIN, END = "\ufdd0", "\ufdd1"
 _INVALID = re.compile(f"[{BEGIN}{END}\ud800-\udfff]")
 
@@ -68,7 +68,8 @@ class ChatTemplate:
     ) -> str:
         """The text of a conversation; with `add_generation_prompt`, up to where the next answer begins.
 
-        Raises UsageError for a conversation that the template refuses, and TinyLMError for a template that fails.
+        Raises UsageError for a conversation that the template refuses or that has invalid characters, and TinyLMError
+        for a template that fails.
         """
         text = self._render(messages, tools, add_generation_prompt)
         return text.replace(BEGIN, "").replace(END, "")
@@ -138,7 +139,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, (RecursionError, MemoryError)):
         return "it is nested too deeply or too large"
     text = str(error)
-    if isinstance(error, SyntaxError):  # of the compiled template, so that its line number says nothing
+    if isinstance(error, SyntaxError):  # without the line number, which refers to the compiled template
         text = error.msg
     elif isinstance(error, jinja2.TemplateError):
         text = error.message or ""

@@ -1,4 +1,4 @@
-"""The chat template of a run: ChatML, a file, or that of the model, and the special tokens that go with it."""
+"""The chat template of a run (ChatML, a file, or the model's template) and its special tokens."""
 
 import re
 from pathlib import Path
@@ -37,7 +37,7 @@ def template_tokens(source: str) -> tuple[str, ...]:
 
 
 def template_values(special: SpecialTokens) -> dict[str, str]:
-    """The special tokens by the names that templates use, as transformers hands them to a template."""
+    """The special tokens by their variable names in templates, as in transformers."""
     return {"bos_token": special.bos or "", "eos_token": special.end_of_text, "pad_token": special.pad or ""}
 
 

@@ -93,7 +93,7 @@ class ChatTokens:
         return ids_of(codes), (codes & SCORED) > 0
 
     def scored_ids(self, context: int) -> np.ndarray:
-        """The ids of the scored tokens that a model of that context predicts, (N,)."""
+        """The ids of the scored tokens that a model with this context length predicts, (N,)."""
         parts = [np.zeros(0, dtype=np.int64)]
         for index in self.usable(context):
             ids, scored = (part[1 : context + 1] for part in self.tokens(index))
@@ -110,7 +110,7 @@ class ChatTokens:
         return np.flatnonzero((self.first_scored < self.lengths) & (self.first_scored <= context))
 
     def inputs(self, context: int) -> np.ndarray:
-        """The number of tokens that each conversation feeds into a model of that context, (N,): all but the last."""
+        """The number of input tokens of each conversation, (N,): all but the last token, and at most `context`."""
         return np.minimum(self.lengths - 1, context)
 
 
@@ -119,7 +119,7 @@ def marked_examples(tokens: ChatTokens, tokenizer: Tokenizer, number: int) -> tu
     examples = []
     for index in range(min(number, len(tokens))):
         ids, scored = tokens.tokens(index)
-        scored[:1] = False  # nothing precedes it
+        scored[:1] = False  # the first token is never a target
         edges = [0, *(np.flatnonzero(np.diff(scored)) + 1), len(ids)]
         parts = ((tokenizer.decode_with_special(ids[a:b]), bool(scored[a])) for a, b in itertools.pairwise(edges))
         examples.append(tuple(parts))

@@ -1,8 +1,8 @@
 """Find the files of a corpus and read them as one stream of text.
 
 A stream yields chunks of text, so that files larger than memory can be read, and `None` between two documents. A
-document is a line of JSONL, an element of a JSON array, a line of a file with the format "lines", or else a whole file.
-Empty documents are skipped.
+document is a line of JSONL, an element of a JSON array, a row of Parquet, a line of a file with the format "lines", or
+else a whole file. Empty documents are skipped.
 """
 
 import hashlib
@@ -51,8 +51,8 @@ class Corpus:
 
     def stream(self, progress: Progress = no_progress, started: Callable[[str], None] = lambda name: None) -> Stream:
         """Yield the text of all files in order. `progress` receives the number of bytes read from the disk, and
-        `started` the name of each document before its first chunk: its file, with the line or element if the file has
-        several documents.
+        `started` the name of each document before its first chunk: its file, with the line, element or row if the file
+        has several documents.
 
         Raises UsageError for bytes that are not valid in the encoding, for damaged compressed data and for invalid
         JSON.
@@ -195,7 +195,7 @@ class CorpusStats:
     documents: int
     alphabet: str
     fingerprint: str
-    sample: tuple[str, ...] = field(default=(), compare=False)  # depends on the chunks, at whose ends excerpts end
+    sample: tuple[str, ...] = field(default=(), compare=False)  # differs with the chunks: they end excerpts
 
 
 def scan_stream(stream: Stream) -> CorpusStats:

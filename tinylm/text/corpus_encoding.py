@@ -40,8 +40,8 @@ Warn = Callable[[str], None]
 class SplitCorpus:
     """A corpus split into training and validation text, with statistics from one pass over its files.
 
-    The first `train_characters` characters of `corpus` are for training. Validation is on `val_corpus`, or if that is
-    `None` on the rest of `corpus`, for which the fraction `val_fraction` of its characters was requested.
+    The first `train_characters` characters of `corpus` are for training. The validation text is `val_corpus`, or if
+    that is `None` the rest of `corpus`. `val_fraction` is the requested share of the characters for validation.
     """
 
     corpus: Corpus
@@ -143,8 +143,9 @@ def require_known_characters(
 
 
 def corpus_without_unknown(corpus: Corpus, tokenizer: Tokenizer) -> Corpus:
-    """The corpus without the characters that have no id, as well as those that it drops already. Pairs with a side that
-    becomes empty are skipped.
+    """Return a copy of the corpus that also drops the characters without an id.
+
+    Pairs with a side that becomes empty, and conversations with a message that becomes empty, are skipped.
     """
     drop_others = corpus.drop_unknown or str
 
@@ -189,14 +190,15 @@ def encode_split(
     warn: Warn = lambda message: None,
     encoder: str | None = None,
 ) -> tuple[TokenFolder, DataConfig]:
-    """Encode both parts into the token folder `folder`, by default one in the cache, and describe them.
+    """Encode both parts into the token folder `folder`, by default one in the cache.
 
     `progress` receives the number of characters encoded, and `warn` a message if the ids of the encoder differ from
     those of the `tokenizers` library on a sample of the text. `encoder` replaces the name of the tokenizer's encoder in
-    the key, to encode the text of a run again. Raises UsageError if either part is too short.
+    the key, to encode the text of a run again. Returns the token folder and the description of the text. Raises
+    UsageError if either part is too short.
     """
     kind = split.corpus.kind
-    if kind != ChatCorpus.kind:  # these are encoded by the library
+    if kind != ChatCorpus.kind:  # gigatoken does not encode conversations
         val_sample = split.val_stats.sample if split.val_stats else ()
         check_encoder(tokenizer, [*split.stats.sample, *val_sample], warn)
     encoder = encoder or (tokenizer.encoder_with_special if kind == ChatCorpus.kind else tokenizer.encoder)
@@ -249,7 +251,7 @@ def _absolute(corpus: Corpus) -> tuple[str, ...]:
 
 
 def _absolute_path(path: str) -> str:
-    """Make a path or glob pattern absolute; a pattern gets the path of the current folder with its magic escaped."""
+    """Make a path or glob pattern absolute; a pattern is prefixed with the escaped path of the current folder."""
     if glob.has_magic(path) and not os.path.lexists(path):
         return str(Path(glob.escape(str(Path.cwd())), path))
     return str(Path(path).absolute())

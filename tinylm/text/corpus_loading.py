@@ -35,7 +35,7 @@ from tinylm.text.tokenizer import Tokenizer, describe_characters
 from tinylm.validation import check_choice
 
 DEFAULT_VAL_FRACTION = 0.1
-RECORD_KEYS = {  # of JSONL, by kind of corpus, where `text_key` does not apply
+RECORD_KEYS = {  # phrases for messages: JSON keys of the kinds of corpus without `text_key`
     "pairs": "pairs has the keys 'source' and 'target'",
     "chat": "conversations has the keys 'messages', or 'prompt' and 'completion'",
 }
@@ -47,8 +47,8 @@ class TextSource:
 
     `format`, `text_key`, `encoding` and `unknown` are the settings of the same names in a DataConfig. Validation is on
     the path `val_data`, or else on the last `val_fraction` of the text (default: 0.1). Conversations are rendered by
-    `chat_template` (chatml or the path of a file; default: that of the model) and scored as `train_on` says. A setting
-    that does not apply to the text is an error, unless its name is in `ignorable`; then it is ignored.
+    `chat_template` (chatml or the path of a file; default: that of the model) and scored according to `train_on`. A
+    setting that does not apply to the text is an error, unless its name is in `ignorable`; then it is ignored.
     """
 
     paths: tuple[str, ...]
@@ -76,7 +76,8 @@ def load_text(
 ) -> SplitCorpus:
     """Find, scan and split the texts. `kind` is "text" or "pairs"; standard input is copied into the folder `spool`.
 
-    chat: the format of conversations, if the model can be trained on them; they are then detected in the text.
+    chat: returns the format of the conversations in a source; `None` if the model cannot be trained on conversations;
+    conversations that are detected in the text are then an error.
 
     Raises UsageError for contradictory settings, for settings that do not apply to the text, and for a text that
     cannot be read.
@@ -138,7 +139,7 @@ def _holds_chat(corpus: Corpus) -> bool:
 
 
 def _require_chat(chat: ChatFormatOf | None, subject: str) -> str:
-    """The kind of a corpus of conversations. Raises UsageError for a model that is not trained on them."""
+    """Return the kind of a corpus of conversations. Raises UsageError if `chat` is `None`."""
     if chat is None:
         raise UsageError(
             f"{subject} is for conversations (chat), which only the training and the evaluation of decoders take."
@@ -248,9 +249,9 @@ def encode_recorded_text(
     reporter: Reporter,
     chat_template: str | None = None,
 ) -> TokenFolder:
-    """Encode the text of a run whose token files are no longer in the cache; of `source`, only the paths are used.
+    """Encode the text of a run whose token files are no longer in the cache; `source` supplies only the paths.
 
-    chat_template: that of the run.
+    chat_template: the template of the run.
 
     Raises UsageError unless `source` is the text that the run was trained on.
     """
@@ -263,8 +264,10 @@ def encode_recorded_text(
 
 
 class EvaluationTokens(NamedTuple):
-    """An encoded text: its kind of corpus, its ids or the codes of conversations, (N,), and the names of its documents
-    where they are known (see `Corpus.stream`).
+    """An encoded text.
+
+    kind: of the corpus. codes: (N,), ids, or codes of conversations. names: of the documents (see `Corpus.stream`);
+    empty for conversations and for the validation text of a run.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Encoded text as a stream of text: the inverse of encoding."""
+"""Decode token ids into a stream of text: the inverse of `encode_stream`."""
 
 import codecs
 

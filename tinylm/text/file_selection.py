@@ -33,7 +33,11 @@ class SkippedFile:
 
 @dataclass(frozen=True)
 class FileRules:
-    """The settings that decide which files are read. `reject_json` makes JSON in a file without its suffix an error."""
+    """The settings that decide which files are read.
+
+    `reject_json` makes JSON in a file without a JSON suffix an error; in folders, only in .txt files and files without
+    a suffix.
+    """
 
     encoding: str
     format: str
@@ -56,7 +60,7 @@ def expand_globs(names: Iterable[str]) -> Iterator[str]:
 
 
 def check_named_file(file: Path, rules: FileRules) -> None:
-    """Raise UsageError if a file that the user named is binary, in another encoding, or JSON without a JSON suffix."""
+    """Raise UsageError for a file that the user named, because of its content: see `_reason_by_content`."""
     _reason_by_content(file, rules, named=True)
 
 
@@ -143,8 +147,8 @@ def _reason_by_type(path: Path) -> str | None:
 def _reason_by_content(file: Path, rules: FileRules, *, named: bool) -> str | None:
     """The reason to skip a file because of its content, or `None`.
 
-    For a file that the user named, raises UsageError instead, unless the file is empty. For any file, raises UsageError
-    for text in another encoding, and for JSON that `rules` reject.
+    For a file that the user named, raises UsageError instead for a known binary format and for a single JSON object.
+    For any file, raises UsageError for text in another encoding, and for JSON that `rules` reject.
     """
     head = _read_head(file)
     if not head:
@@ -157,7 +161,7 @@ def _reason_by_content(file: Path, rules: FileRules, *, named: bool) -> str | No
             raise UsageError(f"{display_name(file)} is {kind}, not text. Leave it out, or convert it to text.")
         if not named and not format_detection.is_undecodable_text(head, rules.encoding):
             return BINARY
-        return None  # reading the file raises an error about the first invalid byte
+        return None  # reading the file raises an error if it has an invalid byte
     text = format_detection.decode_head(head, rules.encoding) or ""
     if rules.format != "auto":
         return None
@@ -200,7 +204,7 @@ def holds_chat(file: Path, encoding: str) -> bool:
 
 
 def _reject_json(file: Path, text: str) -> None:
-    """Raise UsageError for JSON that would be read as plain text. Conversations are not: they are detected later."""
+    """Raise UsageError for JSON that would be read as plain text. Conversations are accepted."""
     if format_detection.is_json(text) and not format_detection.is_chat(text):
         raise UsageError(
             f"{display_name(file)} contains JSON, which would be read as plain text. Read its documents with "

@@ -34,7 +34,7 @@ _CONTROLS = frozenset(map(chr, (*range(8), *range(14, 27), *range(28, 32), 127))
 _CONTROL = re.compile(f"[{re.escape(''.join(sorted(_CONTROLS)))}]")
 _MAX_CONTROL_SHARE = 0.03  # of the characters or bytes; 10 % of random bytes are controls
 _MIN_UTF16_BYTES = 8  # in fewer, zeros at every second position may be chance
-_MIN_UTF8_CHARACTERS = 8  # non-ASCII ones; fewer in another encoding, such as GBK, may be valid UTF-8 by chance
+_MIN_UTF8_CHARACTERS = 8  # non-ASCII characters; fewer in another encoding, such as GBK, may be valid UTF-8 by chance
 _JSON_OBJECT = re.compile(r'\s*(?:\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
 
 
@@ -100,7 +100,7 @@ def _is_wide_text(head: bytes, encoding: str) -> bool:
 
 
 def _is_clearly_utf8(head: bytes, encoding: str) -> bool:
-    """Whether the bytes are UTF-8 that is unlikely to be valid by chance, and would be decoded differently."""
+    """Whether the bytes are UTF-8 that is unlikely to be valid by chance, and decode differently in `encoding`."""
     if not is_text(head, "utf-8"):
         return False
     if codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
@@ -128,10 +128,10 @@ def is_json(text: str) -> bool:
 
 
 def is_chat(text: str) -> bool:
-    """Whether a text begins with a JSON object, or an array of them, that holds a conversation and no `text`.
+    """Whether a text begins with a JSON object, or an array of objects, with the keys of a conversation and no `text`.
 
-    That is, with `messages`, or `prompt` and `completion`. Where the text ends within the object, so that later keys
-    are unknown, `prompt` or `completion` is enough.
+    The keys are `messages`, or `prompt` and `completion`. If the text ends within the object, so that later keys are
+    unknown, `prompt` or `completion` is enough.
     """
     return has_chat_keys(*_first_keys(text))
 
@@ -144,7 +144,7 @@ def has_chat_keys(keys: set[str], complete: bool = True) -> bool:
 
 
 def _first_keys(text: str) -> tuple[set[str], bool]:
-    """The keys of the JSON object that a text begins with, or its array, and whether the object is complete."""
+    """The keys of the first JSON object of a text, alone or in an array, and whether the object is complete."""
     start = _JSON_OBJECT.match(text)
     keys: set[str] = set()
     if start is None:

@@ -77,7 +77,7 @@ class GigatokenBPE:
 
 
 def is_byte_level_bpe(spec: TokenizerSpec) -> bool:
-    """Whether it is byte-level BPE with GPT-2's pre-tokenizer, without a normalizer and other model options."""
+    """Whether the tokenizer is byte-level BPE with GPT-2's pre-tokenizer, no normalizer and no other model options."""
     model, pre_tokenizer = spec["model"], spec["pre_tokenizer"] or {}
     if model["type"] != "BPE" or spec["normalizer"] or model.get("ignore_merges") or model.get("byte_fallback"):
         return False

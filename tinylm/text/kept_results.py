@@ -1,7 +1,7 @@
 """Results of reading a long text, kept in the user's cache: its statistics, and tokenizers that were trained on it.
 
-A text is recognised by the paths, sizes and times of its files, so that a run on a text that was encoded before starts
-without reading it (decision 029).
+The key of statistics contains the paths, sizes and times of the files; the key of a tokenizer contains the fingerprint
+of the text. So a run on a text that was encoded before starts without reading the text (decision 029).
 """
 
 import contextlib
@@ -27,14 +27,15 @@ from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats
 from tinylm.text.tokenizer import Tokenizer
 
 KEEP_FROM = 1 << 26  # bytes; shorter texts are read again
-SETTLED_SECONDS = 2.0  # a file that was changed later than this before it is read could change without a new time
+SETTLED_SECONDS = 2.0  # a file changed less than this before the scan could change again without a new time
 MAX_BYTES = 1 << 26  # of a kept result
 
 
 def scan_or_recall(corpus: Corpus, progress: Progress) -> CorpusStats:
-    """As `corpus.scan`, or the statistics that are kept if no file has changed since.
+    """The statistics of `corpus.scan`, from the cache if no file has changed since.
 
-    They are kept for documents in files of KEEP_FROM bytes or more, with all of their characters.
+    Only statistics of documents of KEEP_FROM bytes or more in total are cached, not those of pairs, conversations,
+    standard input, or a corpus that drops unknown characters.
     """
     ordinary = type(corpus) is Corpus and corpus.drop_unknown is None and STANDARD_INPUT not in corpus.paths
     if not ordinary or corpus.size < KEEP_FROM:
@@ -53,7 +54,7 @@ def scan_or_recall(corpus: Corpus, progress: Progress) -> CorpusStats:
 
 
 def train_or_recall(stats: CorpusStats, settings: list[Any], train: Callable[[], Tokenizer]) -> Tokenizer:
-    """As `train`, or the tokenizer that is kept for a text of KEEP_FROM bytes or more.
+    """The tokenizer that `train` returns; cached for a text of KEEP_FROM bytes or more.
 
     settings: JSON values on which the tokenizer depends besides the text.
     """
@@ -77,12 +78,12 @@ def _identity(corpus: Corpus) -> tuple[list[Any], float]:
 
 
 def _file(identity: list[Any]) -> Path:
-    """Raises TinyLMError without a usable cache."""
+    """The cache file of an identity. Raises TinyLMError if the cache cannot be used."""
     return private_folder("texts") / f"{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]}.json"
 
 
 def _recall(identity: list[Any]) -> Any:
-    """The value that is kept, or `None` if there is none, or if it is damaged."""
+    """The cached value, or `None` if it is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, TinyLMError):
         content = read_json(_file(identity), MAX_BYTES)
         text = json.dumps(content["value"])
@@ -92,7 +93,7 @@ def _recall(identity: list[Any]) -> Any:
 
 
 def _keep(identity: list[Any], value: Any) -> None:
-    """Keep a JSON value, if the cache can be written."""
+    """Write a JSON value to the cache; errors are ignored."""
     digest = hashlib.sha256(json.dumps(value).encode()).hexdigest()
     with contextlib.suppress(OSError, TinyLMError):
         write_text(_file(identity), json.dumps({"sha256": digest, "value": value}))

@@ -60,7 +60,7 @@ class PairTokens:
         return np.flatnonzero(self.contexts <= context)
 
     def training_batches(self, context: int, batch_size: int, seed: int) -> ShuffledBatches:
-        """Batches of at most `batch_size` pairs that fit into the context: of similar target and source length."""
+        """Batches of at most `batch_size` pairs that fit into the context, with similar target and source lengths."""
         return ShuffledBatches(self.fitting(context), self.batch, batch_size, seed, sort_keys=self.lengths.T)
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> Batch:

@@ -1,4 +1,4 @@
-"""Pairs of source and target text, read from TSV or from JSON with the keys `source` and `target`.
+"""Pairs of source and target text, read from TSV, or from JSON or Parquet with the keys `source` and `target`.
 
 In a stream of text, a pair is two consecutive documents, so that pairs are encoded and cached like other text.
 """
@@ -25,7 +25,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class PairCorpus(Corpus):
-    """A corpus of pairs. Each file is TSV, JSONL or a JSON array."""
+    """A corpus of pairs. Each file is TSV, JSONL, a JSON array or Parquet."""
 
     kind: ClassVar[str] = "pairs"
     detects_json: ClassVar[bool] = True

@@ -1,7 +1,7 @@
 """Encode the batches of a text on all cores, in order: the first ones by threads, the others by processes.
 
-The encoders hold the interpreter lock, so only processes use several cores. They take about a second to start, which is
-too long for short texts (decision 029).
+The encoders hold the interpreter lock, so only processes use several cores. Processes take about a second to start,
+which is too long for short texts (decision 029).
 """
 
 import contextlib
@@ -44,8 +44,8 @@ def encode_batches(
 ) -> Iterator[tuple[np.ndarray, int]]:
     """Yield the codes, (N,) of `dtype`, and the number of characters of each batch, in order.
 
-    encode: a function of a module, since processes import it. Raises its errors, and TinyLMError if a process is killed
-    or cannot be started.
+    encode: a module-level function, since processes import it. Raises the errors of `encode`, and TinyLMError if a
+    process is killed or cannot be started.
     """
     workers = min(usable_cores(), MAX_WORKERS)
     with ThreadPoolExecutor(workers) as threads:
@@ -117,7 +117,7 @@ def _encode_by_processes(
 
 @contextlib.contextmanager
 def _isolated_start() -> Iterator[None]:
-    """Context manager in which processes start without the caller's main module, and with Ctrl-C blocked.
+    """Context manager in which processes start without the caller's main module, and with SIGINT and SIGHUP blocked.
 
     A new process imports the file of `__main__`, which may be a user's script that trains a model when it is imported.
     Ctrl-C reaches all processes of a terminal; the parent ends its workers.
@@ -143,7 +143,7 @@ def _start_worker(tokenizer: Tokenizer) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent has ended, even by SIGKILL; the pool would wait for work forever."""
+    """End this process when its parent ends, even by SIGKILL; otherwise it would wait for work forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -8,7 +8,7 @@ from typing import Any
 from tinylm.errors import UsageError
 from tinylm.text.compression import CHUNK_BYTES, Progress
 
-SIGNATURE = b"PAR1"  # of the first bytes
+SIGNATURE = b"PAR1"  # the first bytes of a file
 BATCH_ROWS = 256  # converted to Python values at a time
 
 
@@ -26,21 +26,21 @@ def parquet_columns(file: Path) -> tuple[str, ...]:
 def parquet_rows(file: Path, columns: Sequence[str], progress: Progress) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the location of each row, for messages, and its values in those of `columns` that the file has.
 
-    A value is absent where it is null, also within lists and structs; rows of nulls are skipped. `progress` receives
-    shares of the file's size. Raises UsageError for a file that cannot be read, is not Parquet or has none of the
+    Null values are left out, also within lists and structs, and rows of nulls are skipped. `progress` receives bytes in
+    proportion to the rows read. Raises UsageError for a file that cannot be read, is not Parquet or has none of the
     columns, and if pyarrow is not installed.
     """
     size, done, number = file.stat().st_size, 0, 0
     with _opened(file) as table:
         names = table.schema_arrow.names
-        known = [name for name in columns if name in names]
-        if not known:
+        present = [name for name in columns if name in names]
+        if not present:
             found = ", ".join(map(str, names))[:200]
             advice = "name the column of the text with `text_key`" if len(columns) == 1 else "leave the file out"
             raise UsageError(f"{file}: no column {' or '.join(map(repr, columns))} (found: {found}); {advice}.")
         total = table.metadata.num_rows
         for group in range(table.num_row_groups):
-            for batch in table.iter_batches(BATCH_ROWS, row_groups=[group], columns=known):
+            for batch in table.iter_batches(BATCH_ROWS, row_groups=[group], columns=present):
                 for row in batch.to_pylist():
                     number += 1
                     if values := _without_nulls(row):

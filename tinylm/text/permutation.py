@@ -13,7 +13,7 @@ class Permutation:
 
     A generalised Feistel network (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains") permutes the pairs
     (left, right) of range(a) x range(b), where a * b is the smallest such product at or above n with a = ceil(sqrt(n)).
-    Pairs beyond n are permuted again until they are below n (cycle walking).
+    Values of n or more are permuted again until they are below n (cycle walking).
     """
 
     def __init__(self, n: int, key: Sequence[int]) -> None:

@@ -27,7 +27,7 @@ def is_json_file(file: Path) -> bool:
 
 
 def decoded_chunks(file: Path, encoding: str, progress: Progress) -> Iterator[str]:
-    """Yield the text of a file in non-empty chunks, without a byte-order mark and with its line ends.
+    """Yield the text of a file in non-empty chunks, without a byte-order mark; line ends are unchanged.
 
     `progress` receives the number of bytes read from the disk. Raises UsageError, with the byte and its offset, for
     data that is not valid in the encoding, and as `decompressed_chunks` does.
@@ -157,7 +157,7 @@ def _is_incomplete(error: Exception, text: str) -> bool:
 
 
 def _extend(text: str, chunks: Iterator[str], location: str) -> str | None:
-    """Append chunks until the length doubles, so that parsing again takes linear time; `None` if no chunk is left."""
+    """Append chunks until the length doubles, so that all parsing takes linear time; `None` if no chunk is left."""
     parts, length = [text], 0
     for chunk in chunks:
         parts.append(chunk)
@@ -186,7 +186,7 @@ def _invalid_json_error(error: Exception, location: str, advice: str = "") -> Us
 def records(file: Path, encoding: str, columns: Sequence[str], progress: Progress) -> Iterator[tuple[str, Any]]:
     """Yield the location and the value of each record of a file of JSONL, a JSON array or Parquet.
 
-    columns: those that are read from Parquet. `progress` and errors as for `decoded_chunks`, `json_records` and
+    columns: the columns to read from Parquet. `progress` and errors as for `decoded_chunks`, `json_records` and
     `parquet_rows`.
     """
     if is_parquet(file):

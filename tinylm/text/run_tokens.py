@@ -33,7 +33,7 @@ def find_run_corpus(
 ) -> Corpus:
     """Find the corpus at `paths`, to be read with the settings in the `data` of a run and with its chat template.
 
-    Errors: see `find_corpus`; TinyLMError for a run on conversations without a usable template.
+    Raises the errors of `find_corpus`, and TinyLMError for a run on conversations without a usable template.
     """
     corpus = find_corpus(paths, data.text_key, data.encoding, corpus_type=CORPUS_TYPES[data.kind], format=data.format)
     if isinstance(corpus, ChatCorpus):
@@ -74,7 +74,7 @@ def reopen_part(run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *,
 
 
 def reopen_ids(run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *, trust_mtime: bool = False) -> Tokens:
-    """As `reopen_part`, as token ids for any kind of corpus."""
+    """As `reopen_part`, but returns token ids for conversations, too."""
     codes = reopen_part(run, data, tokenizer, part, trust_mtime=trust_mtime)
     return ids_of(np.asarray(codes)) if data.kind == ChatCorpus.kind else codes
 

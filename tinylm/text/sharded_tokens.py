@@ -10,10 +10,10 @@ MAX_OPEN_SHARDS = 128  # each keeps a file open, and some systems allow 256 per 
 
 
 class ShardedTokens:
-    """The ids of all shards as one read-only array, (N,), of which slices and single ids are read.
+    """The ids of all shards as one read-only array, (N,), indexed by an integer or a slice with step 1.
 
     sizes: ids per shard. dtype: of the ids. open_shard: opens the shard with a given index, (sizes[index],). It is
-    called when the shard is first read, and again if MAX_OPEN_SHARDS others were read since.
+    called when the shard is first read, and again if MAX_OPEN_SHARDS other shards were read since.
     """
 
     ndim = 1

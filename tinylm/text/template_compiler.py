@@ -1,6 +1,6 @@
-"""Jinja's compiler for templates that are not trusted: the compiled template counts what it computes by itself.
+"""Jinja's compiler for untrusted templates: the compiled code counts the work of its loops, macros and expressions.
 
-The environment of the template, see `template_sandbox`, counts what its methods compute.
+Methods of the environment (`template_sandbox`) count their own work.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,29 +22,29 @@ UNSUPPORTED: Mapping[type[nodes.Node], str] = {
 
 
 class CountingCompiler(CodeGenerator):
-    """As Jinja's compiler, for an environment that counts: a TemplateEnvironment."""
+    """Jinja's compiler, with calls that count work; the environment must be a TemplateEnvironment."""
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
-        """The whole template."""
+        """Compile the template after adding the statements that count work."""
         self._count(node)
         super().visit_Template(node, frame)
 
     def _count(self, node: nodes.Node) -> int:
-        """The work of executing a node once. Bodies of loops and macros get a first statement that counts theirs."""
+        """The work of executing a node once. Adds a statement that counts work to the bodies of loops and macros."""
         if type(node) in UNSUPPORTED:
             raise TemplateAssertionError(f"{{% {UNSUPPORTED[type(node)]} %}} is not supported", node.lineno)
         work = NODE + sum(map(self._count, node.iter_child_nodes()))
         if isinstance(node, nodes.TemplateData):
             work += len(node.data)
         elif isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock)):
-            take = nodes.EnvironmentAttribute(f"take({ITERATION + work})", lineno=node.lineno)  # compiled as it is
+            take = nodes.EnvironmentAttribute(f"take({ITERATION + work})", lineno=node.lineno)  # environment.take()
             node.body.insert(0, nodes.ExprStmt(take, lineno=node.lineno))
             if isinstance(node, nodes.For) and node.test is not None:
-                node.test = nodes.Or(take, node.test, lineno=node.lineno)  # it returns None
+                node.test = nodes.Or(take, node.test, lineno=node.lineno)  # `take` returns None
         return work
 
     def _write_call(self, method: str, arguments: Sequence[nodes.Expr | None], frame: Frame) -> None:
-        """A call of a method of the environment."""
+        """Write a call of a method of the environment."""
         self.write(f"environment.{method}(")
         for argument in arguments:
             self.visit(argument or nodes.Const(None), frame)
@@ -84,7 +84,7 @@ class CountingCompiler(CodeGenerator):
         self._write_call("concatenate", node.nodes, frame)
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        """Comparisons. The work of one is at most that of copying its left operand; there is none with a constant."""
+        """Comparisons. Except for `in`, each counts as a copy of its left operand, or not at all with a constant."""
         names = [comparison.op for comparison in node.ops]
         operands = [node.expr, *(comparison.expr for comparison in node.ops)]
         if names == ["in"] or names == ["notin"]:

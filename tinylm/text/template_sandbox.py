@@ -1,8 +1,8 @@
-"""A Jinja environment for the chat templates of strangers, which neither execute code nor hang nor fill the memory.
+"""A Jinja environment for untrusted chat templates, which cannot execute arbitrary code, hang or exhaust the memory.
 
-Of Python, a template reaches only the attributes, filters, tests and functions that are listed here. What it computes
-is counted as work, before it is computed or, where that is bounded by what was counted before, right after. The unit of
-work is the copy of a character (about 10 ns). A rendering that exceeds its budget ends with a LimitError.
+A template can use only the attributes, filters, tests and functions that are listed here. The work of each operation is
+counted before the operation, or right after it if work that is already counted bounds its cost. The unit of work is the
+copy of a character (about 10 ns). A rendering that exceeds its budget raises LimitError.
 """
 
 import datetime
@@ -23,8 +23,8 @@ from markupsafe import soft_str
 from tinylm.text.template_compiler import CountingCompiler
 
 STEP = 100  # work of a call or an operator, besides that of its values
-ENTRY = 10  # of an entry of a list or a dict, besides that of its value
-COMPARISONS = 100  # of characters in a search, per unit of work
+ENTRY = 10  # work of an entry of a list or a dict, besides that of its value
+COMPARISONS = 100  # comparisons of characters in a search, per unit of work
 
 ATTRIBUTES: Mapping[type, Collection[str]] = {
     str: (
@@ -35,21 +35,21 @@ ATTRIBUTES: Mapping[type, Collection[str]] = {
     ),
     dict: ("get", "items", "keys", "values"),
     list: ("count", "index"),
-    tuple: ("count", "grouper", "index", "list"),  # two are of the pairs that the filter groupby makes
+    tuple: ("count", "grouper", "index", "list"),  # `grouper` and `list` are of the pairs that the filter groupby makes
     LoopContext: (
         *("changed", "cycle", "depth", "depth0", "first", "index", "index0", "last", "length", "nextitem"),
         *("previtem", "revindex", "revindex0"),
     ),
 }
-# Filters whose work does not depend on what the entries of their values contain, also of those that take them one by
-# one, and filters that read all of it.
+# Filters whose work depends only on the number of entries of a value, filters that test or map the entries one by one,
+# and filters that read the whole content of a value.
 ENTRY_FILTERS = ("count", "d", "default", "first", "items", "last", "length", "list", "reverse")
 SELECTING_FILTERS = ("map", "reject", "rejectattr", "select", "selectattr")
 VALUE_FILTERS = (
     *("abs", "capitalize", "dictsort", "e", "escape", "float", "groupby", "int", "lower", "max", "min", "safe", "sort"),
     *("string", "title", "unique", "upper", "wordcount"),
 )
-# Tests of what a value is, and those that read all of it.
+# Tests of the type or identity of a value, and tests that read its whole content.
 TYPE_TESTS = (
     *("boolean", "callable", "defined", "escaped", "false", "filter", "float", "integer", "iterable", "mapping"),
     *("none", "number", "sameas", "sequence", "string", "test", "true", "undefined"),
@@ -71,7 +71,7 @@ class LimitError(TemplateError):
 
 
 def size(value: Any, limit: int) -> int:
-    """The work of copying a value with all that it contains; for one above the limit, any number above the limit."""
+    """The work of copying a value with all that it contains; counting stops at a number above the limit."""
     total, pending = 0, [value]
     while pending and total <= limit:
         value = pending.pop()
@@ -96,9 +96,9 @@ def _own_size(value: Any) -> int:
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with what transformers adds for chat templates.
+    """Jinja's sandbox with the functions and filters that transformers adds for chat templates.
 
-    left: the work that is left of the budget. Nothing is computed before it is set.
+    left: the rest of the budget of work; initially 0, so that it must be set before rendering.
     """
 
     code_generator_class = CountingCompiler
@@ -141,13 +141,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         }
 
     def take(self, work: int = STEP) -> None:
-        """Count work. Raises LimitError if the budget does not allow it."""
+        """Count work. Raises LimitError if the budget is exceeded."""
         self.left -= work
         if self.left < 0:
             raise LimitError("it computes more than a conversation of this size needs")
 
     def counted(self, value: Any) -> Any:
-        """The value, after the work of copying it."""
+        """Count the work of copying the value, and return it."""
         self.take(ENTRY + len(value) if type(value) is str else size(value, self.left))
         return value
 
@@ -200,8 +200,11 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             return self.undefined(obj=obj, name=key)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """The result of a macro, of a function of `globals` or of a method of ATTRIBUTES."""
-        for name in ("_loop_vars", "_block_vars"):  # Jinja adds them
+        """Call a macro, a function of `globals`, or a method of ATTRIBUTES or of an extension.
+
+        Raises TypeError for any other object.
+        """
+        for name in ("_loop_vars", "_block_vars"):  # Jinja adds these arguments
             kwargs.pop(name, None)
         if isinstance(__obj, Macro) and not (__obj.catch_varargs or __obj.catch_kwargs):
             return __obj(*args, **kwargs)
@@ -217,7 +220,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return __obj(*args, **kwargs)
 
     def _call_text(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        """The result of a method of a text."""
+        """Call a method of a string."""
         text, values = method.__self__, list(map(_listed, args))
         if method.__name__ == "join":
             self.counted(values)
@@ -233,7 +236,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.take(STEP + len(text) + len(text) * size(wanted, self.left) // COMPARISONS)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """As Jinja's, but without ** and without texts formatted by %."""
+        """As Jinja's, but rejects ** and the formatting of strings by %."""
         sequences, numbers = (str, list, tuple), (int, float)
         if operator == "+" and isinstance(left, sequences) and isinstance(right, sequences):
             self.take(STEP + _own_size(left) + _own_size(right))
@@ -249,7 +252,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def _counting_entries(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The filter, with each call and each entry that it yields or copies counted."""
+        """Wrap a filter to count each call, and each entry that the filter yields or copies."""
 
         @functools.wraps(function)
         def counting(*args: Any, **kwargs: Any) -> Any:
@@ -264,7 +267,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return counting
 
     def _counting_selected(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The filter, which takes a context and values, with each of the values that it reads counted."""
+        """Wrap a filter that takes a context and values, to count each call and each value read or yielded."""
 
         @functools.wraps(function)
         def counting(context: Any, values: Any, *args: Any, **kwargs: Any) -> _Lazy:
@@ -274,7 +277,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return counting
 
     def _counting_values(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The filter or test, with the work of copying its arguments and its result counted."""
+        """Wrap a filter or test to count the work of copying its arguments and its result."""
         first = int(hasattr(function, "jinja_pass_arg"))  # Jinja adds an argument before those of the template
 
         @functools.wraps(function)
@@ -324,14 +327,14 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Namespace(Namespace):
-    """As Jinja's, but shown without its entries, which may contain itself."""
+    """As Jinja's, but `repr` leaves out the entries, which may contain the namespace itself."""
 
     def __repr__(self) -> str:
         return "<Namespace>"
 
 
 class _Lazy:
-    """The values of a filter that computes them one by one, counted."""
+    """Iterator over the values of a lazy filter, which counts each value."""
 
     def __init__(self, environment: TemplateEnvironment, values: Iterator[Any]) -> None:
         self._environment = environment

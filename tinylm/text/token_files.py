@@ -1,8 +1,8 @@
 """Encode streams of text into token files, or in memory, and open token files.
 
-A token folder contains train.bin and val.bin, which are arrays of ids, and tokens.json, its index, with their hashes. A
-long part has several files (shards): train.bin, train-00001.bin and so on. In the cache, the folder is named after a
-hash of the text and the tokenizer.
+A token folder contains train.bin and val.bin, which are arrays of ids, and tokens.json, an index with the hashes of the
+files. A long part has several files (shards): train.bin, train-00001.bin and so on. In the cache, the name of the
+folder is its key (`token_key`).
 """
 
 import contextlib
@@ -41,7 +41,7 @@ STALE_SECONDS = 7 * 86_400.0  # an unfinished folder without a write for this lo
 
 @dataclass(frozen=True)
 class TokenFolder:
-    """The token files of a text: `train` and `val` are read-only arrays of ids, (N,) of `smallest_dtype`."""
+    """Token files of a text. train, val: read-only arrays of ids or codes (`Encoding`), (N,) of `smallest_dtype`."""
 
     path: Path
     train: Tokens
@@ -61,11 +61,11 @@ def open_part(
 
     The folder is untrusted, so the dtype of the ids, their number, their SHA-256 and their range (below `vocab_size`)
     are checked. If there are several shards, hash and range of a shard are checked when it is first read. For an
-    Encoding, `vocab_size` is the number of its codes. With `trust_mtime`, the hash is not computed if size and
+    Encoding with flags, `vocab_size` is the number of codes. With `trust_mtime`, the hash is not computed if size and
     modification time are as recorded. `mapped` memory-maps the files instead of reading them.
 
-    Raises TinyLMError if the folder is incomplete or damaged, or has another `key`; for several shards, also when a
-    damaged one is read.
+    Raises TinyLMError if the folder is incomplete or damaged, or has another `key`; with several shards, also later,
+    when a damaged shard is read.
     """
     with _report_damage(path):
         check_folder(path)
@@ -91,12 +91,12 @@ def _report_damage(path: Path) -> Iterator[None]:
 
 
 def shard_name(part: str, index: int) -> str:
-    """The name of a file of a token folder."""
+    """The file name of shard number `index` of a part."""
     return f"{part}-{index:05}.bin" if index else f"{part}.bin"
 
 
 class _Shards:
-    """The files of a part that has several. Raises ValueError or OSError unless all have the sizes in `records`."""
+    """The shards of a part with several files. Raises ValueError or OSError unless all have the sizes in `records`."""
 
     def __init__(
         self, path: Path, part: str, records: list[dict[str, Any]], vocab_size: int, trust_mtime: bool
@@ -104,7 +104,7 @@ class _Shards:
         if type(records) is not list or not records:
             raise ValueError("tokens.json lists no shards")
         self._path = path
-        self._folder = FolderHandle(path)  # a new run directory is renamed when it is complete
+        self._folder = FolderHandle(path)  # stays valid when a complete run directory is renamed
         self._part = part
         self._records = records
         self._vocab_size = vocab_size
@@ -121,7 +121,7 @@ class _Shards:
         return int(record["tokens"])
 
     def open(self, index: int) -> np.ndarray:
-        """Map a shard, and check it if it is new or modified. Raises TinyLMError if it is missing or damaged."""
+        """Map a shard, and check it on the first call and after a change. Raises TinyLMError if missing or damaged."""
         name = shard_name(self._part, index)
         with _report_damage(self._path), self._folder.open(name) as file:
             changed = os.fstat(file.fileno()).st_mtime_ns
@@ -145,7 +145,7 @@ def _require_size(file: BufferedReader, name: str, record: dict[str, Any], vocab
 def _open_ids(
     file: BufferedReader, name: str, record: dict[str, Any], vocab_size: int, mapped: bool, trust_mtime: bool
 ) -> np.ndarray:
-    """Map or read the ids of a file, once they are checked. Raises ValueError."""
+    """Check the ids of a file, and map or read them. Raises ValueError if they are damaged."""
     dtype = _require_size(file, name, record, vocab_size)
     unchanged = trust_mtime and os.fstat(file.fileno()).st_mtime_ns == record["changed"]
     if not unchanged and hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
@@ -169,7 +169,7 @@ def token_key(
 ) -> str:
     """The key of a token folder in the cache: a hash of the text, its split, the tokenizer and the encoder.
 
-    `encoder` is a package and its version, since versions could give different ids.
+    `encoder` contains the version of the package that encodes, if any, since versions could give different ids.
     """
     identity = json.dumps([FORMAT_VERSION, fingerprint, val_fingerprint, train_characters, tokenizer.sha256, encoder])
     return hashlib.sha256(identity.encode()).hexdigest()[:32]
@@ -178,7 +178,7 @@ def token_key(
 class Encoding(NamedTuple):
     """How the documents of a corpus are encoded, as codes: a code is a token id plus flags.
 
-    batches: divides the documents into batches, always the same ones. encode: returns the codes of a batch, (N,).
+    batches: divides the documents into batches, deterministically. encode: returns the codes of a batch, (N,).
     codes_per_id: number of codes per token id; 1 without flags.
     """
 
@@ -202,8 +202,8 @@ def encode_to_folder(
     """Encode both parts into the token folder `folder`, which is created atomically, or open it if it is valid.
 
     `train` and `val` return the documents of the parts for `encoding`, by default streams of text; they are not called
-    if a valid folder exists. `progress` receives the number of characters encoded. With `resumable`, the shards that
-    are complete when the process ends stay, and the next call for the same folder continues after them.
+    if a valid folder exists. `progress` receives the number of characters encoded. With `resumable`, complete
+    shards are kept if the encoding is interrupted, and the next call for the same folder continues after them.
 
     Raises TinyLMError if the folder cannot be written, and UsageError for characters without an id.
     """
@@ -238,9 +238,10 @@ def encode_to_folder(
 
 @contextlib.contextmanager
 def _unfinished_folder(folder: Path, resumable: bool) -> Iterator[Path]:
-    """Context manager with a folder to write before it is renamed to `folder`.
+    """Context manager that yields a folder to write to, before it is renamed to `folder`.
 
-    After an error it is deleted, unless it is resumable. Only one process at a time has the resumable folder.
+    After an error, it is deleted unless it is resumable. Only one process at a time uses the resumable folder; any
+    other process uses a temporary folder.
     """
     from filelock import FileLock, Timeout
 
@@ -254,7 +255,7 @@ def _unfinished_folder(folder: Path, resumable: bool) -> Iterator[Path]:
             unfinished.mkdir(mode=0o700, exist_ok=True)
             yield unfinished
         finally:
-            with contextlib.suppress(OSError):  # Windows deletes no open file
+            with contextlib.suppress(OSError):  # Windows cannot delete an open file
                 Path(lock.lock_file).unlink(missing_ok=True)
             lock.release()
         return
@@ -269,7 +270,7 @@ class _UnfinishedIndex:
     """The index of a token folder that is being written: the records of its complete shards, by part."""
 
     def __init__(self, folder: Path, key: str, codes: int, resumable: bool) -> None:
-        """Keep the records of an earlier process if `key` and version are the same and the files have their sizes."""
+        """Keep the records of an earlier process if `key` and version are the same and the file sizes match."""
         self.folder = folder
         self._resumable = resumable
         self.codes = codes
@@ -288,7 +289,7 @@ class _UnfinishedIndex:
                 self.shards = shards
 
     def add(self, part: str, record: dict[str, Any]) -> None:
-        """Record a complete shard, for the next process if the encoding is resumable."""
+        """Add the record of a complete shard, and save the index if the encoding is resumable."""
         self.shards[part].append(record)
         if self._resumable:
             write_text(self.folder / "tokens.json", json.dumps({**self._head, **self.shards}))
@@ -300,7 +301,7 @@ class _UnfinishedIndex:
 
 
 def remove_stale(folder: Path) -> None:
-    """Delete the unfinished token folders that killed processes left in `folder`."""
+    """Delete the unfinished token folders in `folder` without a write for STALE_SECONDS."""
     for path in folder.glob(f".*{UNFINISHED_SUFFIX}"):
         with contextlib.suppress(OSError):  # another process may be deleting it
             changed = max(entry.lstat().st_mtime for entry in (path, *path.iterdir()))
@@ -381,7 +382,7 @@ def _text_batches(stream: Stream, tokenizer: Tokenizer) -> Iterator[TextBatch]:
 
 
 def _encode_text(chunks: list[str | None], tokenizer: Tokenizer) -> np.ndarray:
-    """The ids of a batch, (N,) of uint32, with those that begin and separate documents."""
+    """The ids of a batch, (N,) of uint32, including BOS and end-of-text ids."""
     begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     first = np.array(begin, dtype=np.uint32)
     between = np.array([tokenizer.end_of_text_id, *begin], dtype=np.uint32)
@@ -394,7 +395,7 @@ TEXT_ENCODING = Encoding(_text_batches, _encode_text, 1)
 
 
 def encode_stream(stream: Stream, tokenizer: Tokenizer, progress: Progress = no_progress) -> np.ndarray:
-    """Encode a stream in memory: (N,) of `smallest_dtype`, with the ids that begin and separate documents.
+    """Encode a stream in memory: (N,) of `smallest_dtype`, including BOS and end-of-text ids.
 
     `progress` receives the number of characters encoded. Raises UsageError for characters without an id.
     """

@@ -16,7 +16,7 @@ RANDOM_SHARE = 0.1  # share of the targets that are replaced by a random token; 
 def mask_tokens(
     ids: np.ndarray, rng: np.random.Generator, mask_id: int, vocab_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Select at least one target among `ids`, and replace most of the targets by the mask or by random tokens.
+    """Select at least one target among `ids`, and replace most of the targets by the mask token or random tokens.
 
     Returns the model's input and a boolean array that is True for targets, both of the shape of `ids`.
     """

@@ -1,4 +1,4 @@
-"""Encoded text with the place of each token in it, so that tokens of different tokenizers can be aligned."""
+"""Token ids with their byte positions in the text, to align the tokens of different tokenizers."""
 
 from typing import NamedTuple
 
@@ -11,10 +11,10 @@ from tinylm.text.tokenizer import Tokenizer
 
 
 class PositionedTokens(NamedTuple):
-    """Encoded text with its places, in UTF-8 bytes; a boundary between two documents counts as one more byte.
+    """Token ids with their positions in the text, in UTF-8 bytes. The separator of two documents counts as one byte.
 
-    ids, starts: (N,), each token and the place where it begins. documents: (D + 1,), the places where the documents
-    begin, and the end of the text, as if a boundary followed.
+    ids, starts: (N,), the tokens and the positions where they begin. documents: (D + 1,), the positions where the
+    documents begin, and the length of the text as if a separator followed the last document.
     """
 
     ids: np.ndarray
@@ -22,14 +22,15 @@ class PositionedTokens(NamedTuple):
     documents: np.ndarray
 
     def boundaries(self) -> np.ndarray:
-        """The places, in order, at which a token begins, no earlier token ends later, and the text before has a token:
-        the text from one such place to another is encoded by tokens of its own.
+        """The positions in `starts` that are greater than all earlier ones, without the first, in increasing order.
+
+        The text between two of these positions is encoded by tokens of its own.
         """
         highest = np.maximum.accumulate(self.starts)
         return self.starts[1:][(self.starts[1:] > highest[:-1])]
 
     def first_tokens(self, places: np.ndarray) -> np.ndarray:
-        """The index of the first token at each of the places, which are boundaries or the end of the text."""
+        """The index of the first token at each of the positions `places`: boundaries or `documents[-1]`."""
         return np.searchsorted(np.maximum.accumulate(self.starts), places)
 
 

@@ -1,7 +1,7 @@
 """Character and byte-level BPE tokenizers, stored as tokenizer.json in the format of the `tokenizers` library.
 
-Text is encoded by a numpy table (characters) or by gigatoken (byte-level BPE), which are faster than the library and
-give the same ids.
+Character tokenizers encode text with a numpy table, and byte-level BPE with gigatoken if it is usable. Both are faster
+than the library and give the same ids. Other tokenizers encode with the library.
 """
 
 import functools
@@ -28,23 +28,24 @@ from tinylm.text.tokenizer_file import TokenizerSpec, token_ids, validate_tokeni
 
 END_OF_TEXT = "<|endoftext|>"
 MASK = "<mask>"
-LITERAL = "\ufdd2"  # a noncharacter, which no text contains; inside the name of a special token, it makes it plain text
+LITERAL = "\ufdd2"  # a Unicode noncharacter; with it in the middle, a special token's name is encoded as text
 
 COUNT_CHUNK = 1 << 20  # ids counted at a time, since np.bincount converts them to int64
-MAX_LISTED = 10  # characters in a message
+MAX_LISTED = 10  # characters listed in a message
 MIN_BPE_VOCAB_SIZE = 257  # the 256 bytes and the end-of-text token
 
 
 class Tokenizer:
     """A tokenizer of the `tokenizers` library.
 
-    kind: "char", "bpe" (byte-level), or "other" for any other tokenizer.json. vocab_size: the largest id plus one.
-    special: the special tokens, which must be in the vocabulary; only <|endoftext|> is added if it is missing.
-    end_of_text_id: separates documents. stop_ids: end generated text. bos_id: begins each document; `None` for none.
-    sha256: hash of `to_str()` and of special tokens other than the default.
+    kind: "char", "bpe" (byte-level BPE with GPT-2's pre-tokenizer), or "other" for any other tokenizer.json.
+    vocab_size: the largest id plus one. special: the special tokens; all but the padding token must be in the
+    vocabulary, except that <|endoftext|> is added if it is missing. end_of_text_id: separates documents. stop_ids: end
+    generated text. bos_id: begins each document; `None` for none. sha256: hash of `to_str()`, and of `special` unless
+    it is the default.
 
-    Text that looks like a special token is encoded as text. Raises TinyLMError if two tokens have the same id, and for
-    a special token without an id.
+    `encode` encodes the name of a special token as ordinary text. Raises TinyLMError if two tokens have the same id,
+    and for a special token other than the padding token without an id.
     """
 
     def __init__(self, library: tokenizers.Tokenizer, special: SpecialTokens = SpecialTokens()) -> None:  # noqa: B008, frozen
@@ -183,7 +184,7 @@ class Tokenizer:
 
     @functools.cached_property
     def control_tokens(self) -> tuple[str, ...]:
-        """The special tokens without other added tokens."""
+        """The added tokens that are special."""
         added = self._library.get_added_tokens_decoder().values()
         return tuple(token.content for token in added if token.special)
 
@@ -225,7 +226,7 @@ class Tokenizer:
         spec = json.loads(self._recognising_library.to_str())
         remove = {"type": "Replace", "pattern": {"String": LITERAL}, "content": ""}
         spec["normalizer"] = {"type": "Sequence", "normalizers": [remove, *filter(None, [spec["normalizer"]])]}
-        for token in spec["added_tokens"]:  # "normalized" ones are recognised after the normalizer
+        for token in spec["added_tokens"]:  # match special tokens before the normalizer removes LITERAL
             token["normalized"] &= not token["special"]
         return tokenizers.Tokenizer.from_str(json.dumps(spec, ensure_ascii=False))
 
@@ -234,7 +235,7 @@ class Tokenizer:
         return _decode(self._library, [int(i) for i in ids], skip_special_tokens=False)
 
     def encode_with_starts(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """As `encode`, with the UTF-8 byte of the text at which each token begins: (N,) of uint32 and (N,) of int64."""
+        """As `encode`, with the offset in UTF-8 bytes at which each token begins: (N,) of uint32 and (N,) of int64."""
         if self.kind != "other":
             ids = self.encode(text)
             ends = np.cumsum(self._token_sizes[1][ids], dtype=np.int64)
@@ -248,14 +249,14 @@ class Tokenizer:
 
     @functools.cached_property
     def _plain_library(self) -> tokenizers.Tokenizer:
-        """As `_recognising_library`, but special tokens in texts are text."""
+        """As `_recognising_library`, but encodes the names of special tokens in texts as ordinary text."""
         library = tokenizers.Tokenizer.from_str(self._recognising_library.to_str())
         library.encode_special_tokens = True
         return library
 
     @property
     def encoder(self) -> str:
-        """The name of the encoder, with the version of its package; part of the key of token folders."""
+        """The name of the encoder: "table", or a package with its version. Part of the key of token folders."""
         if self._table is not None:
             return "table"
         gigatoken = self._gigatoken.encoder if self._gigatoken is not None else None
@@ -310,7 +311,7 @@ class Tokenizer:
     def decoded_size(self, ids: Sequence[int] | np.ndarray) -> tuple[int, int]:
         """The number of characters and of UTF-8 bytes that the ids decode to, counted without decoding where possible.
 
-        A character that is incomplete at either end of the ids counts if its first byte is there.
+        An incomplete character at either end of the ids counts if the ids contain its first byte.
         """
         if self.kind == "other":
             text = self.decode(ids)
@@ -370,7 +371,7 @@ class Tokenizer:
 class StreamDecoder:
     """Decodes ids one at a time into text that is final once returned.
 
-    Decoders that change earlier text cannot be streamed, and make the library fail; `finish` then returns the rest.
+    The library's stream fails for decoders that change earlier text; `finish` then returns all of the remaining text.
     """
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
@@ -381,7 +382,7 @@ class StreamDecoder:
         self._buffering = False
 
     def push(self, token_id: int) -> str:
-        """Add an id and return the text that it completes: "" in the middle of a multi-byte character."""
+        """Add an id and return the text that it completes: "" inside a multi-byte character or after a failure."""
         self._ids.append(token_id)
         text: str | None = None
         if not self._buffering:
@@ -421,8 +422,8 @@ def _decode(library: tokenizers.Tokenizer, ids: list[int], skip_special_tokens: 
 def train_char(alphabet: str, special: Sequence[str] = ()) -> Tokenizer:
     """Return a character tokenizer: id 0 is the end-of-text token, and id n the n-th character of `alphabet`.
 
-    The ids of other special tokens, `special`, follow. It is stored as a BPE model without merges, which the library
-    encodes faster than a WordLevel model.
+    The ids of the other special tokens, `special`, follow. The tokenizer is stored as a BPE model without merges, with
+    which the library encodes faster than with a WordLevel model.
     """
     vocabulary = {END_OF_TEXT: 0, **{character: i for i, character in enumerate(alphabet, start=1)}}
     library = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -434,9 +435,9 @@ def train_char(alphabet: str, special: Sequence[str] = ()) -> Tokenizer:
 def train_bpe(chunks: Iterable[str], vocab_size: int, special: Sequence[str] = ()) -> Tokenizer:
     """Train a byte-level BPE tokenizer (Sennrich et al. 2016; Radford et al. 2019) on chunks of text.
 
-    It has `vocab_size` ids, or fewer if the text does not have as many merges. `special` are special tokens besides the
-    end-of-text token. Memory grows with the number of distinct words in `chunks`. Raises UsageError for a `vocab_size`
-    below MIN_BPE_VOCAB_SIZE plus the number of `special` tokens.
+    The tokenizer has `vocab_size` ids, or fewer if the text does not have enough merges. `special` are special tokens
+    besides the end-of-text token. Memory grows with the number of distinct words in `chunks`. Raises UsageError for a
+    `vocab_size` below MIN_BPE_VOCAB_SIZE plus the number of `special` tokens.
     """
     if vocab_size < MIN_BPE_VOCAB_SIZE + len(special):
         raise UsageError(
@@ -490,9 +491,9 @@ def _character_table(spec: TokenizerSpec) -> np.ndarray | None:
 def _always_splits(before: str, after: str) -> bool:
     """Whether GPT-2's pre-tokenizer splits between two adjacent characters, whatever is around them.
 
-    It splits between a character and white space, and between a letter or number and a following letter, number,
-    punctuation mark or symbol of another category. False for other categories, such as unassigned characters,
-    which depend on the Unicode version.
+    It splits between a character that is not white space and following white space, and between a letter or number and
+    a following letter, number, punctuation mark or symbol of another category. Returns False for all other pairs: the
+    category of an unassigned character, for example, depends on the Unicode version.
     """
     if after in " \n\t\r":
         return not before.isspace()

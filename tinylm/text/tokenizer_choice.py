@@ -19,7 +19,7 @@ MAX_CHAR_TEXT = 20_000_000  # characters
 # Default BPE vocabulary sizes by length of the text: (characters up to which it applies, size), decision 016.
 VOCAB_SIZES = ((3_000_000, 1024), (10_000_000, 4096), (100_000_000, 8192))
 LARGEST_VOCAB_SIZE = 16_384  # for longer texts
-SAMPLE_SEED = 0  # of the choice among the parts of a longer text
+SAMPLE_SEED = 0  # for the random choice of chunks of a longer text
 BPE_SAMPLE = 1 << 23  # characters to train BPE on, to bound memory: one million distinct words take 1 GB
 
 
@@ -28,8 +28,8 @@ def choose_tokenizer(split: SplitCorpus, tokenizer: str, vocab_size: int | None)
 
     A character tokenizer gets the characters of the training and the validation text; BPE is trained on the training
     text alone. A loaded tokenizer may have no ids for some characters of the text; `require_known_characters` checks
-    that. A trained one has the special tokens of a corpus of conversations. Raises UsageError for contradictory
-    settings, and TinyLMError for a file that is not a tokenizer.
+    that. For a corpus of conversations, a trained tokenizer has its special tokens. Raises UsageError for contradictory
+    settings and for a missing file, and TinyLMError for a file that is not a tokenizer.
     """
     pairs = isinstance(split.corpus, PairCorpus)
     if tokenizer == "auto":
@@ -56,7 +56,10 @@ def choose_tokenizer(split: SplitCorpus, tokenizer: str, vocab_size: int | None)
 
 
 def tokenizer_file(choice: str) -> Tokenizer | None:
-    """The tokenizer of a file; `None` for auto, char and bpe. Raises UsageError if there is no such file."""
+    """Load the tokenizer.json at the path `choice`; returns `None` for auto, char and bpe.
+
+    Raises UsageError if there is no such file, and TinyLMError for a file that is not a tokenizer.
+    """
     if choice in ("auto", "char", "bpe"):
         return None
     path = Path(choice)
@@ -80,10 +83,10 @@ def _default_vocab_size(characters: int, pairs: bool) -> int:
 def sample_for_tokenizer(stream: Stream, characters: int, limit: int, chunk: int = 1 << 16) -> Iterator[str]:
     """Yield text to train BPE on: the whole stream, or chunks from all of it with about `limit` characters in total.
 
-    `characters` is the length of the stream, and `chunk` the length of a chunk. One of each n successive chunks is
-    chosen at random, always the same one, since documents may alternate in a regular way. Chunks end at line ends if
-    possible: the parts of a split word would be new words, and the memory of the trainer grows with the number of
-    distinct words.
+    `characters` is the length of the stream. A chunk ends at the last line end within `chunk` characters, or without
+    one after about 4 * `chunk` characters: the parts of a split word would be new words, and the memory of the trainer
+    grows with the number of distinct words. One of every n consecutive chunks is chosen at random (with a fixed seed),
+    since documents may alternate in a regular way.
     """
     stride = max(1, -(-characters // limit))
     chunks = rechunk(stream, lambda text: text.rfind("\n", 0, chunk) + 1 if len(text) >= chunk else 0, 4 * chunk)

@@ -270,9 +270,9 @@ def _check_template(step: dict[str, Any]) -> None:
 
 
 def _check_growth(component: str, steps: Iterable[dict[str, Any]]) -> None:
-    """Bound the growth of a text by all replacements, each of which can multiply its length.
+    """Raise ValueError if all replacements together can make a text more than MAX_GROWTH times as long.
 
-    A regular expression may also match the empty string between two characters.
+    A regular expression may also match the empty string between two characters, which adds `content` to each character.
     """
     growth = math.prod(
         max(1, len(step["content"]) + ("Regex" in step["pattern"]))

@@ -23,7 +23,7 @@ class Adapter(nn.Module):
         self.adapter_scale = 1.0
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of the adapter itself, by their names in PEFT's format."""
+        """The parameters of the adapter itself, by the last parts of their names in a saved adapter."""
         raise NotImplementedError
 
 

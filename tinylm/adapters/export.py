@@ -53,7 +53,7 @@ def export_adapter(
 ) -> ExportedAdapter:
     """Write a LoRA adapter of tinylm as a folder that `PeftModel.from_pretrained(base, out)` of PEFT loads.
 
-    adapter: run directory or name. model: its base, where that is neither beside it nor directly in checkpoints/.
+    adapter: run directory or name. model: the base model; default: the one beside it or directly in checkpoints/.
     out: folder to write. force: replace an exported adapter there, and nothing else.
     base_name: name of the base for PEFT: a name on the Hugging Face hub, or the folder of an exported model. Default:
         the folder, or the name on the hub, of the model that the adapter was trained on.
@@ -93,7 +93,7 @@ def export_adapter(
 
 
 def _factors(tensors: dict[str, Tensor]) -> Factors:
-    """The low-rank matrices A and B of each adapted module, by its name."""
+    """The low-rank matrices A and B of the adapted modules, by module name."""
     modules: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         name = key.removeprefix(PEFT_PREFIX)

@@ -1,4 +1,4 @@
-"""Adapters of PEFT on a model of tinylm."""
+"""Add PEFT adapters to a model of tinylm."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +19,13 @@ from tinylm.model.linear import Linear
 from tinylm.model.stack import Transformer
 from tinylm.run_config import RunConfig
 
-# Largest relative difference between the base's weights and the copies that PEFT saved; allows conversion to bf16.
+# Largest difference between weights of the base and the copies that PEFT saved, relative to the largest weight; allows
+# conversion to bf16.
 STORED_TOLERANCE = 2**-7
 
 
 def family_of(config: RunConfig) -> Family:
-    """The family of Hugging Face that a model was imported from, or that it can be exported as.
+    """The Hugging Face family that a model was imported from, or that it can be exported as.
 
     Raises UsageError naming the settings that no family has.
     """
@@ -32,13 +33,13 @@ def family_of(config: RunConfig) -> Family:
 
 
 def add_foreign_adapter(model: Transformer, adapter: ForeignAdapter, path: Path) -> dict[str, Adapter]:
-    """Freeze the model and put an adapter of PEFT on it, in place. Returns the new layers by name.
+    """Freeze the model and add a PEFT adapter to it, in place. Returns the new layers by name.
 
     A tied output layer is untied (it becomes `Transformer.output`) if the adapter does not change it in the same way as
     the embedding. This is usual in PEFT, where a LoRA of the embedding does not change the output layer.
 
-    path: of the adapter, for messages. Raises TinyLMError if the adapter belongs to another base model, and UsageError
-    if it cannot be combined with those that the model has.
+    path: of the adapter, for messages. Raises TinyLMError if the adapter belongs to another base model or replaces
+    position embeddings, and UsageError if it cannot be combined with the adapters that the model has.
     """
     model.requires_grad_(False)
     _check_stored(model, adapter, path)
@@ -81,7 +82,7 @@ def _low_rank(name: str, base: nn.Module, update: LowRank) -> Adapter:
         nn.Parameter(tensor.to(weight.device, trained_dtype(weight), copy=True), requires_grad=False)
         for tensor in (update.A, update.B)
     )
-    with torch.random.fork_rng(devices=[]):  # the initial values, which are replaced
+    with torch.random.fork_rng(devices=[]):  # initial values are drawn, and then replaced
         if is_embedding:
             embedding = LoRAEmbedding(base, rank, update.scale)
             embedding.lora_embedding_A, embedding.lora_embedding_B = a, b
@@ -92,7 +93,7 @@ def _low_rank(name: str, base: nn.Module, update: LowRank) -> Adapter:
 
 
 def _changes_output_alike(adapter: ForeignAdapter) -> bool:
-    """Whether the output layer changes as the embedding does, or neither changes."""
+    """Whether the adapter changes the output layer and the embedding equally, or neither."""
     embedding, output = adapter.updates.get(EMBEDDING), adapter.updates.get(OUTPUT)
     if embedding is None or output is None:
         updates_alike = embedding is output

@@ -74,8 +74,8 @@ def load_base_model(path: Path, adapter: AdapterConfig, model: Path | None, devi
     """Load the base model of the adapter at `path`: the one at `model`, or the run that `find_base_model` finds.
 
     The weights of the base model must have the digest that the adapter recorded, or equal those weights after all
-    merges were undone (`recovered_digest`). The path that the adapter recorded is not opened: if untrusted, it could
-    name any file.
+    merges were undone (`recovered_digest`). The path that the adapter recorded is not opened: an untrusted adapter
+    could name any file.
 
     Raises TinyLMError if the weights of `model` are different, and UsageError if no base model is found.
     """
@@ -102,7 +102,8 @@ def load_base_model(path: Path, adapter: AdapterConfig, model: Path | None, devi
 def find_base_model(path: Path, adapter: AdapterConfig) -> Path | None:
     """The run beside the adapter or directly in checkpoints/ whose weights have the recorded digest, or `None`.
 
-    Runs with the recorded name are tried first.
+    A run that recovered those weights by undoing all merges (`recovered_digest`) counts as well. Runs with the recorded
+    name are tried first.
     """
     base_name = PureWindowsPath(adapter.base).name  # splits at slashes and backslashes
     for run, config in _runs_nearby(path, first=base_name):
@@ -207,7 +208,7 @@ def load_adapted_model(
     else:
         base, config, tokenizer, _ = load_foreign_base(specs[0].path, model, device)
     loaded = [load_adapter(base, spec, config) for spec in specs]
-    if base.output is not None and config.model.tie:  # an adapter changes the output layer, but not the embedding
+    if base.output is not None and config.model.tie:  # a PEFT adapter has untied the output layer
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, tie=False))
     return base.eval(), config, tokenizer, loaded
 

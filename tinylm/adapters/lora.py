@@ -39,9 +39,9 @@ MERGE_TOLERANCE = 1e-4  # relative to the largest absolute logit, or to 1 if tha
 
 
 class LoRALinear(Adapter):
-    """x W0^T + b + s dropout(x) A^T B^T with A (r, in) and B (out, r), which is initialised to zero.
+    """x W0^T + b + c s dropout(x) A^T B^T with A (r, in) and B (out, r), which is initialised to zero.
 
-    `scale` is s. `shared_B`: the B of another layer with the same number of outputs.
+    c is `adapter_scale` and s is `scale`. `shared_B`: the B of another layer with the same number of outputs.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class LoRALinear(Adapter):
 
 
 class LoRAEmbedding(Adapter):
-    """Rows of W0 + s A^T B^T with W0 (V, D), A (r, V), which is initialised to zero, and B (D, r). `scale` is s.
+    """Rows of W0 + c s A^T B^T with W0 (V, D), A (r, V), which is initialised to zero, and B (D, r).
 
-    A tied output layer uses `weight`, so it is adapted as well.
+    c is `adapter_scale` and s is `scale`. A tied output layer uses `weight`, so it is adapted as well.
     """
 
     def __init__(self, base: nn.Module, rank: int, scale: float) -> None:
@@ -96,7 +96,7 @@ class LoRAEmbedding(Adapter):
 
     @property
     def weight(self) -> Tensor:
-        """(V, D), the adapted matrix W0 + s A^T B^T."""
+        """(V, D), the adapted matrix W0 + delta_weight()."""
         weight: Tensor = self.base.weight  # type: ignore[assignment]  # mypy: Tensor | Module
         return weight + self.delta_weight() if self.adapter_scale else weight
 
@@ -146,8 +146,8 @@ def max_rank(model: nn.Module, targets: tuple[str, ...]) -> int:
 def add_lora(model: nn.Module, config: AdapterConfig, seed: int = 0) -> dict[str, Adapter]:
     """Freeze the model and put a LoRA layer around each module in `config.targets`.
 
-    The model's outputs do not change yet. `seed` determines A (B of an embedding). With `config.share_b`, layers of the
-    same name and output size share one B. Returns the new layers by name.
+    The model's outputs do not change yet. `seed` determines A (B of an embedding). With `config.share_b`, layers with
+    the same last name part and output size share one B. Returns the new layers by name.
 
     Raises UsageError if the model has none of the targets, and for a rank above `max_rank`.
     """
@@ -181,8 +181,8 @@ def add_lora(model: nn.Module, config: AdapterConfig, seed: int = 0) -> dict[str
 def merge_lora(model: nn.Module, sign: float = 1.0) -> None:
     """Add the update of each LoRA layer to the weight of its base module and remove the layer, in place.
 
-    With `sign=-1`, subtract it, which undoes an earlier merge up to rounding. Parameters that an adapter replaces
-    are replaced in the model for good, which `sign=-1` does not undo.
+    With `sign=-1`, subtract it, which undoes an earlier merge up to rounding. Parameters that a Replacement
+    layer replaces are replaced permanently; `sign=-1` does not undo this.
     """
 
     def merge(name: str, module: nn.Module) -> nn.Module:
@@ -203,7 +203,7 @@ def merge_lora(model: nn.Module, sign: float = 1.0) -> None:
 def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -> tuple[float, float]:
     """Maximum absolute differences of logits on a batch of random tokens: merged - adapted, and adapted - base.
 
-    Raises TinyLMError if the logits of the merged and the adapted model differ, or the adapter has no effect.
+    Raises TinyLMError if the merged and the adapted model differ, logits are not finite, or the adapter has no effect.
     """
     rng = torch.Generator().manual_seed(0)
     ids = torch.randint(base.vocab_size, (4, min(64, base.context)), generator=rng)

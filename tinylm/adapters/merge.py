@@ -54,8 +54,8 @@ def merge_adapter(
         default the base beside the adapter or directly in checkpoints/
     force: replace an existing run at `out`
 
-    Raises NotMergeableError for an adapter that is not a LoRA, UsageError for models and paths that do not fit, and
-    TinyLMError when the merged model does not compute the same logits.
+    Raises NotMergeableError for an adapter that is not a LoRA; UsageError if `out` is also an input, no base model is
+    found, or `model` was not made by merging the adapter; TinyLMError if the merged model computes other logits.
     """
     adapter = find_run(adapter, reporter)
     model = model and find_model(model, reporter)
@@ -90,7 +90,7 @@ def merge_adapter(
 
 @dataclass(frozen=True)
 class _Source:
-    """An adapter to merge. config: `None` for one of PEFT, which records no step and no validation loss."""
+    """An adapter to merge. config: `None` for a PEFT adapter, which records no step and no validation loss."""
 
     path: Path
     config: AdapterConfig | None
@@ -100,7 +100,7 @@ class _Source:
 
     @classmethod
     def of(cls, path: Path, config: AdapterConfig | None) -> Self:
-        """Raises NotMergeableError for an adapter that is not a LoRA."""
+        """The adapter at a path, with its digest. Raises NotMergeableError for an adapter that is not a LoRA."""
         if config is None:
             return cls(path, None, adapter_digest(path))
         if config.kind != "lora":
@@ -117,7 +117,7 @@ class _Source:
 
 @dataclass(frozen=True)
 class _History:
-    """The adapters that were merged into some weights.
+    """The adapters that were merged into the weights of a model.
 
     digests: of the adapters, in the order of the merges. steps: of the base and of each adapter; empty if a step was
         not recorded.
@@ -143,7 +143,7 @@ class _History:
 
 @dataclass(frozen=True, kw_only=True)
 class _Merged:
-    """A plain model, where it comes from, and the differences of logits that `check_merged` found."""
+    """A model without adapters, its origin, and the differences of logits that `check_merged` returned."""
 
     tensors: dict[str, Tensor]
     base_config: RunConfig
@@ -199,7 +199,7 @@ def _with_template(config: RunConfig, chat_template: str | None) -> RunConfig:
 
 
 def _subtract(source: _Source, model: Path | None) -> _Merged:
-    """The base up to rounding: with the adapter, it computes the logits of the merged model."""
+    """Subtract the adapter from `model` and check that adding it again gives the logits of the merged model."""
     if model is None:
         raise UsageError("`undo` takes the adapter out of a merged model; name that with `model`.")
     merged, config, tokenizer, weights = open_model(model)

@@ -35,7 +35,7 @@ class Replacement(Adapter):
         return module
 
     def forward(self, x: Tensor) -> Tensor:
-        """The shapes are those of the base module."""
+        """Same shapes as the base module."""
         if not self.adapter_scale:
             return self.base(x)
         plain = self._plain()

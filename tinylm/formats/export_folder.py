@@ -1,4 +1,4 @@
-"""The folder of an export: checks which folder it may replace, and replaces it, or restores it on an error.
+"""Checks whether an export may replace a folder, and replaces the folder or, on an error, restores it.
 
 A kill between the two renames leaves the old export in the staging folder.
 """
@@ -35,7 +35,7 @@ def check_folder_free(out: Path, files: Collection[str], force: bool) -> None:
 
 @contextmanager
 def replacing_folder(out: Path) -> Iterator[Path]:
-    """Context manager of a new empty folder, which replaces the folder `out` at the end. On an error `out` stays.
+    """Context manager that yields a new empty folder, which replaces `out` at the end. On an error, `out` is unchanged.
 
     Raises UsageError if the parent of `out` cannot be written, and TinyLMError if writing fails later.
     """
@@ -63,7 +63,7 @@ def replacing_folder(out: Path) -> Iterator[Path]:
 def _replace(out: Path, new: Path, old: Path) -> None:
     """Move `out`, if it exists, to `old`, and `new` to `out`.
 
-    On any exception, also KeyboardInterrupt, `out` is restored.
+    On any exception, including KeyboardInterrupt, `out` is restored.
     """
     try:
         if out.exists():

@@ -23,7 +23,7 @@ PARAMETERS = ("weight", "bias")
 
 
 class LazyTensor(Protocol):
-    """A tensor that is read, or dequantized, when it is needed. dtype: that of the result, `None` if unsupported."""
+    """A tensor that `load` reads or dequantizes. dtype: of the loaded tensor, `None` if unsupported."""
 
     @property
     def shape(self) -> Sequence[int]: ...
@@ -40,7 +40,7 @@ Source = Mapping[str, Tensor | LazyTensor]
 class Rule:
     """The correspondence of a foreign module to one tinylm module or, if its weight is fused, to several.
 
-    The names contain {layer} and {expert}. A fused weight is the concatenation of the modules' rows. interleaved: it
+    The names contain {layer} and {expert}. A fused weight is the concatenation of the modules' rows; if interleaved, it
     has the rows of query, key and value of the first head, then those of the second head and so on (GPT-NeoX).
     transposed: the weight is stored as (in, out), as by GPT-2's Conv1D.
     """
@@ -52,7 +52,7 @@ class Rule:
         self.interleaved = interleaved
 
     def split(self, tensor: Tensor, heads: int) -> list[Tensor]:
-        """Split a foreign parameter into those of `ours`: views of it, or copies if it is interleaved."""
+        """Split a foreign parameter into those of `ours`: views, or copies if the rows are interleaved."""
         return self.split_outputs(tensor.T if self.transposed and tensor.dim() == 2 else tensor, heads)
 
     def split_outputs(self, tensor: Tensor, heads: int) -> list[Tensor]:
@@ -79,7 +79,7 @@ class StackedExperts:
     """The modules of a mixture of experts. transformers 5 stacks the experts in memory; files store them separately.
 
     router, experts: names of the modules, with {layer}. parameters: the parameters of `experts`, each (experts, out,
-    in), in the order of their definition, and for each of them the projections of an expert that it fuses.
+    in), in definition order, with the expert projections that each of them fuses.
     """
 
     router: str
@@ -181,7 +181,7 @@ class ConvertedTensors(Mapping[str, Tensor]):
         rule, index, source = self._sources[name]
         return rule.split(_load(source), self._heads)[index]
 
-    def __contains__(self, name: object) -> bool:  # that of Mapping would load the tensor
+    def __contains__(self, name: object) -> bool:  # Mapping's own would load the tensor
         return name in self._sources
 
     def __iter__(self) -> Iterator[str]:
@@ -242,7 +242,7 @@ def _check(parameter: Parameter, source: Tensor | LazyTensor | None) -> None:
 
 
 def _without_tied_output(family: Family, sources: Source, unknown: list[str]) -> list[str]:
-    """Remove the output layer from `unknown` if it is stored although it is tied, and equals the embedding."""
+    """`unknown` without a stored tied output layer. Raises ValueError if that differs from the embedding."""
     foreign = {rule.ours[0]: f"{rule.foreign}.weight" for rule in family.rules}
     output, embedding = foreign["output"], foreign["embedding"]
     if output not in unknown:
@@ -264,7 +264,7 @@ class ExportedTensors(Mapping[str, Tensor]):
         parameter = self._parameters[name]
         return parameter.rule.join([self._tensors[ours].detach() for ours in parameter.ours], self._heads)
 
-    def __contains__(self, name: object) -> bool:  # that of Mapping would build the tensor
+    def __contains__(self, name: object) -> bool:  # Mapping's own would build the tensor
         return name in self._parameters
 
     def __iter__(self) -> Iterator[str]:

@@ -63,7 +63,7 @@ def choose_family(config: ModelConfig, preferred: str | None = None) -> Family:
     for family in families:
         if not differences[family.name]:
             return family
-    # Without `experts`, a dense family would be the closest to any mixture.
+    # A family with the right `experts` is preferred; else a dense family would be the closest to any mixture.
     closest = min(families, key=lambda f: ("experts" in differences[f.name], len(differences[f.name])))
     settings = " and ".join(
         f"`{name}` {describe_value(getattr(config, name))}" for name in differences[closest.name][:3]
@@ -84,12 +84,12 @@ _DECIDED_BY = {
     "norm_epsilon": "norm",
     "normalise_top_k": "experts_per_token",
 }
-# Fields that messages leave out if they name the setting that the field belongs to.
+# Fields left out of a message that has the setting that they belong to.
 _PARTS = {"experts_per_token": "experts", "normalise_top_k": "experts", "local_layers": "local_window"}
 
 
 def _differences(family: Family, config: ModelConfig) -> list[str]:
-    """The settings of a model that are lost if its config is written as this family and read again, each once."""
+    """The distinct settings of a model that are lost if its config is written as this family and read again."""
     wanted = resolve(config)
     try:
         found = resolve(family.config(family.write_config(wanted)))

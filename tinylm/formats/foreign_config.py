@@ -1,7 +1,7 @@
-"""Reads the fields of a foreign config file, each with its type and range, and records which were read.
+"""`ForeignConfig` reads the fields of a foreign config file, checks type and range, and records which were read.
 
-A field that no reader asked for is an error that names it, so that no part of a model is ignored silently. All errors
-are ValueErrors with a reason that completes the sentence "Cannot import PATH: ".
+A field that was not read and may have an effect is an error that names it, so that no part of a model is ignored
+silently. All errors are ValueErrors with a reason that completes a sentence such as "Cannot import PATH: ".
 """
 
 import json
@@ -33,7 +33,7 @@ WITHOUT_EFFECT = frozenset(
         *("tokenizer_class", "task_specific_params", "finetuning_task", "transformers.js_config", "is_llama_config"),
         *("unsloth_version", "unsloth_fixed", "prefix", "id2label", "label2id", "num_labels", "_num_labels"),
         "problem_type",
-        # What the forward pass returns, and how it is computed.
+        # Outputs and implementation of the forward pass.
         *("use_cache", "output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
         *("torchscript", "use_bfloat16", "tf_legacy_loss", "chunk_size_feed_forward", "pretraining_tp", "is_decoder"),
         *("_attn_implementation", "_attn_implementation_autoset", "attn_implementation", "cache_implementation"),
@@ -66,7 +66,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 
 
 class ForeignConfig:
-    """The values of a config file. Unless a method says otherwise, a missing or null field has its default.
+    """The values of a config file. Unless noted at a method, the default replaces a missing or null field.
 
     file: the name of the file, for messages.
     """
@@ -125,14 +125,17 @@ class ForeignConfig:
         return choices[value]
 
     def require(self, name: str, *allowed: Any) -> None:
-        """Raise ValueError for a field that is given with a value other than those allowed."""
+        """Raise ValueError if the field exists and its value is not one of `allowed`."""
         if self.has(name):
             value = self.value(name)
             if not any(type(value) is type(other) and value == other for other in allowed):
                 raise ValueError(self._wrong(name, value, " or ".join(map(_as_json, allowed))))
 
     def check_all_read(self, without_effect: frozenset[str]) -> None:
-        """Raise ValueError for a field that was not read and is neither in the argument nor in `WITHOUT_EFFECT`."""
+        """Raise ValueError for `auto_map`, values that NEUTRAL_VALUES does not allow, and fields that were not read.
+
+        Fields in `without_effect` and in WITHOUT_EFFECT need not be read.
+        """
         if self.has("auto_map"):
             raise ValueError(f"its {self.file} asks for Python code of its own (auto_map), which tinylm never runs")
         for name, allowed in NEUTRAL_VALUES.items():
@@ -140,7 +143,7 @@ class ForeignConfig:
         self.check_others(without_effect | WITHOUT_EFFECT)
 
     def check_others(self, without_effect: frozenset[str]) -> None:
-        """Raise ValueError for a field that was not read and is not in the argument."""
+        """Raise ValueError for a field that was not read and is not in `without_effect`."""
         unknown = sorted(self._values.keys() - self._read - without_effect)
         if unknown:
             more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""

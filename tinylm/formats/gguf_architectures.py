@@ -19,11 +19,11 @@ from tinylm.formats.gguf_tensors import TENSOR_RULES, TensorPlace
 from tinylm.model_config import ModelConfig, RopeScaling
 
 MAX_LAYERS = 1 << 14
-DEFAULT_THETA = 10_000.0  # of RoPE, where the file states none
-LOCAL_THETA = 10_000.0  # of Gemma 3's layers with a sliding window
-GEMMA3_PERIOD = 6  # of its layers, the last of which has no sliding window
-GEMMA3_LAYERS_OF_27B = 62  # the one size whose scores are not divided by sqrt(head_dim)
-ROPE_FACTORS = "rope_freqs.weight"  # divisors of the RoPE frequencies of Llama 3
+DEFAULT_THETA = 10_000.0  # RoPE base of files without rope.freq_base
+LOCAL_THETA = 10_000.0  # RoPE base of Gemma 3's layers with a sliding window
+GEMMA3_PERIOD = 6  # every sixth layer has full attention, the others a sliding window
+GEMMA3_LAYERS_OF_27B = 62  # the only size whose attention scores are not divided by sqrt(head_dim)
+ROPE_FACTORS = "rope_freqs.weight"  # tensor with the divisors of Llama 3's RoPE frequencies
 LLAMA3_CONTEXT = 8192
 ROPE_TOLERANCE = 1e-4
 
@@ -49,7 +49,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "nextn_predict_layers": (0,),
     "pooling_type": (0,),
     "residual_scale": (0.0, 1.0),
-    "tensor_data_layout": ("Meta AI original pth",),  # the order of RoPE's features that all files of llama have
+    "tensor_data_layout": ("Meta AI original pth",),  # RoPE feature order of all llama files
 }
 _WITHOUT_EFFECT = ("vocab_size", "rope.scaling.finetuned")
 
@@ -59,10 +59,10 @@ Values = dict[str, bool | int | float | str]
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A value of general.architecture. families: `model_type` of the models that are stored as this architecture.
+    """An architecture of GGUF. name: value of general.architecture. families: `model_type` of the models stored as it.
 
-    read_config: a config.json of Hugging Face from the metadata. extra_metadata: metadata of this architecture, in
-        addition to that of every architecture. ignores_windows: llama.cpp computes full attention in all layers, even
+    read_config: converts the metadata to the fields of a Hugging Face config.json. extra_metadata: values for
+        keys that not every architecture has. ignores_windows: llama.cpp computes full attention in all layers, even
         if the file has a sliding window.
     """
 
@@ -75,13 +75,13 @@ class Architecture:
     def write_metadata(self, config: ModelConfig) -> Values:
         """The metadata of a resolved configuration (family_choice.resolve), by keys with this architecture's prefix.
 
-        Settings that it cannot represent are lost; gguf_writer.py detects them by reading the metadata again.
+        Settings that the metadata cannot represent are lost; gguf_writer.py detects them by reading the metadata again.
         """
         values = _common_metadata(config) | self.extra_metadata(config)
         return {f"{self.name}.{key}": value for key, value in values.items()}
 
     def places(self, layers: int, experts: int) -> Iterator[TensorPlace]:
-        """Where each tensor of a model of this size is stored."""
+        """Yield the place of each tensor of a model with this number of layers and experts."""
         for rule in TENSOR_RULES[self.name]:
             for layer in range(layers if "{layer}" in rule.foreign else 1):
                 for expert in range(experts) if "{expert}" in rule.foreign else [None]:
@@ -135,7 +135,7 @@ class ConfigReader:
         self._metadata.require(self.key(name), *allowed)
 
     def any_tensor(self, *endings: str) -> bool:
-        """Whether the file has a tensor of a layer whose name ends like this."""
+        """Whether any layer has a tensor whose name ends with one of `endings`."""
         return any(name.startswith("blk.") and name.endswith(endings) for name in self.tensors)
 
     def check_all_read(self) -> None:
@@ -152,7 +152,7 @@ class ConfigReader:
 
 
 def _size(reader: ConfigReader) -> dict[str, int]:
-    """The sizes that every architecture has, under tinylm's names: vocab_size, layers, width, heads and others."""
+    """The sizes that every architecture has, under tinylm's names: vocab_size, context, layers, width and heads."""
     embedding = reader.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ValueError("it lacks the tensor token_embd.weight, a matrix")
@@ -169,7 +169,7 @@ def _size(reader: ConfigReader) -> dict[str, int]:
 
 
 def _decoder(reader: ConfigReader) -> dict[str, Any]:
-    """The fields that Llama and its relatives have in common."""
+    """The config.json fields that all architectures except gpt2 and gptneox share."""
     size = _size(reader)
     head_dim = reader.integer("attention.key_length", size["width"] // size["heads"])
     reader.require("attention.value_length", head_dim)
@@ -308,7 +308,7 @@ def _gptneox(reader: ConfigReader) -> dict[str, Any]:
         "num_attention_heads": heads,
         "intermediate_size": reader.layers_integer("feed_forward_length"),
         "layer_norm_eps": reader.number("attention.layer_norm_epsilon"),
-        # Published models compute the exact GELU. llama.cpp approximates it for all of them; the file does not say.
+        # Published models use the exact GELU, llama.cpp the tanh approximation. The metadata has no key for it.
         "hidden_act": "gelu",
         "rotary_pct": rotated / head_dim,
         "rotary_emb_base": reader.number("rope.freq_base", DEFAULT_THETA),
@@ -346,7 +346,7 @@ def _rope_scaling(reader: ConfigReader, context: int) -> dict[str, Any] | None:
 
 
 def llama3_factors(scaling: RopeScaling, theta: float, head_dim: int) -> Tensor:
-    """The divisors of the RoPE frequencies of Llama 3, (head_dim / 2,) of float32, as llama.cpp's converter has them.
+    """The divisors of the RoPE frequencies of Llama 3, (head_dim / 2,) of float32, as in llama.cpp's converter.
 
     The formula: Llama 3.1's `apply_scaling`, https://github.com/meta-llama/llama-models.
     """
@@ -368,7 +368,7 @@ def _llama3_scaling(reader: ConfigReader, config: dict[str, Any]) -> dict[str, A
     if bool((divisors == 1).all()):
         return None
     if bool((divisors > 0).all()) and math.isfinite(largest := float(divisors.max())):
-        factor = round(largest, 4)  # the file has 32 bits
+        factor = round(largest, 4)  # stored as float32
         with contextlib.suppress(UsageError):  # parameters that are out of range
             for scaling in _llama3_candidates(divisors, factor, theta, head_dim):
                 if torch.allclose(llama3_factors(scaling, theta, head_dim).double(), divisors, rtol=ROPE_TOLERANCE):
@@ -384,8 +384,8 @@ def _llama3_scaling(reader: ConfigReader, config: dict[str, Any]) -> dict[str, A
 
 def _llama3_candidates(divisors: Tensor, factor: float, theta: float, head_dim: int) -> Iterator[RopeScaling]:
     yield RopeScaling(kind="llama3", factor=factor, original_context=LLAMA3_CONTEXT)
-    # Between the bounds, smooth = (context / wavelength - low) / (high - low), a line. Only the ratios of context, low
-    # and high matter, so that low can be 1.
+    # Between the bounds, smooth = (context / wavelength - low) / (high - low), which is linear in 1 / wavelength. Only
+    # the ratios of context, low and high matter, so low is set to 1.
     wavelengths = 2 * math.pi * theta ** (torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     between = (divisors > 1 + ROPE_TOLERANCE) & (divisors < factor * (1 - ROPE_TOLERANCE))
     if int(between.sum()) < 2:
@@ -434,7 +434,7 @@ def _common_metadata(config: ModelConfig) -> Values:
 
 
 def _scaling_metadata(scaling: RopeScaling | None) -> Values:
-    if scaling is None or scaling.kind == "llama3":  # llama3 is a tensor: llama3_factors
+    if scaling is None or scaling.kind == "llama3":  # llama3 scaling is stored as a tensor (llama3_factors)
         return {}
     metadata: Values = {
         "rope.scaling.type": scaling.kind,

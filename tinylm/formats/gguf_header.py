@@ -17,7 +17,7 @@ import numpy as np
 from tinylm.text.tokenizer_errors import short_repr
 
 MAGIC = b"GGUF"
-VERSIONS = (2, 3)  # 1 has lengths of 32 bits
+VERSIONS = (2, 3)  # version 1 has 32-bit lengths
 MAX_HEADER = 1 << 28  # bytes; that of Gemma 3, with 262,144 tokens, has 7 MB
 MAX_KEYS = 1 << 12
 MAX_TENSORS = 1 << 16
@@ -334,7 +334,7 @@ def _align(position: int, alignment: int) -> int:
 
 
 def _place(stored: Sequence[_StoredTensor], start: int, alignment: int, size: int) -> dict[str, TensorInfo]:
-    """Check that all tensors lie in the file without overlapping."""
+    """The tensors by name. Raises ValueError unless all lie in the file without overlapping."""
     tensors: dict[str, TensorInfo] = {}
     for tensor in stored:
         if tensor.name in tensors:

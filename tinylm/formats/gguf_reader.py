@@ -68,7 +68,7 @@ def open_gguf(path: Path) -> GGUFFile:
 
 
 def read_model(file: GGUFFile) -> tuple[dict[str, Any], dict[str, "StoredTensor"]]:
-    """A config.json of Hugging Face and the tensors under its names. Raises ValueError for what is not supported."""
+    """The fields of a Hugging Face config.json, and the tensors under Hugging Face's names. Raises ValueError."""
     metadata, infos = file.header.metadata, file.header.tensors
     architecture = find_architecture(metadata)
     values = read_config(architecture, metadata, infos, lambda name: load_tensor(file.data, infos[name]))
@@ -111,7 +111,7 @@ def read_config(
 
 
 class StoredTensor:
-    """A tensor of Hugging Face's model in a mapped file (a LazyTensor). expert: its index, if experts are stacked."""
+    """A LazyTensor in a mapped file, with Hugging Face's layout. expert: index in a tensor of all experts, if any."""
 
     def __init__(self, data: mmap.mmap, info: TensorInfo, change: Change, heads: int, expert: int | None) -> None:
         self._data, self._info, self._change, self._heads, self._expert = data, info, change, heads, expert
@@ -129,7 +129,7 @@ class StoredTensor:
             raise ValueError(f"its tensor {name} has {shape[0]} rows, which {self._heads} heads cannot share")
 
     def load(self) -> Tensor:
-        """The tensor: a view of the mapped file if order and type of the numbers are the same, otherwise a copy."""
+        """The tensor: a view of the mapped file if the conversion needs no copy."""
         return self._change.read(load_tensor(self._data, self._info, self._expert), self._heads)
 
 

@@ -1,4 +1,4 @@
-"""The names and layouts of the tensors in GGUF files, compared with those of Hugging Face's models.
+"""The names and layouts of the tensors in GGUF files, and their correspondence to those of Hugging Face models.
 
 Shape letters: see `tinylm.model`.
 """
@@ -13,8 +13,8 @@ class Change(NamedTuple):
     """The conversion between the layout of a tensor in a GGUF file and in Hugging Face's model.
 
     read, write: convert from and to the layout of the file, given the number of heads. heads: the config field with
-    that number, if it is needed. transposes: whether rows and columns are exchanged. fused: whether the tensor holds
-    queries, keys and values.
+    that number; empty if not needed. transposes: whether rows and columns are exchanged. fused: whether the tensor
+    holds queries, keys and values.
     """
 
     read: Callable[[Tensor, int], Tensor]
@@ -51,9 +51,9 @@ INTERLEAVED = Change(_interleave, _separate, "num_attention_heads", fused=True)
 
 
 class TensorRule(NamedTuple):
-    """A tensor in a GGUF file, and in Hugging Face's model. The names contain {layer} and {expert}.
+    """The names of a tensor in GGUF files and Hugging Face models, with {layer} and {expert}, and the conversion.
 
-    A stored tensor whose foreign name contains {expert} holds those of all experts: (E, rows, columns).
+    A stored tensor whose foreign name contains {expert} holds the tensors of all experts: (E, rows, columns).
     """
 
     stored: str
@@ -62,7 +62,7 @@ class TensorRule(NamedTuple):
 
 
 class TensorPlace(NamedTuple):
-    """A tensor of Hugging Face's model, and its place in a file. expert: its index if it is stored with all experts."""
+    """A tensor of Hugging Face's model, and its place in a file. expert: its index in a tensor of all experts."""
 
     stored: str
     foreign: str

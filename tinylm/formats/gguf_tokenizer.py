@@ -23,16 +23,16 @@ PREFIX = "tokenizer.ggml."
 CHAT_TEMPLATE = "tokenizer.chat_template"
 MAX_TEMPLATE = 1 << 20  # characters
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # types of tokens
-INERT_MERGE = "À Á"  # llama.cpp requires a merge; this one is of two bytes that UTF-8 never has
-SPACE = "\u2581"  # stands for a space in SentencePiece's tokens
-MAX_PIECE = 256  # characters of a token of SentencePiece, whose default is 16
-MAX_PIECES = 1 << 23  # characters of all of them
+INERT_MERGE = "À Á"  # llama.cpp requires a merge; this one joins the bytes C0 and C1, which UTF-8 never contains
+SPACE = "\u2581"  # the space in SentencePiece tokens
+MAX_PIECE = 256  # characters per SentencePiece token; SentencePiece's own default limit is 16
+MAX_PIECES = 1 << 23  # characters of all SentencePiece tokens together
 
-# If one of these is a control token of the vocabulary, llama.cpp ends the generation at it.
+# llama.cpp also stops generation at control tokens with these names.
 END_TOKENS = frozenset(
     {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>", "</s>"}
 )
-# Keys without effect here: tokens for filling in code and for classification, and other forms of the same tokenizer.
+# Keys without effect here: tokens for fill-in-the-middle, masking and classification, and the number of token types.
 _WITHOUT_EFFECT = tuple(
     PREFIX + name
     for name in (
@@ -79,19 +79,19 @@ _NFC = {"type": "NFC"}
 
 
 class PreTokenizer(NamedTuple):
-    """A value of tokenizer.ggml.pre. normalizer: that of the original tokenizers, which llama.cpp does not apply."""
+    """The meaning of one tokenizer.ggml.pre value. normalizer: of the original tokenizer; not applied by llama.cpp."""
 
     steps: tuple[dict[str, Any], ...]
     normalizer: dict[str, Any] | None = None
     ignore_merges: bool = False
-    add_bos: bool = False  # unless tokenizer.ggml.add_bos_token says otherwise
+    add_bos: bool = False  # default of tokenizer.ggml.add_bos_token
 
 
 _GPT2 = PreTokenizer((_bytes(use_regex=True),))
 _QWEN2 = PreTokenizer((_split(_QWEN2_PATTERN), _bytes(use_regex=False)))
 _LLAMA3 = PreTokenizer((_split(_LLAMA3_PATTERN), _bytes(use_regex=False)), ignore_merges=True, add_bos=True)
 _NUMBERS_APART = PreTokenizer((_DIGITS, _bytes(use_regex=True)))
-# A tokenizer is exported with the first name that it fits.
+# Export uses the first name that fits the tokenizer (find_pre).
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "gpt-2": _GPT2,
     "phi-2": _GPT2,
@@ -118,7 +118,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         )
     ),
 }
-# The value for older files without this key, for families that use only one pre-tokenizer.
+# Default of tokenizer.ggml.pre, which older files lack, for families that use only one pre-tokenizer.
 _PRE_OF_FAMILY = {"gpt2": "gpt-2", **dict.fromkeys(("qwen2", "qwen3", "qwen3_moe"), "qwen2")}
 
 
@@ -130,12 +130,12 @@ class _Vocabulary(NamedTuple):
     types: list[int]
 
     def of_type(self, *types: int) -> list[tuple[int, str]]:
-        """The ids and the tokens of these types."""
+        """Pairs of id and token for the tokens of these types, without empty ones."""
         return [(i, token) for i, (token, kind) in enumerate(zip(*self, strict=True)) if kind in types and token]
 
 
 def read_tokenizer(metadata: Metadata, family: str, vocab_size: int) -> ReadTokenizer:
-    """The tokenizer that the metadata describes, of a model of a Hugging Face family with `vocab_size` ids."""
+    """The tokenizer in the metadata. family: Hugging Face model type; vocab_size: number of rows of the embedding."""
     kind = metadata.text(PREFIX + "model")
     if kind not in ("gpt2", "llama"):
         raise ValueError(f"its tokenizer is of the kind {short_repr(kind)}; tinylm reads gpt2 and llama")
@@ -214,8 +214,8 @@ def _split_merge(merge: str) -> list[str]:
 def _single_characters(vocabulary: _Vocabulary) -> dict[str, int]:
     """The ids of a character tokenizer of tinylm, with special tokens; empty for any other tokenizer.
 
-    It needs this function because its merges join the UTF-8 bytes of a character, and their intermediate results are
-    not tokens, which `tokenizers` does not allow.
+    The merges of such a tokenizer join the UTF-8 bytes of a character. Their intermediate results are not tokens, which
+    `tokenizers` does not allow, so the characters are read without merges.
     """
     byte_of = dict(byte_alphabet())
     characters: dict[str, int] = {}
@@ -263,7 +263,7 @@ def _sentencepiece(metadata: Metadata, vocabulary: _Vocabulary) -> TokenizerSpec
 def _merges_of_scores(vocabulary: _Vocabulary, scores: np.ndarray) -> list[list[str]]:
     """All pairs of tokens that join to a token, from the highest score of that token to the lowest.
 
-    Of two tokens with the same score, the first in the vocabulary wins; in llama.cpp, the first in the text.
+    Of tokens with equal scores, the one with the lowest id is merged first; in llama.cpp, the leftmost in the text.
     """
     pieces = vocabulary.of_type(NORMAL)
     longest = max((len(token) for _, token in pieces), default=0)
@@ -305,7 +305,11 @@ def _read_special(metadata: Metadata, vocabulary: _Vocabulary, adds_bos: bool) -
 
 
 def _added_tokens(vocabulary: _Vocabulary, special: SpecialTokens) -> list[dict[str, Any]]:
-    """Control tokens, which text is never encoded as, and user-defined tokens, which are matched before all others."""
+    """The added_tokens of a tokenizer.json: special tokens and user-defined tokens.
+
+    Text is never encoded as special tokens: control tokens, the unknown token and those in `special`. User-defined
+    tokens are matched before all others.
+    """
     named = {special.end_of_text, special.bos, special.pad, *special.eos}
     return [
         {"id": i, "content": token, "special": is_special}
@@ -320,11 +324,11 @@ def _added_tokens(vocabulary: _Vocabulary, special: SpecialTokens) -> list[dict[
 def write_tokenizer(
     spec: TokenizerSpec, special: SpecialTokens, chat_template: str | None, vocab_size: int
 ) -> dict[str, Any]:
-    """The metadata of a tokenizer, by keys: bool, int, str, and lists of str, int or float.
+    """The metadata of a tokenizer by key. The values are bool, int, str, or a list of str, int or float.
 
-    spec: validated content of a tokenizer.json. The metadata has a token for each of `vocab_size` ids; those that the
-    tokenizer does not have are unused. Raises ValueError with a reason that completes the sentence "The tokenizer
-    cannot be written as GGUF: ".
+    spec: validated content of a tokenizer.json. The metadata has a token for each of `vocab_size` ids; ids that the
+    tokenizer lacks get tokens of the type unused. Raises ValueError with a reason that completes the sentence "The
+    tokenizer cannot be written as GGUF: ".
     """
     model = spec["model"]
     if model["type"] != "BPE" or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
@@ -377,7 +381,7 @@ def _write_byte_level(spec: TokenizerSpec, vocab_size: int) -> dict[str, Any]:
 
 
 def find_pre(spec: TokenizerSpec) -> str:
-    """The name of a byte-level tokenizer's pre-tokenizer. Raises ValueError for one without a name."""
+    """The value of tokenizer.ggml.pre for a byte-level tokenizer. Raises ValueError if PRE_TOKENIZERS has none."""
     found = _comparable(_steps(spec["pre_tokenizer"], "pretokenizers"))
     normalizers = _comparable(_steps(spec["normalizer"], "normalizers"))
     for name, (steps, normalizer, ignore_merges, _) in PRE_TOKENIZERS.items():
@@ -446,7 +450,7 @@ def _ranks_of_tokens(merges: list[list[str]]) -> dict[str, int]:
 
 
 def _write_vocabulary(spec: TokenizerSpec, spelled: Mapping[str, str], vocab_size: int) -> dict[str, Any]:
-    """tokens and token_type. spelled: how the file writes a token, where it differs."""
+    """The arrays tokens and token_type. spelled: spellings in the GGUF file that differ from tokenizer.json."""
     ids = token_ids(spec)
     special = {token["content"]: token["special"] for token in spec["added_tokens"]}
     if max(ids.values()) >= vocab_size:

@@ -34,9 +34,9 @@ from tinylm.text.tokenizer_file import token_ids, validate_tokenizer
 DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # llama_ftype of llama.cpp
 _TYPES = {kind.name: kind for kind in TENSOR_TYPES.values()}
-_NEVER_REDUCED = ("position_embd.weight", "ffn_gate_inp.weight", ROPE_FACTORS)  # as llama.cpp's converter has them
+_NEVER_REDUCED = ("position_embd.weight", "ffn_gate_inp.weight", ROPE_FACTORS)  # F32, as in llama.cpp's converter
 QUANTIZATION_VERSION = 2
-# Largest error of a stored number, as a fraction of the largest number in its tensor; copied blocks have none.
+# Largest error of a stored number, relative to the largest absolute value in its tensor; copied blocks have none.
 _ERRORS = {"F32": 2**-22, "F16": 2**-10, "BF16": 2**-8, "Q8_0": 1 / 127}
 SAMPLES = (
     "",
@@ -56,13 +56,13 @@ TOLERANCE = 1e-6  # relative, of settings that a file stores in 32 bits
 
 @dataclass(frozen=True)
 class _Planned:
-    """A tensor to write: the tensors of Hugging Face's model that it holds, one or those of all experts."""
+    """A tensor to write. sources: Hugging Face names of the tensors in it: one, those of all experts, or none."""
 
-    info: TensorInfo  # without an offset
+    info: TensorInfo  # its offset is not used
     sources: tuple[str, ...]
     change: Change
     heads: int
-    blocks: np.ndarray | None = None  # quantized already, as they are written
+    blocks: np.ndarray | None = None  # quantized bytes that are written unchanged
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ def write_gguf(
     """Write a model as a GGUF file; return the name of the architecture.
 
     dtype: of the matrices: f32, f16, bf16 or q8_0; a matrix that q8_0 cannot store is written as f16.
-    name: of the model, for people; default: that of the file.
+    name: value of general.name; default: the file name without its suffix.
     quantized: a file with the same model, whose quantized tensors are copied as they are.
 
-    Raises UsageError, before anything is written, for a model or a tokenizer that GGUF cannot represent, and for a
-    folder that cannot be written; TinyLMError if writing fails or the file cannot be read back with the same model.
+    Raises UsageError for a model, a tokenizer or weights that GGUF cannot represent with this dtype, and for a folder
+    that cannot be written; TinyLMError if writing fails or the file cannot be read back with the same model.
     """
     import_gguf()
     check_name(path)
@@ -166,7 +166,7 @@ def _plan_tensors(
 
 
 def _with_blocks(planned: _Planned, file: GGUFFile) -> _Planned:
-    """The tensor with the blocks that the file has for it, if that stores it quantized and in the same layout."""
+    """The tensor with its quantized blocks from `file`, if the file has it quantized and in the same shape."""
     info = file.header.tensors.get(planned.info.name)
     if info is None or info.shape != planned.info.shape or info.type.name in FLOAT_TYPES:
         return planned
@@ -266,7 +266,7 @@ def _arranged(plan: _Plan, planned: _Planned) -> Iterator[Tensor]:
 
 
 def _encode(tensor: Tensor, info: TensorInfo) -> np.ndarray:
-    """Numbers in the type of the tensor, as bytes. Raises UsageError for those that are too large for 16 bits."""
+    """Numbers in the type of the tensor, as bytes. Raises UsageError for those that the type cannot represent."""
     flat = tensor.detach().cpu().reshape(-1)
     if info.type.name in FLOAT_TYPES:
         dtype = FLOAT_TYPES[info.type.name]

@@ -47,7 +47,7 @@ def download(reference: str) -> Path:
         OSError,
         ValueError,
         RuntimeError,
-    ) as error:  # those of the network and of the hub
+    ) as error:  # errors of the network and of the hub
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise TinyLMError(
             f"Cannot download {reference}: {reason[0][:300]} A folder downloaded elsewhere can be used as well."

@@ -38,9 +38,10 @@ FOLDER_FILES = (CONFIG, WEIGHTS, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, GEN
 
 
 def is_model_folder(path: Path) -> bool:
-    """Whether a path is a folder with a config.json that names a `model_type`. A run of tinylm names none.
+    """Whether a path is a Hugging Face model folder: its config.json has `model_type`. That of a run has `format`.
 
-    A damaged config.json beside a tokenizer_config.json, which runs do not have, is that of such a folder, too.
+    With a config.json that is damaged or has neither, the answer is whether there is a tokenizer_config.json, which
+    runs do not have.
     """
     if not os.path.lexists(path / CONFIG):
         return False
@@ -96,7 +97,7 @@ def _read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerSpec:
 
 
 def summarise_folder(path: Path) -> dict[str, Any]:
-    """The entry in a list of runs for a folder for which `is_model_folder` holds, as `summarise` for a run.
+    """The entry of a model folder in a list of runs, with the main keys that `summarise` returns for a run.
 
     Raises TinyLMError for damaged weights.
     """
@@ -110,10 +111,10 @@ def summarise_folder(path: Path) -> dict[str, Any]:
 
 
 def write_folder(folder: Path, model: ForeignModel, dtype: torch.dtype | None = None) -> str:
-    """Write a model into a folder of Hugging Face, which must exist, and return the name of its family.
+    """Write a model into an existing folder in Hugging Face's format, and return the name of its family.
 
-    That is `model.family` if its shape fits. dtype: of the weights; `None`: each tensor's own. Raises UsageError,
-    before anything is written, for a model that no family can represent, and OSError.
+    The family is `model.family` if the configuration fits it. dtype: of the weights; `None`: each tensor's own. Raises
+    UsageError, before anything is written, for a model that no family can represent, and OSError.
     """
     family = choose_family(model.config, model.family)
     spec = validate_tokenizer(model.tokenizer)
@@ -132,14 +133,14 @@ def write_folder(folder: Path, model: ForeignModel, dtype: torch.dtype | None = 
 def rebuilds_tokenizer(family: str, tokenizer: str) -> bool:
     """Whether AutoTokenizer of transformers 5 gives a model of this family other ids than its tokenizer.json.
 
-    For the model type qwen2, it makes Qwen's own tokenizer of the vocabulary and the merges, whatever class the folder
-    names.
+    For the model type qwen2, AutoTokenizer builds Qwen's own tokenizer from the vocabulary and the merges, whatever the
+    `tokenizer_class` is.
     """
     if family != "qwen2":
         return False
     try:
         return find_pre(validate_tokenizer(tokenizer)) != "qwen2"
-    except ValueError:  # it is not one of the known tokenizers
+    except ValueError:  # find_pre has no name for it
         return True
 
 

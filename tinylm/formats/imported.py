@@ -1,4 +1,4 @@
-"""A model on its way between tinylm and the format of another tool."""
+"""A model that is imported from the format of another tool, or exported to one."""
 
 import collections
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ class ForeignModel:
     tensors: by tinylm's names, in their own dtypes; mapped from the file or converted when they are looked up.
     tokenizer: validated content of a tokenizer.json. Its ids may be fewer than the rows of the embedding.
     chat_template: Jinja source, not yet checked; `None` without one.
-    dtypes: the number formats of the file, those of most numbers first; empty for a model of tinylm.
+    dtypes: names of the dtypes in the file, by decreasing number of elements; empty for a model of tinylm.
     """
 
     family: str | None
@@ -31,7 +31,7 @@ class ForeignModel:
 
 
 def rank_dtypes(numbers: Iterable[tuple[str, int]]) -> tuple[str, ...]:
-    """The names of number formats, the most frequent first. numbers: pairs of a name and a count of numbers."""
+    """Names of dtypes by decreasing total number of elements. numbers: pairs of a name and a number of elements."""
     counts: collections.Counter[str] = collections.Counter()
     for name, count in numbers:
         counts[name] += count

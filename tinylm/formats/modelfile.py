@@ -31,7 +31,7 @@ def from_line(gguf: Path) -> str:
 
 
 def make_modelfile(gguf: Path, model: ForeignModel) -> str:
-    """The text of a Modelfile: context length, EOS tokens, and the template where ollama cannot recognise it."""
+    """The text of a Modelfile: context length, EOS tokens, and TEMPLATE for ChatML or if there is no chat template."""
     lines = [from_line(gguf), f"PARAMETER num_ctx {model.config.context}"]
     template = _template(model.chat_template)
     if template is None:

@@ -1,8 +1,8 @@
 """Regular expressions over module names, from untrusted files, matched in bounded time.
 
 Python's `re` backtracks: a pattern such as `(a+)+b` takes exponential time. Here each part of a pattern maps a set of
-positions to the set of positions where a match of it can end, and the number of positions is limited. Supported, with
-the meaning that they have in `re`, are literals, classes, `.`, `\\d \\w \\s \\b`, `^`, `$`, groups, alternatives and
+start positions to the set of end positions of its matches, and the number of positions is limited. Supported, with the
+same meaning as in `re`, are literals, classes, `.`, `\\d \\w \\s \\b`, `^`, `$`, groups, alternatives and
 repetitions. Everything else, such as lookaheads and references, is an error that names the pattern.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 MAX_PATTERN = 1000  # characters
 MAX_DEPTH = 20  # of groups
 MAX_REPETITIONS = 100
-MAX_POSITIONS = 3_000_000  # that the patterns of one file may visit, about two seconds
+MAX_POSITIONS = 3_000_000  # visited by all patterns of one file; about two seconds
 
 Positions = frozenset[int]
 _Node = Callable[[str, Positions], Positions]
@@ -30,7 +30,7 @@ class ModulePatterns:
         self._matchers = [(pattern, self._compile(pattern)) for pattern in patterns]
 
     def first_match(self, name: str) -> str | None:
-        """The first pattern that matches the name of a module or its end after a dot, as in PEFT's patterns."""
+        """The first pattern that matches a whole module name or, as in PEFT, all of the name after one of its dots."""
         for pattern, matches in self._matchers:
             self._spend(1)
             if matches(name):
@@ -133,7 +133,7 @@ class _Parser:
         return self._character(character if character == "." else re.escape(character), len(character))
 
     def _character(self, expression: str, length: int | None = None) -> _Node:
-        """One character that the expression of one character matches."""
+        """A node for one character that matches `expression`. length: of the expression in the pattern."""
         try:
             compiled = re.compile(expression)
         except re.error as error:

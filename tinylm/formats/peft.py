@@ -1,7 +1,7 @@
-"""LoRA adapters in PEFT's format, adapter_config.json and adapter_model.safetensors, for a model of a known family.
+"""LoRA adapters in PEFT's format, adapter_config.json and adapter_model.safetensors, for a model of a supported family.
 
 A foreign matrix that fuses several matrices of tinylm, such as GPT-2's c_attn, has one adapter. Each of tinylm's
-matrices gets all of its A, and those rows of its B that belong to the matrix. `peft_writer` does the inverse.
+matrices gets the whole A of that adapter, and the rows of B that belong to the matrix. `peft_writer` does the inverse.
 """
 
 import collections
@@ -31,7 +31,7 @@ EMBEDDING, OUTPUT = "embedding", "output"  # tinylm's names of two modules
 LINEAR_PARTS = ("lora_A.weight", "lora_B.weight")
 EMBEDDING_PARTS = ("lora_embedding_A", "lora_embedding_B")
 _LORA = re.compile(rf"(.+)\.({'|'.join(map(re.escape, LINEAR_PARTS + EMBEDDING_PARTS))})")
-_BASE = ".base_layer"  # where PEFT moves the module that it adapts
+_BASE = ".base_layer"  # suffix of a module that PEFT has wrapped
 _EXPERT = "layers.{layer}.feedforward.experts.{expert}.{projection}"
 
 
@@ -49,9 +49,9 @@ class LowRank:
 
 @dataclass(frozen=True)
 class ForeignAdapter:
-    """An adapter of PEFT, by tinylm's names.
+    """A PEFT adapter under tinylm's names.
 
-    updates: by the name of a module. replaced: parameters that replace those of the base. stored: parameters of the
+    updates: by module name. replaced: parameters that replace those of the base. stored: parameters of the
     base that PEFT saved with the adapter. The output layer has its own entries, even if the base ties it to the
     embedding.
     """
@@ -84,7 +84,7 @@ def read_base_name(folder: Path) -> str | None:
 
 @dataclass(frozen=True)
 class AdapterSummary:
-    """An adapter as listed, without its base model. modules: the last parts of the names of those that have a LoRA."""
+    """Summary of an adapter, made without its base model. modules: last name parts of the modules that have a LoRA."""
 
     config: PeftConfig
     parameters: int
@@ -93,7 +93,7 @@ class AdapterSummary:
 
 
 def summarise_adapter(folder: Path) -> AdapterSummary:
-    """The config of an adapter and the sizes of its tensors, whose names and shapes are not compared with a base model.
+    """The config of an adapter and its tensor sizes. Names and shapes are not compared with a base model.
 
     Raises TinyLMError for files that are damaged, and for an adapter that is not a plain LoRA.
     """
@@ -105,10 +105,10 @@ def summarise_adapter(folder: Path) -> AdapterSummary:
 
 
 def read_adapter(folder: Path, family: Family, config: ModelConfig) -> ForeignAdapter:
-    """The adapter in a folder, for a base model of this family and configuration. Its tensors are mapped, not read.
+    """The adapter in a folder, for a base model of this family and configuration.
 
-    Raises TinyLMError for files that are damaged, for an adapter that is not a plain LoRA, and for tensors of modules
-    or shapes that the base model does not have.
+    Raises TinyLMError for files that are damaged, for an adapter that is not a plain LoRA, for tensors of modules or
+    shapes that the base model does not have, and for values that are not finite.
     """
     with _reading(folder):
         return _Reader(family, config, _read_config(folder)).read(_open_weights(folder))
@@ -116,7 +116,7 @@ def read_adapter(folder: Path, family: Family, config: ModelConfig) -> ForeignAd
 
 @contextlib.contextmanager
 def _reading(folder: Path) -> Iterator[None]:
-    """Context manager that adds the folder to an error."""
+    """Context manager that turns OSError and ValueError into a TinyLMError that names the folder."""
     try:
         yield
     except OSError as error:
@@ -145,7 +145,7 @@ def _open_weights(folder: Path) -> dict[str, StoredTensor]:
 
 @dataclass(frozen=True)
 class _Stacked:
-    """A parameter with the matrices of all experts of a layer. projections: the names of the matrices that it fuses."""
+    """A parameter with the matrices of all experts of a layer. projections: those that it fuses."""
 
     name: str
     layer: int
@@ -176,7 +176,7 @@ class _Reader:
                 self._add_stacked(family.stacked.experts.format(layer=layer), layer, family.stacked.parameters)
 
     def _add_stacked(self, module: str, layer: int, parameters: tuple[tuple[str, tuple[str, ...]], ...]) -> None:
-        """The names of the modules that PEFT nests around `module`, one for each parameter that it adapts."""
+        """Register the modules that PEFT nests around `module`, one per adapted parameter."""
         adapted = [item for item in parameters if self._is_target_parameter(f"{module}.{item[0]}")]
         for outer, (name, projections) in enumerate(reversed(adapted)):
             self._stacked[module + outer * _BASE] = _Stacked(f"{module}.{name}", layer, projections)
@@ -208,7 +208,7 @@ class _Reader:
         return ForeignAdapter(updates, replaced, stored)
 
     def _update(self, module: str, parts: Mapping[str, StoredTensor]) -> dict[str, LowRank]:
-        """The updates by one adapter: of the matrices that a module fuses, or of all experts."""
+        """The updates from one pair A, B: of the matrices that a module fuses, or of all experts of a layer."""
         stacked = self._stacked.get(module)
         rule, ours = self._matrices.get(self._aliases.get(module, module), (None, ()))
         if rule is None and stacked is None:
@@ -233,7 +233,7 @@ class _Reader:
         return {name: LowRank(whole_a, part, scale) for name, part in zip(ours, rows, strict=True)}
 
     def _update_experts(self, stacked: _Stacked, a: StoredTensor, b: StoredTensor) -> dict[str, LowRank]:
-        """A is (E r, in) with the rows of an expert together; B is (out, r E) with the columns of a rank together."""
+        """The updates of a layer's experts, from A (E r, in), grouped by expert, and B (out, r E), grouped by rank."""
         config, projections = self._config, stacked.projections
         shapes = [self._expected[f"{self._expert(stacked, 0, name)}.weight"].shape for name in projections]
         outputs, inputs = sum(shape[0] for shape in shapes), shapes[0][1]
@@ -254,7 +254,7 @@ class _Reader:
         return _EXPERT.format(layer=stacked.layer, expert=expert, projection=projection)
 
     def _whole(self, tensors: Mapping[str, StoredTensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The parameters that replace those of the base, and those of the base that were saved with them."""
+        """The parameters that replace those of the base, and the base parameters that were saved with the adapter."""
         replaced: dict[str, Tensor] = {}
         stored: dict[str, Tensor] = {}
         found: set[str] = set()

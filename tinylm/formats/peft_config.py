@@ -1,6 +1,6 @@
-"""adapter_config.json of a LoRA by PEFT, in both directions.
+"""Reads the adapter_config.json of a PEFT LoRA.
 
-Errors of reading are ValueErrors with a reason that completes the sentence "Cannot use FOLDER: ".
+All errors are ValueErrors with a reason that completes the sentence "Cannot use FOLDER: ".
 """
 
 import math
@@ -32,10 +32,10 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "velora_config": (None,),
     "monteclora_config": (None,),
     "megatron_config": (None,),
-    # Others change the base weights (PiSSA, OLoRA, CorDA, LoRA-GA, LoftQ), unless the adapter was converted.
+    # Other values change the base weights (PiSSA, OLoRA, CorDA, LoRA-GA, LoftQ), unless the adapter was converted.
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
-# The tensors show which modules are adapted, so that the fields that chose them are not evaluated.
+# The tensor names show which modules are adapted, so the fields that select modules are not evaluated.
 _WITHOUT_EFFECT = frozenset(
     {
         *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
@@ -67,7 +67,7 @@ class PeftConfig:
     ties: bool
 
     def scale(self, name: str, rank: int) -> float:
-        """The factor of the update of a module. Raises ValueError if its tensors have another rank than the config."""
+        """The factor of the update of a module. Raises ValueError if `rank`, from its tensors, is not the config's."""
         expected, alpha = self.ranks.value(name, self.rank), self.alphas.value(name, self.alpha)
         if rank != expected:
             raise ValueError(f"the tensors of {name} have the rank {rank}; its {ADAPTER_CONFIG} has {expected:g}")
@@ -75,7 +75,7 @@ class PeftConfig:
 
 
 class Pattern:
-    """`rank_pattern` or `alpha_pattern`: numbers by patterns of module names. The first that matches counts."""
+    """`rank_pattern` or `alpha_pattern`: numbers by patterns of module names. The first match applies."""
 
     def __init__(self, numbers: Mapping[str, float]) -> None:
         self._numbers = numbers

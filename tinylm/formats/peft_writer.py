@@ -27,7 +27,7 @@ class PeftAdapter:
     """An adapter in PEFT's format before it is written.
 
     tensors: by PEFT's names. rules: of the adapted modules, by their names in transformers.
-    parts: for fused modules, by `_suffix`, the number of adapters that were concatenated to one of a larger rank.
+    parts: by `_suffix` of a fused module, the number of tinylm's adapters that are concatenated along the rank.
     has_dropout: False with adapted experts, for which PEFT has no dropout.
     """
 
@@ -44,7 +44,7 @@ def convert_adapter(family: Family, model: ModelConfig, adapter: AdapterConfig, 
     factors: of the adapted modules; A (r, V) and B (D, r) for the embedding. An output layer that is tied to the
     embedding gets the same factors, transposed, since PEFT would not adapt it with the embedding.
 
-    Raises UsageError that names a target which PEFT cannot adapt in this family.
+    Raises UsageError that names a module which PEFT cannot adapt in this family.
     """
     untied = replace(model, tie=False)
     modules = [item for item in family.modules(untied) if any(name in factors for name in item[2])]
@@ -119,7 +119,7 @@ def _fuse(rule: Rule, factors: Sequence[tuple[Tensor, Tensor] | None], heads: in
 
 
 def _suffix(rule: Rule) -> str:
-    """The name of a module within its layer, or its last part outside of the layers."""
+    """The name of a module within its expert or layer; outside of the layers, the last part of its name."""
     for placeholder in ("{expert}.", "{layer}."):
         if placeholder in rule.foreign:
             return rule.foreign.rpartition(placeholder)[2]
@@ -184,7 +184,7 @@ def _escape(name: str) -> str:
 
 
 def _target_modules(family: Family, adapter: PeftAdapter) -> list[str]:
-    """The last part of each module's name, or more parts if that is ambiguous in the family.
+    """The last part of each module's name, or its `_suffix` if a module that is not adapted ends with the same part.
 
     Both names of a renamed module are included, since each version of transformers has one of them.
     """

@@ -1,4 +1,4 @@
-"""Weights in safetensors files, one or several with an index, mapped into memory without a copy; and their writer.
+"""Weights in one safetensors file or several with an index: mapped into memory without a copy, or written.
 
 Functions that read raise OSError for a file that cannot be opened, and ValueError with a reason that completes the
 sentence "Cannot import FOLDER: ". Links are not followed, except in the cache of huggingface_hub (see `inside`).
@@ -28,8 +28,8 @@ _HEADER_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 MAX_SHARDS = 1024
 MAX_TENSORS = 1 << 18
-_SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.safetensors")  # a plain name
-_ALIGNMENT = 8  # bytes, of the header
+_SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.safetensors")  # without a path
+_ALIGNMENT = 8  # bytes; the length of the header is a multiple
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _open_shards(folder: Path) -> dict[str, StoredTensor]:
 
 
 def stored_dtypes(tensors: Mapping[str, StoredTensor]) -> tuple[str, ...]:
-    """The names of the dtypes of tensors, those of most numbers first."""
+    """The dtype names of the tensors, by decreasing total number of elements."""
     return rank_dtypes(
         (DTYPE_NAMES.get(tensor.dtype, "another") if tensor.dtype else "another", math.prod(tensor.shape))
         for tensor in tensors.values()
@@ -112,7 +112,7 @@ def stored_dtypes(tensors: Mapping[str, StoredTensor]) -> tuple[str, ...]:
 def inside(folder: Path, name: str) -> Path:
     """The path of a file in the folder. Raises ValueError for a link, except within the cache of huggingface_hub.
 
-    There, `models--OWNER--NAME/snapshots/REVISION/FILE` links to `models--OWNER--NAME/blobs/DIGEST`.
+    In that cache, `models--OWNER--NAME/snapshots/REVISION/FILE` links to `models--OWNER--NAME/blobs/DIGEST`.
     """
     path = folder / name
     if not is_link(path):
@@ -131,7 +131,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 class WritableTensors(Protocol):
-    """Tensors that are made one at a time."""
+    """Tensors that are computed when they are looked up."""
 
     def __iter__(self) -> Iterator[str]: ...
 
@@ -147,12 +147,12 @@ class WritableTensors(Protocol):
 
 
 def write_file(path: Path, tensors: WritableTensors, dtype: torch.dtype | None = None) -> None:
-    """Replace a safetensors file, with one tensor at a time in memory. dtype: of all tensors; `None`: their own.
+    """Write or replace a safetensors file, one tensor at a time in memory. dtype: of all tensors; `None`: their own.
 
     Raises OSError, after which the old file is intact.
     """
     dtypes = {name: dtype or tensors.dtype(name) for name in tensors}
-    names = sorted(dtypes, key=lambda name: (-dtypes[name].itemsize, name))  # so that all are aligned
+    names = sorted(dtypes, key=lambda name: (-dtypes[name].itemsize, name))  # aligns all offsets
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in names:

@@ -16,15 +16,15 @@ def is_foreign(path: Path) -> bool:
 
 
 def _is_gguf(path: Path) -> bool:
-    """Whether something of this name is there, and no folder; the reader says so if it is no regular file."""
+    """Whether the path ends in .gguf, exists and is no folder. The reader checks that it is a regular file."""
     return path.suffix == GGUF_SUFFIX and os.path.lexists(path) and not path.is_dir()
 
 
 def read_foreign(path: Path) -> ForeignModel:
-    """The model at a path for which `is_foreign` holds. Raises TinyLMError as the readers of its format."""
+    """The model at a path for which `is_foreign` holds. Raises TinyLMError like `read_gguf` and `read_folder`."""
     return read_gguf(path) if _is_gguf(path) else read_folder(path)
 
 
 def foreign_name(source: Path) -> str:
-    """The name of a folder, of a file without .gguf, or of a hub's model without its owner and revision."""
+    """The last part of a path or of a name on the hub, without a revision (`@...`) and without .gguf."""
     return source.name.partition("@")[0].removesuffix(GGUF_SUFFIX) or "imported"

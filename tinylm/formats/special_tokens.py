@@ -43,8 +43,8 @@ def read_special_tokens(folder: Path, config: Mapping[str, Any], tokenizer: Toke
     """The special tokens that tokenizer_config.json and special_tokens_map.json name.
 
     If these files name no eos token, it is taken from the ids in generation_config.json or `config` (config.json); if
-    they name no special token at all, so are the bos and pad tokens. All eos tokens of generation_config.json or, if it
-    has none, of `config` end a generation as well.
+    they name none of bos, eos and pad, the bos and pad tokens are as well. All eos tokens of generation_config.json or,
+    if it has none, of `config` also end generation.
     """
     settings, names = read_object(folder, TOKENIZER_CONFIG), read_object(folder, TOKEN_MAP)
     generation = read_object(folder, GENERATION_CONFIG)
@@ -69,7 +69,7 @@ def read_special_tokens(folder: Path, config: Mapping[str, Any], tokenizer: Toke
 
 
 def _named(kind: str, sources: Iterable[Mapping[str, Any]], ids: Mapping[str, int]) -> str | None:
-    """The token of a kind that the first of the sources names."""
+    """The token from the field `{kind}_token` of the first source that has one."""
     for source in sources:
         if token := _content(source.get(f"{kind}_token"), f"{kind}_token"):
             if token not in ids:
@@ -91,7 +91,7 @@ def _tokens(
 ) -> list[str]:
     """The tokens of the ids in a field of generation_config.json or, without it, of config.json.
 
-    Ids without a token, such as a default of transformers in a model with a small vocabulary, are never sampled.
+    Ids without a token are left out, such as defaults of transformers beyond a small vocabulary.
     """
     value = config.get(name) if generation.get(name) is None else generation[name]
     ids = value if isinstance(value, list) else [] if value is None else [value]
@@ -144,7 +144,7 @@ def read_chat_template(folder: Path) -> str | None:
 
 
 def tokenizer_for_export(tokenizer: TokenizerSpec, special: SpecialTokens) -> str:
-    """The tokenizer.json whose post-processor adds the BOS token exactly if `special.add_bos` is set."""
+    """The tokenizer.json, with a post-processor that adds the BOS token if and only if `special.add_bos` is set."""
     if special.bos is None or begins_with(tokenizer, special.bos) == special.add_bos:
         return json.dumps(tokenizer, ensure_ascii=False)
     steps = [step for step in _post_processors(tokenizer) if step["type"] != "TemplateProcessing"]

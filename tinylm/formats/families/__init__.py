@@ -13,7 +13,7 @@ from tinylm.formats.family import ConvertedTensors, Family, Source, convert_tens
 from tinylm.model_config import ModelConfig
 from tinylm.validation import describe_value
 
-# A model is exported as the first family that has its shape.
+# In the order in which choose_family tries them.
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (QWEN3, LLAMA, MISTRAL, QWEN2, QWEN3_MOE, MIXTRAL, GPT2, GPT_NEOX, GEMMA, GEMMA3_TEXT)

@@ -7,8 +7,8 @@ from tinylm.formats.foreign_config import ForeignConfig
 from tinylm.model_config import ModelConfig
 from tinylm.validation import describe_value
 
-# Activations of transformers by name; the three approximations of GELU by tanh are the same formula.
-# tinylm's `gelu` is this formula (`gelu_new`); transformers' `gelu` is the exact one, tinylm's `gelu-exact`.
+# tinylm's activations by their names in transformers. _TANH_GELU are names of the same tanh approximation, which is
+# tinylm's `gelu`; transformers' `gelu` is exact, tinylm's `gelu-exact`.
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu-exact", **dict.fromkeys(_TANH_GELU, "geglu")}
 UNGATED = {"gelu": "gelu-exact", "relu": "relu", **dict.fromkeys(_TANH_GELU, "gelu")}
@@ -43,7 +43,7 @@ def read_sizes(config: ForeignConfig, *, kv_heads: int | None = None, head_dim: 
 
 
 def read_head_dim(config: ForeignConfig, width: int, heads: int, default: int | None = None) -> int:
-    """`head_dim` of the config, or the default, or width / heads. Raises ValueError if that is not an integer."""
+    """`head_dim` of the config, or the default, or width / heads. Raises ValueError if the quotient is no integer."""
     if default is None and config.value("head_dim") is None and width % heads:
         raise ValueError(f"hidden_size of its {config.file} is {width}; it must be a multiple of num_attention_heads")
     return config.integer("head_dim", width // heads if default is None else default)
@@ -99,7 +99,7 @@ def read_windows_by_layer(config: ForeignConfig) -> dict[str, Any]:
 
 
 def read_layer_types(config: ForeignConfig, default: list[str]) -> list[str]:
-    """`layer_types`: for each layer full or sliding attention. Raises ValueError for anything else."""
+    """`layer_types`, else `default`. Raises ValueError unless each layer has full or sliding attention."""
     types = config.value("layer_types")
     if types is None:
         return default
@@ -114,7 +114,7 @@ def read_layer_types(config: ForeignConfig, default: list[str]) -> list[str]:
 def windows(window: int | None, types: list[str]) -> dict[str, Any]:
     """`local_window` and `local_layers` of ModelConfig.
 
-    With a `window` of `None`, raises ValueError if only some layers are sliding; if all are, they have full attention.
+    Without a `window`, all layers get full attention; raises ValueError if only some of the `types` are sliding.
     """
     local = tuple(layer for layer, kind in enumerate(types) if kind == SLIDING)
     if window is None and len(local) not in (0, len(types)):

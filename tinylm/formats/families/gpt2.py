@@ -24,7 +24,7 @@ RULES = (
 
 def _read(config: ForeignConfig) -> dict[str, Any]:
     config.require("scale_attn_by_inverse_layer_idx", False)
-    config.mark_read("reorder_and_upcast_attn")  # the order of two products, and the number format of the scores
+    config.mark_read("reorder_and_upcast_attn")  # rounding only: order of operations, dtype of the scores
     heads, width = config.integer("n_head"), config.integer("n_embd")
     if width % heads:
         raise ValueError(f"n_embd of its {config.file} is {width}; it must be a multiple of n_head ({heads})")
@@ -78,7 +78,7 @@ GPT2 = Family(
     prefix="transformer.",
     without_effect=frozenset(
         {
-            # Heads that GPT2LMHeadModel does not have, and a field of the first files.
+            # Settings of heads that GPT2LMHeadModel does not have, and fields of the first files.
             *("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type"),
             *("summary_use_proj", "n_special", "predict_special_tokens", "output_past"),
         }

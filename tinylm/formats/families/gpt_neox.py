@@ -83,6 +83,6 @@ GPT_NEOX = Family(
     rules=RULES,
     prefix="gpt_neox.",
     renamed={"embed_out": "lm_head"},
-    without_effect=frozenset({"rope_theta"}),  # its name here is rotary_emb_base
+    without_effect=frozenset({"rope_theta"}),  # GPT-NeoX has rotary_emb_base instead
     unused_tensors=(r"gpt_neox\.layers\.\d+\.attention\.(masked_bias|bias|rotary_emb\.inv_freq)",),
 )

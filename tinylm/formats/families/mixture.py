@@ -19,7 +19,7 @@ from tinylm.model_config import ModelConfig
 _EXPERT = "layers.{layer}.feedforward.experts.{expert}"
 _MIXTRAL = "model.layers.{layer}.block_sparse_moe"
 _QWEN = "model.layers.{layer}.mlp"
-_STACKED = StackedExperts(router=f"{_QWEN}.gate", experts=f"{_QWEN}.experts")  # of both
+_STACKED = StackedExperts(router=f"{_QWEN}.gate", experts=f"{_QWEN}.experts")  # in both families
 
 
 def _read_mixtral(config: ForeignConfig) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def _read_qwen3_moe(config: ForeignConfig) -> dict[str, Any]:
     config.require("decoder_sparse_step", 1)  # every layer is a mixture of experts
     config.require("mlp_only_layers", None, [])
     experts = config.integer("num_experts", config.integer("num_local_experts", 128, low=2), low=2)
-    config.require("num_local_experts", experts)  # its other name, in files of transformers 5
+    config.require("num_local_experts", experts)  # name of num_experts in files of transformers 5
     bias = config.flag("attention_bias", False)
     return {
         **read_sizes(config, kv_heads=4),

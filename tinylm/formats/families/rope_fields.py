@@ -10,7 +10,7 @@ from tinylm.validation import RANGES, Range
 
 DEFAULT_THETA = 10_000.0
 _SHARE, _MSCALE = Range(0, 1, open_low=True), Range(0, 1000)
-BETA_FAST, BETA_SLOW = 32.0, 1.0  # of YaRN (Peng et al. 2023), where a config gives none
+BETA_FAST, BETA_SLOW = 32.0, 1.0  # YaRN's defaults (Peng et al. 2023)
 
 
 def read_rope(config: ForeignConfig, default_theta: float = DEFAULT_THETA) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def read_rope(config: ForeignConfig, default_theta: float = DEFAULT_THETA) -> di
 
 
 def read_partial_rope(config: ForeignConfig, head_dim: int, theta_field: str, share_field: str) -> dict[str, Any]:
-    """As `read_rope`, with `rotary_dim`, computed from the rotated fraction: `share_field` or a RoPE parameter."""
+    """As `read_rope`, with `rotary_dim` from the rotated fraction: partial_rotary_factor or else `share_field`."""
     parameters = _Parameters(_merged(config), config.file)
     share = parameters.number("partial_rotary_factor", config.number(share_field, 0.25), _SHARE)
     fields = _fields(parameters, config, DEFAULT_THETA, theta_field)
@@ -28,7 +28,7 @@ def read_partial_rope(config: ForeignConfig, head_dim: int, theta_field: str, sh
 
 
 def read_rope_by_layer_type(config: ForeignConfig) -> dict[str, Any]:
-    """`rope_theta`, `rope_scaling` and `local_rope_theta` of Gemma 3, which has two bases."""
+    """`rope_theta`, `rope_scaling` and `local_rope_theta` of Gemma 3, which has two RoPE bases."""
     merged = config.value("rope_parameters") or {}
     if not isinstance(merged, dict) or merged.keys() - {"full_attention", "sliding_attention", *_SCALED}:
         raise ValueError(f"rope_parameters of its {config.file} is not an object for each type of layer")
@@ -45,7 +45,7 @@ def read_rope_by_layer_type(config: ForeignConfig) -> dict[str, Any]:
 
 
 def write_rope(config: ModelConfig) -> dict[str, Any]:
-    """The fields that transformers 4 and 5 read."""
+    """The RoPE fields for transformers 4 and for transformers 5."""
     scaling = _write_scaling(config.rope_scaling)
     fields: dict[str, Any] = {
         "rope_theta": config.rope_theta,
@@ -55,7 +55,7 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
 
 
 def write_rope_by_layer_type(config: ModelConfig) -> dict[str, Any]:
-    """The fields of Gemma 3 that transformers 4 and 5 read: the inverse of `read_rope_by_layer_type`."""
+    """Gemma 3's RoPE fields for transformers 4 and for transformers 5: the inverse of `read_rope_by_layer_type`."""
     scaling = _write_scaling(config.rope_scaling)
     local = DEFAULT_THETA if config.local_rope_theta is None else config.local_rope_theta
     fields: dict[str, Any] = {
@@ -105,7 +105,7 @@ def _object(config: ForeignConfig, name: str) -> dict[str, Any]:
 
 
 def _merged(config: ForeignConfig) -> dict[str, Any]:
-    """The values of both objects, which a file for both versions contains. Raises ValueError where they differ."""
+    """`rope_parameters` and `rope_scaling`, merged. Raises ValueError where a file has both and they differ."""
     new, old = _object(config, "rope_parameters"), _object(config, "rope_scaling")
     for name in new.keys() & old.keys():
         if new[name] != old[name]:
@@ -128,7 +128,7 @@ def _fields(parameters: _Parameters, config: ForeignConfig, default_theta: float
 
 
 def _linear(parameters: _Parameters, context: int) -> RopeScaling:
-    parameters.number("original_max_position_embeddings", context)  # without effect on this kind
+    parameters.number("original_max_position_embeddings", context)  # checked only; linear scaling does not use it
     return RopeScaling(kind="linear", factor=parameters.number("factor"))
 
 
@@ -160,7 +160,7 @@ def _yarn(parameters: _Parameters, context: int) -> RopeScaling:
 
 
 def _attention_factor(factor: float, scale: float) -> float:
-    """Factor of the cosines and sines: 0.1 m ln(s) + 1 (Peng et al. 2023, section 3.4)."""
+    """Factor of the cosines and sines: 0.1 `scale` ln(`factor`) + 1 (Peng et al. 2023, section 3.4)."""
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -179,7 +179,7 @@ _SCALINGS: dict[str, Callable[[_Parameters, int], RopeScaling | None]] = {
     "llama3": _llama3,
     "yarn": _yarn,
 }
-# By kind, the fields of RopeScaling that it uses, with the names of transformers.
+# For each kind: names of the scaling parameters in transformers, and the fields of RopeScaling.
 _NAMES: dict[str, dict[str, str]] = {
     "linear": {"factor": "factor"},
     "llama3": {
@@ -196,7 +196,7 @@ _NAMES: dict[str, dict[str, str]] = {
         "attention_factor": "attention_factor",
     },
 }
-_SCALED = ("rope_type", "type", "factor")  # which older Gemma 3 files have next to the layer types
+_SCALED = ("rope_type", "type", "factor")  # older Gemma 3 files have these next to the layer types
 
 
 def _write_scaling(scaling: RopeScaling | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tinylm.text.batches import Batch
 
 
 class TextLosses(NamedTuple):
-    """nats: (N,), summed over the scored tokens of each text. tokens: (N,), the number of them."""
+    """nats: (N,), summed over the scored tokens of each text. tokens: (N,), number of scored tokens."""
 
     nats: np.ndarray
     tokens: np.ndarray

@@ -13,11 +13,11 @@ import numpy as np
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import Stream, code_points
 
-SEPARATOR = "\U0010ffff"  # between documents; a noncharacter, which the short texts are taken to lack
+SEPARATOR = "\U0010ffff"  # between documents; a noncharacter, replaced by NO_CHARACTER in the short texts
 NO_CHARACTER = 0x110000  # between the short texts; not a code point
 PIECE = 1 << 20  # characters of the long text searched at a time
 BLOCK = 1 << 16  # k-grams hashed at a time, which fit into the processor's cache
-FILTER_BITS = 22  # of a hash, looked up in a table before the hash itself
+FILTER_BITS = 22  # leading bits of a hash, looked up in a table before the whole hash
 MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 MAX_COMPARISONS = (
     1000  # of places in the long text with places in the short texts, from which on one k-gram is only counted
@@ -25,7 +25,7 @@ MAX_COMPARISONS = (
 
 
 class Documents(NamedTuple):
-    """A long text. `open` reads it, and reports progress in `unit`s of which it has `size` (`None`: not known); `name`
+    """A long text. `open` reads it, and reports progress in `unit`s of which it has `size` (`None` if unknown); `name`
     is the name of the document with an index, once it has been read.
     """
 
@@ -207,7 +207,7 @@ class _Search:
         return int(differing[0]) if len(differing) else width
 
     def _record(self, piece: _Piece, at: int, query: int, name: Callable[[int], str]) -> None:
-        """Keep the match at a place if it is the longest of its text."""
+        """Keep the match of codes[at:] if it is the longest so far of its short text."""
         if at and query and piece.codes[at - 1] == self._codes[query - 1]:
             return  # it began earlier
         length = self._length(piece.codes, at, query)

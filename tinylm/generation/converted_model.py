@@ -132,7 +132,7 @@ def open_converted(key: str, speed: SpeedConfig, reporter: Reporter) -> Converte
     if not is_private(file):
         return None
     try:
-        with wrap_library_errors():  # it was validated before it was stored
+        with wrap_library_errors():  # the tokenizer was validated before it was stored
             library = tokenizers.Tokenizer.from_str(record.tokenizer)
         tokenizer = Tokenizer(library, record.config.tokenizer.special)
         decoder = LlamaCppDecoder(file, record.config.model.context, record.threads)

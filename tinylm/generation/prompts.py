@@ -95,7 +95,7 @@ def start_tokens(tokenizer: Tokenizer, data: DataConfig | None, prompt: Sequence
 def drop_unknown(text: str, tokenizer: Tokenizer, policy: PromptPolicy, name: str, reporter: Reporter) -> str:
     """The text without the characters that are not in the vocabulary; reports a warning if there are any.
 
-    name: of the text in messages. Raises UsageError for such characters unless the policy skips them.
+    name: name of the text in messages. Raises UsageError for such characters unless the policy skips them.
     """
     unknown = tokenizer.unknown_characters(text)
     if not unknown:
@@ -110,7 +110,7 @@ def drop_unknown(text: str, tokenizer: Tokenizer, policy: PromptPolicy, name: st
 
 
 def decode_utf8(data: bytes, name: str) -> str:
-    """The text of the bytes. name: of the text in messages. Raises UsageError for bytes that are not UTF-8."""
+    """Decode UTF-8. name: name of the text in messages. Raises UsageError for bytes that are not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -123,7 +123,7 @@ def decode_utf8(data: bytes, name: str) -> str:
 def parse_prompts(text: str, format: str, config: GenerationConfig, name: str = "The prompt") -> list[Prompt]:
     """The prompts in a text, by its format: text (one prompt), lines, or jsonl, whose lines can change settings.
 
-    config: the settings of all prompts. name: of the text in messages.
+    config: the settings of all prompts. name: name of the text in messages.
 
     Raises UsageError for a line, a key or a value that cannot be used.
     """

@@ -25,7 +25,7 @@ class Cache(Protocol):
         ...
 
     def rewind(self, tokens: int) -> None:
-        """Remove the last `tokens` tokens. Raises ValueError where older tokens were dropped to make room for them."""
+        """Remove the last `tokens` tokens. Raises ValueError if the cache has dropped older tokens."""
         ...
 
 
@@ -105,7 +105,7 @@ class SlidingWindowCache:
         self.keys, self.values = self.keys[rows], self.values[rows]  # (B', K, S, W)
 
     def rewind(self, tokens: int) -> None:
-        """As `Cache.rewind`; raises for any number of tokens but 0."""
+        """As `Cache.rewind`; raises ValueError unless `tokens` is 0."""
         if tokens:
             raise ValueError("a sliding-window cache cannot be rewound: it has dropped older tokens")
 

@@ -20,9 +20,9 @@ from tinylm.model.stack import Output
 from tinylm.text.batches import Batch
 
 MAX_LOGITS = 1 << 25  # above this number, logits are computed in chunks (decision 030)
-# The same for an output layer that is not trained. Chunks below 32 MB are faster there: the allocator reuses their
-# memory, while the system clears larger blocks each time. With a trained layer they are slower: each chunk adds to the
-# gradient of all its weights.
+# The limit for a frozen output layer. Chunks below 32 MB are faster: the allocator reuses their memory, while the
+# system clears larger blocks at each allocation. With a trained output layer, small chunks are slower: each chunk adds
+# to the gradient of the whole weight matrix.
 MAX_FROZEN_LOGITS = 6 << 20
 
 
@@ -151,7 +151,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
     The gradient of each chunk is computed together with its loss, so that its logits are neither kept nor recomputed.
 
-    parameters: those that the loss depends on and that are trained
+    parameters: the trained parameters that the loss depends on
     """
 
     @staticmethod
@@ -184,5 +184,5 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        # In place, since the gradient of an output layer is large. A second backward pass raises an error of autograd.
+        # In place, because the gradient of an output layer is large. A second backward pass raises RuntimeError.
         return None, None, None, *(gradient.mul_(g) for gradient in ctx.saved_tensors)

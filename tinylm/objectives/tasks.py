@@ -100,7 +100,7 @@ class SequenceToSequence:
 
 
 class Chat:
-    """Predict the tokens of conversations that are in the loss from the tokens before them in the same conversation."""
+    """Predict the scored tokens of a conversation from the tokens before them."""
 
     validation_objective: Objective = staticmethod(next_token)
 

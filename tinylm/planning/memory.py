@@ -68,7 +68,7 @@ class TrainingMemory:
     def keeps_copies(self, free: int | None) -> bool:
         """Whether saves are written in the background, from copies (see BackgroundSaver).
 
-        free: bytes free before training; `None` if that is not known
+        free: bytes free before training; `None` if unknown
         """
         enough = free is None or 2 * self.copies <= free - self.state
         return enough and self.copies >= recipes.MIN_COPIED_SAVE
@@ -118,8 +118,8 @@ def training_memory(
         process += recipes.RANK_BYTES
     casts = 0 if size == 4 else size * trained
     output = 0 if frozen else 4 * config.width * config.vocab_size  # bytes of a gradient of the output layer
-    # The allocator does not reuse the memory of the casts, which are smaller than gradients. The gradient of a tied
-    # embedding is the sum of two.
+    # The allocator does not reuse the memory of the casts, which are smaller than gradients. A tied
+    # embedding has two gradients, which are in memory together until they are added.
     backward = casts + (output if config.tie else 0)
     state = 4 * trained + moments + average
     shards = request.ranks if sharded else 1
@@ -133,7 +133,7 @@ def training_memory(
         gathered += round(recipes.GATHERED_BLOCKS * gathered_size * in_blocks / blocks(config))
         if not frozen:
             casts = casts if on_cpu else min(casts, size * outside)
-            backward = casts + 4 * outside  # their gradient before it is divided among the ranks
+            backward = casts + 4 * outside  # and the unsharded gradients of these weights
         best = 4 * trained if on_cpu and not frozen else 0
     return TrainingMemory(
         ranks=request.ranks,
@@ -204,7 +204,7 @@ def layer_bytes(machine: Machine, config: ModelConfig) -> int:
     numbers += 2 * queries + keys * 3 + 2 * queries  # q, k before and after QK-norm and rotation; v; twice the output
     numbers += 2 * gates * config.ffn_width * experts  # outputs of the products, of the activation, and their product
     numbers += 2 * config.width * (experts if config.experts > 1 else 0)  # copies of each token for its experts
-    numbers += 2 * config.width if config.dropout else 0  # masks
+    numbers += 2 * config.width if config.dropout else 0  # dropout masks
     if config.attention_dropout > 0 or config.position == "relative":  # always unfused
         numbers += recipes.STORED_PER_ATTENTION_WEIGHT * config.heads * config.context
     else:
@@ -222,5 +222,5 @@ def evaluation_bytes(config: ModelConfig, *, checkpointed: bool) -> int:
 
 
 def evaluation_rows(micro_batch: int, checkpointed: bool) -> int:
-    """Rows of an evaluation batch that fit in the memory of training. Without a backward pass, four times as many."""
+    """Rows of an evaluation batch that fit in the memory of a micro-batch: four times as many unless `checkpointed`."""
     return micro_batch if checkpointed else 4 * micro_batch

@@ -17,7 +17,7 @@ class MemoryPlan:
 
     parallel: ddp or fsdp
     checkpointing: whether activations are computed again in the backward pass
-    memory: the estimate; checkpointed: the same if activations are computed again
+    memory: the estimate for this plan; checkpointed: the estimate if activations are computed again
     """
 
     parallel: str
@@ -34,9 +34,10 @@ class MemoryPlan:
 def plan_memory(
     machine: Machine, request: PlanRequest, config: ModelConfig, parameters: int, batch_size: int
 ) -> MemoryPlan:
-    """Replicas in one process or if they fit, else shards, unless the user chose; the same for activations.
+    """Choose replicas or shards of the model, and whether activations are computed again.
 
-    Raises UsageError if activations are to be computed again and cannot be.
+    Without a choice by the user: replicas for one process or if they fit, else shards. Activations: see
+    `choose_checkpointing`, also for errors.
     """
     modes = ("ddp",) if request.ranks == 1 else {"auto": ("ddp", "fsdp")}.get(request.parallel, (request.parallel,))
     for parallel in modes:

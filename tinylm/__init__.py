@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = {  # of the public names, imported on first use (PEP 562)
+_MODULES = {  # module of each public name, imported on first use (PEP 562)
     "load": "tinylm.loaded_model",
     "Model": "tinylm.loaded_model",
     "train": "tinylm.training.api",

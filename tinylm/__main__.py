@@ -22,7 +22,7 @@ TORCH_COMMANDS = (
     "report",
     "doctor",
 )
-SHARED_COMMANDS = ("train", "finetune-lora", "finetune-adapter", "eval")  # by the processes of torchrun
+SHARED_COMMANDS = ("train", "finetune-lora", "finetune-adapter", "eval")  # may run in several processes under torchrun
 HELP_FLAGS = {"--help", "-h", "--version"}
 
 
@@ -49,7 +49,7 @@ def _main() -> None:
 
 
 def _is_first_rank() -> bool:
-    """Whether this process reports. True for an invalid environment, which the command reports."""
+    """Whether this process is rank 0. True for an invalid environment, so that the command prints the error."""
     from tinylm.errors import UsageError
     from tinylm.launch import Launch
 
@@ -61,7 +61,7 @@ def _is_first_rank() -> bool:
 
 def _has_own_log() -> bool:
     """Whether torchrun writes the stderr of this rank to a file of its own (--redirects or --tee)."""
-    folder = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent  # as are the files of the streams
+    folder = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent  # also the folder of the log files
     try:
         return os.path.samestat(os.fstat(2), (folder / "stderr.log").stat())
     except OSError:
@@ -79,7 +79,7 @@ def _reduce_garbage_collection() -> None:
 
 
 def _set_torch_environment() -> None:
-    """Set the environment variables that torch and its libraries read when they are loaded, unless the user has."""
+    """Set the environment variables that torch and its libraries read when loaded, unless the user has set them."""
     from tinylm.errors import TinyLMError
     from tinylm.kernels.compiler_cache import use_private_folders
     from tinylm.kernels.openmp_spin import SPIN_VARIABLES, choose_spin_count

@@ -74,13 +74,13 @@ def is_private(path: Path) -> bool:
 
 
 def measure_usage(name: str) -> DiskUsage:
-    """The files in the subfolder `name` of the cache, which need not exist. Links are not followed."""
+    """Number and bytes of the files in the subfolder `name`; zero if it does not exist. Links are not followed."""
     sizes = [size for size in map(_file_size, _files(cache_root() / name)) if size is not None]
     return DiskUsage(len(sizes), sum(sizes))
 
 
 def clear_cache(name: str) -> DiskUsage:
-    """Delete the subfolder `name` of the cache, and return what it held.
+    """Delete the subfolder `name` of the cache, and return the disk usage that it had.
 
     Raises TinyLMError if it cannot be deleted, is a link, or other users can write to it.
     """

@@ -19,7 +19,7 @@ Message = dict[str, Any]
 class ChatSession:
     """A conversation with a decoder, in which each question and answer is kept.
 
-    format: its chat template. config: of the answers; the seed of answer number n is `config.seed` + n.
+    format: its chat template. config: of the answers; answer n, from 0, has the random stream (`config.seed`, 2 n).
     system: the system message; `None` for the default of the template.
     messages: the questions and answers so far, the oldest first. dropped: how many of the oldest no longer fit the
         context, and are not part of the prompt. finish_reason: of the last answer; see `Sample`.
@@ -37,8 +37,8 @@ class ChatSession:
     def ask(self, question: str) -> Generator[str]:
         """Yield the answer to a question in chunks. If the iteration stops early, the chunks so far are the answer.
 
-        Raises UsageError, without a change of the conversation, for a question that the template refuses, has unknown
-        characters, or does not fit the context.
+        Raises UsageError, without a change of the conversation, for a question that the template refuses, that has
+        unknown characters, or that does not fit the context.
         """
         user = {"role": "user", "content": question}
         prompt, dropped = self._encode([*self.messages, user])
@@ -72,8 +72,8 @@ class ChatSession:
     def _encode(self, messages: list[Message]) -> tuple[EncodedPrompt, int]:
         """The prompt for the next answer, and how many of the oldest messages had to be left out of it.
 
-        `max_tokens`, or at most a quarter of the context, are reserved for the answer. A question is dropped together
-        with its answer.
+        `max_tokens` or a quarter of the context, whichever is less, is reserved for the answer. A question is dropped
+        together with its answer.
         """
         context = self.model.context
         room = min(self.config.max_tokens, context // 4)

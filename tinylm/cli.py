@@ -47,7 +47,7 @@ MEMORY_OPTIONS = {
 
 @functools.cache
 def load_command(name: str) -> Any:
-    """The command with this name, as Typer runs it. Imports its module. Raises KeyError for an unknown name."""
+    """The Typer command `name`. Imports its module. Raises KeyError for an unknown name."""
     module_name, function = COMMANDS[name].split(".")
     module = importlib.import_module(f"tinylm.commands.{module_name}")
     # `get_command` of an application with one command returns that command, not a group.
@@ -143,7 +143,7 @@ def _print_notes(error: Exception) -> None:
 
 
 def _memory_advice(ctx: Any) -> str:
-    """The advice of the error for a lack of memory: the options of the running command that reduce it."""
+    """The remedy for an out-of-memory error: the options of the running command that affect memory."""
     command = ctx.command.commands.get(ctx.invoked_subcommand)
     parameters = [] if command is None else command.params
     flags = [long_flag(parameter) for parameter in parameters if parameter.name in MEMORY_OPTIONS]

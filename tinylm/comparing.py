@@ -29,7 +29,7 @@ def load_model_or_adapter(
     dtype: str = "auto",
     reporter: Reporter | None = None,
 ) -> Model:
-    """Load what `path` names: a model, or an adapter on its base. base: model of an adapter that does not record one.
+    """Load a model, or an adapter on its base model. base: the base model, if the adapter does not record one.
 
     The other arguments and the errors are those of `load`.
     """
@@ -48,7 +48,7 @@ def compare_models(
     batch_size: int | None = None,
     reporter: Reporter | None = None,
 ) -> Comparison:
-    """Compare two decoders on a text, each with windows of its own context. The tokenizers may differ.
+    """Compare two decoders on a text, each in windows of its own context length. The tokenizers may differ.
 
     source: the text. Default: the validation text of both, if they were trained on the same data.
     names: how the result names the models. Default: their paths.
@@ -94,7 +94,7 @@ def _validation_text(a: Model, b: Model, reporter: Reporter) -> Callable[[], Str
 def _encode(
     a: Model, b: Model, text: Callable[[], Stream], reporter: Reporter
 ) -> tuple[PositionedTokens, PositionedTokens]:
-    """The text, encoded by the tokenizers of both."""
+    """The text, encoded by the tokenizer of each model."""
     with reporter.counting("encoding", None, "characters") as advance:
         first = encode_with_positions(text(), a.tokenizer, advance)
         if a.tokenizer.sha256 == b.tokenizer.sha256:

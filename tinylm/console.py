@@ -121,7 +121,7 @@ class Console:
         Raises OutputError.
         """
         start = f"  {name:<{FIELD_NAME}} "
-        lines = [printable(value, sys.stdout).replace("\n", "\\n")]  # a name in a file may not add a field
+        lines = [printable(value, sys.stdout).replace("\n", "\\n")]  # a newline in a value must not start a field
         if sys.stdout.isatty():
             room = max(self.columns - cell_len(start), 10)
             lines = textwrap.wrap(lines[0], room, break_on_hyphens=False) or [""]
@@ -130,7 +130,8 @@ class Console:
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table on stdout, with columns of numbers aligned to the right.
 
-        On a terminal that is too narrow for it, each row takes several lines: its first cell, then the others, named.
+        On a terminal that is too narrow for it, each row takes several lines: the first cell, then the other cells,
+        each with the name of its column.
         Raises OutputError.
         """
         rows = [[printable(cell, sys.stdout) for cell in row] for row in rows]
@@ -153,7 +154,7 @@ class Console:
 
         what: name of the work. total: number of units, if known. unit: name of the unit.
 
-        Yields a function of the number of units done since its last call.
+        Yields a function that takes the number of units done since its last call.
         """
         with self.progress() as show:
             done = 0
@@ -169,9 +170,9 @@ class Console:
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Callable[[float, str], None]]:
-        """Context manager that yields a function of the fraction done, from 0 to 1, and a description.
+        """Context manager that yields a function, which takes the fraction done, from 0 to 1, and a description.
 
-        On a terminal they are shown as a bar, otherwise as a line every PLAIN_SECONDS, with the expected time left.
+        A terminal shows a bar, other streams a line every PLAIN_SECONDS, both with the expected time left.
         Fields of the description are separated by two spaces, the most important first: a narrow terminal shows only
         those that fit.
         """
@@ -215,7 +216,7 @@ class Console:
 class _TimeLeft:
     """Estimates the time until a fraction is 1 from its mean rate since the first call.
 
-    The fraction need not start at 0: that of a resumed run does not.
+    The fraction of a resumed run starts above 0.
     """
 
     def __init__(self) -> None:
@@ -231,7 +232,7 @@ class _TimeLeft:
 
 
 class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no annotations
-    """A bar that drops what does not fit, the last fields first, instead of truncating one in the middle."""
+    """A bar that drops the last fields of a description that does not fit, instead of truncating it."""
 
     @staticmethod
     def format_meter(*args: Any, ncols: int | None = None, prefix: str = "", bar_format: str = BAR, **rest: Any) -> str:
@@ -247,7 +248,7 @@ class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no annotations
 
 
 def printable(text: str, stream: TextIO) -> str:
-    """The text with lone surrogates escaped and, if the stream is a terminal, the characters that it would interpret.
+    """The text with lone surrogates escaped and, if the stream is a terminal, control characters.
 
     They are escaped as in JSON strings, which keeps JSON valid. Each character is escaped independently, so that text
     can be written in chunks.
@@ -277,6 +278,6 @@ def _stacked(cells: Sequence[str], columns: Sequence[str], width: int) -> str:
 def shorten_number(number: float) -> str:
     """A number for people to read: 1,234,567 as 1.2M."""
     for size, least, suffix in ((1e9, 999.95e6, "G"), (1e6, 999.95e3, "M"), (1e3, 999.5, "k")):
-        if number >= least:  # would be rounded to 1,000 of the smaller unit
+        if number >= least:  # else it would be rounded to 1,000 of the smaller unit
             return f"{number / size:.1f}{suffix}"
     return f"{number:.0f}"

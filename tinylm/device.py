@@ -16,7 +16,7 @@ from tinylm.kernels import cpu_features
 from tinylm.validation import check_choice
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-MIN_BF16_SPEEDUP = 1.2  # of matrix products; less does not outweigh the conversions around them (decision 015)
+MIN_BF16_SPEEDUP = 1.2  # of matrix products; a smaller one does not outweigh the conversions (decision 015)
 
 
 @dataclass(frozen=True)

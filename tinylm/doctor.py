@@ -53,7 +53,7 @@ from tinylm.run_config import DataConfig
 from tinylm.training_config import Budget
 
 PACKAGES = ("torch", "numpy", "tokenizers", "gigatoken", "safetensors", "typer", "rich", "tqdm")
-# Packages of the extras in pyproject.toml that users install, and what needs them.
+# Packages of the extras in pyproject.toml for users, each with the features that need it.
 OPTIONAL_PACKAGES = {
     "gguf": "GGUF files with quantized weights, and exports to GGUF",
     "llama-cpp-python": "sampling by llama.cpp",
@@ -67,16 +67,16 @@ OPTIONAL_PACKAGES = {
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")  # of the kernel drivers of NVIDIA and AMD
 LOW_MEMORY, LOW_DISK = 1 << 30, 1 << 30  # bytes
 PLANNED_SECONDS = {"ten_minutes": 600.0, "one_day": 86_400.0}
-PLANNED_VOCABULARY, PLANNED_TOKENS = 8192, 10**11  # a text so long that the time alone limits the model
-MAX_ERROR = 1e-3  # of logits and gradients that are about 1
+PLANNED_VOCABULARY, PLANNED_TOKENS = 8192, 10**11  # a text so long that only the time limits the model
+MAX_ERROR = 1e-3  # see `computation_error`
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is wrong.
+    """A problem of this machine.
 
-    subject: its subject, in one word; message: sentences that describe the problem and, unless a command of tinylm
-    reports it, the remedy; broken: whether something does not work
+    subject: one word, such as "gpu". message: the problem, and usually its remedy, unless that is a command of tinylm,
+        which the command line adds. broken: whether something does not work.
     """
 
     subject: str
@@ -93,22 +93,22 @@ class Diagnosis:
 
     @property
     def works(self) -> bool:
-        """Whether everything works, though something may be slower or scarcer than it could be."""
+        """Whether everything works. Slow computation and low memory or disk space count as working."""
         return not any(problem.broken for problem in self.problems)
 
     def warn(self, subject: str, message: str) -> None:
-        """Add a problem with which everything works."""
+        """Add a problem with `broken` unset."""
         self.problems.append(Problem(subject, message, broken=False))
 
     def fail(self, subject: str, message: str) -> None:
-        """Add a problem with which something does not work."""
+        """Add a problem with `broken` set."""
         self.problems.append(Problem(subject, message, broken=True))
 
 
 def diagnose(device: str, reporter: Reporter, *, refresh: bool = False) -> Diagnosis:
     """Examine this machine, and the device (`auto` or a name) that training would use.
 
-    refresh: measure the machine profile again. What it holds affects the plans of later runs.
+    refresh: repeat the measurements of the machine profile, on which the plans of later runs depend.
 
     Raises UsageError for an unknown or unavailable device, and with `refresh` TinyLMError or OSError if the
     measurements cannot be recorded.
@@ -182,7 +182,7 @@ def _recorded_rates(machine: Machine) -> dict[str, float]:
 
 
 def _measured_dtypes(device: str) -> tuple[str, ...]:
-    """The formats whose speed `choose_machine` needs: both, or the one that is chosen without a comparison."""
+    """The formats whose speed `choose_machine` needs: fp32 and bf16 if it compares them, else the chosen one."""
     if must_compare_bf16(device):
         return COMPARED_DTYPES
     return (choose_training_dtype("auto", device, matmul_rate=lambda dtype: 0.0).value,)
@@ -237,7 +237,7 @@ def _root() -> Path | None:
 
 
 def _free_disk(path: Path | None) -> int | None:
-    """Free bytes of the file system that `path` is on, or will be; `None` if that is unknown."""
+    """Free bytes of the file system of `path`, which need not exist; `None` if unknown."""
     if path is None:
         return None
     existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
@@ -315,7 +315,7 @@ def _measure_again(machine: Machine, reporter: Reporter) -> None:
 
 
 def _largest_model(machine: Machine, seconds: float) -> dict[str, Any]:
-    """The model that is planned for a text of any length and a training time in seconds."""
+    """The model planned for a training time in seconds and a text of PLANNED_TOKENS tokens."""
     data = DataConfig(
         corpus=(),
         train_characters=4 * PLANNED_TOKENS,

@@ -59,11 +59,11 @@ def export_model(
     to: hf, a folder for transformers and vLLM; gguf, a file for llama.cpp and ollama, with a Modelfile beside it; or
         peft, a folder for PEFT.
     dtype: of the weights: f32, f16 or bf16, and for GGUF q8_0. Default: their own; for GGUF f16.
-    base: for peft, the base model of the adapter, where that is neither beside it nor directly in checkpoints/.
+    base: for peft, the base model of the adapter, if it is neither beside the adapter nor directly in checkpoints/.
     force: replace an earlier export at `out`.
 
     Raises UsageError, before anything is written, for a model that the format cannot represent and for a path that
-    cannot be used; TinyLMError if the export is not the same model.
+    cannot be used; TinyLMError if the export differs from the model.
     """
     check_choice("to", to, FORMATS)
     check_choice("dtype", dtype or "f32", (*DTYPES, "q8_0") if to == "gguf" else tuple(DTYPES))
@@ -145,7 +145,7 @@ def _check_gguf_free(out: Path, force: bool) -> None:
 
 @torch.no_grad()
 def _compare(original: LoadedModel, written: LoadedModel, out: Path) -> float:
-    """The largest difference between the logits of an export and of the original with weights of the same dtype.
+    """The largest difference between the logits of an export, and of the original model with the exported weights.
 
     Raises TinyLMError if it exceeds TOLERANCE, or if a tensor, the tokens of a text or a special token differ.
     """

@@ -1,7 +1,7 @@
 """Safe access to files that an attacker may have prepared: regular files only, of limited size, no symbolic links.
 
-Functions that read raise OSError for a file that cannot be opened and ValueError for content that is not valid; the
-caller adds which run, adapter or cache entry it is and what to do next.
+Functions that read raise OSError for a file that cannot be opened and ValueError for invalid content. The caller's
+message names the run, the adapter or the cache entry, and the remedy.
 """
 
 import contextlib
@@ -95,7 +95,7 @@ def _open(path: Path, flags: int, name: str | None = None, folder: int | None = 
 
 
 class FolderHandle:
-    """A folder whose files can be opened even after it was renamed (not on Windows). Raises OSError if it is a link."""
+    """A folder whose files can be opened even after it was renamed (not on Windows). Raises OSError for a link."""
 
     def __init__(self, path: Path) -> None:
         check_folder(path)
@@ -205,7 +205,7 @@ def flush_folder(path: Path) -> None:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be encoded. Names of files that are not UTF-8 cannot: Python reads them as surrogates."""
+    """Whether a text can be encoded as UTF-8. False with surrogates, as in Python's form of invalid file names."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Importing: a foreign model becomes a run directory, with the same weights in the same dtype."""
+"""Import of a foreign model as a run directory, with the same weights in the same dtype."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The place of this process among those that torchrun started, read from environment variables. Imports no torch."""
+"""The rank of this process and the rendezvous address, from the environment variables of torchrun. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

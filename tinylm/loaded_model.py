@@ -94,7 +94,7 @@ class Model(TextGenerator):
         self.data = self.adapters[0].data if self.adapters else self.config.data
         self._prepared: _PreparedNetwork | None = None
         self._switches_adapters = False
-        self._llama_cpp: dict[tuple[Any, ...], LlamaCppDecoder | None] = {}  # by what decides on its use
+        self._llama_cpp: dict[tuple[Any, ...], LlamaCppDecoder | None] = {}  # by engine, cache and adapter scales
         self._drafts = NGramDrafts(self.path, self.tokenizer)
 
     def encode(self, text: str) -> list[int]:
@@ -133,8 +133,8 @@ class Model(TextGenerator):
         tensor = torch.as_tensor(ids, device=self.network.device).long()
         require(tensor.ndim == 2, f"The ids have {tensor.ndim} dimensions; give rows of ids, (B, T).")
         require(tensor.shape[1] <= self.context, f"The ids have rows longer than the context, {self.context}.")
-        known = ((tensor >= 0) & (tensor < self.network.vocab_size)).all()
-        require(bool(known), f"Ids must be from 0 to {self.network.vocab_size - 1}.")
+        in_range = ((tensor >= 0) & (tensor < self.network.vocab_size)).all()
+        require(bool(in_range), f"Ids must be from 0 to {self.network.vocab_size - 1}.")
         return tensor
 
     def generate(
@@ -230,7 +230,7 @@ class Model(TextGenerator):
         speed = speed or SpeedConfig()
         assert isinstance(self.network, Decoder)
         draft, model = None, self._open_llama_cpp(speed) or self._prepare().model
-        # Steps of llama.cpp are too fast for a draft to gain.
+        # Speculative decoding does not speed up llama.cpp, whose steps are fast.
         if speed.draft == "ngram" or not isinstance(model, LlamaCppDecoder):
             draft = self._drafts.choose(self.network, self.data, config, speed)
         assert model is not None
@@ -240,7 +240,7 @@ class Model(TextGenerator):
     def continue_each(
         self, prompts: Sequence[EncodedPrompt], config: GenerationConfig, first_stream: int
     ) -> Continuation:
-        """One sample of each of several prompts, as one batch, for decoders. `num_samples` must be their number."""
+        """One sample of each of several prompts, as one batch, for decoders. `num_samples` must be `len(prompts)`."""
         model = self._prepare().model
         assert model is not None
         generator = TokenGenerator(model, None, True, [prompt.start for prompt in prompts])
@@ -283,7 +283,7 @@ class Model(TextGenerator):
         All later generation uses this network. That saves the memory of the copy that `generate` makes, but `evaluate`
         and `logits` then use the prepared weights.
 
-        switches_adapters: whether adapters will be selected between prompts, for which torch is used.
+        switches_adapters: whether adapters will be selected between prompts; this requires torch.
 
         Returns the model in llama.cpp, or `None` where torch is used. Raises UsageError if a setting of `speed` is not
         possible, and TinyLMError if llama.cpp is required and fails.
@@ -320,7 +320,7 @@ class Model(TextGenerator):
                 speed.engine != "llama.cpp",
                 '`engine="llama.cpp"` is not possible: the model was prepared for torch; load it again.',
             )
-            return None  # its layers are fused, and cannot be exported any more
+            return None  # fused layers cannot be exported
         scales = tuple(layer.adapter_scale for adapter in self.adapters for layer in adapter.layers.values())
         key = speed.engine, speed.cache, scales
         if key not in self._llama_cpp:
@@ -366,10 +366,10 @@ class Model(TextGenerator):
         batch_size, sequence_length, stride, baselines, by_document, beams, length_penalty, bleu_tokenize: see
             EvaluationConfig.
         format, text_key, encoding, unknown, chat_template, train_on: how files are read; see TextSource.
-        ranks: processes that each have the model and call this method equally, from `tinylm.ranks.join_ranks`. They
-            share the work and get the same result. Only the first one reads files.
+        ranks: from `tinylm.ranks.join_ranks`. Each rank has the model and calls this method with the same arguments.
+            The ranks share the work and get the same result. Only rank 0 reads files.
 
-        The loss is computed under autocast to `dtype`, from fp32 weights where the model has them.
+        The loss is computed under autocast to `dtype`, from fp32 weights if the model has them.
 
         Raises UsageError for a setting, a text or a file that cannot be used, and TinyLMError for damaged data.
         """

@@ -42,8 +42,8 @@ class Machine:
 
     threads: number of threads that torch uses on the CPU
     matmul_rate: FLOP/s of matrix multiplication in `dtype`; 0 if a run has not recorded it
-    layer_seconds: processor time of one thread per token and layer of the forward and backward pass of `probe_config`
-        in `dtype`, in seconds; `None` if not measured, as on a GPU
+    layer_seconds: processor time of one thread per token and layer, in seconds, of the forward and backward pass of the
+        model of `probe_config` in `dtype`; `None` if not measured, as on a GPU
     free_memory: bytes; `None` if the system does not report them
     compiled_is_faster: whether compiled layers train faster than eager ones
     max_unfused_keys: longest context at which attention is unfused and stores its weights for the backward pass; 0 if
@@ -91,7 +91,7 @@ class Machine:
 def choose_machine(device: str, dtype: str, reporter: Reporter) -> Machine:
     """Choose device and number format (`auto` or a name), and take the speeds from the machine profile.
 
-    What the profile does not have yet is measured, for MEASURE_SECONDS each, and the reporter receives a note.
+    Speeds that the profile lacks are measured, for about MEASURE_SECONDS each, with a note to the reporter.
 
     Raises UsageError for a device or format that is not available.
     """
@@ -156,13 +156,13 @@ def measure_matmul_rates(device: str, dtypes: tuple[str, ...]) -> dict[str, floa
 
 
 def _clock() -> float:
-    """The processor time of this thread in seconds. On Windows the time of day, since the other has steps of 16 ms."""
+    """Processor time of this thread in seconds. On Windows wall-clock time: processor time has steps of 16 ms there."""
     return time.perf_counter() if sys.platform == "win32" else time.thread_time()
 
 
 @torch.no_grad()
 def _measure_matmul_rate(device: str, dtype: str) -> float:
-    """FLOP/s of one timing, which takes a few milliseconds on a CPU."""
+    """FLOP/s of one timing, on a CPU of one thread, which takes a few milliseconds."""
     rows, width = 2048, 512
     x = torch.ones(rows, width, device=device, dtype=DTYPES[dtype])
     w = torch.ones(width, width, device=device, dtype=DTYPES[dtype])
@@ -171,7 +171,7 @@ def _measure_matmul_rate(device: str, dtype: str) -> float:
     times, threads = 1 if on_cpu else 4, torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        onednn.linear(x, w)[0, 0].item()  # waits for the device
+        onednn.linear(x, w)[0, 0].item()  # `item` waits for the device
         start = clock()
         for _ in range(times):
             y = onednn.linear(x, w)
@@ -182,7 +182,7 @@ def _measure_matmul_rate(device: str, dtype: str) -> float:
 
 
 def probe_config() -> ModelConfig:
-    """The configuration of the decoder by which the speed of layers is measured."""
+    """The configuration of the decoder whose layers are timed."""
     return make_model_config(vocab_size=64, preset="modern", size="tiny", layers=2)
 
 
@@ -192,14 +192,14 @@ def layer_seconds_entry(device: str, dtype: str) -> Measurement:
 
 
 def _layer_seconds(device: str, dtype: str) -> float | None:
-    """The time that the profile has or is measured; the note or warning was printed for the matmul rate."""
+    """Recorded or measured seconds per token and layer; `None` on a GPU. No note: that of the matmul rate suffices."""
     if device != "cpu":
         return None
     return round_measured(layer_seconds_entry(device, dtype).get(lambda: measure_layer_seconds(dtype))[dtype])
 
 
 def measure_layer_seconds(dtype: str) -> dict[str, float]:
-    """Processor time per token and layer of the forward and backward pass of `probe_config` in one thread.
+    """Processor time per token and layer of a forward and backward pass of the probe model in one thread.
 
     The shortest of many timings, in seconds, as the entry's values. Embedding, output layer and loss are counted as
     part of the layers.

@@ -145,7 +145,7 @@ def identify_processor() -> dict[str, Any]:
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             name, _, value = line.partition(":")
-            if not name.strip():  # the end of the first core
+            if not name.strip():  # end of the entry of the first core
                 break
             if name.strip() in PROCESSOR_FIELDS:
                 fields[name.strip()] = value.strip()
@@ -163,7 +163,7 @@ def usable_cores() -> int:
 
 
 def physical_cores(topology: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Number of physical cores that this process may use; of logical cores where the system lists no others."""
+    """Number of physical cores that this process may use; of logical cores if the system does not list them."""
     cores = set()
     try:
         for number in os.sched_getaffinity(0):

@@ -40,14 +40,14 @@ def measure_memorisation(
     config: MemorisationConfig | None = None,
 ) -> Memorisation:
     """Compare samples of a decoder, and its continuations of training text and of held-out text, with the training
-    text. The control is what really follows in the held-out text.
+    text. The control is the true continuation of each held-out passage.
 
     held_out: text that the model was not trained on. Default: the validation text of its run.
     training: the text that it was trained on. Default: that of its run, as encoded in the user's cache or in the run;
         the paths that a run recorded are not opened, since an untrusted run could name any file.
 
-    Raises UsageError for a model that is not a decoder, for a text that is missing, cannot be used or has no passage as
-    long as needed, and TinyLMError for damaged data.
+    Raises UsageError for a model that is not a decoder, for a text that is missing, cannot be used or has no document
+    of the needed length, and TinyLMError for damaged data.
     """
     config = config or MemorisationConfig()
     require(

@@ -281,7 +281,7 @@ class ModelConfig:
 
     @property
     def approximate_parameters(self) -> int:
-        """Upper estimate of the number of parameters, without those of norms, biases and routers, which are few."""
+        """Approximate number of parameters, without norms, biases and routers."""
         attention = 2 * self.width * (self.heads + self.kv_heads) * self.head_dim
         feedforward = (3 if self.activation in GATED_ACTIVATIONS else 2) * self.width * self.ffn_width * self.experts
         position = 0

@@ -18,8 +18,8 @@ from tinylm.text.tokenizer import Tokenizer
 def find_model(name: Path, reporter: Reporter) -> Path:
     """The path of a model: of a run (see `find_run`), a Hugging Face folder or a GGUF file.
 
-    `hf:OWNER/NAME[@REVISION]` is downloaded into Hugging Face's own cache, unless it is there. Raises UsageError for a
-    name that leads to no model, and TinyLMError for a download that fails.
+    `hf:OWNER/NAME[@REVISION]` is downloaded into Hugging Face's own cache, unless it is there. Raises UsageError if
+    there is no model with this name, and TinyLMError for a download that fails.
     """
     if is_reference(str(name)):
         reporter.note(f"Using {name} from the cache of the Hugging Face hub, or downloading it.")
@@ -48,7 +48,7 @@ def _from_foreign(foreign: ForeignModel, path: Path, device: str) -> LoadedModel
 
 
 def run_config(foreign: ForeignModel, path: Path) -> tuple[RunConfig, Tokenizer]:
-    """The configuration and the tokenizer that a run with this model has. path: where it is from, for messages.
+    """The configuration and the tokenizer of a run with this model. path: source of the model, for error messages.
 
     Raises TinyLMError for a tokenizer that cannot be used, or that has more ids than the model.
     """

@@ -51,7 +51,8 @@ SIZES: dict[str, dict[str, int]] = {
 def default_ffn_width(width: int, activation: str) -> int:
     """4 * width; for gated activations, 8/3 * width, rounded up to a multiple of 32.
 
-    These have three matrices in place of two, so both have about the same number of parameters (Shazeer 2020).
+    Gated feed-forward layers have three matrices in place of two; both widths give about the same number of parameters
+    (Shazeer 2020).
     """
     if activation in GATED_ACTIVATIONS:
         return math.ceil(8 * width / 3 / 32) * 32
@@ -59,7 +60,7 @@ def default_ffn_width(width: int, activation: str) -> int:
 
 
 def find_preset(config: ModelConfig) -> str | None:
-    """The preset whose kinds of layers a model has; `None` if it has those of none."""
+    """The preset with the same kinds of layers as the model; `None` if there is none."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     names = {name for values in PRESETS.values() for name in values}
     for preset, values in PRESETS.items():
@@ -69,7 +70,7 @@ def find_preset(config: ModelConfig) -> str | None:
 
 
 def make_model_config(*, vocab_size: int, preset: str, size: str, **choices: Any) -> ModelConfig:
-    """The configuration of a preset in a size. `choices` replace fields of ModelConfig; `None` is no choice.
+    """The configuration of a preset in a size. `choices` replace fields of ModelConfig; `None` leaves the default.
 
     Defaults of `heads`, `kv_heads`, `ffn_width`, `local_layers` and `encoder_layers` depend on the other fields.
 
@@ -104,7 +105,7 @@ def check_options_have_effect(config: ModelConfig, choices: Mapping[str, Any]) -
 
 
 def _unused_options(config: ModelConfig) -> dict[str, str]:
-    """The fields that have no effect in a model of this configuration, each with what it needs to have one."""
+    """The fields that have no effect in a model of this configuration, each with the setting that it needs."""
     unused = {}
     if config.position != "rope":
         unused["rope_theta"] = '`position="rope"`'

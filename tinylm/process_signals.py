@@ -24,14 +24,14 @@ class _Handler:
         self.number = 0  # of the first signal; 0 before
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        # An exception within an import would leave a partly initialised module, and libraries replace it by their own.
+        # An exception within an import would leave a partly initialised module, and some libraries raise another one.
         if self.number or _is_importing(frame):
             end_by_signal(number)
         self.number = number
         raise Interrupted
 
     def end_if_lost(self, unraisable: Any) -> None:
-        """For sys.unraisablehook: Interrupted raised in a finalizer or a callback does not propagate."""
+        """Hook for sys.unraisablehook: ends the process if Interrupted was raised where Python ignores exceptions."""
         if issubclass(unraisable.exc_type, Interrupted):
             end_by_signal(self.number)
         sys.__unraisablehook__(unraisable)

@@ -99,7 +99,7 @@ class Ranks:
         return contextlib.nullcontext()
 
     def share_threads(self, threads: int) -> int:
-        """The number of CPU threads of this rank: `threads` for a single rank, else its share of the machine's."""
+        """The number of CPU threads of this rank: `threads` for a single rank, else its share for the machine."""
         return threads
 
     def deal(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool, int]]:
@@ -287,7 +287,7 @@ def _is_lost_connection(error: RuntimeError) -> bool:
 
 
 def _to_tensor(data: bytes, size: int) -> Tensor:
-    """The first `size` bytes, with zeros after their end: (size,) of uint8."""
+    """The first `size` bytes, padded with zeros: (size,), uint8."""
     tensor = torch.zeros(size, dtype=torch.uint8)
     if data:
         part = torch.frombuffer(bytearray(data[:size]), dtype=torch.uint8)
@@ -316,7 +316,7 @@ def join_ranks(launch: Launch, reporter: Reporter | None = None) -> Iterator[Ran
     torch then uses as many CPU threads as all ranks on this machine together; `Ranks.share_threads` divides them. An
     exception in the block reaches the other ranks as a PeerError.
 
-    reporter: receives a note if the other ranks have to be waited for
+    reporter: receives a note if rank 0 has to wait for other ranks
 
     The process can join again after the block; on CUDA, not after an exception.
 
@@ -348,9 +348,10 @@ def join_ranks(launch: Launch, reporter: Reporter | None = None) -> Iterator[Ran
 
 
 def machine_threads(launch: Launch) -> int:
-    """CPU threads of torch of all ranks on this machine: those of a single process, unless OMP_NUM_THREADS sets more.
+    """CPU threads of torch of all ranks on this machine together.
 
-    For several processes, torchrun sets OMP_NUM_THREADS to 1 if the user has not set it.
+    One rank has its current number. Several ranks have their current number each if it is above 1, else the default of
+    a single process in all, since torchrun sets OMP_NUM_THREADS to 1 if the user has not set it.
     """
     threads = torch.get_num_threads()
     if threads > 1 or launch.local_size == 1:
@@ -365,7 +366,7 @@ def _select_gpu(launch: Launch) -> None:
 
 
 def _connect(launch: Launch, reporter: Reporter) -> Rendezvous:
-    _select_gpu(launch)  # a setting of the thread
+    _select_gpu(launch)  # again, since each thread has its own current device
     meeting = meet(launch, reporter.note)
     if launch.size > 1:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -380,7 +381,7 @@ def _connect(launch: Launch, reporter: Reporter) -> Rendezvous:
 
 
 def _in_thread(call: Callable[[], Rendezvous]) -> Rendezvous:
-    """The result of a call that waits outside of Python, which would keep signal handlers from running."""
+    """The result of `call`, run in a thread: its waits in C++ would delay signal handlers in the main thread."""
     future: Future[Rendezvous] = Future()
 
     def run() -> None:

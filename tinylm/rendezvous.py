@@ -19,10 +19,10 @@ import torch
 from tinylm.errors import JoinError
 from tinylm.launch import Launch
 
-TIMEOUT = timedelta(minutes=5)  # torchrun starts all processes at once; the slowest import of torch is waited for
+TIMEOUT = timedelta(minutes=5)  # torchrun starts all processes at once; long enough for the slowest import of torch
 QUIET_SECONDS = 10.0  # before rank 0 reports that it waits
 POLL_SECONDS = 0.05
-_numbers = itertools.count()  # of the rendezvous of this process, equal on all ranks
+_numbers = itertools.count()  # counts the rendezvous of this process; equal on all ranks
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Rendezvous:
     """The values that all ranks agree on.
 
     store: key-value store of this rendezvous alone
-    job: identifies the torchrun command and the rendezvous among those of a process, and is the same after a restart;
+    job: id of the torchrun command and of the n-th rendezvous in its processes, which a restart does not change;
         `None` without torchrun
-    restarts: how often torchrun has restarted the processes since rank 0 first got as far as here
+    restarts: number of restarts by torchrun since rank 0 first reached this rendezvous
     """
 
     store: Any
@@ -79,7 +79,7 @@ def _seconds() -> int:
 
 
 def _invite(launch: Launch, store: Any, number: int, note: Callable[[str], None]) -> dict[str, Any]:
-    """Rank 0: answer every rank that asks, until each has confirmed this answer."""
+    """Rank 0: answer every rank that asks, until all ranks have confirmed the answer."""
     prefix = f"tinylm/{secrets.token_hex(8)}"
     job = store.compare_set(f"tinylm/job/{number}", "", secrets.token_hex(8)).decode()
     restarts = store.add(f"tinylm/starts/{number}", 1) - 1 if launch.has_store else 0

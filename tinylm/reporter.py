@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Reporter(Protocol):
-    """Receives notes, warnings and progress. The command line's is `tinylm.console.Console`."""
+    """Receives notes, warnings and progress. The command line uses `tinylm.console.Console`."""
 
     def note(self, message: str) -> None:
         """Report information, such as a default that was chosen."""
@@ -23,7 +23,7 @@ class Reporter(Protocol):
 
         what: name of the work. total: number of units, if known. unit: name of the unit.
 
-        Yields a function of the number of units done since its last call.
+        Yields a function that takes the number of units done since its last call.
         """
         ...
 

@@ -55,8 +55,8 @@ class RuntimeConfig:
     device, dtype: of the computation. compile: whether layers are compiled. threads: CPU threads of torch.
     matmul_rate, layer_seconds: FLOP/s of matrix multiplication and seconds per token and layer that the run was
         planned with (see Machine); `None` if not measured.
-    job: the torchrun command, and the rendezvous in its processes, that began the run, by which it is recognised after
-    a restart; `None` for one process.
+    job: id of the torchrun job that began the run, by which the run is recognised after a restart (see Rendezvous);
+        `None` without torchrun.
     """
 
     device: str
@@ -182,7 +182,7 @@ class AdapterConfig:
 
 
 def new_run_id() -> str:
-    """An id for a new run, at random."""
+    """A random id for a new run."""
     return uuid.uuid4().hex
 
 
@@ -198,8 +198,8 @@ class RunConfig:
     family: the family (Hugging Face's model type) of an imported model, whose weights keep their dtype.
     merged: digests of the adapters that were merged into these weights. unmerged_digest: digest of the weights before
         the first merge. merged_steps: the step of those weights and of each merged adapter.
-    planned: the estimates of the plan, of a run that was trained.
-    id: 32 hexadecimal digits that tell a run that was trained from all others, wherever it is moved.
+    planned: the estimates of the plan, for a run that was trained.
+    id: random id of a run that was trained, 32 hexadecimal digits; moving or renaming the run does not change it.
     """
 
     format: int = FORMAT
@@ -260,7 +260,7 @@ class RunConfig:
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
-        """The configuration from the JSON values of a `config.json`, from which its own digest was removed.
+        """The configuration from the JSON values of a `config.json`, without its `digest`.
 
         Raises TinyLMError for values of another format version and for anything that is not a valid configuration.
         """

@@ -13,8 +13,8 @@ MAX_NAMED = 3  # unknown keys in a message
 def non_defaults(values: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults, also in nested dataclasses.
 
-    A field that is added later, and has its default, is not among them. The property `derived_defaults` of the
-    dataclass, if it has one, replaces the defaults of fields that are filled in.
+    The result does not change if a later version adds a field that has its default. The property `derived_defaults` of
+    the dataclass, if there is one, has the defaults of fields that `__post_init__` fills in.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(values)}
     defaults |= getattr(values, "derived_defaults", {})

@@ -14,7 +14,7 @@ CLOSED_ERRNOS = {errno.EPIPE, errno.ECONNRESET, errno.ESHUTDOWN}  # the reader h
 
 
 def silence_stream(name: str) -> None:
-    """Replace `sys.stdout` or `sys.stderr` by the null device: another process of the same run reports."""
+    """Replace `sys.stdout` or `sys.stderr` by the null device, on ranks other than 0."""
     setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
@@ -46,7 +46,7 @@ class _RawStdout(io.RawIOBase):
 
     def __init__(self, stream: Any) -> None:
         stream.flush()
-        self._stream = stream  # its finalizer would close the file
+        self._stream = stream  # a reference, since the finalizer of the stream would close the file
         self._file: Any = getattr(stream.buffer, "raw", stream.buffer)  # with python -u, the buffer is the raw file
         self._failed = False
 

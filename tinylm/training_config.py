@@ -90,7 +90,7 @@ class TrainingConfig:
     grad_clip: maximum norm of the gradient; 0 disables clipping.
     patience: evaluations without a lower validation loss before training stops.
     average: mean age of averaged weights, as a fraction of the steps so far; 0 disables averaging.
-    eval_every, save_every, log_every: intervals in steps; eval_tokens: maximum of validation tokens per evaluation.
+    eval_every, save_every, log_every: intervals in steps; eval_tokens: maximum validation tokens per evaluation.
     pack: conversations share rows of a batch, without attention between them.
     log_gradients: log the gradient norm of each layer. seed: of initial weights, data order and dropout.
     """

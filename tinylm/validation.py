@@ -35,7 +35,7 @@ FRACTION = Range(0, 1, open_high=True)
 COUNT_FROM_0 = Range(0, MAX_COUNT)
 COUNT_FROM_1 = Range(1, MAX_COUNT)
 
-# Every number of a configuration, and every setting of the same name. The largest published models are within these
+# Ranges of numbers in configurations, and of settings of the same name. The largest published models are within these
 # ranges (128 layers, 512 experts, width 18,432, a vocabulary of 262,144). Combinations can still be too large to build:
 # ModelConfig bounds the number of blocks, of position entries and of parameters.
 RANGES: dict[str, Range] = {

@@ -10,7 +10,7 @@ from tinylm.commands.options import OutputOptions, Panel, one_of, option
 from tinylm.console import shorten_number
 from tinylm.errors import UsageError
 
-KEPT = "machine"  # unless named: plans depend on the measurements
+KEPT = "machine"  # cleared only by name, since plans depend on the measurements
 
 
 @with_option_groups

@@ -123,7 +123,7 @@ def _read_lines(console: Console) -> Iterator[str]:
     """The lines of standard input, with a prompt if it is a terminal."""
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and not console.as_json
     if terminal:
-        with contextlib.suppress(ImportError):  # on Windows; it lets the user edit lines and recall earlier ones
+        with contextlib.suppress(ImportError):  # raised on Windows; readline adds line editing and history
             import readline  # noqa: F401
     line = ""
     while True:
@@ -141,7 +141,7 @@ def _read_lines(console: Console) -> Iterator[str]:
 
 
 def _next_line() -> str:
-    """The next line of standard input. Raises EOFError at its end, and UsageError for one that is not UTF-8."""
+    """The next line of standard input. Raises EOFError at its end, and UsageError for a line that is not UTF-8."""
     try:
         line = sys.stdin.readline()
     except UnicodeDecodeError as error:
@@ -174,7 +174,7 @@ def _print_answer(session: "ChatSession", question: str, console: Console) -> No
 
 @contextlib.contextmanager
 def _ctrl_c_stops() -> Iterator[list[int]]:
-    """Context manager in which a first Ctrl-C is only noted in the list that it yields; a second ends the process."""
+    """Context manager that yields a list, to which a first Ctrl-C appends its signal; a second one ends the process."""
     received: list[int] = []
     previous = signal.getsignal(signal.SIGINT)
     if previous in (signal.SIG_IGN, None):
@@ -226,7 +226,7 @@ def _save(name: str, session: "ChatSession", console: Console) -> None:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Append a line to a file: the whole of it, or on a full disk nothing. Raises OSError and ValueError."""
+    """Append a whole line to a file, or nothing if the disk is full. Raises OSError and ValueError."""
     with path.open("ab", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         written = file.write(line)

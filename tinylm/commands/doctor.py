@@ -9,7 +9,7 @@ from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions, Panel, option
 from tinylm.errors import TinyLMError
 
-COMMANDS = {  # by the subject of the problem that they solve
+COMMANDS = {  # remedies, by the subject of the problem
     "disk": "To free some: tinylm cache --clear.",
     "load": "To measure it again when it is idle: tinylm doctor --refresh.",
 }

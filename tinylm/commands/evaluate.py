@@ -144,7 +144,7 @@ def evaluate_model(
 
 
 def _load_on_each_rank(model: Path | None, adapters: list[str], ranks: "Ranks", **settings: Any) -> "Model":
-    """Load the model on rank 0, then on the others; by default the newest one at that time."""
+    """Load the model on rank 0, then on the other ranks. Default: the newest model when rank 0 loads it."""
     from tinylm.loaded_model import load
 
     if ranks.is_first:
@@ -166,7 +166,7 @@ def _print_metrics(console: Console, evaluation: "Evaluation") -> None:
         console.record(metrics if is_finite else metrics | {"perplexity": None})
         return
     baselines = metrics.pop("baselines", {})
-    metrics.pop("resampled", None)  # is on stderr
+    metrics.pop("resampled", None)  # printed on stderr
     low, high = metrics.pop("loss_low", None), metrics.pop("loss_high", None)
     titles = {
         "loss": "nats per token",
@@ -187,7 +187,7 @@ def _print_metrics(console: Console, evaluation: "Evaluation") -> None:
 
 
 def _print_documents(console: Console, documents: "Sequence[DocumentLoss]") -> None:
-    """The table of documents by falling loss, and an empty line; as JSON, in the order of the text."""
+    """Print the documents by descending loss, then an empty line; as JSON, in the order of the text."""
     if console.as_json:
         for document in documents:
             console.record(vars(document))

@@ -1,4 +1,4 @@
-"""Opening a model for generation, without importing torch where llama.cpp can read a file that was converted before."""
+"""Opening a model for generation, without importing torch if the cache has a converted file for llama.cpp."""
 
 from collections.abc import Sequence
 from pathlib import Path

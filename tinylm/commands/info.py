@@ -36,9 +36,9 @@ Points = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class _Described:
-    """All about a model or an adapter.
+    """The data of a model or an adapter that `tinylm info` prints.
 
-    record: the output of --json, without the curve. parts: the printed text, by titles.
+    record: the output of --json, without the curve. parts: the printed fields, by section title.
     training, validation: steps and losses in nats per token, thinned; `None` for models of other tools.
     """
 
@@ -110,8 +110,8 @@ def _print_curve(console: Console, run: _Described) -> None:
     training, validation = run.training or [], run.validation or []
     step: Any = run.record.get("best_step")
     loss: Any = run.record.get("val_loss")
-    known = validation and step is not None and loss is not None and abs(loss) < MAX_NUMBER
-    best: Points = [(step, loss)] if known else []
+    has_best = validation and step is not None and loss is not None and abs(loss) < MAX_NUMBER
+    best: Points = [(step, loss)] if has_best else []
     curves = [Curve(training), Curve(validation, "o", line=not training), Curve(best, "*", line=False)]
     if not _draw(console, "curve", curves):
         return
@@ -187,7 +187,7 @@ def _points(columns: dict[str, Any], name: str) -> Points:
 
 
 def _describe_foreign(path: Path) -> _Described:
-    """All about a Hugging Face folder or a GGUF file, whose weights are not read."""
+    """The data of a Hugging Face folder or a GGUF file. Reads no weights."""
     from tinylm.formats.source import read_foreign
     from tinylm.open_model import run_config
 
@@ -213,7 +213,7 @@ def _describe_foreign(path: Path) -> _Described:
 
 
 def _describe_peft(path: Path) -> _Described:
-    """All about an adapter of PEFT, whose weights are not read, without its base model."""
+    """The data of a PEFT adapter. Reads neither its weights nor its base model."""
     from tinylm.formats.peft import summarise_adapter
 
     adapter = summarise_adapter(path)

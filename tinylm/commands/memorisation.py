@@ -20,7 +20,7 @@ EXCERPT = 60  # characters of a match in the table
 
 @dataclass(frozen=True)
 class SampledTextOptions:
-    """The fields of MemorisationConfig that can be set."""
+    """The fields of MemorisationConfig that have options."""
 
     num_samples: Annotated[
         int, option("Samples, and passages of each text to continue (default: 50).", Panel.MEMORISATION, "N")

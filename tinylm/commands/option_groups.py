@@ -28,7 +28,7 @@ def with_option_groups(command: Command) -> Command:
 
     Before the command runs, numbers are checked against their ranges, and the values are collected into the groups. A
     group's field of type typer.Context gets the context. In messages of library errors, settings are replaced by flags.
-    The next command to run is appended, and the environment variable or file that a wrong value comes from.
+    The next command to run, and the environment variable or file that set a wrong value, are appended.
     """
     hints = typing.get_type_hints(command, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}

@@ -87,7 +87,7 @@ def _parse_toml(file: Path) -> dict[str, Any]:
 
 
 def _toml_problem(parameter: Any, value: Any) -> str | None:
-    """Why the type of a TOML value does not fit an option, or `None`. Typer parses and checks the value itself."""
+    """The reason why the type of a TOML value does not fit an option, or `None`. Typer checks the value later."""
     if getattr(parameter, "is_flag", False):
         return None if isinstance(value, bool) else f"{describe_value(value)} is neither true nor false"
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
@@ -101,7 +101,7 @@ def _toml_problem(parameter: Any, value: Any) -> str | None:
 def warn_about_unknown_variables(console: Console, ctx: typer.Context) -> None:
     """Warn about each environment variable TINYLM_... that no command reads: it may be misspelled."""
     variables = {name for name in os.environ if name.upper().startswith("TINYLM_")} - set(VARIABLES_WITHOUT_OPTION)
-    known = _known_variables(ctx) if variables else set()  # which imports all commands
+    known = _known_variables(ctx) if variables else set()  # this imports all commands
     for name in sorted(variables - known):
         near = difflib.get_close_matches(name.upper(), sorted(known), 1)
         suggestion = f"; did you mean {near[0]}?" if near else "."
@@ -126,7 +126,7 @@ def _variable_of(command: str, parameter: Any) -> str:
 
 
 def append_sources(ctx: typer.Context, error: UsageError) -> None:
-    """Append to an error where the values in it come from, if from an environment variable or the --config file.
+    """Append to an error the environment variables, or the --config file, that set the options in its message.
 
     Options are recognised in the message by their flags, or by their values (a path, a name).
     """

@@ -60,7 +60,7 @@ def one_of(values: Iterable[str]) -> str:
 
 
 def store_debug(ctx: typer.Context, debug: bool) -> bool:
-    """Callback of --debug: keep it where the error handling of tinylm/cli.py finds it."""
+    """Callback of --debug: store the value in the root context, for the error handling of tinylm/cli.py."""
     ctx.find_root().obj = {"debug": debug}
     return debug
 

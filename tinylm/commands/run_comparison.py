@@ -12,7 +12,7 @@ INCIDENTAL = ("created", "planned.", "runtime.job")  # settings that differ betw
 def compare_records(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     """Rows of results, and of the settings that differ. records: as `tinylm info --json` prints them.
 
-    The first cell of a row is its name; one for each run follows.
+    The first cell of a row is its name; a cell for each run follows.
     """
     results = {
         "kind": [record["kind"] for record in records],
@@ -33,7 +33,7 @@ def compare_records(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def _settings(record: dict[str, Any]) -> dict[str, str]:
-    """The settings of a run by dotted names, without digests and what differs between any two runs."""
+    """The settings of a run by dotted names, without digests and INCIDENTAL settings."""
     from tinylm.report.collect import DIGESTS, flatten
 
     flat = flatten(record["config"] if "config" in record else {"adapter": record["adapter"]})

@@ -12,7 +12,7 @@ from tinylm.presets import find_preset
 from tinylm.run_config import RunConfig
 from tinylm.validation import describe_value
 
-# Of the record of a run: the name of the key, and that of the record's entry.
+# Keys with values from the record of a run, and the names of its entries.
 RECORD_KEYS = {
     "name": "name",
     "kind": "kind",
@@ -22,7 +22,7 @@ RECORD_KEYS = {
     "loss": "val_loss",
     "time": "seconds",
 }
-# Of the configuration, by its part.
+# Keys with values from the configuration, by its part.
 SETTINGS = {
     "model": (
         *("architecture", "layers", "heads", "kv_heads", "width", "context", "vocab_size", "position", "norm"),
@@ -57,7 +57,7 @@ SUFFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
 def run_values(record: dict[str, Any], config: RunConfig | None, now: float) -> dict[str, Any]:
-    """The values of KEYS of one run; those that it does not have are `None`.
+    """The values of KEYS of one run; `None` where it has none.
 
     record: as `summarise` returns it. config: `None` if it cannot be read. now: seconds since the epoch.
     """

@@ -16,7 +16,7 @@ from tinylm.run_directory.find_run import run_directories
 from tinylm.run_directory.layout import CHECKPOINTS
 
 MAX_ERROR_LENGTH = 80  # characters of the error of a damaged run in the table; --json has the whole error
-COLUMNS = {"kind": "kind", "parameters": "parameters", "steps": "steps", "loss": "val loss", "age": "age"}  # by key
+COLUMNS = {"kind": "kind", "parameters": "parameters", "steps": "steps", "loss": "val loss", "age": "age"}  # key: title
 
 
 def complete_key(incomplete: str) -> list[str]:
@@ -88,7 +88,7 @@ def _read_run(path: Path, name: str, now: float) -> tuple[dict[str, Any], dict[s
 
 
 def _row(record: dict[str, Any], values: dict[str, Any], name_key: str, keys: list[str]) -> tuple[str, ...]:
-    """A row of the table. Its first cell, record[name_key], is accepted by --model: the name, or elsewhere the path."""
+    """A row of the table. Its first cell, the name or the path of the run, is a valid argument of --model."""
     cells = {key: _as_text(key, values[key]) for key in keys}
     if record["kind"] == "damaged":
         cells["kind"] = f"damaged: {_shorten_error(record['error'])}"

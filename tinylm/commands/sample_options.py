@@ -181,7 +181,7 @@ class QuantizeOptions:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The engine of SpeedConfig."""
+    """The field `engine` of SpeedConfig."""
 
     engine: Annotated[
         str,
@@ -195,7 +195,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class SpeedOptions:
-    """The other fields of SpeedConfig."""
+    """The fields of SpeedConfig except `engine`."""
 
     draft: Annotated[
         str,

@@ -39,8 +39,8 @@ class _Axis(NamedTuple):
 def draw(curves: Sequence[Curve], columns: int, rows: int, x_name: str) -> list[str]:
     """The lines of a drawing of at most `columns` columns, with `rows` rows and two more for the x axis.
 
-    The y axis is logarithmic if all values are positive. Its labels are the values at the middle of their rows. Later
-    curves, and marks, are drawn over earlier ones. Without points, there are no lines.
+    The y axis is logarithmic if all values are positive. Its labels are the values at the middle of their rows. Marks
+    are drawn over lines, and over the marks of earlier curves. Returns no lines without points.
     """
     points = [point for curve in curves for point in curve.points]
     if not points:

@@ -35,7 +35,7 @@ STOP_REASONS = {
 def process_start() -> float:
     """When this process started, as a value of time.monotonic(), estimated from its CPU time.
 
-    The estimate is exact if the process has used one thread and never waited, which is about true of start-up.
+    The estimate is exact if the process has used one thread and never waited, as is nearly the case during start-up.
     """
     return time.monotonic() - time.process_time()
 
@@ -49,7 +49,7 @@ def run_training(
 ) -> None:
     """Train while showing progress; then print the path of the run, or with --json the result.
 
-    given: the command, and where else the metrics are shown; with `dry_run`, the plan is printed instead of training.
+    given: command, report file and trackers; with `dry_run`, the plan is printed instead of training.
     started: the `time.monotonic()` at which the process started.
 
     Raises UsageError for a report or a tracker that cannot be used, and InterruptedRunError if a signal stopped
@@ -141,7 +141,7 @@ class TrainingDisplay:
             case Stepped():
                 epochs = event.step / self._steps_per_epoch
                 seen = f"{shorten_number(epochs * self._epoch_tokens)} tokens {epochs:.2f} epochs"
-                # A narrow terminal drops the last ones.
+                # A narrow terminal drops the last fields.
                 fields = (self._loss, self._best, seen, f"step {event.step}", self._val_loss, self._speed)
                 self._show_progress(event.progress, "  ".join(filter(None, fields)))
             case Logged():

@@ -1,4 +1,4 @@
-"""The content of a report as plain values: curves, samples and settings of runs, and what their models do."""
+"""The content of a report as plain values: curves, samples and settings of runs, and results of their models."""
 
 import datetime
 from collections import Counter
@@ -30,8 +30,8 @@ Run = dict[str, Any]
 def collect_report(paths: Sequence[Path], reporter: Reporter, options: ModelOptions) -> dict[str, Any]:
     """The content of a report on the runs at these paths, as JSON values without NaN and infinities.
 
-    A run that cannot be read is reported as a warning and left out. Raises UsageError for more than MAX_RUNS runs, and
-    the error of the only run.
+    A run that cannot be read is reported as a warning and left out. If it is the only one, its
+    error is raised. Raises UsageError for more than MAX_RUNS runs, and TinyLMError if none of several can be read.
     """
     if len(paths) > MAX_RUNS:
         raise UsageError(f"A report has at most {MAX_RUNS} runs; name fewer than {len(paths)}.")
@@ -93,7 +93,7 @@ def collect_run(path: Path, n_runs: int = 1) -> Run:
 
 
 def _add_model(run: Run, path: Path, reporter: Reporter, options: ModelOptions, n_runs: int) -> None:
-    """Add what the model does to `run`, or to its problems why not."""
+    """Add the sections that need the model to `run`, and the reasons for missing sections to its `problems`."""
     is_adapter = run["kind"].endswith("adapter")
     try:
         model = load(
@@ -112,7 +112,7 @@ def _add_model(run: Run, path: Path, reporter: Reporter, options: ModelOptions, 
 
 
 class _ProgressOnly:
-    """Forwards progress to a reporter, and logs notes and warnings, which the page shows in its own way."""
+    """Forwards progress to a reporter. Notes and warnings go to the logger `tinylm`."""
 
     def __init__(self, reporter: Reporter) -> None:
         log = LogReporter()
@@ -120,7 +120,7 @@ class _ProgressOnly:
 
 
 def _plan_rows(config: RunConfig, run: Run, tokens_per_step: int | None) -> list[tuple[str, str, str]]:
-    """Names, and what was planned for and what has happened in all sessions of the run."""
+    """Rows of name, planned value and actual value; actual values include all sessions of a resumed run."""
     if config.training is None or config.data is None:
         return []
     budget = config.training.budget
@@ -152,7 +152,7 @@ def _plan_rows(config: RunConfig, run: Run, tokens_per_step: int | None) -> list
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Settings as texts by dotted names, without those that are not set; long texts and digests are cut."""
+    """Settings as texts by dotted names, without those that are `None`; long texts and digests are truncated."""
     flat: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, dict):

@@ -10,15 +10,16 @@ from tinylm.model.decoder import Decoder
 from tinylm.report.curves import number
 
 NUM_SAMPLES = 20  # with the two kinds of continuations, one batch of generation
-MAX_FLOPS, MAX_CHARACTERS = 1e12, 100_000_000  # of generation, and of training text, without being asked for
-MAX_TEXT, MAX_NAME = 300, 200  # shown characters of a match, and of the document it is in
+MAX_FLOPS, MAX_CHARACTERS = 1e12, 100_000_000  # of generation, and of training text, by default
+MAX_TEXT, MAX_NAME = 300, 200  # shown characters of a match, and of the name of its document
 
 
 def describe_copied_text(model: Model, wanted: bool | None) -> dict[str, Any] | None:
     """The measured memorisation of a model as JSON values, or `left_out`, the reason why it was not measured.
 
-    wanted: True measures it with the default settings of MemorisationConfig, whatever that takes. `None` measures it
-        with NUM_SAMPLES, if the model is a decoder of plain text, and the work within MAX_FLOPS and MAX_CHARACTERS.
+    wanted: True measures it with the default settings of MemorisationConfig, at any cost. False returns `None`. `None`
+        measures it with NUM_SAMPLES if the work is within MAX_FLOPS and MAX_CHARACTERS, and returns `None` for models
+        that are not decoders of plain text.
 
     Raises the errors of `measure_memorisation`.
     """
@@ -37,7 +38,7 @@ def describe_copied_text(model: Model, wanted: bool | None) -> dict[str, Any] | 
 
 
 def generation_flops(model: Model, config: MemorisationConfig) -> float:
-    """Operations of sampling what is compared: samples and two kinds of continuations."""
+    """Floating-point operations of generating the samples and the two kinds of continuations."""
     assert model.data is not None
     parameters = sum(parameter.numel() for parameter in model.network.parameters())
     tokens = config.sample_length * model.data.train_tokens / max(1, model.data.train_characters)

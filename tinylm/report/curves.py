@@ -60,7 +60,7 @@ class Thinned:
         self._size *= 2
 
     def __iter__(self) -> Iterator[Record]:
-        """The kept records in order, the last one always among them."""
+        """The kept records in order, and the last record that was added."""
         end = None
         for first, highest in self._buckets:
             yield first

@@ -11,14 +11,14 @@ from tinylm.reporter import Reporter
 from tinylm.training.events import Evaluated, Event, Logged, Sampled, Started, Stepped
 
 MIN_SECONDS = 5.0  # between two writes
-MAX_SHARE = 0.01  # of the training time that writing takes, the last write included
+MAX_SHARE = 0.01  # maximum share of the training time for writing, including the last write
 
 
 class LiveReport:
     """Training callback that writes the report of the run to a file, without the sections that need the model.
 
-    The page reloads itself until `close`, which writes it for the last time. A report that cannot be written is
-    reported as a warning, once, and training continues. seconds: time that writing has taken.
+    The page reloads itself until `close`, which writes it for the last time. If writing
+    fails, training continues, with one warning. seconds: time that writing has taken.
 
     Raises UsageError if the folder of the file does not exist, or the file is a folder.
     """
@@ -46,7 +46,7 @@ class LiveReport:
                 self._write(reloading=True)
 
     def close(self) -> None:
-        """Write the report of the run as it is, without reloading."""
+        """Write the report for the last time, as a page that does not reload itself."""
         if self._run is not None and self._next:
             self._write(reloading=False)
 
@@ -64,5 +64,5 @@ class LiveReport:
         now = time.monotonic()
         self._cost = now - start
         self.seconds += self._cost
-        # The next write and the one at the end are within the share.
+        # The next write and the last one are within MAX_SHARE.
         self._next = max(now + MIN_SECONDS, self._started + (self.seconds + 2 * self._cost) / MAX_SHARE)

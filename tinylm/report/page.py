@@ -1,7 +1,7 @@
 """The report as one HTML file that needs no network and runs no code but its own.
 
 The data is a JSON block, whose strings the script inserts as text. A content security policy admits only the scripts
-and styles of this package, by their hashes, and no request.
+and styles of this package, by their hashes, and forbids network requests.
 """
 
 import base64

@@ -30,9 +30,9 @@ from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
 
 PASSAGE_TOKENS = 256
-MAP_TOKENS = 40  # at most, of an attention map
+MAP_TOKENS = 40  # maximum rows and columns of an attention map
 ALTERNATIVES = 5
-MASK_EVERY = 7  # in the passage of an encoder
+MASK_EVERY = 7  # one token in MASK_EVERY is masked in the passage of an encoder
 MAX_TOKEN_TEXT = 40  # characters
 MAX_UPDATES = 500  # adapter layers
 
@@ -41,7 +41,7 @@ class Passage(NamedTuple):
     """Inputs of a model, and the tokens it predicts.
 
     inputs: ids for the network, (1, T) each. targets: (T,), the token that each position predicts, or -1 for none.
-    Those of a decoder or an encoder may be longer than the context; they are then read in windows, as in evaluation.
+    Inputs of a decoder or an encoder may be longer than the context; they are then split into windows.
     shown: all ids of the passage. first: index in `shown` of the token that position 0 predicts.
     """
 
@@ -53,10 +53,10 @@ class Passage(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What the sections that need the model show.
+    """Options of the sections that need the model.
 
     prompt: text of the attention maps. Default: the beginning of the validation text.
-    memorisation: True measures it whatever it takes, False leaves it out. Default: measured where it takes little time.
+    memorisation: as `wanted` of `describe_copied_text`.
     device: as in `load`.
     """
 
@@ -68,7 +68,7 @@ class ModelOptions:
 def describe_model(model: Model, run: Path, options: ModelOptions, map_bytes: int) -> tuple[dict[str, Any], list[str]]:
     """The sections of the report that need the model, and a sentence for each section that cannot be made.
 
-    map_bytes: for attention maps.
+    map_bytes: approximate bytes of the attention maps, before base64.
     """
     prompt = options.prompt
     sections: dict[str, Any] = {}

@@ -36,7 +36,7 @@ MAX_TRAINING_TOKENS = 20_000_000  # of pairs
 def score_validation(model: Model, run: Path) -> dict[str, Any] | None:
     """The scores of a model on the beginning of its validation text, from at most about MAX_FLOPS operations.
 
-    `metrics` by name as in Evaluation, and `baselines` by name, values of the metric `compared`. `None` for a model
+    `metrics`: by name as in Evaluation. `baselines`: values of the metric `compared` by baseline. `None` for a model
     without validation text. Raises TinyLMError if the text is no longer there, and UsageError if nothing is scored.
     """
     if model.data is None:
@@ -80,7 +80,7 @@ def _section(result: Evaluation, baselines: dict[str, float], compared: str) -> 
 
 
 def _training(model: Model, run: Path) -> Tokens | None:
-    """The training text; `None` if it is gone, since some baselines do not need it."""
+    """The training text; `None` if it cannot be read, since some baselines do not need it."""
     assert model.data is not None
     try:
         return reopen_part(run, model.data, model.tokenizer, "train")
@@ -103,7 +103,7 @@ def first_bytes(tokenizer: Tokenizer, tokens: np.ndarray, limit: int) -> np.ndar
 def first_pairs(tokens: Tokens, end_of_text_id: int, count: int, limit: int) -> np.ndarray:
     """The tokens of the first pairs: at most `count` whole pairs and `limit` tokens.
 
-    The end-of-text id follows each of them, except the last pair of `tokens` if it lacks it there.
+    Each source and target ends with the end-of-text id, unless the last one of `tokens` has none.
     """
     ids = np.asarray(tokens[:limit])
     ends = np.flatnonzero(ids == end_of_text_id)

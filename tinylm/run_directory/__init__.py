@@ -1,6 +1,6 @@
 """A run on disk, in JSON and safetensors only: reading a run directory executes no code.
 
-    config.json  tokenizer.json  metrics.jsonl
+    config.json  tokenizer.json  metrics.jsonl  samples.jsonl
     model.safetensors          the best weights by validation loss (of an adapter: adapter_model.safetensors)
     last/                      weights, optimizer.safetensors, state.json, and manifest.json with the SHA-256 of each;
                                of a sharded model, each rank has files of its own, such as
@@ -9,6 +9,6 @@
 
 1. After a kill or a full disk at any instant, the directory holds the best weights of one save and a complete `last/`.
 2. A new run is prepared in a hidden directory beside its path and moved to its path with its first save.
-3. One process at a time writes a run.
+3. One process at a time writes a run, or the ranks of one process group.
 4. Reading a run detects damaged files and files that do not belong together.
 """

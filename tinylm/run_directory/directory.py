@@ -27,10 +27,10 @@ MAX_MANIFEST_BYTES = 1 << 20  # about 250 bytes per rank that has written a part
 
 @dataclass(frozen=True)
 class LastSave:
-    """A verified `last/`, from which a run is resumed. Its tensors are read when they are needed, and only the rows.
+    """A verified `last/`, from which a run is resumed. Tensors are read on demand, all rows or those of a shard.
 
-    weights, optimizer: the files of the tensors, one for each rank that has written some. state: the trainer's state,
-    as JSON values.
+    weights, optimizer: the files of the tensors, one for each rank that wrote a shard. state: the trainer's state, as
+    JSON values.
     """
 
     weights: tuple[Path, ...]
@@ -151,7 +151,7 @@ class RunDirectory:
         check: Callable[[], None] = lambda: None,
     ) -> dict[str, str]:
         """Write the tensors, which are the rows of a shard, to `new`, and flush them. Returns the SHA-256 of each file
-        by name. After an error, or what `check` raises between files, these files are deleted.
+        by name. After an error, also one that `check` raises between files, these files are deleted.
         """
         files = _shard_files(new, config, shard)
         try:
@@ -277,7 +277,7 @@ class RunDirectory:
 
 
 class UnwrittenRun(RunDirectory):
-    """The run directory of a rank other than the first one, which writes nothing but its shard of the last save."""
+    """The run directory on ranks other than 0. They write only their shards of `last/`."""
 
     @property
     def is_in_place(self) -> bool:

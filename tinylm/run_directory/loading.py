@@ -85,7 +85,7 @@ def read_weights(path: Path, config: RunConfig) -> Weights:
 
 
 class LoadedModel(NamedTuple):
-    """A model in evaluation mode, and what belongs to it."""
+    """A model in evaluation mode, with its configuration, tokenizer and weights."""
 
     network: Transformer
     config: RunConfig
@@ -107,7 +107,7 @@ def load_model(path: Path, device: str = "cpu") -> LoadedModel:
 def restore_model(config: RunConfig, tensors: dict[str, Tensor], source: Path) -> Transformer:
     """A model with the given weights, which are not copied.
 
-    source: where they come from, for messages. Raises TinyLMError if they do not fit the configuration.
+    source: path of the weights, for error messages. Raises TinyLMError if the weights do not fit the configuration.
     """
     model = build_empty_model(config.model)
     require_tensors(tensors, model.state_dict(), source, any_float=config.family is not None)
@@ -119,8 +119,8 @@ def summarise(path: Path) -> dict[str, Any]:
     """The entry of a run in a list of runs, made without reading the tensors.
 
     kind: model or adapter. parameters: their number. step, best_step: of the last save and of the best weights.
-    val_loss: of the best weights, in nats per token. saved: time when those were saved, in seconds since the epoch.
-    seconds: of training until the last save; `None` if the run has none.
+    val_loss: of the best weights, in nats per token. saved: modification time of their file (Unix time).
+    seconds: of training until the last save; `None` if not recorded.
     """
     config = read_config(path)
     file = path / weights_file(config)

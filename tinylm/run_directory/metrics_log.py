@@ -1,4 +1,4 @@
-"""metrics.jsonl and samples.jsonl: one JSON object per line, with a step and its metrics, or a text sampled there."""
+"""metrics.jsonl and samples.jsonl: one JSON object per line, with a step and its metrics, or a text sampled at it."""
 
 import contextlib
 import json

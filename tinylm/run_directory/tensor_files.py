@@ -1,6 +1,6 @@
 """Tensors in safetensors files: all rows in one file, or the rows of each rank in a file of its own.
 
-No file says which rows it has: that follows from its number, and from the rows that the files have in all.
+The rows of a file follow from its index, from the number of files, and from the total number of rows in all files.
 
 Functions that read raise TinyLMError for a file that is damaged, or has a dtype that is not in SAFETENSORS_DTYPES.
 """
@@ -21,7 +21,7 @@ from tinylm.device import free_memory
 from tinylm.errors import TinyLMError
 from tinylm.files import check_regular, replacing
 
-SAFETENSORS_DTYPES = ("F32", "F16", "BF16")  # that are read
+SAFETENSORS_DTYPES = ("F32", "F16", "BF16")  # of files that can be read
 MAX_ELEMENTS = 1 << 62
 
 
@@ -37,12 +37,12 @@ class Shard:
     size: int = 1
 
     def bounds(self, rows: int) -> tuple[int, int]:
-        """The first row of this part, and the one after its last."""
+        """Index of the first row of this part, and of the row after its last one."""
         part = -(-rows // self.size)
         return min(self.index * part, rows), min((self.index + 1) * part, rows)
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """The rows of this part, in the same memory."""
+        """The rows of this part, as a view."""
         if not tensor.dim():
             return tensor
         start, end = self.bounds(len(tensor))
@@ -67,7 +67,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
 @contextlib.contextmanager
 def open_tensors(path: Path) -> Iterator[Any]:
-    """Context manager that opens a safetensors file, as a `safetensors.safe_open` whose tensors are mapped."""
+    """Context manager that opens a safetensors file, as a memory-mapped `safetensors.safe_open`."""
     try:
         check_regular(path)
         with safetensors.safe_open(path, framework="pt") as file:
@@ -135,7 +135,7 @@ def read_tensors(files: Sequence[Path], shard: Shard = WHOLE) -> dict[str, Tenso
 
 
 def _read(name: str, shape: tuple[int, ...], files: Sequence[Any], shard: Shard) -> Tensor:
-    """A copy of one part of a tensor, of which every file has another part."""
+    """A copy of the rows of `shard` of a tensor whose rows are distributed over `files`."""
     if not shape:
         return files[0].get_tensor(name).clone()
     start, end = shard.bounds(shape[0])

@@ -39,13 +39,13 @@ class Weights:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Identifies the weights with their model and tokenizer. Computed at first use, which reads all tensors."""
+        """SHA-256 of the weights, model and tokenizer (see `digest` below). Computed at first use from all tensors."""
         return digest(self.tensors, self.config, self.step, self.val_loss)
 
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a weights file: the shapes of the tensors by name, and the values of `Weights` in its metadata."""
+    """The header of a weights file: the shapes of the tensors by name, and the metadata."""
 
     shapes: dict[str, tuple[int, ...]]
     step: int
@@ -135,7 +135,7 @@ def is_finite(tensor: Tensor) -> bool:
 
     `torch.isfinite` takes 20 times as long, and more memory than the tensor has.
     """
-    return all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(tensor.detach()))  # NaN is returned, too
+    return all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(tensor.detach()))  # aminmax propagates NaN
 
 
 def digest(tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None) -> str:

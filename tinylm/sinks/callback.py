@@ -22,7 +22,9 @@ MAX_REASON = 300  # characters of a tracker's message in a warning
 
 
 class Tracker(NamedTuple):
-    """package: what to install, which is also the name of the module. has_folder: whether it takes `=DIR`.
+    """A supported tracker.
+
+    package: name of the package and of its module. has_folder: whether it takes `=DIR`.
     remedy: what to do about a failure, as a clause.
     """
 
@@ -142,7 +144,7 @@ def describe_run(event: Started) -> dict[str, Any]:
 
 
 def flat_numbers(values: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers in JSON values, with the names of the values around them: `gradient_norms/layers.0`."""
+    """The numbers in JSON values, each with its path of keys, such as `gradient_norms/layers.0`."""
     if isinstance(values, dict | list):
         for key, value in values.items() if isinstance(values, dict) else enumerate(values):
             yield from flat_numbers(value, f"{name}/{key}" if name else str(key))

@@ -29,7 +29,7 @@ class TrackerProcess:
     """
 
     def __init__(self, first: Message) -> None:
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115, closed by `finish`
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115, closed by `close`
         own_group: dict[str, Any] = {"start_new_session": True}
         if os.name == "nt":
             own_group = {"creationflags": CREATE_NEW_PROCESS_GROUP}

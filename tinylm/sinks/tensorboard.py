@@ -20,8 +20,8 @@ class TensorBoard:
     """
 
     def __init__(self, folder: str | None, run: dict[str, Any]) -> None:
-        # tensorboardX imports torch if it is there, for tensors: seconds, and hundreds of megabytes. `None` makes the
-        # import fail; the annotation of sys.modules allows modules only.
+        # tensorboardX imports torch if it is installed, which takes seconds and hundreds of megabytes. `None` makes
+        # the import fail; the annotation of sys.modules allows modules only.
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog

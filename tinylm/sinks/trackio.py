@@ -9,7 +9,7 @@ PROJECT = "tinylm"
 
 
 class Trackio:
-    """Logs to a run of trackio that has the name of the run: on this machine, or to the server or Space that
+    """Logs to the trackio run with the name of the run directory: on this machine, or to the server or Space that
     TRACKIO_SERVER_URL or TRACKIO_SPACE_ID name.
 
     Points up to the last step that trackio has are left out, so a resumed run has no point twice. trackio catches its

@@ -8,10 +8,10 @@ PROJECT = "tinylm"
 
 
 class Wandb:
-    """Logs to a run of wandb that has the id of the run.
+    """Logs to the wandb run with the id in config.json.
 
     Without a login, wandb records into ./wandb and uploads nothing. WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY and other
-    variables of wandb have their effect. wandb ignores steps before the last one that it has, so a resumed run has
+    variables of wandb apply. wandb ignores steps before the last one that it has, so a resumed run has
     no point twice.
     """
 

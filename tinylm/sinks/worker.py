@@ -33,7 +33,7 @@ class Tracker(Protocol):
 def open_tracker(name: str, folder: str | None, run: dict[str, Any], note: Note, problem: Note) -> Tracker:
     """Import the library of a tracker, and begin or continue a run in it.
 
-    run: as by `describe_run`. note, problem: called with messages for the user.
+    run: the result of `describe_run`. note, problem: called with messages for the user.
     """
     if name == "tensorboard":
         from tinylm.sinks.tensorboard import TensorBoard
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def _limit_exit() -> None:
-    """End the process after EXIT_SECONDS, whatever the library does."""
+    """End the process after EXIT_SECONDS, even if the library blocks."""
     timer = threading.Timer(EXIT_SECONDS, os._exit, [1])
     timer.daemon = True
     timer.start()

@@ -163,7 +163,7 @@ def usable_cores() -> int:
 
 
 def physical_cores(topology: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Number of physical cores that this process may use; of logical cores if the system does not list them."""
+    """Number of physical cores that this process may use; of logical cores if the system lists no others."""
     cores = set()
     try:
         for number in os.sched_getaffinity(0):

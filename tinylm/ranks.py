@@ -99,7 +99,7 @@ class Ranks:
         return contextlib.nullcontext()
 
     def share_threads(self, threads: int) -> int:
-        """The number of CPU threads of this rank: `threads` for a single rank, else its share for the machine."""
+        """The number of CPU threads of this rank: `threads` for one rank, else an equal part of the machine's."""
         return threads
 
     def deal(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool, int]]:

@@ -30,8 +30,9 @@ Run = dict[str, Any]
 def collect_report(paths: Sequence[Path], reporter: Reporter, options: ModelOptions) -> dict[str, Any]:
     """The content of a report on the runs at these paths, as JSON values without NaN and infinities.
 
-    A run that cannot be read is reported as a warning and left out. If it is the only one, its
-    error is raised. Raises UsageError for more than MAX_RUNS runs, and TinyLMError if none of several can be read.
+    A run that cannot be read is reported as a warning and left out; if it is the only one, its error is raised.
+
+    Raises UsageError for more than MAX_RUNS runs, and TinyLMError if none of several runs can be read.
     """
     if len(paths) > MAX_RUNS:
         raise UsageError(f"A report has at most {MAX_RUNS} runs; name fewer than {len(paths)}.")

@@ -17,8 +17,8 @@ MAX_SHARE = 0.01  # maximum share of the training time for writing, including th
 class LiveReport:
     """Training callback that writes the report of the run to a file, without the sections that need the model.
 
-    The page reloads itself until `close`, which writes it for the last time. If writing
-    fails, training continues, with one warning. seconds: time that writing has taken.
+    The page reloads itself until `close`, which writes it for the last time. If writing fails, training
+    continues, with one warning. seconds: time that writing has taken.
 
     Raises UsageError if the folder of the file does not exist, or the file is a folder.
     """

@@ -61,6 +61,7 @@ TINY_BENCHMARKS = {
     "memory.py": "--megabytes 1",
     "opening.py": "--layers 2 --width 64",
     "packing.py": "--size nano --context 64 --tokens 500 --medians 20 --rounds 1",
+    "report_overhead.py": "--seconds 3",
     "sampling.py": "--models 4x128 --kinds f32 --programs tinylm transformers --rounds 1",
     "startup.py": SMALL,
     "thread_policy.py": "--models 4x128 --neighbours 0 --rounds 1",

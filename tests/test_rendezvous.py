@@ -128,6 +128,7 @@ def test_a_process_that_does_not_train_prints_as_usual_whatever_its_rank() -> No
     assert "RANK is '1'" in run_child(command, env=variables | {"WORLD_SIZE": "1"}).stderr
 
 
+@pytest.mark.slow
 def test_messages_of_other_ranks_are_printed_for_debug_and_in_files_of_their_own(tmp_path: Path) -> None:
     command, variables = lone(1, 0.5, "train", "--unknown-option")
     assert run_child(command, env=variables).stderr == ""

@@ -109,7 +109,10 @@ FILES = (
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("kind", ["link", "fifo", "folder", "device", "empty", "deep"])
+@pytest.mark.parametrize(
+    "kind",
+    ["link", "fifo", "deep", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("folder", "device", "empty"))],
+)
 def test_only_regular_files_of_a_run_are_opened(kind: str, name: str, bad: Path, canary: Path) -> None:
     file = bad / name
     content = file.read_bytes()

@@ -82,7 +82,7 @@ def test_a_flipped_bit_is_detected_or_harmless(run: Path, name: str, place: floa
 
 
 @pytest.mark.parametrize("name", FILES)
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(part=st.floats(0, 1, exclude_max=True))
 def test_a_truncated_file_is_detected(run: Path, name: str, part: float) -> None:
     content = (run / name).read_bytes().rstrip(b"\n")  # without it the file would be complete

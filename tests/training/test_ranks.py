@@ -297,6 +297,7 @@ def test_all_ranks_end_when_one_is_killed_and_the_last_save_is_whole(
     load(run)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_first_rank_is_printed_once_and_ends_all(tmp_path: Path) -> None:
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xff" * 9)
     command = torchrun(2, "-m", "tinylm", "train", tmp_path / "bad.txt", "--out", tmp_path / "run")

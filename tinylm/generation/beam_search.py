@@ -19,7 +19,7 @@ class Hypothesis:
     """A generated target.
 
     tokens: ids, without the end-of-text token. score: length-normalised log-likelihood; nan if the target was sampled.
-    ended: whether it ended with the end-of-text token, rather than at the limit of tokens.
+    ended: whether it ended with the end-of-text token, rather than at the maximum number of tokens.
     """
 
     tokens: list[int]
@@ -83,17 +83,17 @@ def encode_sources(
 
 
 def pad_sources(sources: Sequence[Sequence[int]], end_of_text_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """End each source with the end-of-text token and pad it with that token: ids (B, S), and the lengths (B,)."""
+    """Append the end-of-text token to each source and pad with it. Returns ids (B, S) and unpadded lengths (B,)."""
     lengths = [len(source) + 1 for source in sources]
     rows = [[*source, *[end_of_text_id] * (max(lengths) - len(source))] for source in sources]
     return torch.tensor(rows, device=device), torch.tensor(lengths, device=device)
 
 
 class _Beam:
-    """The hypotheses of one source: `beams` slots of open hypotheses, and those that ended.
+    """The hypotheses of one source: `beams` slots for open hypotheses, and a list of ended ones.
 
-    totals: log-likelihood of each open hypothesis; -inf for an empty slot. parents: the slot of each before the last
-    step. last_tokens: the last token of each.
+    totals: log-likelihood per slot; -inf for an empty slot. parents: per slot, the slot of its hypothesis before the
+    last step. last_tokens: last token per slot.
     """
 
     def __init__(self, config: BeamSearchConfig, end_of_text_id: int) -> None:
@@ -138,7 +138,7 @@ class _Beam:
         return Hypothesis(tokens, self._score(total, len(tokens) + ended), ended)
 
     def _score(self, total: float, length: int) -> float:
-        """Length-normalised log-likelihood; the formula of `beam_search`."""
+        """Length-normalised log-likelihood; see `beam_search`."""
         return total / ((5 + length) / 6) ** self._config.length_penalty
 
 
@@ -153,10 +153,10 @@ def beam_search(
     """The best target found for each source, by the score sum log p / ((5 + length) / 6)^length_penalty (Wu et al.
     2016), where the length includes the end-of-text token. Targets have at most `max_tokens` tokens.
 
-    Each step extends every open hypothesis by every token. With N beams, those of the N best extensions that end are
-    set aside, and the N best that do not end stay open. The search ends when N hypotheses have ended and the best of
-    them scores no less than the best open one; stopping at the first end would favour short, unlikely targets. One beam
-    is greedy decoding.
+    Each step extends every open hypothesis by every token. With N beams, the extensions among the N best that end with
+    the end-of-text token are stored, and the N best other extensions stay open. The search of a source stops when N
+    hypotheses have ended and the best of them scores no less than the best open one; stopping at the first ended
+    hypothesis would favour short, unlikely targets. One beam is greedy decoding.
     """
     width = config.beams  # N
     source_beams = [_Beam(config, end_of_text_id) for _ in sources]

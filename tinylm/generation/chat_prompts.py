@@ -1,4 +1,4 @@
-"""Prompts for a chat model: a conversation as the text of its chat template, up to where the answer begins."""
+"""Prompts for chat models: a conversation rendered by the chat template, up to the beginning of the answer."""
 
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.generation.prompts import EncodedPrompt
@@ -9,10 +9,10 @@ from tinylm.text.tokenizer import Tokenizer
 
 
 def encode_conversation(conversation: Conversation, format: ChatFormat, tokenizer: Tokenizer) -> EncodedPrompt:
-    """Encode a conversation whose next message is the model's. Its answer ends at the end token of the template.
+    """Encode a conversation as the prompt for the model's answer, which ends at the end token of the template.
 
-    Raises UsageError, with the conversation's location, for a conversation that the template refuses and for
-    characters that are not in the vocabulary.
+    Raises UsageError, with the conversation's location, if the template rejects the conversation or renders no text,
+    and for characters that are not in the vocabulary.
     """
     try:
         text = format.prompt(conversation)

@@ -16,9 +16,9 @@ from tinylm.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class TokenGenerator:
-    """A decoder and how it generates tokens: with or without draft tokens, with or without the KV cache.
+    """A decoder with its settings of generation: the draft model, if any, and whether to use the KV cache.
 
-    prompts: the ids that each sample begins with, in place of one prompt for all.
+    prompts: a prompt (token ids) per sample, instead of one prompt for all samples.
     """
 
     model: NextTokenModel
@@ -27,7 +27,7 @@ class TokenGenerator:
     prompts: Sequence[Sequence[int]] | None = None
 
     def tokens(self, prompt: Sequence[int], sampler: Sampler, num_samples: int, max_tokens: int) -> Iterator[list[int]]:
-        """Yield the next token of each sample, `max_tokens` times. Draft tokens are for a single sample."""
+        """Yield the next token of each sample, `max_tokens` times. A draft model needs a single sample."""
         if self.draft is None:
             prompts = [prompt] * num_samples if self.prompts is None else self.prompts
             return generate(self.model, prompts, sampler, max_tokens, self.use_cache)
@@ -35,7 +35,7 @@ class TokenGenerator:
 
 
 class TextChunk(NamedTuple):
-    """New text of one sample. sample: its index."""
+    """New text of one sample. sample: index of the sample."""
 
     sample: int
     text: str

@@ -1,8 +1,8 @@
-"""Models that were converted for llama.cpp before: they generate text without importing torch (decision 025).
+"""Text generation with models already converted for llama.cpp, without importing torch (decision 025).
 
-A record in the cache names the converted file of a model. It is found by the state of the model's own files, which are
-not read again: their names, inode numbers, sizes and times, as in git's index. (The time of the last change, ctime, is
-set by the system whenever content or permissions change, and cannot be chosen.)
+A record in the cache names the GGUF file of a model. The key of the record identifies the model's files by names, inode
+numbers, sizes and times, as git's index does, so that the files are not read again. (The time of the last change,
+ctime, is set by the system whenever content or permissions change, and cannot be chosen.)
 """
 
 import contextlib
@@ -34,16 +34,20 @@ from tinylm.text.tokenizer import Tokenizer
 from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
 
 GGUF_FOLDER = "gguf"  # in the cache: converted files and records
-LAYOUT = 1  # of converted files; raise it with each change of what `write_gguf` writes
-SUFFIXES = (".json", ".jinja", ".safetensors")  # of the files in a folder that opening a model reads
-SETTLED = 2.0  # seconds without a change, after which a further change cannot have the same time
-GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # on Linux: NVIDIA, AMD and Windows' subsystem for Linux
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # that torch reads
+LAYOUT = 1  # version of the converted files; increment it when the output of `write_gguf` changes
+SUFFIXES = (".json", ".jinja", ".safetensors")  # of the files that are read to open a model folder
+SETTLED = 2.0  # seconds after a change, from which on a further change gets a different time
+GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # device files on Linux: NVIDIA, AMD and WSL
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch's number of threads
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """The record of a converted model. threads: torch's number of threads. note: see `ConvertedModel`."""
+    """The record of a converted model.
+
+    gguf: name of the GGUF file. tokenizer: the tokenizer as JSON. threads: torch's number of threads. note: see
+    `ConvertedModel`.
+    """
 
     gguf: str
     config: RunConfig
@@ -52,13 +56,13 @@ class Conversion:
     note: str
 
     def write(self, key: str) -> None:
-        """Store the record in the cache. Nothing is stored if that fails, since it only saves time."""
+        """Store the record in the cache. Failures are ignored, since the record only saves time."""
         with contextlib.suppress(OSError, TinyLMError), replacing(_record_file(key)) as unfinished:
             unfinished.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod
     def read(cls, key: str) -> Self | None:
-        """The record with this key, or `None`."""
+        """The record with this key, or `None` without a valid one."""
         try:
             file = _record_file(key)
             values = read_json(file) if is_private(file) else None
@@ -68,9 +72,10 @@ class Conversion:
 
 
 def conversion_key(path: Path, device: str, dtype: str, quantize: str) -> str | None:
-    """Identifies a model at `path`, which `find_run` returned, with the settings it is opened with.
+    """The key of the model at `path`, as returned by `find_run`, with these settings.
 
-    `None` if its files cannot be identified without being read, or if the device may be a GPU.
+    `None` if the status of a file cannot be read or a file changed within the last SETTLED seconds, or if the device
+    may be a GPU.
     """
     if device not in ("auto", "cpu") or (device == "auto" and _may_have_gpu()):
         return None
@@ -91,7 +96,7 @@ def conversion_key(path: Path, device: str, dtype: str, quantize: str) -> str | 
 
 
 def _may_have_gpu() -> bool:
-    """Whether torch may find a GPU: anywhere but on Linux, and where a driver is loaded."""
+    """Whether torch may find a GPU: always on systems other than Linux; on Linux, if a GPU device file exists."""
     return sys.platform != "linux" or any(map(os.path.exists, GPU_DRIVERS))
 
 
@@ -101,7 +106,7 @@ def _record_file(key: str) -> Path:
 
 @dataclass(eq=False)
 class ConvertedModel(TextGenerator):
-    """A decoder that llama.cpp computes, from a converted file. note: reported when it was converted."""
+    """A decoder from a converted file, run by llama.cpp. note: see `tinylm.loaded_model.Model`."""
 
     config: RunConfig
     tokenizer: Tokenizer
@@ -122,7 +127,7 @@ class ConvertedModel(TextGenerator):
 
 
 def open_converted(key: str, speed: SpeedConfig, reporter: Reporter) -> ConvertedModel | None:
-    """The model with this key from its converted file; `None` if there is none, or the settings need torch."""
+    """The model with this key from its converted file; `None` if it cannot be opened or the settings need torch."""
     if speed.engine == "torch" or speed.draft == "ngram" or not speed.cache or import_llama_cpp() is None:
         return None
     record = Conversion.read(key)
@@ -136,7 +141,7 @@ def open_converted(key: str, speed: SpeedConfig, reporter: Reporter) -> Converte
             library = tokenizers.Tokenizer.from_str(record.tokenizer)
         tokenizer = Tokenizer(library, record.config.tokenizer.special)
         decoder = LlamaCppDecoder(file, record.config.model.context, record.threads)
-        file.touch()  # the files that were not used for longest are deleted
+        file.touch()  # the least recently used files are deleted
     except (OSError, TinyLMError, TokenizerLibraryError):
         return None
     return ConvertedModel(record.config, tokenizer, decoder, reporter, record.note)

@@ -1,4 +1,4 @@
-"""Whether a model generates with draft tokens from n-grams of its training text."""
+"""Choice whether to generate with draft tokens from n-grams of the training text."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tinylm.text.tokenizer import Tokenizer
 
 
 class NGramDrafts:
-    """The n-gram models of the training texts of a run or adapter, each built when it is first needed."""
+    """The n-gram models of the training texts of a run or adapter, each built at first use."""
 
     def __init__(self, path: Path, tokenizer: Tokenizer) -> None:
         """path: the directory with the encoded texts."""
@@ -22,9 +22,9 @@ class NGramDrafts:
     def choose(
         self, decoder: Decoder, data: DataConfig | None, config: GenerationConfig, speed: SpeedConfig
     ) -> DraftModel | None:
-        """The n-gram model of the training text `data`, if it saves time or `speed.draft` is ngram.
+        """The n-gram model of the training text `data`, if it saves time or `speed.draft` is ngram; otherwise `None`.
 
-        Raises UsageError if `speed.draft` is ngram and it cannot be used.
+        Raises UsageError if `speed.draft` is ngram and speculative decoding is not possible.
         """
         if speed.draft == "none" or (speed.draft == "auto" and not self._saves_time(data, config.max_tokens)):
             return None
@@ -47,7 +47,7 @@ class NGramDrafts:
         return data in self._drafts or is_worth_drafting(max_tokens, data.train_tokens)
 
     def _draft(self, data: DataConfig) -> NGramDraft:
-        """Raises TinyLMError if the encoded text cannot be read."""
+        """The n-gram model of `data`. Raises TinyLMError if the encoded text cannot be read."""
         if data not in self._drafts:
             # Damaged tokens only lead to rejected draft tokens, so their hash need not be computed again.
             tokens = reopen_ids(self._path, data, self._tokenizer, "train", trust_mtime=True)

@@ -1,4 +1,4 @@
-"""Whether llama.cpp computes the logits of a decoder instead of torch, and the file that it reads (decision 025)."""
+"""Choice between torch and llama.cpp as the engine of a decoder, and the GGUF file for llama.cpp (decision 025)."""
 
 import copy
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ MAX_CACHED_BYTES = 8 << 30  # of all files; the newest one is kept whatever its 
 
 @dataclass(frozen=True)
 class EngineWeights:
-    """A model whose weights llama.cpp is to read.
+    """A model to convert for llama.cpp.
 
-    kind: their type in GGUF: f32, f16, bf16 or q8_0
-    quantized: the GGUF file that the model was opened from, whose quantized tensors are copied as they are
+    kind: type of the weights in GGUF: f32, f16, bf16 or q8_0
+    quantized: the GGUF file that the model was opened from, whose quantized tensors are copied as they are, or `None`
     switches_adapters: whether adapters are selected between prompts
     """
 
@@ -47,10 +47,10 @@ class EngineWeights:
 
 
 def open_llama_cpp(weights: EngineWeights, speed: SpeedConfig, reporter: Reporter) -> LlamaCppDecoder | None:
-    """The model in llama.cpp, or `None` where torch is to be used. Its weights are written to the cache at first use.
+    """The model in llama.cpp, or `None` if torch is to be used. The GGUF file is written to the cache at first use.
 
-    Where `speed.engine` is "llama.cpp", raises UsageError if it cannot be used for this model or without a cache, and
-    TinyLMError if its file cannot be written or opened; where it is auto, torch is used instead.
+    With `speed.engine` "llama.cpp", raises UsageError if llama.cpp cannot run this model with these settings, and
+    TinyLMError if the GGUF file cannot be written or opened. With auto, returns `None` in these cases.
     """
     required = speed.engine == "llama.cpp"
     if speed.engine == "torch":
@@ -92,7 +92,7 @@ def _reason_against(weights: EngineWeights, speed: SpeedConfig) -> str | None:
 
 
 def _merged(network: Transformer) -> Transformer:
-    """The network, or where it has LoRA adapters a copy into which they are merged at their scales."""
+    """The network, or a copy with its adapters merged at their scales."""
     if not adapter_layers(network):
         return network
     merged = copy.deepcopy(network)
@@ -101,10 +101,11 @@ def _merged(network: Transformer) -> Transformer:
 
 
 def _cached_file(weights: EngineWeights, reporter: Reporter) -> Path:
-    """The GGUF file of the model in the user's cache, which is written if it is not there.
+    """The GGUF file of the model in the user's cache, written if it does not exist.
 
-    Its name is a digest of weights, configuration and tokenizer. Raises UsageError for a model that GGUF cannot
-    represent, and TinyLMError if the file cannot be written.
+    Its name has a digest of weights, configuration and tokenizer, and the type of the weights. Raises UsageError for a
+    model that GGUF cannot represent, and TinyLMError if the file cannot be written or `weights.quantized` cannot be
+    read.
     """
     folder, config, tokenizer = private_folder(GGUF_FOLDER), weights.config, weights.tokenizer
     tensors = _merged(weights.network).state_dict()
@@ -117,7 +118,7 @@ def _cached_file(weights: EngineWeights, reporter: Reporter) -> Path:
     model = ForeignModel(config.family, config.model, tensors, tokenizer.to_str(), tokenizer.special, None)
     try:
         quantized = open_gguf(weights.quantized) if weights.quantized else None
-    except (OSError, ValueError) as error:  # it was opened before, and has changed
+    except (OSError, ValueError) as error:  # the file has changed since the model was opened
         raise TinyLMError(f"Cannot read {weights.quantized}: {error}.") from error
     write_gguf(file, model, weights.kind, quantized=quantized)
     _delete_oldest(folder)
@@ -125,7 +126,7 @@ def _cached_file(weights: EngineWeights, reporter: Reporter) -> Path:
 
 
 def _delete_oldest(folder: Path) -> None:
-    """Keep the files that were used last, MAX_CACHED_BYTES in all."""
+    """Delete the least recently used files above MAX_CACHED_BYTES in total."""
     cached = (file for suffix in ("gguf", "json") for file in folder.glob(f"*.{suffix}"))
     files = sorted(cached, key=lambda file: file.stat().st_mtime, reverse=True)
     total = 0

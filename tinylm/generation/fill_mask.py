@@ -41,16 +41,16 @@ class FilledPrompt:
 
 
 def fill_mask(model: Encoder, tokenizer: Tokenizer, prompt: str, candidates: int, name: str) -> FilledPrompt:
-    """Fill each `<mask>` of a prompt, independently of the others.
+    """Fill each `<mask>` of a prompt, independently of the other masks.
 
-    candidates: number of predictions per mask. name: of the prompt in messages.
+    candidates: number of candidates per mask. name: name of the prompt in error messages.
 
     Raises UsageError for a prompt without a mask or longer than the context.
     """
     if MASK not in prompt:
         raise UsageError(f"{name} has no {MASK} to fill; put one where a token is to be predicted.")
     parts = prompt.split(MASK)
-    if tokenizer.kind != "char":  # a word's token includes the space before it, and so replaces that space too
+    if tokenizer.kind != "char":  # a word's token includes the space before the word and replaces that space
         parts = [part.removesuffix(" ") for part in parts[:-1]] + parts[-1:]
     ids = [int(i) for i in tokenizer.encode(parts[0])]
     for part in parts[1:]:

@@ -23,8 +23,8 @@ LARGE_MATRIX = 2**18
 def fuse_model(model: Transformer, int8: bool = False) -> None:
     """Fuse a model's layers in place; with `int8`, also quantize them (`quantize_int8`).
 
-    Afterwards the model can generate and be evaluated, but not be trained or saved. A large embedding that is tied to
-    the output layer is stored twice: once for the lookup, and once for the matrix product.
+    Afterwards the model can generate and be evaluated, but not be trained or saved. If a large embedding is tied to the
+    output layer, they are untied; an output layer that is then quantized or prepacked is a second copy of the weight.
     """
     _fuse_layers(model)
     replace_modules(model, _is_transposed, _made_contiguous)
@@ -45,7 +45,7 @@ def _is_large(_: str, module: nn.Module) -> bool:
 
 
 def _is_transposed(_: str, module: nn.Module) -> bool:
-    """Whether a weight is stored by columns, as in files of GPT-2. The int8 kernel reads any weight by rows."""
+    """Whether a linear layer's weight is not contiguous by rows, such as the transposed weights of GPT-2 files."""
     return isinstance(module, nn.Linear) and not module.weight.is_mkldnn and not module.weight.is_contiguous()
 
 
@@ -122,7 +122,7 @@ class FusedGatedFeedForward(nn.Module):
 def _fuse_layers(model: nn.Module) -> None:
     """Fuse linear layers that have the same input, and fold the 1 of `UnitOffsetRMSNorm` into its weight.
 
-    Layers with adapters and experts' layers (`nn.Linear`) stay.
+    Layers with adapters, and layers of experts (`nn.Linear`), are not fused.
     """
 
     def are_plain(*modules: nn.Module) -> bool:
@@ -165,7 +165,7 @@ def _concatenate(*linears: nn.Linear) -> Linear:
 
 
 def _fold_offset(norm: UnitOffsetRMSNorm) -> RMSNorm:
-    """The same norm with 1 + weight as its weight. For weights in fp32 or more: in 16 bits the sum would be rounded."""
+    """The same norm with 1 + weight as its weight. Only for fp32 or wider: a 16-bit sum would be rounded."""
     folded = RMSNorm(*norm.shape, gain=False, bias=False, eps=norm.eps)
     folded.weight = nn.Parameter(norm.gain.detach(), requires_grad=False)
     folded.bias = norm.bias
@@ -173,7 +173,7 @@ def _fold_offset(norm: UnitOffsetRMSNorm) -> RMSNorm:
 
 
 def _fuse_norms(q_norm: nn.Module, k_norm: nn.Module, heads: int, kv_heads: int) -> nn.Module:
-    """One norm for the heads of queries and keys, (B, H+K, T, W)."""
+    """One norm for the concatenated heads of queries and keys, (B, H+K, T, W)."""
     if isinstance(q_norm, nn.Identity):
         return q_norm
 
@@ -191,7 +191,7 @@ def _fuse_norms(q_norm: nn.Module, k_norm: nn.Module, heads: int, kv_heads: int)
 
 def _linear(weight: Tensor, bias: Tensor | None) -> Linear:
     """A frozen layer with these parameters."""
-    linear = Linear(1, 1, bias is not None)  # 1 x 1, since the random initial weights are replaced
+    linear = Linear(1, 1, bias is not None)  # 1 x 1, since the initial weights are replaced
     linear.out_features, linear.in_features = weight.shape
     linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
     if bias is not None:

@@ -8,8 +8,8 @@ class Sample:
     """A text that was generated for a prompt.
 
     prompt: the prompt, without skipped characters. text: the generated text, without the prompt.
-    tokens: number of generated tokens. seed: the seed of the random streams.
-    finish_reason: `stop` (a stop sequence), `end` (the end-of-text token) or `length` (`max_tokens`).
+    tokens: number of generated tokens, without an end token. seed: the seed of the random streams.
+    finish_reason: `stop` (a stop sequence), `end` (an end token) or `length` (`max_tokens`).
     score: length-normalised log-likelihood of a target found by beam search; otherwise `None`.
     """
 

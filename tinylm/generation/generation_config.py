@@ -16,7 +16,7 @@ class SamplingConfig:
     top_k: keep the k most likely tokens; 0 is off.
     top_p: keep the smallest set of most likely tokens with this total probability (nucleus sampling); 1 is off.
     min_p: keep tokens with at least this fraction of the most likely token's probability; 0 is off.
-    repeat_penalty: above 1, tokens that occur in the prompt or the text become less likely; 1 is off.
+    repeat_penalty: above 1, tokens that occur in the prompt or the generated text become less likely; 1 is off.
     """
 
     temperature: float = DEFAULT_TEMPERATURE
@@ -36,9 +36,9 @@ class GenerationConfig:
     max_tokens: maximum number of generated tokens per sample.
     num_samples: samples per prompt, generated as one batch.
     temperature: softmax temperature; 0 is greedy. Default: 0.8 for a decoder. An encoder-decoder uses beam search
-        where it is 0 or not given.
+        if the temperature is 0 or not given.
     top_k, top_p, min_p, repeat_penalty: see SamplingConfig.
-    stop: stop sequences; the text ends before the first of them.
+    stop: stop sequences; the text ends before the first one that occurs.
     seed: random seed. Each sample has its own random stream; see `Sampler`.
     """
 
@@ -80,9 +80,9 @@ class BeamSearchConfig:
 class SpeedConfig:
     """Settings that change the speed of generation and not the text, except for rounding.
 
-    engine: auto, torch or llama.cpp: computes the logits. auto takes llama.cpp on a CPU if it is installed and can
-        run the model.
-    draft: auto, ngram or none: speculative decoding with draft tokens from n-grams of the training text.
+    engine: the library that computes the logits: auto, torch or llama.cpp. auto uses llama.cpp on a CPU if it is
+        installed and can run the model.
+    draft: speculative decoding with draft tokens from n-grams of the training text: auto, ngram (always) or none.
     cache: use the KV cache.
 
     Raises UsageError for another value.

@@ -23,9 +23,9 @@ class NextTokenModel(Protocol):
         ...
 
     def make_cache(self, batch: int, length: int, starts: Ids | None = None) -> Sequence[Any]:
-        """Empty caches with `length` slots, which have `offset` and `rewind` of `tinylm.model.kv_cache.Cache`.
+        """Empty caches with `length` slots per row, and `offset` and `rewind` as in `tinylm.model.kv_cache.Cache`.
 
-        starts: (B,), left padding per row; `None` without padding.
+        starts: (B,), number of left-padding tokens per row; `None` without padding.
         """
         ...
 
@@ -40,8 +40,8 @@ class NextTokenModel(Protocol):
 def window_start(length: int, context: int) -> int:
     """Index of the first token in the context window of a text of `length` tokens.
 
-    0 while the text fits the context. After that, the start advances by half a context at a time: a cache is reused for
-    half a context of tokens, and positions stay in the range that the model was trained on.
+    0 while the text fits the context. After that, the start advances by half a context at a time, so that a cache is
+    reused for half a context of tokens, and positions stay in the range of training.
     """
     if length <= context:
         return 0
@@ -70,10 +70,10 @@ def generate(
 class ContextWindow:
     """The window of each text that the model attends to, and its KV cache.
 
-    texts: the ids of each text; the caller appends new tokens to them. max_tokens: maximum
-    number of tokens appended.
+    texts: the ids of each text; the caller appends new tokens to them. max_tokens: maximum number of appended tokens
+    per text.
 
-    When the window of one text advances, the cache is recomputed for all texts; the windows of the others do not move.
+    When the window of one text advances, the cache is recomputed for all texts; the other windows do not move.
     """
 
     def __init__(self, model: NextTokenModel, texts: list[list[int]], max_tokens: int) -> None:
@@ -89,7 +89,7 @@ class ContextWindow:
         return window_start(length, context) + context - length
 
     def rewind(self, tokens: int) -> None:
-        """Drop the last `tokens` tokens from the cache. Raises ValueError for sliding-window caches, which cannot."""
+        """Drop the last `tokens` tokens from the cache. Raises ValueError for sliding-window caches."""
         for cache in self._cache:
             cache.rewind(tokens)
 
@@ -97,7 +97,8 @@ class ContextWindow:
         """The logits after each text, (B, 1, V). With G draft tokens after a single text: (1, G+1, V), the logits after
         the text and after each draft token.
 
-        The model computes only the last token of each text and the draft tokens, or all windows if one has advanced.
+        The model processes only the last token of each text and the draft tokens; at the first call, and when a window
+        has advanced, it processes all tokens of all windows.
         """
         starts = [window_start(len(text), self._model.context) for text in self._texts]
         if starts != self._starts:
@@ -119,7 +120,7 @@ def _logits_without_cache(model: NextTokenModel, texts: list[list[int]]) -> "Log
 
 
 def _left_padded(texts: list[list[int]], starts: list[int]) -> tuple[Ids, Ids | None]:
-    """The windows as one batch (B, T), padded on the left, and the padding per row (B,), `None` without padding."""
+    """The windows as one left-padded batch (B, T), and the padding per row (B,), or `None` without padding."""
     rows = [text[start:] for text, start in zip(texts, starts, strict=True)]
     longest = max(map(len, rows))
     padding = [longest - len(row) for row in rows]

@@ -1,6 +1,6 @@
-"""llama.cpp as the engine of a decoder: it computes the logits, from which tinylm samples (decision 025).
+"""llama.cpp as the engine of a decoder: llama.cpp computes the logits, and tinylm samples from them (decision 025).
 
-It reads only GGUF files that tinylm wrote and verified. Needs llama-cpp-python, an optional extra.
+Only GGUF files that tinylm wrote and verified are opened. Needs llama-cpp-python, an optional extra.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from tinylm.errors import TinyLMError
 from tinylm.generation.generator import Ids
 from tinylm.generation.sampler import Logits
 
-MAX_MICRO_BATCH = 256  # tokens that llama.cpp computes at a time; 512 take 4 to 10 % longer per token
-TRIAL_STEPS = 8  # with each number of threads
-FIRST_WAIT, LONGEST_WAIT = 25, 6_400  # steps before a trial; they double while trials change nothing
+MAX_MICRO_BATCH = 256  # tokens that llama.cpp processes at a time; 512 take 4 to 10 % longer per token
+TRIAL_STEPS = 8  # per number of threads in a trial
+FIRST_WAIT, LONGEST_WAIT = 25, 6_400  # steps before a trial; doubled after each trial without a change
 FLOAT32, FLOAT16 = 0, 1  # ggml_type
 
 
@@ -34,7 +34,7 @@ def import_llama_cpp() -> Any:
     """llama_cpp with its log switched off, or `None` where it is not installed or cannot be loaded."""
     try:
         library: Any = importlib.import_module("llama_cpp")
-    except (ImportError, OSError, RuntimeError):  # the two latter for a build that does not fit the machine
+    except (ImportError, OSError, RuntimeError):  # the latter two if the build does not fit the machine
         return None
     library.tinylm_log = library.llama_log_callback(lambda level, text, data: None)  # kept alive by the reference
     library.llama_log_set(library.tinylm_log, ctypes.c_void_p(0))
@@ -42,12 +42,12 @@ def import_llama_cpp() -> Any:
 
 
 class LlamaCppCache:
-    """The memory of llama.cpp for `rows` sequences.
+    """A context of llama.cpp with the KV cache of `rows` sequences.
 
-    Keys and values have 32 bits if all weights do (`exact`), otherwise 16.
-    context: llama.cpp's context, which is freed with this object. model: what must live as long as this object.
-    padding: (rows,), the number of tokens at the left of each row that are not computed.
-    step: a batch of one token per row, which are set by `set_step`.
+    Keys and values are fp32 if all weights are (`exact`), otherwise fp16.
+    context: llama.cpp's context, which is freed with this object. model: a reference that keeps the model loaded.
+    padding: (rows,), number of left-padding tokens per row, which are skipped.
+    step: a batch of one token per row; `set_step` sets its tokens.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LlamaCppCache:
         options.n_seq_max = rows
         options.n_threads = options.n_threads_batch = threads
         options.type_k = options.type_v = FLOAT32 if exact else FLOAT16
-        if exact or rows == 1:  # the logits of a single row would depend on the number of threads (decision 025)
+        if exact or rows == 1:  # with flash attention, one row's logits depend on the number of threads (decision 025)
             options.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
         options.no_perf = True
         self.context = library.llama_init_from_model(model, options)
@@ -90,15 +90,15 @@ class LlamaCppCache:
 class LlamaCppDecoder:
     """A model in a GGUF file, run by llama.cpp on the CPU. Implements `NextTokenModel`.
 
-    threads: the largest number of threads of a step. Raises TinyLMError if llama.cpp cannot open the file.
+    threads: maximum number of threads. Raises TinyLMError, and deletes the file, if llama.cpp cannot open it.
     """
 
     def __init__(self, file: Path, context: int, threads: int) -> None:
         self._library = import_llama_cpp()
         options = self._library.llama_model_default_params()
         if platform.machine().lower() in ("x86_64", "amd64"):
-            # Of our formats, only q8_0 on processors with AMX has its own layout, and llama-cpp-python 0.3.36
-            # crashes when it computes several tokens with it (decision 025).
+            # Of the formats that tinylm writes, llama.cpp repacks only q8_0 on processors with AMX, and
+            # llama-cpp-python 0.3.36 crashes when it processes several tokens with repacked weights (decision 025).
             options.use_extra_bufts = False
         self._model = self._library.llama_model_load_from_file(os.fsencode(file), options)
         self.file = file
@@ -121,7 +121,7 @@ class LlamaCppDecoder:
         return self._context
 
     def make_cache(self, batch: int, length: int, starts: Ids | None = None) -> list[LlamaCppCache]:
-        """See `NextTokenModel.make_cache`; one for all layers."""
+        """See `NextTokenModel.make_cache`. Returns one cache for all layers."""
         cache = LlamaCppCache(self._library, self._model, batch, length, starts, self.threads, self._is_exact)
         cache.model = self  # llama.cpp's model must be freed after its contexts
         return [cache]
@@ -140,11 +140,11 @@ class LlamaCppDecoder:
         memory.offset += length
         address = ctypes.addressof(self._library.llama_get_logits(memory.context).contents)
         logits = (ctypes.c_float * (rows * count * self._vocab_size)).from_address(address)
-        copied = np.frombuffer(logits, dtype=np.float32).copy()  # llama.cpp overwrites it at the next step
+        copied = np.frombuffer(logits, dtype=np.float32).copy()  # llama.cpp overwrites the logits at the next step
         return copied.reshape(rows, count, self._vocab_size)
 
     def _decode_rows(self, memory: LlamaCppCache, ids: Ids, count: int) -> int:
-        """Compute all ids except padding, and the logits of the last `count` of each row. Returns 0 if it succeeds."""
+        """Process all ids except padding; compute logits for the last `count` ids per row. Returns 0 on success."""
         rows, length = ids.shape
         positions = memory.offset + np.arange(length) - memory.padding[:, None]  # (B, T)
         kept = positions >= 0
@@ -171,9 +171,9 @@ class LlamaCppDecoder:
 
 
 def _batch(library: Any, sequences: Ids, scored: NDArray[Any]) -> tuple[Any, NDArray[np.int32], NDArray[np.int32]]:
-    """A batch of llama.cpp, and its tokens and positions (N,), which are to be set.
+    """A batch of llama.cpp, and views of its tokens and positions, each (N,), for the caller to set.
 
-    sequences: (N,), the sequence of each token. scored: (N,), whether its logits are computed.
+    sequences: (N,), the sequence of each token. scored: (N,), whether logits are computed after each token.
     """
     count = len(sequences)
     batch = library.llama_batch_init(count, 0, 1)
@@ -188,7 +188,7 @@ def _batch(library: Any, sequences: Ids, scored: NDArray[Any]) -> tuple[Any, NDA
 def fastest_threads(maximum: int) -> Generator[int, float, None]:
     """Yield the number of threads for the next step, and receive the seconds that it took.
 
-    Other numbers are tried repeatedly, since the load of the machine may change. llama.cpp computes the same logits
+    Trials of other numbers are repeated, since the load of the machine may change. llama.cpp computes the same logits
     with any number of threads, so the text does not depend on the timings.
     """
     counts = [2**power for power in range(maximum.bit_length()) if 2**power < maximum] + [maximum]
@@ -204,7 +204,7 @@ def fastest_threads(maximum: int) -> Generator[int, float, None]:
 
 
 def _mean_seconds(threads: int, limit: float) -> Generator[int, float, float]:
-    """The mean seconds of TRIAL_STEPS steps; infinity as soon as they must exceed the limit."""
+    """The mean seconds per step of TRIAL_STEPS steps; infinity as soon as the mean must exceed `limit`."""
     total = 0.0
     for _ in range(TRIAL_STEPS):
         total += yield threads

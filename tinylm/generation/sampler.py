@@ -1,6 +1,6 @@
 """Sampling of the next token: functions of logits (B, V), and the Sampler that applies them in order.
 
-In numpy: for the few numbers of one token, calls of torch take several times longer.
+They use numpy, since torch calls take several times longer on the logits of a single token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 Logits = NDArray[np.floating]
 Row = NDArray[np.float64]
-BLOCK = 64  # uniform numbers that are drawn at a time
-SEARCHED = 256  # weights that are searched at a time
+BLOCK = 64  # uniform numbers generated at a time
+SEARCHED = 256  # weights per block in `draw`
 
 
 def penalise_repeats(logits: Logits, seen: NDArray[np.bool_], penalty: float) -> Logits:
@@ -70,7 +70,7 @@ def draw(weights: Logits, uniform: Sequence[float]) -> list[int]:
     if weights.shape[1] <= 2 * SEARCHED:
         cumulative = weights.cumsum(axis=-1, dtype=np.float64)
         return _first_above(cumulative, numbers * cumulative[:, -1]).tolist()
-    # First the block, then the token in it, since cumulative sums take ten times as long as sums.
+    # Find the block, then the token in the block: cumulative sums take ten times as long as sums.
     rows = np.arange(len(weights))
     ends = np.add.reduceat(weights, np.arange(0, weights.shape[1], SEARCHED), axis=-1, dtype=np.float64).cumsum(axis=-1)
     numbers = numbers * ends[:, -1]
@@ -84,7 +84,7 @@ def draw(weights: Logits, uniform: Sequence[float]) -> list[int]:
 def _first_above(cumulative: Row, numbers: Row) -> NDArray[np.intp]:
     """The first index at which each row of cumulative sums (B, N) exceeds its number (B,); returns (B,).
 
-    A number that was rounded up to the total counts as less, so that the weight at the index is never 0.
+    A number that was rounded up to the total is reduced, so that the weight at the index is never 0.
     """
     numbers = np.minimum(numbers, np.nextafter(cumulative[:, -1], 0))
     return (cumulative <= numbers[:, None]).sum(axis=-1)
@@ -99,8 +99,8 @@ def softmax(logits: Logits) -> Logits:
 class Sampler:
     """Samples one token per row.
 
-    Row i draws from the random stream (seed, first_stream + i), whatever the number of rows. Ids from `vocab_size` on,
-    whose rows pad an embedding, are never sampled.
+    Row i draws from the random stream (seed, first_stream + i), whatever the number of rows. Ids of `vocab_size` and
+    above, which are padding rows of the embedding, are never sampled.
     """
 
     def __init__(self, sampling: SamplingConfig, seed: int, rows: int, vocab_size: int, first_stream: int = 0) -> None:
@@ -111,12 +111,12 @@ class Sampler:
         self._seen = np.zeros((rows, vocab_size), dtype=bool) if sampling.repeat_penalty != 1 else None
 
     def observe(self, row: int, ids: Sequence[int]) -> None:
-        """Mark the tokens of a prompt as seen in one row, for the repeat penalty. Sampled tokens are marked anyway."""
+        """Mark the tokens of a prompt as seen in one row, for the repeat penalty. `__call__` marks sampled tokens."""
         if self._seen is not None and ids:
             self._seen[row, list(ids)] = True
 
     def __call__(self, logits: "Logits | Tensor") -> list[int]:
-        """Logits (B, V) -> a token id per row. Raises TinyLMError if the first logits are NaN or infinite."""
+        """Logits (B, V) -> a token id per row. Raises TinyLMError if the first call's logits contain NaN or +inf."""
         if not isinstance(logits, np.ndarray):
             logits = logits.float().numpy(force=True)
         chosen = self._choose(logits[:, : self._vocab_size])
@@ -135,7 +135,7 @@ class Sampler:
             chosen: list[int] = logits.argmax(axis=-1).tolist()
             return chosen
         # Subtracting the maximum avoids overflow at tiny temperatures; a divisor below 1e-30 could round to 0.
-        with np.errstate(over="ignore"):  # to -inf: a probability of 0
+        with np.errstate(over="ignore"):  # overflow to -inf is a probability of 0
             logits = (logits - logits.max(axis=-1, keepdims=True)) / np.float32(max(sampling.temperature, 1e-30))
         if sampling.top_k:
             logits = keep_top_k(logits, sampling.top_k)
@@ -147,7 +147,7 @@ class Sampler:
 
 
 def _require_finite(logits: Logits) -> None:
-    if not np.isfinite(logits.max(axis=-1)).all():  # NaN is the maximum, too
+    if not np.isfinite(logits.max(axis=-1)).all():  # the maximum of a row with NaN is NaN
         raise TinyLMError(
             "The model's logits are not finite numbers: some weights are too large for the number format of the "
             "computation. Try `dtype` fp32."
@@ -155,9 +155,9 @@ def _require_finite(logits: Logits) -> None:
 
 
 def _uniform_numbers(seed: int) -> Iterator[float]:
-    """Numbers in [0, 1), without end: those of `torch.rand` in float64 from a CPU generator with this seed.
+    """Yield the same numbers in [0, 1) as `torch.rand` in float64 with a CPU generator of this seed, without end.
 
-    Both are the Mersenne Twister (Matsumoto and Nishimura 1998), seeded by the lower 32 bits.
+    Both generators are the Mersenne Twister (Matsumoto and Nishimura 1998), seeded with the lower 32 bits.
     """
     generator = np.random.RandomState(seed & 0xFFFFFFFF)
     while True:

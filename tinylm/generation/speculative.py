@@ -1,7 +1,7 @@
 """Speculative decoding: n-grams propose draft tokens, and one forward pass of the model verifies several of them.
 
-Each token is sampled from the model's distribution, as without a draft. As long as the sampled token equals the draft
-token, the logits after it have been computed already. A draft changes the speed and not the text, except for rounding.
+Each token is sampled from the model's distribution, as without a draft. If the sampled token equals the draft token,
+the logits after it are already computed. A draft changes the speed and not the text, except for rounding.
 (A draft token is accepted with the same probability as by the rule of Leviathan et al. 2023.)
 """
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from tinylm.model.decoder import Decoder
 
 MAX_DRAFT_TOKENS = 6  # per forward pass
-MIN_TOKENS_TO_DRAFT = 512
-MAX_TEXT_PER_TOKEN = 500  # of training text for each generated token: counting more n-grams takes over 5 % of the time
-TRIAL_PASSES = 16  # after which drafting pauses if on average fewer than MIN_ACCEPTED draft tokens were accepted
-MIN_ACCEPTED = 1.0  # a forward pass over draft tokens takes up to twice as long as one over a single token
+MIN_TOKENS_TO_DRAFT = 512  # minimum of `max_tokens`
+MAX_TEXT_PER_TOKEN = 500  # training tokens per generated token; counting the n-grams of more takes over 5 % of the time
+TRIAL_PASSES = 16  # forward passes with draft tokens between decisions whether to pause drafting
+MIN_ACCEPTED = 1.0  # mean per pass, below which drafting pauses; a pass with draft tokens takes up to twice as long
 FIRST_PAUSE = 128  # tokens; each further pause is twice as long
-NGRAM_LENGTHS = (8, 5, 3)  # lengths in tokens of the contexts that are looked up, in this order
+NGRAM_LENGTHS = (8, 5, 3)  # lengths in tokens of the contexts, in the order of lookup
 MIN_FREQUENCY = 0.5  # a token is proposed if it follows at least this fraction of its context's occurrences
 MAX_TEXT_TOKENS = 4_000_000  # only this many tokens at the end of the text are indexed
 HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -49,7 +49,7 @@ def generate_speculatively(
 
     max_draft_tokens: maximum of draft tokens per forward pass.
 
-    Raises ValueError for a model whose caches cannot drop rejected tokens (sliding windows).
+    Raises ValueError when a draft token is rejected and the caches cannot drop it (sliding windows).
     """
     text = list(prompt)
     window = ContextWindow(model, [text], max_tokens)
@@ -74,7 +74,7 @@ def generate_speculatively(
 
 
 class _Pauses:
-    """Stops drafting for a while where few draft tokens are accepted."""
+    """Pauses drafting after passes in which few draft tokens were accepted."""
 
     def __init__(self) -> None:
         self._passes = self._accepted = self._remaining = 0
@@ -96,7 +96,7 @@ class _Pauses:
 
 
 def is_worth_drafting(max_tokens: int, text_tokens: int) -> bool:
-    """Whether a draft can save more time than counting the n-grams of a training text of `text_tokens` tokens takes."""
+    """Whether drafting can save more time than counting the n-grams of `text_tokens` training tokens takes."""
     return max_tokens >= max(MIN_TOKENS_TO_DRAFT, min(text_tokens, MAX_TEXT_TOKENS) / MAX_TEXT_PER_TOKEN)
 
 
@@ -112,11 +112,11 @@ def speculation_obstacle(decoder: "Decoder", num_samples: int, use_cache: bool) 
 
 
 class NGramDraft:
-    """Proposes the token that most often follows the last tokens of the text in the training text.
+    """Proposes the token that, in the training text, most often follows the last tokens of the generated text.
 
-    Contexts of NGRAM_LENGTHS tokens are looked up, the longest first; the first that the training text has is used.
+    The context is the longest one, of the NGRAM_LENGTHS, that occurs in the training text.
 
-    Contexts are looked up by 64-bit hashes. A collision only costs a rejected token.
+    Contexts are looked up by 64-bit hashes. A hash collision only leads to a rejected token.
     """
 
     def __init__(self, tokens: Tokens) -> None:
@@ -125,7 +125,7 @@ class NGramDraft:
         self._tables = [(length, *_ngram_table(tokens, length)) for length in NGRAM_LENGTHS if len(tokens) > length]
 
     def propose(self, text: Sequence[int], limit: int) -> list[int]:
-        """At most `limit` draft tokens, up to a context that is unknown or that no token follows with MIN_FREQUENCY."""
+        """At most `limit` draft tokens. Stops where no context occurs or its next token is below MIN_FREQUENCY."""
         context = list(text[-NGRAM_LENGTHS[0] :])
         proposed: list[int] = []
         while len(proposed) < limit and (token := self._most_frequent(context)) is not None:
@@ -146,21 +146,21 @@ class NGramDraft:
 
 
 def _ngram_table(tokens: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The sorted hashes (C,) of all contexts of a length, and the token (C,) that most often follows each.
+    """The sorted hashes (C,) of all contexts of `length` tokens, and the most frequent next token (C,) of each.
 
-    The token is -1 if it does not reach MIN_FREQUENCY.
+    The token is -1 if its frequency is below MIN_FREQUENCY.
     """
-    hashes, next_tokens = _hashes(tokens[:-1], length), tokens[length:]  # of each occurrence (N,)
+    hashes, next_tokens = _hashes(tokens[:-1], length), tokens[length:]  # one per occurrence (N,)
     order = np.lexsort((next_tokens, hashes))
     hashes, next_tokens = hashes[order], next_tokens[order]
     new_context = np.append(True, hashes[1:] != hashes[:-1])
     new_pair = new_context | np.append(True, next_tokens[1:] != next_tokens[:-1])
-    # The first occurrence of each pair of a context and a next token (P,), and of each context (C,).
+    # Index of the first occurrence of each (context, next token) pair (P,) and of each context (C,).
     pairs, contexts = np.flatnonzero(new_pair), np.flatnonzero(new_context)
     counts = np.diff(np.append(pairs, len(hashes)))
     totals = np.diff(np.append(contexts, len(hashes)))
     context_of_pair = np.cumsum(new_context)[pairs] - 1
-    # Of each context, the pair with the highest count: the first one after sorting.
+    # The pair with the highest count per context (C,): the first one after sorting.
     best = np.lexsort((-counts, context_of_pair))[np.searchsorted(context_of_pair, np.arange(len(contexts)))]
     frequent = counts[best] >= MIN_FREQUENCY * totals
     return hashes[contexts], np.where(frequent, next_tokens[pairs[best]].astype(np.int64), -1)

@@ -1,4 +1,4 @@
-"""The base class of models that continue a prompt or a conversation, independent of the engine of their decoder."""
+"""The base class of models that continue a prompt or a conversation, independent of the engine."""
 
 from abc import ABC, abstractmethod
 
@@ -17,7 +17,7 @@ from tinylm.validation import require
 
 
 class TextGenerator(ABC):
-    """A model with its tokenizer. The methods are for decoders.
+    """A model with its tokenizer. The methods that generate text are for decoders.
 
     data: description of the text that the model was trained on.
     """
@@ -39,14 +39,14 @@ class TextGenerator(ABC):
 
     @property
     def chat_template(self) -> str | None:
-        """The source of the chat template."""
+        """The source of the chat template; `None` without one."""
         return self.config.tokenizer.chat_template
 
     @abstractmethod
     def continue_encoded(
         self, encoded: EncodedPrompt, config: GenerationConfig, speed: SpeedConfig | None = None, first_stream: int = 0
     ) -> Continuation:
-        """As `continue_prompt`, for a prompt that was encoded before, for example by a chat template."""
+        """As `continue_prompt`, for an already encoded prompt, such as a conversation."""
 
     def continue_prompt(
         self,

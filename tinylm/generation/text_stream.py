@@ -8,8 +8,8 @@ from tinylm.text.tokenizer import StreamDecoder, Tokenizer
 class TextStream:
     """Decodes the tokens of one sample. Text that may start a stop sequence is buffered until the match fails.
 
-    finish_reason: `stop` after a stop sequence, `end` after the end-of-text token, and `length` before.
-    tokens: number of tokens so far, without the end-of-text token.
+    finish_reason: `stop` after a stop sequence, `end` after an end token, otherwise `length`.
+    tokens: number of tokens so far, without an end token.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], end_ids: frozenset[int] = frozenset()) -> None:
@@ -23,11 +23,11 @@ class TextStream:
 
     @property
     def finished(self) -> bool:
-        """Whether a stop sequence or the end-of-text token has ended the text."""
+        """Whether a stop sequence or an end token has ended the text."""
         return self.finish_reason != "length"
 
     def push(self, token: int) -> str:
-        """Decode a token. Returns the text that is final, without what is buffered."""
+        """Decode a token. Returns the new final text, without buffered text."""
         if token in self._stop_ids:
             self.finish_reason = "end"
             return self._release(self._buffer + self._decoder.finish())
@@ -35,7 +35,7 @@ class TextStream:
         return self._release(self._buffer + self._decoder.push(token))
 
     def finish(self) -> str:
-        """End the text after the last token. Returns the rest of it, buffered text included."""
+        """End the text after the last token. Returns the remaining text, with buffered text."""
         if self.finished:
             return ""
         text = self._release(self._buffer + self._decoder.finish())
@@ -43,7 +43,7 @@ class TextStream:
         return text + rest
 
     def _release(self, text: str) -> str:
-        """The part of `text` (buffered and new) that is final; the rest is buffered. Ends at a stop sequence."""
+        """The part of `text` (buffered and new) that is final, cut at a stop sequence. The rest is buffered."""
         found = [index for stop in self._stops if (index := text.find(stop)) >= 0]
         if found:
             self._buffer = ""

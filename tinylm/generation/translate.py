@@ -27,7 +27,7 @@ def translate(
     first_stream: int = 0,
 ) -> Iterator[Sample]:
     """Yield the target of each line of the prompt, in order, by beam search. With a temperature above 0, yield
-    `num_samples` sampled targets of each line; the first of all has the random stream `first_stream`.
+    `num_samples` sampled targets of each line; target i in this order has the random stream (seed, first_stream + i).
 
     Raises UsageError for a character that is not in the vocabulary, unless the policy skips it, and under a strict
     policy for a source longer than the context.
@@ -68,8 +68,8 @@ def _source_names(prompt: Prompt, count: int) -> list[str]:
 
 
 def _check_length(name: str, source: list[int], context: int, policy: PromptPolicy, reporter: Reporter) -> None:
-    """Report a source that, with its end-of-text token, is longer than the context: an error if the policy is strict,
-    otherwise a warning.
+    """Warn about a source that, with its end-of-text token, is longer than the context. Raises UsageError instead if
+    the policy is strict.
     """
     if len(source) + 1 > context:
         message = f"{name} has {len(source)} tokens, more than the {context - 1} that fit the context"
@@ -105,7 +105,7 @@ def sample_targets(
 ) -> Iterator[Hypothesis]:
     """Yield `num_samples` sampled targets of each source, in order. An empty source has empty targets.
 
-    Target i of all has the random stream (seed, first_stream + i).
+    Target i in this order has the random stream (seed, first_stream + i).
     """
     rows, max_tokens = config.num_samples, min(config.max_tokens, model.context)
     for number, source in enumerate(sources):

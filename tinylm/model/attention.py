@@ -1,8 +1,8 @@
 """Multi-head attention: self-attention with grouped queries and a cache, and cross-attention (notes 000 to 004).
 
-The projections and the cache are those of `SelfAttention` and `CrossAttention`; a core computes attention from the
-queries, keys and values of all heads: `DotProduct`, or `RelativeDotProduct` for relative positions. Shape letters:
-see `tinylm.model`.
+`SelfAttention` and `CrossAttention` hold the projections and use the cache. Their core, `DotProduct` or (for relative
+positions) `RelativeDotProduct`, computes attention from the queries, keys and values of all heads. Shape letters: see
+`tinylm.model`.
 """
 
 import math
@@ -27,7 +27,7 @@ class DotProduct(nn.Module):
         self.scale = scale
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """(B, H, T, W) and two of (B, K, S, W) -> (B, H, T, W): see `dot_product_attention`."""
+        """q (B, H, T, W), k and v (B, K, S, W) -> (B, H, T, W): see `dot_product_attention`."""
         dropout = self.dropout.p if self.training else 0.0
         return dot_product_attention(q, k, v, mask, causal, self.scale, dropout)
 
@@ -53,7 +53,10 @@ class RelativeDotProduct(nn.Module):
         self.relative_values = nn.Parameter(torch.empty(2 * clip + 1, head_dim))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """(B, H, T, W) and two of (B, K, S, W) -> (B, H, T, W). mask: broadcastable to (B, 1, T, S), True to attend."""
+        """q (B, H, T, W), k and v (B, K, S, W) -> (B, H, T, W).
+
+        mask: broadcastable to (B, 1, T, S), True to attend; it replaces the causal mask.
+        """
         offsets = self._offsets(q, k)  # (B, H, T, S)
         weights = self.dropout(attention_weights(self.scores(q, k), mask, causal))  # (B, H, T, S)
         # Weights of equal offsets are summed first, so that no (B, H, T, S, W) tensor of value vectors is needed.
@@ -67,7 +70,7 @@ class RelativeDotProduct(nn.Module):
         return (q @ repeat_heads(k, q.shape[1]).transpose(-1, -2) + relative_scores) * self.scale
 
     def _offsets(self, q: Tensor, k: Tensor) -> Tensor:
-        """The rows of the learned vectors for each query and key: (B, H, T, S)."""
+        """The row of `relative_keys` and `relative_values` for each query and key: (B, H, T, S)."""
         batch, heads, queries, keys = *q.shape[:3], k.shape[2]
         query_slots = torch.arange(keys - queries, keys, device=q.device).unsqueeze(1)  # (T, 1)
         key_slots = torch.arange(keys, device=q.device)  # (S,)
@@ -109,8 +112,8 @@ class Heads(NamedTuple):
 class _MultiHeadAttention(nn.Module):
     """The projections to queries, keys, values and output, around a core that computes attention.
 
-    `q_norm` and `k_norm` normalise the queries and keys of each head; `nn.Identity()` for no QK-norm. `qkv_bias`: of
-    the projections to queries, keys and values; `output_bias`: of the projection to the output.
+    `q_norm` and `k_norm` normalise the queries and keys of each head; `nn.Identity()` for no QK-norm. `qkv_bias`:
+    whether `q_proj`, `k_proj` and `v_proj` have biases; `output_bias`: whether `o_proj` has one.
     """
 
     def __init__(
@@ -165,10 +168,7 @@ class SelfAttention(_MultiHeadAttention):
     def forward(
         self, x: Tensor, rotation: Rotation | None = None, mask: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
-        """(B, T, D) -> (B, T, D). mask: broadcastable to (B, 1, T, S), True to attend.
-
-        Without a mask, attention is causal if `causal` is set.
-        """
+        """(B, T, D) -> (B, T, D). mask: broadcastable to (B, 1, T, S), True to attend; replaces the causal mask."""
         q, k, v = self.project(x, rotation)
         if cache is not None:
             k, v = cache.update(k, v)  # (B, K, S, W)

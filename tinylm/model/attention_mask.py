@@ -1,4 +1,4 @@
-"""Attention masks: True where a query attends to a key, or `None`. Causal attention without a mask is still causal."""
+"""Attention masks: True where a query attends to a key; `None` for plain causal or full bidirectional attention."""
 
 import torch
 from torch import Tensor

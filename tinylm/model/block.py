@@ -21,7 +21,7 @@ class Memory(NamedTuple):
 class PreNormBlock(nn.Module):
     """x + sublayer(norm(x)) for each sublayer: self-attention, optionally cross-attention, feed-forward.
 
-    The norm of sublayer `attention` is `attention_norm`, and so on.
+    Each sublayer's norm is named after it: `attention_norm` for `attention`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class PreNormBlock(nn.Module):
         memory: Memory | None = None,
         cross_cache: CrossCache | None = None,
     ) -> tuple[Tensor, Routing | None]:
-        """(B, T, D) -> (B, T, D), and in training the routing of a mixture of experts."""
+        """(B, T, D) -> (B, T, D), and the routing of a mixture of experts in training, else `None`."""
         y = self.attention(self._sublayer_input(x, "attention"), rotation, mask, cache)
         x = self._add(x, y, "attention")
         if self.cross_attention is not None:
@@ -116,7 +116,7 @@ class ParallelBlock(PreNormBlock):
         memory: Memory | None = None,
         cross_cache: CrossCache | None = None,
     ) -> tuple[Tensor, Routing | None]:
-        """(B, T, D) -> (B, T, D), and in training the routing of a mixture of experts."""
+        """(B, T, D) -> (B, T, D), and the routing of a mixture of experts in training, else `None`."""
         attended = self.attention(self.attention_norm(x), rotation, mask, cache)
         y, routing = self.feedforward(self.feedforward_norm(x))
         return x + self.dropout(attended) + self.dropout(y), routing

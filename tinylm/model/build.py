@@ -1,4 +1,4 @@
-"""Builds and initialises models from a ModelConfig. In tinylm/model only this file reads it."""
+"""Builds and initialises models from a ModelConfig. No other file in tinylm/model uses ModelConfig."""
 
 import math
 from collections.abc import Callable
@@ -58,7 +58,7 @@ NORMS: dict[str, Callable[[ModelConfig, int], nn.Module]] = {
     "none": lambda config, width: nn.Identity(),
 }
 
-# By `norm_placement`, `residual` and `parallel_residual`.
+# Block classes by `norm_placement`, `residual` and `parallel_residual`.
 BLOCKS: dict[tuple[str, bool, bool], type[PreNormBlock]] = {
     ("pre", True, False): PreNormBlock,
     ("pre", True, True): ParallelBlock,
@@ -70,7 +70,7 @@ BLOCKS: dict[tuple[str, bool, bool], type[PreNormBlock]] = {
 
 
 class _Rotation(NamedTuple):
-    """Arguments of `RotaryPosition`: the frequencies of RoPE, and the factor of rotated vectors."""
+    """RoPE frequencies and the factor of the rotated features, both arguments of `RotaryPosition`."""
 
     frequencies: Tensor
     magnitude: float = 1.0
@@ -119,7 +119,7 @@ POSITIONS: dict[str, Callable[[ModelConfig], Position]] = {
     "none": lambda config: Position(),
 }
 
-# Attention cores by position scheme; all others use `DotProduct`.
+# Attention cores by position scheme; other schemes use `DotProduct`.
 ATTENTION_CORES: dict[str, Callable[[ModelConfig], RelativeDotProduct]] = {
     "relative": lambda config: RelativeDotProduct(
         config.head_dim, config.relative_clip, config.attention_dropout, attention_scale(config)
@@ -169,7 +169,7 @@ class _Parts:
         return nn.Identity() if self.config.norm_placement == "post" else self.norm()
 
     def bias(self, group: bool | None) -> bool:
-        """Whether a group of linear layers has biases; `None`: as all of them."""
+        """Whether a group of linear layers has biases; `None`: as `config.bias`."""
         return self.config.bias if group is None else group
 
     def _attention_arguments(self) -> dict[str, Any]:
@@ -207,7 +207,7 @@ class _Parts:
 
         if config.experts == 1:
             return dense(Linear)
-        # Not `Linear`: oneDNN builds a kernel for each number of rows, and that of an expert changes at every step.
+        # Not `Linear`: oneDNN builds a kernel for each number of rows, and an expert's number changes at every step.
         experts = [dense(nn.Linear) for _ in range(config.experts)]
         k = config.experts_per_token
         normalise = k > 1 if config.normalise_top_k is None else config.normalise_top_k
@@ -223,7 +223,7 @@ class _Parts:
         return POSITIONS[self.config.position](self.config), layers, self.final_norm()
 
     def embeddings(self) -> dict[str, Any]:
-        """Arguments of `Transformer` for the embedding and the output layer."""
+        """Keyword arguments of `Transformer`."""
         config = self.config
         return {
             "embedding": nn.Embedding(config.vocab_size, config.width),
@@ -269,14 +269,15 @@ ARCHITECTURES: dict[str, Callable[[_Parts], Transformer]] = {
 
 
 def build_empty_model(config: ModelConfig) -> Transformer:
-    """A model on the meta device, whose parameters have shapes but no storage: to count them or to load weights."""
+    """A model on the meta device, for counting parameters or loading weights. Its parameters have no storage."""
     with torch.device("meta"), _SkipInitialisation():
         return build_model(config)
 
 
 def extend_vocabulary(model: Transformer, vocab_size: int) -> None:
-    """Add rows to the embedding and the output layer, in place. New rows start as the mean of the existing ones, which
-    bounds the change in the model's predictions (Hewitt 2021).
+    """Add rows to the embedding and the output layer, in place, up to `vocab_size` rows.
+
+    New rows are the mean of the existing ones, which bounds the change in the model's predictions (Hewitt 2021).
     """
 
     def extended(weight: Tensor) -> nn.Parameter:
@@ -290,7 +291,7 @@ def extend_vocabulary(model: Transformer, vocab_size: int) -> None:
 
 
 class _SkipInitialisation(TorchFunctionMode):
-    """Skips initialisation. On the meta device it has no effect, and torch imports its compiler for it (0.5 s)."""
+    """Skips initialisation, which has no effect on the meta device but makes torch import its compiler (0.5 s)."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -315,7 +316,10 @@ def _initialise_positions(model: Transformer, std: float) -> None:
 
 
 def _initialise_gpt2(model: Transformer, config: ModelConfig) -> None:
-    """N(0, 0.02), and N(0, 0.02 / sqrt(2 layers)) for projections into the residual stream (Radford et al. 2019)."""
+    """N(0, 0.02), but N(0, 0.02 / sqrt(2 L)) for projections into the residual stream, and N(0, 0.01) for positions.
+
+    As in GPT-2 (Radford et al. 2019).
+    """
     for name, linear in _linear_layers(model).items():
         into_residual = name.endswith(("o_proj", "down_proj"))
         nn.init.normal_(linear.weight, std=0.02 / math.sqrt(2 * config.layers) if into_residual else 0.02)
@@ -324,7 +328,10 @@ def _initialise_gpt2(model: Transformer, config: ModelConfig) -> None:
 
 
 def _initialise_original(model: Transformer, config: ModelConfig) -> None:
-    """Glorot uniform for matrices; N(0, 1/sqrt(D)) for the embedding, scaled back to 1 by sqrt(D) (tensor2tensor)."""
+    """Glorot uniform for linear layers; N(0, 1/sqrt(D)) for the embedding and positions (tensor2tensor).
+
+    With `scale_embedding`, embedded tokens have a standard deviation of 1.
+    """
     for linear in _linear_layers(model).values():
         nn.init.xavier_uniform_(linear.weight)
     nn.init.normal_(model.embedding.weight, std=config.width**-0.5)
@@ -332,9 +339,10 @@ def _initialise_original(model: Transformer, config: ModelConfig) -> None:
 
 
 def _initialise_modern(model: Transformer, config: ModelConfig) -> None:
-    """N(0, 0.02) as in Qwen3, but zero for projections into the residual stream: blocks start as the identity.
+    """N(0, 0.02) as in Qwen3, but zero for projections into the residual stream: sublayers initially add zero.
 
-    Not before a norm, as in sandwich blocks, where the gradient of zero would be divided by sqrt(epsilon).
+    They are not zero without residual connections, nor in sandwich blocks, where the norm of a zero vector would
+    multiply the gradient by 1/sqrt(epsilon).
 
     Zero-initialised output projections: Zhang et al. 2019 (Fixup), Yang et al. 2022 (muP, section D.2).
     """
@@ -358,7 +366,8 @@ INITIALISATIONS: dict[str, Callable[[Transformer, ModelConfig], None]] = {
 def count_parameters(model: nn.Module) -> dict[str, int]:
     """Number of parameters by part: embedding, position, attention, feedforward, norms, output, and total.
 
-    An encoder-decoder also has cross_attention, and its encoder's parts with the prefix "encoder ".
+    QK-norms count as attention. An encoder-decoder also has cross_attention, and its encoder's parts with the prefix
+    "encoder ".
     """
     parts: dict[str, int] = {}
     for name, parameter in model.named_parameters():

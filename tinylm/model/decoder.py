@@ -1,4 +1,4 @@
-"""The decoder-only transformer: token ids to hidden vectors, and to logits on request (notes 001, 002)."""
+"""The decoder-only transformer, and the base class of models with causal self-attention (notes 001, 002)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -38,7 +38,7 @@ class Autoregressive(Transformer):
     def make_cache(self, batch: int, length: int, starts: Any | None = None) -> list[Cache]:
         """One empty cache per layer with room for `length` tokens.
 
-        starts: (B,), left padding (see `Cache`), as a tensor or what `torch.as_tensor` takes.
+        starts: (B,), left padding (see `Cache`), as a tensor or an argument of `torch.as_tensor`.
         """
         weight = self.embedding.weight
         starts = None if starts is None else torch.as_tensor(starts, device=weight.device)
@@ -62,9 +62,9 @@ class Decoder(Autoregressive):
     ) -> Output:
         """(B, T) -> (B, T, D). With a cache, ids are the tokens after the cached ones.
 
-        segments: (B, T), for rows that several texts share: the number of each token's text, 0 for padding. A token
-            attends only to tokens of its text, and each text has positions from 0. Not supported with a cache.
-        lengths: (B,), tokens per row; the padding on the right is left out of the routing summary.
+        segments: (B, T), for rows of several texts: the number of each token's text, 0 for padding. Attention is causal
+            within each text, and the positions of each text start at 0. `cache` and `lengths` are ignored.
+        lengths: (B,), tokens per row; the routing summary leaves out the padding on the right.
         """
         if segments is None:
             valid = None if lengths is None else valid_tokens(lengths, ids.shape[1])
@@ -77,6 +77,6 @@ class Decoder(Autoregressive):
     def last_logits(self, ids: Any, cache: Sequence[Cache] | None, count: int) -> Tensor:
         """Next-token logits after each of the last `count` tokens, without gradients: (B, T) -> (B, count, V).
 
-        ids: a tensor or what `torch.as_tensor` takes.
+        ids: a tensor or an argument of `torch.as_tensor`.
         """
         return self.logits(self(torch.as_tensor(ids, device=self.device), cache).hidden[:, -count:])

@@ -15,7 +15,7 @@ from tinylm.model.stack import Output, Stack
 
 
 class EncoderDecoder(Autoregressive):
-    """A decoder with cross-attention to the output of `encoder`. Both share one embedding."""
+    """A decoder with cross-attention to the output of `encoder`. Encoder and decoder share one embedding."""
 
     def __init__(self, *args: Any, encoder: Stack, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -40,7 +40,7 @@ class _FeedForward(nn.Module):
     def compose(self, x: Tensor, project: Projection) -> Tensor:
         """The layer's formula (..., D) -> (..., D), in which `project(name, x)` applies the projection of that name.
 
-        A mixture of experts passes a `project` that applies to each row the projection of its own expert.
+        A mixture of experts passes a `project` that applies the projections of each row's experts.
         """
 
 
@@ -55,7 +55,7 @@ class FeedForward(_FeedForward):
 
 
 class GatedFeedForward(_FeedForward):
-    """(activation(x Wg) * x W1) W2, each with an optional bias (Shazeer 2020)."""
+    """(activation(x Wg) * x W1) W2, with an optional bias after each product (Shazeer 2020)."""
 
     input_projections = ("gate_proj", "up_proj")
     gate_proj: nn.Linear

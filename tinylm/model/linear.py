@@ -1,4 +1,4 @@
-"""The linear layer of all models, computed by the CPU's faster matrix library."""
+"""The linear layer of all models except in experts and routers, computed by oneDNN where that is faster."""
 
 from torch import Tensor, nn
 

@@ -13,12 +13,12 @@ Expert = FeedForward | GatedFeedForward
 
 
 class RoutedExperts(nn.Module):
-    """Sum over the top K experts of p_e expert_e(x), where p = softmax(x R^T).
+    """Sum over the top K experts of p_e expert_e(x), where p = softmax(x R^T) and R is the router's weight.
 
     The cost grows with K, not with the number of experts.
 
-    normalise: divide p by its sum over the top K. With K = 1 it would then be the constant 1, and the router would have
-        no gradient from the output (Fedus et al. 2021).
+    normalise: divide p by its sum over the top K. With K = 1, p would be the constant 1, and the router would get no
+        gradient through the output (Fedus et al. 2021).
     balance_weight: weight of the load-balancing loss.
     """
 
@@ -33,7 +33,7 @@ class RoutedExperts(nn.Module):
         self.balance_weight = balance_weight
 
     def forward(self, x: Tensor) -> tuple[Tensor, Routing | None]:
-        """(B, T, D) -> (B, T, D), and in training the routing."""
+        """(B, T, D) -> (B, T, D), and the routing (`None` in evaluation)."""
         probabilities = self.router(x).softmax(dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))  # (B, T, E)
         weights, chosen = probabilities.topk(self.per_token, dim=-1)  # (B, T, K)
         if self.normalise:
@@ -45,13 +45,13 @@ class RoutedExperts(nn.Module):
         return y, Routing(probabilities, chosen, self.balance_weight) if self.training else None
 
     def _combine(self, x: Tensor, dispatch: "_Dispatch") -> Tensor:
-        """(N, D) -> (N, D)"""
+        """(N, D) -> (N, D), where N = B T."""
         return dispatch.gather(
             self._compose(dispatch.scatter(x), lambda name, rows: self._project(name, rows, dispatch))
         )
 
     def _project(self, name: str, rows: Tensor, dispatch: "_Dispatch") -> Tensor:
-        """Apply the projection `name` of each row's expert: (N*K, D) -> (N*K, F)."""
+        """Apply the projection `name` of each row's expert: (N*K, in) -> (N*K, out)."""
         return dispatch.apply([expert.get_submodule(name) for expert in self.experts], rows)
 
     def _compose(self, x: Tensor, project: Projection) -> Tensor:
@@ -62,8 +62,8 @@ class RoutedExperts(nn.Module):
 class MergedExperts(RoutedExperts):
     """One expert per token, whose matrices are the router-weighted sum of the top K experts' matrices.
 
-    A projection is linear, so the sum of the experts' projections of a row equals its projection by the summed matrix.
-    The cost is therefore that of `RoutedExperts`. Router weights are per token, so that the layer is causal.
+    Projections are linear, so each is computed as the weighted sum of the experts' projections of the row, at the cost
+    of `RoutedExperts`. Router weights are computed per token, so that the layer is causal.
     """
 
     def _combine(self, x: Tensor, dispatch: "_Dispatch") -> Tensor:
@@ -76,7 +76,7 @@ class _Dispatch:
     """Computes sum_e p_e f_e(x) for N rows, given the K experts of each row and their weights, both (N, K).
 
     Rows are sorted by expert, so that every expert runs once, on contiguous rows. skip_unused: do not run experts
-    without rows (in training they run on no rows, so that each parameter has a gradient).
+    without rows (in training they run on empty inputs, so that each parameter has a gradient).
     """
 
     def __init__(self, weights: Tensor, chosen: Tensor, n_experts: int, skip_unused: bool) -> None:
@@ -88,16 +88,16 @@ class _Dispatch:
         self._skip_unused = skip_unused
 
     def scatter(self, x: Tensor) -> Tensor:
-        """Copy each row to each of its experts, sorted by expert: (N, D) -> (N*K, D)."""
+        """Copy each row once per chosen expert, sorted by expert: (N, in) -> (N*K, in)."""
         return x.index_select(0, self._rows)
 
     def apply(self, modules: Sequence[nn.Module], rows: Tensor) -> Tensor:
-        """Apply the module of each expert, one of `modules`, to the rows of that expert: (N*K, D) -> (N*K, F)."""
+        """Apply modules[e] to the rows of each expert e: (N*K, in) -> (N*K, out)."""
         parts = zip(modules, rows.split(self._rows_per_expert), strict=True)
         outputs = [module(part) for module, part in parts if len(part) or not self._skip_unused]
-        return torch.cat(outputs)  # (N*K, F)
+        return torch.cat(outputs)  # (N*K, out)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The weighted sum over each row's experts: (N*K, F) -> (N, F)."""
-        sums = rows.new_zeros(self._n_rows, rows.shape[1])  # (N, F)
+        """The weighted sum over each row's experts: (N*K, out) -> (N, out)."""
+        sums = rows.new_zeros(self._n_rows, rows.shape[1])  # (N, out)
         return sums.index_add(0, self._rows, rows * self._weights.to(rows.dtype))

@@ -44,7 +44,7 @@ class RMSNorm(_Norm):
 
 
 class UnitOffsetRMSNorm(RMSNorm):
-    """RMSNorm with a gain of 1 + weight, in fp32 or more, since a 16-bit sum would lose the weight's digits (Gemma)."""
+    """RMSNorm with a gain of 1 + weight, in fp32 or more, since a 16-bit sum would round the weight (Gemma)."""
 
     weight: nn.Parameter
 

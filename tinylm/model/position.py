@@ -1,7 +1,8 @@
 """Position schemes, one class each.
 
-A scheme adds to the embeddings (`add`), or rotates queries and keys (`rotations`). Positions are (T,), or (B, T) where
-the rows of a batch start at different offsets. Relative positions are part of attention: see `RelativeDotProduct`.
+A scheme adds vectors to the embeddings (`add`), or rotates queries and keys (`rotations`). Positions are (T,), or
+(B, T) if they differ between rows. Relative positions are part of attention: see `RelativeDotProduct`. Shape letters:
+R rotated features per head, others in `tinylm.model`.
 """
 
 from collections.abc import Collection
@@ -62,10 +63,10 @@ class RotaryPosition(Position):
     """RoPE: rotates pairs of features of each query and key by position times frequency (note 002; Su et al. 2021).
 
     frequencies: (R/2,), of the pairs (i, i + R/2) of the first R features of each head: see `rope_frequencies`.
-    magnitude: factor of the rotated vectors.
+    magnitude: factor of the R rotated features.
 
-    Pairs are split halves, as in GPT-NeoX, Llama and Qwen in transformers, not interleaved as in the paper. The two
-    differ by a fixed permutation of each head's features.
+    Pairs are split halves, as for GPT-NeoX, Llama and Qwen in transformers, not interleaved as in the paper. The two
+    layouts differ by a fixed permutation of each head's features.
     """
 
     cosines: Tensor
@@ -87,7 +88,7 @@ class RotaryPosition(Position):
 
 
 class LocalRotaryPosition(RotaryPosition):
-    """RoPE with other frequencies, `local`, in some layers, which are numbered from 0 (Gemma 3)."""
+    """RoPE in which the layers `local_layers`, numbered from 0, use the frequencies of `local` (Gemma 3)."""
 
     def __init__(
         self,
@@ -109,10 +110,10 @@ class LocalRotaryPosition(RotaryPosition):
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate the first R features of each head's vectors by the angles of their positions: (B, H, T, W) -> the same.
+    """Rotate the first R features of each query or key by the angles of its position: (B, H, T, W) -> (B, H, T, W).
 
-    x_i cos - x_(i + R/2) sin in the first half of them, x_i cos + x_(i - R/2) sin in the second; the signs are in the
-    sines.
+    Feature i becomes x_i cos - x_(i + R/2) sin for i < R/2, and x_i cos + x_(i - R/2) sin for R/2 <= i < R. The sines
+    in `rotation` have these signs.
     """
     cosines, sines = (table.to(x.dtype) for table in rotation)
     rotated = cosines.shape[-1]
@@ -122,7 +123,7 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 def _angles(context: int, frequencies: Tensor) -> Tensor:
-    """p f for every position p and frequency f (F,), in float64: (context, F).
+    """The angle p f of every position p < context and frequency f, in float64: (N,) -> (context, N).
 
     Computed on the CPU even for a model on the meta device, because the weights file does not contain these buffers.
     """

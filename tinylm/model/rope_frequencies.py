@@ -1,4 +1,4 @@
-"""Frequencies of RoPE, and their scaling for contexts longer than that of the first training.
+"""Frequencies of RoPE, and their scaling for contexts longer than that of pre-training.
 
 Frequencies are in radians per token, one per pair of rotated features, in float64 on the CPU, even for a model on the
 meta device, because weights files do not contain them.
@@ -24,9 +24,9 @@ def scale_linearly(frequencies: Tensor, factor: float) -> Tensor:
 def scale_as_llama3(
     frequencies: Tensor, factor: float, original_context: int, low_freq_factor: float, high_freq_factor: float
 ) -> Tensor:
-    """Frequencies with few periods in the original context divided by the factor, those with many kept (Llama 3.1).
+    """Divide frequencies with few periods in the original context by the factor; keep those with many (Llama 3.1).
 
-    Between `low_freq_factor` and `high_freq_factor` periods, interpolated linearly in the number of periods.
+    Between `low_freq_factor` and `high_freq_factor` periods, interpolate linearly in the number of periods.
     """
     periods = original_context * frequencies / (2 * math.pi)
     kept = ((periods - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
@@ -36,8 +36,10 @@ def scale_as_llama3(
 def scale_by_yarn(
     frequencies: Tensor, theta: float, factor: float, original_context: int, beta_fast: float, beta_slow: float
 ) -> Tensor:
-    """As `scale_as_llama3`, but interpolated linearly in the index of the pair, between those with `beta_fast` and
-    `beta_slow` periods in the original context, rounded outwards (Peng et al. 2023, sections 3.2 and 3.4).
+    """As `scale_as_llama3`, but interpolated linearly in the pair's index (Peng et al. 2023, sections 3.2 and 3.4).
+
+    Interpolation runs from the pair with `beta_fast` periods in the original context, its index rounded down, to the
+    pair with `beta_slow` periods, its index rounded up.
     """
     width = 2 * len(frequencies)
 
@@ -53,5 +55,5 @@ def scale_by_yarn(
 
 
 def yarn_magnitude(factor: float) -> float:
-    """Default factor of rotated queries and keys (Peng et al. 2023, equation 22)."""
+    """Default factor of the rotated features of queries and keys (Peng et al. 2023, equation 22)."""
     return 0.1 * math.log(factor) + 1

@@ -37,8 +37,8 @@ class RoutingSummary(NamedTuple):
 def summarise_routing(layer: Routing, valid: Tensor | None) -> RoutingSummary:
     """Statistics of one layer. valid: (B, T), False for padding; `None` without padding.
 
-    The loss of a sequence is E sum_e f_e P_e, where f_e is the fraction of its assignments that expert e received, and
-    P_e the mean probability of e (Fedus et al. 2021).
+    The loss of a sequence is balance_weight E sum_e f_e P_e, where f_e is the fraction of the sequence's assignments
+    that expert e received, and P_e the mean probability of e (Fedus et al. 2021).
     """
     p = layer.probabilities
     counted = p.new_ones(p.shape[:2]) if valid is None else valid.to(p.dtype)  # (B, T)

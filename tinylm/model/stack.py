@@ -15,19 +15,19 @@ from tinylm.model.routing import RoutingSummary, merge_summaries, summarise_rout
 
 
 class Output(NamedTuple):
-    """hidden: (B, T, D). routing: summary of the routers of mixture-of-experts layers, in training only."""
+    """hidden: (B, T, D). routing: summary of mixture-of-experts layers in training, else `None`."""
 
     hidden: Tensor
     routing: RoutingSummary | None = None
 
     @property
     def aux(self) -> Tensor:
-        """() auxiliary loss, summed over the sequences of the batch; zero for a dense model."""
+        """Auxiliary loss (), summed over the layers and the sequences of the batch; zero without `routing`."""
         return self.hidden.new_zeros(()) if self.routing is None else self.routing.balance_loss
 
 
 class Stack(nn.Module):
-    """Position scheme, layers and final norm. norm: a norm after pre-norm blocks, `nn.Identity()` after post-norm."""
+    """Position scheme, layers and final norm. norm: `nn.Identity()` if the layers are post-norm blocks."""
 
     def __init__(self, position: Position, layers: Sequence[nn.Module], norm: nn.Module, dropout: float) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Stack(nn.Module):
     ) -> Output:
         """Run embedded tokens through all layers: (B, T, D) -> (B, T, D).
 
-        positions: (T,), or (B, T) where rows start at different offsets.
+        positions: (T,), or (B, T) if they differ between rows.
         masks: one attention mask per layer, broadcastable to (B, 1, T, S).
         cache: one key/value cache per layer.
         memory, cross_cache: the encoder's output, and one cross-attention cache per layer.
@@ -74,8 +74,8 @@ class Stack(nn.Module):
 class Transformer(Stack):
     """A stack with an embedding before it and an output layer after it.
 
-    output: `None` ties it to the embedding's weight (note 004). context: maximum sequence length in tokens.
-    embedding_scale: factor applied to embedded tokens, rounded to their dtype, as Gemma was trained.
+    output: output layer; `None` uses the embedding's weight (note 004). context: maximum sequence length in tokens.
+    embedding_scale: factor of embedded tokens, rounded to their dtype as in Gemma.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Transformer(Stack):
 
     @property
     def output_parameters(self) -> list[nn.Parameter]:
-        """The trained parameters of the output layer, or of the embedding in its place."""
+        """The trainable parameters of the output layer, or of the embedding if they are tied."""
         layer = self.embedding if self.output is None else self.output
         return [parameter for parameter in layer.parameters() if parameter.requires_grad]
 

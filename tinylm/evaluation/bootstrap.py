@@ -23,8 +23,9 @@ class Interval(NamedTuple):
 
 
 def ratio_interval(numerators: np.ndarray, denominators: np.ndarray) -> Interval | None:
-    """The 95 % confidence interval of sum(numerators) / sum(denominators), both (U,): a value per unit, which are
-    taken to be independent draws. Units with the denominator 0 are left out. `None` for fewer than MIN_UNITS units.
+    """The 95 % confidence interval of sum(numerators) / sum(denominators), both (U,) with
+    one value per unit. Units are assumed to be independent.
+    Units with the denominator 0 are left out. `None` for fewer than MIN_UNITS units.
 
     Units are drawn with replacement 10,000 times, from a fixed seed. The ends of the interval are quantiles of the
     resampled ratios, at levels that correct for the number of units: the expanded percentile interval (Hesterberg 2015,

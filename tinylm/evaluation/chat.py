@@ -30,7 +30,7 @@ def evaluate_chat(
 
     codes: (N,) token ids with packed flags, see `tinylm.text.chat_tokens`. Conversations longer than the context are
         cut, with a warning.
-    ranks: share the work, and get the same result.
+    ranks: the processes that share the work; all return the same result.
 
     Raises UsageError if nothing is scored, and for settings that apply to plain text only.
     """

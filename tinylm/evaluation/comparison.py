@@ -1,7 +1,7 @@
 """Whether one decoder is better than another on a text: a paired bootstrap of the difference in bits per byte.
 
-Both are scored on the same parts of the text, so that what makes a part hard for both cancels out. Tokenizers may
-differ: parts begin where tokens of both do.
+Both models are scored on the same parts of the text, so that the difficulty of a part cancels out. Tokenizers may
+differ: parts begin at token boundaries of both tokenizers.
 """
 
 import dataclasses
@@ -73,8 +73,8 @@ class ComparedParts:
 def compared_parts(a: PositionedTokens, b: PositionedTokens) -> ComparedParts:
     """The parts of a text, encoded by two tokenizers: its documents or blocks of it (see `choose_units`).
 
-    They begin and end where tokens of both do, and leave out the first token of each, which is not scored. Raises
-    UsageError if the tokenizers have no such place.
+    Parts begin at token boundaries of both tokenizers. The first token of each tokenizer is not scored, so it is in no
+    part. Raises UsageError if the tokenizers have no common token boundary.
     """
     end = a.documents[-1]
     shared = np.append(np.intersect1d(a.boundaries(), b.boundaries()), end)
@@ -83,9 +83,9 @@ def compared_parts(a: PositionedTokens, b: PositionedTokens) -> ComparedParts:
     documents = np.unique(np.append(shared[0], a.documents[a.documents >= shared[0]]))
     units = choose_units(documents)
     places = np.unique(shared[np.searchsorted(shared, units.edges)])
-    separators = np.searchsorted(a.documents[1:-1] - 1, places)  # that begin before each place
+    separators = np.searchsorted(a.documents[1:-1] - 1, places)  # number of separators before each place
     return ComparedParts(
-        np.diff(places) - np.diff(separators) - (places[1:] == end),  # `end` is as if a boundary followed
+        np.diff(places) - np.diff(separators) - (places[1:] == end),  # `end` counts a separator after the last document
         a.first_tokens(places),
         b.first_tokens(places),
         units.describe(len(a.documents) - 1, "bytes"),

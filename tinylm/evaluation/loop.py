@@ -44,7 +44,7 @@ class EvaluationLoss:
     def bits_per(self, units: int) -> float | None:
         """Bits per character or per byte. units: number of characters or bytes that the scored tokens encode.
 
-        `None` for no units: control tokens encode no text.
+        `None` if `units` is 0, as for control tokens only.
         """
         return self.total / math.log(2) / units if units else None
 
@@ -52,8 +52,8 @@ class EvaluationLoss:
 def batch_losses(
     model: Transformer, objective: Objective, batches: Iterable[Batch], dtype: str, *, sharded: bool = False
 ) -> Iterator[Loss]:
-    """Yield the loss of each batch, or of its parts: if memory runs out, this batch and all later ones are split into
-    parts of fewer rows.
+    """Yield the loss of each batch. If memory runs out, that batch and all later ones are split into parts of fewer
+    rows, and the loss of each part is yielded.
 
     `dtype`: autocast dtype. sharded: the model is sharded among ranks, which compute together. Call under
     torch.no_grad(). Raises TinyLMError if a single row does not fit into memory, or with `sharded` a batch.
@@ -105,12 +105,12 @@ def evaluate_loss(
 ) -> EvaluationLoss:
     """Sum the loss over all batches, in evaluation mode; the model's training mode is restored.
 
-    dtype: autocast dtype. progress: called with the number of tokens of each batch; it may raise to stop. ranks: share
-    the batches; each of them gives the same batches and gets the sum over all ranks, and `progress` is called equally
-    often on each, after every turn.
+    dtype: autocast dtype. progress: called with the number of targets of each turn, in which every rank has at most one
+    batch; it may raise to stop. ranks: the processes that share the batches. All ranks must pass the same batches; all
+    return the sum over all ranks.
 
-    sharded: the model is sharded among the ranks, so every rank computes a batch in every turn; a result that does not
-    count is dropped. Running out of memory is then an error.
+    sharded: the model is sharded among the ranks, so every rank computes a batch in every turn. In the last turn, a
+    rank without a batch repeats that of rank 0, and its result is dropped. Running out of memory is an error.
 
     If memory runs out, batches are split into parts of fewer rows, which changes the result by rounding only. Raises
     TinyLMError if a single row does not fit into memory.
@@ -143,9 +143,9 @@ def token_losses(
     ranks: Ranks = ONE_RANK,
     losses_of: Callable[[LanguageModel, Batch], torch.Tensor] = next_token_losses,
 ) -> np.ndarray:
-    """-log p in nats of each target that a model is scored on, (N,), in the order of the batches, on all ranks.
+    """The loss (-log p in nats) of each scored target, (N,), in the order of the batches, on all ranks.
 
-    losses_of: gives those of a batch. Other arguments and errors: see `evaluate_loss`.
+    losses_of: returns the losses of the scored targets of a batch. Other arguments and errors: see `evaluate_loss`.
     """
     losses: list[np.ndarray] = []  # of this rank
     counts: list[int] = []  # of all batches

@@ -31,7 +31,7 @@ def evaluate_masked(
     ranks: Ranks = ONE_RANK,
 ) -> Evaluation:
     """Loss, perplexity and accuracy of `model` on masked tokens of the text `tokens` (N,), with an interval of the
-    loss. `dtype`: format of autocast. `ranks`: share the work, and get the same result.
+    loss. dtype: autocast dtype. ranks: the processes that share the work; all return the same result.
 
     Raises UsageError for fewer than 2 tokens.
     """

@@ -31,7 +31,7 @@ class MemorisationConfig:
     prefix_length: length of the text before a continuation.
     min_match: least length of a verbatim match.
     temperature: softmax temperature; 1 samples from the distribution that the model was trained for.
-    seed: of the samples and of the choice of passages.
+    seed: random seed of the samples and of the choice of passages.
 
     Raises UsageError for a value out of range, and for matches longer than the samples.
     """
@@ -55,7 +55,7 @@ class MemorisationConfig:
 class CopiedText:
     """The copied part of the texts of one source.
 
-    source: SAMPLES, AFTER_TRAINING, AFTER_HELD_OUT or HELD_OUT. samples, characters: size of its texts.
+    source: SAMPLES, AFTER_TRAINING, AFTER_HELD_OUT or HELD_OUT. samples, characters: number and length of its texts.
     copied: share of the characters in verbatim matches with the training text. copied_low, copied_high: its 95 %
         confidence interval by bootstrap of the texts; `None` for fewer than 10 texts.
     longest: length of the longest match in characters; 0 for none. matches: the longest of the texts with one.
@@ -84,17 +84,18 @@ class Memorisation:
 
 
 class Passage(NamedTuple):
-    """A passage of a text: the prompt of a model, and its continuation in the text."""
+    """A passage of a text: a prompt for the model, and the text that follows the prompt."""
 
     prefix: str
     continuation: str
 
 
 def draw_passages(documents: Documents, config: MemorisationConfig, progress: Progress = no_progress) -> list[Passage]:
-    """Up to `num_samples` passages, drawn without replacement from all that do not overlap, in order.
+    """Up to `num_samples` passages, drawn without replacement, in the order of the text.
 
-    Documents are divided into passages from their beginning. The last of a document may be shorter, but has room for a
-    match after the prefix; shorter documents have none. Text is read once (reservoir sampling, Vitter 1985).
+    Each document is divided into passages of `prefix_length` + `sample_length` characters that do not overlap. The
+    last may be shorter, but not below `prefix_length` + `min_match`. Text is read once
+    (reservoir sampling, Vitter 1985).
     """
     size, least = config.prefix_length + config.sample_length, config.prefix_length + config.min_match
     rng = random.Random(config.seed)

@@ -1,4 +1,4 @@
-"""Baselines without a neural network for translation, from which a model's BLEU gets a scale."""
+"""Translation baselines without a neural network, to compare a model's BLEU with."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,7 @@ def baseline_bleu(tokenizer: Tokenizer, pairs: PairTokens, training: PairTokens 
     """BLEU of the targets of each baseline, by name: the source itself, and `nearest_targets` among the first
     MAX_TRAINING_PAIRS training pairs.
 
-    training: `None` leaves the second out.
-
-    Empty without sacrebleu.
+    training: `None` leaves out the second baseline. Empty without sacrebleu.
     """
 
     def texts(of: PairTokens, count: int) -> tuple[list[str], list[str]]:

@@ -37,8 +37,8 @@ def evaluate_pairs(
     exact match rate and, with sacrebleu, BLEU and chrF.
 
     tokens: (N,), encoded pairs. Pairs longer than the context are left out of the loss, and their sources are cut for
-    beam search. dtype: format of autocast for the loss, and of the weights for beam search. ranks: share the work,
-    and get the same result.
+    beam search. dtype: autocast dtype for the loss, and dtype of the weights for beam search. ranks: the processes
+    that share the work; all return the same result.
 
     Raises UsageError if no pair fits the context, and for `bleu_tokenize` without sacrebleu.
     """
@@ -63,7 +63,7 @@ def evaluate_pairs(
     sources = [pairs.source(index)[: model.context - 1].tolist() for index in range(len(pairs))]
     search = BeamSearchConfig(config.beams, config.length_penalty)
     converted = model if dtype == "fp32" else copy.deepcopy(model).to(DTYPES[dtype])
-    # The ranks have the batches of sources in turns.
+    # Batches of sources are assigned to the ranks in turns.
     owners = [number // SOURCES_PER_BATCH % ranks.size for number in range(len(sources))]
     own = [source for source, owner in zip(sources, owners, strict=True) if owner == ranks.launch.rank]
     found: list[str] = []

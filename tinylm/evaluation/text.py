@@ -31,9 +31,10 @@ def evaluate_text(
 ) -> Evaluation:
     """Loss, perplexity and bits per character and byte of `model` on a text, with an interval of the loss.
 
-    dtype: autocast dtype. ranks: share the work, and get the same result.
+    dtype: autocast dtype. ranks: the processes that share the work; all return the same result.
 
-    Raises UsageError for fewer than 2 tokens, for a sequence length above the context, and for a stride above that.
+    Raises UsageError for fewer than 2 tokens, for a sequence length above the context, and for a stride above the
+    sequence length.
     """
     tokens = text.codes
     length = model.context if config.sequence_length is None else config.sequence_length
@@ -85,7 +86,7 @@ def sums_between(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 
 def _scored(edges: np.ndarray) -> np.ndarray:
-    """Edges in the tokens of a text as edges in its losses, which lack that of the first token."""
+    """Convert indices of tokens to indices of losses: the first token has no loss."""
     return np.maximum(edges - 1, 0)
 
 

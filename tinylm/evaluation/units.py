@@ -1,4 +1,4 @@
-"""The units of a bootstrap: parts of a text whose losses are taken to be independent.
+"""The units of a bootstrap: parts of a text whose losses are assumed to be independent.
 
 They are the documents where there are several. In few documents, tokens near each other have similar losses, so the
 units are long blocks of consecutive tokens that do not overlap (Carlstein 1986, "The use of subseries values for

@@ -1,1 +1,1 @@
-"""Training objectives, which are functions (model, batch) -> Loss, and tasks, which join them with datasets."""
+"""Training objectives, which are functions (model, batch) -> Loss, and tasks, which combine them with datasets."""

@@ -44,7 +44,7 @@ def layer_matrices(config: ModelConfig) -> Mapping[str, tuple[torch.Size, int]]:
 def _layer_parameters(config: ModelConfig) -> Iterator[tuple[str, torch.Size, int]]:
     """Name and shape of each parameter of the first layer of each stack, and the number of layers of that stack.
 
-    All layers of a stack have the same shapes, so only one is built: a thousand would take seconds.
+    All layers of a stack have the same shapes, so only one is built; 1,000 layers would take seconds.
     """
     encoder_layers = None if config.encoder_layers is None else 1
     no_windows: dict[str, Any] = {"local_window": None, "local_layers": (), "local_rope_theta": None}
@@ -118,7 +118,7 @@ def _model_matmul_rate(machine: Machine) -> float:
 
 
 def device_class(machine: Machine) -> str:
-    """`cpu` or `gpu`: the keys of the tables in recipes.py."""
+    """`cpu` or `gpu`: the key of this machine in the tables of recipes.py."""
     return "cpu" if machine.device == "cpu" else "gpu"
 
 

@@ -22,8 +22,8 @@ def choose_model(request: PlanRequest, size: str, notices: list[str]) -> ModelCo
     """The base model, or a new model of this size.
 
     The context of a new model is shortened to the number of training tokens, or chosen for the pairs or conversations,
-    unless the user set it. `notices` gets a sentence about a shortened context, and about pairs and conversations that
-    are cut or left out.
+    unless the user set it. Sentences about a shortened context, and about pairs and conversations that are cut or left
+    out, are appended to `notices`.
 
     Raises UsageError for an invalid model, for a choice that has no effect, for a context longer than the text, and for
     conversations without a token that counts in the loss.
@@ -51,10 +51,11 @@ def _new_model(request: PlanRequest, size: str) -> ModelConfig:
 
 
 def choose_sizes(machine: Machine, request: PlanRequest) -> list[str]:
-    """The sizes to plan with, the preferred one first; the next one is for a machine without memory for it.
+    """The sizes to plan with, in descending order; a smaller size is used if the model does not fit in memory.
 
-    They are the chosen size alone, or the largest that gets enough training tokens per parameter and all smaller ones
-    that are valid with the chosen fields. If none is valid, the smallest, which `make_model_config` rejects.
+    A chosen size, or that of a base model, is the only one. Otherwise, the first is the largest valid size with
+    TOKENS_PER_PARAMETER training tokens per parameter, or else the smallest valid size. If none is valid, the smallest
+    size, which `make_model_config` rejects.
     """
     if request.size != "auto" or request.base is not None:
         return [request.size]
@@ -81,7 +82,7 @@ def training_tokens(machine: Machine, request: PlanRequest, config: ModelConfig)
 def _fit_context_to_text(config: ModelConfig, request: PlanRequest, notices: list[str]) -> ModelConfig:
     """Shorten the context to the number of training tokens.
 
-    Raises UsageError if the user or the base model determines it.
+    Raises UsageError if the context is too long and is set by the user or the base model.
     """
     tokens = request.data.train_tokens
     available = tokens - 1  # the last token is a target only
@@ -98,7 +99,7 @@ def _fit_context_to_text(config: ModelConfig, request: PlanRequest, notices: lis
 
 
 def _fit_context_to_chat(config: ModelConfig, request: PlanRequest, chat: ChatParts) -> ModelConfig:
-    """Lengthen the context so that nearly all conversations fit, unless the user or the base model determines it.
+    """Lengthen the context so that nearly all conversations fit, unless it is set by the user or the base model.
 
     Raises UsageError if no token within the context counts in the loss.
     """
@@ -110,8 +111,9 @@ def _fit_context_to_chat(config: ModelConfig, request: PlanRequest, chat: ChatPa
 
 
 def choose_context(train: np.ndarray, val: np.ndarray) -> int:
-    """A context for nearly all examples, which need the contexts `train` and `val` (N,): a few very long ones would
-    take most of the memory.
+    """A context that fits nearly all examples; fitting a few very long ones would take most of the memory.
+
+    train, val: (N,) and (M,), the context that each example needs
     """
     usual = int(np.quantile(train, recipes.PAIR_CONTEXT_QUANTILE, method="higher"))
     longest = max(int(part.max()) for part in (train, val))

@@ -22,8 +22,9 @@ class Plan:
 
     parameters: number of parameters of the model
     steps, epochs: optimizer steps and passes over the training data; estimates if the budget is a time
-    ranks, parallel: number of processes; ddp or fsdp, whether each of them has a replica or a shard of the model
-    seconds, memory: estimates; the peak memory of the first process, or on a GPU of its tensors, in bytes
+    ranks, parallel: number of processes; ddp (each has a replica of the model) or fsdp (each has a shard)
+    seconds: estimated time of the run
+    memory: estimated peak memory of rank 0 in bytes; on a GPU, of its tensors only
     fits: whether micro-batches of one sequence fit the part of the free memory that a plan may use
     shortage: why the run does not fit in the free memory of a process, and what to change; `None` if it may fit
     notices: sentences for the user
@@ -45,7 +46,7 @@ class Plan:
 
 
 def plan_training(machine: Machine, request: PlanRequest) -> Plan:
-    """Choose every setting that the request leaves open. A size that was not chosen fits in memory, if any size does.
+    """Choose every setting that the request leaves open. An automatic size fits in memory, if any size does.
 
     Raises UsageError for choices that contradict each other, the data or the base.
     """

@@ -34,7 +34,7 @@ RECIPES = {
         lr_exponent=0.5,
         settings={"schedule": "linear", "optimizer": "muon", "beta2": 0.99, "warmup": 0.02, "min_lr": 0.0},
     ),
-    # The learning rate of nanoGPT's character model: 0.001 at a width of 384.
+    # The learning rate of nanoGPT's character-level model: 0.001 at a width of 384.
     "gpt2": Recipe(lr=3e-3, lr_exponent=1.0, settings={"schedule": "cosine", "beta2": 0.99, "warmup": 0.05}),
     # Vaswani et al. 2017, section 5.3, with a warmup in proportion to the run; learning rate and warmup: not measured.
     "original": Recipe(
@@ -66,18 +66,18 @@ WEIGHT_DECAY_LIMIT = (1.0, 0.1)  # decision 014: upper limit = first + second x 
 DROPOUT_PER_EPOCH = 1 / 1500  # decision 014: dropout = this x epochs x parameters per token
 MIN_DROPOUT, MAX_DROPOUT = 0.04, 0.2  # decision 014: below the minimum it is 0
 UNTIED_MAX_TOKENS = 2_500_000  # decision 019: a decoder trained on more tokens ties the output layer to the embedding
-UNTIED_MAX_VOCABULARY = 4096  # decision 019: so does one with a larger vocabulary
+UNTIED_MAX_VOCABULARY = 4096  # decision 019: a decoder with a larger vocabulary is tied as well
 
 # Pairs of a source and a target.
 
 PAIR_DROPOUT = 0.3  # decision 008
-PAIR_DROPOUT_MAX_PAIRS = 1_000_000  # not measured: larger corpora are seen too few times to overfit
+PAIR_DROPOUT_MAX_PAIRS = 1_000_000  # not measured: a run on more pairs has too few epochs to overfit
 PAIR_LABEL_SMOOTHING = 0.1  # Vaswani et al. 2017, section 5.4
 MIN_PAIR_CONTEXT, PAIR_CONTEXT_MULTIPLE = 128, 32  # not measured
 PAIR_CONTEXT_QUANTILE, PAIR_CONTEXT_FACTOR = (
     0.99,
     2,
-)  # not measured: pairs above this multiple of it are left out
+)  # not measured: pairs longer than this multiple of the quantile are left out
 
 # Length of a run without a budget; also the time assumed for a budget in steps or epochs where one is needed.
 
@@ -106,28 +106,28 @@ EVALUATIONS = 12  # in a run, or one per MIN_EVALUATION_SECONDS if those are few
 MIN_EVALUATION_SECONDS = 1.0  # of training between two evaluations; not measured
 EVALUATION_SHARE = 0.05  # of the training time; not measured
 MIN_EVALUATION_TOKENS, MAX_EVALUATION_TOKENS = 20_000, 1_000_000  # not measured
-# Of models for which that minimum takes longer than these seconds: another minimum, and the largest share of the time.
+# If MIN_EVALUATION_TOKENS take longer than this: a smaller minimum, and the maximum share of the training time.
 LONG_EVALUATION_SECONDS, MIN_SLOW_EVALUATION_TOKENS, SLOW_EVALUATION_SHARE = 10.0, 2048, 0.2  # not measured
 MAX_SAVE_SECONDS = 60.0  # between two saves; not measured
-LOGS, MAX_LOG_STEPS = 100, 100  # log lines per run, and maximum of steps between two; not measured
+LOGS, MAX_LOG_STEPS = 100, 100  # log lines per run, and maximum number of steps between them; not measured
 MIN_SECONDS_TO_COMPILE = 600.0  # training time for which compiling is worth its 40 s (decision 018: not for 80 s)
 
 # Cost of a step: see cost.py. The CPU's figures were measured on two cores of an AMD EPYC for widths from 96 to 384.
 
 MATMUL_EFFICIENCY = {"cpu": 0.75, "gpu": 0.35}  # share of the machine's matmul rate; gpu: not measured
-# Per token and layer besides matmuls, on one core, where a machine profile has no time of a layer; gpu: not measured.
+# Per token and layer besides matmuls, on one CPU core, if the layer time was not measured; gpu: not measured.
 OTHER_SECONDS = {"cpu": 9e-6, "gpu": 5e-8}
 MIN_OTHER_SHARE = 0.1  # of the time of a layer; not measured
 EVALUATION_SPEEDUP = 2.0  # tokens per second of evaluation divided by those of training; not measured
 
-# Memory: see memory.py. Decision 030; of a GPU, nothing was measured.
+# Memory: see memory.py. Decision 030; not measured on a GPU.
 
 MEMORY_SHARE = 0.7  # of the free memory that a plan may use; not measured
-MEMORY_ERROR = 0.15  # of the estimate: a run that needs at least this much more than the free memory is refused
-MIN_COPIED_SAVE = 64 << 20  # bytes of a save that is written in the background, from copies (decision 003)
+MEMORY_ERROR = 0.15  # of the estimate: a run is refused if (1 - this) * estimate exceeds the free memory
+MIN_COPIED_SAVE = 64 << 20  # bytes: smaller saves are not written in the background (decision 003)
 PROCESS_BYTES = {"cpu": 330_000_000, "gpu": 0}  # of a process that has imported torch, on the device that trains
-COMPILER_BYTES = 100_000_000  # more, if it has imported torch's compiler, as torch.utils.checkpoint does
-RANK_BYTES = 50_000_000  # more, if it has imported torch.distributed and joined other processes
+COMPILER_BYTES = 100_000_000  # additional, if the process has imported torch's compiler, as torch.utils.checkpoint does
+RANK_BYTES = 50_000_000  # additional, if the process has imported torch.distributed and joined other processes
 GATHERED_BLOCKS = 2  # blocks of which the first rank has all weights, during the computation of one of them
 MUON_COPIES = 3.5  # of the matrices, in the precision of Muon's products
 EXTRA_LAYERS = 1  # layers that are counted besides those whose activations are stored, for gradients

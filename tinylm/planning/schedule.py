@@ -68,7 +68,7 @@ def choose_intervals(machine: Machine, request: PlanRequest, config: ModelConfig
     """Steps between evaluations, saves and log lines, and the tokens of an evaluation, as fields of TrainingConfig.
 
     Evaluations are frequent enough to show overfitting, on a sample that takes EVALUATION_SHARE of the training time.
-    With a slow model, a sample of the least size would take most of the time: it is smaller, and evaluations are rarer.
+    For a slow model, MIN_EVALUATION_TOKENS would take too long: samples are smaller and evaluations less frequent.
     """
     chosen, steps = request.training, length.steps
     speed = recipes.EVALUATION_SPEEDUP * training_speed(machine, config)

@@ -6,13 +6,13 @@ from tinylm.validation import require
 
 
 def choose_sequence_length(request: PlanRequest, notices: list[str]) -> int | None:
-    """Tokens per training sequence, if that is not the context of the base model; always `None` for a new model.
+    """Tokens per training sequence; `None` for the context of the model, and always for a new model.
 
     A published model has a context of thousands of tokens, and the memory of a step grows with the sequence length. On
     text, a base with a context above LONG_CONTEXT is trained on sequences of SEQUENCE_LENGTH tokens. The length of
     pairs and conversations follows from the data.
 
-    Raises UsageError for a length that is given for a new model, or is longer than the context.
+    Raises UsageError if a length is set for a new model, or is above the context of the base model.
     """
     base, length = request.base, request.training.get("sequence_length")
     if length is not None:

@@ -30,7 +30,7 @@ def report(
     memorisation: Annotated[
         bool | None,
         option(
-            "Memorisation as in eval --memorisation (default: of 20 samples, for models and texts of moderate size).",
+            "Share of samples copied from the training text (default: of 20 samples, if model and text are small).",
             None,
             None,
             "--memorisation/--no-memorisation",

@@ -23,9 +23,10 @@ class Interval(NamedTuple):
 
 
 def ratio_interval(numerators: np.ndarray, denominators: np.ndarray) -> Interval | None:
-    """The 95 % confidence interval of sum(numerators) / sum(denominators), both (U,) with
-    one value per unit. Units are assumed to be independent.
-    Units with the denominator 0 are left out. `None` for fewer than MIN_UNITS units.
+    """The 95 % confidence interval of sum(numerators) / sum(denominators); `None` for fewer than MIN_UNITS units.
+
+    numerators, denominators: (U,), one value per unit. Units are assumed to be independent; those with the denominator
+        0 are left out.
 
     Units are drawn with replacement 10,000 times, from a fixed seed. The ends of the interval are quantiles of the
     resampled ratios, at levels that correct for the number of units: the expanded percentile interval (Hesterberg 2015,

@@ -58,7 +58,8 @@ class CopiedText:
     source: SAMPLES, AFTER_TRAINING, AFTER_HELD_OUT or HELD_OUT. samples, characters: number and length of its texts.
     copied: share of the characters in verbatim matches with the training text. copied_low, copied_high: its 95 %
         confidence interval by bootstrap of the texts; `None` for fewer than 10 texts.
-    longest: length of the longest match in characters; 0 for none. matches: the longest of the texts with one.
+    longest: length of the longest match in characters; 0 for none.
+    matches: the longest match of each text, the longest REPORTED_MATCHES of them.
     """
 
     source: str

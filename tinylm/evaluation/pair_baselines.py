@@ -17,7 +17,7 @@ def baseline_bleu(tokenizer: Tokenizer, pairs: PairTokens, training: PairTokens 
     """BLEU of the targets of each baseline, by name: the source itself, and `nearest_targets` among the first
     MAX_TRAINING_PAIRS training pairs.
 
-    training: `None` leaves out the second baseline. Empty without sacrebleu.
+    training: `None` leaves out the second baseline. Without sacrebleu, the result is empty.
     """
 
     def texts(of: PairTokens, count: int) -> tuple[list[str], list[str]]:

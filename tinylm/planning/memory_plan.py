@@ -36,8 +36,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Choose replicas or shards of the model, and whether activations are computed again.
 
-    Without a choice by the user: replicas for one process or if they fit, else shards. Activations: see
-    `choose_checkpointing`, also for errors.
+    One process has a replica. Several have what the user chose; without a choice, replicas if they fit, else shards.
+    Activations, and errors: see `choose_checkpointing`.
     """
     modes = ("ddp",) if request.ranks == 1 else {"auto": ("ddp", "fsdp")}.get(request.parallel, (request.parallel,))
     for parallel in modes:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from measure import describe_machine, table
-from memory import anonymous_memory, process_tree
+from memory import memory_of, process_tree
 
 LINES = 50_000  # that are repeated
 LINE_WORDS = 48
@@ -157,7 +157,7 @@ class Measured:
         started = time.monotonic()
         with start_child(corpus) as process:
             while process.poll() is None:
-                sizes = [(pid, anonymous_memory(pid)) for pid in process_tree(process.pid)]
+                sizes = [(pid, memory_of(pid, "RssAnon")) for pid in process_tree(process.pid)]
                 self.peak = max(self.peak, sum(size for _, size in sizes))
                 self.peak_main = max(self.peak_main, *(size for pid, size in sizes if pid == process.pid))
                 self.peak_worker = max(self.peak_worker, 0, *(size for pid, size in sizes if pid != process.pid))

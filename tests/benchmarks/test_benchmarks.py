@@ -42,6 +42,11 @@ class FakeClock:
         return work
 
 
+@pytest.mark.parametrize("program", sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py")))
+def test_a_benchmark_finds_what_it_imports(program: str) -> None:
+    importlib.import_module(program)
+
+
 def test_functions_take_turns_and_the_warm_up_is_not_measured() -> None:
     clock = FakeClock()
     functions = {"a": clock.function("a", 90, 1, 2), "b": clock.function("b", 90, 3, 4)}

@@ -1,4 +1,5 @@
-"""The errors of tinylm. A message says what is wrong, where, and what to do next.
+"""The errors of tinylm. A message says what is wrong, where, and what to do next. The last part of some is added by
+`tinylm.commands.next_steps`.
 
 Messages name a setting in backticks, by its name in Python; the command layer replaces it by the flag.
 """
@@ -77,10 +78,10 @@ class NotResumableError(TinyLMError):
 
 
 class NotTrainedError(UsageError):
-    """The run at `path` was made by merging, so there is no training to resume."""
+    """The run at `path` was merged or imported, so there is no training to resume."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} was not trained but merged, so it cannot be resumed.")
+        super().__init__(f"{path} was not trained but merged or imported, so it cannot be resumed.")
         self.path = path
 
 

@@ -113,7 +113,7 @@ def _foreign(opened: LoadedModel) -> ForeignModel:
 def _check_free(out: Path, source: Path, to: str, force: bool) -> None:
     """Raise UsageError if an export may not be written to `out`."""
     same = resolve_links(out) == resolve_links(source)
-    require(not same, f"{out} is read here and never overwritten; choose another `out`.")
+    require(not same, f"{out} is the model to export, which is never overwritten; choose another `out`.")
     if to == "gguf":
         _check_gguf_free(out, force)
     else:

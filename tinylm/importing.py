@@ -39,7 +39,7 @@ def import_model(
         raise UsageError(f"{path} is not a Hugging Face folder or a GGUF file; runs of tinylm need no import.")
     out = CHECKPOINTS / foreign_name(source) if out is None else Path(out)
     if resolve_links(out) == resolve_links(path):
-        raise UsageError(f"{out} is read here and never overwritten; choose another `out`.")
+        raise UsageError(f"{out} is the model to import, which is never overwritten; choose another `out`.")
     with reserve(out, force):
         model = open_model(path)
         run = RunDirectory.create(out, model.config, model.tokenizer)

@@ -174,13 +174,13 @@ def test_absurd_numbers_of_rope_are_refused_by_name_or_give_finite_frequencies(
 def test_scales_of_yarn_whose_quotient_divides_by_zero_are_refused() -> None:
     """The divisor is 0.1 mscale_all_dim ln(factor) + 1, which is 0 here."""
     rope = {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": -10 / math.log(4)}
-    with pytest.raises(ValueError, match="mscale_all_dim of rope_parameters"):
+    with pytest.raises(ValueError, match="mscale_all_dim of the RoPE scaling"):
         read("llama", rope_parameters=rope)
 
 
 @pytest.mark.parametrize("types", [[1], "full", 5])
 def test_rope_parameters_of_gemma_3_that_are_no_objects_are_refused(types: Any) -> None:
-    with pytest.raises(ValueError, match=r"rope_parameters of its config\.json is not an object for each type"):
+    with pytest.raises(ValueError, match=r"rope_parameters of its config\.json must contain the objects full"):
         read("gemma3_text", rope_parameters={"full_attention": types})
 
 

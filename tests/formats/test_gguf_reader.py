@@ -209,7 +209,7 @@ def write(folder: Path, metadata: dict[str, Any], tensors: dict[str, Any], archi
         ({"llama.attention.head_count": 0}, "head_count = 0"),
         (
             {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 0.0},
-            "factor of rope_parameters of its meta",
+            "factor of the RoPE scaling of its meta",
         ),
         ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": -2.0}, "factor is -2.0"),
         ({"llama.rope.freq_base": 0.0}, "rope_theta is 0.0"),

@@ -14,7 +14,7 @@ from tests.thread_ranks import in_ranks
 from tinylm.errors import SaveError
 from tinylm.ranks import Ranks
 from tinylm.run_directory import directory
-from tinylm.run_directory.directory import RunDirectory, UnwrittenRun
+from tinylm.run_directory.directory import RunDirectory, ShardOnlyRun
 from tinylm.run_directory.tensor_files import Shard
 from tinylm.training import background_save
 from tinylm.training.run_store import RunStore, open_store
@@ -41,7 +41,7 @@ class Rank:
     def __init__(self, path: Path, ranks: Ranks) -> None:
         self.ranks = ranks
         self.shard = Shard(ranks.launch.rank, ranks.size)
-        run = RunDirectory.create(path, CONFIG, TOKENIZER) if ranks.is_first else UnwrittenRun(path)
+        run = RunDirectory.create(path, CONFIG, TOKENIZER) if ranks.is_first else ShardOnlyRun(path)
         self.opened = open_store(run, CONFIG, ranks, self.shard, -1, 0.0)
 
     def save(self, store: RunStore, step: int) -> None:

@@ -20,7 +20,7 @@ from tinylm.errors import TinyLMError
 from tinylm.model.decoder import Decoder
 from tinylm.objectives.loss import Loss, next_token
 from tinylm.ranks import Ranks
-from tinylm.run_directory.directory import RunDirectory, UnwrittenRun
+from tinylm.run_directory.directory import RunDirectory, ShardOnlyRun
 from tinylm.run_directory.loading import read_config
 from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.text.batches import Batch
@@ -135,7 +135,7 @@ def test_ranks_compile_only_if_all_of_them_can(
     def train(ranks: Ranks) -> None:
         threading.current_thread().name = f"rank {ranks.launch.rank}"
         path = tmp_path / "several"
-        directory = RunDirectory.create(path, compiled, TOKENIZER) if ranks.is_first else UnwrittenRun(path)
+        directory = RunDirectory.create(path, compiled, TOKENIZER) if ranks.is_first else ShardOnlyRun(path)
         model = one._model(compiled)
         run = TrainingRun(directory, compiled, model, TOKENIZER, tokens, ranks=ranks)
         run.train(started=time.monotonic())

@@ -73,9 +73,9 @@ def read_adapter_config(path: Path) -> tuple[RunConfig, AdapterConfig]:
 def load_base_model(path: Path, adapter: AdapterConfig, model: Path | None, device: str) -> LoadedModel:
     """Load the base model of the adapter at `path`: the one at `model`, or the run that `find_base_model` finds.
 
-    The weights of the base model must have the digest that the adapter recorded, or equal those weights after all
-    merges were undone (`recovered_digest`). The path that the adapter recorded is not opened: an untrusted adapter
-    could name any file.
+    The adapter recorded the digest of the weights that it was trained on. The base model must have it as its digest, or
+    as its `recovered_digest`, that of the weights after all merges were undone. The path that the adapter recorded is
+    not opened: an untrusted adapter could name any file.
 
     Raises TinyLMError if the weights of `model` are different, and UsageError if no base model is found.
     """

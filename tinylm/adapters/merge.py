@@ -62,7 +62,7 @@ def merge_adapter(
     config = None if is_adapter_folder(adapter) else read_adapter_config(adapter)[1]
     model = model if model or undo or config is None else find_base_model(adapter, config)
     if any(resolve_links(out) == resolve_links(source) for source in (adapter, model) if source is not None):
-        raise UsageError(f"{out} is read here and never overwritten; choose another `out`.")
+        raise UsageError(f"{out} is one of the models to merge, which are never overwritten; choose another `out`.")
     with reserve(out, force):
         source = _Source.of(adapter, config)
         merged = _subtract(source, model) if undo else _add(source, model)

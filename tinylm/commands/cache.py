@@ -30,7 +30,7 @@ def cache(
 ) -> None:
     """List the parts of the cache: encoded texts, models for llama.cpp, compiled code, measurements of the machine.
 
-    Everything in it can be made again. A run whose encoded text was deleted is resumed with its text files.
+    Everything in it can be made again. To resume a run whose encoded text was deleted, name its text files again.
     """
     console = output.console()
     for name in parts or ():
@@ -45,7 +45,7 @@ def cache(
     if clear:
         console.note(f"Deleted from {cache_root()}:")
     else:
-        console.note(f"The cache is {cache_root()}; tinylm cache --clear deletes it.")
+        console.note(f"The cache is {cache_root()}; tinylm cache --clear deletes all but {KEPT}.")
     rows = [
         (name, SUBFOLDERS[name], str(usage.files), f"{shorten_number(usage.bytes)}B") for name, usage in usages.items()
     ]

@@ -66,8 +66,7 @@ def info(
     """Show a run: configuration, parameters by part, tokenizer, corpus, loss curve, and commands that use it.
 
     Several runs are compared: a column for each, with the settings that differ, and their validation losses in one
-    drawing. For a model of another tool also its family and number formats. For an adapter of PEFT: its settings and
-    formats.
+    drawing. For a model of another tool also its family and dtypes. For an adapter of PEFT: its settings and dtypes.
     """
     from tinylm.open_model import find_model
     from tinylm.run_directory.metrics_log import read_curve
@@ -75,7 +74,7 @@ def info(
     console = output.console()
     names = list(dict.fromkeys(runs or ()))
     if len(names) > len(LETTERS):
-        raise UsageError(f"A comparison has at most {len(LETTERS)} runs; name fewer than {len(names)}.")
+        raise UsageError(f"{len(names)} runs are too many for a comparison; name at most {len(LETTERS)}.")
     paths = [find_model(name, console) for name in names] or [newest_model(console)]
     found = []
     for path in dict.fromkeys(path if path.name else path.absolute() for path in paths):  # Path(".") has no name
@@ -144,7 +143,7 @@ def _print_comparison(console: Console, runs: list[_Described]) -> None:
     _draw(console, "validation loss, nats per token", curves)
     if len({run.record["config"]["tokenizer"]["sha256"] for run in runs if "config" in run.record}) > 1:
         console.note(
-            "The tokenizers differ, and with them what a token is: tinylm compare has the losses in bits per byte."
+            "The tokenizers differ, so the losses per token cannot be compared; tinylm compare shows bits per byte."
         )
 
 

@@ -24,11 +24,11 @@ def baseline_bits_per_byte(
     """
 
     def beginning(ids: np.ndarray) -> str:
-        # MAX_BYTES tokens encode enough bytes: only special tokens encode none.
+        # A token encodes at least a byte, except special tokens; so few of them that the text is hardly shorter.
         return tokenizer.decode(ids[:MAX_BYTES]).encode()[:MAX_BYTES].decode("utf-8", "ignore")
 
     text = beginning(tokens)
-    if not text:  # control tokens only
+    if not text:  # special tokens only
         return {}
     if tokenizer.decoded_size(tokens)[1] > MAX_BYTES:
         reporter.note(f"The baselines use the first {MAX_BYTES // 10**6} MB.")
@@ -53,7 +53,9 @@ def ngram_bits_per_byte(training_text: str, text: str, order: int = ORDER) -> fl
 
     p_k(c | h) = (count(hc) + kinds(h) p_{k-1}(c | h')) / (count(h) + kinds(h)), where h is a history of k characters,
     kinds(h) is the number of distinct characters that follow h in training, h' is h without its first character, and
-    p_{-1} is uniform over the characters of both texts. order: length of the longest history, in characters.
+    p_{-1} is uniform over the characters of both texts. If h does not occur in training, p_k = p_{k-1}.
+
+    order: length of the longest history, in characters.
     """
     alphabet = np.unique(np.concatenate((code_points(training_text), code_points(text))))
     training = np.searchsorted(alphabet, code_points(training_text))
@@ -109,7 +111,7 @@ def _interpolate(
     shorter: np.ndarray,
     alphabet_size: int,
 ) -> np.ndarray:
-    """Probabilities (N,) of the scored characters, from `shorter`, those by histories one character shorter."""
+    """Probabilities (N,) of the scored characters. shorter: (N,), their probabilities given one character less."""
     pairs, pair_counts = np.unique(training_history * alphabet_size + training, return_counts=True)
     histories = int(max(training_history.max(initial=0), scored_history.max(initial=0))) + 1
     history_counts = np.bincount(training_history, minlength=histories)
@@ -118,6 +120,6 @@ def _interpolate(
     index = np.minimum(np.searchsorted(pairs, scored_pairs), max(len(pairs) - 1, 0))
     found = pairs[index] == scored_pairs if len(pairs) else np.zeros(len(scored_pairs), dtype=bool)
     counts = np.where(found, pair_counts[index] if len(pairs) else 0, 0)
-    totals, novel = history_counts[scored_history], kinds[scored_history]
-    interpolated = (counts + novel * shorter) / np.maximum(totals + novel, 1)
+    totals, followers = history_counts[scored_history], kinds[scored_history]
+    interpolated = (counts + followers * shorter) / np.maximum(totals + followers, 1)
     return np.where(totals > 0, interpolated, shorter)

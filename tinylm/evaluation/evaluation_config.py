@@ -18,13 +18,16 @@ SETTINGS_BY_ARCHITECTURE = {
 class EvaluationConfig:
     """How a model is evaluated. Raises UsageError for a value out of range.
 
-    batch_size: windows, conversations or pairs per forward pass. Default: 8,192 // context.
-    sequence_length: tokens of a window. Default: the context. Decoders only.
-    stride: tokens by which the window advances, at most its length. Default: its length. Decoders only.
-    baselines: also report the bits per byte of gzip, xz and an order-5 character model. Decoders only.
-    by_document: also report the loss of each document. Decoders only.
-    beams, length_penalty: see BeamSearchConfig. Encoder-decoders only.
-    bleu_tokenize: tokenizer of sacrebleu's BLEU. Default: 13a. Encoder-decoders only.
+    batch_size: windows, conversations or pairs per forward pass. Default: 8,192 // tokens of a window, at least 1.
+    sequence_length: tokens of a window. Default: the context.
+    stride: tokens by which the window advances, at most its length. Default: its length.
+    baselines: also report the bits per byte of gzip, xz and an order-5 character model.
+    by_document: also report the loss of each document.
+    beams, length_penalty: see BeamSearchConfig.
+    bleu_tokenize: tokenizer of sacrebleu's BLEU. Default: 13a.
+
+    `sequence_length`, `stride`, `baselines` and `by_document` are for decoders on plain text, `beams`, `length_penalty`
+    and `bleu_tokenize` for encoder-decoders.
     """
 
     batch_size: int | None = None

@@ -1,6 +1,7 @@
 """Checks whether an export may replace a folder, and replaces the folder or, on an error, restores it.
 
-A kill between the two renames leaves the old export in the staging folder.
+The old export is moved to the hidden folder .NAME.*.export before the new one takes its place. A kill in between
+leaves it there.
 """
 
 import os
@@ -16,7 +17,7 @@ from tinylm.files import flush_folder, is_link, remove_tree
 def check_folder_free(out: Path, files: Collection[str], force: bool) -> None:
     """Raise UsageError unless an export can be written to the folder `out`.
 
-    `out` must not exist, be empty, or, with `force`, contain only `files`, those of an earlier export.
+    `out` may be missing, an empty folder, or, with `force`, a folder that contains only `files`, those of an export.
     """
     if not os.path.lexists(out):
         return
@@ -35,9 +36,10 @@ def check_folder_free(out: Path, files: Collection[str], force: bool) -> None:
 
 @contextmanager
 def replacing_folder(out: Path) -> Iterator[Path]:
-    """Context manager that yields a new empty folder, which replaces `out` at the end. On an error, `out` is unchanged.
+    """Context manager that yields a new empty folder, which replaces `out` at the end. On an error, `out` is restored.
 
-    Raises UsageError if the parent of `out` cannot be written, and TinyLMError if writing fails later.
+    Raises UsageError if the parent of `out` cannot be written, and TinyLMError if writing fails later. If `out` cannot
+    be restored, the message says where the earlier export is.
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

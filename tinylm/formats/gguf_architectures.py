@@ -59,7 +59,9 @@ Values = dict[str, bool | int | float | str]
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """An architecture of GGUF. name: value of general.architecture. families: `model_type` of the models stored as it.
+    """An architecture of GGUF.
+
+    name: value of general.architecture. families: the values of `model_type` (config.json) that it stores.
 
     read_config: converts the metadata to the fields of a Hugging Face config.json. extra_metadata: values for
         keys that not every architecture has. ignores_windows: llama.cpp computes full attention in all layers, even
@@ -155,7 +157,7 @@ def _size(reader: ConfigReader) -> dict[str, int]:
     """The sizes that every architecture has, under tinylm's names: vocab_size, context, layers, width and heads."""
     embedding = reader.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise ValueError("it lacks the tensor token_embd.weight, a matrix")
+        raise ValueError("it has no tensor token_embd.weight with two dimensions")
     width, heads = reader.integer("embedding_length"), reader.layers_integer("attention.head_count")
     if heads > width or (width % heads and not reader.has("attention.key_length")):
         raise ValueError(f"its {reader.key('attention.head_count')} is {heads}, which does not divide {width}")
@@ -227,8 +229,8 @@ def _qwen3(reader: ConfigReader) -> dict[str, Any]:
 
 def _qwen3moe(reader: ConfigReader) -> dict[str, Any]:
     used = reader.integer("expert_used_count")
-    width = reader.layers_integer("feed_forward_length", used)
-    width_of_expert = reader.integer("expert_feed_forward_length", width // used)
+    ffn_width = reader.layers_integer("feed_forward_length", used)  # only of dense layers; not in every file
+    width_of_expert = reader.integer("expert_feed_forward_length", ffn_width // used)
     return _decoder(reader) | {
         "model_type": "qwen3_moe",
         "attention_bias": False,
@@ -236,7 +238,7 @@ def _qwen3moe(reader: ConfigReader) -> dict[str, Any]:
         "hidden_act": "silu",
         "num_experts": reader.integer("expert_count"),
         "num_experts_per_tok": used,
-        "intermediate_size": width,
+        "intermediate_size": ffn_width,
         "moe_intermediate_size": width_of_expert,
         "norm_topk_prob": reader.flag("expert_weights_norm", True),
         "decoder_sparse_step": 1,
@@ -384,8 +386,8 @@ def _llama3_scaling(reader: ConfigReader, config: dict[str, Any]) -> dict[str, A
 
 def _llama3_candidates(divisors: Tensor, factor: float, theta: float, head_dim: int) -> Iterator[RopeScaling]:
     yield RopeScaling(kind="llama3", factor=factor, original_context=LLAMA3_CONTEXT)
-    # Between the bounds, smooth = (context / wavelength - low) / (high - low), which is linear in 1 / wavelength. Only
-    # the ratios of context, low and high matter, so low is set to 1.
+    # For divisors between 1 and factor, smooth = (context / wavelength - low) / (high - low), which is linear in
+    # 1 / wavelength. Only the ratios of context, low and high matter, so low is set to 1.
     wavelengths = 2 * math.pi * theta ** (torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     between = (divisors > 1 + ROPE_TOLERANCE) & (divisors < factor * (1 - ROPE_TOLERANCE))
     if int(between.sum()) < 2:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Logits = NDArray[np.floating]
-Row = NDArray[np.float64]
-BLOCK = 64  # uniform numbers generated at a time
-SEARCHED = 256  # weights per block in `draw`
+Doubles = NDArray[np.float64]
+UNIFORM_BLOCK = 64  # uniform numbers generated at a time
+SEARCH_BLOCK = 256  # weights per block in `draw`
 
 
 def penalise_repeats(logits: Logits, seen: NDArray[np.bool_], penalty: float) -> Logits:
@@ -67,21 +67,23 @@ def draw(weights: Logits, uniform: Sequence[float]) -> list[int]:
     weights: (B, V), in proportion to the probabilities. uniform: a number in [0, 1) per row. Returns an id per row.
     """
     numbers = np.array(uniform)
-    if weights.shape[1] <= 2 * SEARCHED:
+    if weights.shape[1] <= 2 * SEARCH_BLOCK:
         cumulative = weights.cumsum(axis=-1, dtype=np.float64)
         return _first_above(cumulative, numbers * cumulative[:, -1]).tolist()
     # Find the block, then the token in the block: cumulative sums take ten times as long as sums.
     rows = np.arange(len(weights))
-    ends = np.add.reduceat(weights, np.arange(0, weights.shape[1], SEARCHED), axis=-1, dtype=np.float64).cumsum(axis=-1)
+    ends = np.add.reduceat(weights, np.arange(0, weights.shape[1], SEARCH_BLOCK), axis=-1, dtype=np.float64).cumsum(
+        axis=-1
+    )
     numbers = numbers * ends[:, -1]
     blocks = _first_above(ends, numbers)
-    tokens = SEARCHED * blocks[:, None] + np.arange(SEARCHED)  # (B, SEARCHED)
+    tokens = SEARCH_BLOCK * blocks[:, None] + np.arange(SEARCH_BLOCK)  # (B, SEARCH_BLOCK)
     inside = np.where(tokens < weights.shape[1], weights[rows[:, None], np.minimum(tokens, weights.shape[1] - 1)], 0)
     numbers -= np.where(blocks, ends[rows, blocks - 1], 0)
     return tokens[rows, _first_above(inside.cumsum(axis=-1, dtype=np.float64), numbers)].tolist()
 
 
-def _first_above(cumulative: Row, numbers: Row) -> NDArray[np.intp]:
+def _first_above(cumulative: Doubles, numbers: Doubles) -> NDArray[np.intp]:
     """The first index at which each row of cumulative sums (B, N) exceeds its number (B,); returns (B,).
 
     A number that was rounded up to the total is reduced, so that the weight at the index is never 0.
@@ -161,7 +163,7 @@ def _uniform_numbers(seed: int) -> Iterator[float]:
     """
     generator = np.random.RandomState(seed & 0xFFFFFFFF)
     while True:
-        high, low = generator.randint(0, 1 << 32, (BLOCK, 2), dtype=np.uint64).T
+        high, low = generator.randint(0, 1 << 32, (UNIFORM_BLOCK, 2), dtype=np.uint64).T
         yield from (((high << np.uint64(32) | low) & np.uint64((1 << 53) - 1)) * 2.0**-53).tolist()
 
 

@@ -30,15 +30,15 @@ class ThreadLatency(NamedTuple):
 
 
 def thread_latency(reporter: Reporter) -> ThreadLatency:
-    """The latency recorded in the machine profile, or a new measurement, which is recorded.
+    """The values recorded in the machine profile, or a new measurement, which is recorded.
 
-    The value must not change between commands: the number of threads depends on it, and affects the rounding of logits.
+    They must not change between commands: the number of threads depends on them, and affects the rounding of logits.
     """
     return ThreadLatency(**thread_latency_entry().get(lambda: measure_thread_latency()._asdict(), reporter))
 
 
 def thread_latency_entry() -> Measurement:
-    """The machine profile's entry for the latency, which depends on the spin settings."""
+    """The machine profile's entry for both values, which depend on the spin settings."""
     spin = {name: os.environ.get(name) for name in SPIN_VARIABLES}
     return Measurement("threads", {**identify_torch(), **spin}, BOUNDS)
 

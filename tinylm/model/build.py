@@ -37,7 +37,7 @@ from tinylm.model.rope_frequencies import (
     scale_as_llama3,
     scale_by_yarn,
     scale_linearly,
-    yarn_magnitude,
+    yarn_attention_factor,
 )
 from tinylm.model.stack import Stack, Transformer
 from tinylm.model_config import ModelConfig, RopeScaling
@@ -85,7 +85,7 @@ def _scale_as_llama3(frequencies: Tensor, theta: float, scaling: RopeScaling) ->
 def _scale_by_yarn(frequencies: Tensor, theta: float, scaling: RopeScaling) -> _Rotation:
     assert scaling.original_context is not None
     factors = (scaling.factor, scaling.original_context, scaling.beta_fast, scaling.beta_slow)
-    magnitude = scaling.attention_factor or yarn_magnitude(scaling.factor)
+    magnitude = scaling.attention_factor or yarn_attention_factor(scaling.factor)
     return _Rotation(scale_by_yarn(frequencies, theta, *factors), magnitude)
 
 

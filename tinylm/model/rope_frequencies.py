@@ -54,6 +54,6 @@ def scale_by_yarn(
     return scaled * frequencies / factor + (1 - scaled) * frequencies
 
 
-def yarn_magnitude(factor: float) -> float:
+def yarn_attention_factor(factor: float) -> float:
     """Default factor of the rotated features of queries and keys (Peng et al. 2023, equation 22)."""
     return 0.1 * math.log(factor) + 1

@@ -90,8 +90,8 @@ def _losses(model: LanguageModel, output: Output, batch: Batch) -> Tensor:
 
 
 def _decoder_output(model: LanguageModel, batch: Batch) -> Output:
-    ragged = batch.segments is not None or batch.lengths is not None
-    return model(batch.ids, None, batch.segments, batch.lengths) if ragged else model(batch.ids)
+    has_layout = batch.segments is not None or batch.lengths is not None
+    return model(batch.ids, None, batch.segments, batch.lengths) if has_layout else model(batch.ids)
 
 
 def masked_token(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:

@@ -73,7 +73,7 @@ def require_repeatable_dropout(device: str, config: ModelConfig, adapter: Adapte
     if not repeats_dropout(device, config, adapter):
         raise UsageError(
             "`checkpoint_activations` cannot be combined with dropout on Apple GPUs; set `dropout` and "
-            "`attention_dropout` to 0, or leave it out."
+            "`attention_dropout` to 0, or leave out `checkpoint_activations`."
         )
 
 
@@ -116,19 +116,19 @@ def describe_shortage(machine: Machine, plan: MemoryPlan, batch_size: int) -> st
 def describe_remedies(
     machine: Machine, request: PlanRequest, config: ModelConfig, plan: MemoryPlan, batch_size: int
 ) -> str:
-    """A sentence with the settings that would reduce the memory of a new run."""
+    """A sentence with the settings that would reduce the memory of a run that begins."""
     memory = plan.memory
     needed = memory.needed(1, batch_size)
-    new = request.base is None
-    remedies = ["a smaller `size`" if new else "a smaller model"]
+    new_model = request.base is None
+    remedies = ["a smaller `size`" if new_model else "a smaller model"]
     if needed > memory.fixed:
-        remedies.append("a shorter `context`" if new else "a shorter `sequence_length`")
+        remedies.append("a shorter `context`" if new_model else "a shorter `sequence_length`")
     recomputed = plan.checkpointed.needed(1, batch_size)
     if recomputed < needed and repeats_dropout(machine.device, config, request.adapter):
         remedies.append("`checkpoint_activations`")
     if memory.update > memory.backward:
         remedies.append('`optimizer="adamw"`')
-    if not new and request.adapter is None:
+    if not new_model and request.adapter is None:
         remedies.append("a LoRA adapter instead of all weights")
     if plan.parallel == "ddp" and request.ranks > 1:
         remedies.append('`parallel="fsdp"`')

@@ -67,31 +67,31 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
         request = replace(request, base=replace(request.base, context=sequence_length))
     config = choose_model(request, size, notices)
     batch_size = choose_batch_size(machine, request, config)
-    length = choose_length(machine, request, config, batch_size)
-    config = with_output_layer(config, request, length)
+    run_length = choose_length(machine, request, config, batch_size)
+    config = with_output_layer(config, request, run_length)
     parameters = parameters_by_part(config)["total"]
-    config = with_dropout(config, request, length, parameters)
-    use = plan_memory(machine, request, config, parameters, batch_size)
-    shortage = describe_shortage(machine, use, batch_size)
+    config = with_dropout(config, request, run_length, parameters)
+    memory_plan = plan_memory(machine, request, config, parameters, batch_size)
+    shortage = describe_shortage(machine, memory_plan, batch_size)
     if shortage is not None:
-        shortage = f"{shortage} {describe_remedies(machine, request, config, use, batch_size)}"
-    micro_batch = choose_micro_batch(machine, request, batch_size, use.memory, notices)
-    settings = choose_settings(machine, request, config, length, parameters, notices)
-    settings |= {"sequence_length": sequence_length, "checkpoint_activations": use.checkpointing}
+        shortage = f"{shortage} {describe_remedies(machine, request, config, memory_plan, batch_size)}"
+    micro_batch = choose_micro_batch(machine, request, batch_size, memory_plan.memory, notices)
+    settings = choose_settings(machine, request, config, run_length, parameters, notices)
+    settings |= {"sequence_length": sequence_length, "checkpoint_activations": memory_plan.checkpointing}
     budget = request.effective_budget
-    seconds = budget.time or length.steps * length.step_seconds * (1 + recipes.EVALUATION_SHARE)
+    seconds = budget.time or run_length.steps * run_length.step_seconds * (1 + recipes.EVALUATION_SHARE)
     return Plan(
         model=config if context is None else replace(config, context=context),
         training=TrainingConfig(**{**settings, "batch_size": batch_size, "micro_batch": micro_batch, "budget": budget}),
         runtime=machine.runtime(compile=choose_compile(machine, request, config, seconds)),
         ranks=request.ranks,
-        parallel=use.parallel,
+        parallel=memory_plan.parallel,
         parameters=parameters,
-        steps=length.steps,
-        epochs=length.epochs,
+        steps=run_length.steps,
+        epochs=run_length.epochs,
         seconds=seconds,
-        memory=use.memory.total(micro_batch, batch_size, machine.free_memory),
-        fits=use.fits(machine, batch_size),
+        memory=memory_plan.memory.total(micro_batch, batch_size, machine.free_memory),
+        fits=memory_plan.fits(machine, batch_size),
         shortage=shortage,
         notices=tuple(notices),
     )

@@ -35,7 +35,7 @@ def collect_report(paths: Sequence[Path], reporter: Reporter, options: ModelOpti
     Raises UsageError for more than MAX_RUNS runs, and TinyLMError if none of several runs can be read.
     """
     if len(paths) > MAX_RUNS:
-        raise UsageError(f"A report has at most {MAX_RUNS} runs; name fewer than {len(paths)}.")
+        raise UsageError(f"{len(paths)} runs are too many for a report; name at most {MAX_RUNS}.")
     duplicates = Counter(path.name for path in paths)
     runs = []
     for path in paths:

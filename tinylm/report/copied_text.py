@@ -9,8 +9,9 @@ from tinylm.memorising import measure_memorisation
 from tinylm.model.decoder import Decoder
 from tinylm.report.curves import number
 
-NUM_SAMPLES = 20  # with the two kinds of continuations, one batch of generation
-MAX_FLOPS, MAX_CHARACTERS = 1e12, 100_000_000  # of generation, and of training text, by default
+NUM_SAMPLES = 20  # and as many continuations of training text and of held-out text: 60 texts, one batch
+MAX_FLOPS = 1e12  # of generation, if memorisation was not asked for
+MAX_CHARACTERS = 100_000_000  # of training text, likewise
 MAX_TEXT, MAX_NAME = 300, 200  # shown characters of a match, and of the name of its document
 
 

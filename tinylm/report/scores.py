@@ -34,9 +34,11 @@ MAX_TRAINING_TOKENS = 20_000_000  # of pairs
 
 
 def score_validation(model: Model, run: Path) -> dict[str, Any] | None:
-    """The scores of a model on the beginning of its validation text, from at most about MAX_FLOPS operations.
+    """The scores of a model on the beginning of its validation text, from about MAX_FLOPS operations at most,
+    but at least MIN_TOKENS tokens or MIN_PAIRS pairs.
 
-    `metrics`: by name as in Evaluation. `baselines`: values of the metric `compared` by baseline. `None` for a model
+    `metrics`: values by name, as in Evaluation. `compared`: the name of the metric that the baselines have as well.
+    `baselines`: its value by baseline. `None` for a model
     without validation text. Raises TinyLMError if the text is no longer there, and UsageError if nothing is scored.
     """
     if model.data is None:
@@ -65,9 +67,13 @@ def score_validation(model: Model, run: Path) -> dict[str, Any] | None:
             chosen = first_pairs(validation, end, count, MAX_TOKENS)
             result = evaluate_pairs(encoder_decoder, tokenizer, chosen, config, dtype, reporter)
             training = _training(model, run)
-            known = None if training is None else first_pairs(training, end, MAX_TRAINING_PAIRS, MAX_TRAINING_TOKENS)
+            training_pairs = (
+                None if training is None else first_pairs(training, end, MAX_TRAINING_PAIRS, MAX_TRAINING_TOKENS)
+            )
             pairs = PairTokens(chosen, end)
-            baselines = baseline_bleu(tokenizer, pairs, None if known is None else PairTokens(known, end))
+            baselines = baseline_bleu(
+                tokenizer, pairs, None if training_pairs is None else PairTokens(training_pairs, end)
+            )
         case _:
             return None
     return _section(result, baselines, "bleu" if isinstance(model.network, EncoderDecoder) else "bits_per_byte")

@@ -158,7 +158,7 @@ class RunDirectory:
             with self._saving():
                 write_weights(files[0], tensors, config, state["step"], state["val_loss"])
                 check()
-                # Before the first step there are no tensors; safetensors then reads the file only if it has metadata.
+                # Before the first step the optimizer has no tensors; safetensors reads empty files only with metadata.
                 write_tensors(files[1], optimizer, {"format": "pt"})
                 hashes = {}
                 for file in files:
@@ -209,7 +209,10 @@ class RunDirectory:
             self._current = self.path
 
     def load_last(self, config: RunConfig) -> LastSave:
-        """Verify `last/`. Raises NotResumableError if it is missing or damaged, and TinyLMError for damaged tensors."""
+        """Complete an interrupted replacement of `last/`, verify it, and delete unfinished files.
+
+        Raises NotResumableError if it is missing or damaged, and TinyLMError for damaged tensors.
+        """
         last = recover_last(self.path)
         if not last.is_dir():
             raise NotResumableError(
@@ -276,7 +279,7 @@ class RunDirectory:
             raise SaveError(f"Cannot write {self.path}: {reason}; {remedy}.", self.path, resumable) from error
 
 
-class UnwrittenRun(RunDirectory):
+class ShardOnlyRun(RunDirectory):
     """The run directory on ranks other than 0. They write only their shards of `last/`."""
 
     @property

@@ -51,7 +51,7 @@ def read_config(path: Path) -> RunConfig:
         raise NoRunError(f"{path} is not a run directory: it has no config.json.") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise TinyLMError(f"{file} is damaged ({reason}). Copy the run again.") from error
+        raise TinyLMError(f"{file} is damaged ({reason}). If it was copied, copy it again.") from error
     except TinyLMError as error:
         raise TinyLMError(f"Cannot use {file}: {error}.") from error
 
@@ -137,7 +137,7 @@ def summarise(path: Path) -> dict[str, Any]:
                 raise ValueError(f"its seconds are {str(seconds)[:40]}")
         saved = file.stat().st_mtime
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TinyLMError(f"{path / 'last'} is damaged ({error}). Copy the run again.") from error
+        raise TinyLMError(f"{path / 'last'} is damaged ({error}). If it was copied, copy it again.") from error
     return {
         "kind": "model" if config.adapter is None else "adapter",
         "parameters": _count_parameters(header.shapes, shared_b=config.adapter is not None and config.adapter.share_b),

@@ -75,8 +75,8 @@ def open_tensors(path: Path) -> Iterator[Any]:
     except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise TinyLMError(
-            f"{path} is damaged or not a safetensors file ({str(reason)[:200]}). Copy the run again; pickles are never "
-            "opened."
+            f"{path} is damaged or not a safetensors file ({str(reason)[:200]}). If it was copied, copy it again; "
+            "pickles are never opened."
         ) from error
 
 
@@ -97,7 +97,7 @@ def read_layout(files: Sequence[Path]) -> Layout:
             if layout.get(name) != (dtype, (end - start, *shape[1:]) if shape else ()):
                 raise TinyLMError(
                     f"{file} does not fit the other {len(files) - 1} files of this save: {name[:200]} has another "
-                    "shape or dtype there. Copy the run again."
+                    "shape or dtype there. If it was copied, copy it again."
                 )
     return joined
 

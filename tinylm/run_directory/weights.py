@@ -39,7 +39,7 @@ class Weights:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the weights, model and tokenizer (see `digest` below). Computed at first use from all tensors."""
+        """SHA-256 of the tensors and all other fields that `digest` below names. Computed at first use."""
         return digest(self.tensors, self.config, self.step, self.val_loss)
 
 
@@ -53,7 +53,7 @@ class Header:
     digest: str
 
 
-TORCH_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def read_header(file: Path) -> Header:
@@ -62,10 +62,10 @@ def read_header(file: Path) -> Header:
         names = opened.keys()  # a safe_open object is not iterable
         shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in names}
         metadata = opened.metadata() or {}
-    return Header(shapes, *_identity(file, metadata))
+    return Header(shapes, *_read_metadata(file, metadata))
 
 
-def _identity(file: Path, metadata: dict[str, str]) -> tuple[int, float | None, str]:
+def _read_metadata(file: Path, metadata: dict[str, str]) -> tuple[int, float | None, str]:
     """The step, validation loss and digest in the metadata of a weights file, checked."""
     try:
         step, val_loss = int(metadata["step"]), parse_json(metadata["val_loss"])
@@ -77,7 +77,7 @@ def _identity(file: Path, metadata: dict[str, str]) -> tuple[int, float | None, 
     except KeyError as error:
         raise TinyLMError(f"{file} was not written by tinylm: it has no {error}.") from error
     except (ValueError, OverflowError) as error:
-        raise TinyLMError(f"{file} is damaged ({str(error)[:200]}). Copy the run again.") from error
+        raise TinyLMError(f"{file} is damaged ({str(error)[:200]}). If it was copied, copy it again.") from error
 
 
 def read_weights_file(file: Path, config: RunConfig) -> Weights:
@@ -104,7 +104,7 @@ def _check_digest(weights: Weights, header: Header, file: Path) -> None:
     if weights.digest != header.digest:
         raise TinyLMError(
             f"{file} is damaged, or belongs to another config.json: its content does not match its digest. "
-            "Copy the run again."
+            "If it was copied, copy it again."
         )
 
 
@@ -120,7 +120,7 @@ def require_tensors(
             raise TinyLMError(f"{source} does not fit its config.json: it {kind} tensor {min(names)[:200]}.")
     for name, tensor in found.items():
         shape = tuple(expected[name].shape)
-        dtype = tensor.dtype if any_float and tensor.dtype in TORCH_DTYPES else expected[name].dtype
+        dtype = tensor.dtype if any_float and tensor.dtype in FLOAT_DTYPES else expected[name].dtype
         if tuple(tensor.shape) != shape or tensor.dtype != dtype:
             raise TinyLMError(
                 f"{source} does not fit its config.json: {name} is {tensor.dtype} {tuple(tensor.shape)}, not {dtype} "

@@ -35,7 +35,7 @@ class Trackio:
         self._last = self._run._next_step - 1 if resumed else -1  # a private name of trackio 0.43
 
     def log(self, step: int, values: dict[str, float], time: float) -> None:
-        """Log all values at a step."""
+        """Log all values at a step, with the present time: trackio takes no other."""
         if step > self._last:
             self._run.log(values, step=step)
 

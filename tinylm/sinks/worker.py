@@ -33,6 +33,7 @@ class Tracker(Protocol):
 def open_tracker(name: str, folder: str | None, run: dict[str, Any], note: Note, problem: Note) -> Tracker:
     """Import the library of a tracker, and begin or continue a run in it.
 
+    folder: of TensorBoard's event files; the other trackers have none.
     run: the result of `describe_run`. note, problem: called with messages for the user.
     """
     if name == "tensorboard":

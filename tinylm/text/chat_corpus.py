@@ -55,7 +55,7 @@ class ChatCorpus(Corpus):
         return map(self.chat.render, self.conversations(progress))
 
     def examples_between(self, start: int, stop: int, progress: Progress = no_progress) -> Iterator[ScoredText]:
-        """Yield the examples that contain the characters of the stream from `start` up to `stop`."""
+        """Yield the examples that begin in the characters from `start` up to `stop` of the stream."""
         assert self.chat is not None
         position = 0
         lengths = iter(self._lengths)
@@ -73,9 +73,9 @@ class ChatCorpus(Corpus):
 
     def _length(self, example: ScoredText) -> int:
         assert self.chat is not None
-        return sum(map(len, self._known(self.chat.ordinary_text(example.text))))
+        return sum(map(len, self._drop_unknown(self.chat.ordinary_text(example.text))))
 
-    def _known(self, parts: Iterable[str]) -> Iterable[str]:
+    def _drop_unknown(self, parts: Iterable[str]) -> Iterable[str]:
         return parts if self.drop_unknown is None else map(self.drop_unknown, parts)
 
     def _documents(self, progress: Progress) -> Iterator[tuple[str, Iterable[str]]]:
@@ -97,7 +97,7 @@ class ChatCorpus(Corpus):
                 spans = [(span.start, span.stop) for span in example.spans]
                 digest.update(json.dumps([example.text, spans]).encode())
                 self._with_literal_tokens.append(LITERAL in example.text)
-                parts = list(self._known(chat.ordinary_text(example.text)))
+                parts = list(self._drop_unknown(chat.ordinary_text(example.text)))
                 lengths.append(sum(map(len, parts)))
                 yield from filter(None, parts)
 

@@ -23,7 +23,10 @@ _MAX_LISTED_NAMES = 3  # per reason
 
 @dataclass(frozen=True)
 class SkippedFile:
-    """A file or subfolder of `folder` that is not read. `reason` is one of the constants above; `size` is in bytes."""
+    """A file or subfolder of `folder` that is not read.
+
+    reason: one of the constants above. size: in bytes if the reason is BINARY or NO_DOCUMENTS, else 0.
+    """
 
     folder: str
     path: Path

@@ -28,7 +28,7 @@ def layer_gradient_norms(model: nn.Module, ranks: Ranks = ONE_RANK) -> dict[str,
     values = [norm * scale for norm, scale in torch.stack(norms).tolist()] if norms else []
     if is_sharded(model):
         by_parameter = zip(sharded, zip(*ranks.gather(values), strict=True), strict=True)
-        values = [math.hypot(*of_ranks) if divided else of_ranks[0] for divided, of_ranks in by_parameter]
+        values = [math.hypot(*of_ranks) if is_shard else of_ranks[0] for is_shard, of_ranks in by_parameter]
     norms_by_part: dict[str, list[float]] = {}
     for part, value in zip(parts, values, strict=True):
         norms_by_part.setdefault(part, []).append(value)

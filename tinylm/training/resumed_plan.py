@@ -22,19 +22,19 @@ class ResumedPlan:
 
     machine: Machine
     request: PlanRequest
-    memory: MemoryPlan
+    memory_plan: MemoryPlan
     batch_size: int
 
     @property
     def parallel(self) -> str:
         """`ddp` or `fsdp`."""
-        return self.memory.parallel
+        return self.memory_plan.parallel
 
     def micro_batch(self, saved: int, notices: list[str]) -> int:
         """The micro-batch of the save, so that the run continues as if it had not stopped; if it does not fit in
         memory, a smaller one, with a message in `notices`.
         """
-        free, memory = self.machine.free_memory, self.memory.memory
+        free, memory = self.machine.free_memory, self.memory_plan.memory
         if free is None or memory.needed(saved, self.batch_size) * (1 - MEMORY_ERROR) <= free:
             return saved
         request = replace(self.request, training={**self.request.training, "micro_batch": saved})
@@ -67,9 +67,9 @@ def plan_resumed(
         ranks=ranks,
     )
     machine = Machine.recorded(runtime, free)
-    memory = plan_memory(machine, request, model, parameters_by_part(model)["total"], training.batch_size)
-    shortage = describe_shortage(machine, memory, training.batch_size)
+    memory_plan = plan_memory(machine, request, model, parameters_by_part(model)["total"], training.batch_size)
+    shortage = describe_shortage(machine, memory_plan, training.batch_size)
     if shortage is not None:
-        shards = ', or resume in several processes with `parallel="fsdp"`' if memory.parallel == "ddp" else ""
+        shards = ', or resume in several processes with `parallel="fsdp"`' if memory_plan.parallel == "ddp" else ""
         raise TinyLMError(f"{shortage} Free memory{shards}.")
-    return ResumedPlan(machine, request, memory, training.batch_size)
+    return ResumedPlan(machine, request, memory_plan, training.batch_size)

@@ -7,7 +7,7 @@ from tinylm.model.build import build_model
 from tinylm.model.stack import Transformer
 from tinylm.ranks import Ranks
 from tinylm.run_config import RunConfig
-from tinylm.run_directory.directory import LastSave, UnwrittenRun
+from tinylm.run_directory.directory import LastSave, ShardOnlyRun
 from tinylm.run_directory.tensor_files import WHOLE
 from tinylm.text.run_tokens import open_folder
 from tinylm.text.tokenizer import Tokenizer
@@ -59,7 +59,7 @@ def receive_run(ranks: Ranks) -> TrainingRun:
     else:
         model, rows = restore_rows(config, save, shard)
     ranks.gather(None)
-    return TrainingRun(UnwrittenRun(path), config, model, tokenizer, tokens, save, ranks, shared["parallel"], rows)
+    return TrainingRun(ShardOnlyRun(path), config, model, tokenizer, tokens, save, ranks, shared["parallel"], rows)
 
 
 def _receive_model(config: RunConfig, ranks: Ranks) -> Transformer:

@@ -9,6 +9,7 @@ from tinylm.model_config import ModelConfig, RopeScaling
 from tinylm.validation import RANGES, Range
 
 DEFAULT_THETA = 10_000.0
+_TWO_TYPES = "must contain the objects full_attention and sliding_attention, and nothing else"
 _SHARE, _MSCALE = Range(0, 1, open_low=True), Range(0, 1000)
 BETA_FAST, BETA_SLOW = 32.0, 1.0  # YaRN's defaults (Peng et al. 2023)
 
@@ -30,12 +31,14 @@ def read_partial_rope(config: ForeignConfig, head_dim: int, theta_field: str, sh
 def read_rope_by_layer_type(config: ForeignConfig) -> dict[str, Any]:
     """`rope_theta`, `rope_scaling` and `local_rope_theta` of Gemma 3, which has two RoPE bases."""
     merged = config.value("rope_parameters") or {}
-    if not isinstance(merged, dict) or merged.keys() - {"full_attention", "sliding_attention", *_SCALED}:
-        raise ValueError(f"rope_parameters of its {config.file} is not an object for each type of layer")
-    scaling = {name: value for name, value in merged.items() if name in _SCALED} | _object(config, "rope_scaling")
+    if not isinstance(merged, dict) or merged.keys() - {"full_attention", "sliding_attention", *_OLD_GEMMA3_FIELDS}:
+        raise ValueError(f"rope_parameters of its {config.file} {_TWO_TYPES}")
+    scaling = {name: value for name, value in merged.items() if name in _OLD_GEMMA3_FIELDS} | _object(
+        config, "rope_scaling"
+    )
     full_values, local_values = (merged.get(name) or {} for name in ("full_attention", "sliding_attention"))
     if not isinstance(full_values, dict) or not isinstance(local_values, dict):
-        raise ValueError(f"rope_parameters of its {config.file} is not an object for each type of layer")
+        raise ValueError(f"rope_parameters of its {config.file} {_TWO_TYPES}")
     full, local = (_Parameters(values, config.file) for values in ({**full_values, **scaling}, local_values))
     fields = _fields(full, config, 1_000_000.0, "rope_theta")
     local_fields = _fields(local, config, DEFAULT_THETA, "rope_local_base_freq")
@@ -70,7 +73,7 @@ def write_rope_by_layer_type(config: ModelConfig) -> dict[str, Any]:
 
 
 class _Parameters:
-    """The values of one `rope_parameters` object; each may be read once."""
+    """The values of `rope_parameters` and `rope_scaling` together, or of one type of layer; each may be read once."""
 
     def __init__(self, values: Mapping[str, Any], file: str) -> None:
         self._values = dict(values)
@@ -81,20 +84,20 @@ class _Parameters:
     def number(self, name: str, default: float | None = None, limits: Range = FINITE) -> float:
         value = self._values.pop(name, None)
         if value is None and default is None:
-            raise ValueError(f"rope_parameters of its {self.file} lacks {name}")
-        return as_number(f"{name} of rope_parameters", default if value is None else value, self.file, limits)
+            raise ValueError(f"the RoPE scaling in its {self.file} lacks {name}")
+        return as_number(f"{name} of the RoPE scaling", default if value is None else value, self.file, limits)
 
-    def require(self, name: str, allowed: Any) -> None:
+    def reject_unless(self, name: str, allowed: Any) -> None:
         value = self._values.pop(name, None)
         if value is not None and value != allowed:
             raise ValueError(
-                f"{name} of rope_parameters of its {self.file} is {str(value)[:60]}, which is not supported"
+                f"{name} of the RoPE scaling in its {self.file} is {str(value)[:60]}, which is not supported"
             )
 
     def check_all_read(self) -> None:
-        self.require("partial_rotary_factor", 1)
+        self.reject_unless("partial_rotary_factor", 1)
         if self._values:
-            raise ValueError(f"rope_parameters of its {self.file} has the unknown field {min(self._values)[:60]!r}")
+            raise ValueError(f"the RoPE scaling in its {self.file} has the unknown field {min(self._values)[:60]!r}")
 
 
 def _object(config: ForeignConfig, name: str) -> dict[str, Any]:
@@ -117,7 +120,7 @@ def _fields(parameters: _Parameters, config: ForeignConfig, default_theta: float
     outer = config.number(theta_field, default_theta)
     theta = parameters.number("rope_theta", outer)
     if config.has(theta_field) and theta != outer:
-        raise ValueError(f"{theta_field} of its {config.file} is {outer}, but rope_parameters has {theta}")
+        raise ValueError(f"{theta_field} of its {config.file} is {outer}, but its RoPE scaling has {theta}")
     if not isinstance(parameters.kind, str) or parameters.kind not in _SCALINGS:
         raise ValueError(
             f"its RoPE is of the type {str(parameters.kind)[:60]!r}; tinylm supports {', '.join(_SCALINGS)}"
@@ -143,7 +146,7 @@ def _llama3(parameters: _Parameters, context: int) -> RopeScaling:
 
 
 def _yarn(parameters: _Parameters, context: int) -> RopeScaling:
-    parameters.require("truncate", True)
+    parameters.reject_unless("truncate", True)
     original = _original_context(parameters, context)
     factor = parameters.number("factor", limits=RANGES["factor"])
     scale, scale_all = (parameters.number(name, 0.0, _MSCALE) for name in ("mscale", "mscale_all_dim"))
@@ -196,7 +199,7 @@ _NAMES: dict[str, dict[str, str]] = {
         "attention_factor": "attention_factor",
     },
 }
-_SCALED = ("rope_type", "type", "factor")  # older Gemma 3 files have these next to the layer types
+_OLD_GEMMA3_FIELDS = ("rope_type", "type", "factor")  # older Gemma 3 files have these next to the layer types
 
 
 def _write_scaling(scaling: RopeScaling | None) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def test_a_tokenizer_of_another_kind_is_refused_with_the_command_that_writes_one
         ("config.json", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "of the type 'dynamic'"),
         ("config.json", {"rope_parameters": {"rope_type": "default", "wobble": 1}}, "unknown field 'wobble'"),
         ("config.json", {"rope_parameters": [1]}, "rope_parameters of its config.json is not an object"),
-        ("config.json", {"rope_theta": 9.0}, "rope_theta of its config.json is 9.0, but rope_parameters has 10000.0"),
+        ("config.json", {"rope_theta": 9.0}, "rope_theta of its config.json is 9.0, but its RoPE scaling has 10000.0"),
         ("tokenizer_config.json", {"eos_token": "<no>"}, "eos_token '<no>' is not in its tokenizer.json"),
         ("tokenizer_config.json", {"eos_token": 3}, "eos_token is 3, which is not a token"),
         ("tokenizer_config.json", {"add_bos_token": "no"}, "add_bos_token of tokenizer_config.json is 'no'"),

@@ -236,5 +236,12 @@ def test_the_number_of_threads_changes_when_another_becomes_faster() -> None:
     assert counts[-1000:].count(1) > 900
 
 
+def test_a_number_of_threads_that_is_faster_only_between_the_time_slices_of_another_process_is_not_chosen() -> None:
+    """Steps of 0.1 ms with two threads, of which each fortieth waits for 8 ms; 0.2 ms with one thread."""
+    interrupted = itertools.cycle([1e-4] * 39 + [8e-3])
+    counts = chosen({1: itertools.repeat(2e-4), 2: interrupted}, 2, 20_000)
+    assert counts.count(1) > 0.9 * len(counts)
+
+
 def test_one_thread_is_the_only_choice_of_one_core() -> None:
     assert set(chosen({1: itertools.repeat(1.0)}, 1, 1000)) == {1}

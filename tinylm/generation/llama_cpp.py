@@ -24,7 +24,7 @@ from tinylm.generation.generator import Ids
 from tinylm.generation.sampler import Logits
 
 MAX_MICRO_BATCH = 256  # tokens that llama.cpp processes at a time; 512 take 4 to 10 % longer per token
-TRIAL_STEPS = 8  # per number of threads in a trial
+TRIAL_STEPS, TRIAL_SECONDS = 8, 0.03  # of each number of threads in a trial, at least; several time slices of Linux
 FIRST_WAIT, LONGEST_WAIT = 25, 6_400  # steps before a trial; doubled after each trial without a change
 FLOAT32, FLOAT16 = 0, 1  # ggml_type
 
@@ -194,20 +194,22 @@ def fastest_threads(maximum: int) -> Generator[int, float, None]:
     counts = [2**power for power in range(maximum.bit_length()) if 2**power < maximum] + [maximum]
     best, wait = counts[0], FIRST_WAIT
     while True:
+        waited = 0.0
         for _ in range(wait):
-            yield best
-        fastest, before = (yield from _mean_seconds(best, math.inf)), best
+            waited += yield best
+        steps = max(TRIAL_STEPS, math.ceil(TRIAL_SECONDS * wait / waited))
+        fastest, before = (yield from _mean_seconds(best, steps, math.inf)), best
         for count in counts:
-            if count != before and (seconds := (yield from _mean_seconds(count, fastest))) < fastest:
+            if count != before and (seconds := (yield from _mean_seconds(count, steps, fastest))) < fastest:
                 best, fastest = count, seconds
         wait = FIRST_WAIT if best != before else min(2 * wait, LONGEST_WAIT)
 
 
-def _mean_seconds(threads: int, limit: float) -> Generator[int, float, float]:
-    """The mean seconds per step of TRIAL_STEPS steps; infinity as soon as the mean must exceed `limit`."""
+def _mean_seconds(threads: int, steps: int, limit: float) -> Generator[int, float, float]:
+    """The mean seconds of a number of steps; infinity as soon as it must exceed `limit`, or probably will."""
     total = 0.0
-    for _ in range(TRIAL_STEPS):
+    for step in range(1, steps + 1):
         total += yield threads
-        if total > limit * TRIAL_STEPS:
+        if total > limit * min(steps, max(TRIAL_STEPS, 2 * step)):
             return math.inf
-    return total / TRIAL_STEPS
+    return total / steps

@@ -137,7 +137,7 @@ def shortened(command: str, document: Path) -> str:
         pieces[index] = f"tinylm {pieces[index]} --steps {steps}{size}"
         pieces[index + 1] = rest + follower + after
     command = "".join(pieces)
-    if match := re.search(r"\bpython benchmarks/(\w+\.py)", command):
+    if match := re.search(r"\bbenchmarks/(\w+\.py)", command):
         added = TINY_BENCHMARKS.get(match[1], "")
         if match[1] == "decoding.py" and "--run" in command:
             added += " --rounds 1"

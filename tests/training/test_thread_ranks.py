@@ -132,12 +132,13 @@ def test_ranks_compile_only_if_all_of_them_can(
     monkeypatch.setattr(run_module, "compile_layers", lambda *_: threading.current_thread().name == "rank 0")
     monkeypatch.setattr(run_module, "discard_compiled", lambda _: discarded.append(threading.current_thread().name))
 
+    models = [one._model(compiled) for _ in range(2)]  # here, since all threads share torch's global generator
+
     def train(ranks: Ranks) -> None:
         threading.current_thread().name = f"rank {ranks.launch.rank}"
         path = tmp_path / "several"
         directory = RunDirectory.create(path, compiled, TOKENIZER) if ranks.is_first else ShardOnlyRun(path)
-        model = one._model(compiled)
-        run = TrainingRun(directory, compiled, model, TOKENIZER, tokens, ranks=ranks)
+        run = TrainingRun(directory, compiled, models[ranks.launch.rank], TOKENIZER, tokens, ranks=ranks)
         run.train(started=time.monotonic())
 
     in_ranks(2, train)

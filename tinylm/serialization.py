@@ -1,6 +1,7 @@
 """Dataclasses from and to JSON values."""
 
 import dataclasses
+import functools
 import types
 import typing
 from typing import Any
@@ -38,7 +39,7 @@ def from_json(kind: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, dict):
             raise TypeError(f"expected an object, found {describe_value(value)}")
-        hints = typing.get_type_hints(kind)
+        hints = _type_hints(kind)
         unknown = sorted(name for name in value if name not in hints)
         if unknown:
             more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""
@@ -53,3 +54,9 @@ def from_json(kind: Any, value: Any) -> Any:
     if type(value) is not kind:
         raise TypeError(f"expected {kind.__name__}, found {describe_value(value)}")
     return value
+
+
+@functools.cache
+def _type_hints(kind: type) -> dict[str, Any]:
+    """`typing.get_type_hints`, which compiles each annotation again at every call."""
+    return typing.get_type_hints(kind)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.machines import write_profile
 from tests.trained_runs import adapter, bpe_run, encoder, run, shelf, shelf_cache, translator  # noqa: F401, fixtures
+from tinylm import machine
 
 # The same examples in every run, so that a failure is due to a change; --hypothesis-profile explore draws others. No
 # deadline, since a busy machine is slow.
@@ -28,6 +29,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     cache = tmp_path_factory.getbasetemp() / f"tinylm-cache-{next(_caches)}"
     shutil.copytree(machine_profile, cache)
     monkeypatch.setenv("TINYLM_CACHE", str(cache))
+    monkeypatch.setattr(machine, "MEASURE_SECONDS", 0.0)  # in tests whose cache has no profile
 
 
 @pytest.fixture(scope="session")

@@ -520,7 +520,13 @@ def test_a_closed_pipe_ends_quietly(trained: Path) -> None:
 
 
 @posix
-@pytest.mark.parametrize("closed, stdout", [("<&-", "run\n"), (">&-", ""), ("2>&-", "run\n"), ("<&- >&- 2>&-", "")])
+@pytest.mark.parametrize(
+    "closed, stdout",
+    [
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("<&-", "run\n"), (">&-", ""), ("2>&-", "run\n"))),
+        ("<&- >&- 2>&-", ""),
+    ],
+)
 def test_output_to_a_closed_stream_is_dropped(closed: str, stdout: str, here: Path) -> None:
     command = " ".join(process("train", "corpus.txt", "--out", "run", "--steps", 1, *TINY))
     result = run_child(["bash", "-c", f"{command} {closed}"])

@@ -84,9 +84,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "number, code", [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_at_any_moment_ends_the_command_quietly(number: int, code: int, here: Path, tmp_path: Path) -> None:
     commands = (
         ("sample", "--model", here / "run", "-n", 1_000_000, "-t", 0),

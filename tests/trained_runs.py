@@ -72,4 +72,4 @@ def encoder(shelf: Path) -> Path:
 def translator(shelf: Path) -> Path:
     """An encoder-decoder that is trained to reverse ten words of three letters."""
     pairs = pairs_file(shelf / "pairs.tsv")
-    return trained(shelf, "mt", "train", pairs, "--val-data", pairs, "--steps", 400, "--lr", 0.006, *BOTH)
+    return trained(shelf, "mt", "train", pairs, "--val-data", pairs, "--steps", 150, "--lr", 0.015, *BOTH)

@@ -1,3 +1,4 @@
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -49,19 +50,22 @@ def sampled_logits(model: Decoder, prompts: Sequence[Sequence[int]], tokens: Ten
 
 @every_variant
 def test_the_logits_of_a_step_are_those_of_a_forward_pass_over_the_window(config: ModelConfig) -> None:
-    """Prompts shorter and longer than the context. The reference is one forward pass per token."""
+    """Prompts shorter and longer than the context. The reference is one forward pass per window, without a cache."""
     model = float64_model(config)
     tokens = fixed_sampler(len(PROMPTS), config.vocab_size).tokens
     cached, uncached = (sampled_logits(model, PROMPTS, tokens, use_cache) for use_cache in (True, False))
     for row, prompt in enumerate(PROMPTS):
-        text = list(prompt)
-        for step in range(STEPS):
-            window = torch.tensor([text[window_start(len(text), config.context) :]])
+        text = [*prompt, *tokens[row].tolist()]
+        lengths = range(len(prompt), len(prompt) + STEPS)  # of the text before each step
+        for start, group in itertools.groupby(lengths, lambda length: window_start(length, config.context)):
+            window = list(group)
+            first, last = window[0], window[-1]
             with torch.inference_mode():
-                expected = model.logits(model(window).hidden[0, -1])
-            torch.testing.assert_close(cached[row, step], expected, rtol=0, atol=1e-10)
-            torch.testing.assert_close(uncached[row, step], expected, rtol=0, atol=1e-10)
-            text.append(int(tokens[row, step]))
+                hidden = model(torch.tensor([text[start:last]])).hidden[0, first - start - 1 :]
+                expected = model.logits(hidden)
+            chosen = slice(first - len(prompt), last - len(prompt) + 1)
+            torch.testing.assert_close(cached[row, chosen], expected, rtol=0, atol=1e-10)
+            torch.testing.assert_close(uncached[row, chosen], expected, rtol=0, atol=1e-10)
 
 
 def test_the_tokens_are_the_same_with_and_without_the_cache() -> None:

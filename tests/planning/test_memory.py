@@ -99,7 +99,7 @@ def stored_per_token(config: ModelConfig, layers: int, dtype: str) -> float:
     return (sum(tensor.untyped_storage().nbytes() for tensor in stored.values()) - casts) / ids.numel()
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
 @pytest.mark.parametrize(
     "choices",
     [

@@ -106,7 +106,7 @@ def test_an_interrupted_save_leaves_the_previous_save_or_is_complete(ranks: int,
 
 
 @killed_or_full
-@pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.parametrize("replaces", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_new_run_appears_complete_or_not_at_all(killed: bool, replaces: bool, tmp_path: Path) -> None:
     """After a failure the same run can be created again, with `force`."""
 

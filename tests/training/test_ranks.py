@@ -142,7 +142,8 @@ def last_weights(run: Path) -> dict[str, torch.Tensor]:
     return RunDirectory(run).load_last(read_config(run)).read_weights()
 
 
-@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_ranks_have_the_losses_of_one(texts: Path, tmp_path: Path, parallel: str) -> None:
     check_equal_losses(texts, tmp_path, FAST, 2, parallel)
 
@@ -245,6 +246,7 @@ def ranks_of(child: subprocess.Popen[str]) -> dict[int, int]:
 needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
 
 
+@pytest.mark.slow
 def test_eval_prints_the_result_of_one_process_once(run: Path, texts: Path) -> None:
     command = ["-m", "tinylm", "eval", texts / "text.txt", "--model", run, "--batch-size", 7, "--unknown", "skip"]
     (expected,) = records(run_ok(*command[2:], "--json"))

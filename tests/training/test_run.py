@@ -76,22 +76,18 @@ CASES = {
 }
 
 
-# Of each part of a run's state, one case; the others are slow.
-
-
-OFTEN = ("adamw, stopped at 100 of 200 while evaluating", "muon", "normuon, killed", "experts", "encoder, killed")
-
-
-OFTEN += ("pairs", "patience", "averaged, killed", "adapter", "epochs")
-
-
-@pytest.mark.parametrize(
+# One case of each part of a run's state; the others are slow.
+OFTEN = ("muon", "encoder, killed", "pairs", "patience", "averaged, killed", "adapter", "epochs")
+each_case = pytest.mark.parametrize(
     "case",
     [
         pytest.param(case, id=name.replace(" ", "-"), marks=[] if name in OFTEN else pytest.mark.slow)
         for name, case in CASES.items()
     ],
 )
+
+
+@each_case
 def test_a_resumed_run_equals_an_uninterrupted_run(
     case: Case, tokens: TokenFolder, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -121,7 +117,7 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
     assert steps == list(range(saved + 1, outcome.state.step + 1))
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=[name.replace(" ", "-") for name in CASES])
+@each_case
 def test_a_run_with_checkpointed_activations_equals_one_without(
     case: Case, tokens: TokenFolder, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

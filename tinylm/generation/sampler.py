@@ -19,6 +19,7 @@ Logits = NDArray[np.floating]
 Doubles = NDArray[np.float64]
 UNIFORM_BLOCK = 64  # uniform numbers generated at a time
 SEARCH_BLOCK = 256  # weights per block in `draw`
+CACHED_LOGITS = 1 << 16  # logits of the rows that are processed together, so that they stay in the processor's cache
 
 
 def penalise_repeats(logits: Logits, seen: NDArray[np.bool_], penalty: float) -> Logits:
@@ -121,31 +122,36 @@ class Sampler:
         """Logits (B, V) -> a token id per row. Raises TinyLMError if the first call's logits contain NaN or +inf."""
         if not isinstance(logits, np.ndarray):
             logits = logits.float().numpy(force=True)
-        chosen = self._choose(logits[:, : self._vocab_size])
+        logits = logits[:, : self._vocab_size]
+        if not self._is_checked:
+            _require_finite(logits)
+            self._is_checked = True
+        count = max(1, CACHED_LOGITS // self._vocab_size)
+        parts = [slice(first, first + count) for first in range(0, len(logits), count)]
+        chosen = [token for rows in parts for token in self._choose(logits[rows], rows)]
         if self._seen is not None:
             self._seen[np.arange(len(chosen)), chosen] = True
         return chosen
 
-    def _choose(self, logits: Logits) -> list[int]:
+    def _choose(self, logits: Logits, rows: slice) -> list[int]:
+        """A token for each of these rows, whose logits are given."""
         sampling = self.sampling
-        if not self._is_checked:
-            _require_finite(logits)
-            self._is_checked = True
         if self._seen is not None:
-            logits = penalise_repeats(logits, self._seen, sampling.repeat_penalty)
+            logits = penalise_repeats(logits, self._seen[rows], sampling.repeat_penalty)
         if sampling.temperature == 0:
             chosen: list[int] = logits.argmax(axis=-1).tolist()
             return chosen
         # Subtracting the maximum avoids overflow at tiny temperatures; a divisor below 1e-30 could round to 0.
         with np.errstate(over="ignore"):  # overflow to -inf is a probability of 0
-            logits = (logits - logits.max(axis=-1, keepdims=True)) / np.float32(max(sampling.temperature, 1e-30))
+            logits = logits - logits.max(axis=-1, keepdims=True)
+            logits /= np.float32(max(sampling.temperature, 1e-30))
         if sampling.top_k:
             logits = keep_top_k(logits, sampling.top_k)
         if sampling.top_p < 1:
             logits = keep_top_p(logits, sampling.top_p)
         if sampling.min_p:
             logits = keep_min_p(logits, sampling.min_p)
-        return draw(np.exp(logits), [next(stream) for stream in self._streams])
+        return draw(np.exp(logits, out=logits), [next(stream) for stream in self._streams[rows]])
 
 
 def _require_finite(logits: Logits) -> None:

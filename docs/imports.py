@@ -63,9 +63,9 @@ def reduced(graph: Graph) -> Graph:
     }
 
 
-def base_modules(graph: Graph) -> set[str]:
+def base_modules(graph: Graph, source: Path = ROOT / "tinylm") -> set[str]:
     """The single modules that import no package: what all others may rely on. The console is for the commands alone."""
-    files = {name for name in graph if not (ROOT / "tinylm" / name).is_dir()}
+    files = {name for name in graph if not (source / name).is_dir()}
     return {name for name in files if reachable(graph, name) <= files} - {"console", "tinylm"}
 
 

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "docs"))
 check = importlib.import_module("check")
 drawing = importlib.import_module("imports")
+structure = importlib.import_module("structure")
 
 PAGES = [*check.documents(), ROOT / "CHANGELOG.md", ROOT / "data/README.md", ROOT / "checkpoints/README.md"]
 DECISIONS = sorted((ROOT / "docs/decisions").glob("*.md"))
@@ -180,6 +181,28 @@ def test_the_drawing_of_the_imports_is_current() -> None:
     page = drawing.PAGE.read_text(encoding="utf-8")
     graph = drawing.package_imports(ROOT / "tinylm")
     assert drawing.with_drawing(page, drawing.draw(graph, drawing.base_modules(graph))) == page
+
+
+SMALL = """
+@decorated
+def three(a, *, b):
+    return a
+
+class Named:
+    def method(self, c, d, e):
+        def inner(): pass
+"""
+
+
+def test_the_figures_of_the_structure_are_those_of_a_small_package(tmp_path: Path) -> None:
+    package = tmp_path / "tinylm"
+    package.mkdir()
+    (package / "one.py").write_text(SMALL)
+    (package / "two.py").write_text("import tinylm.one\n")
+    figures, names = structure.measure(package)
+    assert names == {"three", "Named", "method", "inner"}
+    assert list(figures.values())[:6] == ["2", "9", "4", "`three`, 3 lines", "0", "`Named.method`, 3"]
+    assert list(figures.values())[6:] == ["0", "1", "1"]
 
 
 def test_the_layout_names_every_package_and_module_of_tinylm() -> None:

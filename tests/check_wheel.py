@@ -15,6 +15,7 @@ import tempfile
 import tomllib
 import venv
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -181,11 +182,16 @@ def main() -> None:
         base.install(str(wheel))
         smoke_test(base, USES["none"], work / "none" / "work")
         print("no extra: ok", flush=True)
-        for extra in sys.argv[1:] or [extra for extra in extras if extra not in BY_NAME]:
+
+        def check(extra: str) -> None:
             environment = Environment(work / extra, base)
             environment.install(f"{wheel}[{extra}]")
             smoke_test(environment, USES[extra], work / extra / "work")
             print(f"extra {extra}: ok", flush=True)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            # `list` raises the first error; environments that are being checked end first.
+            list(pool.map(check, sys.argv[1:] or [extra for extra in extras if extra not in BY_NAME]))
 
 
 if __name__ == "__main__":

@@ -340,7 +340,7 @@ def test_the_finetuning_benchmark_compares_methods(
     monkeypatch.setattr(finetuning, "MIXED", {"router": f"{finetuning.LORA} --rank 2 --target router"})
     monkeypatch.setattr(finetuning, "TARGETS", ("attention",))
     monkeypatch.setattr(finetuning, "RATES", (1e-3,))
-    monkeypatch.setattr(finetuning, "SEEDS", (0, 1))
+    monkeypatch.setattr(finetuning, "SEEDS", (0,))
     monkeypatch.setattr(finetuning, "RATE_FACTORS", (1, 100))
     for name, text in (("one.txt", story(6000)), ("two.txt", "no joy, no joy; no bed\n" * 200)):
         (tmp_path / name).write_text(text)
@@ -429,7 +429,7 @@ def test_the_learning_benchmark_prints_a_row_for_each_text_preset_and_time(
 ) -> None:
     for name in ("one.txt", "two.txt"):
         (tmp_path / name).write_text(story(6000))
-    arguments = ["--times", "1s", "2s", "--presets", "modern", "gpt2", "--seeds", "2", "--options", "--size nano"]
+    arguments = ["--times", "1s", "2s", "--presets", "modern", "gpt2", "--seeds", "1", "--options", "--size nano"]
     importlib.import_module("learning").main([str(tmp_path / "one.txt"), str(tmp_path / "two.txt"), *arguments])
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]

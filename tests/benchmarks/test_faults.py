@@ -18,14 +18,14 @@ pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="the attacks use signals and forks"),
 ]
 FEW = {
-    "kills": 3,
-    "disks": 10,
-    "flips": 6,
-    "forgeries": 16,
-    "foreign": 8,
-    "options": 30,
-    "combinations": 8,
-    "interrupts": 3,
+    "kills": 2,
+    "disks": 6,
+    "flips": 4,
+    "forgeries": 8,
+    "foreign": 4,
+    "options": 16,
+    "combinations": 4,
+    "interrupts": 2,
 }
 
 

@@ -268,7 +268,7 @@ class _Reader:
             parameter = self._parameters.get(foreign)
             is_replaced = self._in_modules_to_save(module) or (kind == "bias" and self._peft.saves_biases)
             if parameter is not None and parameter.ours == (f"{OUTPUT}.weight",):
-                is_replaced |= self._config.tie and self._peft.ties
+                is_replaced |= self._config.tie and self._peft.ensure_weight_tying
             if parameter is None or not (is_stored or is_replaced):
                 raise ValueError(
                     f"its tensor {name[:200]} is unexpected: {self._architecture} has no such parameter, or its "

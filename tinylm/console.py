@@ -16,7 +16,7 @@ from rich.console import Console as RichConsole
 from rich.text import Text
 from tqdm import tqdm
 
-FIELD_NAME = 20  # columns
+FIELD_NAME_COLUMNS = 20
 PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
 BAR_START = "{percentage:3.0f}% {desc}"
 BAR = BAR_START + " |{bar}| {elapsed}"
@@ -50,7 +50,7 @@ class Console:
 
     @property
     def columns(self) -> int:
-        """The width of the terminal on stdout; elsewhere $COLUMNS, or 80."""
+        """$COLUMNS if it is set, otherwise the width of the terminal on stdout, or 80 without a terminal."""
         return shutil.get_terminal_size().columns
 
     def note(self, message: str) -> None:
@@ -101,7 +101,7 @@ class Console:
             self._bar.refresh()
 
     def result(self, text: str, end: str = "\n") -> None:
-        """Print text on stdout, with lone surrogates escaped and, on a terminal, control characters, too.
+        """Print text on stdout, escaped by `printable`.
 
         Raises OutputError when it cannot be written (see tinylm.streams).
         """
@@ -120,7 +120,7 @@ class Console:
 
         Raises OutputError.
         """
-        start = f"  {name:<{FIELD_NAME}} "
+        start = f"  {name:<{FIELD_NAME_COLUMNS}} "
         lines = [printable(value, sys.stdout).replace("\n", "\\n")]  # a newline in a value must not start a field
         if sys.stdout.isatty():
             room = max(self.columns - cell_len(start), 10)
@@ -248,10 +248,11 @@ class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no annotations
 
 
 def printable(text: str, stream: TextIO) -> str:
-    """The text with lone surrogates escaped and, if the stream is a terminal, control characters.
+    """Escape lone surrogates in a text that is written to `stream`, and control characters if it is a terminal.
 
-    They are escaped as in JSON strings, which keeps JSON valid. Each character is escaped independently, so that text
-    can be written in chunks.
+    The surrogates U+DC80 to U+DCFF, which stand for undecodable bytes (surrogateescape), are escaped on a terminal
+    only. The escapes are those of JSON strings, which keeps JSON valid. Each character is escaped independently, so
+    that text can be written in chunks.
     """
     if stream.isatty():
         text = text.translate(_ESCAPES)

@@ -14,7 +14,7 @@ CLOSED_ERRNOS = {errno.EPIPE, errno.ECONNRESET, errno.ESHUTDOWN}  # the reader h
 
 
 def silence_stream(name: str) -> None:
-    """Replace `sys.stdout` or `sys.stderr` by the null device, on ranks other than 0."""
+    """Replace `sys.stdout` or `sys.stderr` by the null device. Called on ranks other than 0."""
     setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
 
 

@@ -45,7 +45,11 @@ class Replacement(Adapter):
 
     @property
     def weight(self) -> Tensor:
-        """The weight with the updates of all adapters."""
+        """The weight of `base` with the update of this layer.
+
+        On an embedding, the weight of `base` includes the updates of the adapters below; on a linear layer with a LoRA
+        below, it does not.
+        """
         weight: Any = self.base.weight
         if not self.adapter_scale or "weight" not in self.names:
             return weight

@@ -87,7 +87,8 @@ class SamplingOptions:
     temperature: Annotated[
         float | None,
         option(
-            "Softmax temperature: lower is more conservative, higher more random; 0 is greedy (default: 0.8).",
+            "Softmax temperature: lower is more conservative, higher more random; 0 is greedy (default: 0.8; an "
+            "encoder-decoder uses beam search unless a value above 0 is given).",
             Panel.SAMPLING,
             "X",
             "--temperature",
@@ -163,7 +164,7 @@ class PrintOptions:
     ] = None
     echo: Annotated[
         bool | None,
-        option("Print the prompt before the text (default: yes; no for encoder-decoder models).", Panel.TEXT),
+        option("Print the prompt before the text (default: yes; no with --chat and for encoder-decoders).", Panel.TEXT),
     ] = None
 
 
@@ -228,7 +229,7 @@ class SampleSeedOptions:
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """All options of tinylm sample except model, device and output."""
+    """All options of tinylm sample except model, adapter, device and output."""
 
     prompt: PromptOptions
     policy: PromptPolicyOptions

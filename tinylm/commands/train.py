@@ -78,7 +78,7 @@ def train(
     resume: Annotated[
         Path | None,
         option(
-            "Continue this run with its corpus and settings; only training length and intervals may change.",
+            "Continue this run with its corpus and settings; only length, intervals and --parallel may change.",
             Panel.RUN,
             "RUN",
             autocompletion=complete_run,

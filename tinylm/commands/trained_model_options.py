@@ -31,7 +31,7 @@ def _complete(file: str, incomplete: str) -> list[str]:
 ModelOption = Annotated[
     Path | None,
     option(
-        "Run, Hugging Face folder, GGUF file or hf:OWNER/NAME (default: the adapter's base, or the newest run).",
+        "Run, Hugging Face folder, GGUF file or hf:OWNER/NAME (default: the adapter's base, or the newest model).",
         None,
         "MODEL",
         *("--model", "-m"),
@@ -41,7 +41,7 @@ ModelOption = Annotated[
 ResumeAdapterOption = Annotated[
     Path | None,
     option(
-        "Continue training this adapter; only training length and intervals may change.",
+        "Continue training this adapter; only length, intervals and --parallel may change.",
         Panel.RUN,
         "RUN",
         autocompletion=complete_adapter,

@@ -25,8 +25,8 @@ def evaluate_chat(
     reporter: Reporter,
     ranks: Ranks = ONE_RANK,
 ) -> Evaluation:
-    """Loss of `model` on the scored tokens of conversations, and bits per character and byte of their text, with
-    an interval of the loss.
+    """Loss of `model` on the scored tokens of conversations with its confidence interval, and bits per character and
+    byte of their text.
 
     codes: (N,) token ids with packed flags, see `tinylm.text.chat_tokens`. Conversations longer than the context are
         cut, with a warning.

@@ -29,7 +29,8 @@ def evaluate_text(
     reporter: Reporter,
     ranks: Ranks = ONE_RANK,
 ) -> Evaluation:
-    """Loss, perplexity and bits per character and byte of `model` on a text, with an interval of the loss.
+    """Loss, perplexity and bits per character and byte of `model` on a text, with a confidence interval of the
+    loss.
 
     dtype: autocast dtype. ranks: the processes that share the work; all return the same result.
 
@@ -70,8 +71,9 @@ def evaluate_text(
 
 
 def document_edges(tokens: np.ndarray, end_of_text_id: int) -> np.ndarray:
-    """The documents of encoded text, (D + 1,): document i has the tokens from edges[i] up to edges[i + 1], with the
-    end-of-text token after it.
+    """Where the documents of encoded text begin, and the length of the text: (D + 1,).
+
+    Document i is tokens[edges[i] : edges[i + 1]], including its end-of-text token.
     """
     ends = np.flatnonzero(tokens == end_of_text_id) + 1
     if not len(ends) or ends[-1] != len(tokens):
@@ -85,16 +87,18 @@ def sums_between(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return totals[edges[1:]] - totals[edges[:-1]]
 
 
-def _scored(edges: np.ndarray) -> np.ndarray:
+def _loss_indices(edges: np.ndarray) -> np.ndarray:
     """Convert indices of tokens to indices of losses: the first token has no loss."""
     return np.maximum(edges - 1, 0)
 
 
 def _with_interval(evaluation: Evaluation, losses: np.ndarray, edges: np.ndarray, reporter: Reporter) -> Evaluation:
-    units = choose_units(_scored(edges))
+    units = choose_units(_loss_indices(edges))
     interval = ratio_interval(sums_between(losses, units.edges), np.diff(units.edges))
     if interval is None:
-        reporter.note(f"The text is too short for an interval of the loss, which needs {MIN_UNITS * MIN_BLOCK} tokens.")
+        reporter.note(
+            f"The text is too short for a confidence interval of the loss, which needs {MIN_UNITS * MIN_BLOCK} tokens."
+        )
         return evaluation
     resampled = units.describe(len(edges) - 1, "tokens")
     reporter.note(f"95 % interval of the loss: bootstrap of {resampled}.")
@@ -104,7 +108,7 @@ def _with_interval(evaluation: Evaluation, losses: np.ndarray, edges: np.ndarray
 def _document_losses(
     tokenizer: Tokenizer, tokens: np.ndarray, losses: np.ndarray, edges: np.ndarray, names: Sequence[str]
 ) -> tuple[DocumentLoss, ...]:
-    nats = sums_between(losses, _scored(edges))
+    nats = sums_between(losses, _loss_indices(edges))
     documents = []
     for index, (start, stop) in enumerate(itertools.pairwise(edges)):
         scored = tokens[max(start, 1) : stop]

@@ -93,7 +93,9 @@ class AdapterSummary:
 
 
 def summarise_adapter(folder: Path) -> AdapterSummary:
-    """The config of an adapter and its tensor sizes. Names and shapes are not compared with a base model.
+    """The config of an adapter, its number of parameters, dtypes and modules.
+
+    Names and shapes are not compared with a base model.
 
     Raises TinyLMError for files that are damaged, and for an adapter that is not a plain LoRA.
     """
@@ -156,7 +158,7 @@ class _Reader:
     """Converts the tensors of an adapter for a base model. All errors are ValueErrors."""
 
     def __init__(self, family: Family, config: ModelConfig, peft: PeftConfig) -> None:
-        untied = replace(config, tie=False)  # PEFT adapts a tied output layer by itself
+        untied = replace(config, tie=False)  # PEFT adapts a tied output layer separately from the embedding
         self._config, self._peft = config, peft
         self._architecture = family.architecture
         self._expected = build_empty_model(untied).state_dict()
@@ -186,11 +188,11 @@ class _Reader:
 
     def read(self, tensors: Mapping[str, StoredTensor]) -> ForeignAdapter:
         pairs: dict[str, dict[str, StoredTensor]] = collections.defaultdict(dict)
-        whole: dict[str, StoredTensor] = {}
+        full: dict[str, StoredTensor] = {}
         for key, tensor in tensors.items():
             name = key.removeprefix(PREFIX)
             if name == key:
-                raise ValueError(f"its tensor {key[:200]} has no name of PEFT, which begins with {PREFIX}")
+                raise ValueError(f"the name of its tensor {key[:200]} does not begin with {PREFIX}")
             if tensor.dtype not in DTYPES:
                 raise ValueError(f"its tensor {name[:200]} is not of the type float32, float16 or bfloat16")
             if match := _LORA.fullmatch(name):
@@ -198,11 +200,11 @@ class _Reader:
             elif ".lora_" in name:
                 raise ValueError(f"its tensor {name[:200]} belongs to a variant of LoRA that is not supported")
             else:
-                whole[name] = tensor
+                full[name] = tensor
         updates: dict[str, LowRank] = {}
         for module, parts in pairs.items():
             updates |= self._update(module, parts)
-        replaced, stored = self._whole(whole)
+        replaced, stored = self._full_parameters(full)
         if not updates and not replaced:
             raise ValueError(f"{ADAPTER_WEIGHTS} has no tensors of an adapter")
         return ForeignAdapter(updates, replaced, stored)
@@ -229,8 +231,8 @@ class _Reader:
         rank = a.shape[0] if a.shape else 0
         _check_shapes(module, a, b, (rank, inputs), (outputs, rank))
         scale = self._peft.scale(f"{module}.weight" if self._is_target_parameter(f"{module}.weight") else module, rank)
-        whole_a, rows = _load(a), rule.split_outputs(_load(b), self._config.heads)
-        return {name: LowRank(whole_a, part, scale) for name, part in zip(ours, rows, strict=True)}
+        full_a, rows = _load(a), rule.split_outputs(_load(b), self._config.heads)
+        return {name: LowRank(full_a, part, scale) for name, part in zip(ours, rows, strict=True)}
 
     def _update_experts(self, stacked: _Stacked, a: StoredTensor, b: StoredTensor) -> dict[str, LowRank]:
         """The updates of a layer's experts, from A (E r, in), grouped by expert, and B (out, r E), grouped by rank."""
@@ -253,7 +255,7 @@ class _Reader:
     def _expert(stacked: _Stacked, expert: int, projection: str) -> str:
         return _EXPERT.format(layer=stacked.layer, expert=expert, projection=projection)
 
-    def _whole(self, tensors: Mapping[str, StoredTensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _full_parameters(self, tensors: Mapping[str, StoredTensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The parameters that replace those of the base, and the base parameters that were saved with the adapter."""
         replaced: dict[str, Tensor] = {}
         stored: dict[str, Tensor] = {}
@@ -264,24 +266,24 @@ class _Reader:
             module = module.removesuffix(_BASE)
             foreign = f"{self._aliases.get(module, module)}.{kind}"
             parameter = self._parameters.get(foreign)
-            is_saved = self._is_saved(module) or (kind == "bias" and self._peft.saves_biases)
+            is_replaced = self._in_modules_to_save(module) or (kind == "bias" and self._peft.saves_biases)
             if parameter is not None and parameter.ours == (f"{OUTPUT}.weight",):
-                is_saved |= self._config.tie and self._peft.ties
-            if parameter is None or not (is_stored or is_saved):
+                is_replaced |= self._config.tie and self._peft.ensure_weight_tying
+            if parameter is None or not (is_stored or is_replaced):
                 raise ValueError(
-                    f"it has the tensor {name[:200]}, for which its {ADAPTER_CONFIG} and {self._architecture} have no "
-                    "use"
+                    f"its tensor {name[:200]} is unexpected: {self._architecture} has no such parameter, or its "
+                    f"{ADAPTER_CONFIG} does not include it"
                 )
             _check_shape(name, tensor, parameter.shape)
             parts = parameter.rule.split(_load(tensor), self._config.heads)
             (stored if is_stored else replaced).update(zip(parameter.ours, parts, strict=True))
             found.add(foreign)
         for foreign in self._parameters.keys() - found:
-            if self._is_saved(foreign.rpartition(".")[0]):
+            if self._in_modules_to_save(foreign.rpartition(".")[0]):
                 raise ValueError(f"it lacks the tensor {foreign}, which modules_to_save of its {ADAPTER_CONFIG} names")
         return replaced, stored
 
-    def _is_saved(self, module: str) -> bool:
+    def _in_modules_to_save(self, module: str) -> bool:
         """Whether a module or one that contains it ends with a name in `modules_to_save`, as PEFT compares them."""
         targets = self._peft.modules_to_save
         parts = module.split(".")

@@ -51,8 +51,9 @@ class PeftConfig:
     """The fields of an adapter_config.json that loading needs.
 
     base: the name of the base model, for messages only. modules_to_save: names, or ends of names, of modules that are
-    replaced. target_parameters: stacked parameters with a LoRA of their own. saves_biases: whether biases are replaced.
-    ties: whether an output layer that the base ties to the embedding is replaced with it.
+    replaced. target_parameters: names, or ends of names, of parameters (usually stacked experts) with a LoRA of their
+    own. saves_biases: whether biases are replaced. ensure_weight_tying: whether an adapter that replaces the embedding
+    also replaces an output layer that the base ties to it.
     """
 
     base: str | None
@@ -64,7 +65,7 @@ class PeftConfig:
     modules_to_save: tuple[str, ...]
     target_parameters: tuple[str, ...]
     saves_biases: bool
-    ties: bool
+    ensure_weight_tying: bool
 
     def scale(self, name: str, rank: int) -> float:
         """The factor of the update of a module. Raises ValueError if `rank`, from its tensors, is not the config's."""
@@ -108,7 +109,7 @@ def read_peft_config(values: Any) -> PeftConfig:
         modules_to_save=_names(config, "modules_to_save"),
         target_parameters=_names(config, "target_parameters"),
         saves_biases=bias != "none",
-        ties=config.flag("ensure_weight_tying", False),
+        ensure_weight_tying=config.flag("ensure_weight_tying", False),
     )
     config.check_others(_WITHOUT_EFFECT)
     return result

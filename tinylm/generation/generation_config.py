@@ -1,4 +1,4 @@
-"""Settings of generation, with the names and defaults of `tinylm sample`."""
+"""Settings of generation, with the names and defaults of `tinylm sample`, whose default `seed` is random instead."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

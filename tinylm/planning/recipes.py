@@ -79,7 +79,7 @@ PAIR_CONTEXT_QUANTILE, PAIR_CONTEXT_FACTOR = (
     2,
 )  # not measured: pairs longer than this multiple of the quantile are left out
 
-# Length of a run without a budget; also the time assumed for a budget in steps or epochs where one is needed.
+# Length of a run without a budget; also the training time assumed for a budget in steps or epochs.
 
 DEFAULT_SECONDS = 600.0  # not measured
 DEFAULT_PATIENCE = 10  # evaluations; not measured
@@ -87,7 +87,8 @@ DEFAULT_PATIENCE = 10  # evaluations; not measured
 # Size of the model: the largest that gets enough training tokens per parameter.
 
 TOKENS_PER_PARAMETER = 1.8  # decision 018
-LONG_CONTEXT, SEQUENCE_LENGTH = 1024, 512  # a base model with more context is trained further on shorter sequences
+# A base model with a context above LONG_CONTEXT is trained further on shorter sequences; not measured.
+LONG_CONTEXT, SEQUENCE_LENGTH = 1024, 512
 MAX_USEFUL_EPOCHS = 40  # not measured: tokens of later epochs do not count, since a larger model would overfit
 
 # Batch size.
@@ -106,11 +107,12 @@ EVALUATIONS = 12  # in a run, or one per MIN_EVALUATION_SECONDS if those are few
 MIN_EVALUATION_SECONDS = 1.0  # of training between two evaluations; not measured
 EVALUATION_SHARE = 0.05  # of the training time; not measured
 MIN_EVALUATION_TOKENS, MAX_EVALUATION_TOKENS = 20_000, 1_000_000  # not measured
-# If MIN_EVALUATION_TOKENS take longer than this: a smaller minimum, and the maximum share of the training time.
+# If MIN_EVALUATION_TOKENS take longer than the first of these, the others are the minimum number of tokens and the
+# maximum share of the training time.
 LONG_EVALUATION_SECONDS, MIN_SLOW_EVALUATION_TOKENS, SLOW_EVALUATION_SHARE = 10.0, 2048, 0.2  # not measured
 MAX_SAVE_SECONDS = 60.0  # between two saves; not measured
 LOGS, MAX_LOG_STEPS = 100, 100  # log lines per run, and maximum number of steps between them; not measured
-MIN_SECONDS_TO_COMPILE = 600.0  # training time for which compiling is worth its 40 s (decision 018: not for 80 s)
+MIN_SECONDS_TO_COMPILE = 600.0  # training time from which the 40 s of compiling pay off; decision 018: not in 80 s
 
 # Cost of a step: see cost.py. The CPU's figures were measured on two cores of an AMD EPYC for widths from 96 to 384.
 
@@ -128,9 +130,9 @@ MIN_COPIED_SAVE = 64 << 20  # bytes: smaller saves are not written in the backgr
 PROCESS_BYTES = {"cpu": 330_000_000, "gpu": 0}  # of a process that has imported torch, on the device that trains
 COMPILER_BYTES = 100_000_000  # additional, if the process has imported torch's compiler, as torch.utils.checkpoint does
 RANK_BYTES = 50_000_000  # additional, if the process has imported torch.distributed and joined other processes
-GATHERED_BLOCKS = 2  # blocks of which the first rank has all weights, during the computation of one of them
+GATHERED_BLOCKS = 2  # with sharding: blocks whose gathered weights rank 0 holds at the same time
 MUON_COPIES = 3.5  # of the matrices, in the precision of Muon's products
-EXTRA_LAYERS = 1  # layers that are counted besides those whose activations are stored, for gradients
-CHECKPOINTED_LAYERS = 3  # layers that are counted with checkpointed activations, besides the inputs of all
+EXTRA_LAYERS = 1  # added to the number of layers, for the gradients of activations
+CHECKPOINTED_LAYERS = 3  # with activation checkpointing: layers counted in full; of all layers, the inputs
 STORED_PER_ATTENTION_WEIGHT = 4  # numbers, with attention dropout or relative positions; not measured
 LOGIT_BYTES = 14  # per token and vocabulary entry: logits in two formats, their softmax and its gradient

@@ -132,15 +132,15 @@ def _plan_rows(config: RunConfig, run: Run, tokens_per_step: int | None) -> list
     }
     rows = [("budget", " ".join(filter(None, limit.values())) or "until it stops improving", "")]
     planned, step, seconds = config.planned, run["step"], run["seconds"]
-    per_epoch = tokens_per_step / config.data.train_tokens if tokens_per_step and config.data.train_tokens else 0
+    epochs_per_step = tokens_per_step / config.data.train_tokens if tokens_per_step and config.data.train_tokens else 0
 
     def add(name: str, expected: str | None, happened: str | None) -> None:
         rows.append((name, expected or "–", happened or "–"))
 
     add("steps", f"{planned.steps:,}" if planned else None, f"{step:,}" if step is not None else None)
-    if per_epoch:
-        done = f"{step * per_epoch:.2f}" if step is not None else None
-        add("passes over the text", f"{planned.steps * per_epoch:.2f}" if planned else None, done)
+    if epochs_per_step:
+        done = f"{step * epochs_per_step:.2f}" if step is not None else None
+        add("passes over the text", f"{planned.steps * epochs_per_step:.2f}" if planned else None, done)
     add("time", format_duration(planned.seconds) if planned else None, format_duration(seconds) if seconds else None)
     if tokens_per_step:
         add(

@@ -48,6 +48,7 @@ def read_metrics(directory: Path) -> list[dict[str, Any]]:
 def iterate_metrics(directory: Path, file: str = METRICS_FILE) -> Iterator[dict[str, Any]]:
     """As `read_metrics`, one record at a time. `file`: metrics.jsonl or samples.jsonl."""
     path = directory / file
+    remedy = f"Deleting it loses only the {'samples' if file == SAMPLES_FILE else 'curves'} of the run."
     try:
         with open_regular(path) as opened:
             for _ in range(MAX_LINES):
@@ -60,8 +61,8 @@ def iterate_metrics(directory: Path, file: str = METRICS_FILE) -> Iterator[dict[
     except FileNotFoundError:
         return
     except OSError as error:
-        raise TinyLMError(f"{path} is damaged ({error}). Delete it: only the curve of the run is lost.") from error
-    raise TinyLMError(f"{path} has more than {MAX_LINES} lines. Delete it: only the curve of the run is lost.")
+        raise TinyLMError(f"Cannot read {path}: {error.strerror or error}. {remedy}") from error
+    raise TinyLMError(f"{path} has more than {MAX_LINES} lines. {remedy}")
 
 
 def _is_step(value: Any) -> bool:

@@ -1,7 +1,7 @@
 """A training callback that sends metrics to an experiment tracker, which runs in a process of its own.
 
-The libraries of trackers print to stdout, register exit handlers, retry requests without a limit and end threads by
-exceptions. In another process, none of this reaches the training, and the process can be killed.
+The libraries of trackers print to stdout, register exit handlers, retry requests without a limit and raise exceptions
+in background threads. In another process, none of this reaches the training, and the process can be killed.
 """
 
 import importlib.util

@@ -85,9 +85,10 @@ def _decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> li
 
 @torch.no_grad()
 def allocate_state(optimizer: torch.optim.Optimizer) -> None:
-    """Allocate the state that the optimizer's first step would create, so that the step does not run out of memory.
+    """Allocate the state that the optimizer's first step would create.
 
-    Existing state is kept. Optimizers other than Adam, AdamW and Muon are left unchanged.
+    If memory runs out here, no weight has changed; in the step, some might have. Existing state is kept. Optimizers
+    other than Adam, AdamW and Muon are left unchanged.
     """
     if isinstance(optimizer, MuonAdamW):
         for part in optimizer.parts:

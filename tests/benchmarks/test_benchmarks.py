@@ -2,7 +2,9 @@ import importlib
 import json
 import math
 import re
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -422,6 +424,31 @@ def test_the_memory_benchmark_compares_the_estimate_with_the_peak(capsys: pytest
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert [row[2].strip() for row in rows[2:]] == ["adamw", "lora, checkpointed"]
     assert all(0.7 < float(row[5]) < 1.3 for row in rows[2:])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_the_memory_benchmark_has_a_row_for_each_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = ["--kinds", "adamw", "--dtype", "fp32"]
+    importlib.import_module("memory").main(["--models", "4x128", *kinds, "--ranks", "2", "--parallel", "fsdp"])
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert [row[2].strip() for row in rows[2:]] == [f"adamw, fsdp, rank {rank} of 2" for rank in (0, 1)]
+    assert all(0.7 < float(row[5]) < 1.3 for row in rows[2:])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_a_measured_process_is_killed_with_its_children_at_the_time_limit() -> None:
+    memory = importlib.import_module("memory")
+    program = (
+        "import subprocess; child = subprocess.Popen(['sleep', '100']); print(child.pid, flush=True); child.wait()"
+    )
+    command = [sys.executable, "-c", program]
+    with memory.running(command, limit=5.0, stdout=subprocess.PIPE, text=True) as process:
+        child = int(process.stdout.readline())
+        assert process.wait(timeout=60) == -9
+    deadline = time.monotonic() + 60
+    while memory.memory_of(child, "VmRSS") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not memory.memory_of(child, "VmRSS")  # ended, or a zombie without memory
 
 
 def test_the_learning_benchmark_prints_a_row_for_each_text_preset_and_time(

@@ -1,5 +1,6 @@
 # make demo    trains on data/corpus.txt for at most two minutes and prints a sample
 # make test    runs the tests that take less than seconds each, on all cores; make test-slow runs the others
+# make test-gpu    runs those that need a CUDA device
 # make test-all    runs both      make lint    runs ruff and mypy
 # The tests of the report need Chromium, which make test installs with apt-get if it can; BROWSER=none leaves them out.
 # make docs-check    runs the commands of the documents
@@ -11,14 +12,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo browser test test-slow test-all lint docs-check wheel-check clean
+.PHONY: demo browser test test-slow test-gpu test-all lint docs-check wheel-check clean
 
 demo: $(VENV)/installed
 	$(BIN)/tinylm train data/corpus.txt --out checkpoints/demo --time 90s --force
 	$(BIN)/tinylm sample --model checkpoints/demo --max-tokens 400 --seed 1
 
 BROWSER ?= chromium
-MARKS := $(if $(filter none,$(BROWSER)),-m 'not slow and not llamacpp and not browser')
+MARKS := $(if $(filter none,$(BROWSER)),-m 'not slow and not llamacpp and not gpu and not browser')
 
 browser:
 	@tests/get_browser.sh $(BROWSER)
@@ -27,7 +28,10 @@ test: $(VENV)/installed-test browser
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(MARKS)
 
 test-slow: $(VENV)/installed-test
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'slow and not llamacpp'
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'slow and not llamacpp and not gpu'
+
+test-gpu: $(VENV)/installed-test
+	$(BIN)/python -m pytest -m gpu tests/test_gpu.py
 
 test-all: test test-slow
 

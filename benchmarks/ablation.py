@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from measure import describe_machine, table
+from measure import LIMIT, describe_machine, run_tinylm, table
 
 from tinylm.errors import DivergedError
 from tinylm.model.build import build_empty_model, count_parameters
@@ -174,20 +174,15 @@ def train_seeds(name: str, corpus: Path, out: Path, flags: str, seeds: int) -> T
 
 def train(name: str, corpus: Path, out: Path, flags: str, seed: int) -> Trained:
     """Train and evaluate one run. A run that diverges is a result too, with the loss None."""
-    command = [sys.executable, "-m", "tinylm"]
     common = ["--seed", str(seed), "--compile", "off", "--quiet", "--force", "--json", "--log-every", "10"]
-    result = subprocess.run(
-        [*command, "train", str(corpus), "--out", str(out), *flags.split(), *common], stdout=subprocess.PIPE, text=True
-    )
+    training = [sys.executable, "-m", "tinylm", "train", str(corpus), "--out", str(out), *flags.split(), *common]
+    result = subprocess.run(training, stdout=subprocess.PIPE, text=True, timeout=LIMIT)
     if result.returncode not in (0, DivergedError.exit_code):
         raise RuntimeError(f"tinylm train {flags} failed")
     records = [json.loads(line) for line in result.stdout.splitlines()]
     val_loss = None
     if result.returncode == 0:
-        evaluated = subprocess.run(
-            [*command, "eval", "--model", str(out), "--quiet", "--json"], stdout=subprocess.PIPE, text=True, check=True
-        )
-        val_loss = json.loads(evaluated.stdout)["loss"]
+        val_loss = json.loads(run_tinylm(["eval", "--model", str(out), "--quiet", "--json"]))["loss"]
     speeds = sorted(record["tokens_per_second"] for record in records if "tokens_per_second" in record)
     model = read_config(out).model
     return Trained(

@@ -17,10 +17,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from measure import describe_machine, table
-from memory import memory_of, process_tree
+from measure import LIMIT, describe_machine, table
+from memory import memory_of, process_tree, running
 
 LINES = 50_000  # that are repeated
 LINE_WORDS = 48
@@ -173,14 +174,14 @@ class Measured:
         return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.phases.items())
 
 
-def start_child(corpus: Path) -> "subprocess.Popen[str]":
+def start_child(corpus: Path) -> AbstractContextManager["subprocess.Popen[str]"]:
     command = [sys.executable, __file__, "--child", str(corpus)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return running(command, stdout=subprocess.PIPE, text=True)
 
 
 def seconds_of(command: Sequence[str]) -> float:
     started = time.monotonic()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LIMIT)
     return time.monotonic() - started
 
 

@@ -1,32 +1,44 @@
-"""GPU utilisation: training and decoding as fractions of the device's peak rates, and the loss after 30 seconds.
+"""What a GPU reaches: utilisation, decoding bandwidth, time to a loss, the largest batch, and equality with the CPU.
 
     python benchmarks/gpu.py --text tinyshakespeare.txt
+    python benchmarks/gpu.py --parts training,decoding
 
-The peak rates are measured first: FLOP/s of a product of large matrices, and bytes per second of a memory copy. A
-training step is that of a model of 124 M parameters at a context of 1,024, with and without compiled layers; its FLOPs
-are counted as in Kaplan et al. 2020, but half for attention, since it is causal. Decoding is one stream of a model of
-1.3 billion parameters, all of which are read once per token. With --text, the second table shows the result of
-`tinylm train TEXT --time 30s`.
+Each part runs in a process with a time limit, and all of them end in 8 minutes:
+
+- training: a step of a model of 124 M parameters at a context of 1,024, with and without compiled layers, as a share of
+  the rate of a large matrix product and of the rate that the vendor specifies (gpu_rates.py). FLOPs are counted as in
+  Kaplan et al. 2020, but half for attention, since it is causal.
+- decoding: one stream of a model of 1.3 billion parameters, all of which are read once per token, as a share of the
+  rate of a memory copy and of the specified rate.
+- learning: `tinylm train TEXT --time T`, with increasing T, until an evaluation of the run is at most --loss, and the
+  time from the start of the command to that evaluation. The default loss is nanoGPT's on tinyshakespeare, in nats per
+  character. Without --text, data/corpus.txt is trained on for the shortest time, with no loss to reach.
+- batch: the number of rows is doubled until memory runs out in a training step of the model of 124 M parameters.
+- correctness: logits and gradients in fp32 and bf16, against those of the same model and batch on the CPU in fp32.
 
 The number format is the one that tinylm chooses for the device: bf16 on most GPUs. Runs on any device; --small uses
 tiny models, for a machine without a GPU.
 """
 
 import argparse
-import statistics
+import json
+import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from learning import learn
-from measure import describe_machine, table
+from gpu_correctness import BOUNDS, differences
+from gpu_rates import peak_bandwidth, peak_flops, seconds_of
+from measure import describe_machine, run_tinylm, table
 from training_step import random_batch, tinylm_step
 
 from tinylm.console import Console
 from tinylm.device import DTYPES, choose_device, describe_device
+from tinylm.duration import parse_duration
 from tinylm.generation.fuse_layers import fuse_model
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.generator import generate
@@ -39,68 +51,59 @@ from tinylm.model_config import ModelConfig
 from tinylm.planning.cost import training_flops
 from tinylm.presets import make_model_config
 
+CORPUS = Path(__file__).parent.parent / "data" / "corpus.txt"
+
 
 @dataclass(frozen=True)
 class Sizes:
     """The sizes of the measured workloads.
 
-    square: rows and columns of the multiplied matrices. bytes: copied. training, decoding: models. rows: of a batch.
-    tokens: decoded.
+    square: rows and columns of the multiplied matrices. bytes: copied. rows: of a batch. most_rows: of the largest
+    batch that is tried. tokens: decoded. training, decoding, compared: models; the last one for `correctness`.
     """
 
     square: int
     bytes: int
-    training: ModelConfig
     rows: int
-    decoding: ModelConfig
+    most_rows: int
     tokens: int
+    training: ModelConfig
+    decoding: ModelConfig
+    compared: ModelConfig
 
 
 def sizes(small: bool) -> Sizes:
-    def shape(layers: int, width: int, context: int) -> ModelConfig:
+    def shape(preset: str, layers: int, width: int, context: int) -> ModelConfig:
         heads, vocabulary = max(1, width // 64), 128 if small else 50_304
         choices = {"layers": layers, "width": width, "heads": heads, "context": context, "vocab_size": vocabulary}
-        return make_model_config(preset="gpt2", size="small", **choices)
+        return make_model_config(preset=preset, size="small", **choices)
 
     if small:
-        return Sizes(256, 2**24, shape(1, 64, 32), 2, shape(1, 64, 32), 8)
-    return Sizes(8192, 2**32, shape(12, 768, 1024), 16, shape(24, 2048, 1024), 256)
+        gpt2, modern = shape("gpt2", 1, 64, 32), shape("modern", 1, 64, 32)
+        return Sizes(256, 2**24, 2, 8, 8, gpt2, gpt2, modern)
+    gpt2, large, modern = shape("gpt2", 12, 768, 1024), shape("gpt2", 24, 2048, 1024), shape("modern", 12, 768, 256)
+    return Sizes(8192, 2**32, 16, 4096, 256, gpt2, large, modern)
 
 
-def seconds_of(work: Callable[[], object], device: str, rounds: int) -> float:
-    """The median time of `rounds` calls after two warm-up calls, each with the device synchronised."""
-
-    def timed() -> float:
-        started = time.perf_counter()
-        work()
-        if device != "cpu":
-            getattr(torch, device).synchronize()
-        return time.perf_counter() - started
-
-    return statistics.median([timed() for _ in range(2 + rounds)][2:])
-
-
-def device_rates(device: str, dtype: str, chosen: Sizes, rounds: int) -> tuple[float, float]:
-    """FLOP/s of a matrix product, and bytes per second, read and written, of a memory copy."""
-    a, b = (torch.randn(chosen.square, chosen.square, device=device, dtype=DTYPES[dtype]) for _ in range(2))
-    flops = 2 * chosen.square**3 / seconds_of(lambda: a @ b, device, rounds)
-    source = torch.zeros(chosen.bytes, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return flops, 2 * chosen.bytes / seconds_of(lambda: target.copy_(source), device, rounds)
-
-
-def training_row(device: str, dtype: str, chosen: Sizes, compiled: bool, flops: float, rounds: int) -> list[str]:
-    model = build_model(chosen.training).to(device)
-    if compiled:
-        for layer in model.layers:
-            layer.compile()
+def training(options: argparse.Namespace, device: str, dtype: str) -> str:
+    chosen = sizes(options.small)
+    peak = peak_flops(device, dtype, chosen.square, options.rounds)
+    rows = [[f"product of matrices, {dtype}", "", *peak.shares(peak.measured), ""]]
     batch = random_batch(chosen.training, chosen.rows).to(torch.device(device))
-    speed = batch.ids.numel() / seconds_of(tinylm_step(model, batch, dtype), device, rounds)
-    used = speed * training_flops(chosen.training)
-    return [f"training, {dtype}{', compiled' if compiled else ''}", f"{speed:,.0f}", f"{used / flops:.1%}", "50 %"]
+    for compiled in (False,) if options.small else (False, True):
+        model = build_model(chosen.training).to(device)
+        if compiled:
+            for layer in model.layers:
+                layer.compile()
+        speed = batch.ids.numel() / seconds_of(tinylm_step(model, batch, dtype), device, options.rounds)
+        name = f"training, {dtype}{', compiled' if compiled else ''}"
+        rows.append([name, f"{speed:,.0f}", *peak.shares(speed * training_flops(chosen.training)), "50 %"])
+    return table(["work", "tokens/s", *peak.header(), "goal"], rows)
 
 
-def decoding_row(device: str, dtype: str, chosen: Sizes, bandwidth: float, rounds: int) -> list[str]:
+def decoding(options: argparse.Namespace, device: str, dtype: str) -> str:
+    chosen = sizes(options.small)
+    peak = peak_bandwidth(device, chosen.bytes, options.rounds)
     model = build_model(chosen.decoding).eval().to(device, DTYPES[dtype])
     # Only one row of the position embedding is read; the tied embedding is read in full as the output layer.
     bytes_read = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if "position" not in name)
@@ -111,33 +114,128 @@ def decoding_row(device: str, dtype: str, chosen: Sizes, bandwidth: float, round
         for _ in generate(ThreadPolicyDecoder(model, measure_thread_latency()), [[0]], sampler, chosen.tokens):
             pass
 
-    speed = chosen.tokens / seconds_of(decode, device, rounds)
-    return [f"decoding one stream, {dtype}", f"{speed:,.1f}", f"{speed * bytes_read / bandwidth:.1%}", "70 %"]
+    speed = chosen.tokens / seconds_of(decode, device, options.rounds)
+    copied = ["memory copy", "", *peak.shares(peak.measured), ""]
+    decoded = [f"decoding one stream, {dtype}", f"{speed:,.1f}", *peak.shares(speed * bytes_read), "70 %"]
+    return table(["work", "tokens/s", *peak.header(), "goal"], [copied, decoded])
+
+
+def learning(options: argparse.Namespace, device: str, dtype: str) -> str:
+    """Each run has a budget of its own, since the schedule of the learning rate ends with the budget."""
+    goal = None if options.text is None else options.loss
+    text = options.text or CORPUS
+    ends = time.monotonic() + PARTS["learning"].limit - 10  # the command is killed before the part is
+    rows = []
+    for budget in sorted(options.times, key=parse_duration)[: None if goal is not None else 1]:
+        if rows and parse_duration(budget) + 10 > ends - time.monotonic():
+            break
+        with tempfile.TemporaryDirectory() as home:
+            words = ["train", str(text), "--tokenizer", "char", "--time", budget, "--device", device]
+            words += ["--out", f"{home}/run", "--quiet", "--json"]
+            records = [json.loads(line) for line in run_tinylm(words, limit=ends - time.monotonic()).splitlines()]
+        best = min(record["val_loss"] for record in evaluations(records))
+        reached = seconds_to(records, goal)
+        found = "-" if goal is None else "not reached" if reached is None else f"{reached:.1f}"
+        rows.append([f"{text.name}, {budget}", f"{best:.4f}", "-" if goal is None else f"{goal:g}", found])
+        if reached is not None:
+            break
+    return table(["text, time of the command", "smallest validation loss", "goal", "seconds to the goal"], rows)
+
+
+def evaluations(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The records of `tinylm train --json` that are evaluations."""
+    return [record for record in records if "val_loss" in record and "run" not in record]
+
+
+def seconds_to(records: Sequence[Mapping[str, Any]], goal: float | None) -> float | None:
+    """The time of the first evaluation whose loss is at most `goal`; `None` without one or without a goal."""
+    found = (record["seconds"] for record in evaluations(records) if goal is not None and record["val_loss"] <= goal)
+    return next(found, None)
+
+
+def batch(options: argparse.Namespace, device: str, dtype: str) -> str:
+    chosen = sizes(options.small)
+    if device == "cpu" and not options.small:
+        return "batch: not measured on a CPU, where other processes are killed when memory runs out"
+    rows, most = largest_batch(chosen.training, device, dtype, chosen.most_rows), chosen.most_rows
+    more = f"{2 * rows} were not tried" if rows == most else f"{2 * rows} do not fit"
+    cells = [f"training, {dtype}", f"{rows:,}", more, f"{rows * chosen.training.context:,}"]
+    return table(["largest batch", "rows", "more rows", "tokens"], [cells])
+
+
+def largest_batch(config: ModelConfig, device: str, dtype: str, most: int) -> int:
+    """The largest power of two, up to `most`, of rows with which a step is not repeated in smaller micro-batches."""
+    model = build_model(config).to(device)
+    rows = 1
+    while rows <= most and tinylm_step(model, random_batch(config, rows).to(torch.device(device)), dtype)() == rows:
+        rows *= 2
+    return rows // 2
+
+
+def correctness(options: argparse.Namespace, device: str, dtype: str) -> str:
+    rows, wrong = [], []
+    for number_format, bound in BOUNDS.items():
+        found = differences(sizes(options.small).compared, 2, device, number_format)
+        cells = [f"{found.logits:.1e}", f"{found.gradient:.1e}", found.parameter, f"{bound:g}"]
+        rows.append([number_format, *cells])
+        if not (found.logits <= bound and found.gradient <= bound):
+            wrong.append(number_format)
+    found_table = table(["correctness", "logits", "largest of a gradient", "its parameter", "bound"], rows)
+    if wrong:
+        raise SystemExit(f"{found_table}\nThe results in {' and '.join(wrong)} differ from those of the CPU.")
+    return found_table
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the benchmark: a function that returns its table, and its time limit in seconds."""
+
+    measure: Callable[[argparse.Namespace, str, str], str]
+    limit: float
+
+
+PARTS = {
+    "training": Part(training, 120),
+    "decoding": Part(decoding, 60),
+    "learning": Part(learning, 150),
+    "batch": Part(batch, 60),
+    "correctness": Part(correctness, 60),
+}
+
+
+def run(part: str, options: argparse.Namespace) -> None:
+    """Measure a part and print its table."""
+    device = choose_device(options.device).value
+    dtype = choose_machine(device, "auto", Console()).dtype
+    print(f"{describe_device(device)}\n\n{PARTS[part].measure(options, device, dtype)}\n", flush=True)
+
+
+def run_in_time(part: str, options: argparse.Namespace) -> bool:
+    """Run a part in a process of its own, which is killed at its time limit. Returns whether it succeeded."""
+    process = multiprocessing.get_context("spawn").Process(target=run, args=(part, options))
+    process.start()
+    process.join(PARTS[part].limit)
+    process.kill()
+    process.join()
+    return process.exitcode == 0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, help="corpus to train on for --time")
-    parser.add_argument("--time", default="30s", help="time of the whole command (default: 30s)")
+    parser.add_argument("--parts", default=",".join(PARTS), metavar="LIST", help=f"default: {','.join(PARTS)}")
+    parser.add_argument("--text", type=Path, help="tinyshakespeare, for `learning`")
+    parser.add_argument("--times", nargs="+", default=["15s", "30s", "60s"], help="default: 15s 30s 60s")
+    parser.add_argument("--loss", type=float, default=1.4697, help="in nats per character (default: 1.4697)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
     parser.add_argument("--device", default="auto", help="default: auto")
     parser.add_argument("--small", action="store_true", help="tiny models, without compiled layers")
     options = parser.parse_args(arguments)
-    device = choose_device(options.device).value
-    dtype = choose_machine(device, "auto", Console()).dtype
-    chosen = sizes(options.small)
-    flops, bandwidth = device_rates(device, dtype, chosen, options.rounds)
-    print(f"{describe_machine(['torch'])}; {describe_device(device)}")
-    print(f"{flops / 1e12:.3g} TFLOP/s in {dtype}, {bandwidth / 1e9:,.0f} GB/s\n")
-    variants = (False,) if options.small else (False, True)
-    rows = [training_row(device, dtype, chosen, compiled, flops, options.rounds) for compiled in variants]
-    rows.append(decoding_row(device, dtype, chosen, bandwidth, options.rounds))
-    print(table(["work", "tokens/s", "of the device's peak rate", "goal"], rows))
-    if options.text is not None:
-        with tempfile.TemporaryDirectory() as home:
-            learned = learn(options.text, ["--time", options.time, "--device", device], 0, Path(home) / "run")
-        row = [options.time, f"{learned.seconds:.1f}", f"{learned.loss:.4f}", "1.4697"]
-        print(f"\n{table(['--time', 'seconds of the whole command', 'nats per token', 'goal'], [row])}")
+    parts = options.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"unknown parts: {', '.join(sorted(unknown))}")
+    print(f"{describe_machine(['torch'])}\n", flush=True)
+    if failed := [part for part in parts if not run_in_time(part, options)]:
+        raise SystemExit(f"failed, or not finished in time: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from tinylm.model_config import ModelConfig
 from tinylm.presets import make_model_config
 
 Times = dict[str, list[float]]  # by name, the seconds of each round
+LIMIT = 6 * 3600.0  # seconds that one command may take, an hour of training on a busy machine included
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), line(["-" * width for width in widths]), *map(line, rows)])
 
 
-def run_tinylm(words: Sequence[str]) -> str:
-    """Run a command of tinylm and return its stdout."""
+def run_tinylm(words: Sequence[str], limit: float = LIMIT) -> str:
+    """Run a command of tinylm and return its stdout. It is killed after `limit` seconds."""
     command = [sys.executable, "-m", "tinylm", *words]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=limit).stdout
 
 
 def describe_machine(packages: Sequence[str] = ("torch", "transformers")) -> str:

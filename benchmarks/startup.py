@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from tinylm.run_config import RunConfig, TokenizerConfig
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.text.tokenizer import train_char
 
+LIMIT = 600.0  # seconds that one process may take
 TORCH, HELP, FIRST, FIFTY = "import torch", "tinylm --help", "first character of a sample", "50 tokens, whole process"
 PEER = """
 import sys
@@ -115,22 +117,27 @@ def write_run(path: Path, options: argparse.Namespace) -> None:
 
 
 def run(command: Sequence[str]) -> None:
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT)
 
 
 def first_byte(command: Sequence[str]) -> None:
     """Run a command until its first byte on stdout, and kill it."""
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        if not process.stdout.read(1):
-            raise RuntimeError(f"{' '.join(command)} printed nothing")
-        process.kill()
+        timer = threading.Timer(LIMIT, process.kill)
+        timer.start()
+        try:
+            if not process.stdout.read(1):
+                raise RuntimeError(f"{' '.join(command)} printed nothing")
+        finally:
+            timer.cancel()
+            process.kill()
 
 
 def measure_parts(path: Path) -> dict[str, float]:
     """The seconds of the parts of a start from a converted file, in a process of its own."""
     command = [sys.executable, "-c", PARTS, str(path), str(time.time())]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=LIMIT)
     return dict(json.loads(done.stdout))
 
 

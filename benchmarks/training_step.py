@@ -29,8 +29,11 @@ class NoStore:
         return 0.0
 
 
-def tinylm_step(model: Decoder, batch: Batch, dtype: str) -> Callable[[], object]:
-    """A function that runs one step of the Trainer, without evaluation, saves, logging and the end of a run."""
+def tinylm_step(model: Decoder, batch: Batch, dtype: str) -> Callable[[], int]:
+    """A function that runs one step of the Trainer, without evaluation, saves, logging and the end of a run.
+
+    It returns the rows of the micro-batches, which are fewer than those of the batch after memory ran out.
+    """
     config = TrainingConfig(
         budget=Budget(steps=NEVER),
         eval_every=NEVER,
@@ -46,7 +49,7 @@ def tinylm_step(model: Decoder, batch: Batch, dtype: str) -> Callable[[], object
     task = SimpleNamespace(objective=next_token, batch=lambda number: batch, steps_per_epoch=1)
     job = TrainingJob(model, task, build_optimizer(model, config, dtype), config, dtype)
 
-    def step() -> None:
+    def step() -> int:
         checks = iter([False, True])
 
         def stop_after_one() -> None:
@@ -55,6 +58,7 @@ def tinylm_step(model: Decoder, batch: Batch, dtype: str) -> Callable[[], object
 
         state = TrainerState(step=1, micro_batch=len(batch))
         Trainer(job, state, NoStore(), TrainerHooks(check_stop=stop_after_one), started=0.0).run()
+        return state.micro_batch
 
     return step
 

@@ -55,7 +55,7 @@ TINY_BENCHMARKS = {
     "faults.py": "--cases 1",
     "finetuning.py": f'--base-steps 2 --steps 2 --experts 2 --options "{TINY_RUN}"',
     "formats.py": "--families gpt2",
-    "gpu.py": "--small --rounds 1 --time 5s",
+    "gpu.py": "--small --rounds 1 --times 5s",
     "gradients.py": "--width 16 --depths 2 --streams 2",
     "layers.py": "--rounds 1 --widths 16 --lengths 8 --experts 2 --tokens 256",
     "learning.py": "--times 5s --seeds 1",

@@ -1,8 +1,11 @@
+import argparse
 import importlib
 import json
 import math
 import re
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +16,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tests.shell import ROOT, records, run_child, run_ok, story
 from tests.variants import small
 from tinylm.model.build import build_model
+from tinylm.objectives.loss import Loss, next_token
+from tinylm.text.batches import Batch
 from tinylm.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -213,14 +218,78 @@ def test_the_contexts_benchmark_prints_a_row_for_each_length(capsys: pytest.Capt
     assert float(rows[-1][4]) == pytest.approx((weights + 14 * token) / (weights + 2 * token), abs=0.01)
 
 
-def test_the_gpu_benchmark_runs_on_any_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gpu_benchmark_runs_on_any_device(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part in a process. Even the first evaluations have a loss below that of equal probabilities."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (tmp_path / "corpus.txt").write_text(story(5000))
+    text = ["--text", str(tmp_path / "corpus.txt"), "--times", "4s", "2s", "--loss", str(math.log(40))]
+    importlib.import_module("gpu").main(["--small", "--rounds", "1", "--device", "cpu", *text])
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in capfd.readouterr().out.splitlines()
+        if line.startswith("|") and not line.startswith("| --")
+    ]
+    assert [row[0].split(",")[0] for row in rows] == [
+        *("work", "product of matrices", "training"),
+        *("work", "memory copy", "decoding one stream"),
+        *("text", "corpus.txt"),
+        *("largest batch", "training"),
+        *("correctness", "fp32", "bf16"),
+    ]
+    assert 0 < float(rows[2][2].strip(" %")) < 100
+    assert rows[7][0] == "corpus.txt, 2s" and 0 < float(rows[7][3]) < 60
+    assert rows[9][1:] == ["8", "16 were not tried", "256"]
+    assert float(rows[11][1]) == 0 < float(rows[12][1]) < 0.1
+
+
+def test_a_part_of_the_gpu_benchmark_is_killed_at_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = importlib.import_module("gpu")
-    gpu.main(["--small", "--rounds", "1", "--device", "cpu", "--text", str(tmp_path / "corpus.txt"), "--time", "2s"])
-    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    works = [row[1].split(",")[0].strip() for row in rows]
-    assert [work for work in works if "-" not in work] == ["work", "training", "decoding one stream", "2s"]
-    assert 0 < float(rows[2][3].strip(" %")) < 100
+    monkeypatch.setitem(gpu.PARTS, "batch", gpu.Part(gpu.batch, 0.01))
+    with pytest.raises(SystemExit, match="not finished in time: batch"):
+        gpu.main(["--parts", "batch", "--small", "--device", "cpu"])
+    assert sum(part.limit for part in gpu.PARTS.values()) < 8 * 60
+
+
+def test_the_time_to_a_loss_is_that_of_the_first_evaluation_that_reaches_it() -> None:
+    gpu = importlib.import_module("gpu")
+    losses = {1.0: 3.0, 2.0: 1.5, 3.0: 1.4, 4.0: 1.6, 5.0: 1.3}
+    records = [{"val_loss": loss, "seconds": seconds} for seconds, loss in losses.items()]
+    records = [{"loss": 0.1, "seconds": 0.5}, *records, {"run": "r", "val_loss": 0.2, "seconds": 6.0}]
+    assert gpu.seconds_to(records, 1.4) == 3.0
+    assert gpu.seconds_to(records, 1.2) is None
+    assert gpu.seconds_to(records, None) is None
+
+
+def test_the_largest_batch_is_the_last_one_without_smaller_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, steps = importlib.import_module("gpu"), importlib.import_module("training_step")
+    config = small("gpt2")
+
+    def objective(model: torch.nn.Module, batch: Batch) -> Loss:
+        if len(batch) > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return next_token(model, batch)
+
+    monkeypatch.setattr(steps, "next_token", objective)
+    assert gpu.largest_batch(config, "cpu", "fp32", 64) == 4
+    assert gpu.largest_batch(config, "cpu", "fp32", 2) == 2
+
+
+def test_results_that_differ_from_those_of_the_cpu_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = importlib.import_module("gpu")
+    monkeypatch.setattr(gpu, "BOUNDS", {"fp32": 1e-3, "bf16": 1e-5})
+    with pytest.raises(SystemExit, match="in bf16 differ"):
+        gpu.run("correctness", argparse.Namespace(device="cpu", small=True))
+
+
+def test_rates_are_shares_of_the_measured_and_of_the_specified_peak() -> None:
+    rates = importlib.import_module("gpu_rates")
+    peak = rates.Peak("FLOP", 800e12, rates.SPECIFIED["NVIDIA H100 80GB HBM3"].flops)
+    assert peak.header() == ["of 800 TFLOP/s, measured", "of 989 TFLOP/s, specified"]
+    assert peak.shares(400e12) == ["50.0%", "40.4%"]
+    unknown = rates.Peak("B", 2e12, None)
+    assert (unknown.header()[1], unknown.shares(1e12)) == ("of unknown, specified", ["50.0%", "-"])
 
 
 def test_the_flops_of_a_gpt2_training_step_follow_the_published_formula() -> None:
@@ -422,6 +491,31 @@ def test_the_memory_benchmark_compares_the_estimate_with_the_peak(capsys: pytest
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert [row[2].strip() for row in rows[2:]] == ["adamw", "lora, checkpointed"]
     assert all(0.7 < float(row[5]) < 1.3 for row in rows[2:])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_the_memory_benchmark_has_a_row_for_each_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = ["--kinds", "adamw", "--dtype", "fp32"]
+    importlib.import_module("memory").main(["--models", "4x128", *kinds, "--ranks", "2", "--parallel", "fsdp"])
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert [row[2].strip() for row in rows[2:]] == [f"adamw, fsdp, rank {rank} of 2" for rank in (0, 1)]
+    assert all(0.7 < float(row[5]) < 1.3 for row in rows[2:])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_a_measured_process_is_killed_with_its_children_at_the_time_limit() -> None:
+    memory = importlib.import_module("memory")
+    program = (
+        "import subprocess; child = subprocess.Popen(['sleep', '100']); print(child.pid, flush=True); child.wait()"
+    )
+    command = [sys.executable, "-c", program]
+    with memory.running(command, limit=5.0, stdout=subprocess.PIPE, text=True) as process:
+        child = int(process.stdout.readline())
+        assert process.wait(timeout=60) == -9
+    deadline = time.monotonic() + 60
+    while memory.memory_of(child, "VmRSS") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not memory.memory_of(child, "VmRSS")  # ended, or a zombie without memory
 
 
 def test_the_learning_benchmark_prints_a_row_for_each_text_preset_and_time(

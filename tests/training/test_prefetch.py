@@ -1,4 +1,4 @@
-"""Prefetched batches are those of the function, in any order. Pinned memory and streams need a GPU: not tested here."""
+"""Prefetched batches are those of the function, in any order. Pinned memory needs a GPU: tests/test_gpu.py."""
 
 import threading
 

@@ -1,0 +1,207 @@
+"""Training and generation on a GPU. Reference: the same on the CPU in fp32, or by another path on the same device.
+
+make test-gpu
+TINYLM_TEST_DEVICE=cpu pytest -m gpu tests/test_gpu.py    # runs the code of these tests without a GPU
+"""
+
+import copy
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import tinylm
+from tests.shell import story
+from tests.training.trainer_bench import SETTINGS, Bench
+from tests.variants import randomised, small
+from tinylm.device import autocast, choose_device
+from tinylm.generation.generation_config import SamplingConfig
+from tinylm.generation.generator import generate
+from tinylm.generation.sampler import Sampler
+from tinylm.model.build import build_model
+from tinylm.model.decoder import Decoder
+from tinylm.objectives.loss import Loss, next_token
+from tinylm.text.batches import Batch
+from tinylm.training.checkpoint_activations import checkpoint_activations
+from tinylm.training.compile_layers import compile_layers
+from tinylm.training.events import Evaluated, Event, Logged, Notice
+from tinylm.training.optimizer import build_optimizer
+from tinylm.training.parallel import shard_model
+from tinylm.training.prefetch import prefetch
+from tinylm.training.sharded_tensors import full
+from tinylm.training_config import Budget, TrainingConfig
+
+# In the other tests, warnings are errors; those of torch about GPUs differ between GPUs.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+CONFIG = small(width=64, ffn_width=128, context=32)
+HALF = ("bf16", "fp16")
+BOUNDS = {"fp32": 2e-3, "bf16": 5e-2, "fp16": 5e-2}  # relative
+
+
+@pytest.fixture
+def device() -> str:
+    """Raises UsageError without a GPU, so that the tests cannot pass without one."""
+    return choose_device(os.environ.get("TINYLM_TEST_DEVICE", "cuda")).value
+
+
+@pytest.fixture
+def one_rank(device: str) -> Iterator[None]:
+    """A process group of one rank."""
+    backend = "nccl" if device == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def batch_of(number: int, rows: int = 6) -> Batch:
+    tokens = torch.randint(13, (rows, CONFIG.context + 1), generator=torch.Generator().manual_seed(number))
+    return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+
+
+def bench_on(device: str, dtype: str = "fp32", optimizer: str = "adamw", **choices: object) -> Bench:
+    """A trainer of a small model for five steps on the same batch."""
+    chosen = {**SETTINGS, "lr": 1e-2, "budget": Budget(steps=5)}
+    config = TrainingConfig(**chosen, optimizer=optimizer)
+    return Bench(
+        model=randomised(build_model(CONFIG)).to(device),
+        batches=lambda number: batch_of(0),
+        dtype=dtype,
+        optimizer=lambda model: build_optimizer(model, config, dtype),
+        **{"lr": chosen["lr"], "budget": chosen["budget"], **choices},
+    )
+
+
+def losses(bench: Bench) -> list[float]:
+    bench.run()
+    return [event.loss for event in bench.reported(Logged)]
+
+
+def loss_and_gradients(model: Decoder, device: str, dtype: str) -> list[Tensor]:
+    """The mean loss, and the gradient of each parameter, on the CPU."""
+    batch = batch_of(0).to(torch.device(device))
+    with autocast(device, dtype):
+        loss = next_token(model, batch).total / batch.n_targets
+    loss.backward()
+    gradients = [full(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+    model.zero_grad(set_to_none=True)
+    return [tensor.detach().cpu() for tensor in (loss, *gradients)]
+
+
+def assert_close(found: list[Tensor], expected: list[Tensor], bound: float) -> None:
+    """Compare by norms: ||found - expected|| / ||expected|| of each tensor."""
+    assert len(found) == len(expected)
+    assert {tensor.dtype for tensor in found} == {torch.float32}
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).norm() <= bound * other.norm()
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("dtype", ["fp32", *HALF])
+def test_the_losses_of_training_are_those_of_the_cpu(dtype: str, optimizer: str, device: str) -> None:
+    expected = losses(bench_on("cpu", optimizer=optimizer))
+    assert expected[0] - expected[-1] > 0.2  # the updates have an effect
+    assert losses(bench_on(device, dtype, optimizer)) == pytest.approx(expected, rel=BOUNDS[dtype])
+
+
+def test_a_run_has_the_losses_of_one_on_the_cpu(device: str, tmp_path: Path) -> None:
+    """Through the plan, the files of the run and their evaluation."""
+    (tmp_path / "text.txt").write_text(story(20_000))
+    model = {"tokenizer": "char", "layers": 2, "heads": 2, "width": 32, "context": 32}
+    training = {"steps": 6, "eval_every": 3, "batch_size": 8, "lr": 1e-2, "optimizer": "adamw", "dtype": "fp32"}
+
+    def found(name: str, device: str) -> list[float]:
+        events: list[Event] = []
+        tinylm.train(
+            tmp_path / "text.txt", tmp_path / name, device=device, callbacks=[events.append], **model, **training
+        )
+        return [event.val_loss for event in events if isinstance(event, Evaluated)]
+
+    expected = found("cpu", "cpu")
+    assert len(expected) == 3 and expected[0] - expected[-1] > 0.1
+    assert found("device", device) == pytest.approx(expected, rel=0.02)  # evaluated in bf16 on GPUs
+    assert tinylm.load(tmp_path / "device").generate("the old man", max_tokens=50)
+
+
+def test_prefetched_batches_are_pinned_and_arrive_unchanged(device: str) -> None:
+    """Copies that do not wait, of batches that are made meanwhile."""
+    target = torch.device(device)
+    batch = prefetch(lambda number: batch_of(number, rows=512), target)
+    arrived = []
+    for number in range(20):
+        made = batch(number)
+        assert made.ids.is_pinned() == made.targets.is_pinned() == (device == "cuda")
+        arrived.append(made.to(target))
+    for number, found in enumerate(arrived):
+        expected = batch_of(number, rows=512)
+        assert found.ids.device.type == device
+        assert torch.equal(found.ids.cpu(), expected.ids)
+        assert torch.equal(found.targets.cpu(), expected.targets)
+
+
+@pytest.mark.timeout(900)  # the C++ compiler of a busy machine takes minutes
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_compiled_blocks_have_the_gradients_of_the_cpu(dtype: str, checkpointed: bool, device: str) -> None:
+    model = randomised(build_model(CONFIG)).train()
+    expected = loss_and_gradients(copy.deepcopy(model), "cpu", "fp32")
+    if checkpointed:
+        checkpoint_activations(model)
+    model.to(device)
+    events: list[Event] = []
+    assert compile_layers(model, batch_of(1), next_token, dtype, events.append), events
+    assert_close(loss_and_gradients(model, device, dtype), expected, BOUNDS[dtype])
+
+
+def test_generation_with_the_cache_gives_the_tokens_of_generation_without(device: str) -> None:
+    """In fp32, past the context, for prompts of several lengths."""
+    model = randomised(build_model(CONFIG)).to(device)
+    prompts = [[3], [1, 2, 3, 4, 5, 6, 7], [index % 13 for index in range(41)]]
+
+    def generated(model: Decoder, use_cache: bool) -> list[list[int]]:
+        sampler = Sampler(SamplingConfig(temperature=0.0), 0, len(prompts), CONFIG.vocab_size)
+        return list(generate(model, prompts, sampler, 50, use_cache))
+
+    found = generated(model, use_cache=True)
+    assert found == generated(model, use_cache=False)
+    assert found == generated(model.cpu(), use_cache=True)
+    assert len({token for tokens in found for token in tokens}) > 3
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_sharded_blocks_are_gathered_in_the_number_format_on_gpus_and_their_gradients_are_fp32(
+    dtype: str, device: str, one_rank: None
+) -> None:
+    """The residual stream between the blocks is fp32 in any case."""
+    model = randomised(build_model(CONFIG)).train()
+    expected = loss_and_gradients(copy.deepcopy(model), "cpu", "fp32")
+    shard_model(model, device, dtype)
+    gathered: set[torch.dtype] = set()
+    residual: set[torch.dtype] = set()
+    for block in model.layers:
+        block.attention.register_forward_pre_hook(
+            lambda part, inputs: gathered.update(parameter.dtype for parameter in part.parameters())
+        )
+        block.register_forward_pre_hook(lambda part, inputs: residual.add(inputs[0].dtype))
+    assert_close(loss_and_gradients(model, device, dtype), expected, BOUNDS[dtype])
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    assert gathered == {half if device == "cuda" else torch.float32}
+    assert residual == {torch.float32}
+
+
+def test_out_of_memory_halves_the_micro_batch_and_keeps_the_losses(device: str) -> None:
+    """More memory than any device has is requested for more than two rows."""
+
+    def objective(model: Decoder, batch: Batch) -> Loss:
+        if len(batch) > 2:
+            torch.empty(2**60, dtype=torch.uint8, device=device)
+        return next_token(model, batch)
+
+    bench = bench_on(device, objective=objective, micro_batch=6)
+    assert losses(bench) == pytest.approx(losses(bench_on("cpu")), rel=BOUNDS["fp32"])
+    assert bench.state.micro_batch == 2
+    rows = [event.message.split(";")[0] for event in bench.reported(Notice)]
+    assert rows == [f"Out of memory: the micro-batch is now {rows}" for rows in (3, 2)]

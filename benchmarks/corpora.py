@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from measure import LIMIT, describe_machine, table
 from memory import memory_of, process_tree, running
@@ -53,35 +55,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(first, flush=True)
         start = Measured(corpus)
         print(start, flush=True)
-        train = [
-            sys.executable,
-            "-m",
-            "tinylm",
-            "train",
-            str(corpus),
-            "--dry-run",
-            "--val-fraction",
-            VAL_FRACTION,
-            *TINY,
-        ]
-        command = min(seconds_of(train) for _ in range(3)) - min(seconds_of(TORCH) for _ in range(3))
+        torch = min(seconds_of(TORCH) for _ in range(3))
+        train = [sys.executable, "-m", "tinylm", "train", str(corpus), "--val-fraction", VAL_FRACTION, *TINY]
+        command = min(seconds_of([*train, "--dry-run"]) for _ in range(3)) - torch
+        step = min(seconds_to_first_step(train, Path(folder) / f"run{number}") for number in range(3)) - torch
         resumed, kept, lost = kill_and_resume(corpus, Path(folder) / "cache" / "tokens")
         shards = len(list((Path(folder) / "cache" / "tokens").glob("*/train*.bin")))
-    print_report(size, first, start, command, (resumed, kept, lost), shards)
+    print_report(size, first, start, (command, step), (resumed, kept, lost), shards)
 
 
 def print_report(
-    size: int, first: "Measured", start: "Measured", command: float, kill: tuple[float, int, int], shards: int
+    size: int,
+    first: "Measured",
+    start: "Measured",
+    commands: tuple[float, float],
+    kill: tuple[float, int, int],
+    shards: int,
 ) -> None:
     cores = len(os.sched_getaffinity(0))
     resumed, kept, lost = kill
+    dry_run, step = commands
     larger = TERABYTE / size
     speed = size / 1e6 / first.phases["encode"]
     reading = max(resumed - start.seconds, 0.0)  # of what was encoded before the kill; the rest is start-up
     rows = [
         ["reading once (hash, alphabet), MB/s", f"{size / 1e6 / first.phases['scan']:.0f}", ""],
         ["reading once, hours", f"{first.phases['scan'] / 3600:.3f}", f"{first.phases['scan'] * larger / 3600:.1f}"],
-        ["choosing a tokenizer, seconds", f"{first.phases['tokenizer']:.1f}", ""],
+        [
+            "choosing a tokenizer, seconds",
+            f"{first.phases['tokenizer']:.1f}",
+            f"at most {first.phases['tokenizer'] * larger:,.0f}",  # one pass, and training, whose time is constant
+        ],
         ["encoding, MB/s", f"{speed:.1f}", ""],
         ["encoding, MB/s per core", f"{speed / cores:.1f}", ""],
         [
@@ -95,7 +99,8 @@ def print_report(
         ["token files of the training text", str(shards), f"{shards * larger:,.0f}"],
         ["preparing an encoded corpus, seconds", f"{sum(start.phases.values()):.2f}", ""],
         ["of these, opening the token files", f"{start.phases['open']:.3f}", f"{start.phases['open'] * larger:.2f}"],
-        ["tinylm train --dry-run, seconds after import torch", f"{command:.2f}", ""],
+        ["tinylm train --dry-run, seconds after import torch", f"{dry_run:.2f}", ""],
+        ["tinylm train to the first logged step, seconds after import torch", f"{step:.2f}", ""],
         [
             "continuing after a kill in the middle, seconds",
             f"{resumed:.1f}",
@@ -185,6 +190,19 @@ def seconds_of(command: Sequence[str]) -> float:
     return time.monotonic() - started
 
 
+def seconds_to_first_step(train: Sequence[str], run: Path) -> float:
+    """Seconds from the start of the command to the metrics of step 1, which follow the first evaluation."""
+    command = [*train, "--log-every", "1", "--out", str(run)]
+    started = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: any('"step": 1,' in file.read_text() for file in run.parent.glob("*/metrics.jsonl")), process)
+        seconds = time.monotonic() - started
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    shutil.rmtree(run)
+    return seconds
+
+
 def kill_and_resume(corpus: Path, cache: Path) -> tuple[float, int, int]:
     """Kill the encoding of a text in the middle, and encode it again.
 
@@ -222,7 +240,7 @@ def complete(unfinished: Path) -> set[str]:
     return {f"train-{index:05}.bin" if index else "train.bin" for index in range(count)}
 
 
-def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[Any]") -> None:
     while process.poll() is None and not condition():
         time.sleep(0.02)
 

@@ -135,6 +135,20 @@ def test_without_a_private_cache_folder_each_call_measures_and_warns_once() -> N
     assert list((Path(os.environ["TINYLM_CACHE"]) / "machine").glob("speeds-*")) == []
 
 
+def test_a_file_that_the_system_cannot_read_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry().get(lambda: VALUES)
+    other, reported = {"fast": 2.0, "slow": 2.0}, Reported()
+
+    def too_many(path: Path, limit: int) -> object:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "read_json", too_many)
+        assert entry().get(lambda: other, reported) == other
+    assert len(reported.warnings) == 1 and "Too many open files" in reported.warnings[0]
+    assert entry().get(never) == VALUES
+
+
 def test_a_full_disk_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path) -> Iterator[Path]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -3,6 +3,7 @@
 Their content is executed or trusted, so only this user may have write permission on each subfolder.
 """
 
+import contextlib
 import os
 import shutil
 import stat
@@ -71,6 +72,13 @@ def is_private(path: Path) -> bool:
     if not hasattr(os, "getuid"):  # on Windows, each user's cache folder is private
         return True
     return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def is_private_entry(path: Path, name: str) -> bool:
+    """Whether `path` is an entry of the subfolder `name` of the cache, and no other user can write there."""
+    with contextlib.suppress(TinyLMError):  # there may be no cache
+        return path.parent == cache_root() / name and is_private(path.parent)
+    return False
 
 
 def measure_usage(name: str) -> DiskUsage:

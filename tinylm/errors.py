@@ -19,6 +19,10 @@ class UsageError(TinyLMError):
     exit_code = 2
 
 
+class DamagedError(TinyLMError):
+    """Stored content that is incomplete or differs from its record, so that it can be deleted."""
+
+
 class NoRunError(UsageError):
     """There is no run at a path."""
 

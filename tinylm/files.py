@@ -32,6 +32,15 @@ _OPEN_FLAGS = (
 )
 
 
+def is_system_failure(error: Exception) -> bool:
+    """Whether an error of reading says nothing about the content: too many open files, no memory, no permission.
+
+    False for a file that is missing or not regular.
+    """
+    missing_or_irregular = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EFBIG)
+    return isinstance(error, OSError) and error.errno not in missing_or_irregular
+
+
 def check_regular(path: Path) -> os.stat_result:
     """The status of a regular file.
 
@@ -56,7 +65,7 @@ def check_folder(path: Path) -> None:
     """Raise OSError unless the path is a folder, and not a symbolic link to one."""
     if is_link(path):
         raise OSError(errno.ELOOP, "it is a symbolic link, and links inside a run are not followed", str(path))
-    if not path.is_dir():
+    if not stat.S_ISDIR(path.stat().st_mode):
         raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(path))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from tinylm.cache_directory import is_private, private_folder
 from tinylm.errors import TinyLMError
-from tinylm.files import read_json, replacing
+from tinylm.files import is_system_failure, read_json, replacing
 from tinylm.reporter import Reporter
 
 FORMAT = 1  # of the profile; increase it when a measurement or its method changes
@@ -46,15 +46,16 @@ class Measurement:
     def get(self, measure: Callable[[], Mapping[str, float]], reporter: Reporter | None = None) -> dict[str, float]:
         """The recorded values. If there are none, they are measured with `measure` and recorded.
 
-        Without a usable cache folder, each call measures them, and the reporter receives a warning.
+        Without a usable cache folder, or if the file cannot be read, each call measures them, and the reporter receives
+        a warning.
         """
         try:
             file = self._file()
+            values = self._read(file)
         except TinyLMError as error:
             if reporter is not None:
                 reporter.warn(f"{error} {UNRECORDED}")
             return self._clamped(measure())
-        values = self._read(file)
         if values is not None:
             return values
         if reporter is not None:
@@ -104,7 +105,9 @@ class Measurement:
     def _read(self, file: Path) -> dict[str, float] | None:
         try:
             record = read_json(file, MAX_BYTES) if is_private(file) else None
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if is_system_failure(error):  # a valid file must not be replaced: other measurements would change results
+                raise TinyLMError(f"Cannot read {file}: {getattr(error, 'strerror', error)}.") from error
             return None
         if not isinstance(record, dict):
             return None

@@ -57,6 +57,25 @@ def test_skipped_files_of_a_folder_are_listed_by_reason(tmp_path: Path) -> None:
     assert "1 empty (sub/empty.txt)" in words.replace("\\", "/")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs a limit of open files")
+def test_a_folder_of_thousands_of_files_is_read_with_few_open_at_a_time(tmp_path: Path) -> None:
+    import resource
+
+    documents = [f"document {number}" for number in range(7)]
+    files = [write_file(tmp_path / "originals" / f"{number}", text) for number, text in enumerate(documents)]
+    (tmp_path / "texts").mkdir()
+    for number in range(3003):
+        (tmp_path / "texts" / f"{number:04}.txt").hardlink_to(files[number % 7])
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with (tmp_path / "unused").open("w") as lowest:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest.fileno() + 20, limits[1]))
+        try:
+            found = read_documents(tmp_path / "texts")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert found == documents * 429
+
+
 def test_nothing_is_skipped_in_a_folder_of_text_files(tmp_path: Path) -> None:
     write_file(tmp_path / "texts" / "a.txt", "A")
     write_file(tmp_path / "texts" / "b" / "c.md", "C")

@@ -1,5 +1,6 @@
 """Statistics and tokenizers that are kept in the cache, and when they are not used."""
 
+import gzip
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.text.corpora import split_of, write_pairs
+from tests.text.corpora import split_of, write_file, write_pairs
 from tinylm.cache_directory import cache_root
 from tinylm.text import kept_results
 from tinylm.text.corpus import Corpus, CorpusStats, find_corpus
@@ -96,6 +97,15 @@ def test_short_texts_pairs_and_texts_without_some_characters_are_read_again(
     monkeypatch.setattr(kept_results, "KEEP_FROM", corpus.stat().st_size + 1)
     scanned(corpus)
     assert kept() == []
+
+
+def test_a_compressed_text_is_long_if_its_content_is(
+    tmp_path: Path, reads: list[Corpus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_file(tmp_path / "a.txt.gz", gzip.compress(b"abc " * 1000))
+    monkeypatch.setattr(kept_results, "KEEP_FROM", 4000)
+    assert scanned(file) == scanned(file)
+    assert len(reads) == 1
 
 
 def test_a_damaged_result_is_not_used(corpus: Path) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import json
 import logging
 import multiprocessing
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 
 from tests.shell import ROOT, child_process, default_signals
 from tests.text.corpora import split_of, write_file
+from tinylm.cache_directory import private_folder
 from tinylm.errors import TinyLMError
 from tinylm.reporter import LogReporter
 from tinylm.text import corpus_encoding, parallel_encoding, sharded_tokens, token_files
@@ -133,14 +136,9 @@ def test_a_shard_is_checked_when_it_is_first_read(tmp_path: Path) -> None:
 
 
 def test_a_shard_that_is_opened_again_is_checked_again_only_if_it_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, hashed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded(tmp_path / "t")
-    hashed: list[str] = []
-    digest = token_files.hashlib.file_digest
-    monkeypatch.setattr(
-        token_files.hashlib, "file_digest", lambda file, kind: hashed.append(kind) or digest(file, kind)
-    )
     monkeypatch.setattr(sharded_tokens, "MAX_OPEN_SHARDS", 1)
     tokens = reopened(tmp_path / "t").train
     hashed.clear()  # that of the validation text
@@ -150,6 +148,56 @@ def test_a_shard_that_is_opened_again_is_checked_again_only_if_it_has_changed(
     os.utime(tmp_path / "t" / "train.bin", ns=(1, 1))
     tokens[0]
     assert len(hashed) == 3
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of ids of each token file that was hashed."""
+    sizes: list[int] = []
+    digest = hashlib.file_digest
+
+    def counted(file: BinaryIO, kind: str) -> Any:
+        sizes.append(os.fstat(file.fileno()).st_size // 2)
+        return digest(file, kind)
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
+    return sizes
+
+
+def test_an_unchanged_shard_in_the_cache_is_not_hashed_again_in_another_process(hashed: list[int]) -> None:
+    folder = private_folder("tokens") / KEY
+    encoded(folder)
+    hashed.clear()
+    assert np.asarray(reopened(folder).train).tolist() == ids_by_the_library()
+    assert hashed == [len(ids_by_the_library(documents=DOCUMENTS[:2]))]  # validation is one file
+    os.utime(folder / "train-00001.bin", ns=(1, 1))
+    hashed.clear()
+    assert np.asarray(reopened(folder).train).tolist() == ids_by_the_library()
+    assert len(hashed) == 2
+
+
+def test_a_changed_shard_in_the_cache_is_checked_even_with_its_old_modification_time() -> None:
+    folder = private_folder("tokens") / KEY
+    encoded(folder)
+    file = folder / "train-00001.bin"
+    status = file.stat()
+    file.write_bytes(file.read_bytes()[::-1])
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(TinyLMError, match=r"SHA-256 of train-00001\.bin differs"):
+        np.asarray(reopened(folder).train)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions")
+def test_shards_elsewhere_or_in_a_cache_that_others_can_write_are_hashed(tmp_path: Path, hashed: list[int]) -> None:
+    folder = private_folder("tokens") / KEY
+    encoded(folder)
+    shards = len(list(folder.glob("train*")))
+    folder.parent.chmod(0o777)
+    encoded(tmp_path / "t")
+    for path in (folder, tmp_path / "t"):
+        hashed.clear()
+        np.asarray(reopened(path).train)
+        assert len(hashed) == 1 + shards
 
 
 @pytest.mark.parametrize("damage", ["truncated", "removed", "longer", "link"])
@@ -251,6 +299,47 @@ def test_another_process_with_the_same_text_does_not_share_the_unfinished_folder
 
     assert np.asarray(encoded(tmp_path / "t", slow()).train).tolist() == ids_by_the_library()
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="an open file cannot be deleted")
+def test_a_lock_file_that_is_deleted_while_it_is_locked_does_not_permit_two_writers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that held the lock deletes the file after this one has opened it, and a third process locks anew."""
+    import fcntl
+
+    flock, third = fcntl.flock, []
+
+    def late(descriptor: int, operation: int) -> None:
+        if not third:
+            (tmp_path / ".t.lock").unlink()
+            third.append((tmp_path / ".t.lock").open("w"))
+            flock(third[0], fcntl.LOCK_EX)
+        flock(descriptor, operation)
+
+    def text() -> Iterator[str | None]:
+        assert not unfinished(tmp_path / "t").exists()
+        yield from stream()
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert np.asarray(encoded(tmp_path / "t", text()).train).tolist() == ids_by_the_library()
+    third[0].close()
+
+
+def test_a_failure_of_the_system_does_not_lose_complete_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Stopped):
+        encoded(tmp_path / "t", interrupted(47))
+    files = sorted(unfinished(tmp_path / "t").iterdir())
+    times = [file.stat().st_mtime_ns for file in files]
+
+    def too_many(path: Path) -> BinaryIO:
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(token_files, "open_regular", too_many)
+        with pytest.raises(TinyLMError, match="Too many open files"):
+            encoded(tmp_path / "t")
+    assert [file.stat().st_mtime_ns for file in files] == times
 
 
 def test_a_full_disk_keeps_complete_shards_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

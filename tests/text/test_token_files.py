@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.text import token_files
 from tinylm.text.token_files import (
     STALE_SECONDS,
     UNFINISHED_SUFFIX,
@@ -222,6 +223,49 @@ def test_an_error_about_a_full_disk_names_the_cache_and_leaves_no_files(
     with pytest.raises(TinyLMError, match=r"No space left on device.*TINYLM_CACHE"):
         encoded(tmp_path / "t")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ESTALE, errno.EACCES, errno.EIO])
+@pytest.mark.parametrize("name", ["train.bin", "tokens.json", "t"])
+def test_a_failure_of_the_system_does_not_delete_token_files(
+    name: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = encoded(tmp_path / "t")
+
+    def failing(path: Path, **options: bool) -> os.stat_result:
+        if path.name == name:
+            raise OSError(number, os.strerror(number), str(path))
+        return os.stat(path, **options)  # noqa: PTH116, `Path.stat` is replaced
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", failing)
+        patch.setattr(Path, "lstat", lambda path: failing(path, follow_symlinks=False))
+        with pytest.raises(TinyLMError, match=rf"Cannot read .*\({name}: {os.strerror(number)}\); it is kept"):
+            encode_to_folder(tmp_path / "t", KEY, never, never, CHAR_TOKENIZER, lambda size: None)
+    assert reopened(tmp_path / "t").train.tolist() == first.train.tolist()
+
+
+def test_token_files_that_cannot_be_mapped_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded(tmp_path / "t")
+
+    def no_memory(*arguments: object, **options: object) -> np.ndarray:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "memmap", no_memory)
+        with pytest.raises(TinyLMError, match=r"Cannot allocate memory\); it is kept"):
+            encode_to_folder(tmp_path / "t", KEY, never, never, CHAR_TOKENIZER, lambda size: None)
+    reopened(tmp_path / "t")
+
+
+def test_a_damaged_token_folder_that_cannot_be_deleted_is_an_error_before_encoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded(tmp_path / "t")
+    (tmp_path / "t" / "train.bin").write_bytes(b"")
+    monkeypatch.setattr(token_files, "remove_tree", lambda path: None)
+    with pytest.raises(TinyLMError, match=r"is damaged.*delete that folder"):
+        encode_to_folder(tmp_path / "t", KEY, never, never, CHAR_TOKENIZER, lambda size: None)
 
 
 def test_the_key_depends_on_text_split_tokenizer_and_encoder() -> None:

@@ -26,7 +26,7 @@ from tinylm.text.compression import Progress
 from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats
 from tinylm.text.tokenizer import Tokenizer
 
-KEEP_FROM = 1 << 26  # bytes; shorter texts are read again
+KEEP_FROM = 1 << 26  # bytes in UTF-8; shorter texts are read again
 SETTLED_SECONDS = 2.0  # a file changed less than this before the scan could change again without a new time
 MAX_BYTES = 1 << 26  # of a kept result
 
@@ -34,11 +34,10 @@ MAX_BYTES = 1 << 26  # of a kept result
 def scan_or_recall(corpus: Corpus, progress: Progress) -> CorpusStats:
     """The statistics of `corpus.scan`, from the cache if no file has changed since.
 
-    Only statistics of documents of KEEP_FROM bytes or more in total are cached, not those of pairs, conversations,
-    standard input, or a corpus that drops unknown characters.
+    Only statistics of documents of KEEP_FROM bytes or more in total, decompressed, are cached, not those of pairs,
+    conversations, standard input, or a corpus that drops unknown characters.
     """
-    ordinary = type(corpus) is Corpus and corpus.drop_unknown is None and STANDARD_INPUT not in corpus.paths
-    if not ordinary or corpus.size < KEEP_FROM:
+    if type(corpus) is not Corpus or corpus.drop_unknown is not None or STANDARD_INPUT in corpus.paths:
         return corpus.scan(progress)
     identity, changed = _identity(corpus)
     if (found := _recall(identity)) is not None:
@@ -48,7 +47,7 @@ def scan_or_recall(corpus: Corpus, progress: Progress) -> CorpusStats:
             return stats
     settled = changed < time.time() - SETTLED_SECONDS
     stats = corpus.scan(progress)
-    if settled and _identity(corpus)[0] == identity:
+    if stats.bytes >= KEEP_FROM and settled and _identity(corpus)[0] == identity:
         _keep(identity, asdict(stats))
     return stats
 

@@ -14,15 +14,24 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from io import BufferedReader
+from io import BufferedReader, IOBase
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tinylm import __version__
-from tinylm.errors import TinyLMError
-from tinylm.files import FolderHandle, check_folder, open_regular, read_json, remove_tree, write_text
+from tinylm.cache_directory import is_private_entry
+from tinylm.errors import DamagedError, TinyLMError
+from tinylm.files import (
+    FolderHandle,
+    check_folder,
+    is_system_failure,
+    open_regular,
+    read_json,
+    remove_tree,
+    write_text,
+)
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import Stream, rechunk
 from tinylm.text.parallel_encoding import Encode, TextBatch, encode_batches
@@ -33,7 +42,7 @@ FORMAT_VERSION = 2  # of a token folder; part of its key
 SHARD_TOKENS = 1 << 26  # ids after which the next shard begins
 MAX_CHUNK = 1 << 24  # characters; a longer chunk is encoded without waiting for a safe split point
 BATCH_CHARACTERS = 1 << 19  # a batch ends with the chunk that reaches this number
-MAX_INDEX_BYTES = 1 << 22  # of tokens.json: about 20,000 shards
+MAX_INDEX_BYTES = 1 << 23  # of tokens.json: about 30,000 shards
 CHECK_CHUNK = 1 << 24  # ids compared with the vocabulary size at a time
 UNFINISHED_SUFFIX = ".tokens"  # of a folder that is being written
 STALE_SECONDS = 7 * 86_400.0  # an unfinished folder without a write for this long is deleted
@@ -60,12 +69,13 @@ def open_part(
     """Open one part, "train" or "val", of the token folder at `path`: (N,), read-only.
 
     The folder is untrusted, so the dtype of the ids, their number, their SHA-256 and their range (below `vocab_size`)
-    are checked. If there are several shards, hash and range of a shard are checked when it is first read. For an
-    Encoding with flags, `vocab_size` is the number of codes. With `trust_mtime`, the hash is not computed if size and
-    modification time are as recorded. `mapped` memory-maps the files instead of reading them.
+    are checked. If there are several shards, hash and range of a shard are checked when it is first read, unless it is
+    in the user's cache and has not changed since it was written. For an Encoding with flags, `vocab_size` is the number
+    of codes. With `trust_mtime`, the hash is not computed if size and modification time are as recorded. `mapped`
+    memory-maps the files instead of reading them.
 
-    Raises TinyLMError if the folder is incomplete or damaged, or has another `key`; with several shards, also later,
-    when a damaged shard is read.
+    Raises DamagedError if the folder is incomplete or damaged, or has another `key`, and TinyLMError if the system
+    cannot read it; with several shards, also later, when a shard is read.
     """
     with _report_damage(path):
         check_folder(path)
@@ -82,12 +92,19 @@ def open_part(
 
 @contextlib.contextmanager
 def _report_damage(path: Path) -> Iterator[None]:
-    """Context manager that turns errors of files and values into a TinyLMError about the token folder at `path`."""
+    """Context manager that turns errors of files and values into a DamagedError about the token folder at `path`, and
+    failures of the system into a TinyLMError.
+    """
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise TinyLMError(f"The encoded text in {path} is damaged ({reason}); delete that folder.") from error
+        if is_system_failure(error):
+            name = Path(getattr(error, "filename", None) or path).name
+            raise TinyLMError(
+                f"Cannot read the encoded text in {path} ({name}: {reason}); it is kept. Run the command again."
+            ) from error
+        raise DamagedError(f"The encoded text in {path} is damaged ({reason}); delete that folder.") from error
 
 
 def shard_name(part: str, index: int) -> str:
@@ -109,8 +126,10 @@ class _Shards:
         self._records = records
         self._vocab_size = vocab_size
         self._trust_mtime = trust_mtime
-        self._checked: dict[int, int] = {}  # modification times of the shards that have been checked
         self.sizes = [self._check_size(index) for index in range(len(records))]
+        # The status of the shards that need no check until it changes. In the user's cache, it is that after writing.
+        trusted = is_private_entry(path, "tokens")
+        self._checked = {index: record.get("status") for index, record in enumerate(records) if trusted}
 
     def _check_size(self, index: int) -> int:
         name, record = shard_name(self._part, index), self._records[index]
@@ -121,15 +140,21 @@ class _Shards:
         return int(record["tokens"])
 
     def open(self, index: int) -> np.ndarray:
-        """Map a shard, and check it on the first call and after a change. Raises TinyLMError if missing or damaged."""
+        """Map a shard, and check it on the first call and after a change. Raises DamagedError and TinyLMError."""
         name = shard_name(self._part, index)
         with _report_damage(self._path), self._folder.open(name) as file:
-            changed = os.fstat(file.fileno()).st_mtime_ns
-            if self._checked.get(index) == changed:
+            status = _status(file)
+            if self._checked.get(index) == status:
                 return _map(file, _require_size(file, name, self._records[index], self._vocab_size))
             ids = _open_ids(file, name, self._records[index], self._vocab_size, True, self._trust_mtime)
-            self._checked[index] = changed
+            self._checked[index] = status
             return ids
+
+
+def _status(file: IOBase) -> list[int]:
+    """Size, times of modification and of status change, and inode of an open file: they differ after any write."""
+    status = os.fstat(file.fileno())
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def _require_size(file: BufferedReader, name: str, record: dict[str, Any], vocab_size: int) -> np.dtype[Any]:
@@ -205,14 +230,18 @@ def encode_to_folder(
     if a valid folder exists. `progress` receives the number of characters encoded. With `resumable`, complete
     shards are kept if the encoding is interrupted, and the next call for the same folder continues after them.
 
-    Raises TinyLMError if the folder cannot be written, and UsageError for characters without an id.
+    Raises TinyLMError if the folder cannot be written, or exists and cannot be read, and UsageError for characters
+    without an id.
     """
     encoding = encoding or TEXT_ENCODING
     codes = encoding.codes_per_id * tokenizer.vocab_size
     if os.path.lexists(folder):
-        with contextlib.suppress(TinyLMError):
+        try:
             return TokenFolder.open(folder, key, codes, mapped=mapped)
-        remove_tree(folder)
+        except DamagedError:
+            remove_tree(folder)
+            if os.path.lexists(folder):
+                raise
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         remove_stale(folder.parent)
@@ -276,7 +305,7 @@ class _UnfinishedIndex:
         self.codes = codes
         self._head = {"key": key, "version": __version__}
         self.shards: dict[str, list[dict[str, Any]]] = {"train": [], "val": []}
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        try:
             found = read_json(folder / "tokens.json", MAX_INDEX_BYTES)
             if all(found[name] == value for name, value in self._head.items()):
                 shards = {part: list(found[part]) for part in self.shards}
@@ -287,6 +316,9 @@ class _UnfinishedIndex:
                         if type(record["batches"]) is not int:
                             raise TypeError
                 self.shards = shards
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if is_system_failure(error):
+                raise
 
     def add(self, part: str, record: dict[str, Any]) -> None:
         """Add the record of a complete shard, and save the index if the encoding is resumable."""
@@ -351,12 +383,12 @@ def _write_shard(
                     break
             file.flush()
             os.fsync(file.fileno())
-            changed = os.fstat(file.fileno()).st_mtime_ns
+            status = _status(file)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
     sizes = {"dtype": np.dtype(dtype).name, "tokens": count, "batches": batches}
-    return {**sizes, "sha256": digest.hexdigest(), "changed": changed}
+    return {**sizes, "sha256": digest.hexdigest(), "changed": status[1], "status": status}
 
 
 def smallest_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:

@@ -87,8 +87,7 @@ class SamplingOptions:
     temperature: Annotated[
         float | None,
         option(
-            "Softmax temperature: lower is more conservative, higher more random; 0 is greedy (default: 0.8; an "
-            "encoder-decoder uses beam search unless a value above 0 is given).",
+            "Softmax temperature: lower is more conservative, 0 is greedy (default: 0.8; for pairs beam search).",
             Panel.SAMPLING,
             "X",
             "--temperature",

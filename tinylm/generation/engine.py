@@ -1,5 +1,6 @@
 """Choice between torch and llama.cpp as the engine of a decoder, and the GGUF file for llama.cpp (decision 025)."""
 
+import contextlib
 import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,9 +129,12 @@ def _cached_file(weights: EngineWeights, reporter: Reporter) -> Path:
 def _delete_oldest(folder: Path) -> None:
     """Delete the least recently used files above MAX_CACHED_BYTES in total."""
     cached = (file for suffix in ("gguf", "json") for file in folder.glob(f"*.{suffix}"))
-    files = sorted(cached, key=lambda file: file.stat().st_mtime, reverse=True)
+    found = []
+    for file in cached:
+        with contextlib.suppress(FileNotFoundError):  # another process deletes files, too
+            found.append((file.stat(), file))
     total = 0
-    for number, file in enumerate(files):
-        total += file.stat().st_size
+    for number, (status, file) in enumerate(sorted(found, key=lambda item: item[0].st_mtime, reverse=True)):
+        total += status.st_size
         if number and total > MAX_CACHED_BYTES:
             file.unlink(missing_ok=True)

@@ -27,6 +27,7 @@ LEVELS = (
         "doctor",
         "console",
     },
+    {"task_kinds"},
     {"evaluation", "planning", "generation", "adapters"},
     {"open_model"},
     {"run_directory", "formats"},

@@ -237,6 +237,11 @@ class RunConfig:
         )
 
     @property
+    def objective(self) -> str | None:
+        """The objective of training; `None` for a model that tinylm did not train."""
+        return None if self.training is None else self.training.objective
+
+    @property
     def recovered_digest(self) -> str | None:
         """Digest of the base weights that these equal (up to rounding) after all merges were undone; else `None`."""
         return None if self.merged else self.unmerged_digest

@@ -2,10 +2,10 @@
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from tinylm.text.file_selection import describe_skipped, format_size, holds_chat
 from tinylm.text.run_tokens import encode_again, find_run_corpus, reopen_part
 from tinylm.text.token_files import TokenFolder, encode_in_memory, encode_stream
 from tinylm.text.tokenizer import Tokenizer, describe_characters
-from tinylm.validation import check_choice
+from tinylm.validation import check_choice, require
 
 DEFAULT_VAL_FRACTION = 0.1
 RECORD_KEYS = {  # phrases for messages: JSON keys of the kinds of corpus without `text_key`
@@ -273,6 +273,32 @@ class EvaluationTokens(NamedTuple):
     kind: str
     codes: np.ndarray
     names: Sequence[str] = ()
+
+
+@contextlib.contextmanager
+def evaluation_source(
+    files: str | Path | Sequence[str | Path] | TextSource | None,
+    text: str | None,
+    kind: str,
+    reading: Mapping[str, Any],
+) -> Iterator[TextSource | None]:
+    """Context manager for the source of an evaluation: `files`, or a temporary file that contains `text` and is read as
+    a corpus of this kind. `None` if neither is given.
+
+    reading: fields of TextSource for `files` that are not a TextSource. For `text`, only `unknown` applies.
+
+    Raises UsageError if both are given.
+    """
+    require(files is None or text is None, "Files and a text contradict each other; give one of them.")
+    if text is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "text"
+            file.write_bytes(text.encode())
+            yield TextSource(paths=(str(file),), format=kind, unknown=reading["unknown"])
+    elif files is None or isinstance(files, TextSource):
+        yield files
+    else:
+        yield TextSource(paths=tuple(map(str, (files,) if isinstance(files, str | Path) else files)), **reading)
 
 
 def evaluation_tokens(

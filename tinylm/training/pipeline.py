@@ -23,6 +23,7 @@ from tinylm.run_directory.commit import reserve
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.text.chat_batches import ChatParts
+from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_tokens import ChatTokens, MarkedText, marked_examples
 from tinylm.text.corpus_loading import encode_text, handle_unknown_characters, load_text
 from tinylm.text.pair_batches import PairContexts
@@ -34,6 +35,7 @@ from tinylm.training.run import TrainingRun
 from tinylm.training.shared_run import receive_run, share_run
 from tinylm.training.starting_point import InitialModel
 from tinylm.training.training_request import TrainingRequest
+from tinylm.training_config import corpora_of
 
 if TYPE_CHECKING:
     from tinylm.loaded_model import Model
@@ -252,8 +254,9 @@ class _Setup:
         """
         request, reporter = self.request, self.reporter
         model = request.start.load(self.source, request.training.get("seed", 0))
-        choose_chat_format = model.choose_chat_format if model.architecture == "decoder" else None
-        split = load_text(request.text, staging, model.corpus_kind, reporter, choose_chat_format)
+        kinds = corpora_of(model.architecture)
+        choose_chat_format = model.choose_chat_format if ChatCorpus.kind in kinds else None
+        split = load_text(request.text, staging, kinds[0], reporter, choose_chat_format)
         tokenizer = request.start.fit_tokenizer(model, split, reporter)
         unknown = request.text.unknown
         split = handle_unknown_characters(

@@ -320,7 +320,7 @@ def evaluation_tokens(
     if source is None:
         if data is None:
             raise UsageError(f"{run} has no validation {kind} of its own; name a file to evaluate on.")
-        name = "conversations" if data.kind == ChatCorpus.kind else data.kind
+        name = "conversations" if data.is_chat else data.kind
         reporter.note(f"Evaluating on the validation {name} of {run}.")
         return EvaluationTokens(data.kind, np.asarray(reopen_part(run, data, tokenizer, "val")))
     names: list[str] = []

@@ -390,19 +390,22 @@ class Model(TextGenerator):
         reading |= {"chat_template": chat_template, "train_on": train_on}
         with evaluation_source(files, text, corpora_of(self.architecture)[0], reading) as source:
             encoded = self._evaluation_tokens(source, ranks)
-        torch.set_num_threads(ranks.share_threads(torch.get_num_threads()))
-        task = self.task_kind(encoded.kind)
-        result = task.evaluate(self.network, self.tokenizer, encoded, config, self.dtype, self.reporter, ranks)
-        if not baselines or task.baselines is None:
-            return result
-        scores = None
-        if ranks.is_first:
-            scores = task.baselines(self.tokenizer, encoded.codes, self._training_tokens(), self.reporter)
-        return replace(result, baselines=ranks.first(scores))
+        return self._evaluate_tokens(encoded, config, ranks)
 
     def task_kind(self, corpus: str) -> TaskKind:
         """The task for a kind of corpus: that of training if it fits, else the default for the architecture."""
         return TASKS[objective_for(self.architecture, corpus, self.objective)]
+
+    def _evaluate_tokens(self, text: EvaluationTokens, config: EvaluationConfig, ranks: Ranks) -> Evaluation:
+        torch.set_num_threads(ranks.share_threads(torch.get_num_threads()))
+        task = self.task_kind(text.kind)
+        result = task.evaluate(self.network, self.tokenizer, text, config, self.dtype, self.reporter, ranks)
+        if not config.baselines or task.baselines is None:
+            return result
+        scores = None
+        if ranks.is_first:
+            scores = task.baselines(self.tokenizer, text.codes, self._training_tokens(), self.reporter)
+        return replace(result, baselines=ranks.first(scores))
 
     def _evaluation_tokens(self, source: TextSource | None, ranks: Ranks) -> EvaluationTokens:
         """The encoded text, on all ranks."""

@@ -34,11 +34,6 @@ OBJECTIVES = {
 }
 
 
-def default_objective(architecture: str) -> str:
-    """The first objective in `OBJECTIVES` that fits the architecture."""
-    return next(name for name, kind in OBJECTIVES.items() if architecture in kind.architectures)
-
-
 def corpora_of(architecture: str) -> tuple[str, ...]:
     """The kinds of corpus that the architecture can be trained on, the default first."""
     return tuple(dict.fromkeys(kind.corpus for kind in OBJECTIVES.values() if architecture in kind.architectures))

@@ -35,6 +35,10 @@ from tinylm.text.tokenizer import Tokenizer, describe_characters
 from tinylm.validation import check_choice, require
 
 DEFAULT_VAL_FRACTION = 0.1
+OTHER_FORMATS = {  # of each kind that a model takes by default: the formats that read another kind, and a reason
+    "text": (("pairs",), "only an encoder-decoder takes them"),
+    "pairs": (("text", "lines"), "an encoder-decoder takes pairs"),
+}
 RECORD_KEYS = {  # phrases for messages: JSON keys of the kinds of corpus without `text_key`
     "pairs": "pairs has the keys 'source' and 'target'",
     "chat": "conversations has the keys 'messages', or 'prompt' and 'completion'",
@@ -110,9 +114,9 @@ def _find_corpora(
     """
     format = source.format
     requires_json = source.text_key is not None and "text_key" not in source.ignorable
-    if format in (("text", "lines") if kind == "pairs" else ("pairs",)):
+    others, reason = OTHER_FORMATS[kind]
+    if format in others:
         if "format" not in source.ignorable:
-            reason = "an encoder-decoder takes pairs" if kind == "pairs" else "only an encoder-decoder takes them"
             raise UsageError(f'`format="{format}"` does not fit the model: {reason}. Leave it out.')
         format = "auto"
     if format == ChatCorpus.kind:
@@ -121,7 +125,7 @@ def _find_corpora(
         raise UsageError(f"`text_key` is for documents; JSONL of {RECORD_KEYS[kind]}. Leave `text_key` out.")
     text_key = "text" if source.text_key is None else source.text_key
     corpora = [find_corpus(paths, text_key, source.encoding, spool, CORPUS_TYPES[kind], format) for paths in parts]
-    if kind == "text" and format == "auto" and not requires_json and any(map(_holds_chat, corpora)):
+    if kind == Corpus.kind and format == "auto" and not requires_json and any(map(_holds_chat, corpora)):
         kind = _require_chat(chat, corpora[0].name)
     corpora = _with_chat_format(source, corpora, kind, chat)
     if requires_json and not any(corpus.has_keys for corpus in corpora):

@@ -27,10 +27,10 @@ from tinylm.adapters.lora import max_rank, target_modules
 from tinylm.errors import DivergedError
 from tinylm.evaluation.loop import default_batch_size, evaluate_loss
 from tinylm.model.stack import Transformer
-from tinylm.objectives.tasks import make_task
 from tinylm.planning.recipes import RECIPES
 from tinylm.run_config import AdapterConfig
 from tinylm.run_directory.loading import load_model, read_config, read_tokenizer
+from tinylm.task_kinds import make_task
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tinylm
+from tinylm.run_config import CORPUS_KINDS
 
 HOME = Path(tinylm.__file__).parent
 LEVELS = (
@@ -27,6 +28,7 @@ LEVELS = (
         "doctor",
         "console",
     },
+    {"task_kinds"},
     {"evaluation", "planning", "generation", "adapters"},
     {"open_model"},
     {"run_directory", "formats"},
@@ -50,6 +52,8 @@ LEVELS = (
         "streams",
     },
 )
+# Modules with the tables of kinds of data, and with what follows from a kind.
+KINDS_OF_DATA = ("tinylm.run_config", "tinylm.text.", "tinylm.objectives.", "tinylm.evaluation.")
 ALLOWED_IN_KERNELS = ("tinylm.machine_profile", "tinylm.cache_directory", "tinylm.errors", "tinylm.reporter")
 MODULES = {".".join(path.relative_to(HOME.parent).with_suffix("").parts): path for path in sorted(HOME.rglob("*.py"))}
 
@@ -146,3 +150,46 @@ def test_every_package_has_a_level() -> None:
 def test_formats_import_models_and_texts_but_not_runs_and_adapters(module: str) -> None:
     same_level = {name.split(".")[1] for name in own_imports(module) if level(name) == level(module)}
     assert same_level <= {"formats"}
+
+
+def compared_kinds(source: str) -> list[str]:
+    """The comparisons of a kind of data with a literal or with the kind of a class of corpora, as source text."""
+
+    def is_kind(node: ast.expr) -> bool:
+        return ast.unparse(node).rpartition(".")[2] == "kind"
+
+    def is_literal(node: ast.AST) -> bool:
+        return any(
+            (isinstance(part, ast.Constant) and part.value in CORPUS_KINDS)
+            or (isinstance(part, ast.Attribute) and ast.unparse(part).endswith("Corpus.kind"))
+            for part in ast.walk(node)
+        )
+
+    found: list[ast.AST] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            if any(is_kind(side) and any(map(is_literal, sides[:i] + sides[i + 1 :])) for i, side in enumerate(sides)):
+                found.append(node)
+        elif isinstance(node, ast.Match) and is_kind(node.subject):
+            found += [case.pattern for case in node.cases if is_literal(case.pattern)]
+    return [ast.unparse(node) for node in found]
+
+
+def test_only_the_modules_with_tables_of_data_compare_a_kind_of_data() -> None:
+    users = {module: compared_kinds(path.read_text(encoding="utf-8")) for module, path in MODULES.items()}
+    assert {m: found for m, found in users.items() if found and not m.startswith(KINDS_OF_DATA)} == {}
+
+
+def test_comparisons_of_kinds_of_data_are_found() -> None:
+    compared = (
+        'if data.kind == "chat": pass',
+        'x = 1 if "pairs" != kind else 2',
+        'kind in ("text", "pairs")',
+        "self.data.kind == PairCorpus.kind",
+        'match model.data.kind:\n    case "text" | "chat":\n        pass',
+    )
+    for source in compared:
+        assert len(compared_kinds(source)) == 1, source
+    for source in ('adapter.kind == "lora"', 'format == "pairs"', 'x = {"text": 1}[data.kind]', "kind == other"):
+        assert compared_kinds(source) == [], source

@@ -37,7 +37,7 @@ from tinylm.run_config import (
     TokenizerConfig,
 )
 from tinylm.serialization import from_json, non_defaults
-from tinylm.training_config import OBJECTIVES, OPTIMIZERS, SCHEDULES, Budget, TrainingConfig, default_objective
+from tinylm.training_config import OBJECTIVES, OPTIMIZERS, SCHEDULES, Budget, TrainingConfig, corpora_of, objective_for
 from tinylm.validation import RANGES, Range, check_values
 
 INFINITE, NAN = math.inf, math.nan
@@ -479,7 +479,8 @@ adapters = st.builds(
 @st.composite
 def runs(draw: st.DrawFn) -> RunConfig:
     model = draw(models())
-    objective = default_objective(model.architecture)
+    kind = corpora_of(model.architecture)[0]
+    objective = objective_for(model.architecture, kind)
     training = draw(st.none() | trainings())
     data = draw(st.none() | datasets)
     return RunConfig(
@@ -487,7 +488,7 @@ def runs(draw: st.DrawFn) -> RunConfig:
         created=draw(text),
         model=model,
         tokenizer=draw(st.builds(TokenizerConfig, kind=text, sha256=text)),
-        data=data and dataclasses.replace(data, kind=OBJECTIVES[objective].corpus),
+        data=data and dataclasses.replace(data, kind=kind),
         training=training and dataclasses.replace(training, objective=objective),
         runtime=draw(st.none() | runtimes),
         adapter=draw(st.none() | adapters),
@@ -516,8 +517,18 @@ def test_an_objective_that_does_not_fit_the_architecture_is_an_error(objective: 
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_has_a_default_objective_that_fits_it(architecture: str) -> None:
-    assert architecture in OBJECTIVES[default_objective(architecture)].architectures
+def test_every_architecture_has_an_objective_for_each_of_its_kinds_of_data(architecture: str) -> None:
+    kinds = corpora_of(architecture)
+    assert kinds[0] == ("pairs" if architecture == "encoder-decoder" else "text")
+    for kind in kinds:
+        assert OBJECTIVES[objective_for(architecture, kind)] == (kind, (architecture,))
+
+
+def test_the_preferred_objective_is_chosen_only_if_it_fits() -> None:
+    assert objective_for("decoder", "chat", "chat") == "chat"
+    assert objective_for("decoder", "text", "chat") == "next-token"
+    with pytest.raises(UsageError, match='`architecture="encoder"` cannot be trained on pairs'):
+        objective_for("encoder", "pairs", "masked-token")
 
 
 def document(*path: str, value: object = None) -> Any:

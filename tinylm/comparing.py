@@ -84,7 +84,7 @@ def _validation_text(a: Model, b: Model, reporter: Reporter) -> Callable[[], Str
         and (model.data.kind, model.data.fingerprint, model.data.val_fingerprint, model.data.train_characters)
         for model in (a, b)
     ]
-    if a.data is None or a.data.kind != "text" or recorded[0] != recorded[1]:
+    if a.data is None or not a.data.is_plain_text or recorded[0] != recorded[1]:
         raise UsageError("The models were not trained on the same text, so there is no default; name a text.")
     reporter.note(f"Comparing on the validation text of {a.path}.")
     ids = reopen_ids(a.path, a.data, a.tokenizer, "val")

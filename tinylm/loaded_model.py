@@ -3,7 +3,6 @@
 import copy
 import math
 import secrets
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -16,13 +15,8 @@ from torch import Tensor
 from tinylm.adapters.load import AdapterSpec, LoadedAdapter, load_adapted_model, set_adapter_scale
 from tinylm.device import DTYPES, autocast, choose_device, choose_inference_dtype, describe_device, weights_dtype
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.evaluation.baselines import baseline_bits_per_byte
-from tinylm.evaluation.chat import evaluate_chat
 from tinylm.evaluation.evaluation_config import EvaluationConfig
-from tinylm.evaluation.masked import evaluate_masked
-from tinylm.evaluation.pairs import evaluate_pairs
 from tinylm.evaluation.result import Evaluation
-from tinylm.evaluation.text import evaluate_text
 from tinylm.formats.source import GGUF_SUFFIX
 from tinylm.generation.continuation import Continuation, TokenGenerator
 from tinylm.generation.draft_choice import NGramDrafts
@@ -55,12 +49,16 @@ from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_config import DataConfig, RunConfig
 from tinylm.run_directory.find_run import find_run, newest_model, path_exists
 from tinylm.run_directory.layout import CHECKPOINTS
+from tinylm.task_kinds import TASKS, TaskKind
 from tinylm.text.answer_spans import ChatFormat
+from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_template import CHATML
 from tinylm.text.chat_template_choice import chat_format, read_template
-from tinylm.text.corpus_loading import EvaluationTokens, TextSource, evaluation_tokens
+from tinylm.text.corpus_loading import EvaluationTokens, TextSource, evaluation_source, evaluation_tokens
 from tinylm.text.run_tokens import reopen_ids
+from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import MASK, Tokenizer
+from tinylm.training_config import corpora_of, objective_for
 from tinylm.validation import check_choice, describe_value, require
 
 MAX_ADAPTER_SCALE = 1000
@@ -75,7 +73,7 @@ class Model(TextGenerator):
     path: run directory of the model, or of its first adapter.
     network: the torch module, in evaluation mode; its weights are fp32, or `dtype` if they were stored in 16 bits.
     dtype: number format of its computation. quantize: "int8" quantizes the weights for generation.
-    data: description of the text that the model, or the selected adapter, was trained on.
+    data, objective: description of the text that the model, or the selected adapter, was trained on, and the objective.
     note: the note of `load` about device and number format.
     """
 
@@ -89,9 +87,10 @@ class Model(TextGenerator):
     reporter: Reporter = field(default_factory=LogReporter)
     note: str = ""
     data: DataConfig | None = field(init=False)
+    objective: str | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.data = self.adapters[0].data if self.adapters else self.config.data
+        self._describe_training(self.adapters[0] if self.adapters else self.config)
         self._prepared: _PreparedNetwork | None = None
         self._switches_adapters = False
         self._llama_cpp: dict[tuple[Any, ...], LlamaCppDecoder | None] = {}  # by engine, cache and adapter scales
@@ -111,7 +110,10 @@ class Model(TextGenerator):
         for adapters in (self.adapters, prepared):
             for number, adapter in enumerate(adapters):
                 set_adapter_scale(adapter.layers, adapter.scale if number == index else 0.0)
-        self.data = self.config.data if index is None else self.adapters[index].data
+        self._describe_training(self.config if index is None else self.adapters[index])
+
+    def _describe_training(self, trained: RunConfig | LoadedAdapter) -> None:
+        self.data, self.objective = trained.data, trained.objective
 
     def logits(self, ids: Ids, source: Ids | None = None) -> Tensor:
         """The logits for token ids: (B, T) -> (B, T, V), in fp32.
@@ -384,47 +386,25 @@ class Model(TextGenerator):
             by_document=by_document,
         )
         config.check_architecture(self.architecture)
-        require(files is None or text is None, "Files and a text contradict each other; give one of them.")
-        if text is not None:
-            with tempfile.TemporaryDirectory() as folder:
-                file = Path(folder) / "text"
-                file.write_bytes(text.encode())
-                format = "pairs" if self.architecture == "encoder-decoder" else "text"
-                source = TextSource(paths=(str(file),), format=format, unknown=unknown)
-                encoded = self._evaluation_tokens(source, ranks)
-        elif files is None or isinstance(files, TextSource):
-            encoded = self._evaluation_tokens(files, ranks)
-        else:
-            paths = tuple(map(str, (files,) if isinstance(files, str | Path) else files))
-            source = TextSource(
-                paths=paths,
-                format=format,
-                text_key=text_key,
-                encoding=encoding,
-                unknown=unknown,
-                chat_template=chat_template,
-                train_on=train_on,
-            )
+        reading = {"format": format, "text_key": text_key, "encoding": encoding, "unknown": unknown}
+        reading |= {"chat_template": chat_template, "train_on": train_on}
+        with evaluation_source(files, text, corpora_of(self.architecture)[0], reading) as source:
             encoded = self._evaluation_tokens(source, ranks)
-        tokens = encoded.codes
+        return self._evaluate_tokens(encoded, config, ranks)
+
+    def task_kind(self, corpus: str) -> TaskKind:
+        """The task for a kind of corpus: that of training if it fits, else the default for the architecture."""
+        return TASKS[objective_for(self.architecture, corpus, self.objective)]
+
+    def _evaluate_tokens(self, text: EvaluationTokens, config: EvaluationConfig, ranks: Ranks) -> Evaluation:
         torch.set_num_threads(ranks.share_threads(torch.get_num_threads()))
-        arguments = (self.tokenizer, tokens, config, self.dtype, self.reporter, ranks)
-        match self.network:
-            case Decoder() as decoder if encoded.kind == "chat":
-                return evaluate_chat(decoder, *arguments)
-            case Decoder() as decoder:
-                result = evaluate_text(decoder, self.tokenizer, encoded, config, self.dtype, self.reporter, ranks)
-            case Encoder() as encoder:
-                return evaluate_masked(encoder, *arguments)
-            case EncoderDecoder() as encoder_decoder:
-                return evaluate_pairs(encoder_decoder, *arguments)
-            case _:
-                raise TypeError(f"cannot evaluate a {type(self.network).__name__}")
-        if not baselines:
+        task = self.task_kind(text.kind)
+        result = task.evaluate(self.network, self.tokenizer, text, config, self.dtype, self.reporter, ranks)
+        if not config.baselines or task.baselines is None:
             return result
         scores = None
         if ranks.is_first:
-            scores = baseline_bits_per_byte(self.tokenizer, tokens, self._training_tokens(), self.reporter)
+            scores = task.baselines(self.tokenizer, text.codes, self._training_tokens(), self.reporter)
         return replace(result, baselines=ranks.first(scores))
 
     def _evaluation_tokens(self, source: TextSource | None, ranks: Ranks) -> EvaluationTokens:
@@ -442,9 +422,9 @@ class Model(TextGenerator):
         return text
 
     def _encode(self, source: TextSource | None) -> EvaluationTokens:
-        kind = "pairs" if self.architecture == "encoder-decoder" else "text"
-        chat = self._evaluation_chat_format if self.architecture == "decoder" else None
-        return evaluation_tokens(source, self.path, self.data, self.tokenizer, kind, self.reporter, chat)
+        kinds = corpora_of(self.architecture)
+        chat = self._evaluation_chat_format if ChatCorpus.kind in kinds else None
+        return evaluation_tokens(source, self.path, self.data, self.tokenizer, kinds[0], self.reporter, chat)
 
     @property
     def chat_template(self) -> str | None:
@@ -456,7 +436,7 @@ class Model(TextGenerator):
         source = read_template(text.chat_template) if text.chat_template else self.chat_template or CHATML
         return chat_format(source, self.tokenizer, text.train_on or "assistant")
 
-    def _training_tokens(self) -> np.ndarray | None:
+    def _training_tokens(self) -> Tokens | None:
         """Tokens of the training text; `None`, with a warning, if they cannot be read."""
         if self.data is None:
             self.reporter.warn(
@@ -464,7 +444,7 @@ class Model(TextGenerator):
             )
             return None
         try:
-            return np.asarray(reopen_ids(self.path, self.data, self.tokenizer, "train"))
+            return reopen_ids(self.path, self.data, self.tokenizer, "train")
         except TinyLMError as error:
             self.reporter.warn(f"The order-5 character model is left out: {error}")
             return None

@@ -117,7 +117,7 @@ def _documents(model: Model, source: TextSource | None, part: str) -> Iterator[D
     if model.data is None:
         missing = "training text; name it with `train_data`" if part == "train" else "held-out text; name one"
         raise UsageError(f"{model.path} has no recorded {missing}.")
-    if model.data.kind != "text":
+    if not model.data.is_plain_text:
         raise UsageError(f"{model.path} was trained on {model.data.kind}; memorisation is measured for plain text.")
     ids = reopen_ids(model.path, model.data, model.tokenizer, part)
 

@@ -113,6 +113,16 @@ class DataConfig:
         check_choice("kind", self.kind, CORPUS_KINDS)
         check_choice("train_on", self.train_on, TRAIN_ON)
 
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether the data are plain text, from which windows of any length can be taken."""
+        return self.kind == "text"
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the data are conversations."""
+        return self.kind == "chat"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
@@ -237,6 +247,11 @@ class RunConfig:
         )
 
     @property
+    def objective(self) -> str | None:
+        """The objective of training; `None` for a model that tinylm did not train."""
+        return None if self.training is None else self.training.objective
+
+    @property
     def recovered_digest(self) -> str | None:
         """Digest of the base weights that these equal (up to rounding) after all merges were undone; else `None`."""
         return None if self.merged else self.unmerged_digest
@@ -244,7 +259,7 @@ class RunConfig:
     @property
     def tokens_per_step(self) -> int | None:
         """Training tokens per optimizer step; `None` for pairs and conversations, whose number of tokens varies."""
-        if self.training is None or self.data is None or self.data.kind != "text":
+        if self.training is None or self.data is None or not self.data.is_plain_text:
             return None
         return self.training.batch_size * (self.training.sequence_length or self.model.context)
 

@@ -25,7 +25,7 @@ class ObjectiveKind(NamedTuple):
     architectures: tuple[str, ...]
 
 
-# tinylm/objectives/tasks.py builds the task of each. The first objective that fits an architecture is its default.
+# tinylm/task_kinds.py has the implementation of each. The first that fits an architecture and its data is the default.
 OBJECTIVES = {
     "next-token": ObjectiveKind("text", ("decoder",)),
     "masked-token": ObjectiveKind("text", ("encoder",)),
@@ -34,17 +34,21 @@ OBJECTIVES = {
 }
 
 
-def default_objective(architecture: str) -> str:
-    """The first objective in `OBJECTIVES` that fits the architecture."""
-    return next(name for name, kind in OBJECTIVES.items() if architecture in kind.architectures)
+def corpora_of(architecture: str) -> tuple[str, ...]:
+    """The kinds of corpus that the architecture can be trained on, the default first."""
+    return tuple(dict.fromkeys(kind.corpus for kind in OBJECTIVES.values() if architecture in kind.architectures))
 
 
-def objective_for(architecture: str, corpus: str) -> str:
-    """The first objective in `OBJECTIVES` for the architecture and the kind of corpus. Raises UsageError for none."""
-    for name, kind in OBJECTIVES.items():
-        if architecture in kind.architectures and corpus == kind.corpus:
-            return name
-    raise UsageError(f'A model of `architecture="{architecture}"` cannot be trained on {corpus}.')
+def objective_for(architecture: str, corpus: str, preferred: str | None = None) -> str:
+    """The preferred objective if it fits the architecture and the kind of corpus, else the first in `OBJECTIVES` that
+    fits. Raises UsageError for none.
+    """
+    fitting = [
+        name for name, kind in OBJECTIVES.items() if architecture in kind.architectures and corpus == kind.corpus
+    ]
+    if not fitting:
+        raise UsageError(f'A model of `architecture="{architecture}"` cannot be trained on {corpus}.')
+    return preferred if preferred in fitting else fitting[0]
 
 
 MIN_AVERAGE = 1e-6  # mean age of averaged weights, as a fraction of the steps; its inverse must be finite

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinylm.evaluation.pair_baselines import baseline_bleu, nearest_targets
-from tinylm.text.pair_batches import PairTokens
+from tinylm.reporter import LogReporter
 from tinylm.text.tokenizer import train_char
 
 SENTENCES = st.lists(st.lists(st.sampled_from("abcde"), max_size=5).map(" ".join), min_size=1, max_size=8)
@@ -38,11 +38,11 @@ def test_bleu_of_baselines_is_that_of_sacrebleu_on_their_targets() -> None:
     tokenizer = train_char("".join(sorted({c for pair in training + scored for side in pair for c in side})))
     end = [tokenizer.end_of_text_id]
 
-    def tokens(pairs: list[tuple[str, str]]) -> PairTokens:
+    def tokens(pairs: list[tuple[str, str]]) -> np.ndarray:
         ids = [[*map(int, tokenizer.encode(side)), *end] for pair in pairs for side in pair]
-        return PairTokens(np.concatenate(ids), end[0])
+        return np.concatenate(ids)
 
-    found = baseline_bleu(tokenizer, tokens(scored), tokens(training))
+    found = baseline_bleu(tokenizer, tokens(scored), tokens(training), LogReporter())
     references = [[target for _, target in scored]]
     copied = sacrebleu.corpus_bleu([source for source, _ in scored], references, force=True).score
     nearest = sacrebleu.corpus_bleu([target for _, target in training], references, force=True).score
@@ -51,4 +51,4 @@ def test_bleu_of_baselines_is_that_of_sacrebleu_on_their_targets() -> None:
         "target of the nearest training source": pytest.approx(nearest),
     }
     assert nearest > copied
-    assert baseline_bleu(tokenizer, tokens(scored), None) == {"source itself": pytest.approx(copied)}
+    assert baseline_bleu(tokenizer, tokens(scored), None, LogReporter()) == {"source itself": pytest.approx(copied)}

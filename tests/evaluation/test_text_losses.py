@@ -23,6 +23,7 @@ from tinylm.objectives.loss import next_token_losses, sequence_to_sequence_losse
 from tinylm.ranks import ONE_RANK
 from tinylm.reporter import LogReporter
 from tinylm.text.chat_batches import ChatRows
+from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.pair_batches import PairTokens, pair_evaluation_batches
 from tinylm.text.tokenizer import train_char
 
@@ -78,9 +79,9 @@ def evaluations() -> dict[str, tuple[Evaluation, Evaluation]]:
     """Evaluations of few and of many texts."""
     config, rest = EvaluationConfig(beams=1), ("fp32", LogReporter())
     end, rng = [TOKENIZER.end_of_text_id], np.random.default_rng(4)
-    codes = [np.concatenate([chat_codes(rng) for _ in range(count)]) for count in (9, 40)]
-    pairs = [np.array([1, 2, *end, 3, *end] * count) for count in (9, 40)]
-    text = [rng.integers(1, 11, CONTEXT * count) for count in (9, 40)]
+    codes = [EvaluationTokens("chat", np.concatenate([chat_codes(rng) for _ in range(count)])) for count in (9, 40)]
+    pairs = [EvaluationTokens("pairs", np.array([1, 2, *end, 3, *end] * count)) for count in (9, 40)]
+    text = [EvaluationTokens("text", rng.integers(1, 11, CONTEXT * count)) for count in (9, 40)]
     chat, translator, encoder = (model_of(name).float() for name in ("decoder", "encoder-decoder", "encoder"))
     return {
         "conversations": tuple(evaluate_chat(chat, TOKENIZER, part, config, *rest) for part in codes),

@@ -8,7 +8,7 @@ import torch
 
 from tests.variants import randomised, small
 from tinylm.model.build import build_model
-from tinylm.objectives.tasks import TASKS, make_task
+from tinylm.task_kinds import TASKS, make_task
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import train_char
 from tinylm.training_config import OBJECTIVES, Budget, TrainingConfig

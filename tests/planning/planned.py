@@ -8,6 +8,7 @@ import numpy as np
 
 from tests.machines import machine
 from tinylm.machine import Machine
+from tinylm.planning.data_shape import PairShape
 from tinylm.planning.plan import Plan, plan_training
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.run_config import AdapterConfig, DataConfig
@@ -38,7 +39,7 @@ def planned_pairs(train: list[int], val: Sequence[int] = (10,), **choices: Any) 
     pairs = dataclasses.replace(data(20 * len(train)), kind="pairs", train_pairs=len(train))
     contexts = PairContexts(np.array(train), np.array(val))
     return planned(
-        **{"data": pairs, "pair_contexts": contexts, "model": {"architecture": "encoder-decoder"}, **choices}
+        **{"data": pairs, "shape": PairShape(contexts), "model": {"architecture": "encoder-decoder"}, **choices}
     )
 
 

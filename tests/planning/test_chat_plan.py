@@ -9,6 +9,7 @@ import pytest
 from tests.machines import machine
 from tests.planning.planned import data, planned
 from tinylm.errors import UsageError
+from tinylm.planning.data_shape import ChatShape
 from tinylm.planning.memory import training_memory
 from tinylm.planning.plan import Plan
 from tinylm.planning.plan_request import PlanRequest
@@ -31,7 +32,7 @@ def tokens_of(lengths: list[int], scored: int = 2) -> ChatTokens:
 def planned_chats(train: list[int], val: tuple[int, ...] = (10,), scored: int = 2, **choices: Any) -> Plan:
     chats = dataclasses.replace(data(sum(train)), kind="chat", documents=len(train))
     parts = ChatParts(tokens_of(train, scored), tokens_of(list(val), scored))
-    return planned(**{"data": chats, "chat": parts, **choices})
+    return planned(**{"data": chats, "shape": ChatShape(parts), **choices})
 
 
 def test_the_objective_is_that_of_the_data() -> None:
@@ -74,7 +75,7 @@ def test_memory_is_that_of_the_rows() -> None:
     def per_sequence(length: int, pack: bool) -> int:
         chats = dataclasses.replace(data(length * 20), kind="chat", documents=20)
         parts = ChatParts(tokens_of([length] * 20), tokens_of([10]))
-        request = PlanRequest(data=chats, vocab_size=100, chat=parts, training={"pack": pack})
+        request = PlanRequest(data=chats, vocab_size=100, shape=ChatShape(parts), training={"pack": pack})
         config = planned(model={"size": "nano", "context": 2048}).model
         return training_memory(machine(), request, config, 1000, checkpointed=False).per_sequence
 

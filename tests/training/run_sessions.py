@@ -23,7 +23,7 @@ from tinylm.text.tokenizer import train_char
 from tinylm.training.events import Event, Stepped
 from tinylm.training.run import TrainingRun
 from tinylm.training.trainer import Outcome, StopTraining
-from tinylm.training_config import Budget, TrainingConfig, default_objective
+from tinylm.training_config import Budget, TrainingConfig, corpora_of, objective_for
 
 TOKENIZER = train_char("abcdef .").with_mask_token()
 SHAPE = small(
@@ -41,7 +41,7 @@ SHAPE = small(
 
 def config_of(adapter: AdapterConfig | None = None, model: ModelConfig = SHAPE, **choices: Any) -> RunConfig:
     settings: dict[str, Any] = {
-        "objective": default_objective(model.architecture),
+        "objective": objective_for(model.architecture, corpora_of(model.architecture)[0]),
         "budget": Budget(steps=60),
         "batch_size": 5,
         "micro_batch": 2,

@@ -42,7 +42,7 @@ class LoadedAdapter:
     """An adapter on its base model.
 
     layers: its layers by name.
-    data: description of the text it was trained on.
+    data, objective: description of the text it was trained on, and the objective.
     chat_template: Jinja source of its chat template.
     note: a notice for the user.
     """
@@ -50,6 +50,7 @@ class LoadedAdapter:
     layers: dict[str, Adapter]
     scale: float
     data: DataConfig | None
+    objective: str | None = None
     chat_template: str | None = None
     note: str | None = None
 
@@ -167,7 +168,7 @@ def load_adapter(model: Transformer, spec: AdapterSpec, base: RunConfig) -> Load
             require_tied(model, base, spec.path)
         layers = add_adapter(model, adapter)
         load_adapter_tensors(layers, weights.tensors, spec.path)
-        loaded = LoadedAdapter(layers, spec.scale, config.data, config.tokenizer.chat_template)
+        loaded = LoadedAdapter(layers, spec.scale, config.data, config.objective, config.tokenizer.chat_template)
     set_adapter_scale(loaded.layers, spec.scale)
     return loaded
 

@@ -87,7 +87,7 @@ def sample(
     )
     require(options.prompt.chat or options.prompt.chat_template is None, "--chat-template needs --chat.")
     chat_format = loaded.chat_format(options.prompt.chat_template) if options.prompt.chat else None
-    if chat_format is None and loaded.data is not None and loaded.data.kind == "chat":
+    if chat_format is None and loaded.data is not None and loaded.data.is_chat:
         console.note(
             "This model was trained on conversations; --chat answers prompts, and without it they are continued."
         )

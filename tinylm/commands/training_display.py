@@ -242,13 +242,13 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
     about = "about " if training.budget.time is not None else ""
     held = {"ddp": "a replica", "fsdp": "a shard"}[plan.parallel]
     each = f" in the first of {plan.ranks} processes, with {held} of the model in each" if plan.ranks > 1 else ""
-    sampled = data.kind == "text" and training.eval_tokens < data.val_tokens
+    sampled = data.is_plain_text and training.eval_tokens < data.val_tokens
     lines = {
         "tokenizer": f"{config.tokenizer.kind}, {model.vocab_size:,} ids",
         "text": f"{data.train_tokens:,} tokens to train on, {data.val_tokens:,} to validate with"
         + (f" (each time {training.eval_tokens:,} of them)" if sampled else "")
         + (f"; {data.train_pairs:,} pairs" if data.train_pairs else "")
-        + (f"; {data.documents:,} conversations" if data.kind == "chat" else ""),
+        + (f"; {data.documents:,} conversations" if data.is_chat else ""),
         "model": f"{plan.parameters:,} parameters: {model.layers} layers, {model.heads} heads, width {model.width}, "
         f"context {model.context}" + ("" if model.tie else ", untied") + (", compiled" if plan.runtime.compile else ""),
         "batch": f"{training.batch_size} sequences per step{micro_batch}",

@@ -7,6 +7,7 @@ import numpy as np
 
 from tinylm.reporter import Reporter
 from tinylm.text.corpus import code_points
+from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
 
 ORDER = 5  # longest history of the character model, in characters
@@ -15,7 +16,7 @@ MIN_DICTIONARY = 4096  # of xz, in bytes
 
 
 def baseline_bits_per_byte(
-    tokenizer: Tokenizer, tokens: np.ndarray, training: np.ndarray | None, reporter: Reporter
+    tokenizer: Tokenizer, tokens: np.ndarray, training: Tokens | None, reporter: Reporter
 ) -> dict[str, float]:
     """Bits per byte of the text `tokens` (N,) under each baseline, by name.
 
@@ -24,9 +25,9 @@ def baseline_bits_per_byte(
     Empty for tokens that encode no text. Only the first 5 MB of each text are used.
     """
 
-    def beginning(ids: np.ndarray) -> str:
+    def beginning(ids: Tokens) -> str:
         # A token encodes at least a byte, except special tokens; so few of them that the text is hardly shorter.
-        return tokenizer.decode(ids[:MAX_BYTES]).encode()[:MAX_BYTES].decode("utf-8", "ignore")
+        return tokenizer.decode(np.asarray(ids[:MAX_BYTES])).encode()[:MAX_BYTES].decode("utf-8", "ignore")
 
     text = beginning(tokens)
     if not text:  # special tokens only

@@ -1,7 +1,5 @@
 """Evaluation of a decoder on conversations: the loss of the scored tokens, such as those of answers."""
 
-import numpy as np
-
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.loop import default_batch_size
@@ -13,13 +11,14 @@ from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.reporter import Reporter
 from tinylm.text.chat_batches import chat_evaluation_batches, describe_left_out, require_usable, worth_packing
 from tinylm.text.chat_tokens import ChatTokens
+from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.tokenizer import Tokenizer
 
 
 def evaluate_chat(
     model: Decoder,
     tokenizer: Tokenizer,
-    codes: np.ndarray,
+    text: EvaluationTokens,
     config: EvaluationConfig,
     dtype: str,
     reporter: Reporter,
@@ -28,8 +27,7 @@ def evaluate_chat(
     """Loss of `model` on the scored tokens of conversations with its confidence interval, and bits per character and
     byte of their text.
 
-    codes: (N,) token ids with packed flags, see `tinylm.text.chat_tokens`. Conversations longer than the context are
-        cut, with a warning.
+    text: codes of conversations, see `tinylm.text.chat_tokens`. Those longer than the context are cut, with a warning.
     ranks: the processes that share the work; all return the same result.
 
     Raises UsageError if nothing is scored, and for settings that apply to plain text only.
@@ -37,7 +35,7 @@ def evaluate_chat(
     given = [f"`{name}`" for name in ("sequence_length", "stride", "baselines", "by_document") if getattr(config, name)]
     if given:
         raise UsageError(f"{', '.join(given)} is for plain text, not for conversations; leave it out.")
-    tokens, context = ChatTokens(codes), model.context
+    tokens, context = ChatTokens(text.codes), model.context
     require_usable(tokens, context, "evaluated")
     for sentence in describe_left_out(tokens, context, "evaluated"):
         reporter.warn(sentence)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,6 +16,7 @@ from tinylm.objectives.loss import LanguageModel
 from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.reporter import Reporter
 from tinylm.text.batches import Batch
+from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.token_masking import masked_evaluation_batches
 from tinylm.text.tokenizer import Tokenizer
 
@@ -24,17 +24,18 @@ from tinylm.text.tokenizer import Tokenizer
 def evaluate_masked(
     model: Encoder,
     tokenizer: Tokenizer,
-    tokens: np.ndarray,
+    text: EvaluationTokens,
     config: EvaluationConfig,
     dtype: str,
     reporter: Reporter,
     ranks: Ranks = ONE_RANK,
 ) -> Evaluation:
-    """Loss, perplexity and accuracy of `model` on masked tokens of the text `tokens` (N,), with an interval of the
+    """Loss, perplexity and accuracy of `model` on masked tokens of a text, with an interval of the
     loss. dtype: autocast dtype. ranks: the processes that share the work; all return the same result.
 
     Raises UsageError for fewer than 2 tokens.
     """
+    tokens = text.codes
     if len(tokens) < 2:
         raise UsageError(
             f"The text has fewer than 2 tokens ({len(tokens)}): one to predict and one to predict from; give more text."

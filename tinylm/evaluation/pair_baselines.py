@@ -5,30 +5,38 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tinylm.evaluation.excerpt import first_pairs
 from tinylm.evaluation.pairs import bleu_and_chrf
+from tinylm.reporter import Reporter
 from tinylm.text.pair_batches import PairTokens
+from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
 
-MAX_TRAINING_PAIRS = 50_000
+MAX_TRAINING_PAIRS, MAX_TRAINING_TOKENS = 50_000, 20_000_000
 SOURCE_ITSELF, NEAREST_SOURCE = "source itself", "target of the nearest training source"
 
 
-def baseline_bleu(tokenizer: Tokenizer, pairs: PairTokens, training: PairTokens | None) -> dict[str, float]:
-    """BLEU of the targets of each baseline, by name: the source itself, and `nearest_targets` among the first
-    MAX_TRAINING_PAIRS training pairs.
+def baseline_bleu(
+    tokenizer: Tokenizer, tokens: np.ndarray, training: Tokens | None, reporter: Reporter
+) -> dict[str, float]:
+    """BLEU of the targets of each baseline, by name, for the pairs in `tokens` (N,): the source itself, and
+    `nearest_targets` among the first training pairs, at most MAX_TRAINING_PAIRS with MAX_TRAINING_TOKENS tokens.
 
-    training: `None` leaves out the second baseline. Without sacrebleu, the result is empty.
+    training: tokens (M,) of the training pairs; `None` leaves out the second baseline. Without sacrebleu, the result is
+        empty.
     """
+    end = tokenizer.end_of_text_id
 
-    def texts(of: PairTokens, count: int) -> tuple[list[str], list[str]]:
-        sides = ((of.source(index), of.target(index)) for index in range(count))
+    def texts(ids: np.ndarray) -> tuple[list[str], list[str]]:
+        pairs = PairTokens(ids, end)
+        sides = ((pairs.source(index), pairs.target(index)) for index in range(len(pairs)))
         decoded = [(tokenizer.decode(source), tokenizer.decode(target)) for source, target in sides]
         return [source for source, _ in decoded], [target for _, target in decoded]
 
-    sources, references = texts(pairs, len(pairs))
+    sources, references = texts(tokens)
     targets: Mapping[str, Sequence[str]] = {SOURCE_ITSELF: sources}
-    if training is not None and len(training):
-        known = texts(training, min(len(training), MAX_TRAINING_PAIRS))
+    known = None if training is None else texts(first_pairs(training, end, MAX_TRAINING_PAIRS, MAX_TRAINING_TOKENS))
+    if known is not None and known[0]:
         targets = {**targets, NEAREST_SOURCE: nearest_targets(sources, *known)}
     scores = {name: bleu_and_chrf(hypotheses, references)[0] for name, hypotheses in targets.items()}
     return {name: bleu for name, bleu in scores.items() if bleu is not None}

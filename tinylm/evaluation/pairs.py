@@ -4,8 +4,6 @@ import copy
 import importlib.util
 from collections.abc import Sequence
 
-import numpy as np
-
 from tinylm.device import DTYPES
 from tinylm.errors import UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
@@ -18,6 +16,7 @@ from tinylm.model.encoder_decoder import EncoderDecoder
 from tinylm.objectives.loss import sequence_to_sequence_losses
 from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.reporter import Reporter
+from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.pair_batches import PairTokens, pair_evaluation_batches
 from tinylm.text.tokenizer import Tokenizer
 
@@ -27,7 +26,7 @@ SACREBLEU_MISSING = "BLEU and chrF need sacrebleu: pip install sacrebleu"
 def evaluate_pairs(
     model: EncoderDecoder,
     tokenizer: Tokenizer,
-    tokens: np.ndarray,
+    text: EvaluationTokens,
     config: EvaluationConfig,
     dtype: str,
     reporter: Reporter,
@@ -36,7 +35,7 @@ def evaluate_pairs(
     """Loss and perplexity of the reference targets, with an interval of the loss. For targets found by beam search:
     exact match rate and, with sacrebleu, BLEU and chrF.
 
-    tokens: (N,), encoded pairs. Pairs longer than the context are left out of the loss, and their sources are cut for
+    text: encoded pairs. Pairs longer than the context are left out of the loss, and their sources are cut for
     beam search. dtype: autocast dtype for the loss, and dtype of the weights for beam search. ranks: the processes
     that share the work; all return the same result.
 
@@ -45,7 +44,7 @@ def evaluate_pairs(
     has_sacrebleu = _has_sacrebleu()
     if config.bleu_tokenize is not None and not has_sacrebleu:
         raise UsageError(f"{SACREBLEU_MISSING}; leave out `bleu_tokenize`, or install it.")
-    pairs = PairTokens(tokens, tokenizer.end_of_text_id)
+    pairs = PairTokens(text.codes, tokenizer.end_of_text_id)
     fitting = pairs.fitting(model.context)
     if len(fitting) < len(pairs):
         reporter.warn(

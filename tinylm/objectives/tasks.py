@@ -1,7 +1,7 @@
-"""Tasks: each joins a dataset with the objectives of training and of validation."""
+"""Tasks: each joins a dataset with the objectives of training and of validation. tinylm/task_kinds.py lists them."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 from tinylm.errors import UsageError
@@ -119,20 +119,3 @@ class Chat:
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
         """As `Task.validation_batches`."""
         return chat_evaluation_batches(self._val, self._context, rows, self._packed, max_tokens)
-
-
-TASKS: dict[str, Callable[[TokenFolder, Tokenizer, ModelConfig, TrainingConfig], Task]] = {
-    "next-token": NextToken,
-    "masked-token": MaskedToken,
-    "sequence-to-sequence": SequenceToSequence,
-    "chat": Chat,
-}
-
-
-def make_task(tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> Task:
-    """The task of `training.objective` on encoded text.
-
-    Raises UsageError if no pair fits the context, or if no conversation has a scored token within the context, and
-    TinyLMError for plain text shorter than a window.
-    """
-    return TASKS[training.objective](tokens, tokenizer, model, training)

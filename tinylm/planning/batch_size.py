@@ -30,7 +30,7 @@ def choose_batch_size(machine: Machine, request: PlanRequest, config: ModelConfi
         tokens = int(budget.epochs * request.data.train_tokens / recipes.TARGET_STEPS)
     else:
         tokens = max_tokens
-    return max(1, int(min(max(tokens, min_tokens), max_tokens) / request.tokens_per_sequence(config)))
+    return max(1, int(min(max(tokens, min_tokens), max_tokens) / request.rows(config).tokens))
 
 
 def max_tokens_per_step(machine: Machine, width: int, optimizer: str) -> int:

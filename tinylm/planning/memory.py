@@ -94,11 +94,7 @@ def training_memory(
     checkpointed: whether activations are computed again in the backward pass
     sharded: whether the ranks of the request have shards of the model instead of replicas
     """
-    longest = config.context
-    if request.chat is not None:
-        longest = request.chat_rows(config).width
-    if request.pair_contexts is not None:
-        longest = 2 * min(int(request.pair_contexts.train.max()), config.context)  # source and target
+    longest = request.rows(config).longest
     size = element_size(machine)
     on_cpu = device_class(machine) == "cpu"
     layer_parameters = sum(shape.numel() * layers for shape, layers in layer_matrices(config).values())

@@ -1,9 +1,6 @@
 """The model to train: its size, context, output layer and dropout."""
 
-import math
 from dataclasses import replace
-
-import numpy as np
 
 from tinylm.errors import UsageError
 from tinylm.machine import Machine
@@ -14,8 +11,6 @@ from tinylm.planning.cost import matrix_parameters, training_step_seconds
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.schedule import RunLength
 from tinylm.presets import SIZES, check_options_have_effect, make_model_config
-from tinylm.text.chat_batches import ChatParts, describe_left_out, require_usable
-from tinylm.text.pair_batches import PairContexts
 
 
 def choose_model(request: PlanRequest, size: str, notices: list[str]) -> ModelConfig:
@@ -29,16 +24,10 @@ def choose_model(request: PlanRequest, size: str, notices: list[str]) -> ModelCo
     conversations without a token that counts in the loss.
     """
     config = request.base or _new_model(request, size)
-    if request.chat is not None:
-        config = _fit_context_to_chat(config, request, request.chat)
-        for name, part in zip(("training", "validation"), request.chat, strict=True):
-            notices += describe_left_out(part, config.context, name)
-    elif request.pair_contexts is None:
-        config = _fit_context_to_text(config, request, notices)
-    else:
-        if request.base is None and "context" not in request.model:
-            config = replace(config, context=choose_context(*request.pair_contexts))
-        notices += _pairs_left_out(config.context, request.pair_contexts)
+    is_new = request.base is None
+    if is_new and "context" not in request.model:
+        config = replace(config, context=request.shape.choose_context(request.data, config.context, notices))
+    notices += request.shape.check_context(request.data, config.context, is_new=is_new)
     check_options_have_effect(config, request.model)  # again, since the context may have changed
     return config
 
@@ -77,61 +66,6 @@ def training_tokens(machine: Machine, request: PlanRequest, config: ModelConfig)
     per_step = max_tokens_per_step(machine, config.width, request.optimizer)
     steps = request.seconds / training_step_seconds(machine, config, per_step, request.optimizer)
     return min(steps * per_step, recipes.MAX_USEFUL_EPOCHS * request.data.train_tokens)
-
-
-def _fit_context_to_text(config: ModelConfig, request: PlanRequest, notices: list[str]) -> ModelConfig:
-    """Shorten the context to the number of training tokens.
-
-    Raises UsageError if the context is too long and is set by the user or the base model.
-    """
-    tokens = request.data.train_tokens
-    available = tokens - 1  # the last token is a target only
-    if config.context <= available:
-        return config
-    if request.base is not None or "context" in request.model:
-        shorter = "" if request.base is not None else f", or a `context` of at most {available}"
-        raise UsageError(
-            f"The training text has {tokens} tokens, and a context of {config.context} needs {config.context + 1}; "
-            f"give more text{shorter}."
-        )
-    notices.append(f"The training text has only {tokens} tokens: the context is shortened to {available}.")
-    return replace(config, context=available)
-
-
-def _fit_context_to_chat(config: ModelConfig, request: PlanRequest, chat: ChatParts) -> ModelConfig:
-    """Lengthen the context so that nearly all conversations fit, unless it is set by the user or the base model.
-
-    Raises UsageError if no token within the context counts in the loss.
-    """
-    if request.base is None and "context" not in request.model:
-        config = replace(config, context=max(config.context, choose_context(*(part.lengths - 1 for part in chat))))
-    for name, part in zip(("training", "validation"), chat, strict=True):
-        require_usable(part, config.context, name)
-    return config
-
-
-def choose_context(train: np.ndarray, val: np.ndarray) -> int:
-    """A context that fits nearly all examples; fitting a few very long ones would take most of the memory.
-
-    train, val: (N,) and (M,), the context that each example needs
-    """
-    usual = int(np.quantile(train, recipes.PAIR_CONTEXT_QUANTILE, method="higher"))
-    longest = max(int(part.max()) for part in (train, val))
-    context, multiple = min(longest, recipes.PAIR_CONTEXT_FACTOR * usual), recipes.PAIR_CONTEXT_MULTIPLE
-    return max(recipes.MIN_PAIR_CONTEXT, math.ceil(context / multiple) * multiple)
-
-
-def _pairs_left_out(context: int, needed: PairContexts) -> list[str]:
-    """A notice for the training pairs, and one for the validation pairs, if any of them are longer than the context."""
-    notices = []
-    for name, part in zip(("training", "validation"), needed, strict=True):
-        left_out = int((part > context).sum())
-        if left_out:
-            notices.append(
-                f"{left_out:,} of {len(part):,} {name} pairs are left out: they do not fit the context of {context}, "
-                f"and the longest needs {part.max()}."
-            )
-    return notices
 
 
 def with_output_layer(config: ModelConfig, request: PlanRequest, length: RunLength) -> ModelConfig:

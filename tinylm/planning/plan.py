@@ -105,6 +105,5 @@ def choose_compile(machine: Machine, request: PlanRequest, config: ModelConfig, 
     """
     if request.compile != "auto":
         return request.compile == "on"
-    padded = config.architecture == "encoder-decoder" or (request.chat is not None and not request.packs(config))
-    constant_sizes = not padded and config.experts == 1
+    constant_sizes = request.rows(config).constant and config.experts == 1
     return constant_sizes and machine.compiled_is_faster and seconds >= recipes.MIN_SECONDS_TO_COMPILE

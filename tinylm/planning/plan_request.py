@@ -6,11 +6,10 @@ from typing import Any
 
 from tinylm.errors import UsageError
 from tinylm.model_config import ModelConfig
+from tinylm.planning.data_shape import DataShape, Rows, TextShape
 from tinylm.planning.recipes import DEFAULT_SECONDS, RECIPES, Recipe
 from tinylm.presets import PRESETS, SIZES
 from tinylm.run_config import AdapterConfig, DataConfig
-from tinylm.text.chat_batches import ChatParts, ChatRows, chat_rows, worth_packing
-from tinylm.text.pair_batches import PairContexts
 from tinylm.training_config import MUON_OPTIMIZERS, Budget
 from tinylm.validation import check_choice, check_numbers
 
@@ -19,7 +18,7 @@ from tinylm.validation import check_choice, check_numbers
 class PlanRequest:
     """A training run before it is planned.
 
-    data, vocab_size: the encoded corpus
+    data, vocab_size, shape: the encoded corpus; see `data_shape`
     model: the user's choices of `preset`, `size` and fields of ModelConfig; empty with a `base`
     training: the user's choices of fields of TrainingConfig, and of `warmup_steps`
     budget: without one, a run ends when the validation loss stops improving, or after DEFAULT_SECONDS
@@ -27,14 +26,13 @@ class PlanRequest:
     base: the model to train further, or the base model of `adapter`
     loading: bytes of memory that the weights of `base` took while they were read
     parallel, ranks: auto, ddp or fsdp, and the number of processes that train the model together
-    chat: the conversations, if the data are conversations
-    pair_contexts: the context that each pair needs, if the data are pairs
 
     Raises UsageError for values outside their range and for choices that contradict each other.
     """
 
     data: DataConfig
     vocab_size: int
+    shape: DataShape = field(default_factory=TextShape)
     model: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
     budget: Budget | None = None
@@ -44,8 +42,6 @@ class PlanRequest:
     parallel: str = "auto"
     ranks: int = 1
     adapter: AdapterConfig | None = None
-    pair_contexts: PairContexts | None = None
-    chat: ChatParts | None = None
 
     def __post_init__(self) -> None:
         check_numbers(self.training)
@@ -55,7 +51,7 @@ class PlanRequest:
         if self.size != "auto" and self.model.keys() >= SIZES[self.size].keys():
             parts = ", ".join(f"`{name}`" for name in SIZES[self.size])
             raise UsageError(f"`size` sets {parts}, and all of them are given; leave out `size` or one of them.")
-        if "pack" in self.training and self.chat is None:
+        if "pack" in self.training and not self.data.is_chat:
             raise UsageError("`pack` is for conversations, and the text has none; leave it out.")
         if self.training.get("schedule") == "constant" and self.training.get("min_lr") is not None:
             raise UsageError('`min_lr` has no effect with `schedule="constant"`; leave one of them out.')
@@ -107,23 +103,6 @@ class PlanRequest:
         """Training time in seconds; DEFAULT_SECONDS for a budget in steps or epochs."""
         return self.effective_budget.time or DEFAULT_SECONDS
 
-    def packs(self, config: ModelConfig) -> bool:
-        """Whether conversations share rows: the user's choice, or what is faster for the context of a model."""
-        assert self.chat is not None
-        if "pack" in self.training:
-            return bool(self.training["pack"])
-        return worth_packing(self.chat.train, config.context)
-
-    def chat_rows(self, config: ModelConfig) -> ChatRows:
-        """The rows of the training conversations for the context of a model."""
-        assert self.chat is not None
-        return chat_rows(self.chat.train, config.context, self.packs(config))
-
-    def tokens_per_sequence(self, config: ModelConfig) -> float:
-        """Tokens per row of a batch: the context for plain text, else the mean of a row of conversations, or of a pair
-        with source and target together.
-        """
-        if self.chat is not None:
-            rows = self.chat_rows(config)
-            return rows.n_tokens / len(rows)
-        return self.data.train_tokens / self.data.train_pairs if self.data.train_pairs else config.context
+    def rows(self, config: ModelConfig) -> Rows:
+        """The training sequences for the context of a model."""
+        return self.shape.rows(self.data, config.context, self.training.get("pack"))

@@ -25,14 +25,9 @@ class RunLength:
 
 def choose_length(machine: Machine, request: PlanRequest, config: ModelConfig, batch_size: int) -> RunLength:
     """The length of a run with this batch size; an estimate if the budget is a time."""
-    if request.chat is not None:
-        steps_per_epoch = float(math.ceil(len(request.chat_rows(config)) / batch_size))
-    elif request.pair_contexts is None:
-        steps_per_epoch = request.data.train_tokens / config.context / batch_size
-    else:  # the last batch of an epoch may be smaller
-        fitting = int((request.pair_contexts.train <= config.context).sum())
-        steps_per_epoch = max(1, math.ceil(fitting / batch_size))
-    tokens_per_step = batch_size * request.tokens_per_sequence(config)
+    rows = request.rows(config)
+    steps_per_epoch = rows.steps_per_epoch(batch_size)
+    tokens_per_step = batch_size * rows.tokens
     step_seconds = training_step_seconds(machine, config, tokens_per_step, request.optimizer)
     steps = request.effective_budget.total_steps(steps_per_epoch) or max(1, int(request.seconds / step_seconds))
     return RunLength(steps, steps / steps_per_epoch, steps * tokens_per_step, step_seconds)
@@ -109,12 +104,11 @@ def choose_settings(
         **request.recipe.settings,
         "objective": objective_for(config.architecture, request.data.kind),
         "lr": choose_learning_rate(request.recipe_name, config.width, request.adapter),
-        "label_smoothing": recipes.PAIR_LABEL_SMOOTHING if request.data.train_pairs else 0.0,
+        "label_smoothing": 0.0,
         "patience": recipes.DEFAULT_PATIENCE if request.budget is None else None,
         **choose_intervals(machine, request, config, length),
+        **request.shape.settings(config.context, request.training.get("pack")),
     }
-    if request.chat is not None:
-        settings["pack"] = request.packs(config)
     if request.recipe_name == "modern":
         settings["weight_decay"] = choose_weight_decay(length.epochs, parameters / request.data.train_tokens)
     settings |= {name: value for name, value in request.training.items() if name != "warmup_steps"}

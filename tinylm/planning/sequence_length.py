@@ -23,7 +23,7 @@ def choose_sequence_length(request: PlanRequest, notices: list[str]) -> int | No
             f"`sequence_length` is {length}; it must be at most the context of the model, {base.context}.",
         )
         return int(length)
-    if base is None or request.data.kind != "text" or base.context <= recipes.LONG_CONTEXT:
+    if base is None or not request.data.is_plain_text or base.context <= recipes.LONG_CONTEXT:
         return None
     length = max(1, min(recipes.SEQUENCE_LENGTH, request.data.train_tokens - 1))
     notices.append(

@@ -28,7 +28,7 @@ def describe_copied_text(model: Model, wanted: bool | None) -> dict[str, Any] | 
         return None
     if wanted:
         return _section(measure_memorisation(model), MemorisationConfig())
-    if not isinstance(model.network, Decoder) or model.data is None or model.data.kind != "text":
+    if not isinstance(model.network, Decoder) or model.data is None or not model.data.is_plain_text:
         return None
     config = MemorisationConfig(num_samples=NUM_SAMPLES)
     if model.data.train_characters > MAX_CHARACTERS:

@@ -2,10 +2,10 @@
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,9 +32,13 @@ from tinylm.text.file_selection import describe_skipped, format_size, holds_chat
 from tinylm.text.run_tokens import encode_again, find_run_corpus, reopen_part
 from tinylm.text.token_files import TokenFolder, encode_in_memory, encode_stream
 from tinylm.text.tokenizer import Tokenizer, describe_characters
-from tinylm.validation import check_choice
+from tinylm.validation import check_choice, require
 
 DEFAULT_VAL_FRACTION = 0.1
+OTHER_FORMATS = {  # of each kind that a model takes by default: the formats that read another kind, and a reason
+    "text": (("pairs",), "only an encoder-decoder takes them"),
+    "pairs": (("text", "lines"), "an encoder-decoder takes pairs"),
+}
 RECORD_KEYS = {  # phrases for messages: JSON keys of the kinds of corpus without `text_key`
     "pairs": "pairs has the keys 'source' and 'target'",
     "chat": "conversations has the keys 'messages', or 'prompt' and 'completion'",
@@ -110,9 +114,9 @@ def _find_corpora(
     """
     format = source.format
     requires_json = source.text_key is not None and "text_key" not in source.ignorable
-    if format in (("text", "lines") if kind == "pairs" else ("pairs",)):
+    others, reason = OTHER_FORMATS[kind]
+    if format in others:
         if "format" not in source.ignorable:
-            reason = "an encoder-decoder takes pairs" if kind == "pairs" else "only an encoder-decoder takes them"
             raise UsageError(f'`format="{format}"` does not fit the model: {reason}. Leave it out.')
         format = "auto"
     if format == ChatCorpus.kind:
@@ -121,7 +125,7 @@ def _find_corpora(
         raise UsageError(f"`text_key` is for documents; JSONL of {RECORD_KEYS[kind]}. Leave `text_key` out.")
     text_key = "text" if source.text_key is None else source.text_key
     corpora = [find_corpus(paths, text_key, source.encoding, spool, CORPUS_TYPES[kind], format) for paths in parts]
-    if kind == "text" and format == "auto" and not requires_json and any(map(_holds_chat, corpora)):
+    if kind == Corpus.kind and format == "auto" and not requires_json and any(map(_holds_chat, corpora)):
         kind = _require_chat(chat, corpora[0].name)
     corpora = _with_chat_format(source, corpora, kind, chat)
     if requires_json and not any(corpus.has_keys for corpus in corpora):
@@ -275,6 +279,32 @@ class EvaluationTokens(NamedTuple):
     names: Sequence[str] = ()
 
 
+@contextlib.contextmanager
+def evaluation_source(
+    files: str | Path | Sequence[str | Path] | TextSource | None,
+    text: str | None,
+    kind: str,
+    reading: Mapping[str, Any],
+) -> Iterator[TextSource | None]:
+    """Context manager for the source of an evaluation: `files`, or a temporary file that contains `text` and is read as
+    a corpus of this kind. `None` if neither is given.
+
+    reading: fields of TextSource for `files` that are not a TextSource. For `text`, only `unknown` applies.
+
+    Raises UsageError if both are given.
+    """
+    require(files is None or text is None, "Files and a text contradict each other; give one of them.")
+    if text is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "text"
+            file.write_bytes(text.encode())
+            yield TextSource(paths=(str(file),), format=kind, unknown=reading["unknown"])
+    elif files is None or isinstance(files, TextSource):
+        yield files
+    else:
+        yield TextSource(paths=tuple(map(str, (files,) if isinstance(files, str | Path) else files)), **reading)
+
+
 def evaluation_tokens(
     source: TextSource | None,
     run: Path,
@@ -294,7 +324,7 @@ def evaluation_tokens(
     if source is None:
         if data is None:
             raise UsageError(f"{run} has no validation {kind} of its own; name a file to evaluate on.")
-        name = "conversations" if data.kind == ChatCorpus.kind else data.kind
+        name = "conversations" if data.is_chat else data.kind
         reporter.note(f"Evaluating on the validation {name} of {run}.")
         return EvaluationTokens(data.kind, np.asarray(reopen_part(run, data, tokenizer, "val")))
     names: list[str] = []

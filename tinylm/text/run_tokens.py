@@ -76,7 +76,7 @@ def reopen_part(run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *,
 def reopen_ids(run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *, trust_mtime: bool = False) -> Tokens:
     """As `reopen_part`, but returns token ids for conversations, too."""
     codes = reopen_part(run, data, tokenizer, part, trust_mtime=trust_mtime)
-    return ids_of(np.asarray(codes)) if data.kind == ChatCorpus.kind else codes
+    return ids_of(np.asarray(codes)) if data.is_chat else codes
 
 
 def open_folder(folder: Path, data: DataConfig, tokenizer: Tokenizer) -> TokenFolder:

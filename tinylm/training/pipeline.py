@@ -14,6 +14,7 @@ from tinylm.errors import InterruptedRunError, TinyLMError, UsageError
 from tinylm.files import resolve_links
 from tinylm.launch import Launch
 from tinylm.machine import Machine, choose_machine
+from tinylm.planning.data_shape import data_shape
 from tinylm.planning.plan import Plan, plan_training
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.ranks import ONE_RANK, Ranks
@@ -22,10 +23,9 @@ from tinylm.run_config import Estimates, RunConfig, TokenizerConfig, new_run_id
 from tinylm.run_directory.commit import reserve
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.metrics_log import read_metrics
-from tinylm.text.chat_batches import ChatParts
+from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_tokens import ChatTokens, MarkedText, marked_examples
 from tinylm.text.corpus_loading import encode_text, handle_unknown_characters, load_text
-from tinylm.text.pair_batches import PairContexts
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.events import Event, Examples, Planned, Started
@@ -34,6 +34,7 @@ from tinylm.training.run import TrainingRun
 from tinylm.training.shared_run import receive_run, share_run
 from tinylm.training.starting_point import InitialModel
 from tinylm.training.training_request import TrainingRequest
+from tinylm.training_config import corpora_of
 
 if TYPE_CHECKING:
     from tinylm.loaded_model import Model
@@ -129,7 +130,7 @@ class PreparedRun:
 
     def examples(self, number: int) -> tuple[MarkedText, ...]:
         """The first `number` training conversations, split into text that counts in the loss and text that does not."""
-        if self.config.data is None or self.config.data.kind != "chat":
+        if self.config.data is None or not self.config.data.is_chat:
             raise UsageError("`show_examples` is for conversations, and the text has none; leave it out.")
         return marked_examples(ChatTokens(self.tokens.train), self.tokenizer, number)
 
@@ -252,20 +253,21 @@ class _Setup:
         """
         request, reporter = self.request, self.reporter
         model = request.start.load(self.source, request.training.get("seed", 0))
-        choose_chat_format = model.choose_chat_format if model.architecture == "decoder" else None
-        split = load_text(request.text, staging, model.corpus_kind, reporter, choose_chat_format)
+        kinds = corpora_of(model.architecture)
+        choose_chat_format = model.choose_chat_format if ChatCorpus.kind in kinds else None
+        split = load_text(request.text, staging, kinds[0], reporter, choose_chat_format)
         tokenizer = request.start.fit_tokenizer(model, split, reporter)
         unknown = request.text.unknown
         split = handle_unknown_characters(
             split, tokenizer, unknown, reporter, vocabulary_owner=model.vocabulary_owner, model=self.source
         )
         tokens, data = encode_text(split, tokenizer, staging, reporter)
-        contexts = PairContexts.from_tokens(tokens, tokenizer.end_of_text_id) if data.kind == "pairs" else None
         plan = plan_training(
             self.machine,
             PlanRequest(
                 data=data,
                 vocab_size=tokenizer.vocab_size,
+                shape=data_shape(data, tokens, tokenizer.end_of_text_id),
                 model=request.start.choices,
                 training=request.training,
                 budget=request.budget,
@@ -275,8 +277,6 @@ class _Setup:
                 parallel=request.parallel,
                 ranks=self.processes,
                 adapter=model.adapter,
-                pair_contexts=contexts,
-                chat=ChatParts.from_tokens(tokens) if data.kind == "chat" else None,
             ),
         )
         if plan.shortage is not None:

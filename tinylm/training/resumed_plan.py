@@ -6,12 +6,11 @@ from tinylm.errors import TinyLMError
 from tinylm.machine import Machine
 from tinylm.planning.batch_size import choose_micro_batch
 from tinylm.planning.cost import parameters_by_part
+from tinylm.planning.data_shape import data_shape
 from tinylm.planning.memory_plan import MemoryPlan, describe_shortage, plan_memory
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.recipes import MEMORY_ERROR
 from tinylm.run_config import RunConfig
-from tinylm.text.chat_batches import ChatParts
-from tinylm.text.pair_batches import PairContexts
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 
@@ -58,11 +57,10 @@ def plan_resumed(
     request = PlanRequest(
         data=data,
         vocab_size=tokenizer.vocab_size,
-        training=recorded | ({"pack": training.pack} if data.kind == "chat" else {}),
+        shape=data_shape(data, tokens, tokenizer.end_of_text_id),
+        training=recorded | ({"pack": training.pack} if data.is_chat else {}),
         base=model,
         adapter=config.adapter,
-        pair_contexts=PairContexts.from_tokens(tokens, tokenizer.end_of_text_id) if data.kind == "pairs" else None,
-        chat=ChatParts.from_tokens(tokens) if data.kind == "chat" else None,
         parallel=parallel,
         ranks=ranks,
     )

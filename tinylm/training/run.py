@@ -11,12 +11,13 @@ from torch import Tensor
 from tinylm.device import DTYPES, weights_dtype
 from tinylm.kernels.force_eager import discard_compiled
 from tinylm.model.stack import Transformer
-from tinylm.objectives.tasks import Task, make_task
+from tinylm.objectives.tasks import Task
 from tinylm.planning.memory_plan import require_repeatable_dropout
 from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.run_config import RunConfig, RuntimeConfig
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.tensor_files import WHOLE, Shard
+from tinylm.task_kinds import make_task
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.checkpoint_activations import checkpoint_activations

@@ -48,7 +48,7 @@ def generate_sample(model: Transformer, tokenizer: Tokenizer, config: RunConfig,
     `None` for models other than decoders, for sharded models, and for runs on conversations; also if memory runs out
     and for logits that are not finite, since a sample must not end the training run.
     """
-    if not isinstance(model, Decoder) or is_sharded(model) or (config.data is not None and config.data.kind == "chat"):
+    if not isinstance(model, Decoder) or is_sharded(model) or (config.data is not None and config.data.is_chat):
         return None
     dtype = "fp32" if config.runtime is None else config.runtime.dtype  # a frozen base has 16-bit weights
     was_training = model.training

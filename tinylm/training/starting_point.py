@@ -31,7 +31,6 @@ from tinylm.text.corpus_encoding import SplitCorpus
 from tinylm.text.corpus_loading import TextSource
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, describe_characters
 from tinylm.text.tokenizer_choice import choose_tokenizer, tokenizer_file
-from tinylm.training_config import OBJECTIVES, default_objective
 
 DEFAULT_RANK = 8
 
@@ -63,11 +62,6 @@ class InitialModel:
     chat_template: str | None = None
     adds_tokens: bool = False
     family: str | None = None
-
-    @property
-    def corpus_kind(self) -> str:
-        """The kind of corpus that the architecture is trained on: text or pairs."""
-        return OBJECTIVES[default_objective(self.architecture)].corpus
 
     def choose_chat_format(self, text: TextSource) -> ChatFormat:
         """Choose the format of conversations, and set `chat_template`: the chosen one, that of the model, or ChatML.

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.shell import story
-from tinylm.report.scores import first_bytes, first_pairs
+from tinylm.evaluation.excerpt import first_bytes, first_pairs
 from tinylm.text.tokenizer import train_bpe, train_char
 
 END = 9

@@ -1,0 +1,132 @@
+"""A new objective is a row in OBJECTIVES and a row in TASKS; no other code changes."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tinylm
+from tests.shell import story
+from tinylm.errors import UsageError
+from tinylm.evaluation.evaluation_config import EvaluationConfig
+from tinylm.evaluation.loop import evaluate_loss
+from tinylm.evaluation.result import Evaluation
+from tinylm.loaded_model import Model
+from tinylm.model.decoder import Decoder
+from tinylm.model_config import ModelConfig
+from tinylm.objectives.loss import next_token
+from tinylm.objectives.tasks import NextToken
+from tinylm.ranks import ONE_RANK, Ranks
+from tinylm.report.scores import score_validation
+from tinylm.reporter import Reporter
+from tinylm.run_directory.loading import read_config
+from tinylm.task_kinds import TASKS, TaskKind
+from tinylm.text.batches import Batch, evaluation_batches
+from tinylm.text.corpus_loading import EvaluationTokens, TextSource
+from tinylm.text.run_tokens import reopen_ids
+from tinylm.text.token_files import TokenFolder
+from tinylm.text.tokenizer import Tokenizer
+from tinylm.training.pipeline import Session, train_run
+from tinylm.training.starting_point import NewModel
+from tinylm.training.training_request import TrainingRequest
+from tinylm.training_config import OBJECTIVES, Budget, ObjectiveKind, TrainingConfig
+
+CONTEXT = 16
+SHAPE = {"layers": 1, "heads": 2, "width": 16, "context": CONTEXT}
+
+
+def last_only(batch: Batch) -> Batch:
+    """The batch, in which only the last target of each row counts."""
+    mask = torch.zeros(batch.targets.shape, dtype=torch.bool)
+    mask[:, -1] = True
+    return dataclasses.replace(batch, mask=mask)
+
+
+class LastToken(NextToken):
+    """A toy objective: predict the last token of each window."""
+
+    def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
+        super().__init__(tokens, tokenizer, model, training)
+        windows = self.batch
+        self.batch = lambda number: last_only(windows(number))
+
+    def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
+        return map(last_only, super().validation_batches(rows, max_tokens))
+
+
+def evaluate_last(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    text: EvaluationTokens,
+    config: EvaluationConfig,
+    dtype: str,
+    reporter: Reporter,
+    ranks: Ranks = ONE_RANK,
+) -> Evaluation:
+    batches = map(last_only, evaluation_batches(text.codes, model.context, config.batch_size or 4))
+    found = evaluate_loss(model, next_token, batches, dtype, ranks=ranks)
+    return Evaluation(loss=found.loss, perplexity=found.perplexity, tokens=found.tokens)
+
+
+def losses_of_last_tokens(model: Model, ids: np.ndarray) -> list[float]:
+    """-log p of the last token of each window, one window at a time."""
+    windows = [ids[start : start + CONTEXT + 1] for start in range(0, len(ids) - 1, CONTEXT)]
+    logits = [model.logits([window[:-1].tolist()])[0, -1] for window in windows]
+    return [F.cross_entropy(row, torch.tensor(int(w[-1]))).item() for row, w in zip(logits, windows, strict=True)]
+
+
+@pytest.fixture
+def request_of(tmp_path: Path) -> TrainingRequest:
+    (tmp_path / "text").write_text(story(3000))
+    return TrainingRequest(
+        start=NewModel(choices=SHAPE),
+        text=TextSource(paths=(str(tmp_path / "text"),)),
+        out=tmp_path / "run",
+        training={"objective": "last-token", "batch_size": 4, "eval_every": 3},
+        budget=Budget(steps=3),
+        device="cpu",
+    )
+
+
+def test_a_decoder_is_trained_evaluated_and_reported_with_an_objective_that_is_only_in_the_tables(
+    request_of: TrainingRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(OBJECTIVES, "last-token", ObjectiveKind("text", ("decoder",)))
+    monkeypatch.setitem(TASKS, "last-token", TaskKind(dataset=LastToken, evaluate=evaluate_last))
+    result = train_run(request_of, Session())
+    resumed = tinylm.train(resume=result.run, steps=6)
+    assert (result.step, resumed.step) == (3, 6)
+    config = read_config(result.run)
+    assert config.objective == "last-token"
+
+    model = resumed.load()
+    assert config.data is not None
+    losses = losses_of_last_tokens(model, np.asarray(reopen_ids(result.run, config.data, model.tokenizer, "val")))
+    assert resumed.best_val_loss == pytest.approx(np.mean(losses), rel=1e-4)
+    evaluation = model.evaluate()
+    assert evaluation.loss == pytest.approx(np.mean(losses), rel=1e-4)
+    assert evaluation.tokens == len(losses)
+    scores = score_validation(model, result.run)
+    assert scores is not None
+    assert scores["metrics"] == {name: pytest.approx(value, rel=1e-5) for name, value in evaluation.to_json().items()}
+    assert scores["baselines"] == {}
+
+
+def test_without_a_choice_the_objective_is_the_first_that_fits(
+    request_of: TrainingRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(OBJECTIVES, "last-token", ObjectiveKind("text", ("decoder",)))
+    monkeypatch.setitem(TASKS, "last-token", TaskKind(dataset=LastToken, evaluate=evaluate_last))
+    result = train_run(dataclasses.replace(request_of, training={"batch_size": 4}), Session())
+    assert read_config(result.run).objective == "next-token"
+    assert result.load().evaluate().bits_per_byte is not None
+
+
+@pytest.mark.parametrize("objective", ["masked-token", "chat"])
+def test_an_objective_for_other_models_or_data_is_an_error(request_of: TrainingRequest, objective: str) -> None:
+    with pytest.raises(UsageError, match=f"objective.*{objective}"):
+        train_run(dataclasses.replace(request_of, training={"objective": objective}), Session())

@@ -158,7 +158,8 @@ def _attention(model: Model, prompt: str | None, text: Tokens | None, map_bytes:
     and the `weights` (H, T, S): multiplied by 255, rounded to one byte each, in base64.
     """
     config = model.config.model
-    heads = config.heads * (config.layers + 2 * (config.encoder_layers or 0))
+    is_pair = config.architecture == "encoder-decoder"
+    heads = config.heads * (2 * config.layers + (config.encoder_layers or 0) if is_pair else config.layers)
     length = min(MAP_TOKENS, model.context, max(4, math.isqrt(map_bytes // heads)))
     if prompt is None:
         assert text is not None

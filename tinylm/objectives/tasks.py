@@ -33,7 +33,10 @@ class Task(Protocol):
         ...
 
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
-        """Validation batches of at most `rows` rows, with about `max_tokens` tokens in total; the same at each call."""
+        """Validation batches of at most `rows` rows, the same at each call.
+
+        max_tokens: about as many tokens in total; of pairs, target tokens, and of conversations, scored tokens
+        """
         ...
 
 

@@ -70,7 +70,7 @@ class TextShape:
     """Plain text, in windows of the length of the context."""
 
     def choose_context(self, data: DataConfig, context: int, notices: list[str]) -> int:
-        """The default, shortened to the number of training tokens."""
+        """The default, shortened to one less than the number of training tokens."""
         available = data.train_tokens - 1  # the last token is a target only
         if context > available:
             notices.append(

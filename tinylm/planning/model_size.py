@@ -16,8 +16,8 @@ from tinylm.presets import SIZES, check_options_have_effect, make_model_config
 def choose_model(request: PlanRequest, size: str, notices: list[str]) -> ModelConfig:
     """The base model, or a new model of this size.
 
-    The context of a new model is shortened to the number of training tokens, or chosen for the pairs or conversations,
-    unless the user set it. Sentences about a shortened context, and about pairs and conversations that are cut or left
+    The context of a new model is shortened to one less than the number of training tokens, or chosen for the pairs or
+    conversations, unless the user set it. Sentences about a shortened context, and about pairs and conversations that are cut or left
     out, are appended to `notices`.
 
     Raises UsageError for an invalid model, for a choice that has no effect, for a context longer than the text, and for
@@ -42,7 +42,7 @@ def _new_model(request: PlanRequest, size: str) -> ModelConfig:
 def choose_sizes(machine: Machine, request: PlanRequest) -> list[str]:
     """The sizes to plan with, in descending order; a smaller size is used if the model does not fit in memory.
 
-    A chosen size, or that of a base model, is the only one. Otherwise, the first is the largest valid size with
+    With a chosen size or a base model, the only item is `request.size`. Otherwise, the first is the largest valid size with
     TOKENS_PER_PARAMETER training tokens per parameter, or else the smallest valid size. If none is valid, the smallest
     size, which `make_model_config` rejects.
     """
@@ -68,7 +68,7 @@ def training_tokens(machine: Machine, request: PlanRequest, config: ModelConfig)
     return min(steps * per_step, recipes.MAX_USEFUL_EPOCHS * request.data.train_tokens)
 
 
-def with_output_layer(config: ModelConfig, request: PlanRequest, length: RunLength) -> ModelConfig:
+def with_tying(config: ModelConfig, request: PlanRequest, length: RunLength) -> ModelConfig:
     """Untie the output layer of a modern decoder in a short run, unless the user set `tie` (decision 019).
 
     Only with a vocabulary of at most UNTIED_MAX_VOCABULARY.

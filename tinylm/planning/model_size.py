@@ -17,8 +17,8 @@ def choose_model(request: PlanRequest, size: str, notices: list[str]) -> ModelCo
     """The base model, or a new model of this size.
 
     The context of a new model is shortened to one less than the number of training tokens, or chosen for the pairs or
-    conversations, unless the user set it. Sentences about a shortened context, and about pairs and conversations that are cut or left
-    out, are appended to `notices`.
+    conversations, unless the user set it. Sentences about a shortened context, and about pairs and conversations that
+    are cut or left out, are appended to `notices`.
 
     Raises UsageError for an invalid model, for a choice that has no effect, for a context longer than the text, and for
     conversations without a token that counts in the loss.
@@ -42,9 +42,9 @@ def _new_model(request: PlanRequest, size: str) -> ModelConfig:
 def choose_sizes(machine: Machine, request: PlanRequest) -> list[str]:
     """The sizes to plan with, in descending order; a smaller size is used if the model does not fit in memory.
 
-    With a chosen size or a base model, the only item is `request.size`. Otherwise, the first is the largest valid size with
-    TOKENS_PER_PARAMETER training tokens per parameter, or else the smallest valid size. If none is valid, the smallest
-    size, which `make_model_config` rejects.
+    With a chosen size or a base model, the only item is `request.size`. Otherwise, the first is the largest valid size
+    with TOKENS_PER_PARAMETER training tokens per parameter, or else the smallest valid size. If none is valid, the
+    smallest size, which `make_model_config` rejects.
     """
     if request.size != "auto" or request.base is not None:
         return [request.size]

@@ -28,8 +28,10 @@ def choose_tokenizer(split: SplitCorpus, tokenizer: str, vocab_size: int | None)
 
     A character tokenizer gets the characters of the training and the validation text; BPE is trained on the training
     text alone. A loaded tokenizer may have no ids for some characters of the text; `require_known_characters` checks
-    that. A tokenizer trained on conversations has the special tokens of their chat template. Raises UsageError for contradictory
-    settings and for a missing file, and TinyLMError for a file that is not a tokenizer.
+    that. A tokenizer trained on conversations has the special tokens of their chat template.
+
+    Raises UsageError for contradictory settings and for a missing file, and TinyLMError for a file that is not a
+    tokenizer.
     """
     pairs = isinstance(split.corpus, PairCorpus)
     if tokenizer == "auto":
@@ -84,9 +86,9 @@ def sample_for_tokenizer(stream: Stream, characters: int, limit: int, chunk: int
     """Yield text to train BPE on: the whole stream, or chunks from all of it with about `limit` characters in total.
 
     `characters` is the length of the stream. A chunk ends at the last line break within `chunk` characters; if there is
-    none, after about 4 * `chunk` characters. The parts of a split word would be new words, and the memory of the trainer
-    grows with the number of distinct words. One of every `ceil(characters / limit)` consecutive chunks is chosen at
-    random (with a fixed seed), since documents may alternate in a regular way.
+    none, after about 4 * `chunk` characters. The parts of a split word would be new words, and the memory of the
+    trainer grows with the number of distinct words. One of every `ceil(characters / limit)` consecutive chunks is
+    chosen at random (with a fixed seed), since documents may alternate in a regular way.
     """
     stride = max(1, -(-characters // limit))
     chunks = rechunk(stream, lambda text: text.rfind("\n", 0, chunk) + 1 if len(text) >= chunk else 0, 4 * chunk)

@@ -86,12 +86,12 @@ class InitialModel:
 
 
 class StartingPoint(Protocol):
-    """The starting point of a run: NewModel, TrainedModel or NewAdapter."""
+    """The starting point of a run: NewModel, TrainedModel or NewAdapter.
 
-    @property
-    def choices(self) -> Mapping[str, Any]:
-        """The settings of the model that were given: fields of ModelConfig, `preset` and `size`."""
-        ...
+    choices: the settings of the model that were given: fields of ModelConfig, `preset` and `size`
+    """
+
+    choices: Mapping[str, Any]
 
     def find_source(self, reporter: Reporter) -> Path | None:
         """The run directory to load from, which is never written to; `None` for a new model.
@@ -117,7 +117,7 @@ class StartingPoint(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewModel:
+class NewModel(StartingPoint):
     """A new model.
 
     choices: fields of ModelConfig, `preset` and `size`
@@ -149,7 +149,7 @@ class NewModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedModel:
+class TrainedModel(StartingPoint):
     """The weights, architecture and tokenizer of another run. `extend_vocab` extends the vocabulary for the text."""
 
     run: Path
@@ -205,10 +205,12 @@ class TrainedModel:
 
 
 class AdapterShape(Protocol):
-    """The settings of an adapter: LoRA or Bottleneck. The default run directory is the base's name and `suffix`."""
+    """The settings of an adapter: LoRA or Bottleneck.
 
-    @property
-    def suffix(self) -> str: ...
+    suffix: appended to the name of the base to make the default run directory
+    """
+
+    suffix: str
 
     def config(self, model: Transformer, base: Path, digest: str) -> AdapterConfig:
         """The configuration of the adapter on `model`, which was loaded from `base` and whose weights have `digest`.
@@ -219,7 +221,7 @@ class AdapterShape(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoRA:
+class LoRA(AdapterShape):
     """The settings of a LoRA.
 
     rank: default: 8, or the largest that fits; alpha: default: twice the rank
@@ -254,7 +256,7 @@ class LoRA:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bottleneck:
+class Bottleneck(AdapterShape):
     """The settings of bottleneck adapters with hidden size `bottleneck`, one after each sublayer."""
 
     bottleneck: int = 16
@@ -276,7 +278,7 @@ class Bottleneck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewAdapter:
+class NewAdapter(StartingPoint):
     """A new adapter on a base model. `base` is its path; default: the newest model under checkpoints/.
 
     The default run directory is next to a base that is a run, and under checkpoints/ for a model of another tool.

@@ -19,6 +19,7 @@ LEVELS = (
         "report",
         "sinks",
         "loaded_model",
+        "open_generator",
         "chat_session",
         "comparing",
         "memorising",

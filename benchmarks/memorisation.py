@@ -18,8 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tinylm.evaluation.memorisation import MemorisationConfig, draw_passages, measure_copied
-from tinylm.memorising import corpus_documents
+from tinylm.memorisation import MemorisationConfig, corpus_documents, draw_passages, measure_copied
 from tinylm.text.corpus import find_corpus
 
 WORD_KINDS, WORDS_AT_ONCE = 50_000, 20_000

@@ -63,14 +63,13 @@ class MissingError(Exception):
 
 def tinylm(engine: str, job: Job) -> Choices:
     """`tinylm sample` from an open model, sampling at its default temperature; it chooses its threads itself."""
-    from tinylm.commands.generator_choice import open_generator
-    from tinylm.commands.options import MachineOptions
-    from tinylm.console import Console
     from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
     from tinylm.generation.prompts import EncodedPrompt
+    from tinylm.open_generator import open_generator
+    from tinylm.reporter import SilentReporter
 
     speed, quantize = SpeedConfig(engine=engine), "int8" if job.kind == "q8_0" else "none"
-    model = open_generator(job.model, (), MachineOptions(device="cpu"), quantize, speed, Console(quiet=True))
+    model = open_generator(job.model, speed, device="cpu", quantize=quantize, reporter=SilentReporter())
     model.tokenizer.stop_ids = frozenset()  # all programs generate the same number of tokens
 
     def generate(rows: int, prompt: list[int], tokens: int) -> None:

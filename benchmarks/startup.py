@@ -48,7 +48,8 @@ def lap(name):
 begun = time.time()
 import tinylm.cli
 lap("command line")
-from tinylm.commands.generator_choice import Console, SpeedConfig, conversion_key, open_converted
+from tinylm.console import Console
+from tinylm.open_generator import SpeedConfig, conversion_key, open_converted
 lap("modules of generation")
 from tinylm.generation.llama_cpp import import_llama_cpp
 import_llama_cpp()

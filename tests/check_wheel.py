@@ -1,12 +1,14 @@
 """Build a wheel of the checkout, install it into clean environments, and use it.
 
     python tests/check_wheel.py        (make wheel-check)
+    python tests/check_wheel.py --torch 2.9.0 translate        (another version of torch, and only some extras)
 
 One environment has the wheel and its dependencies, in the versions of constraints.txt. For each extra there is another
 one that adds what the extra needs; it reaches the first through a .pth file, so that torch is installed once. In each,
 a process outside of the checkout trains a few steps, samples, does both from Python, and uses what the extra is for.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -134,11 +136,12 @@ def call(*command: str | Path, folder: Path) -> str:
 
 
 class Environment:
-    """A virtual environment. `base` is another one whose packages it can import."""
+    """A virtual environment. `base` is another one whose packages it can import; `constraints` is a file for pip."""
 
-    def __init__(self, folder: Path, base: "Environment | None" = None) -> None:
+    def __init__(self, folder: Path, constraints: Path, base: "Environment | None" = None) -> None:
         venv.create(folder, with_pip=base is None, symlinks=os.name != "nt")
         self.folder = folder
+        self.constraints = constraints
         self.python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
         found = call(self.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=folder)
         self.packages = Path(found.strip())
@@ -148,8 +151,8 @@ class Environment:
             self.pip = (self.python, base.packages / "pip")
 
     def install(self, *packages: str) -> None:
-        """With the versions of constraints.txt; pip's cache makes this fast after the first time."""
-        options = ("install", "--quiet", "--disable-pip-version-check", "--constraint", str(ROOT / "constraints.txt"))
+        """With the versions of `constraints`; pip's cache makes this fast after the first time."""
+        options = ("install", "--quiet", "--disable-pip-version-check", "--constraint", str(self.constraints))
         call(*self.pip, *options, *packages, folder=self.folder)
 
 
@@ -165,7 +168,19 @@ def smoke_test(environment: Environment, use: str, folder: Path) -> None:
     call(environment.python, "-c", program, folder=folder)
 
 
+def write_constraints(file: Path, torch: str | None) -> None:
+    """Write constraints.txt, with another version of torch if one is given."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    if torch is not None:
+        lines = [*(line for line in lines if not line.startswith("torch==")), f"torch=={torch}"]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("extras", nargs="*", help="extras to check (default: all but those that need a compiler)")
+    parser.add_argument("--torch", metavar="VERSION", help="the version of torch (default: that of constraints.txt)")
+    options = parser.parse_args()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = sorted(project["optional-dependencies"])
     if unknown := {*extras} ^ {*USES} - {"none"}:
@@ -178,20 +193,21 @@ def main() -> None:
             shutil.copy(ROOT / file, source)
         call(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", work, source, folder=work)
         (wheel,) = work.glob("*.whl")
-        base = Environment(work / "none")
+        write_constraints(work / "constraints.txt", options.torch)
+        base = Environment(work / "none", work / "constraints.txt")
         base.install(str(wheel))
         smoke_test(base, USES["none"], work / "none" / "work")
         print("no extra: ok", flush=True)
 
         def check(extra: str) -> None:
-            environment = Environment(work / extra, base)
+            environment = Environment(work / extra, work / "constraints.txt", base)
             environment.install(f"{wheel}[{extra}]")
             smoke_test(environment, USES[extra], work / extra / "work")
             print(f"extra {extra}: ok", flush=True)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             # `list` raises the first error; environments that are being checked end first.
-            list(pool.map(check, sys.argv[1:] or [extra for extra in extras if extra not in BY_NAME]))
+            list(pool.map(check, options.extras or [extra for extra in extras if extra not in BY_NAME]))
 
 
 if __name__ == "__main__":

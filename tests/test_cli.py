@@ -539,12 +539,12 @@ import atexit, gc, sys
 from tinylm.__main__ import main
 
 atexit.register(lambda: print(gc.get_freeze_count()))  # comes after what main registers
-sys.argv = ["tinylm", "runs"]
+sys.argv = ["tinylm", "sample", "--no-such-option"]
 main()
 """
 
 
-def test_at_exit_the_garbage_collector_ignores_imported_objects() -> None:
+def test_at_exit_of_a_command_that_computes_the_garbage_collector_ignores_imported_objects() -> None:
     result = run_child([sys.executable, "-c", ENDING])
     assert int(result.stdout.splitlines()[-1]) > 1000  # gc.freeze has moved them out of its reach
 

@@ -39,10 +39,9 @@ def _main() -> None:
         if "--debug" not in options and not _has_own_log():
             silence_stream("stderr")
     prepare_streams()
-    if not asks_for_help:
+    if command in TORCH_COMMANDS and not asks_for_help:
         _reduce_garbage_collection()
-        if command in TORCH_COMMANDS:
-            _set_torch_environment()
+        _set_torch_environment()
     from tinylm.cli import app
 
     app()

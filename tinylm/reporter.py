@@ -46,3 +46,13 @@ class LogReporter:
     def counting(self, what: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
         """Context manager that reports nothing."""
         yield lambda done: None
+
+
+class SilentReporter(LogReporter):
+    """Reports nothing."""
+
+    def note(self, message: str) -> None:
+        pass
+
+    def warn(self, message: str) -> None:
+        pass

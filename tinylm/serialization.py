@@ -39,7 +39,7 @@ def from_json(kind: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, dict):
             raise TypeError(f"expected an object, found {describe_value(value)}")
-        hints = _type_hints(typing.cast(type, kind))
+        hints = _type_hints(typing.cast(type, kind))  # mypy: dataclasses need not be hashable
         unknown = sorted(name for name in value if name not in hints)
         if unknown:
             more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""

@@ -54,6 +54,6 @@ def test_a_package_that_is_not_installed_is_named_with_what_it_is_for(monkeypatc
     assert record["optional_packages"]["zstandard"] is None
 
 
-def test_the_command_that_mends_a_problem_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_that_solves_a_problem_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "LOW_DISK", 1 << 60)
     assert "are free on the disk of this folder. To free some: tinylm cache --clear." in run_ok("doctor").stdout

@@ -185,7 +185,7 @@ def test_weights_that_a_program_changes_leave_no_record(run: Path, cache: Path) 
 
 
 def test_generation_from_a_converted_file_does_not_import_torch() -> None:
-    modules = ("commands.sample", "commands.chat", "commands.generator_choice", "chat_session")
+    modules = ("commands.sample", "commands.chat", "open_generator", "chat_session")
     imports = "".join(f"import tinylm.{module}\n" for module in modules)
     code = f"import sys\n{imports}assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=CHILD_LIMIT, env=environment())

@@ -25,7 +25,6 @@ torch.ops.aten = NamespaceWithout(torch.ops.aten, "_weight_int8pack_mm", "native
 for name in ("get_capabilities", "_is_avx512_bf16_supported", "_is_amx_tile_supported"):
     if hasattr(torch.cpu, name):
         delattr(torch.cpu, name)
-del torch._C._aoti
 
 from tinylm.__main__ import main
 

@@ -1,5 +1,6 @@
 """OpenMP spin is chosen before torch is imported; the measurement leaves no thread, file or setting behind."""
 
+import gc
 import os
 import shutil
 import threading
@@ -99,6 +100,12 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+WITHOUT_COMPUTATION = (
+    *("", "--help", "--version", "train --help", "sample -h", "nonsense"),
+    *("runs", "cache", "info x", "import x y", "export x"),
+)
+
+
 def start(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     monkeypatch.setattr("sys.argv", ["tinylm", *arguments])
     with pytest.raises(SystemExit):
@@ -131,9 +138,7 @@ def test_variables_that_the_user_has_set_are_kept(name: str, value: str, monkeyp
 
 
 @pytest.mark.usefixtures("unset")
-@pytest.mark.parametrize(
-    "arguments", ["", "--help", "--version", "runs", "info x", "train --help", "sample -h", "nonsense"]
-)
+@pytest.mark.parametrize("arguments", WITHOUT_COMPUTATION)
 def test_a_command_that_computes_nothing_measures_nothing_and_changes_no_setting(
     arguments: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,10 +150,23 @@ def test_a_command_that_computes_nothing_measures_nothing_and_changes_no_setting
 
 
 @pytest.mark.usefixtures("unset")
-@pytest.mark.parametrize("arguments", ["", "--help", "--version", "train --help", "sample -h"])
-def test_help_leaves_the_garbage_collector_as_it_is(arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("arguments", WITHOUT_COMPUTATION)
+def test_a_command_that_computes_nothing_leaves_the_garbage_collector_as_it_is(
+    arguments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gc.set_threshold", None)
+    monkeypatch.setattr("atexit.register", None)
     start(monkeypatch, *arguments.split())
+
+
+@pytest.mark.usefixtures("unset")
+@pytest.mark.parametrize("command", TORCH_COMMANDS)
+def test_a_command_that_computes_collects_garbage_less_often(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr("gc.set_threshold", calls.append)
+    monkeypatch.setattr("atexit.register", calls.append)
+    start(monkeypatch, command, "--no-such-option")
+    assert calls == [10_000, gc.freeze]
 
 
 @two_cores

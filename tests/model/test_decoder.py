@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from tests import reference_parts
 from tests.variants import every_variant, randomised, small
 from tinylm.model.build import build_model
-from tinylm.model.decoder import Decoder
+from tinylm.model.decoder import CacheShape, Decoder
 from tinylm.model.position import Position
-from tinylm.model.stack import Transformer
+from tinylm.model.stack import Embeddings, Transformer
 from tinylm.model_config import ModelConfig
 
 IDS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2, 8, 1, 12, 0], [0, 0, 0, 0, 0, 0, 0, 0, 0]]
@@ -123,10 +123,8 @@ def test_embedding_dropout_rescales_kept_values_and_is_off_in_evaluation() -> No
     torch.manual_seed(0)
     embedding = nn.Embedding(1, 10)
     nn.init.ones_(embedding.weight)
-    cache_shape = {"n_kv_heads": 1, "head_dim": 2, "windows": []}
-    model = Decoder(
-        Position(), [], nn.Identity(), embedding=embedding, output=None, context=8, dropout=0.25, **cache_shape
-    )
+    embeddings = Embeddings(embedding, output=None)
+    model = Decoder(Position(), [], nn.Identity(), 0.25, embeddings, 8, cache_shape=CacheShape(1, 2, ()))
     ids = torch.zeros(1000, 10, dtype=torch.long)
     values, counts = model.train()(ids).hidden.mul(3).round().unique(return_counts=True)
     assert values.tolist() == [0.0, 4.0]

@@ -31,7 +31,7 @@ from tinylm.text.batches import Windows, evaluation_batches
 from tinylm.text.corpus_encoding import SplitCorpus
 from tinylm.text.corpus_loading import encode_text
 from tinylm.text.sharded_tokens import ShardedTokens
-from tinylm.text.token_files import TokenFolder, encode_stream, encode_to_folder, shard_name
+from tinylm.text.token_files import SplitDocuments, TokenFolder, encode_stream, encode_to_folder, shard_name
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 KEY = "0123456789abcdef"
@@ -69,8 +69,7 @@ def encoded(folder: Path, train: Iterator[str | None] | None = None, tokenizer: 
     return encode_to_folder(
         folder,
         KEY,
-        lambda: stream() if train is None else train,
-        lambda: stream(DOCUMENTS[:2]),
+        SplitDocuments(lambda: stream() if train is None else train, lambda: stream(DOCUMENTS[:2])),
         tokenizer,
         lambda size: None,
         resumable=True,
@@ -431,9 +430,8 @@ texts = endless() if sys.argv[2] == "endless" else stream()
 folder = Path(sys.argv[1])
 
 def encode():
-    tokens = token_files.encode_to_folder(
-        folder, KEY, lambda: texts, lambda: iter(["a"]), BPE, lambda n: None, resumable=True
-    )
+    documents = token_files.SplitDocuments(lambda: texts, lambda: iter(["a"]))
+    tokens = token_files.encode_to_folder(folder, KEY, documents, BPE, lambda n: None, resumable=True)
     print(len(tokens.train))
 
 run_with_signal_handlers(encode)

@@ -15,6 +15,7 @@ from tinylm.text import token_files
 from tinylm.text.token_files import (
     STALE_SECONDS,
     UNFINISHED_SUFFIX,
+    SplitDocuments,
     TokenFolder,
     encode_stream,
     encode_to_folder,
@@ -25,12 +26,13 @@ from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 TRAIN: list[str | None] = ["the cat", " sat", None, "on the mat"]
 VAL: list[str | None] = ["a do", None, "ran"]
+DOCUMENTS = SplitDocuments(lambda: iter(TRAIN), lambda: iter(VAL))
 CHAR_TOKENIZER = train_char("abcdeghmnorst ")
 KEY = "0123456789abcdef"
 
 
 def encoded(folder: Path, tokenizer: Tokenizer = CHAR_TOKENIZER) -> TokenFolder:
-    return encode_to_folder(folder, KEY, lambda: iter(TRAIN), lambda: iter(VAL), tokenizer, lambda size: None)
+    return encode_to_folder(folder, KEY, DOCUMENTS, tokenizer, lambda size: None)
 
 
 def reopened(folder: Path) -> TokenFolder:
@@ -73,7 +75,7 @@ def test_the_id_255_is_stored_in_one_byte(tmp_path: Path) -> None:
     alphabet = "".join(map(chr, range(0x4E00, 0x4E00 + 255)))
     tokenizer = train_char(alphabet)
     tokens = encode_to_folder(
-        tmp_path / "t", KEY, lambda: iter([alphabet]), lambda: iter([]), tokenizer, lambda size: None
+        tmp_path / "t", KEY, SplitDocuments(lambda: iter([alphabet]), lambda: iter([])), tokenizer, lambda size: None
     )
     assert tokens.train.dtype == np.uint8
     assert tokens.train.tolist() == list(range(1, 256))
@@ -82,7 +84,7 @@ def test_the_id_255_is_stored_in_one_byte(tmp_path: Path) -> None:
 
 def test_progress_receives_the_characters_encoded(tmp_path: Path) -> None:
     progress: list[int] = []
-    encode_to_folder(tmp_path / "t", KEY, lambda: iter(TRAIN), lambda: iter(VAL), CHAR_TOKENIZER, progress.append)
+    encode_to_folder(tmp_path / "t", KEY, DOCUMENTS, CHAR_TOKENIZER, progress.append)
     assert sum(progress) == len("the cat saton the mat" + "a doran")
 
 
@@ -94,7 +96,11 @@ def test_many_chunks_stay_in_order() -> None:
 def test_an_unknown_character_stops_encoding_without_leaving_files(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"'x' \(U\+0078\)"):
         encode_to_folder(
-            tmp_path / "t", KEY, lambda: iter(["axe"]), lambda: iter(VAL), CHAR_TOKENIZER, lambda size: None
+            tmp_path / "t",
+            KEY,
+            SplitDocuments(lambda: iter(["axe"]), lambda: iter(VAL)),
+            CHAR_TOKENIZER,
+            lambda size: None,
         )
     assert list(tmp_path.iterdir()) == []
 
@@ -108,7 +114,7 @@ def never() -> Iterator[str | None]:
 
 def test_token_files_are_reused(tmp_path: Path) -> None:
     first = encoded(tmp_path / "t")
-    again = encode_to_folder(tmp_path / "t", KEY, never, never, CHAR_TOKENIZER, lambda size: None)
+    again = encode_to_folder(tmp_path / "t", KEY, SplitDocuments(never, never), CHAR_TOKENIZER, lambda size: None)
     assert again.train.tolist() == first.train.tolist()
     assert again.val.tolist() == first.val.tolist()
 
@@ -122,7 +128,9 @@ def test_two_processes_can_encode_the_same_text_at_once(tmp_path: Path) -> None:
         yield None
         yield "on the mat"
 
-    late = encode_to_folder(tmp_path / "t", KEY, slow, lambda: iter(VAL), CHAR_TOKENIZER, lambda size: None)
+    late = encode_to_folder(
+        tmp_path / "t", KEY, SplitDocuments(slow, lambda: iter(VAL)), CHAR_TOKENIZER, lambda size: None
+    )
     assert late.train.tolist() == ids_of(CHAR_TOKENIZER, "the cat sat", "on the mat")
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
 

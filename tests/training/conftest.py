@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.training.run_sessions import TOKENIZER
-from tinylm.text.token_files import TokenFolder, encode_to_folder
+from tinylm.text.token_files import SplitDocuments, TokenFolder, encode_to_folder
 
 
 @pytest.fixture(scope="module")
@@ -20,4 +20,5 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenFolder:
 
     train, val = documents(300), documents(40)
     folder = tmp_path_factory.mktemp("session") / "tokens"
-    return encode_to_folder(folder, "key", lambda: iter(train), lambda: iter(val), TOKENIZER, lambda size: None)
+    documents = SplitDocuments(lambda: iter(train), lambda: iter(val))
+    return encode_to_folder(folder, "key", documents, TOKENIZER, lambda size: None)

@@ -35,7 +35,7 @@ class Replacement(Adapter):
         return module
 
     def forward(self, x: Tensor) -> Tensor:
-        """Same shapes as the base module."""
+        """(..., in) -> (..., out), or (...) -> (..., out) for an embedding: the shapes of the base module."""
         if not self.adapter_scale:
             return self.base(x)
         plain = self._plain()

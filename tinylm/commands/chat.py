@@ -87,8 +87,8 @@ def chat(
 ) -> None:
     """Talk to a chat model in the terminal: questions from standard input, answers on standard output."""
     from tinylm.chat_session import ChatSession
-    from tinylm.commands.generator_choice import open_generator
     from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
+    from tinylm.open_generator import open_generator
 
     console = output.console()
     config = GenerationConfig(
@@ -98,7 +98,9 @@ def chat(
         **vars(sampling),
     )
     speed = SpeedConfig(**vars(engine))
-    loaded = open_generator(model, adapter or (), machine, quantize.quantize, speed, console)
+    loaded = open_generator(
+        model, speed, adapters=adapter or (), quantize=quantize.quantize, **vars(machine), reporter=console
+    )
     format = loaded.chat_format(options.chat_template)
     console.note(f"Seed {config.seed}. /help lists the commands, Ctrl-D ends.")
     talk(ChatSession(loaded, format, config, system=options.system), console)

@@ -20,8 +20,8 @@ from tinylm.errors import UsageError
 from tinylm.launch import Launch
 
 if TYPE_CHECKING:
+    from tinylm.comparison import Comparison
     from tinylm.console import Console
-    from tinylm.evaluation.comparison import Comparison
 
 
 @with_option_groups
@@ -65,7 +65,7 @@ def compare(
 
     The interval is a paired bootstrap over the documents, or over blocks of a long text. Tokenizers may differ.
     """
-    from tinylm.comparing import compare_models, load_model_or_adapter
+    from tinylm.comparison import compare_models, load_model_or_adapter
 
     if Launch.of(os.environ).size > 1:
         raise UsageError("Models are compared in one process; start the command without torchrun.")

@@ -30,7 +30,7 @@ def doctor(
 ) -> None:
     """Show versions, devices, number formats, threads, memory, disk, cache, and the largest models that train here.
 
-    Problems are named with what mends them. The exit code is 1 only if something does not work.
+    Each problem is shown with its solution. The exit code is 1 only if something does not work.
     """
     from tinylm.doctor import OPTIONAL_PACKAGES, diagnose
 
@@ -52,4 +52,4 @@ def doctor(
             console.result("  none")
     if not diagnosis.works:
         count = sum(problem.broken for problem in diagnosis.problems)
-        raise TinyLMError(f"{count} of the problems must be mended before tinylm works here.")
+        raise TinyLMError(f"{count} of the problems must be solved before tinylm works here.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tinylm.commands.memorisation import MemorisationOptions, check_memorisation_options, print_memorisation
+from tinylm.commands.memorisation_options import MemorisationOptions, check_memorisation_options, print_memorisation
 from tinylm.commands.option_groups import command_line_flags, with_option_groups
 from tinylm.commands.options import (
     ChatOptions,

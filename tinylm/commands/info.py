@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from tinylm.commands.fields import print_fields
+from tinylm.commands.info_columns import compare_records
 from tinylm.commands.next_steps import resume_command, shell_quote
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions
-from tinylm.commands.run_comparison import compare_records
 from tinylm.commands.terminal_plot import Curve, draw
 from tinylm.commands.trained_model_options import complete_run
 from tinylm.console import Console

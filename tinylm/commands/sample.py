@@ -61,8 +61,8 @@ def sample(
     output: OutputOptions,
 ) -> None:
     """Generate text with a model: continue a prompt, fill its masks (encoders) or translate it (encoder-decoders)."""
-    from tinylm.commands.generator_choice import open_generator
     from tinylm.generation.generation_config import BeamSearchConfig, PromptPolicy, SpeedConfig
+    from tinylm.open_generator import open_generator
 
     console = output.console()
     policy = PromptPolicy(**vars(options.policy))
@@ -78,12 +78,12 @@ def sample(
 
     loaded = open_generator(
         model,
-        adapter or prompt_adapters,
-        machine,
-        options.quantize.quantize,
         speed,
-        console,
+        adapters=adapter or prompt_adapters,
         switches_adapters=bool(prompt_adapters),
+        quantize=options.quantize.quantize,
+        **vars(machine),
+        reporter=console,
     )
     require(options.prompt.chat or options.prompt.chat_template is None, "--chat-template needs --chat.")
     chat_format = loaded.chat_format(options.prompt.chat_template) if options.prompt.chat else None

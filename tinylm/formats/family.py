@@ -23,15 +23,21 @@ PARAMETERS = ("weight", "bias")
 
 
 class LazyTensor(Protocol):
-    """A tensor that `load` reads or dequantizes. dtype: of the loaded tensor, `None` if unsupported."""
+    """A tensor in a file, which is read when it is needed."""
 
     @property
-    def shape(self) -> Sequence[int]: ...
+    def shape(self) -> Sequence[int]:
+        """The shape of the loaded tensor."""
+        ...
 
     @property
-    def dtype(self) -> torch.dtype | None: ...
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the loaded tensor; `None` if that of the file is not supported."""
+        ...
 
-    def load(self) -> Tensor: ...
+    def load(self) -> Tensor:
+        """Read or dequantize the tensor."""
+        ...
 
 
 Source = Mapping[str, Tensor | LazyTensor]

@@ -18,7 +18,7 @@ from tinylm.model.block import (
     PreNormBlockWithoutResidual,
     SandwichNormBlock,
 )
-from tinylm.model.decoder import Decoder
+from tinylm.model.decoder import CacheShape, Decoder
 from tinylm.model.encoder import Encoder
 from tinylm.model.encoder_decoder import EncoderDecoder
 from tinylm.model.feedforward import FeedForward, GatedFeedForward, gelu
@@ -39,7 +39,7 @@ from tinylm.model.rope_frequencies import (
     scale_linearly,
     yarn_attention_factor,
 )
-from tinylm.model.stack import Stack, Transformer
+from tinylm.model.stack import Embeddings, Stack, Transformer
 from tinylm.model_config import ModelConfig, RopeScaling
 
 
@@ -219,46 +219,45 @@ class _Parts:
         cross_attention = self.cross_attention() if cross else None
         return block(self.attention(causal), self.feedforward(), self.norm, config.dropout, cross_attention)
 
-    def stack(self, layers: list[PreNormBlock]) -> tuple[Position, list[PreNormBlock], nn.Module]:
-        return POSITIONS[self.config.position](self.config), layers, self.final_norm()
+    def stack(self, layers: list[PreNormBlock]) -> tuple[Position, list[PreNormBlock], nn.Module, float]:
+        """The arguments of `Stack`."""
+        return POSITIONS[self.config.position](self.config), layers, self.final_norm(), self.config.dropout
 
-    def embeddings(self) -> dict[str, Any]:
-        """Keyword arguments of `Transformer`."""
+    def embeddings(self) -> Embeddings:
         config = self.config
-        return {
-            "embedding": nn.Embedding(config.vocab_size, config.width),
-            "output": None if config.tie else Linear(config.width, config.vocab_size, bias=False),
-            "context": config.context,
-            "embedding_scale": config.embedding_scale or (math.sqrt(config.width) if config.scale_embedding else 1.0),
-            "dropout": config.dropout,
-        }
+        return Embeddings(
+            nn.Embedding(config.vocab_size, config.width),
+            None if config.tie else Linear(config.width, config.vocab_size, bias=False),
+            config.embedding_scale or (math.sqrt(config.width) if config.scale_embedding else 1.0),
+        )
 
-    def cache_shape(self) -> dict[str, Any]:
-        """Arguments of `Autoregressive` for its key/value caches."""
+    def cache_shape(self) -> CacheShape:
         config = self.config
-        windows = [config.local_window if i in config.local_layers else None for i in range(config.layers)]
-        return {"n_kv_heads": config.kv_heads, "head_dim": config.head_dim, "windows": windows}
+        windows = tuple(config.local_window if i in config.local_layers else None for i in range(config.layers))
+        return CacheShape(config.kv_heads, config.head_dim, windows)
 
 
 def _build_decoder(parts: _Parts) -> Transformer:
     embeddings = parts.embeddings()
     layers = [parts.layer(causal=True) for _ in range(parts.config.layers)]
-    return Decoder(*parts.stack(layers), **embeddings, **parts.cache_shape())
+    return Decoder(*parts.stack(layers), embeddings, parts.config.context, cache_shape=parts.cache_shape())
 
 
 def _build_encoder(parts: _Parts) -> Transformer:
     embeddings = parts.embeddings()
     layers = [parts.layer(causal=False) for _ in range(parts.config.layers)]
-    return Encoder(*parts.stack(layers), **embeddings)
+    return Encoder(*parts.stack(layers), embeddings, parts.config.context)
 
 
 def _build_encoder_decoder(parts: _Parts) -> Transformer:
     config = parts.config
     embeddings = parts.embeddings()
     encoder_layers = [parts.layer(causal=False) for _ in range(config.encoder_layers or config.layers)]
-    encoder = Stack(*parts.stack(encoder_layers), config.dropout)
+    encoder = Stack(*parts.stack(encoder_layers))
     layers = [parts.layer(causal=True, cross=True) for _ in range(config.layers)]
-    return EncoderDecoder(*parts.stack(layers), **embeddings, **parts.cache_shape(), encoder=encoder)
+    return EncoderDecoder(
+        *parts.stack(layers), embeddings, config.context, cache_shape=parts.cache_shape(), encoder=encoder
+    )
 
 
 ARCHITECTURES: dict[str, Callable[[_Parts], Transformer]] = {

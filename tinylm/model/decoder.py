@@ -1,7 +1,7 @@
 """The decoder-only transformer, and the base class of models with causal self-attention (notes 001, 002)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,19 +11,23 @@ from tinylm.model.kv_cache import Cache, KVCache, SlidingWindowCache
 from tinylm.model.stack import Output, Transformer
 
 
-class Autoregressive(Transformer):
-    """A transformer with causal self-attention: base class of the decoder and the encoder-decoder.
+class CacheShape(NamedTuple):
+    """The sizes of the key/value caches of a model.
 
     windows: per layer, the sliding-window size in tokens (the query included), or `None` for full attention (note 002).
     """
 
-    def __init__(
-        self, *args: Any, n_kv_heads: int, head_dim: int, windows: Sequence[int | None], **kwargs: Any
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self.n_kv_heads = n_kv_heads
-        self.head_dim = head_dim
-        self.windows = tuple(windows)
+    n_kv_heads: int
+    head_dim: int
+    windows: tuple[int | None, ...]
+
+
+class Autoregressive(Transformer):
+    """A transformer with causal self-attention: base class of the decoder and the encoder-decoder."""
+
+    def __init__(self, *args: Any, cache_shape: CacheShape) -> None:
+        super().__init__(*args)
+        self.n_kv_heads, self.head_dim, self.windows = cache_shape
 
     def positions_and_masks(self, ids: Tensor, cache: Sequence[Cache] | None) -> tuple[Tensor, list[Tensor | None]]:
         """Positions of the tokens `ids` (B, T), as (T,) or (B, T), and one mask per layer (see `causal_mask`)."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tinylm.model.attention_mask import padding_mask
 from tinylm.model.block import Memory
-from tinylm.model.decoder import Autoregressive
+from tinylm.model.decoder import Autoregressive, CacheShape
 from tinylm.model.encoder import encode
 from tinylm.model.kv_cache import Cache, CrossCache
 from tinylm.model.routing import merge_summaries
@@ -17,8 +17,8 @@ from tinylm.model.stack import Output, Stack
 class EncoderDecoder(Autoregressive):
     """A decoder with cross-attention to the output of `encoder`. Encoder and decoder share one embedding."""
 
-    def __init__(self, *args: Any, encoder: Stack, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, cache_shape: CacheShape, encoder: Stack) -> None:
+        super().__init__(*args, cache_shape=cache_shape)
         self.encoder = encoder
 
     def encode(self, source: Tensor, lengths: Tensor | None = None) -> tuple[Memory, Output]:

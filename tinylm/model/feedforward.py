@@ -50,7 +50,6 @@ class FeedForward(_FeedForward):
     input_projections = ("up_proj",)
 
     def compose(self, x: Tensor, project: Projection) -> Tensor:
-        """As the base class."""
         return project("down_proj", self.activation(project("up_proj", x)))
 
 
@@ -61,10 +60,9 @@ class GatedFeedForward(_FeedForward):
     gate_proj: nn.Linear
 
     def compose(self, x: Tensor, project: Projection) -> Tensor:
-        """As the base class."""
         return project("down_proj", self.activation(project("gate_proj", x)) * project("up_proj", x))
 
 
 def gelu(x: Tensor) -> Tensor:
-    """GELU with the tanh approximation, as in GPT-2 (Hendrycks and Gimpel 2016)."""
+    """GELU with the tanh approximation, as in GPT-2 (Hendrycks and Gimpel 2016): (...) -> (...)."""
     return F.gelu(x, approximate="tanh")

@@ -48,7 +48,7 @@ class KVCache:
         self.offset = 0
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """As `Cache.update`, with S = offset + T. Raises ValueError when the slots are used up."""
+        """As `Cache.update`, (B, K, T, W) -> (B, K, offset + T, W). Raises ValueError when the slots are used up."""
         end = self.offset + keys.shape[2]
         if end > self.keys.shape[2]:
             raise ValueError(f"the cache has {self.keys.shape[2]} slots, and {end} are needed")
@@ -92,7 +92,7 @@ class SlidingWindowCache:
         self.offset = 0
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """As `Cache.update`; returns the cached tokens (at most window - 1) and the new ones."""
+        """As `Cache.update`, (B, K, T, W) -> (B, K, S, W): at most window - 1 cached tokens and T new ones."""
         keys, values = torch.cat((self.keys, keys), dim=2), torch.cat((self.values, values), dim=2)  # (B, K, S, W)
         self.offset += keys.shape[2] - self.keys.shape[2]
         kept = min(self.window - 1, keys.shape[2])

@@ -27,7 +27,7 @@ class Position(nn.Module):
         return None
 
     def rotations(self, positions: Tensor, layers: int) -> list[Rotation | None]:
-        """The rotation of each layer."""
+        """The rotation of each layer, as `rotation` returns it: two tensors (T, R) or (B, 1, T, R), or `None`."""
         return [self.rotation(positions)] * layers
 
 
@@ -80,7 +80,6 @@ class RotaryPosition(Position):
         self.register_buffer("sines", torch.cat((-sines, sines), dim=-1), persistent=False)
 
     def rotation(self, positions: Tensor) -> Rotation:
-        """As `Position.rotation`."""
         cosines, sines = self.cosines[positions], self.sines[positions]
         if positions.dim() == 2:
             cosines, sines = cosines.unsqueeze(1), sines.unsqueeze(1)  # (B, 1, T, R)
@@ -104,7 +103,6 @@ class LocalRotaryPosition(RotaryPosition):
         self.local_layers = local_layers
 
     def rotations(self, positions: Tensor, layers: int) -> list[Rotation | None]:
-        """As `Position.rotations`."""
         everywhere, local = self.rotation(positions), self.local.rotation(positions)
         return [local if layer in self.local_layers else everywhere for layer in range(layers)]
 

@@ -71,11 +71,22 @@ class Stack(nn.Module):
         return Output(self.norm(x), merge_summaries(summaries) if summaries else None)
 
 
+class Embeddings(NamedTuple):
+    """The layers between token ids and a stack.
+
+    output: output layer; `None` uses the embedding's weight (note 004).
+    scale: factor of embedded tokens, rounded to their dtype as in Gemma.
+    """
+
+    embedding: nn.Embedding
+    output: nn.Linear | None
+    scale: float = 1.0
+
+
 class Transformer(Stack):
     """A stack with an embedding before it and an output layer after it.
 
-    output: output layer; `None` uses the embedding's weight (note 004). context: maximum sequence length in tokens.
-    embedding_scale: factor of embedded tokens, rounded to their dtype as in Gemma.
+    context: maximum sequence length in tokens.
     """
 
     def __init__(
@@ -83,18 +94,13 @@ class Transformer(Stack):
         position: Position,
         layers: Sequence[nn.Module],
         norm: nn.Module,
-        *,
-        embedding: nn.Embedding,
-        output: nn.Linear | None,
+        dropout: float,
+        embeddings: Embeddings,
         context: int,
-        embedding_scale: float = 1.0,
-        dropout: float = 0.0,
     ) -> None:
         super().__init__(position, layers, norm, dropout)
-        self.embedding = embedding
-        self.output = output
+        self.embedding, self.output, self.embedding_scale = embeddings
         self.context = context
-        self.embedding_scale = embedding_scale
 
     @property
     def vocab_size(self) -> int:

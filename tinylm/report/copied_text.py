@@ -3,9 +3,8 @@
 import re
 from typing import Any
 
-from tinylm.evaluation.memorisation import CopiedText, Memorisation, MemorisationConfig
 from tinylm.loaded_model import Model
-from tinylm.memorising import measure_memorisation
+from tinylm.memorisation import CopiedText, Memorisation, MemorisationConfig, measure_memorisation
 from tinylm.model.decoder import Decoder
 from tinylm.report.curves import number
 

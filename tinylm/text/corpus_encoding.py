@@ -21,6 +21,7 @@ from tinylm.text.token_files import (
     SHARD_TOKENS,
     TEXT_ENCODING,
     Encoding,
+    SplitDocuments,
     TokenFolder,
     encode_to_folder,
     token_key,
@@ -207,11 +208,9 @@ def encode_split(
     path = folder or private_folder("tokens") / key
     # Windows cannot rename a folder that contains a mapped file, and a new run directory is renamed when complete.
     mapped = folder is None or os.name != "nt"
-    parts = (split.train_documents, split.val_documents)
+    documents = SplitDocuments(split.train_documents, split.val_documents, ENCODINGS[kind])
     resumable = is_resumable(split, folder)
-    tokens = encode_to_folder(
-        path, key, *parts, tokenizer, progress, encoding=ENCODINGS[kind], mapped=mapped, resumable=resumable
-    )
+    tokens = encode_to_folder(path, key, documents, tokenizer, progress, mapped=mapped, resumable=resumable)
     for part, minimum, n_tokens in (
         ("training", MIN_TOKENS["train"], len(tokens.train)),
         ("validation", MIN_TOKENS["val"], len(tokens.val)),

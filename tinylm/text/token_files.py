@@ -212,28 +212,37 @@ class Encoding(NamedTuple):
     codes_per_id: int
 
 
+class SplitDocuments(NamedTuple):
+    """The documents of a split text: functions that return those of each part, and how they are encoded.
+
+    encoding: default: that of streams of text
+    """
+
+    train: Callable[[], Iterator[Any]]
+    val: Callable[[], Iterator[Any]]
+    encoding: Encoding | None = None
+
+
 def encode_to_folder(
     folder: Path,
     key: str,
-    train: Callable[[], Iterator[Any]],
-    val: Callable[[], Iterator[Any]],
+    documents: SplitDocuments,
     tokenizer: Tokenizer,
     progress: Progress,
     *,
-    encoding: Encoding | None = None,
     mapped: bool = True,
     resumable: bool = False,
 ) -> TokenFolder:
     """Encode both parts into the token folder `folder`, which is created atomically, or open it if it is valid.
 
-    `train` and `val` return the documents of the parts for `encoding`, by default streams of text; they are not called
-    if a valid folder exists. `progress` receives the number of characters encoded. With `resumable`, complete
-    shards are kept if the encoding is interrupted, and the next call for the same folder continues after them.
+    The functions of `documents` are not called if a valid folder exists. `progress` receives the number of characters
+    encoded. With `resumable`, complete shards are kept if the encoding is interrupted, and the next call for the same
+    folder continues after them.
 
     Raises TinyLMError if the folder cannot be written, or exists and cannot be read, and UsageError for characters
     without an id.
     """
-    encoding = encoding or TEXT_ENCODING
+    encoding = documents.encoding or TEXT_ENCODING
     codes = encoding.codes_per_id * tokenizer.vocab_size
     if os.path.lexists(folder):
         try:
@@ -247,8 +256,8 @@ def encode_to_folder(
         remove_stale(folder.parent)
         with _unfinished_folder(folder, resumable) as unfinished:
             index = _UnfinishedIndex(unfinished, key, codes, resumable)
-            for part, documents in (("train", train), ("val", val)):
-                _write_part(index, part, documents(), encoding, tokenizer, progress)
+            for part, stream in (("train", documents.train), ("val", documents.val)):
+                _write_part(index, part, stream(), encoding, tokenizer, progress)
             index.finish()
             try:
                 unfinished.replace(folder)

@@ -48,10 +48,15 @@ class RunStore:
         self.saved_step = saved_step
 
     def save_best(self, model: Transformer, step: int, val_loss: float) -> None:
+        """Save the weights with the lowest validation loss so far: nats per token, at this step."""
         tensors = full_tensors(self._weights(model), self._ranks.is_first)
         self._directory.save_best(tensors, self._config, step, val_loss)
 
     def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
+        """Start a save of everything that resuming needs. Returns the expected duration of the next save, in seconds.
+
+        Raises the error of an earlier save.
+        """
         weights, optimizer_state, values = self._weights(model), optimizer_tensors(optimizer, model), state.to_json()
         if self._shard != WHOLE:
             self._save_rows(weights, optimizer_state, values)

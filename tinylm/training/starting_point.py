@@ -80,12 +80,12 @@ class InitialModel:
 
 
 class StartingPoint(Protocol):
-    """The starting point of a run: NewModel, TrainedModel or NewAdapter."""
+    """The starting point of a run: NewModel, TrainedModel or NewAdapter.
 
-    @property
-    def choices(self) -> Mapping[str, Any]:
-        """The settings of the model that were given: fields of ModelConfig, `preset` and `size`."""
-        ...
+    choices: the settings of the model that were given: fields of ModelConfig, `preset` and `size`
+    """
+
+    choices: Mapping[str, Any]
 
     def find_source(self, reporter: Reporter) -> Path | None:
         """The run directory to load from, which is never written to; `None` for a new model.
@@ -111,7 +111,7 @@ class StartingPoint(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewModel:
+class NewModel(StartingPoint):
     """A new model.
 
     choices: fields of ModelConfig, `preset` and `size`
@@ -143,7 +143,7 @@ class NewModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedModel:
+class TrainedModel(StartingPoint):
     """The weights, architecture and tokenizer of another run. `extend_vocab` extends the vocabulary for the text."""
 
     run: Path
@@ -199,10 +199,12 @@ class TrainedModel:
 
 
 class AdapterShape(Protocol):
-    """The settings of an adapter: LoRA or Bottleneck. The default run directory is the base's name and `suffix`."""
+    """The settings of an adapter: LoRA or Bottleneck.
 
-    @property
-    def suffix(self) -> str: ...
+    suffix: appended to the name of the base to make the default run directory
+    """
+
+    suffix: str
 
     def config(self, model: Transformer, base: Path, digest: str) -> AdapterConfig:
         """The configuration of the adapter on `model`, which was loaded from `base` and whose weights have `digest`.
@@ -213,7 +215,7 @@ class AdapterShape(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoRA:
+class LoRA(AdapterShape):
     """The settings of a LoRA.
 
     rank: default: 8, or the largest that fits; alpha: default: twice the rank
@@ -248,7 +250,7 @@ class LoRA:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bottleneck:
+class Bottleneck(AdapterShape):
     """The settings of bottleneck adapters with hidden size `bottleneck`, one after each sublayer."""
 
     bottleneck: int = 16
@@ -270,7 +272,7 @@ class Bottleneck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewAdapter:
+class NewAdapter(StartingPoint):
     """A new adapter on a base model. `base` is its path; default: the newest model under checkpoints/.
 
     The default run directory is next to a base that is a run, and under checkpoints/ for a model of another tool.

@@ -11,8 +11,8 @@ from tinylm.errors import UsageError
 
 if TYPE_CHECKING:
     from tinylm.console import Console
-    from tinylm.evaluation.memorisation import CopiedText, Memorisation
     from tinylm.loaded_model import Model
+    from tinylm.memorisation import CopiedText, Memorisation
     from tinylm.text.corpus_loading import TextSource
 
 EXCERPT = 60  # characters of a match in the table
@@ -76,8 +76,7 @@ def print_memorisation(
     options: MemorisationOptions,
 ) -> None:
     """Measure memorisation and print the result. Raises the errors of `measure_memorisation`."""
-    from tinylm.evaluation.memorisation import MemorisationConfig
-    from tinylm.memorising import measure_memorisation
+    from tinylm.memorisation import MemorisationConfig, measure_memorisation
 
     config = MemorisationConfig(**vars(options.sampled))
     result = measure_memorisation(model, held_out, training, config)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.evaluation.test_verbatim import documents_of
 from tests.shell import story
 from tinylm.errors import UsageError
-from tinylm.evaluation.memorisation import MemorisationConfig, draw_passages, measure_copied
+from tinylm.memorisation import MemorisationConfig, draw_passages, measure_copied
 
 CONFIG = MemorisationConfig(num_samples=3, sample_length=10, prefix_length=4, min_match=5)
 

@@ -1,0 +1,54 @@
+"""Opening a model for generation, without importing torch if the cache has a converted file for llama.cpp."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tinylm.formats.hub import is_reference
+from tinylm.generation.converted_model import Conversion, ConvertedModel, conversion_key, open_converted
+from tinylm.generation.generation_config import SpeedConfig
+from tinylm.reporter import LogReporter, Reporter, SilentReporter
+from tinylm.run_directory.find_run import find_run, newest_model
+
+if TYPE_CHECKING:
+    from tinylm.loaded_model import Model
+
+
+def open_generator(
+    path: str | Path | None = None,
+    speed: SpeedConfig | None = None,
+    *,
+    adapters: Sequence[str | Path] = (),
+    switches_adapters: bool = False,
+    device: str = "auto",
+    dtype: str = "auto",
+    quantize: str = "none",
+    reporter: Reporter | None = None,
+) -> "Model | ConvertedModel":
+    """The model, prepared for generation and for nothing else.
+
+    speed, switches_adapters: see `Model.prepare_generation`. The other arguments are those of `tinylm.load`.
+
+    Raises the errors of both.
+    """
+    speed, reporter = speed or SpeedConfig(), reporter or LogReporter()
+
+    def find(reporter: Reporter) -> Path:
+        return newest_model(reporter) if path is None else find_run(Path(path), reporter)
+
+    key = None
+    if not adapters and not is_reference(str(path)):
+        found = find(SilentReporter())  # `load` finds it again and reports it
+        key = conversion_key(found, device, dtype, quantize)
+        if key is not None and (converted := open_converted(key, speed, reporter)) is not None:
+            find(reporter)
+            reporter.note(converted.note)
+            return converted
+    from tinylm.loaded_model import load
+
+    model = load(path, adapters=adapters, device=device, dtype=dtype, quantize=quantize, reporter=reporter)
+    decoder = model.prepare_generation(speed, switches_adapters=switches_adapters)
+    if key is not None and decoder is not None:
+        tokenizer = model.tokenizer.to_str()
+        Conversion(decoder.file.name, model.config, tokenizer, decoder.threads, model.note).write(key)
+    return model

@@ -52,12 +52,12 @@ def choose_tokenizer(split: SplitCorpus, tokenizer: str, vocab_size: int | None)
 
         settings = [split.train_characters, size, list(special), BPE_SAMPLE, SAMPLE_SEED]
         return train_or_recall(split.stats, settings, train)
-    file = tokenizer_file(tokenizer)
-    assert file is not None
-    return file
+    loaded = load_tokenizer_file(tokenizer)
+    assert loaded is not None
+    return loaded
 
 
-def tokenizer_file(choice: str) -> Tokenizer | None:
+def load_tokenizer_file(choice: str) -> Tokenizer | None:
     """Load the tokenizer.json at the path `choice`; returns `None` for auto, char and bpe.
 
     Raises UsageError if there is no such file, and TinyLMError for a file that is not a tokenizer.

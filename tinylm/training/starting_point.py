@@ -30,7 +30,7 @@ from tinylm.text.corpus import STANDARD_INPUT
 from tinylm.text.corpus_encoding import SplitCorpus
 from tinylm.text.corpus_loading import TextSource
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, describe_characters
-from tinylm.text.tokenizer_choice import choose_tokenizer, tokenizer_file
+from tinylm.text.tokenizer_choice import choose_tokenizer, load_tokenizer_file
 
 DEFAULT_RANK = 8
 
@@ -44,7 +44,7 @@ class InitialModel:
     config, network: `None` for a new model, which is built when its config is planned
     loading: peak memory for reading the weights of `network`, in bytes, including the mapped file
     tokenizer: `None` until it is chosen for the text
-    tokenizer_file: for a new model, the tokenizer that was given as a file
+    loaded_tokenizer: for a new model, the tokenizer loaded from a tokenizer.json
     adapter: the adapter to train on the model
     chat_template: the template that conversations are rendered with; `None` for a model that has none
     adds_tokens: whether missing special tokens of a chat template can be added to the tokenizer
@@ -57,7 +57,7 @@ class InitialModel:
     network: Transformer | None = None
     loading: int = 0
     tokenizer: Tokenizer | None = None
-    tokenizer_file: Tokenizer | None = None
+    loaded_tokenizer: Tokenizer | None = None
     adapter: AdapterConfig | None = None
     chat_template: str | None = None
     adds_tokens: bool = False
@@ -71,7 +71,7 @@ class InitialModel:
         source = read_template(text.chat_template) if text.chat_template else self.chat_template or CHATML
         extended = self.adds_tokens and source != self.chat_template
         self.chat_template = source
-        tokenizer = self.tokenizer or self.tokenizer_file
+        tokenizer = self.tokenizer or self.loaded_tokenizer
         return chat_format(source, tokenizer, text.train_on or "assistant", extended=extended)
 
     def build(self, config: ModelConfig, seed: int) -> Transformer:
@@ -88,9 +88,9 @@ class StartingPoint(Protocol):
     choices: Mapping[str, Any]
 
     def find_source(self, reporter: Reporter) -> Path | None:
-        """The run directory to load from, which is never written to; `None` for a new model.
+        """The run, Hugging Face folder or GGUF file to load from, never written to; `None` for a new model.
 
-        Raises UsageError if there is no such run.
+        Raises UsageError if there is no such model.
         """
         ...
 
@@ -103,7 +103,7 @@ class StartingPoint(Protocol):
         ...
 
     def fit_tokenizer(self, model: InitialModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
-        """The tokenizer for the text: trained on it, or that of the model.
+        """The tokenizer for the text: trained on it, loaded from a file, or that of the model, extended if needed.
 
         Raises UsageError for a tokenizer that cannot be used or extended.
         """
@@ -130,8 +130,8 @@ class NewModel(StartingPoint):
 
     def load(self, source: Path | None, seed: int) -> InitialModel:
         architecture = self.choices.get("architecture", "decoder")
-        file = tokenizer_file(self.tokenizer or "auto")
-        return InitialModel(architecture, f"The tokenizer {self.tokenizer}", tokenizer_file=file, adds_tokens=True)
+        loaded = load_tokenizer_file(self.tokenizer or "auto")
+        return InitialModel(architecture, f"The tokenizer {self.tokenizer}", loaded_tokenizer=loaded, adds_tokens=True)
 
     def fit_tokenizer(self, model: InitialModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
         tokenizer = choose_tokenizer(split, self.tokenizer or "auto", self.vocab_size)
@@ -144,7 +144,10 @@ class NewModel(StartingPoint):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModel(StartingPoint):
-    """The weights, architecture and tokenizer of another run. `extend_vocab` extends the vocabulary for the text."""
+    """The weights, architecture and tokenizer of a trained model: a run, a Hugging Face folder or a GGUF file.
+
+    extend_vocab: whether the vocabulary is extended for the text
+    """
 
     run: Path
     extend_vocab: bool = False
@@ -219,7 +222,7 @@ class LoRA(AdapterShape):
     """The settings of a LoRA.
 
     rank: default: 8, or the largest that fits; alpha: default: twice the rank
-    target: names of weight matrices, as in `tinylm.adapters.lora.TARGETS`
+    target: keys of `tinylm.adapters.lora.TARGETS`, such as attention, or several of them, separated by commas
     """
 
     rank: int | None = None

@@ -32,7 +32,7 @@ from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.pipeline import Session, train_run
 from tinylm.training.starting_point import NewModel
-from tinylm.training.training_request import TrainingRequest
+from tinylm.training.training_request import MachineChoices, TrainingRequest
 from tinylm.training_config import OBJECTIVES, Budget, ObjectiveKind, TrainingConfig
 
 CONTEXT = 16
@@ -88,7 +88,7 @@ def request_of(tmp_path: Path) -> TrainingRequest:
         out=tmp_path / "run",
         training={"objective": "last-token", "batch_size": 4, "eval_every": 3},
         budget=Budget(steps=3),
-        device="cpu",
+        machine=MachineChoices(device="cpu"),
     )
 
 

@@ -235,7 +235,7 @@ class _Setup:
     @classmethod
     def of(cls, request: TrainingRequest, reporter: Reporter, launch: Launch, job: str | None = None) -> Self:
         """Choose the machine and the paths. Raises UsageError if the run would replace the base model."""
-        machine = choose_machine(request.device, request.dtype, reporter)
+        machine = choose_machine(request.machine.device, request.machine.dtype, reporter)
         if machine.device == "cpu" and machine.free_memory is not None:
             machine = replace(machine, free_memory=machine.free_memory // launch.local_size)
         processes = f" in {launch.size} processes" if launch.size > 1 else ""
@@ -271,10 +271,10 @@ class _Setup:
                 model=request.start.choices,
                 training=request.training,
                 budget=request.budget,
-                compile=request.compile,
+                compile=request.machine.compile,
                 base=model.config,
                 loading=model.loading,
-                parallel=request.parallel,
+                parallel=request.machine.parallel,
                 ranks=self.processes,
                 adapter=model.adapter,
             ),

@@ -45,4 +45,4 @@ def _saved_before_restart(request: TrainingRequest, session: Session) -> ResumeR
     if isinstance(request.start, NewAdapter):
         base = request.start.base
     kind = config.adapter.kind if config.adapter else None
-    return ResumeRequest(run=out, adapter_kind=kind, base=base, parallel=request.parallel)
+    return ResumeRequest(run=out, adapter_kind=kind, base=base, parallel=request.machine.parallel)

@@ -36,6 +36,19 @@ from tinylm.validation import check_choice, check_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
+class MachineChoices:
+    """How a run uses the machine. Each choice is auto or another value.
+
+    device, dtype: a value of RuntimeConfig; compile: on or off; parallel: ddp or fsdp
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    compile: str = "auto"
+    parallel: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingRequest:
     """A new run.
 
@@ -43,8 +56,6 @@ class TrainingRequest:
     out: run directory to write, by default that of `start.default_out`; `force` replaces an existing run there
     training: the given fields of TrainingConfig, and `warmup_steps`; other fields are planned
     budget: default: training ends when the validation loss stops improving, or after ten minutes
-    device, dtype, compile: auto, or a value of RuntimeConfig (compile: on or off)
-    parallel: auto, ddp or fsdp
     show_examples: number of training conversations in the event Examples
     """
 
@@ -54,10 +65,7 @@ class TrainingRequest:
     force: bool = False
     training: Mapping[str, Any] = field(default_factory=dict)
     budget: Budget | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    compile: str = "auto"
-    parallel: str = "auto"
+    machine: MachineChoices = field(default_factory=MachineChoices)
     show_examples: int = 0
 
 
@@ -168,7 +176,8 @@ def _request(
         force=chosen.get("force", False),
         training=_select(chosen, OPTIMIZER_NAMES | INTERVAL_NAMES | {"patience", "seed"}),
         budget=_budget(chosen),
-        **_select(chosen, ("device", "dtype", "compile", "parallel", "show_examples")),
+        machine=MachineChoices(**_select(chosen, ("device", "dtype", "compile", "parallel"))),
+        **_select(chosen, ("show_examples",)),
     )
 
 

@@ -63,6 +63,11 @@ def child_process(
 
 def _kill_session(child: subprocess.Popen[str]) -> None:
     if child.returncode is None and os.name == "posix":  # not waited for yet, so its id is not reused
+        children = Path(f"/proc/{child.pid}/task/{child.pid}/children")
+        ranks = children.read_text().split() if children.exists() else []  # of torchrun, in sessions of their own
+        for rank in map(int, ranks):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(os.getpgid(rank), signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended between these lines (on macOS: EPERM)
             os.killpg(child.pid, signal.SIGKILL)
     elif child.returncode is None:

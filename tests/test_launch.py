@@ -1,5 +1,7 @@
 """The environment variables of torchrun."""
 
+from typing import Any
+
 import pytest
 
 from tinylm.errors import UsageError
@@ -13,6 +15,7 @@ TORCHRUN = {
     "LOCAL_RANK": "1",
     "LOCAL_WORLD_SIZE": "4",
     "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RUN_ID": "job-7",
 }
 
 
@@ -21,14 +24,18 @@ def test_without_torchrun_there_is_one_rank() -> None:
 
 
 def test_the_variables_of_torchrun_give_rank_size_and_the_address_of_its_store() -> None:
-    expected = Launch(rank=5, size=8, local_rank=1, local_size=4, host="node-1", port=29500, has_store=True)
+    local: dict[str, Any] = {"local_rank": 1, "local_size": 4}
+    expected = Launch(rank=5, size=8, host="node-1", port=29500, run_id="job-7", has_store=True, **local)
     assert Launch.of(TORCHRUN) == expected
 
 
-def test_a_missing_port_is_an_error_for_several_processes_only() -> None:
+@pytest.mark.parametrize("missing", [["MASTER_PORT"], ["LOCAL_RANK", "LOCAL_WORLD_SIZE"], ["RANK"]])
+def test_missing_variables_are_an_error_for_several_processes_only(missing: list[str]) -> None:
+    """Without LOCAL_RANK, as with several tasks of srun per machine, all processes would use one GPU."""
     assert Launch.of({"MASTER_ADDR": "node-1"}).size == 1
-    with pytest.raises(UsageError, match="MASTER_PORT is not set"):
-        Launch.of({"MASTER_ADDR": "node-1", "WORLD_SIZE": "2"})
+    variables = {name: value for name, value in TORCHRUN.items() if name not in missing}
+    with pytest.raises(UsageError, match=f"WORLD_SIZE is 8, but {' and '.join(missing)} (is|are) not set"):
+        Launch.of(variables)
 
 
 @pytest.mark.parametrize(

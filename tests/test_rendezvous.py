@@ -32,12 +32,21 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 
 
-def start(store: Any, monkeypatch: pytest.MonkeyPatch) -> list[Rendezvous]:
-    """The rendezvous of each rank, in processes that have just started."""
+def start(store: Any, monkeypatch: pytest.MonkeyPatch, *run_ids: str) -> list[Rendezvous]:
+    """The rendezvous of each rank of each job, in processes that have just started."""
     monkeypatch.setattr(rendezvous, "_numbers", itertools.count())
-    with ThreadPoolExecutor(SIZE) as pool:
-        launches = [Launch(rank=rank, size=SIZE, port=store.port, has_store=True) for rank in reversed(range(SIZE))]
+    jobs = run_ids or ("",)
+    shared: dict[str, Any] = {"size": SIZE, "port": store.port, "has_store": True}
+    launches = [Launch(rank=rank, run_id=job, **shared) for job in jobs for rank in reversed(range(SIZE))]
+    with ThreadPoolExecutor(len(launches)) as pool:
         return list(pool.map(lambda launch: meet(launch, print), launches))
+
+
+def test_two_jobs_that_share_a_store_do_not_answer_each_other(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = start(store, monkeypatch, "one", "two")
+    assert len({meeting.job for meeting in found[:SIZE]}) == len({meeting.job for meeting in found[SIZE:]}) == 1
+    assert found[0].job != found[SIZE].job
+    assert {meeting.restarts for meeting in found} == {0}
 
 
 def test_ranks_share_the_keys_of_their_rendezvous_and_see_none_of_an_earlier_one(
@@ -58,7 +67,7 @@ def test_the_job_stays_and_restarts_are_counted(store: Any, monkeypatch: pytest.
 def test_a_rank_that_ended_while_it_asked_does_not_mislead_the_next_one(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.set("tinylm/ask/1", "number of an ended process")
+    torch.distributed.PrefixStore("tinylm/", store).set("ask/1", "number of an ended process")
     assert len({found.job for found in start(store, monkeypatch)}) == 1
 
 
@@ -78,7 +87,7 @@ def test_without_torchrun_there_is_no_job() -> None:
 
 
 def test_missing_ranks_are_reported_and_named_in_the_error(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "TIMEOUT", timedelta(seconds=0.5))
+    monkeypatch.setattr(rendezvous, "TIMEOUT", timedelta(seconds=2))
     monkeypatch.setattr(rendezvous, "QUIET_SECONDS", 0.1)
     notes: list[str] = []
     with pytest.raises(JoinError, match=r"2 of 3 processes .*ranks 1, 2.* unset MASTER_ADDR, RANK and WORLD_SIZE"):
@@ -108,6 +117,7 @@ def lone(rank: int, limit: float, *arguments: str) -> tuple[list[str], dict[str,
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
     variables = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
+    variables |= {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
     return [sys.executable, "-c", IMPATIENT.format(limit=limit, arguments=arguments)], environment() | variables
 
 
@@ -125,7 +135,7 @@ def test_a_process_that_does_not_train_prints_as_usual_whatever_its_rank() -> No
     command, variables = lone(1, 0.5, "train", "--help")
     assert "Usage" in run_child(command, env=variables).stdout
     command, variables = lone(1, 0.5, "train", "text.txt")
-    assert "RANK is '1'" in run_child(command, env=variables | {"WORLD_SIZE": "1"}).stderr
+    assert "RANK is '1'" in run_child(command, env=variables | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}).stderr
 
 
 @pytest.mark.slow
@@ -147,3 +157,30 @@ def test_a_signal_ends_a_process_that_waits_for_the_others() -> None:
         assert child.stderr is not None and "Waiting for 1 of 2 processes" in child.stderr.readline()
         child.send_signal(signal.SIGTERM)
         assert child.wait(20) == -signal.SIGTERM
+
+
+DIVERGED = """
+import os, sys, time
+from tinylm import ranks
+from tinylm.errors import DivergedError, PeerError
+from tinylm.launch import Launch
+ranks.LINGER_SECONDS = 60
+try:
+    with ranks.join_ranks(Launch.of(os.environ)) as joined:
+        joined.gather(None)
+        if joined.is_first:
+            raise DivergedError("not finite")
+        time.sleep(2)  # until rank 0, if it does not wait, has ended
+        joined.gather(None)
+except (DivergedError, PeerError) as error:
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.mark.slow
+def test_without_the_store_of_torchrun_rank_0_keeps_its_own_until_the_others_have_read_its_error() -> None:
+    _, variables = lone(0, 0)
+    other = variables | {"RANK": "1", "LOCAL_RANK": "1"}
+    command = [sys.executable, "-c", DIVERGED]
+    with child_process(command, env=variables) as first, child_process(command, env=other) as second:
+        assert [child.wait(100) for child in (first, second)] == [3, 3]

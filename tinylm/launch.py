@@ -8,6 +8,7 @@ from tinylm.errors import UsageError
 
 MAX_RANKS = 1 << 16
 MAX_PORT = (1 << 16) - 1
+PER_PROCESS = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")  # required of several processes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +18,7 @@ class Launch:
     rank, local_rank: the number of this process, from 0, among all and among those on its machine
     size, local_size: the number of processes, in all and on this machine
     host, port: address of the store through which the processes find each other
+    run_id: torchrun's id of the job; several jobs may use one store
     has_store: whether torchrun runs that store, and keeps it when it restarts the processes; otherwise rank 0 runs it
     """
 
@@ -26,6 +28,7 @@ class Launch:
     local_size: int = 1
     host: str = "localhost"
     port: int = 0
+    run_id: str = ""
     has_store: bool = False
 
     @classmethod
@@ -34,6 +37,12 @@ class Launch:
         if "MASTER_ADDR" not in environment:
             return cls()
         size = _number(environment, "WORLD_SIZE", 1, 1, MAX_RANKS)
+        missing = [name for name in PER_PROCESS if name not in environment] if size > 1 else []
+        if missing:
+            raise UsageError(
+                f"WORLD_SIZE is {size}, but {' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not set. "
+                "Start the processes with torchrun, or unset MASTER_ADDR."
+            )
         local_size = _number(environment, "LOCAL_WORLD_SIZE", 1, 1, size)
         has_store = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return cls(
@@ -43,6 +52,7 @@ class Launch:
             local_size=local_size,
             host=environment["MASTER_ADDR"],
             port=_number(environment, "MASTER_PORT", 0, 1, MAX_PORT) if size > 1 or has_store else 0,
+            run_id=environment.get("TORCHELASTIC_RUN_ID", ""),
             has_store=has_store,
         )
 

@@ -14,7 +14,14 @@ TERMINATION_SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasat
 
 
 class Interrupted(BaseException):
-    """Raised in the main thread by the first signal, so that `finally` blocks run and remove temporary files."""
+    """Raised in the main thread by the first signal, so that `finally` blocks run and remove temporary files.
+
+    number: the signal
+    """
+
+    def __init__(self, number: int = signal.SIGINT) -> None:
+        super().__init__()
+        self.number = number
 
 
 class _Handler:
@@ -28,7 +35,7 @@ class _Handler:
         if self.number or _is_importing(frame):
             end_by_signal(number)
         self.number = number
-        raise Interrupted
+        raise Interrupted(number)
 
     def end_if_lost(self, unraisable: Any) -> None:
         """Hook for sys.unraisablehook: ends the process if Interrupted was raised where Python ignores exceptions."""

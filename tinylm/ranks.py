@@ -7,6 +7,7 @@ the same order. If one rank fails, all others raise PeerError with its message a
 import contextlib
 import itertools
 import json
+import signal
 import threading
 import time
 from collections import deque
@@ -23,6 +24,7 @@ from torch import Tensor
 from tinylm.errors import JoinError, PeerError, TinyLMError, UsageError, is_out_of_memory
 from tinylm.launch import Launch
 from tinylm.machine_profile import physical_cores, usable_cores
+from tinylm.process_signals import Interrupted
 from tinylm.rendezvous import Rendezvous, meet
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.text.batches import Batch
@@ -30,9 +32,11 @@ from tinylm.text.batches import Batch
 FRAME_BYTES = 1024  # exchanged at once; longer values need a second exchange
 BUCKET_BYTES = 32 << 20  # of tensors that are summed in one operation
 BUCKETS_IN_FLIGHT = 2  # besides the one that was just started
+MAX_SUM_BYTES = (BUCKETS_IN_FLIGHT + 1) * BUCKET_BYTES  # that `Ranks.add` takes in addition to contiguous tensors
 POLL_SECONDS = 0.05
 TIMEOUT = timedelta(minutes=30)  # of one operation, in which the other ranks wait while rank 0 saves or samples
-ERROR_KEY, READY_KEY = "error", "ready"
+LINGER_SECONDS = 10.0  # after an error, rank 0 keeps the store that it holds until the others have read the error
+ERROR_KEY, READY_KEY, ENDED_KEY = "error", "ready", "ended"
 
 
 class Ranks:
@@ -55,6 +59,11 @@ class Ranks:
     def is_first(self) -> bool:
         """Whether this is rank 0, which plans, writes files and reports."""
         return self.launch.rank == 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this is a single process that torchrun has not started."""
+        return self.size == 1 and not self.launch.has_store
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, in the order of the ranks. They are JSON values."""
@@ -209,7 +218,8 @@ class ProcessRanks(Ranks):
     def add(self, tensors: Sequence[Tensor]) -> None:
         pending: deque[tuple[Any, Tensor, list[Tensor]]] = deque()
         for bucket in _buckets(tensors):
-            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            in_place = len(bucket) == 1 and bucket[0].is_contiguous()
+            flat = bucket[0].view(-1) if in_place else torch.cat([tensor.reshape(-1) for tensor in bucket])
             with self._communication():
                 pending.append((torch.distributed.all_reduce(flat, async_op=True), flat, bucket))
             if len(pending) > BUCKETS_IN_FLIGHT:
@@ -221,7 +231,8 @@ class ProcessRanks(Ranks):
         with self._communication():
             work.wait()
         for tensor, total in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
-            tensor.copy_(total.view_as(tensor))
+            if tensor.data_ptr() != total.data_ptr():  # not summed in place
+                tensor.copy_(total.view_as(tensor))
 
     def part(self, batch: Batch) -> Batch:
         return batch.every(self.size, self.launch.rank)
@@ -251,10 +262,24 @@ class ProcessRanks(Ranks):
         if isinstance(error, TinyLMError):
             text, exit_code = str(error), error.exit_code
         elif not isinstance(error, Exception):
-            text, exit_code = "Stopped by a signal.", 130
+            number = error.number if isinstance(error, Interrupted) else signal.SIGINT
+            text, exit_code = "Stopped by a signal.", 128 + number
         record = {"rank": self.launch.rank, "message": text[:2000], "exit_code": exit_code}
         with contextlib.suppress(RuntimeError):  # the process that holds the store has ended
             self._store.compare_set(ERROR_KEY, "", json.dumps(record))
+
+    def end(self) -> None:
+        """After an error of any rank: rank 0 waits for the other ranks if it holds the store, since they read the error
+        there. Waits for LINGER_SECONDS at most: a rank may have been killed.
+        """
+        with contextlib.suppress(RuntimeError):  # the process that holds the store has ended
+            self._store.set(f"{ENDED_KEY}/{self.launch.rank}", "")
+            keys = [f"{ENDED_KEY}/{rank}" for rank in range(self.size)]
+            limit = time.monotonic() + LINGER_SECONDS
+            while self.is_first and not self.launch.has_store and time.monotonic() < limit:
+                if self._store.check(keys):
+                    return
+                time.sleep(POLL_SECONDS)
 
     @contextlib.contextmanager
     def _communication(self) -> Iterator[None]:
@@ -318,7 +343,7 @@ def join_ranks(launch: Launch, reporter: Reporter | None = None) -> Iterator[Ran
 
     reporter: receives a note if rank 0 has to wait for other ranks
 
-    The process can join again after the block; on CUDA, not after an exception.
+    The process can join again after the block; on CUDA and with a sharded model, not after an exception.
 
     Raises UsageError if torch has no torch.distributed, and JoinError if the other ranks cannot be reached.
     """
@@ -342,6 +367,7 @@ def join_ranks(launch: Launch, reporter: Reporter | None = None) -> Iterator[Ran
             ranks.publish(error)
         if not torch.cuda.is_available():  # NCCL could wait for operations of the rank that failed
             torch.distributed.destroy_process_group()
+        ranks.end()
         raise
     else:
         torch.distributed.destroy_process_group()

@@ -48,7 +48,7 @@ def meet(launch: Launch, note: Callable[[str], None]) -> Rendezvous:
     number = next(_numbers)
     address = f"{launch.host}:{launch.port}"
     try:
-        store = torch.distributed.TCPStore(  # type: ignore[attr-defined]  # absent in builds without it
+        shared = torch.distributed.TCPStore(  # type: ignore[attr-defined]  # absent in builds without it
             launch.host,
             launch.port,
             is_master=launch.rank == 0 and not launch.has_store,
@@ -56,6 +56,8 @@ def meet(launch: Launch, note: Callable[[str], None]) -> Rendezvous:
             wait_for_workers=False,
             multi_tenant=True,
         )
+        # Several torchrun commands may share one store.
+        store = torch.distributed.PrefixStore(f"tinylm/{launch.run_id}", shared)  # type: ignore[attr-defined]
         agreed = _invite(launch, store, number, note) if launch.rank == 0 else _ask(launch, store)
     except (RuntimeError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -80,16 +82,16 @@ def _seconds() -> int:
 
 def _invite(launch: Launch, store: Any, number: int, note: Callable[[str], None]) -> dict[str, Any]:
     """Rank 0: answer every rank that asks, until all ranks have confirmed the answer."""
-    prefix = f"tinylm/{secrets.token_hex(8)}"
-    job = store.compare_set(f"tinylm/job/{number}", "", secrets.token_hex(8)).decode()
-    restarts = store.add(f"tinylm/starts/{number}", 1) - 1 if launch.has_store else 0
+    prefix = secrets.token_hex(8)
+    job = store.compare_set(f"job/{number}", "", secrets.token_hex(8)).decode()
+    restarts = store.add(f"starts/{number}", 1) - 1 if launch.has_store else 0
     agreed = {"prefix": prefix, "job": job, "restarts": restarts}
     missing = list(range(1, launch.size))
     start, quiet = time.monotonic(), True
     while True:
         for rank in missing:
-            if store.check([f"tinylm/ask/{rank}"]):  # perhaps by a process that a restart has ended
-                store.set(f"tinylm/answer/{store.get(f'tinylm/ask/{rank}').decode()}", json.dumps(agreed))
+            if store.check([f"ask/{rank}"]):  # perhaps by a process that a restart has ended
+                store.set(f"answer/{store.get(f'ask/{rank}').decode()}", json.dumps(agreed))
         missing = [rank for rank in missing if not store.check([f"{prefix}/here/{rank}"])]
         if not missing:
             return agreed
@@ -108,7 +110,7 @@ def _invite(launch: Launch, store: Any, number: int, note: Callable[[str], None]
 
 def _ask(launch: Launch, store: Any) -> dict[str, Any]:
     own = secrets.token_hex(8)
-    store.set(f"tinylm/ask/{launch.rank}", own)
-    agreed: dict[str, Any] = json.loads(store.get(f"tinylm/answer/{own}"))  # waits
+    store.set(f"ask/{launch.rank}", own)
+    agreed: dict[str, Any] = json.loads(store.get(f"answer/{own}"))  # waits
     store.set(f"{agreed['prefix']}/here/{launch.rank}", "")
     return agreed

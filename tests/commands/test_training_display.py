@@ -3,15 +3,20 @@
 import contextlib
 import dataclasses
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.shell import tinylm
 from tests.variants import randomised, small
 from tinylm.commands.training_display import TrainingDisplay, process_start
 from tinylm.console import Console
+from tinylm.errors import TinyLMError
+from tinylm.launch import Launch
 from tinylm.model.build import build_model
+from tinylm.ranks import Ranks
 from tinylm.run_config import DataConfig, RunConfig, TokenizerConfig
 from tinylm.text.tokenizer import train_char
 from tinylm.training.events import Evaluated, Logged, Sampled, Started, Stepped
@@ -122,3 +127,31 @@ def test_a_resumed_run_shows_the_best_loss_of_earlier_sessions(
     display(Evaluated(400, 1.7, False, 1.5))
     display(Stepped(401, 0.7))
     assert shown == ["best 1.607@300  8.0k tokens 80.20 epochs  step 401  val 1.700@400"]
+
+
+@pytest.mark.parametrize(("rank", "message"), [(0, "`report` is"), (1, "began")])
+def test_the_report_and_trackers_are_opened_on_the_first_rank_and_their_errors_reach_the_others(
+    rank: int, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another machine may not have the folder or the package."""
+    published: list[str] = []
+
+    @contextlib.contextmanager
+    def join(launch: Launch, reporter: object) -> Iterator[Ranks]:
+        try:
+            yield Ranks(launch)
+        except TinyLMError as error:
+            published.append(str(error))
+            raise
+
+    def begin(request: object, session: object) -> None:
+        raise TinyLMError("began")
+
+    monkeypatch.setattr("tinylm.ranks.join_ranks", join)
+    monkeypatch.setattr("tinylm.training.restart.start_run", begin)
+    for name, value in {"MASTER_ADDR": "x", "MASTER_PORT": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, str(rank))
+    tinylm("train", tmp_path / "text.txt", "--report", tmp_path / "missing" / "report.html")
+    assert len(published) == 1 and message in published[0]

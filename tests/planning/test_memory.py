@@ -20,6 +20,7 @@ from tinylm.planning import recipes
 from tinylm.planning.cost import block_parameters, parameters_by_part
 from tinylm.planning.memory import TrainingMemory, activation_bytes, layer_bytes, training_memory
 from tinylm.planning.plan_request import PlanRequest
+from tinylm.ranks import MAX_SUM_BYTES
 
 
 def test_unfused_attention_stores_its_weights() -> None:
@@ -223,6 +224,17 @@ def test_shards_divide_the_state_and_add_what_is_gathered() -> None:
     assert replica.state - shard.state == 2 * total * 3 / 4, "of an adapter, only the base model is sharded"
     assert (shard.gradients, shard.copies, shard.best) == (replica.gradients, replica.copies, 0)
     assert shard.gathered == 2 * outside + recipes.GATHERED_BLOCKS * 2 * in_blocks / 4
+
+
+def test_replicas_copy_gradients_to_sum_them_in_buckets_of_limited_size() -> None:
+    adamw: dict[str, Any] = {"training": {"optimizer": "adamw"}}
+    small_model, large_model = 1000, 10**9
+    assert memory_of(parameters=small_model, ranks=2, **adamw).sums == 4 * small_model
+    large = memory_of(parameters=large_model, ranks=2, **adamw)
+    assert large.sums == MAX_SUM_BYTES
+    assert large.fixed == large.state + large.gradients + max(large.backward, MAX_SUM_BYTES)
+    assert memory_of(parameters=large_model, **adamw).sums == 0
+    assert memory_of(parameters=large_model, ranks=2, sharded=True, **adamw).sums == 0
 
 
 def test_a_replica_that_does_not_fit_is_sharded() -> None:

@@ -1,46 +1,91 @@
-"""A process of torchrun that runs the command line, with a fault on one rank from one step on.
+"""A process of torchrun that runs command lines, one after the other, with a fault on one rank from one step on.
 
-    ranks_fault_worker.py FAULT RANK STEP ARGUMENTS...
+    ranks_fault_worker.py CASES.json CODES
 
-FAULT: `error` raises an exception in the forward pass, `disk` is a full disk at each save.
+One command line runs in this process. Each of several runs in a process of its own, forked when torch is imported.
+CASES.json has [FAULT, RANK, STEP, ATTEMPT, ARGUMENTS] for each command line. FAULT: `error` raises an exception in the
+forward pass, `memory` runs out of memory there, `inf` makes the loss infinite, `disk` is a full disk at each save, or
+`none`. With an ATTEMPT, the fault is only in the processes that torchrun has started after that number of restarts, and
+an error ends them. Each rank writes the exit code of each command line to CODES/CASE-RANK.
 """
 
+import contextlib
 import errno
+import json
+import math
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import torch._dynamo  # before the forks, since these imports take seconds
+import torch.distributed.fsdp  # noqa: F401
+
+import tinylm.report.live  # noqa: F401
 from tinylm.__main__ import main
 from tinylm.run_directory import directory
 from tinylm.training import trainer
 
 
-def fail_from(step: int, fault: str) -> None:
+@contextlib.contextmanager
+def fail_from(step: int, fault: str) -> Iterator[None]:
     """Replace the method that fails."""
     accumulate, save = trainer.Trainer._accumulate_once, directory.RunDirectory.write_last
 
     def accumulate_or_fail(self: trainer.Trainer, *arguments: Any) -> Any:
-        if self.state.step >= step:
+        if self.state.step < step:
+            return accumulate(self, *arguments)
+        if fault == "memory":
+            raise MemoryError
+        if fault == "error":
             raise RuntimeError("injected")
-        return accumulate(self, *arguments)
+        return math.inf, accumulate(self, *arguments)[1]
 
     def save_or_fail(self: directory.RunDirectory, *arguments: Any, **options: Any) -> dict[str, str]:
-        if arguments[3]["step"] >= step:
-            directory.write_tensors = full_disk
-        return save(self, *arguments, **options)
+        if arguments[3]["step"] < step:
+            return save(self, *arguments, **options)
+        with patch.object(directory, "write_tensors", full_disk):
+            return save(self, *arguments, **options)
 
     def full_disk(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "optimizer.safetensors")
 
-    if fault == "error":
-        trainer.Trainer._accumulate_once = accumulate_or_fail
+    if fault == "disk":
+        replaced = patch.object(directory.RunDirectory, "write_last", save_or_fail)
     else:
-        directory.RunDirectory.write_last = save_or_fail
+        replaced = patch.object(trainer.Trainer, "_accumulate_once", accumulate_or_fail)
+    with replaced:
+        yield
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of a command line."""
+    sys.argv = ["tinylm", *arguments]
+    try:
+        main()
+    except SystemExit as error:
+        return int(error.code or 0)
+    return 0
+
+
+def run_forked(arguments: list[str]) -> int:
+    """The exit code of a command line in a process of its own."""
+    child = os.fork()
+    if child == 0:
+        sys.exit(run(arguments))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 if __name__ == "__main__":
-    fault, rank, step, *arguments = sys.argv[1:]
-    if os.environ["RANK"] == rank:
-        fail_from(int(step), fault)
-    sys.argv = ["tinylm", *arguments]
-    main()
+    cases, codes = Path(sys.argv[1]), Path(sys.argv[2])
+    code, own, lines = 0, int(os.environ["RANK"]), json.loads(cases.read_text())
+    for number, (fault, rank, step, attempt, arguments) in enumerate(lines):
+        fails = fault != "none" and rank == own and attempt in (None, int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
+        with fail_from(step, fault) if fails else contextlib.nullcontext():
+            code = run(arguments) if len(lines) == 1 else run_forked(arguments)
+        (codes / f"{number}-{own}").write_text(str(code))
+        if code and attempt is not None:
+            break
+    sys.exit(code)

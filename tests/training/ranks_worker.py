@@ -1,7 +1,7 @@
 """A process of torchrun that trains the runs in a JSON file, one after the other: [command, files, settings] each.
 
-Two settings are for tests only: stop_at, the step after which the first rank gets a signal, and fail_on, a rank that
-runs out of memory in the third step.
+The setting stop_at is for tests only: the step after which the first rank gets a signal. The command resume has the
+command that began the run in the place of the files.
 """
 
 import json
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from tinylm.launch import Launch
-from tinylm.model.block import PreNormBlock
 from tinylm.ranks import Ranks, join_ranks
 from tinylm.reporter import LogReporter
 from tinylm.training.events import Event, Stepped
@@ -28,14 +27,13 @@ def train(runs: list[Any], ranks: Ranks) -> None:
     for command, files, given in runs:
         settings = dict(given)
         out = Path(settings.pop("out"))
-        stop_at, fail_on = settings.pop("stop_at", None), settings.pop("fail_on", None)
-        if fail_on == ranks.launch.rank:
-            run_out_of_memory()
+        stop_at = settings.pop("stop_at", None)
         request: Any
         if command == "train":
             request = train_request(files, out, settings)
         elif command == "resume":
-            request = resume_request(out, files, settings)
+            kind = {"finetune-lora": "lora", "finetune-adapter": "bottleneck"}.get(files)
+            request = resume_request(out, [], settings, adapter_kind=kind)
         else:
             make = lora_request if command == "finetune-lora" else bottleneck_request
             request = make(files, Path(settings.pop("model")), out, settings)
@@ -45,20 +43,6 @@ def train(runs: list[Any], ranks: Ranks) -> None:
                 os.kill(os.getpid(), signal.SIGINT)
 
         start_run(request, Session(reporter=LogReporter(), callbacks=[stop], ranks=ranks))
-
-
-def run_out_of_memory() -> None:
-    """Let a block of the third training step fail."""
-    forward, passes = PreNormBlock.forward, 0
-
-    def fail(self: PreNormBlock, *arguments: Any) -> Any:
-        nonlocal passes
-        passes += self.training
-        if passes == 3:
-            raise MemoryError
-        return forward(self, *arguments)
-
-    PreNormBlock.forward = fail
 
 
 if __name__ == "__main__":

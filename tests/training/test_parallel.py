@@ -1,14 +1,19 @@
 """Sums over ranks, with ranks that are simulated in one process."""
 
+import signal
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from tests.training.trainer_bench import random_batch
 from tinylm import ranks
+from tinylm.errors import DivergedError, PeerError, UsageError
 from tinylm.launch import Launch
+from tinylm.process_signals import Interrupted
 from tinylm.ranks import BUCKET_BYTES, ProcessRanks, Ranks, _buckets, machine_threads
 from tinylm.rendezvous import Rendezvous
-from tinylm.training import parallel
+from tinylm.training import graceful_stop, parallel
 from tinylm.training.graceful_stop import StopRequest
 from tinylm.training.parallel import sum_gradients
 from tinylm.training.trainer import StopTraining
@@ -86,7 +91,7 @@ def test_the_ranks_of_a_machine_share_its_memory_but_have_a_gpu_each(monkeypatch
 def test_sharded_ranks_have_equally_many_micro_batches_and_each_row_counts_once(rows: int, size: int) -> None:
     batch = random_batch(0, rows=rows)
     every = [ProcessRanks(Launch(rank=rank, size=size), Rendezvous(None, None, 0), 1) for rank in range(size)]
-    found = [list(parallel.micro_batches(batch, 1, True, ranks)) for ranks in every]
+    found = [list(parallel.micro_batches(batch, ranks.part(batch), 1, True, ranks)) for ranks in every]
     assert len({len(parts) for parts in found}) == 1
     counted = torch.cat([part.ids for parts in found for part, counts in parts if counts])
     assert sorted(counted.tolist()) == sorted(batch.ids.tolist())
@@ -98,3 +103,47 @@ def test_buckets_have_all_tensors_in_order_and_are_bounded() -> None:
     found = list(_buckets(tensors))
     assert [tensor.numel() for bucket in found for tensor in bucket] == sizes
     assert all(len(bucket) == 1 or sum(tensor.nbytes for tensor in bucket) <= BUCKET_BYTES for bucket in found)
+
+
+def test_a_large_contiguous_gradient_is_summed_in_place_and_all_others_in_buckets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copy of the gradient of a large embedding would need as much memory again."""
+    large, transposed = torch.arange(100.0), torch.arange(90.0).view(9, 10).t()
+    tensors = [torch.ones(3), torch.ones(2, 2), large, torch.ones(5), transposed]
+    expected = [2 * tensor for tensor in tensors]
+    summed: list[torch.Tensor] = []
+
+    def double(tensor: torch.Tensor, async_op: bool) -> SimpleNamespace:
+        summed.append(tensor)
+        return SimpleNamespace(wait=lambda: tensor.mul_(2))
+
+    monkeypatch.setattr(ranks, "BUCKET_BYTES", 40)
+    monkeypatch.setattr(torch.distributed, "all_reduce", double)
+    ProcessRanks(Launch(size=2), Rendezvous(None, None, 0), 1).add(tensors)
+    assert all(torch.equal(found, tensor) for found, tensor in zip(tensors, expected, strict=True))
+    assert [tensor.data_ptr() == large.data_ptr() for tensor in summed] == [False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [(Interrupted(signal.SIGTERM), 143), (KeyboardInterrupt(), 130), (DivergedError("x"), 3), (ValueError(), 1)],
+)
+def test_the_other_ranks_end_with_the_exit_code_of_the_first_error(error: BaseException, exit_code: int) -> None:
+    found = ProcessRanks(Launch(size=2), Rendezvous(torch.distributed.HashStore(), None, 0), 1)
+    found.publish(error)
+    found.publish(UsageError("later"))
+    with pytest.raises(PeerError) as caught, found._communication():
+        raise RuntimeError("closed")
+    assert caught.value.exit_code == exit_code
+
+
+def test_signals_in_several_processes_may_be_seconds_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler sends SIGTERM to every process of a job, and torchrun, when it has received its own, another one."""
+    for request in (StopRequest(OtherGives()), StopRequest(Ranks(Launch(has_store=True)))):
+        clock = iter([10.0, 11.0, 10.0 + 2 * graceful_stop.SHARED_DUPLICATE_SECONDS])
+        monkeypatch.setattr(graceful_stop.time, "monotonic", lambda clock=clock: next(clock))
+        request.check()
+        assert [request.receive(signal.SIGTERM) for _ in range(3)] == [False, False, True]
+        with pytest.raises(StopTraining):
+            request.check()

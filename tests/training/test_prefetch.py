@@ -5,6 +5,10 @@ import threading
 import pytest
 import torch
 
+from tests.training.trainer_bench import random_batch
+from tinylm.launch import Launch
+from tinylm.ranks import ProcessRanks
+from tinylm.rendezvous import Rendezvous
 from tinylm.text.batches import Batch
 from tinylm.training.prefetch import BatchPrefetcher, prefetch
 
@@ -48,14 +52,19 @@ def test_an_error_of_a_batch_is_raised_when_it_is_asked_for() -> None:
         prefetched(7)
 
 
-def test_only_batches_for_cuda_are_pinned_and_prefetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned: list[int] = []
+def test_only_the_rows_of_this_rank_are_pinned_and_only_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[torch.Tensor] = []
 
     def pin(tensor: torch.Tensor) -> torch.Tensor:
-        pinned.append(int(tensor))
+        pinned.append(tensor)
         return tensor
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
-    assert prefetch(batch_of, torch.device("cpu")) is batch_of
-    assert ids(prefetch(batch_of, torch.device("cuda"))(3)) == 3
-    assert pinned[:2] == [3, 4]  # ids and targets of the batch
+    ranks = ProcessRanks(Launch(rank=1, size=4), Rendezvous(None, None, 0), 1)
+    whole, own = prefetch(random_batch, torch.device("cpu"), ranks)(3)
+    assert not pinned and own.ids.equal(whole.ids[1::4]) and whole.ids.equal(random_batch(3).ids)
+    prefetched = prefetch(random_batch, torch.device("cuda"), ranks)
+    whole, own = prefetched(3)
+    assert own.ids.equal(whole.ids[1::4]) and whole.ids.equal(random_batch(3).ids)
+    assert pinned[0] is own.ids and pinned[1] is own.targets
+    assert all(tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in pinned)

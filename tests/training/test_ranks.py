@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from tests.shell import child_process, records, run_child, run_ok, story
@@ -22,12 +23,14 @@ from tests.training.ranks_worker import train
 from tinylm.loaded_model import load
 from tinylm.ranks import ONE_RANK
 from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.layout import weights_file
 from tinylm.run_directory.loading import read_config
 from tinylm.run_directory.metrics_log import read_metrics
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch has no torch.distributed")
 
 STEPS = 50
+END_SECONDS = 30.0  # within which all processes end after a signal or a kill
 MODEL = {"layers": 1, "heads": 2, "width": 16, "context": 16, "dropout": 0.0, "tokenizer": "char"}
 TRAINING = {
     "steps": STEPS,
@@ -42,27 +45,35 @@ NEW: dict[str, dict[str, Any]] = {
     "text": {},
     "averaged": {"average": 0.1},
     "experts": {"experts": 4, "expert_balance": 0.1},
+    "merged experts": {"experts": 4, "expert_mode": "merge"},
+    "continued": {"init_from": "base"},
     "masked": {"architecture": "encoder"},
     "pairs": {"architecture": "encoder-decoder", "label_smoothing": 0.1},
     "chat": {"pack": False},
     "packed": {"pack": True, "batch_size": 2},
     "small batch": {"batch_size": 3, "micro_batch": 1, "checkpoint_activations": True},
 }
-ADAPTED = {"lora": ("finetune-lora", {"rank": 2}), "bottleneck": ("finetune-adapter", {"bottleneck": 4})}
+ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "lora": ("finetune-lora", {"rank": 2}),
+    "shared B": ("finetune-lora", {"rank": 2, "share_b": True}),
+    "bottleneck": ("finetune-adapter", {"bottleneck": 4}),
+}
 OPTIMIZERS = ("adamw", "adam", "muon", "normuon")
-ADAMS = OPTIMIZERS[:2]
+ADAMS = OPTIMIZERS[:2]  # Muon trains no adapters
+ONCE = ("merged experts", "continued", "shared B")  # kinds that are trained with AdamW only
 FAST = [
     ("text", "normuon"),
     ("pairs", "adamw"),
 ]
-ALL = [(kind, optimizer) for kind in (*NEW, *ADAPTED) for optimizer in OPTIMIZERS]
-ALL = [(kind, optimizer) for kind, optimizer in ALL if kind in NEW or optimizer in ADAMS]  # Muon trains no adapters
+BY_KIND = {
+    kind: OPTIMIZERS[:1] if kind in ONCE else ADAMS if kind in ADAPTED else OPTIMIZERS for kind in (*NEW, *ADAPTED)
+}
+ALL = [(kind, optimizer) for kind, optimizers in BY_KIND.items() for optimizer in optimizers]
 
 
 def each_kind(shift: int) -> list[tuple[str, str]]:
     """Each kind of training with one optimizer; shifts 0 to 3 give all."""
-    chosen = [(kind, OPTIMIZERS[(shift + index) % 4]) for index, kind in enumerate((*NEW, *ADAPTED))]
-    return [case for case in chosen if case in ALL]
+    return [(kind, BY_KIND[kind][(shift + index) % len(BY_KIND[kind])]) for index, kind in enumerate(BY_KIND)]
 
 
 def torchrun(ranks: int, *arguments: object) -> list[str]:
@@ -101,7 +112,9 @@ def runs(texts: Path, out: Path, cases: list[tuple[str, str]], base: Path | None
     for kind, optimizer in cases:
         common = {**TRAINING, "optimizer": optimizer, "parallel": parallel, "out": str(out / f"{kind} {optimizer}")}
         file = {"pairs": "pairs.tsv", "chat": "chat.jsonl", "packed": "chat.jsonl"}.get(kind, "text.txt")
-        if kind in NEW:
+        if kind == "continued":
+            made.append(["train", [str(texts / file)], {**common, "init_from": str(base)}])
+        elif kind in NEW:
             context = {"context": 64} if file == "chat.jsonl" else {}
             made.append(["train", [str(texts / file)], {**MODEL, **context, **common, **NEW[kind]}])
         else:
@@ -133,9 +146,17 @@ def check_equal_losses(texts: Path, folder: Path, cases: list[tuple[str, str]], 
         assert len(expected) == STEPS and found == pytest.approx(expected, rel=1e-3), name
         shards = ranks if parallel == "fsdp" and kind not in ADAPTED else 1
         assert len(list((folder / "several" / name / "last").glob("*model*.safetensors"))) == shards
-        weights, expected_weights = (last_weights(folder / runs / name) for runs in ("several", "one"))
-        for tensor in expected_weights:
-            torch.testing.assert_close(weights[tensor], expected_weights[tensor], rtol=0, atol=0.02)
+        one, several = folder / "one" / name, folder / "several" / name
+        assert saved_state(several)["best_step"] == saved_state(one)["best_step"], name
+        for read in (last_weights, best_weights):
+            weights, expected_weights = read(several), read(one)
+            assert weights.keys() == expected_weights.keys()
+            for tensor in expected_weights:
+                torch.testing.assert_close(weights[tensor], expected_weights[tensor], rtol=0, atol=0.02)
+
+
+def best_weights(run: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(run / weights_file(read_config(run)))
 
 
 def last_weights(run: Path) -> dict[str, torch.Tensor]:
@@ -173,39 +194,43 @@ def run_worker(folder: Path, ranks: int, *made: list[Any], expected: int = 0) ->
     return done.stderr
 
 
+RESUMED = [("averaged", "normuon"), ("lora", "adamw"), ("pairs", "adamw"), ("experts", "adam")]
+# The number of ranks; the mode and the last step of each session in these processes.
+SESSIONS = [(2, [("ddp", 8), ("fsdp", 16)]), (4, [("fsdp", 24)]), (2, [("ddp", 32)]), (1, [("fsdp", None)])]
+
+
 @pytest.mark.slow
-def test_a_run_goes_on_in_other_numbers_of_ranks_and_modes_with_the_losses_of_one(texts: Path, tmp_path: Path) -> None:
+def test_runs_go_on_in_other_numbers_of_ranks_and_modes_with_the_losses_of_one(texts: Path, tmp_path: Path) -> None:
     """Replicas to shards and back, with Adam's moments, NorMuon's momentum and row moments, and averaged weights."""
-    settings = {**MODEL, **TRAINING, "optimizer": "normuon", "average": 0.1, "log_gradients": True}
     one, several = tmp_path / "one", tmp_path / "several"
+    base = several / "base"  # where resuming an adapter finds it
+    train([["train", [str(texts / "text.txt")], {**MODEL, **TRAINING, "steps": 5, "out": str(base)}]], ONE_RANK)
+    expected = runs(texts, one, RESUMED, base)
+    expected[0][2]["log_gradients"] = True
+    train(expected, ONE_RANK)
+    for ranks, sessions in SESSIONS:
+        made = []
+        for parallel, stop_at in sessions:
+            begun = runs(texts, several, RESUMED, base, parallel)
+            begun[0][2]["log_gradients"] = True
+            for kind, files, settings in begun:
+                again = {"out": settings["out"], "parallel": parallel, "stop_at": stop_at}
+                made.append([kind, files, {**settings, **again}] if stop_at == 8 else ["resume", kind, again])
+        train(made, ONE_RANK) if ranks == 1 else run_worker(tmp_path, ranks, *made)
+        for kind, optimizer in RESUMED:
+            run = several / f"{kind} {optimizer}"
+            assert saved_step(run) == (stop_at or STEPS)
+            assert len(list((run / "last").glob("*model*"))) == (ranks if parallel == "fsdp" and kind != "lora" else 1)
+    for kind, optimizer in RESUMED:
+        found, expected = (folder / f"{kind} {optimizer}" for folder in (several, one))
+        assert losses(found) == pytest.approx(losses(expected), rel=1e-5), kind
+        assert gradient_norms(found) == pytest.approx(gradient_norms(expected), rel=1e-3), kind
+    found, expected = (folder / "averaged normuon" for folder in (several, one))
+    for record, one_record in zip(read_metrics(found), read_metrics(expected), strict=True):
+        if "gradient_norms" in one_record:
+            assert record["gradient_norms"] == pytest.approx(one_record["gradient_norms"], rel=1e-2)
     text = [str(texts / "text.txt")]
-    train([["train", text, {**settings, "out": str(one)}]], ONE_RANK)
-    train([["train", text, {**settings, "out": str(several), "stop_at": 8}]], ONE_RANK)
-    sessions = [(2, "fsdp", 16), (4, "fsdp", 24), (2, "ddp", 32), (1, "fsdp", None)]
-    for ranks, parallel, stop_at in sessions:
-        resume = ["resume", [], {"out": str(several), "parallel": parallel, "stop_at": stop_at}]
-        if ranks == 1:
-            train([resume], ONE_RANK)
-        else:
-            run_worker(tmp_path, ranks, resume)
-        assert saved_step(several) == (stop_at or STEPS)
-        assert len(list((several / "last").glob("model*"))) == (ranks if parallel == "fsdp" else 1)
-    assert losses(several) == pytest.approx(losses(one), rel=1e-5)
-    assert gradient_norms(several) == pytest.approx(gradient_norms(one), rel=1e-3)
-    for record, expected in zip(read_metrics(several), read_metrics(one), strict=True):
-        if "gradient_norms" in expected:
-            assert record["gradient_norms"] == pytest.approx(expected["gradient_norms"], rel=1e-2)
-    assert load(several).evaluate(text).loss == pytest.approx(load(one).evaluate(text).loss, rel=1e-4)
-
-
-@pytest.mark.slow
-def test_sharded_ranks_end_with_one_message_when_one_runs_out_of_memory(texts: Path, tmp_path: Path) -> None:
-    made = ["train", [str(texts / "text.txt")], {**MODEL, **TRAINING, "parallel": "fsdp", "out": str(tmp_path / "run")}]
-    made[2]["fail_on"] = 1
-    err = run_worker(tmp_path, 2, made, expected=1)
-    assert "TinyLMError: Out of memory in step 3; choose a smaller `micro_batch` (it is 6), `size` or `context`" in err
-    assert "PeerError: On rank 1: Out of memory in step 3" in err
-    load(tmp_path / "run")
+    assert load(found).evaluate(text).loss == pytest.approx(load(expected).evaluate(text).loss, rel=1e-4)
 
 
 OPTIONS = [
@@ -214,10 +239,15 @@ OPTIONS = [
 ]
 
 
+def saved_state(run: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((run / "last" / "state.json").read_text())
+    return state
+
+
 def saved_step(run: Path) -> int:
     """The step of the last save; -1 before the first one."""
     try:
-        return int(json.loads((run / "last" / "state.json").read_text())["step"])
+        return int(saved_state(run)["step"])
     except (OSError, ValueError):  # it is being replaced
         return -1
 
@@ -243,6 +273,13 @@ def ranks_of(child: subprocess.Popen[str]) -> dict[int, int]:
     return found
 
 
+def endless(texts: Path, folder: Path, parallel: str) -> tuple[Path, list[str]]:
+    """The path of a run, and the command of torchrun that trains it in two ranks until a signal."""
+    run = folder / "run"
+    arguments = ["train", texts / "text.txt", "--out", run, "--steps", 100_000, "--parallel", parallel, *OPTIONS]
+    return run, with_faults(folder, ["none", 0, 0, None, [str(argument) for argument in arguments]])
+
+
 needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
 
 
@@ -262,14 +299,13 @@ def test_eval_prints_the_result_of_one_process_once(run: Path, texts: Path) -> N
 def test_a_signal_saves_and_resuming_in_one_process_goes_on(
     texts: Path, tmp_path: Path, number: int, parallel: str
 ) -> None:
-    run, text = tmp_path / "run", texts / "text.txt"
-    arguments = ["--out", run, "--steps", 100_000, "--parallel", parallel, *OPTIONS]
-    command = torchrun(2, "-m", "tinylm", "train", text, *arguments)
+    run, command = endless(texts, tmp_path, parallel)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with child_process(command, **pipes) as child:
         wait_for_save(run, 10, child)
         os.kill(child.pid, number)
-        out, err = child.communicate()
+        out, err = child.communicate(timeout=END_SECONDS)
+    assert child.returncode == 1 and exit_codes(tmp_path) == {0: 128 + number, 1: 128 + number}
     step = saved_step(run)
     assert step >= 10 and f"Stopped at step {step}; the run is saved." in err
     assert err.count("Resume it with") == 1
@@ -284,14 +320,12 @@ def test_a_signal_saves_and_resuming_in_one_process_goes_on(
 def test_all_ranks_end_when_one_is_killed_and_the_last_save_is_whole(
     texts: Path, tmp_path: Path, rank: int, parallel: str
 ) -> None:
-    run, text = tmp_path / "run", texts / "text.txt"
-    arguments = ["--out", run, "--steps", 100_000, "--parallel", parallel, *OPTIONS]
-    command = torchrun(2, "-m", "tinylm", "train", text, *arguments)
+    run, command = endless(texts, tmp_path, parallel)
     with child_process(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
         wait_for_save(run, 10, child)
         os.kill(ranks_of(child)[rank], signal.SIGKILL)
-        err = child.communicate(timeout=60)[1]
-        assert child.returncode == 1
+        err = child.communicate(timeout=END_SECONDS)[1]
+    assert child.returncode == 1 and exit_codes(tmp_path) == {1 - rank: 1}
     if rank == 1:
         assert "Another process of the run has ended" in err
     assert "Internal error" not in err
@@ -316,33 +350,97 @@ def test_a_program_trains_again_after_calls_that_failed(texts: Path, tmp_path: P
     assert done.returncode == 0
 
 
-FAULTS = [
-    ("error", 0, 0, "ddp", "Error: Internal error of tinylm (RuntimeError: injected)"),
-    ("error", 1, 1, "ddp", "Error: On rank 1: RuntimeError: injected"),
-    ("disk", 0, 0, "ddp", "No space left on device"),
-    ("disk", 1, 0, "fsdp", "No space left on device; the last save is intact"),
+FAULTS = [  # fault, rank, mode, exit codes of the ranks, message
+    ("error", 0, "ddp", (1, 1), "Error: Internal error of tinylm (RuntimeError: injected)"),
+    ("disk", 0, "ddp", (1, 1), "No space left on device"),
+    ("disk", 1, "fsdp", (1, 1), "No space left on device; the last save is intact"),
+    ("memory", 1, "ddp", (1, 1), "Error: Out of memory with one sequence at a time; choose a smaller --size or"),
+    ("memory", 1, "fsdp", (1, 1), "Error: On rank 1: Out of memory in step 13; choose a smaller"),
+    ("inf", 1, "ddp", (3, 3), "Error: The loss of step 13 is not finite; saved weights are from before that step."),
+    ("inf", 1, "fsdp", (3, 3), "Error: The loss of step 13 is not finite; saved weights are from before that step."),
 ]
 
 
+def with_faults(folder: Path, *cases: list[Any]) -> list[str]:
+    """The command of torchrun for two ranks with the cases of ranks_fault_worker.py."""
+    (folder / "codes").mkdir()
+    (folder / "cases.json").write_text(json.dumps(cases, default=str))
+    return torchrun(2, Path(__file__).parent / "ranks_fault_worker.py", folder / "cases.json", folder / "codes")
+
+
+def exit_codes(folder: Path, case: int = 0) -> dict[int, int]:
+    """The exit code of each rank that was not killed."""
+    return {int(file.name.split("-")[1]): int(file.read_text()) for file in (folder / "codes").glob(f"{case}-*")}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("fault, rank, restarts, parallel, message", FAULTS)
-def test_a_fault_of_one_rank_ends_all_with_one_message_and_a_whole_save(
-    texts: Path, tmp_path: Path, fault: str, rank: int, restarts: int, parallel: str, message: str
-) -> None:
-    """Restarts: each attempt resumes the last save, and fails again."""
-    run, worker = tmp_path / "run", Path(__file__).parent / "ranks_fault_worker.py"
-    options = ["--out", run, "--steps", 60, "--parallel", parallel, *OPTIONS]
-    command = torchrun(2, worker, fault, rank, 25, "train", texts / "text.txt", *options)
-    command[3:3] = ["--max-restarts", str(restarts)]
-    done = run_child(command)
-    assert done.returncode == 1 and not done.stdout
+def test_a_fault_of_one_rank_ends_all_with_one_message_and_a_whole_save(texts: Path, tmp_path: Path) -> None:
+    """The first command line succeeds, and prints its metrics and its result once."""
+    runs, report = [tmp_path / f"run{number}" for number in range(len(FAULTS) + 1)], tmp_path / "report.html"
+    train = ["train", texts / "text.txt", "--steps", 20, *OPTIONS, "--out"]
+    cases = [["none", 0, 0, None, [*train, runs[0], "--json", "--report", report]]]
+    for run, (fault, rank, parallel, *_) in zip(runs[1:], FAULTS, strict=True):
+        cases.append([fault, rank, 12, None, [*train, run, "--parallel", parallel]])
+    for case in cases:
+        case[-1] = [str(argument) for argument in case[-1]]
+    done = run_child(with_faults(tmp_path, *cases))
+    assert done.returncode == 1 and "exitcode  : 3" in done.stderr, done.stderr
+    assert exit_codes(tmp_path) == {0: 0, 1: 0}
+    *metrics, result = [json.loads(line) for line in done.stdout.splitlines()]
+    assert metrics == read_metrics(runs[0]) and result["run"] == str(runs[0])
+    assert report.read_text().rstrip().endswith("</html>")
     errors = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
-    assert len(errors) == 1 + restarts and all(message in line for line in errors), done.stderr
-    assert "exitcode  : 1" in done.stderr
-    assert saved_step(run) == 20
-    run_ok("train", "--resume", run, "--steps", 60)
-    steps = [record["step"] for record in read_metrics(run) if "loss" in record]
-    assert steps == list(range(1, 61))
+    assert len(errors) == len(FAULTS), done.stderr
+    for number, (run, (*_, codes, message)) in enumerate(zip(runs[1:], FAULTS, strict=True)):
+        assert exit_codes(tmp_path, number + 1) == dict(enumerate(codes)), message
+        assert message in errors[number]
+        assert saved_step(run) == 10
+    for run in (runs[1], runs[3]):
+        run_ok("train", "--resume", run)
+        check_steps(run, 20)
+
+
+def check_steps(run: Path, last: int) -> None:
+    """Each step is logged once."""
+    assert [record["step"] for record in read_metrics(run) if "loss" in record] == list(range(1, last + 1))
+
+
+@pytest.mark.slow
+def test_restarts_continue_a_resumed_run_and_an_adapter_from_their_last_saves(texts: Path, tmp_path: Path) -> None:
+    """The first attempt fails in the first command line, the second one in the second."""
+    base, resumed, adapter, text = (tmp_path / name for name in ("base", "resumed", "adapter", "text.txt"))
+    text = texts / "text.txt"
+    for run in (base, resumed):
+        run_ok("train", text, "--out", run, "--steps", 5, *OPTIONS)
+    tuned = [
+        "finetune-lora",
+        text,
+        "--model",
+        base,
+        "--out",
+        adapter,
+        "--steps",
+        30,
+        "--log-every",
+        1,
+        "--compile",
+        "off",
+    ]
+    cases = [
+        ["error", 1, 15, 0, ["train", "--resume", resumed, "--steps", 30]],
+        ["error", 0, 15, 1, [*tuned, "--batch-size", 4, "--eval-every", 20, "--save-every", 10]],
+    ]
+    command = with_faults(tmp_path, *([*case[:-1], [str(argument) for argument in case[-1]]] for case in cases))
+    command[command.index("--monitor-interval") + 1] = "1"
+    command[3:3] = ["--max-restarts", "2"]
+    done = run_child(command)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("RuntimeError: injected") == 2
+    assert done.stderr.count(f"Resuming {resumed} at step 10") == 1
+    assert done.stderr.count(f"Resuming {adapter} at step 10") == 1
+    for run in (resumed, adapter):
+        check_steps(run, 30)
+    load(base, adapters=[adapter])
 
 
 def machine(endpoint: str, restarts: int, *arguments: object) -> list[str]:

@@ -15,7 +15,7 @@ from tinylm.errors import SaveError
 from tinylm.ranks import Ranks
 from tinylm.run_directory import directory
 from tinylm.run_directory.directory import RunDirectory, ShardOnlyRun
-from tinylm.run_directory.tensor_files import Shard
+from tinylm.run_directory.tensor_files import WHOLE, Shard
 from tinylm.training import background_save
 from tinylm.training.run_store import RunStore, open_store
 from tinylm.training.state import TrainerState, optimizer_tensors
@@ -148,3 +148,59 @@ def test_a_full_disk_of_one_rank_leaves_the_save_before_and_no_files_of_the_new_
     else:
         check_saved(run, 1)
     assert not list(tmp_path.glob("*/last.new/*"))
+
+
+def test_a_full_disk_before_the_first_save_over_an_old_run_does_not_name_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then, the run at the path is the one that `force` replaces."""
+    run, write_tensors, messages = tmp_path / "run", directory.write_tensors, []
+    run.mkdir()
+
+    def fill(path: Path, *arguments: Any) -> None:
+        if "00002-of" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_tensors(path, *arguments)
+
+    monkeypatch.setattr(directory, "write_tensors", fill)
+
+    def work(ranks: Ranks) -> None:
+        rank = Rank(run, ranks)
+        with rank.opened as store:
+            try:
+                rank.save(store, 1)
+            except SaveError as error:
+                messages.append(str(error))
+                raise
+
+    with pytest.raises(SaveError):
+        in_ranks(SIZE, work)
+    assert len(messages) == 1 and "remove the cause, or choose another `out`" in messages[0]
+
+
+def test_all_ranks_report_the_save_that_the_first_rank_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With replicas, only rank 0 writes; another rank may run out of memory meanwhile, and then names the save."""
+    may_write, write_tensors = threading.Event(), directory.write_tensors
+
+    def wait(path: Path, *arguments: Any) -> None:
+        if (tmp_path / "run").exists():  # after the first save
+            assert may_write.wait(60)
+        write_tensors(path, *arguments)
+
+    monkeypatch.setattr(directory, "write_tensors", wait)
+
+    def work(ranks: Ranks) -> list[int]:
+        run = RunDirectory.create(tmp_path / "run", CONFIG, TOKENIZER) if ranks.is_first else ShardOnlyRun(tmp_path)
+        found = []
+        with open_store(run, CONFIG, ranks, WHOLE, -1, 0.0) as store:
+            for step in (1, 2):
+                store.save_last(*trained(step), TrainerState(step=step, val_loss=1.0))  # type: ignore[arg-type]
+                found.append(store.saved_step)
+            if ranks.is_first:
+                may_write.set()
+        return [*found, store.saved_step]
+
+    assert in_ranks(2, work) == [[1, 1, 2]] * 2
+    check_saved(tmp_path / "run", 2)

@@ -16,6 +16,7 @@ import torch
 from tests.thread_ranks import in_ranks
 from tests.training.run_sessions import SHAPE, TOKENIZER, RunSession, config_of
 from tests.training.trainer_bench import Bench, gradient, random_batch, values
+from tinylm.device import Choice
 from tinylm.errors import TinyLMError
 from tinylm.model.decoder import Decoder
 from tinylm.objectives.loss import Loss, next_token
@@ -26,6 +27,7 @@ from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.text.batches import Batch
 from tinylm.text.token_files import TokenFolder
 from tinylm.training import run as run_module
+from tinylm.training import trainer as trainer_module
 from tinylm.training.events import Logged, Notice
 from tinylm.training.run import TrainingRun
 from tinylm.training_config import Budget
@@ -93,6 +95,36 @@ def test_ranks_whose_clocks_differ_stop_after_the_same_step(monkeypatch: pytest.
     found = in_ranks(3, train)
     assert found[0][0] > 1
     assert found[1] == found[2] == found[0]
+
+
+def test_patience_is_decided_by_the_loss_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 validates in another number format, as a GPU without bf16. By its loss, training would go on, and
+    by that of rank 0 end after step 3."""
+    means = [3.0, 2.0, 2.5, 1.0, 1.5, 1.25, 0.5]
+    losses = {0: [2 * mean + step for step, mean in enumerate(means)], 1: [-float(step) for step in range(7)]}
+    formats = {0: "bf16", 1: "fp32"}
+    used: set[tuple[int, bool]] = set()
+
+    def choose(*_: object) -> Choice:
+        return Choice(formats[int(threading.current_thread().name)], "")
+
+    monkeypatch.setattr(trainer_module, "choose_inference_dtype", choose)
+
+    def train(ranks: Ranks) -> tuple[str, int, list[tuple[int, float]]]:
+        rank = ranks.launch.rank
+        threading.current_thread().name = str(rank)
+
+        def validate() -> float:
+            used.add((rank, torch.is_autocast_enabled("cpu")))
+            return losses[rank][bench.state.step]
+
+        bench = Bench(budget=Budget(steps=50), patience=2, eval_every=1, lr=1e-3, ranks=ranks, validate=validate)
+        monkeypatch.setattr(bench.trainer.task, "validation_batches", lambda *_: [random_batch(0, 1)] * 2)
+        return bench.run().stopped_by, bench.state.step, bench.best
+
+    one, other = in_ranks(2, train)
+    assert one == other == ("patience", 5, [(0, 3.0), (1, 2.0), (3, 1.0)])
+    assert used == {(0, True), (1, False)}
 
 
 def test_in_bf16_the_gradient_of_the_ranks_is_that_of_one_process_up_to_rounding() -> None:

@@ -64,24 +64,25 @@ def run_training(
     from tinylm.training.restart import start_run
     from tinylm.training.training_request import TrainingRequest
 
-    sinks: list[LiveReport | TrackerCallback] = [TrackerCallback(name, console) for name in dict.fromkeys(given.log_to)]
-    if given.report is not None:
-        sinks.append(LiveReport(given.report, console))
+    def open_sinks() -> "list[LiveReport | TrackerCallback]":
+        trackers = [TrackerCallback(name, console) for name in dict.fromkeys(given.log_to)]
+        return [*trackers, *([] if given.report is None else [LiveReport(given.report, console)])]
+
     launch = Launch.of(os.environ)
     if given.dry_run and isinstance(request, TrainingRequest):
         if launch.rank > 0:
             return
+        open_sinks()  # raises the errors of training
         torch.set_num_threads(machine_threads(launch))
         prepared = plan_run(request, console, launch)
         show_plan(console, prepared.plan, prepared.config, prepared.trainable_parameters, as_result=True)
         if request.show_examples:
             _show_examples(console, prepared.examples(request.show_examples))
         return
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, join_ranks(launch, console) as ranks, TrainingDisplay(console) as display:
+        sinks = open_sinks() if ranks.is_first else []
         for sink in sinks:
-            stack.enter_context(contextlib.closing(sink))
-        ranks = stack.enter_context(join_ranks(launch, console))
-        display = stack.enter_context(TrainingDisplay(console))
+            stack.enter_context(contextlib.closing(sink))  # after the other ranks have ended
         result = start_run(
             request,
             Session(

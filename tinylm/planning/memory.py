@@ -8,6 +8,7 @@ from tinylm.objectives.loss import MAX_FROZEN_LOGITS, MAX_LOGITS
 from tinylm.planning import recipes
 from tinylm.planning.cost import block_parameters, device_class, layer_matrices, layers_per_token
 from tinylm.planning.plan_request import PlanRequest
+from tinylm.ranks import MAX_SUM_BYTES
 from tinylm.training_config import MUON_OPTIMIZERS
 
 
@@ -23,6 +24,7 @@ class TrainingMemory:
     casts: weights in the number format of the computation
     backward: memory in addition to the gradients when the last gradient is computed
     update: memory in addition to the gradients during the optimizer step
+    sums: memory in addition to the gradients while they are summed over the ranks
     per_sequence: activations per sequence of a micro-batch
     evaluation: activations of an evaluation, per sequence of a micro-batch
     logits, max_logits: logits per sequence, and the limit of all logits
@@ -39,6 +41,7 @@ class TrainingMemory:
     casts: int = 0
     backward: int = 0
     update: int = 0
+    sums: int = 0
     per_sequence: int
     evaluation: int = 0
     logits: int = 0
@@ -63,7 +66,7 @@ class TrainingMemory:
     @property
     def fixed(self) -> int:
         """Bytes that do not depend on the number of sequences."""
-        return self.state + self.gradients + max(self.gathered + self.backward, self.update)
+        return self.state + self.gradients + max(self.gathered + self.backward, self.update, self.sums)
 
     def keeps_copies(self, free: int | None) -> bool:
         """Whether saves are written in the background, from copies (see BackgroundSaver).
@@ -140,6 +143,7 @@ def training_memory(
         casts=casts,
         backward=backward,
         update=update // shards,
+        sums=min(4 * trained, MAX_SUM_BYTES) if request.ranks > 1 and state_shards == 1 else 0,
         per_sequence=longest * activation_bytes(machine, config, checkpointed=checkpointed),
         evaluation=longest * evaluation_bytes(config, checkpointed=checkpointed),
         logits=longest * recipes.LOGIT_BYTES * config.vocab_size,

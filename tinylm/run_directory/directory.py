@@ -282,10 +282,10 @@ class RunDirectory:
 class ShardOnlyRun(RunDirectory):
     """The run directory on ranks other than 0. They write only their shards of `last/`."""
 
-    @property
-    def is_in_place(self) -> bool:
-        """Whether the run is at its `path`, to which the first rank moves it."""
-        return self.path.exists()
+    def write_last(self, new: Path, *arguments: Any, **options: Any) -> dict[str, str]:
+        """As `RunDirectory.write_last`. The first rank has moved the run to its path if `new` is there."""
+        self._current = new.parent
+        return super().write_last(new, *arguments, **options)
 
     def write_config(self, config: RunConfig) -> None:
         """Do nothing."""

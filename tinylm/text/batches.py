@@ -71,8 +71,8 @@ class Batch:
             yield self._map(lambda tensor, part=part: tensor[part])  # type: ignore[misc]
 
     def every(self, step: int, first: int) -> "Batch":
-        """The sequences number `first`, `first + step`, and so on; may be empty."""
-        return self._map(lambda tensor: tensor[first::step])
+        """A copy of the sequences number `first`, `first + step`, and so on; may be empty."""
+        return self._map(lambda tensor: tensor[first::step].contiguous())
 
     def to(self, device: torch.device) -> "Batch":
         """The batch with all its tensors on `device`."""

@@ -15,7 +15,9 @@ from tinylm.process_signals import catchable_signals
 from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.training.trainer import StopTraining
 
-DUPLICATE_SECONDS = 0.5  # a second signal within this time is a copy of the first, sent by a shell or by timeout(1)
+# A second signal within this time is a copy of the first, sent by a shell or by timeout(1). With torchrun, a scheduler
+# may send one to all processes of a job, and torchrun another one.
+DUPLICATE_SECONDS, SHARED_DUPLICATE_SECONDS = 0.5, 5.0
 
 
 class StopRequest:
@@ -27,6 +29,7 @@ class StopRequest:
     def __init__(self, ranks: Ranks) -> None:
         self.signal_number = 0
         self._ranks = ranks
+        self._duplicate_seconds = DUPLICATE_SECONDS if ranks.is_alone else SHARED_DUPLICATE_SECONDS
         self._received = 0.0
         self._checked = False
 
@@ -41,7 +44,7 @@ class StopRequest:
     def receive(self, number: int) -> bool:
         """Record a signal. Returns whether to stop at once, without a save.
 
-        True for a second signal, more than DUPLICATE_SECONDS after the first, and for a signal before the first
+        True for a second signal that is no copy of the first (see DUPLICATE_SECONDS), and for a signal before the first
         `check`: there is nothing to save yet, and compiling the model may take a minute.
         """
         if not self._checked:
@@ -50,7 +53,7 @@ class StopRequest:
         if not self.signal_number:
             self.signal_number, self._received = number, now
             return False
-        return now - self._received > DUPLICATE_SECONDS
+        return now - self._received > self._duplicate_seconds
 
 
 @contextlib.contextmanager

@@ -111,14 +111,15 @@ def release_gathered(model: nn.Module) -> None:
         model.reshard()  # type: ignore[operator]  # an FSDPModule
 
 
-def micro_batches(batch: Batch, rows: int, sharded: bool, ranks: Ranks) -> Iterator[tuple[Batch, bool]]:
+def micro_batches(batch: Batch, own: Batch, rows: int, sharded: bool, ranks: Ranks) -> Iterator[tuple[Batch, bool]]:
     """Yield the micro-batches of this rank, of at most `rows` sequences, and whether each of them counts in the loss.
 
+    own: the rows of the batch that this rank computes
     sharded: every rank gets the same number of micro-batches, since the ranks gather the weights together. If a rank
     has too few rows, its last micro-batches repeat the first row of the batch and do not count.
     """
     number = 0
-    for part in ranks.part(batch).split(rows):
+    for part in own.split(rows):
         yield part, True
         number += 1
     if sharded:

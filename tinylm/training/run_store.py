@@ -27,6 +27,8 @@ class RunStore:
     Rank 0 writes replicas. With shards, every rank writes its rows of the last save, and rank 0 commits the save in the
     first `check` or `finish` after all ranks have written theirs. The best weights are gathered on rank 0. All ranks
     call the methods together.
+
+    saved_step: the step of the last complete save, equal on all ranks; known in the first `check` or `finish` after it
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class RunStore:
         self._shard = shard
         self._uncommitted: tuple[Path, dict[str, Any]] | None = None  # folder and state of a sharded save
         self._hashes: dict[str, str] | None = None  # of this rank's files in that folder; set by the write
-        self.saved_step = saved_step
+        self._begun_step = self._written_step = self.saved_step = saved_step  # with replicas, rank 0 sets the second
 
     def save_best(self, model: Transformer, step: int, val_loss: float) -> None:
         """Save the weights with the lowest validation loss so far: nats per token, at this step."""
@@ -60,17 +62,18 @@ class RunStore:
         weights, optimizer_state, values = self._weights(model), optimizer_tensors(optimizer, model), state.to_json()
         if self._shard != WHOLE:
             self._save_rows(weights, optimizer_state, values)
-        elif self._ranks.is_first:
-            self._save_all(weights, optimizer_state, values)
         else:
-            self.saved_step = state.step
+            self._begun_step = state.step
+            if self._ranks.is_first:
+                self._save_all(weights, optimizer_state, values)
+            self.check()
         return self._saver.seconds if optimizer_state else SIZE_WITH_OPTIMIZER * self._saver.seconds
 
     def _save_all(self, weights: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any]) -> None:
         def write(tensors: dict[str, Tensor]) -> None:
             own, others = ({name: tensors[name] for name in group} for group in (weights, optimizer))
             self._directory.save_last(own, others, state, self._config, self._saver.check_abandoned)
-            self.saved_step = state["step"]
+            self._written_step = state["step"]
 
         # Wait for the first save: it moves the run to its path, and training must not write to the run meanwhile.
         self._saver.write(write, weights | optimizer, wait=not self._directory.is_in_place)
@@ -93,16 +96,18 @@ class RunStore:
         self.check()
 
     def check(self) -> None:
-        """Raise the error of a failed save, and commit a sharded save that all ranks have written."""
+        """Raise the error of a failed save, commit a sharded save that all ranks have written, update `saved_step`."""
         self._saver.check()
-        self._commit_if_written()
+        self._complete()
 
     def finish(self) -> None:
         """Wait until the save that is being written is complete, and raise its error."""
         self._saver.finish()
-        self._commit_if_written()
+        self._complete()
 
-    def _commit_if_written(self) -> None:
+    def _complete(self) -> None:
+        if self.saved_step != self._begun_step:
+            self.saved_step = self._ranks.first(self._written_step)
         if self._uncommitted is None:
             return
         hashes = self._ranks.gather(self._hashes)
@@ -111,7 +116,7 @@ class RunStore:
         (folder, state), self._uncommitted = self._uncommitted, None
         if self._ranks.is_first:
             self._directory.commit_last(folder, {name: found[name] for found in hashes for name in found}, state)
-        self.saved_step = state["step"]
+        self.saved_step = self._begun_step = state["step"]
 
     def abandon(self) -> None:
         """Abandon an uncommitted sharded save, which cannot be committed after an error of any rank."""

@@ -120,7 +120,7 @@ class Trainer:
         self.store = store
         self.hooks = hooks
         self.device = next(job.model.parameters()).device
-        self._batch = prefetch(job.task.batch, self.device)
+        self._batch = prefetch(job.task.batch, self.device, job.ranks)
         self._rule = StoppingRule.of(job.config, job.task.steps_per_epoch)
         self._sharded = is_sharded(job.model)
         self._average = WeightAverage(job.optimizer, job.config.average) if job.config.average else None
@@ -193,10 +193,10 @@ class Trainer:
     def _step(self, progress: float) -> None:
         config, state = self.config, self.state
         start = time.monotonic()
-        batch = self._batch(state.step)
+        batch, own = self._batch(state.step)
         self.ranks.seed(config.seed, state.step)
         self._allocate_optimizer()
-        loss_sum, metrics = self._accumulate(batch)
+        loss_sum, metrics = self._accumulate(batch, own)
         # The learning rate at the middle of the step, so that it is 0 neither in the first nor in the last step.
         total_steps = self._rule.total_steps
         middle = progress + 0.5 / total_steps if total_steps else (progress + self._current_progress()) / 2
@@ -296,16 +296,16 @@ class Trainer:
             f"lower `lr` (it is {self.config.lr:g}) or more `warmup_steps`."
         )
 
-    def _accumulate(self, batch: Batch) -> tuple[float, dict[str, Any]]:
-        """Compute the gradient of the batch over micro-batches and ranks. Returns the sums of the loss, in nats, and of
-        each metric over sequences.
+    def _accumulate(self, batch: Batch, own: Batch) -> tuple[float, dict[str, Any]]:
+        """Compute the gradient of the batch over micro-batches and ranks; `own` are the rows of this rank. Returns the
+        sums of the loss, in nats, and of each metric over sequences.
 
         If memory runs out on any rank, the micro-batch is halved and the step is repeated with the same random numbers.
         With shards, running out of memory raises TinyLMError, since the other ranks are in the middle of an exchange.
         """
         while True:
             rng = capture_rng()
-            parts = self.ranks.gather(self._try_to_accumulate(batch))
+            parts = self.ranks.gather(self._try_to_accumulate(batch, own))
             if all(part is not None for part in parts):
                 break
             if self.state.micro_batch == 1:
@@ -329,13 +329,13 @@ class Trainer:
             metrics = {name: _sum(metrics.get(name), found.get(name)) for name in metrics | found}
         return sum(losses), metrics
 
-    def _try_to_accumulate(self, batch: Batch) -> tuple[float, dict[str, Any], list[int]] | None:
+    def _try_to_accumulate(self, batch: Batch, own: Batch) -> tuple[float, dict[str, Any], list[int]] | None:
         """The sums of loss and metrics over the rows of this rank, and the indices of parameters without a gradient.
 
         Returns `None` if memory runs out; with shards, raises TinyLMError.
         """
         try:
-            loss_sum, metrics = self._accumulate_once(batch)
+            loss_sum, metrics = self._accumulate_once(batch, own)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -347,12 +347,12 @@ class Trainer:
             return None
         return loss_sum, metrics, [index for index, p in enumerate(self._parameters()) if p.grad is None]
 
-    def _accumulate_once(self, batch: Batch) -> tuple[float, dict[str, Any]]:
+    def _accumulate_once(self, batch: Batch, own: Batch) -> tuple[float, dict[str, Any]]:
         loss_sum = torch.zeros((), device=self.device)
         metrics: dict[str, Any] = {}
         n_targets = batch.n_targets  # of all ranks
         self._scaler.scale(loss_sum)  # creates the scale even if this rank gets no rows
-        for part, counts in micro_batches(batch, self.state.micro_batch, self._sharded, self.ranks):
+        for part, counts in micro_batches(batch, own, self.state.micro_batch, self._sharded, self.ranks):
             with autocast(self.device.type, self.dtype):
                 loss = self.task.objective(self.model, part.to(self.device))
             mean = loss.total / n_targets + loss.aux / len(batch)
@@ -439,7 +439,8 @@ class Trainer:
         if self.state.last_eval_step == self.state.step and self._average is None:
             return True
         rng = capture_rng()
-        part = next(self._batch(self.state.step).split(self.state.micro_batch))
+        batch, _ = self._batch(self.state.step)
+        part = next(batch.split(self.state.micro_batch))
         with torch.no_grad(), force_eager():
             finite = all(
                 math.isfinite(loss.total.item())

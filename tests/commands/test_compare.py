@@ -68,6 +68,7 @@ def test_the_difference_and_its_interval_are_those_of_a_paired_bootstrap_over_do
 
 def test_several_processes_are_an_error(run: Path, other: Path, here: Path) -> None:
     torchrun = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
+    torchrun |= {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     assert_error(tinylm("compare", run, other, env=torchrun), 2, "in one process", "without torchrun")
 
 

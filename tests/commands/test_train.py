@@ -92,9 +92,11 @@ def test_dry_run_in_several_processes_plans_for_all_of_them(corpus: Path, here: 
     threads = torch.get_num_threads()
     variables = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     try:
-        first = run_ok("train", corpus, "--dry-run", *TINY, env=variables | {"RANK": "0"})
-        second = run_ok("train", corpus, "--dry-run", *TINY, env=variables | {"RANK": "1"})
-        shards = run_ok("train", corpus, "--dry-run", *TINY, "--parallel", "fsdp", env=variables | {"RANK": "0"})
+        first = run_ok("train", corpus, "--dry-run", *TINY, env=variables | {"RANK": "0", "LOCAL_RANK": "0"})
+        second = run_ok("train", corpus, "--dry-run", *TINY, env=variables | {"RANK": "1", "LOCAL_RANK": "1"})
+        shards = run_ok(
+            "train", corpus, "--dry-run", *TINY, "--parallel", "fsdp", env=variables | {"RANK": "0", "LOCAL_RANK": "0"}
+        )
     finally:
         torch.set_num_threads(threads)
     assert "in 2 processes" in first.stderr and "4 sequences per step" in first.stdout

@@ -249,7 +249,7 @@ def test_a_failure_of_the_system_does_not_delete_token_files(
         patch.setattr(Path, "stat", failing)
         patch.setattr(Path, "lstat", lambda path: failing(path, follow_symlinks=False))
         with pytest.raises(TinyLMError, match=rf"Cannot read .*\({name}: {os.strerror(number)}\); it is kept"):
-            encode_to_folder(tmp_path / "t", KEY, never, never, CHAR_TOKENIZER, lambda size: None)
+            encode_to_folder(tmp_path / "t", KEY, SplitDocuments(never, never), CHAR_TOKENIZER, lambda size: None)
     assert reopened(tmp_path / "t").train.tolist() == first.train.tolist()
 
 
@@ -262,7 +262,7 @@ def test_token_files_that_cannot_be_mapped_are_kept(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(np, "memmap", no_memory)
         with pytest.raises(TinyLMError, match=r"Cannot allocate memory\); it is kept"):
-            encode_to_folder(tmp_path / "t", KEY, never, never, CHAR_TOKENIZER, lambda size: None)
+            encode_to_folder(tmp_path / "t", KEY, SplitDocuments(never, never), CHAR_TOKENIZER, lambda size: None)
     reopened(tmp_path / "t")
 
 
@@ -273,7 +273,7 @@ def test_a_damaged_token_folder_that_cannot_be_deleted_is_an_error_before_encodi
     (tmp_path / "t" / "train.bin").write_bytes(b"")
     monkeypatch.setattr(token_files, "remove_tree", lambda path: None)
     with pytest.raises(TinyLMError, match=r"is damaged.*delete that folder"):
-        encode_to_folder(tmp_path / "t", KEY, never, never, CHAR_TOKENIZER, lambda size: None)
+        encode_to_folder(tmp_path / "t", KEY, SplitDocuments(never, never), CHAR_TOKENIZER, lambda size: None)
 
 
 def test_the_key_depends_on_text_split_tokenizer_and_encoder() -> None:

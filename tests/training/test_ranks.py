@@ -61,10 +61,6 @@ ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
 OPTIMIZERS = ("adamw", "adam", "muon", "normuon")
 ADAMS = OPTIMIZERS[:2]  # Muon trains no adapters
 ONCE = ("merged experts", "continued", "shared B")  # kinds that are trained with AdamW only
-FAST = [
-    ("text", "normuon"),
-    ("pairs", "adamw"),
-]
 BY_KIND = {
     kind: OPTIMIZERS[:1] if kind in ONCE else ADAMS if kind in ADAPTED else OPTIMIZERS for kind in (*NEW, *ADAPTED)
 }
@@ -164,25 +160,19 @@ def last_weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_ranks_have_the_losses_of_one(texts: Path, tmp_path: Path, parallel: str) -> None:
-    check_equal_losses(texts, tmp_path, FAST, 2, parallel)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_have_the_losses_of_one_for_each_objective_and_optimizer(texts: Path, tmp_path: Path, ranks: int) -> None:
-    check_equal_losses(texts, tmp_path, ALL, ranks, "ddp")
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(800)
-@pytest.mark.parametrize(("ranks", "cases"), [(2, each_kind(0)), (4, each_kind(1))], ids=["2", "4"])
-def test_sharded_ranks_have_the_losses_of_one(
-    texts: Path, tmp_path: Path, ranks: int, cases: list[tuple[str, str]]
+@pytest.mark.parametrize(
+    ("ranks", "parallel", "cases"),
+    [(2, "ddp", each_kind(2)), (4, "ddp", each_kind(3)), (2, "fsdp", each_kind(0)), (4, "fsdp", each_kind(1))],
+    ids=["2-ddp", "4-ddp", "2-fsdp", "4-fsdp"],
+)
+def test_ranks_have_the_losses_of_one(
+    texts: Path, tmp_path: Path, ranks: int, parallel: str, cases: list[tuple[str, str]]
 ) -> None:
-    """TINYLM_ALL=1 takes every objective with every optimizer; then add --timeout 2000."""
-    check_equal_losses(texts, tmp_path, ALL if "TINYLM_ALL" in os.environ else cases, ranks, "fsdp")
+    """Each kind of training with each optimizer in one of the modes; TINYLM_ALL=1 takes all in all modes, and needs
+    --timeout 2000.
+    """
+    check_equal_losses(texts, tmp_path, ALL if "TINYLM_ALL" in os.environ else cases, ranks, parallel)
 
 
 def run_worker(folder: Path, ranks: int, *made: list[Any], expected: int = 0) -> str:
@@ -506,7 +496,7 @@ def test_ctrl_c_at_one_of_two_machines_saves_and_ends_both(texts: Path, tmp_path
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_random_kills_lose_nothing_where_torchrun_restarts(texts: Path, tmp_path: Path, parallel: str) -> None:
     """Reference: the same run in the same number of processes without a kill. TINYLM_KILLS=20 makes more of them."""
-    kills = int(os.environ.get("TINYLM_KILLS", "3"))
+    kills = int(os.environ.get("TINYLM_KILLS", "2"))
     text, steps = texts / "text.txt", 200 * kills
     arguments = ["-m", "tinylm", "train", text, "--steps", steps, "--parallel", parallel, *OPTIONS]
     assert run_child(torchrun(2, *arguments, "--out", tmp_path / "whole"), 250).returncode == 0

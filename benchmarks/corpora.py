@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -194,13 +194,21 @@ def seconds_to_first_step(train: Sequence[str], run: Path) -> float:
     """Seconds from the start of the command to the metrics of step 1, which follow the first evaluation."""
     command = [*train, "--log-every", "1", "--out", str(run)]
     started = time.monotonic()
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        wait_for(lambda: any('"step": 1,' in file.read_text() for file in run.parent.glob("*/metrics.jsonl")), process)
+    with running(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: has_first_step(run.parent), process)
         seconds = time.monotonic() - started
+        process.wait()
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
     shutil.rmtree(run)
     return seconds
+
+
+def has_first_step(folder: Path) -> bool:
+    """Whether a run in the folder has logged step 1; its directory has another name until its first save."""
+    with suppress(OSError):  # it was renamed between both calls
+        return any('"step": 1,' in file.read_text() for file in folder.glob("*/metrics.jsonl"))
+    return False
 
 
 def kill_and_resume(corpus: Path, cache: Path) -> tuple[float, int, int]:

@@ -34,6 +34,7 @@ NEW: dict[str, tuple[str, dict[str, Any]]] = {  # kind: file and settings
     "experts": ("text.txt", {"experts": 4, "expert_balance": 0.1, "optimizer": "adamw"}),
 }
 ADAPTERS = ("LoRA", "bottleneck")
+LIMIT = 900  # seconds for all runs in one mode
 BASE = "next token, AdamW"  # the base model of adapters
 
 
@@ -90,7 +91,7 @@ def main() -> None:
             launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", mode.split()[1]]
             options = ["--steps", str(arguments.steps), "--modes", mode, "--folder", name]
             command = [sys.executable, *launch, __file__, *options]
-            subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+            subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=LIMIT)
         print(table(["run", "loss, one process", *modes], [row(folder, kind, modes) for kind in (*NEW, *ADAPTERS)]))
     print_machine()
 

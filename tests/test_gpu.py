@@ -132,7 +132,7 @@ def test_prefetched_batches_are_pinned_and_arrive_unchanged(device: str) -> None
     batch = prefetch(lambda number: batch_of(number, rows=512), target)
     arrived = []
     for number in range(20):
-        made = batch(number)
+        _, made = batch(number)
         assert made.ids.is_pinned() == made.targets.is_pinned() == (device == "cuda")
         arrived.append(made.to(target))
     for number, found in enumerate(arrived):

@@ -77,7 +77,7 @@ def is_private(path: Path) -> bool:
 def is_private_entry(path: Path, name: str) -> bool:
     """Whether `path` is an entry of the subfolder `name` of the cache, and no other user can write there."""
     with contextlib.suppress(TinyLMError):  # there may be no cache
-        return path.parent == cache_root() / name and is_private(path.parent)
+        return path.parent == cache_root() / name and is_private(path.parent) and is_private(path)
     return False
 
 

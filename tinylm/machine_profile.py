@@ -61,10 +61,10 @@ class Measurement:
         if reporter is not None:
             reporter.note("Measuring this machine, once...")
         with _locked(file):
-            values = self._read(file)  # another process may have written it meanwhile
+            values = self._read_written(file)
             if values is None:
                 measured = self._clamped(measure())
-                values = self._read(file) or measured  # again, since waiting for the lock ends after LOCK_SECONDS
+                values = self._read_written(file) or measured  # again, since waiting for the lock has a limit
                 self._record(file, values, reporter)
         return values
 
@@ -80,8 +80,14 @@ class Measurement:
         return values
 
     def recorded(self) -> dict[str, float] | None:
-        """The recorded values, or `None`. Raises TinyLMError without a usable cache folder."""
+        """The recorded values, or `None`. Raises TinyLMError without a usable cache folder or if reading fails."""
         return self._read(self._file())
+
+    def _read_written(self, file: Path) -> dict[str, float] | None:
+        """The values that another process has written meanwhile; `None` if there are none or they cannot be read."""
+        with contextlib.suppress(TinyLMError):
+            return self._read(file)
+        return None
 
     def _record(self, file: Path, values: Mapping[str, float], reporter: Reporter | None) -> None:
         try:

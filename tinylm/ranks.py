@@ -367,7 +367,7 @@ def join_ranks(launch: Launch, reporter: Reporter | None = None) -> Iterator[Ran
             ranks.publish(error)
         if not torch.cuda.is_available():  # NCCL could wait for operations of the rank that failed
             torch.distributed.destroy_process_group()
-        ranks.end()
+            ranks.end()  # the other ranks notice that the group is gone, and read the error
         raise
     else:
         torch.distributed.destroy_process_group()

@@ -235,6 +235,13 @@ def test_a_run_with_several_token_files_works(sharded: Path, canary: Path) -> No
     assert run_all_commands(sharded, canary) == [0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 0]
 
 
+def test_a_damaged_token_file_of_the_training_text_leaves_out_the_baseline_that_reads_it(sharded: Path) -> None:
+    file = sharded / "tokens" / "train.bin"
+    file.write_bytes(bytes(file.stat().st_size))
+    result = run_ok("eval", "--model", sharded, "--baselines")
+    assert "The order-5 character model is left out: The encoded text in" in result.stderr
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -187,11 +187,14 @@ def test_a_changed_shard_in_the_cache_is_checked_even_with_its_old_modification_
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs permissions")
-def test_shards_elsewhere_or_in_a_cache_that_others_can_write_are_hashed(tmp_path: Path, hashed: list[int]) -> None:
+@pytest.mark.parametrize("writable", ["cache", "folder"])
+def test_shards_elsewhere_or_in_a_cache_that_others_can_write_are_hashed(
+    writable: str, tmp_path: Path, hashed: list[int]
+) -> None:
     folder = private_folder("tokens") / KEY
     encoded(folder)
     shards = len(list(folder.glob("train*")))
-    folder.parent.chmod(0o777)
+    (folder.parent if writable == "cache" else folder).chmod(0o777)
     encoded(tmp_path / "t")
     for path in (folder, tmp_path / "t"):
         hashed.clear()

@@ -138,6 +138,15 @@ def test_the_other_ranks_end_with_the_exit_code_of_the_first_error(error: BaseEx
     assert caught.value.exit_code == exit_code
 
 
+def test_a_rank_that_stops_for_another_one_takes_its_own_signal_as_a_copy() -> None:
+    """A scheduler's signals do not reach all processes at once; the rank must finish its save."""
+    request = StopRequest(OtherGives(signal.SIGTERM))
+    with pytest.raises(StopTraining):
+        request.check()
+    assert not request.receive(signal.SIGTERM)
+    assert request.signal_number == signal.SIGTERM
+
+
 def test_signals_in_several_processes_may_be_seconds_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler sends SIGTERM to every process of a job, and torchrun, when it has received its own, another one."""
     for request in (StopRequest(OtherGives()), StopRequest(Ranks(Launch(has_store=True)))):

@@ -66,7 +66,7 @@ class DataShape(Protocol):
         ...
 
 
-class TextShape:
+class TextShape(DataShape):
     """Plain text, in windows of the length of the context."""
 
     def choose_context(self, data: DataConfig, context: int, notices: list[str]) -> int:
@@ -79,7 +79,6 @@ class TextShape:
         return min(context, available)
 
     def check_context(self, data: DataConfig, context: int, *, is_new: bool) -> list[str]:
-        """As in DataShape."""
         available = data.train_tokens - 1
         if context > available:
             shorter = f", or a `context` of at most {available}" if is_new else ""
@@ -90,16 +89,14 @@ class TextShape:
         return []
 
     def rows(self, data: DataConfig, context: int, pack: bool | None) -> Rows:
-        """As in DataShape."""
         return Rows(data.train_tokens / context, context, context, constant=True, continues=True)
 
     def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
-        """As in DataShape."""
         return {}
 
 
 @dataclass(frozen=True, eq=False)
-class PairShape:
+class PairShape(DataShape):
     """Pairs; those longer than the context are left out."""
 
     contexts: PairContexts
@@ -109,7 +106,6 @@ class PairShape:
         return fitting_context(*self.contexts)
 
     def check_context(self, data: DataConfig, context: int, *, is_new: bool) -> list[str]:
-        """As in DataShape."""
         sentences = []
         for name, part in zip(PARTS, self.contexts, strict=True):
             left_out = int((part > context).sum())
@@ -121,19 +117,17 @@ class PairShape:
         return sentences
 
     def rows(self, data: DataConfig, context: int, pack: bool | None) -> Rows:
-        """As in DataShape."""
         train = self.contexts.train
         fitting = int((train <= context).sum())
         longest = 2 * min(int(train.max()), context)  # source and target
         return Rows(fitting, data.train_tokens / data.train_pairs, longest, constant=False)
 
     def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
-        """As in DataShape."""
         return {"label_smoothing": recipes.PAIR_LABEL_SMOOTHING}
 
 
 @dataclass(frozen=True, eq=False)
-class ChatShape:
+class ChatShape(DataShape):
     """Conversations; those longer than the context are cut."""
 
     parts: ChatParts
@@ -150,13 +144,11 @@ class ChatShape:
         return [sentence for name, part in named for sentence in describe_left_out(part, context, name)]
 
     def rows(self, data: DataConfig, context: int, pack: bool | None) -> Rows:
-        """As in DataShape."""
         packed = self._packs(context, pack)
         rows = chat_rows(self.parts.train, context, packed)
         return Rows(len(rows), rows.n_tokens / len(rows), rows.width, constant=packed)
 
     def settings(self, context: int, pack: bool | None) -> dict[str, float | bool]:
-        """As in DataShape."""
         return {"pack": self._packs(context, pack)}
 
     def _packs(self, context: int, pack: bool | None) -> bool:

@@ -38,6 +38,8 @@ def _training(model: Model, run: Path) -> Tokens | None:
     """The training text; `None` if it cannot be read, since some baselines do not need it."""
     assert model.data is not None
     try:
-        return reopen_part(run, model.data, model.tokenizer, "train")
+        tokens = reopen_part(run, model.data, model.tokenizer, "train")
+        tokens[:1]  # checks the first token file; the baselines read no other
+        return tokens
     except TinyLMError:
         return None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tinylm.errors import TinyLMError
-from tinylm.files import open_append, open_regular, parse_json, write_text
+from tinylm.files import is_system_failure, open_append, open_regular, parse_json, write_text
 from tinylm.validation import COUNT_FROM_0
 
 METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
@@ -61,7 +61,8 @@ def iterate_metrics(directory: Path, file: str = METRICS_FILE) -> Iterator[dict[
     except FileNotFoundError:
         return
     except OSError as error:
-        raise TinyLMError(f"Cannot read {path}: {error.strerror or error}. {remedy}") from error
+        advice = "Run the command again." if is_system_failure(error) else remedy
+        raise TinyLMError(f"Cannot read {path}: {error.strerror or error}. {advice}") from error
     raise TinyLMError(f"{path} has more than {MAX_LINES} lines. {remedy}")
 
 

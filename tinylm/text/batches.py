@@ -71,7 +71,7 @@ class Batch:
             yield self._map(lambda tensor, part=part: tensor[part])  # type: ignore[misc]
 
     def every(self, step: int, first: int) -> "Batch":
-        """A copy of the sequences number `first`, `first + step`, and so on; may be empty."""
+        """The sequences number `first`, `first + step`, and so on, contiguous in memory; may be empty."""
         return self._map(lambda tensor: tensor[first::step].contiguous())
 
     def to(self, device: torch.device) -> "Batch":

@@ -114,7 +114,7 @@ def _find_corpora(
     """
     format = source.format
     requires_json = source.text_key is not None and "text_key" not in source.ignorable
-    others, reason = OTHER_FORMATS[kind]
+    others, reason = OTHER_FORMATS.get(kind, ((), ""))
     if format in others:
         if "format" not in source.ignorable:
             raise UsageError(f'`format="{format}"` does not fit the model: {reason}. Leave it out.')

@@ -102,7 +102,8 @@ def _report_damage(path: Path) -> Iterator[None]:
         if is_system_failure(error):
             name = Path(getattr(error, "filename", None) or path).name
             raise TinyLMError(
-                f"Cannot read the encoded text in {path} ({name}: {reason}); it is kept. Run the command again."
+                f"Cannot read the encoded text in {path} ({name}: {reason}); it is kept. Run the command again, or "
+                "delete that folder to encode the text again."
             ) from error
         raise DamagedError(f"The encoded text in {path} is damaged ({reason}); delete that folder.") from error
 
@@ -314,7 +315,7 @@ class _UnfinishedIndex:
         self.codes = codes
         self._head = {"key": key, "version": __version__}
         self.shards: dict[str, list[dict[str, Any]]] = {"train": [], "val": []}
-        try:
+        with contextlib.suppress(DamagedError), _report_damage(folder):
             found = read_json(folder / "tokens.json", MAX_INDEX_BYTES)
             if all(found[name] == value for name, value in self._head.items()):
                 shards = {part: list(found[part]) for part in self.shards}
@@ -325,9 +326,6 @@ class _UnfinishedIndex:
                         if type(record["batches"]) is not int:
                             raise TypeError
                 self.shards = shards
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            if is_system_failure(error):
-                raise
 
     def add(self, part: str, record: dict[str, Any]) -> None:
         """Add the record of a complete shard, and save the index if the encoding is resumable."""

@@ -38,6 +38,8 @@ class StopRequest:
         self._checked = True
         received = [number for number in self._ranks.gather(self.signal_number) if number]
         if received:
+            if not self.signal_number:
+                self._received = time.monotonic()
             self.signal_number = received[0]
             raise StopTraining
 

@@ -47,7 +47,9 @@ class RunStore:
         self._shard = shard
         self._uncommitted: tuple[Path, dict[str, Any]] | None = None  # folder and state of a sharded save
         self._hashes: dict[str, str] | None = None  # of this rank's files in that folder; set by the write
-        self._begun_step = self._written_step = self.saved_step = saved_step  # with replicas, rank 0 sets the second
+        self.saved_step = saved_step  # of the last complete save, known to all ranks
+        self._begun_step = saved_step  # of the last save that was started
+        self._written_step = saved_step  # of the last save on disk, on rank 0 only; set by the saving thread
 
     def save_best(self, model: Transformer, step: int, val_loss: float) -> None:
         """Save the weights with the lowest validation loss so far: nats per token, at this step."""
@@ -57,7 +59,7 @@ class RunStore:
     def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
         """Start a save of everything that resuming needs. Returns the expected duration of the next save, in seconds.
 
-        Raises the error of an earlier save.
+        With shards, raises the error of an earlier save; with replicas, this save replaces one that failed.
         """
         weights, optimizer_state, values = self._weights(model), optimizer_tensors(optimizer, model), state.to_json()
         if self._shard != WHOLE:

@@ -206,6 +206,7 @@ def test_an_error_names_the_setting_and_writes_no_file(here: Path) -> None:
         "`steps` and `time` contradict": lambda: tinylm.train("one.txt", "new", steps=1, time="5m"),
         "'soon' is not a length of time": lambda: tinylm.train("one.txt", "new", time="soon"),
         "no text to train on": lambda: tinylm.train(out="new"),
+        "`architecture` is 'encoder_decoder'": lambda: tinylm.train("one.txt", "new", architecture="encoder_decoder"),
         "`heads` is 3; it must divide `width` (16)": lambda: tinylm.train("one.txt", "new", heads=3, width=16),
         "already holds a run; `force` replaces it": lambda: tinylm.train("one.txt", "run", **TINY),
     }.items():

@@ -14,7 +14,7 @@ from tinylm.files import resolve_links
 from tinylm.formats.source import foreign_name, is_foreign
 from tinylm.model.build import build_model, extend_vocabulary
 from tinylm.model.stack import Transformer
-from tinylm.model_config import ModelConfig
+from tinylm.model_config import ARCHITECTURES, ModelConfig
 from tinylm.open_model import find_model, open_model
 from tinylm.reporter import Reporter
 from tinylm.run_config import AdapterConfig, RunConfig
@@ -31,6 +31,7 @@ from tinylm.text.corpus_encoding import SplitCorpus
 from tinylm.text.corpus_loading import TextSource
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, describe_characters
 from tinylm.text.tokenizer_choice import choose_tokenizer, load_tokenizer_file
+from tinylm.validation import check_choice
 
 DEFAULT_RANK = 8
 
@@ -130,6 +131,7 @@ class NewModel(StartingPoint):
 
     def load(self, source: Path | None, seed: int) -> InitialModel:
         architecture = self.choices.get("architecture", "decoder")
+        check_choice("architecture", architecture, ARCHITECTURES)
         loaded = load_tokenizer_file(self.tokenizer or "auto")
         return InitialModel(architecture, f"The tokenizer {self.tokenizer}", loaded_tokenizer=loaded, adds_tokens=True)
 

@@ -40,7 +40,7 @@ class Task(Protocol):
         ...
 
 
-class NextToken(Task):
+class NextToken:
     """Predict each token from the tokens before it, in windows of `model.context` tokens."""
 
     validation_objective: Objective = staticmethod(next_token)
@@ -53,10 +53,11 @@ class NextToken(Task):
         self.steps_per_epoch = len(tokens.train) / (training.batch_size * model.context)
 
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
+        """As `Task.validation_batches`."""
         return evaluation_batches(self._val, self._context, rows, max_tokens=max_tokens)
 
 
-class MaskedToken(Task):
+class MaskedToken:
     """Predict the tokens at masked positions from the corrupted window of `model.context` tokens."""
 
     validation_objective: Objective = staticmethod(masked_token)
@@ -72,10 +73,11 @@ class MaskedToken(Task):
         self.steps_per_epoch = len(tokens.train) / (training.batch_size * model.context)
 
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
+        """As `Task.validation_batches`."""
         return masked_evaluation_batches(self._val, self._context, rows, **self._masking, max_tokens=max_tokens)
 
 
-class SequenceToSequence(Task):
+class SequenceToSequence:
     """Predict each token of a target from the source and the target tokens before it."""
 
     validation_objective: Objective = staticmethod(sequence_to_sequence)
@@ -96,10 +98,11 @@ class SequenceToSequence(Task):
         self.steps_per_epoch = float(batches.batches_per_epoch)
 
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
+        """As `Task.validation_batches`."""
         return pair_evaluation_batches(self._val, self._context, rows, max_tokens)
 
 
-class Chat(Task):
+class Chat:
     """Predict the scored tokens of a conversation from the tokens before them."""
 
     validation_objective: Objective = staticmethod(next_token)
@@ -117,4 +120,5 @@ class Chat(Task):
         self.steps_per_epoch = float(batches.batches_per_epoch)
 
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
+        """As `Task.validation_batches`."""
         return chat_evaluation_batches(self._val, self._context, rows, self._packed, max_tokens)

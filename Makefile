@@ -1,7 +1,7 @@
 # make demo    trains on data/corpus.txt for at most two minutes and prints a sample
 # make test    runs the tests that take less than seconds each, on all cores; make test-slow runs the others
-# make test-gpu    runs those that need a CUDA device
-# make test-all    runs both      make lint    runs ruff and mypy
+# make test-all    runs make test and make test-slow      make lint    runs ruff and mypy
+# make test-gpu    runs the tests that need a CUDA device
 # The tests of the report need Chromium, which make test installs with apt-get if it can; BROWSER=none leaves them out.
 # make docs-check    runs the commands of the documents
 # make wheel-check   installs a wheel into clean environments, with and without each extra, and uses it

@@ -41,8 +41,9 @@ class Rates(NamedTuple):
     bandwidth: float
 
 
-# By the name that torch gives the device. From NVIDIA's data sheets of A100, H100 and H200, which print twice these
-# FLOP/s of H100 and H200, for sparse matrices.
+# By the name that torch gives the device. H100 80GB HBM3 and H100 PCIe are from NVIDIA's data sheet of H100, which
+# prints twice these FLOP/s, for sparse matrices. The other rows were not compared with a data sheet: check them before
+# quoting shares.
 SPECIFIED = {
     "NVIDIA A100-PCIE-40GB": Rates(312e12, 1.555e12),
     "NVIDIA A100-SXM4-40GB": Rates(312e12, 1.555e12),

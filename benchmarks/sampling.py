@@ -1,16 +1,17 @@
 """Sampling on the CPU by tinylm, llama.cpp, CTranslate2 and transformers: one table of tokens per second, the share of
 the memory bandwidth, and milliseconds to the first token.
 
-    python benchmarks/sampling.py                                              # 4x128, 6x384, 12x768: about 10 minutes
-    python benchmarks/sampling.py --models SmolLM2-135M-Instruct.Q4_1.gguf     # a folder or GGUF file: about 6
-    python benchmarks/sampling.py --models 6x384 --kinds f32 --rounds 5        # about 1
+    python benchmarks/sampling.py                                                                  # 15 minutes
+    python benchmarks/sampling.py --models 4x128 6x384 12x768 SmolLM2-135M-Instruct.Q4_1.gguf      # 25 minutes
+    python benchmarks/sampling.py --models 6x384 --kinds f32 --rounds 5                            # 1 minute
 
 The models of the first command have random weights of preset modern and a context of 1,024; those of 12x768 have 50,257
-ids, the others 65. Each program runs in a process of its own, with the fastest of its choices (one thread or all; for
-llama.cpp also a cache of 16 or 32 bits), found before the rounds. All take turns, and generate as many tokens: for one
-stream and for 32 after a prompt of one token, and one token after a prompt of 500. tinylm is `tinylm sample` without
-further options (int8: `--quantize int8`) on a model that was opened before, sampling at its default temperature; the
-others take the likeliest token.
+ids, the others 65. Other models are run directories, Hugging Face folders or GGUF files; of a GGUF file, the kind
+`file` is the file with its own number formats. Each program runs in a process of its own, with the fastest of its
+choices (one thread or all; for llama.cpp also a cache of 16 or 32 bits), found before the rounds. All take turns, and
+generate as many tokens: for one stream and for 32 after a prompt of one token, and one token after a prompt of 500.
+tinylm is `tinylm sample` without further options (q8_0: `--quantize int8`) on a model that was opened before, sampling
+at its default temperature; the others take the likeliest token.
 
 `of the bandwidth`: bytes of the weights that each token reads, by the speed at which all threads read memory.
 `GOMP_SPINCOUNT` is what tinylm's command line chooses for tinylm, and 10,000 for the others, unless it is set. A
@@ -23,6 +24,7 @@ import json
 import math
 import os
 import select
+import shutil
 import statistics
 import subprocess
 import sys
@@ -38,6 +40,7 @@ import torch
 from measure import Times, describe_machine, run_tinylm, speedup, table, tokens_per_second
 from sampling_programs import PROGRAMS, Job, Request, as_json
 
+from tinylm.formats.gguf_reader import open_gguf
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.formats.huggingface import write_folder
 from tinylm.formats.imported import ForeignModel
@@ -52,6 +55,8 @@ from tinylm.text.tokenizer import train_char
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "q8_0": torch.float32}  # of the Hugging Face folder
 WEIGHT_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
+FILE = "file"  # the kind of a GGUF file that is used as it is
+KINDS = (*DTYPES, FILE)
 PROMPT, STREAMS = 500, 32
 CONTEXT = 1024
 ANSWER_LIMIT = 300.0  # seconds that a program may take for a request, or to open
@@ -73,25 +78,38 @@ class Shape:
 MODELS = {
     "4x128": Shape(4, 128, 4, 65, 500, 100),
     "6x384": Shape(6, 384, 6, 65, 300, 50),
-    "12x768": Shape(12, 768, 12, 50_257, 48, 8),
+    "12x768": Shape(12, 768, 12, 50_257, 48, 16),
 }
-OPENED = (48, 8)  # tokens and batch_tokens of other models
+OPENED = (48, 16)  # tokens and batch_tokens of other models
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to sample from, and how many tokens to generate: of one stream, and of each of many."""
+    """A model to sample from, and how many tokens to generate: of one stream, and of each of many.
+
+    gguf: the model's own GGUF file, if it was opened from one.
+    """
 
     name: str
     exported: ForeignModel
     tokens: int
     batch_tokens: int
+    gguf: Path | None = None
 
-    def weights_per_token(self) -> int:
-        """Number of weights that a step reads: all but an input embedding that is not the output layer."""
-        tensors, config = self.exported.tensors, self.exported.config
+    def kinds(self, kinds: Sequence[str]) -> list[str]:
+        """Those of the number formats in which the model exists."""
+        return [kind for kind in kinds if kind != FILE or self.gguf]
+
+    def bytes_per_token(self, kind: str) -> float:
+        """Bytes of the weights that a step reads: of all but an input embedding that is not the output layer."""
+        config = self.exported.config
+        if kind == FILE:
+            assert self.gguf
+            sizes = {name: info.size for name, info in open_gguf(self.gguf).header.tensors.items()}
+            return sum(sizes.values()) - (0 if config.tie else sizes["token_embd.weight"])
         lookup = 0 if config.tie else config.vocab_size * config.width
-        return sum(tensor.numel() for tensor in tensors.values()) - lookup
+        weights = sum(tensor.numel() for tensor in self.exported.tensors.values()) - lookup
+        return weights * WEIGHT_BYTES[kind]
 
     def requests(self) -> dict[str, Request]:
         """The measured requests, by name."""
@@ -157,7 +175,7 @@ def environment(name: str) -> dict[str, str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_option(parser)
-    parser.add_argument("--kinds", nargs="+", choices=DTYPES, default=list(DTYPES), help="number formats of weights")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="number formats of weights")
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), help="default: all")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default: 3")
     options = parser.parse_args(arguments)
@@ -167,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = []
     for subject, kind, job in prepared_models(options.models, options.kinds):
         times, chosen = compare(subject, job, options.programs, options.rounds)
-        limit = bandwidth / (subject.weights_per_token() * WEIGHT_BYTES[kind])
+        limit = bandwidth / subject.bytes_per_token(kind)
         rows += [[subject.name, kind, *cells] for cells in report(subject, times, chosen, limit)]
         print(f"{subject.name}, {kind}: done after {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
     header = ["model", "weights", "program", "tokens/s", f"times {BASE}", "of the bandwidth"]
@@ -185,7 +203,7 @@ def prepared_models(names: Sequence[str], kinds: Sequence[str]) -> Iterator[tupl
     """Yield each model in each number format. The files of its job exist until the next one is yielded."""
     for name in names:
         subject = make_subject(name)
-        for kind in kinds:
+        for kind in subject.kinds(kinds):
             with tempfile.TemporaryDirectory() as folder:
                 yield subject, kind, prepare(subject, kind, Path(folder))
 
@@ -193,11 +211,12 @@ def prepared_models(names: Sequence[str], kinds: Sequence[str]) -> Iterator[tupl
 def make_subject(name: str) -> Subject:
     """A model of MODELS with random weights and a character tokenizer that fills its vocabulary, or one at a path."""
     if name not in MODELS:
-        network, config, tokenizer, weights = open_model(Path(name))
+        path = Path(name)
+        network, config, tokenizer, weights = open_model(path)
         assert isinstance(network, Decoder)
         tensors = dict(weights.tensors)
         exported = ForeignModel(config.family, config.model, tensors, tokenizer.to_str(), SpecialTokens(), None)
-        return Subject(Path(name).stem, exported, *OPENED)
+        return Subject(path.stem, exported, *OPENED, gguf=path if path.suffix == ".gguf" else None)
     shape = MODELS[name]
     tokenizer = train_char("".join(map(chr, range(0x20000, 0x20000 + shape.vocab_size - 1))))  # and the end of text
     sizes = {"layers": shape.layers, "heads": shape.heads, "width": shape.width, "context": CONTEXT}
@@ -210,13 +229,18 @@ def make_subject(name: str) -> Subject:
 def prepare(subject: Subject, kind: str, folder: Path) -> Job:
     """Write the model for all programs, and let tinylm convert it, as its first command does."""
     exported, config = subject.exported, subject.exported.config
-    write_gguf(folder / "model.gguf", exported, kind)
-    (folder / "model").mkdir()
-    write_folder(folder / "model", exported, DTYPES[kind])
+    job = Job(str(folder), kind, config.vocab_size, config.context, torch.get_num_threads())
+    if kind == FILE:
+        assert subject.gguf
+        shutil.copyfile(subject.gguf, job.gguf)
+    else:
+        write_gguf(job.gguf, exported, kind)
+        job.model.mkdir()
+        write_folder(job.model, exported, DTYPES[kind])
     time.sleep(SETTLED)  # tinylm reads files again that have just been written
     quantize = ["--quantize", "int8"] if kind == "q8_0" else []
-    run_tinylm(["sample", "-m", str(folder / "model"), "-n", "1", "--device", "cpu", "--quiet", *quantize])
-    return Job(str(folder), kind, config.vocab_size, config.context, torch.get_num_threads())
+    run_tinylm(["sample", "-m", str(job.model), "-n", "1", "--device", "cpu", "--quiet", *quantize])
+    return job
 
 
 Run = Callable[[Request], float]

@@ -33,7 +33,10 @@ ctranslate2.converters.TransformersConverter(sys.argv[1]).convert(sys.argv[2], q
 
 @dataclass(frozen=True)
 class Job:
-    """A model in one number format. folder: with the Hugging Face folder `model` and the file `model.gguf`."""
+    """A model in one number format. folder: has the Hugging Face folder `model` and the file `model.gguf`.
+
+    kind: f32, f16 or q8_0, or "file" for a GGUF file with its own number formats, which is the only file in the folder.
+    """
 
     folder: str
     kind: str
@@ -42,9 +45,15 @@ class Job:
     threads: int
 
     @property
+    def gguf(self) -> Path:
+        """The GGUF file."""
+        return Path(self.folder) / "model.gguf"
+
+    @property
     def model(self) -> Path:
-        """The Hugging Face folder. Its weights are f32 for q8_0, to which tinylm and CTranslate2 quantize them."""
-        return Path(self.folder) / "model"
+        """What tinylm opens: the Hugging Face folder, whose weights are f32 for q8_0 (tinylm and CTranslate2 quantize
+        them), or the GGUF file for "file"."""
+        return self.gguf if self.kind == "file" else Path(self.folder) / "model"
 
 
 @dataclass(frozen=True)
@@ -107,13 +116,12 @@ def policy_of_llama_cpp(job: Job) -> Choices:
 
     if llama_cpp.import_llama_cpp() is None:
         raise MissingError("llama-cpp-python is not installed")
-    file = Path(job.folder) / "model.gguf"
 
     def decoder(threads: int) -> llama_cpp.LlamaCppDecoder:
         if not threads:
-            return llama_cpp.LlamaCppDecoder(file, job.context, job.threads)
+            return llama_cpp.LlamaCppDecoder(job.gguf, job.context, job.threads)
         with mock.patch.object(llama_cpp, "fastest_threads", _always):
-            return llama_cpp.LlamaCppDecoder(file, job.context, threads)
+            return llama_cpp.LlamaCppDecoder(job.gguf, job.context, threads)
 
     decoders = {threads: decoder(threads) for threads in (0, *thread_choices(job))}
     return _policies({threads: functools.partial(_generate, model, job) for threads, model in decoders.items()})
@@ -148,11 +156,10 @@ def llama_cpp(job: Job) -> Choices:
     library = import_llama_cpp()
     if library is None:
         raise MissingError("llama-cpp-python is not installed")
-    file = Path(job.folder) / "model.gguf"
     options = library.llama_model_default_params()
-    options.use_extra_bufts = job.kind != "q8_0"  # with them, it crashes on processors with AMX (decision 025)
-    model = library.llama_model_load_from_file(os.fsencode(file), options)
-    assert model, file
+    options.use_extra_bufts = job.kind in ("f32", "f16")  # with them, it crashes on processors with AMX (decision 025)
+    model = library.llama_model_load_from_file(os.fsencode(job.gguf), options)
+    assert model, job.gguf
     return {
         f"{threads} threads, {'32' if exact else '16'}-bit cache": functools.partial(
             _generate_by_llama_cpp, library, model, threads, exact
@@ -219,6 +226,8 @@ def _likeliest(library: Any, context: Any, rows: int, size: int) -> np.ndarray:
 
 def ctranslate2(job: Job) -> Choices:
     """CTranslate2, taking the likeliest token. 16 bits are bfloat16, on processors for which it has that."""
+    if job.kind not in PRECISIONS:
+        raise MissingError("CTranslate2 opens no GGUF files")
     sys.modules["torch"] = None  # it needs none to generate
     try:
         import ctranslate2 as library
@@ -259,8 +268,8 @@ def transformers(job: Job) -> Choices:
         import transformers as library
     except ImportError as error:
         raise MissingError(f"transformers is not installed ({error})") from None
-    if job.kind == "q8_0":
-        raise MissingError("transformers has no 8-bit weights on CPUs without further packages")
+    if job.kind not in ("f32", "f16"):
+        raise MissingError("transformers has no quantized weights on CPUs without further packages")
     library.logging.disable_progress_bar()
     dtype = getattr(torch, PRECISIONS[job.kind])
     model = library.AutoModelForCausalLM.from_pretrained(job.model, dtype=dtype).eval()

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gguf import GGUFReader
 
 from tests.generation.llama_cpp_double import LlamaCppDouble
 from tinylm.generation import llama_cpp
@@ -93,8 +94,29 @@ def test_the_bandwidth_counts_the_weights_that_a_step_reads() -> None:
     """Of an untied model all but the input embedding, of which one row is read."""
     subject = sampling.make_subject("tiny")
     numbers = sum(tensor.numel() for tensor in subject.exported.tensors.values())
-    assert not subject.exported.config.tie or subject.weights_per_token() == numbers
-    assert subject.exported.config.tie or subject.weights_per_token() == numbers - 30 * 32
+    read = numbers if subject.exported.config.tie else numbers - 30 * 32
+    assert subject.bytes_per_token("f16") == 2 * read
+
+
+def test_a_gguf_file_is_measured_with_its_own_number_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All programs open a copy of it, and a step reads as many bytes as its tensors have."""
+    file = tmp_path / "tiny.gguf"
+    sampling.write_gguf(file, sampling.make_subject("tiny").exported, "q8_0")
+    subject = sampling.make_subject(str(file))
+    assert subject.kinds(sampling.KINDS) == ["f32", "f16", "q8_0", "file"]
+    assert sampling.make_subject("tiny").kinds(sampling.KINDS) == ["f32", "f16", "q8_0"]
+    tensors = GGUFReader(file).tensors
+    lookup = 0 if subject.exported.config.tie else next(t.n_bytes for t in tensors if t.name == "token_embd.weight")
+    assert subject.bytes_per_token("file") == sum(int(tensor.n_bytes) for tensor in tensors) - lookup
+    commands: list[list[str]] = []
+    monkeypatch.setattr(sampling, "run_tinylm", commands.append)
+    (tmp_path / "job").mkdir()
+    job = sampling.prepare(subject, "file", tmp_path / "job")
+    assert job.model.read_bytes() == file.read_bytes()
+    assert commands[0][2] == str(job.model) == str(job.gguf)
+    for name in ("ctranslate2", "transformers"):
+        with pytest.raises(programs.MissingError):
+            getattr(programs, name)(job)
 
 
 def test_llama_cpp_and_transformers_generate_the_same_likeliest_tokens(

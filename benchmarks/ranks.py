@@ -1,12 +1,13 @@
-"""Training in ranks on the CPU beside torch's DistributedDataParallel, and beside one process.
+"""Training in ranks on the CPU, with replicas and with shards, beside torch's DistributedDataParallel and one process.
 
     python -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/ranks.py
 
 A step is a forward and backward pass, gradient clipping and AdamW on one batch, which the ranks share; each rank has
 one thread. tinylm sums the gradients after the backward pass (`tinylm.training.parallel`), DistributedDataParallel
-during it. Both train copies of one model; their gradient norms of the first step are compared before the measurement.
-One process, with as many threads as there are ranks, has the whole batch, and with one thread the part of one rank. All
-four take turns. Efficiency is the speed of the ranks divided by the number of ranks and the speed of one thread.
+during it. With shards (`--parallel fsdp`), each block's weights are gathered for its forward and its backward pass. All
+train copies of one model; their gradient norms of the first step are compared before the measurement. One process, with
+as many threads as there are ranks, has the whole batch, and with one thread the part of one rank. All five take turns.
+Efficiency is the speed of the ranks divided by the number of ranks and the speed of one thread.
 """
 
 import argparse
@@ -27,9 +28,11 @@ from tinylm.model_config import ModelConfig
 from tinylm.objectives.loss import next_token
 from tinylm.ranks import ONE_RANK, Ranks, join_ranks
 from tinylm.text.batches import Batch
-from tinylm.training.parallel import sum_gradients
+from tinylm.training.parallel import shard_model, sum_gradients
+from tinylm.training.sharded_tensors import full
 
-OURS, PEER, WHOLE, PART = "ranks, tinylm", "ranks, DistributedDataParallel", "one process, all threads", "one thread"
+OURS, SHARDS, PEER = "ranks, tinylm", "ranks, tinylm, shards", "ranks, DistributedDataParallel"
+WHOLE, PART = "one process, all threads", "one thread"
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}  # of gradient norms, relative; the bf16 losses of the parts are rounded
 
 
@@ -47,16 +50,18 @@ class BatchLoss(nn.Module):
 class Training:
     """A model that is trained on its part of a batch.
 
-    overlap: let DistributedDataParallel sum the gradients
+    parallel: who divides the work and sums the gradients: OURS, SHARDS, PEER, or WHOLE for one process
     """
 
-    def __init__(self, config: ModelConfig, rows: int, dtype: str, ranks: Ranks, *, overlap: bool = False) -> None:
+    def __init__(self, config: ModelConfig, rows: int, dtype: str, ranks: Ranks, parallel: str) -> None:
         model = build_model(config, 0)
+        if parallel == SHARDS:
+            shard_model(model, "cpu", dtype)
         self.parameters = list(model.parameters())
         self.loss: nn.Module = BatchLoss(model)
-        if overlap:
+        if parallel == PEER:
             self.loss = DistributedDataParallel(self.loss, gradient_as_bucket_view=True)
-        self.overlap, self.dtype, self.ranks = overlap, dtype, ranks
+        self.parallel, self.dtype, self.ranks = parallel, dtype, ranks
         batch = random_batch(config, rows)
         self.targets, self.part = batch.n_targets, ranks.part(batch)
         self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-3, fused=True)
@@ -65,14 +70,14 @@ class Training:
         """One step; returns the norm of the gradient of the whole batch."""
         self.optimizer.zero_grad(set_to_none=True)
         # DistributedDataParallel divides the sum of the gradients by the number of ranks.
-        scale = self.ranks.size if self.overlap else 1
+        scale = self.ranks.size if self.parallel == PEER else 1
         with autocast("cpu", self.dtype):
             loss = self.loss(self.part) * scale / self.targets
         loss.backward()
-        if not self.overlap:
+        if self.parallel in (OURS, WHOLE):
             missing = [index for index, parameter in enumerate(self.parameters) if parameter.grad is None]
             sum_gradients(self.parameters, self.ranks.gather(missing), self.ranks)
-        norm = nn.utils.clip_grad_norm_(self.parameters, 1.0).item()
+        norm = full(nn.utils.clip_grad_norm_(self.parameters, 1.0)).item()
         self.optimizer.step()
         return norm
 
@@ -95,14 +100,15 @@ def measure(config: ModelConfig, arguments: argparse.Namespace, dtype: str, rank
     """The row of the table for a number format."""
     torch.set_num_threads(1)
     rows, part = arguments.rows, -(-arguments.rows // ranks.size)
-    ours, peer = (Training(config, rows, dtype, ranks, overlap=overlap) for overlap in (False, True))
-    whole, alone = Training(config, rows, dtype, ONE_RANK), Training(config, part, dtype, ONE_RANK)
-    norms = [training.step() for training in (ours, peer, whole)]
+    ours, shards, peer = (Training(config, rows, dtype, ranks, parallel) for parallel in (OURS, SHARDS, PEER))
+    whole, alone = (Training(config, number, dtype, ONE_RANK, WHOLE) for number in (rows, part))
+    norms = [training.step() for training in (ours, shards, peer, whole)]
     if max(norms) - min(norms) > TOLERANCE[dtype] * min(norms):
         raise SystemExit(f"the gradient norms of the first step differ: {norms}")
     times = take_turns(
         {
             OURS: partial(on_all, 1, ours.step),
+            SHARDS: partial(on_all, 1, shards.step),
             PEER: partial(on_all, 1, peer.step),
             WHOLE: partial(on_first, ranks, ranks.size, whole.step),
             PART: partial(on_first, ranks, 1, alone.step),
@@ -111,7 +117,7 @@ def measure(config: ModelConfig, arguments: argparse.Namespace, dtype: str, rank
         arguments.warmup,
     )
     tokens = rows * config.context
-    speeds = [tokens_per_second(times, name, tokens) for name in (OURS, PEER, WHOLE)]
+    speeds = [tokens_per_second(times, name, tokens) for name in (OURS, SHARDS, PEER, WHOLE)]
     # With perfect scaling, the ranks need as long for the batch as one thread for the part of one rank.
     return [
         dtype,
@@ -120,6 +126,7 @@ def measure(config: ModelConfig, arguments: argparse.Namespace, dtype: str, rank
         str(speedup(times, OURS, PEER)),
         str(speedup(times, OURS, PART)),
         str(speedup(times, OURS, WHOLE)),
+        str(speedup(times, SHARDS, OURS)),
     ]
 
 
@@ -139,8 +146,8 @@ def main() -> None:
             print(
                 f"{parameters:,} parameters, {arguments.rows} sequences of {config.context} tokens, {ranks.size} ranks"
             )
-            speeds = ["tok/s of " + name for name in (OURS, PEER, WHOLE, PART)]
-            ratios = ["tinylm / DistributedDataParallel", "efficiency", "tinylm / one process"]
+            speeds = ["tok/s of " + name for name in (OURS, SHARDS, PEER, WHOLE, PART)]
+            ratios = ["tinylm / DistributedDataParallel", "efficiency", "tinylm / one process", "shards / replicas"]
             print(table(["format", *speeds, *ratios], rows))
             torch.set_num_threads(1)
             print(describe_machine(["torch"]))

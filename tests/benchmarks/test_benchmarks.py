@@ -546,3 +546,17 @@ def test_the_ranks_benchmark_prints_a_row_for_each_format() -> None:
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = run_child([sys.executable, *launch, str(ROOT / "benchmarks" / "ranks.py"), *shape])
     assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("|")][2:] == ["fp32", "bf16"], done
+
+
+@pytest.mark.slow
+def test_the_saving_benchmark_measures_saves_beside_training(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saving = importlib.import_module("saving")
+    for name, value in {"WIDTH": 64, "CONTEXT": 8, "BATCH": 2}.items():
+        monkeypatch.setattr(saving, name, value)
+    monkeypatch.setattr(sys, "argv", ["saving.py", "--training", "--rounds", "1", "--gigabytes", "0.001"])
+    saving.main()
+    assert re.search(
+        r"0\.00 GB per save, [\d.]+ s per step: a save holds training up by -?[\d.]+ s", capsys.readouterr().out
+    )

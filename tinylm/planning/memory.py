@@ -66,7 +66,7 @@ class TrainingMemory:
 
     @property
     def fixed(self) -> int:
-        """Bytes that do not depend on the micro-batch: the maximum over backward pass, sum over the ranks and update."""
+        """Bytes that do not depend on the micro-batch: the maximum of backward pass, sum over the ranks and update."""
         return self.state + self.gradients + max(self.gathered + self.backward, self.update, self.sums)
 
     def keeps_copies(self, free: int | None) -> bool:

@@ -25,9 +25,10 @@ MAX_COMPARISONS = 1000  # per k-gram of the short texts; the lengths of its late
 class Documents(NamedTuple):
     """A long text.
 
-    open: returns its characters, and calls its argument with progress in `unit`s. size: the number of units; `None` if
-        unknown.
-    name: returns the name of the document with an index, which must have been read.
+    open: returns the text as a stream, and calls its argument with the progress of reading, in `unit`s
+    name: returns the name of the document with an index, which must have been read
+    size: number of units; `None` if unknown
+    unit: plural noun, such as bytes
     """
 
     open: Callable[[Progress], Stream]

@@ -61,7 +61,9 @@ def assemble(runs: Sequence[Run], *, models: bool) -> dict[str, Any]:
 
 
 def collect_run(path: Path, n_runs: int = 1) -> Run:
-    """Curves, samples, settings, sizes and plan of one run of `n_runs`, without its model.
+    """Curves, samples, settings, sizes and plan of one run, without the sections that need its model.
+
+    n_runs: number of runs in the report, among which its points and samples are divided
 
     Raises TinyLMError for a damaged run. An error of its curves or samples is an entry of `problems` instead.
     """

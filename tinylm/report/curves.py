@@ -10,7 +10,7 @@ from typing import Any
 from tinylm.run_directory.metrics_log import SAMPLES_FILE, iterate_metrics
 
 MAX_NUMBER = 1e30
-MAX_LAYERS = 200  # whose gradient norms are shown
+MAX_LAYERS = 200  # layers whose gradient norms and expert shares are shown
 MAX_NAME = 60  # characters of the name of a layer
 MAX_SAMPLE = 4000  # characters of a sample
 SERIES = ("loss", "lr", "grad_norm", "tokens_per_second")

@@ -1,4 +1,4 @@
-"""metrics.jsonl and samples.jsonl: one JSON object per line, with a step and its metrics, or a text sampled at it."""
+"""metrics.jsonl and samples.jsonl: one JSON object per line, the metrics of a step, or a text sampled after a step."""
 
 import contextlib
 import json

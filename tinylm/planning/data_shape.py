@@ -59,7 +59,7 @@ class DataShape(Protocol):
         is_new: whether the model is new, so that its context can change
 
         Raises UsageError for text shorter than a window, and for conversations without a scored token within the
-        context. (`make_task` raises it for pairs, none of which fits.)
+        context. (If no pair fits, `make_task` raises it.)
         """
         ...
 

@@ -224,7 +224,7 @@ def test_the_readme_has_at_most_150_lines() -> None:
 def test_the_changes_of_the_worked_example_apply() -> None:
     for block in check.blocks(ROOT / "CONTRIBUTING.md"):
         if block.language == "diff":
-            command = ["patch", "-p1", "--forward", "--dry-run"]
+            command = ["patch", "-p1", "--forward", "--dry-run", "--fuzz=0"]
             result = subprocess.run(command, cwd=ROOT, input=block.text, text=True, capture_output=True, timeout=60)
             assert result.returncode == 0, result.stdout
 

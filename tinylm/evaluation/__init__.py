@@ -1,3 +1,3 @@
-"""Evaluation of trained models, with one file per architecture: text (decoders), masked (encoders), pairs
+"""Evaluation of trained models, with one file per task: text and chat (decoders), masked (encoders), pairs
 (encoder-decoders).
 """

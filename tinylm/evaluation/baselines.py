@@ -26,7 +26,7 @@ def baseline_bits_per_byte(
     """
 
     def beginning(ids: Tokens) -> str:
-        # A token encodes at least a byte, except special tokens; so few of them that the text is hardly shorter.
+        # Every token encodes at least one byte, except special tokens, which are few.
         return tokenizer.decode(np.asarray(ids[:MAX_BYTES])).encode()[:MAX_BYTES].decode("utf-8", "ignore")
 
     text = beginning(tokens)
@@ -43,7 +43,7 @@ def baseline_bits_per_byte(
 def compression_bits_per_byte(text: str) -> dict[str, float]:
     """Bits per byte of the text under gzip -9 and xz -9, by name."""
     data = text.encode()
-    dictionary = max(MIN_DICTIONARY, len(data))  # xz -9 allocates 674 MB for its dictionary of 64 MiB
+    dictionary = max(MIN_DICTIONARY, len(data))  # xz -9 allocates 674 MiB for a dictionary of 64 MiB
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": dictionary}]
     return {
         "gzip": 8 * len(gzip.compress(data, 9, mtime=0)) / len(data),

@@ -28,9 +28,9 @@ def ratio_interval(numerators: np.ndarray, denominators: np.ndarray) -> Interval
     numerators, denominators: (U,), one value per unit. Units are assumed to be independent; those with the denominator
         0 are left out.
 
-    Units are drawn with replacement 10,000 times, from a fixed seed. The ends of the interval are quantiles of the
-    resampled ratios, at levels that correct for the number of units: the expanded percentile interval (Hesterberg 2015,
-    "What teachers should know about the bootstrap", The American Statistician 69).
+    The units are resampled with replacement 10,000 times, from a fixed seed. The ends of the interval are quantiles of
+    the resampled ratios, at levels that correct for the number of units: the expanded percentile interval (Hesterberg
+    2015, "What teachers should know about the bootstrap", The American Statistician 69).
     """
     used = denominators != 0
     x, y = numerators[used].astype(np.float64), denominators[used].astype(np.float64)

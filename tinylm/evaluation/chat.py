@@ -28,9 +28,9 @@ def evaluate_chat(
     byte of their text.
 
     text: codes of conversations, see `tinylm.text.chat_tokens`. Those longer than the context are cut, with a warning.
-    ranks: the processes that share the work; all return the same result.
+    dtype: autocast dtype. ranks: the processes that share the work; all return the same result.
 
-    Raises UsageError if nothing is scored, and for settings that apply to plain text only.
+    Raises UsageError if no token within the context is scored, and for settings that apply to plain text only.
     """
     given = [f"`{name}`" for name in ("sequence_length", "stride", "baselines", "by_document") if getattr(config, name)]
     if given:

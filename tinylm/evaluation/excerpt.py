@@ -9,13 +9,13 @@ from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
 
 MAX_FLOPS, MIN_TOKENS = 1e12, 1000
-MAX_BYTES_SCORED = 50_000  # in bytes, so that models with different tokenizers are compared on the same text
-MAX_TOKENS = 50_000  # of pairs and conversations
+MAX_BYTES_SCORED = 50_000  # of plain text; a limit in tokens would give models with other tokenizers other texts
+MAX_TOKENS = 50_000
 MAX_PAIRS, MIN_PAIRS = 200, 20
 
 
 def token_excerpt(tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:
-    """The first tokens of a text (N,): those that a model with this number of parameters scores with about MAX_FLOPS
+    """The first tokens of a text, (N,): as many as a model with this number of parameters scores with about MAX_FLOPS
     operations, from MIN_TOKENS to MAX_TOKENS.
     """
     return np.asarray(tokens[: int(min(MAX_TOKENS, max(MIN_TOKENS, MAX_FLOPS / (2 * parameters))))])
@@ -27,8 +27,8 @@ def text_excerpt(tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.nd
 
 
 def pair_excerpt(tokenizer: Tokenizer, tokens: Tokens, parameters: int) -> np.ndarray:
-    """The tokens of the first pairs (N,): those that a model with this number of parameters translates with about
-    MAX_FLOPS operations, from MIN_PAIRS to MAX_PAIRS pairs with at most MAX_TOKENS tokens.
+    """The tokens of the first pairs, (N,): as many pairs as a model with this number of parameters translates with
+    about MAX_FLOPS operations, from MIN_PAIRS to MAX_PAIRS, but at most MAX_TOKENS tokens.
     """
     end = tokenizer.end_of_text_id
     beginning = token_excerpt(tokenizer, tokens, parameters)

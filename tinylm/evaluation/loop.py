@@ -26,7 +26,7 @@ def default_batch_size(context: int) -> int:
 
 @dataclass(frozen=True)
 class EvaluationLoss:
-    """total: negative log-likelihood in nats, summed over `tokens` tokens."""
+    """A summed loss. total: negative log-likelihood in nats of `tokens` tokens, at least one."""
 
     total: float
     tokens: int
@@ -38,13 +38,13 @@ class EvaluationLoss:
 
     @property
     def perplexity(self) -> float:
-        """exp(loss); infinite if that overflows."""
+        """exp(loss); infinite from a loss of 700 on, before exp overflows."""
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
     def bits_per(self, units: int) -> float | None:
         """Bits per character or per byte. units: number of characters or bytes that the scored tokens encode.
 
-        `None` if `units` is 0, as for control tokens only.
+        `None` if `units` is 0, as for special tokens only.
         """
         return self.total / math.log(2) / units if units else None
 

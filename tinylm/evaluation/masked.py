@@ -30,8 +30,9 @@ def evaluate_masked(
     reporter: Reporter,
     ranks: Ranks = ONE_RANK,
 ) -> Evaluation:
-    """Loss, perplexity and accuracy of `model` on masked tokens of a text, with an interval of the
-    loss. dtype: autocast dtype. ranks: the processes that share the work; all return the same result.
+    """Loss, perplexity and accuracy of `model` on masked tokens of a text, with a confidence interval of the loss.
+
+    dtype: autocast dtype. ranks: the processes that share the work; all return the same result.
 
     Raises UsageError for fewer than 2 tokens.
     """
@@ -62,8 +63,9 @@ def masked_losses_and_accuracy(
     progress: Callable[[int], None],
     ranks: Ranks = ONE_RANK,
 ) -> tuple[TextLosses, float]:
-    """The losses of the masked tokens of each window, and the fraction of these tokens that have the largest logit; see
-    `token_losses`.
+    """The losses of the masked tokens of each window, and the fraction of masked tokens whose logit is the largest.
+
+    Arguments and errors: see `token_losses`.
     """
     correct = 0
 

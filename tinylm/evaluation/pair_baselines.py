@@ -19,7 +19,7 @@ SOURCE_ITSELF, NEAREST_SOURCE = "source itself", "target of the nearest training
 def baseline_bleu(
     tokenizer: Tokenizer, tokens: np.ndarray, training: Tokens | None, reporter: Reporter
 ) -> dict[str, float]:
-    """BLEU of the targets of each baseline, by name, for the pairs in `tokens` (N,): the source itself, and
+    """BLEU of each baseline, by name, on the pairs in `tokens` (N,): the source itself as translation, and
     `nearest_targets` among the first training pairs, at most MAX_TRAINING_PAIRS with MAX_TRAINING_TOKENS tokens.
 
     training: tokens (M,) of the training pairs; `None` leaves out the second baseline. Without sacrebleu, the result is
@@ -45,10 +45,10 @@ def baseline_bleu(
 def nearest_targets(
     sources: Sequence[str], training_sources: Sequence[str], training_targets: Sequence[str]
 ) -> list[str]:
-    """For each source, the target of the training source with the most words in common: the one with the largest Dice
-    coefficient 2 |A & B| / (|A| + |B|) of the sets of words A and B, the first of equals.
+    """For each source, the target of the training source with the largest Dice coefficient 2 |A & B| / (|A| + |B|) of
+    their sets of words A and B; of several, the first.
 
-    Words are separated by whitespace. There must be a training source.
+    Words are separated by whitespace. There must be at least one training source.
     """
     postings: defaultdict[str, list[int]] = defaultdict(list)
     sizes = np.zeros(len(training_sources))

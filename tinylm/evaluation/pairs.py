@@ -32,8 +32,8 @@ def evaluate_pairs(
     reporter: Reporter,
     ranks: Ranks = ONE_RANK,
 ) -> Evaluation:
-    """Loss and perplexity of the reference targets, with an interval of the loss. For targets found by beam search:
-    exact match rate and, with sacrebleu, BLEU and chrF.
+    """Loss and perplexity of the reference targets, with a confidence interval of the loss. For targets found by beam
+    search: exact match rate and, with sacrebleu, BLEU and chrF.
 
     text: encoded pairs. Pairs longer than the context are left out of the loss, and their sources are cut for
     beam search. dtype: autocast dtype for the loss, and dtype of the weights for beam search. ranks: the processes

@@ -10,7 +10,7 @@ from tinylm.errors import TinyLMError
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentLoss:
-    """The loss of one document, with the end-of-text token after it.
+    """The loss of one document, including the end-of-text token after it.
 
     document: its number in the text, from 1. name: its file, with the line or element if the file has several
         documents; "" if that is not known.
@@ -35,10 +35,11 @@ class Evaluation:
     loss: mean negative log-likelihood in nats per token. perplexity: exp(loss).
     bits_per_character, bits_per_byte: the same loss in bits per character and per byte of the text. Decoders only, and
         only if the scored tokens encode any text.
-    accuracy: fraction of the masked tokens that have the largest logit. Encoders only.
+    accuracy: fraction of the masked tokens whose logit is the largest. Encoders only.
     exact_match, bleu, chrf: agreement of the targets found by beam search with the references: fraction of equal ones,
         and sacrebleu's BLEU and chrF (`None` without sacrebleu). Encoder-decoders only.
-    tokens: number of scored tokens. characters, bytes, pairs: size of the text.
+    tokens: number of scored tokens. characters, bytes: size of their text; decoders only. pairs: number of pairs,
+        including those left out of the loss; encoder-decoders only.
     baselines: bits per byte of other models, by name. Decoders only.
     loss_low, loss_high: 95 % confidence interval of the loss on text like this one, by bootstrap; `None` for a text too
         short for one.
@@ -72,7 +73,7 @@ class Evaluation:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The metrics that are not `None`, by name, in the order of the fields, without those of single documents."""
+        """The metrics that are not `None`, by name, in the order of the fields, without `documents`."""
         return {
             field.name: value
             for field in dataclasses.fields(self)

@@ -1,4 +1,4 @@
-"""Evaluation of a decoder on a text: each token but the first is scored once, given the tokens before it."""
+"""Evaluation of a decoder on a text: each token but the first is scored once, given earlier tokens of a window."""
 
 import itertools
 from collections.abc import Sequence
@@ -29,8 +29,7 @@ def evaluate_text(
     reporter: Reporter,
     ranks: Ranks = ONE_RANK,
 ) -> Evaluation:
-    """Loss, perplexity and bits per character and byte of `model` on a text, with a confidence interval of the
-    loss.
+    """Loss, perplexity, and bits per character and byte of `model` on a text, with a confidence interval of the loss.
 
     dtype: autocast dtype. ranks: the processes that share the work; all return the same result.
 
@@ -71,7 +70,7 @@ def evaluate_text(
 
 
 def document_edges(tokens: np.ndarray, end_of_text_id: int) -> np.ndarray:
-    """Where the documents of encoded text begin, and the length of the text: (D + 1,).
+    """The indices of the first token of each document of an encoded text, and the length of the text: (D + 1,).
 
     Document i is tokens[edges[i] : edges[i + 1]], including its end-of-text token.
     """

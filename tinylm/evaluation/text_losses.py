@@ -1,4 +1,4 @@
-"""The losses of separate texts, such as conversations and pairs, and the interval of their mean by bootstrap."""
+"""The losses of conversations, pairs or windows, and a bootstrap confidence interval of their mean."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -17,7 +17,10 @@ from tinylm.text.batches import Batch
 
 
 class TextLosses(NamedTuple):
-    """nats: (N,), summed over the scored tokens of each text. tokens: (N,), number of scored tokens."""
+    """The losses of N texts: conversations, pairs or windows.
+
+    nats: (N,), summed over the scored tokens of each text. tokens: (N,), number of scored tokens of each text.
+    """
 
     nats: np.ndarray
     tokens: np.ndarray
@@ -44,7 +47,7 @@ class TextLosses(NamedTuple):
         return TextLosses(np.bincount(block, self.nats), np.bincount(block, self.tokens))
 
     def interval(self, name: str, reporter: Reporter) -> dict[str, Any]:
-        """The fields of Evaluation about the interval of the loss; empty for fewer than MIN_UNITS texts.
+        """The fields of Evaluation about the interval of the loss; empty for fewer than MIN_UNITS scored texts.
 
         name: noun for the texts, which are the units of the bootstrap, in the plural
         """

@@ -1,8 +1,8 @@
 """The units of a bootstrap: parts of a text whose losses are assumed to be independent.
 
-They are the documents where there are several. In few documents, tokens near each other have similar losses, so the
-units are long blocks of consecutive tokens that do not overlap (Carlstein 1986, "The use of subseries values for
-estimating the variance of a general statistic from a stationary sequence").
+The units of a text with at least MIN_DOCUMENTS documents are its documents. With fewer, they are long blocks of
+consecutive tokens that do not overlap, since tokens near each other have similar losses (Carlstein 1986, "The use of
+subseries values for estimating the variance of a general statistic from a stationary sequence").
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,8 @@ def choose_units(document_edges: np.ndarray) -> Units:
     """The units of a text. document_edges: (D + 1,), the beginning of each document and the end of the last.
 
     If there are at least MIN_DOCUMENTS documents, the units are the documents, or MAX_UNITS groups of equal numbers of
-    documents. Otherwise they are at most MAX_BLOCKS blocks of equal length, of at least MIN_BLOCK tokens or bytes.
+    documents. Otherwise they are at most MAX_BLOCKS blocks of equal length, at least MIN_BLOCK tokens or bytes unless
+    the text is shorter.
     """
     documents = len(document_edges) - 1
     if documents >= MIN_DOCUMENTS:

@@ -1,7 +1,7 @@
-"""Verbatim matches of short texts, such as samples of a model, with a long one, such as its training text.
+"""Verbatim matches of short texts, such as samples of a model, with a long text, such as its training text.
 
-The long text is read once and not indexed: the hash of each of its k-grams is looked up among those of the short texts.
-Memory therefore does not depend on its length. Hits are verified character by character.
+The long text is read once and not indexed: the hash of each of its k-grams is looked up among those of the short texts,
+so that memory does not depend on the length of the long text. Hits are verified character by character.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,18 +15,20 @@ from tinylm.text.corpus import Stream, code_points
 
 SEPARATOR = "\U0010ffff"  # between documents; a noncharacter, replaced by NO_CHARACTER in the short texts
 NO_CHARACTER = 0x110000  # between the short texts; not a code point
-PIECE = 1 << 20  # characters of the long text searched at a time
+PIECE = 1 << 20  # minimum number of characters of the long text that are searched at a time
 BLOCK = 1 << 16  # k-grams hashed at a time, which fit into the processor's cache
 FILTER_BITS = 22  # leading bits of a hash, looked up in a table before the whole hash
 MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
-MAX_COMPARISONS = (
-    1000  # of places in the long text with places in the short texts, from which on one k-gram is only counted
-)
+MAX_COMPARISONS = 1000  # per k-gram of the short texts; the lengths of its later matches are not measured
 
 
 class Documents(NamedTuple):
-    """A long text. `open` reads it, and reports progress in `unit`s of which it has `size` (`None` if unknown); `name`
-    is the name of the document with an index, once it has been read.
+    """A long text.
+
+    open: returns the text as a stream, and calls its argument with the progress of reading, in `unit`s
+    name: returns the name of the document with an index, which must have been read
+    size: number of units; `None` if unknown
+    unit: plural noun, such as bytes
     """
 
     open: Callable[[Progress], Stream]
@@ -37,9 +39,10 @@ class Documents(NamedTuple):
 
 @dataclass(frozen=True)
 class Match:
-    """A verbatim match: `text` is in the short text number `sample`, and in the long text.
+    """A verbatim match: `text` is a part of the short text with index `sample`, and of a document of the long text.
 
-    characters: its length. name, line, character: the document, the line in it from 1, and the offset in characters.
+    characters: length of the match. name: of the document. line, character: its position in the document, as the number
+        of a line from 1, and as an offset in characters from 0.
     """
 
     sample: int
@@ -52,9 +55,9 @@ class Match:
 
 @dataclass(frozen=True)
 class Matches:
-    """copied: (N,), the characters of each short text that are in a match of at least k characters.
+    """copied: (N,), number of characters of each short text that are in matches of at least k characters.
 
-    longest: the longest match of each short text that has one, the longest first.
+    longest: the longest match of each short text that has a match, in descending order of length.
     """
 
     copied: np.ndarray
@@ -62,10 +65,11 @@ class Matches:
 
 
 def find_matches(texts: Sequence[str], documents: Documents, k: int, progress: Progress = no_progress) -> Matches:
-    """Find the verbatim matches of at least k characters between short texts and documents, within a document.
+    """Find the verbatim matches of at least k characters between short texts and documents, each within a document.
 
-    The number of copied characters is exact. Matches that begin with one k-gram are measured at up to MAX_COMPARISONS
-    places, so in very repetitive text a longer one may be missed. progress: as for `documents.open`.
+    The number of copied characters is exact. After about MAX_COMPARISONS comparisons, further matches that begin with
+    the same k-gram are not measured, so the longest one of a very repetitive text may be missed. progress: as for
+    `documents.open`.
     """
     search = _Search(texts, k)
     for piece in _pieces(documents.open(progress), search.longest_text):
@@ -77,8 +81,8 @@ def find_matches(texts: Sequence[str], documents: Documents, k: int, progress: P
 class _Piece(NamedTuple):
     """A part of the long text. Matches begin from `start` up to `stop`; the rest is context.
 
-    codes: (N,), code points, with SEPARATOR between documents. document: index of the one that codes[0] is in.
-    characters, lines: of that document before codes[0].
+    codes: (N,), code points, with SEPARATOR between documents. document: index of the document that codes[0] is in.
+    characters, lines: number of characters and of line breaks of this document before codes[0].
     """
 
     codes: np.ndarray
@@ -89,7 +93,7 @@ class _Piece(NamedTuple):
     lines: int
 
     def place(self, at: int) -> tuple[int, int, int]:
-        """The document, the line in it and the character in it of codes[at]."""
+        """The index of the document of codes[at], and its line (from 1) and offset in characters in the document."""
         ends = np.flatnonzero(self.codes[:at] == ord(SEPARATOR))
         begin = int(ends[-1]) + 1 if len(ends) else 0
         lines = int(np.count_nonzero(self.codes[begin:at] == ord("\n")))
@@ -99,7 +103,7 @@ class _Piece(NamedTuple):
 
 
 def _pieces(stream: Stream, context: int) -> Iterator[_Piece]:
-    """Cut a stream into pieces with `context` characters after `stop`, and one before `start` to look back at."""
+    """Cut a stream into pieces that overlap: `context` characters after `stop`, and one before `start`."""
     piece = _Piece(np.zeros(0, dtype=np.uint32), 0, 0, 0, 0, 0)
     buffered: list[str] = []
     length = 0
@@ -148,8 +152,8 @@ class _Search:
         self._compared = np.zeros(len(self._hash), dtype=np.int64)
 
     def _hashes(self, codes: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """The hash of each k-gram, in blocks, each with the index of its first: sum_j codes[i + j] MULTIPLIER^-j modulo
-        2^64, from differences of one cumulative sum (Karp and Rabin 1987).
+        """The hash of each k-gram, sum_j codes[i + j] MULTIPLIER^-j modulo 2^64, from differences of a cumulative sum
+        (Karp and Rabin 1987). Yields blocks of hashes, each with the index i of its first k-gram.
         """
         k, count = self._k, len(codes) - self._k + 1
         for start in range(0, count, BLOCK):
@@ -164,7 +168,10 @@ class _Search:
             yield start, (sums[k:] - sums[:-k]) * self._powers[:n]
 
     def _hits(self, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The places at which a k-gram of the short texts begins, and its number, (H,) each; up to equal hashes."""
+        """The indices in `codes` at which a hash of the short texts begins, and the indices of the hashes, (H,) each.
+
+        The k-grams of equal hashes may differ.
+        """
         places, grams = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for start, hashes in self._hashes(codes):
             at = np.flatnonzero(self._filter[hashes >> np.uint64(64 - FILTER_BITS)])
@@ -191,8 +198,10 @@ class _Search:
                     self._record(piece, int(at), query, name)
 
     def _starts(self, places: np.ndarray, grams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The hits at which a match may begin. At the others, it began one character earlier: the hit there is the
-        k-gram before, and both k-grams occur once in the short texts.
+        """The hits at which a match may begin, and whose k-gram has fewer than MAX_COMPARISONS comparisons.
+
+        A match began earlier if the hit one character before is the preceding k-gram of the short texts, and both
+        k-grams occur only once in them.
         """
         single, query = self._single[grams], self._first[grams]
         continues = np.zeros(len(places), dtype=bool)
@@ -207,7 +216,9 @@ class _Search:
         return int(differing[0]) if len(differing) else width
 
     def _record(self, piece: _Piece, at: int, query: int, name: Callable[[int], str]) -> None:
-        """Keep the match of codes[at:] if it is the longest so far of its short text."""
+        """Record the match of codes[at:] with the short texts from `query` on, unless its short text has a match that
+        is at least as long, or the match began earlier.
+        """
         if at and query and piece.codes[at - 1] == self._codes[query - 1]:
             return  # it began earlier
         length = self._length(piece.codes, at, query)
@@ -220,7 +231,7 @@ class _Search:
         self.best[sample] = Match(sample, length, text, name(document), line, character)
 
     def copied(self) -> np.ndarray:
-        """The characters of each short text in matches, (N,)."""
+        """Number of characters of each short text that are in matches, (N,)."""
         begins = self._positions[self._found[self._gram]]
         change = np.zeros(len(self._codes) + 1, dtype=np.int64)
         np.add.at(change, begins, 1)

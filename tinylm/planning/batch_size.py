@@ -14,7 +14,8 @@ from tinylm.training_config import MUON_OPTIMIZERS
 def choose_batch_size(machine: Machine, request: PlanRequest, config: ModelConfig) -> int:
     """Sequences per optimizer step: the user's choice, or a number that leaves the run enough steps.
 
-    The target is TOKENS_PER_STEP of the device; Muon raises its maximum (`max_tokens_per_step`).
+    Tokens per step are between the limits of TOKENS_PER_STEP for the device; Muon raises the upper one
+    (`max_tokens_per_step`). With a budget in steps, they are at the upper limit.
     """
     if "batch_size" in request.training:
         batch_size: int = request.training["batch_size"]
@@ -42,14 +43,16 @@ def max_tokens_per_step(machine: Machine, width: int, optimizer: str) -> int:
 def choose_micro_batch(
     machine: Machine, request: PlanRequest, batch_size: int, memory: TrainingMemory, notices: list[str]
 ) -> int:
-    """Sequences per forward pass: the user's choice or the whole batch, or fewer, with a notice, if memory is short."""
+    """Sequences per forward pass: the user's choice, or else the whole batch. If memory is short, fewer, with a notice
+    in `notices`; at least 1.
+    """
     wanted: int = request.training.get("micro_batch", batch_size)
     if machine.free_memory is None:
         return wanted
     usable = recipes.MEMORY_SHARE * machine.free_memory
     if memory.needed(wanted, batch_size) <= usable:
         return wanted
-    # The number of smaller micro-batches that fit: 0 to wanted - 1.
+    # The largest micro-batch below `wanted` that fits; 0 if none does.
     fitting = bisect.bisect_right(range(1, wanted), usable, key=lambda rows: memory.needed(rows, batch_size))
     free = f"{machine.free_memory / 1e9:.1f} GB of free memory"
     if fitting < 1:

@@ -37,7 +37,7 @@ def matrix_parameters(config: ModelConfig) -> int:
 
 @functools.cache
 def layer_matrices(config: ModelConfig) -> Mapping[str, tuple[torch.Size, int]]:
-    """The matrices of the first layer of each stack by name: shape, and number of layers of that stack."""
+    """The matrices of the first layer of each stack, by name: the shape, and the number of layers of the stack."""
     return {name: (shape, layers) for name, shape, layers in _layer_parameters(config) if len(shape) == 2}
 
 
@@ -74,7 +74,7 @@ def training_flops(config: ModelConfig) -> float:
 
 @functools.cache
 def muon_flops(config: ModelConfig) -> int:
-    """FLOPs of an optimizer step of Muon: five Newton-Schulz iterations for each matrix R x C of a layer, R <= C.
+    """FLOPs of an optimizer step of Muon: five Newton-Schulz iterations per matrix that it trains, R x C with R <= C.
 
     An iteration multiplies R x C by C x R, R x R by R x R, and R x R by R x C (Jordan et al. 2024).
     """

@@ -25,10 +25,10 @@ class Rows:
     """The training sequences of an epoch.
 
     count: number of sequences
-    tokens: mean tokens per sequence; of a pair, source and target together
-    longest: tokens of the longest sequence, likewise
-    constant: whether all sequences have the same number of tokens, with padding
-    continues: whether a batch continues in the next epoch; otherwise, the last batch of an epoch may be smaller
+    tokens: mean tokens per sequence, without padding; of a pair, source and target together
+    longest: maximum tokens per sequence, with the padding of packed rows; of a pair, as for `tokens`
+    constant: whether all sequences have the same length, with padding
+    continues: whether a batch can span two epochs; otherwise, the last batch of an epoch may be smaller
     """
 
     count: float
@@ -44,16 +44,22 @@ class Rows:
 
 
 class DataShape(Protocol):
-    """Encoded data, described by `data`, in a plan. `pack` is the user's choice, or `None`; see TrainingConfig."""
+    """The sizes of one kind of encoded data.
+
+    data: the encoded data. pack: the user's choice of `TrainingConfig.pack`; `None` without one.
+    """
 
     def choose_context(self, data: DataConfig, context: int, notices: list[str]) -> int:
-        """The context of a new model whose size has the default `context`, with a sentence in `notices` if needed."""
+        """The context of a new model. context: the default of its size; a notice is appended if it is shortened."""
         ...
 
     def check_context(self, data: DataConfig, context: int, *, is_new: bool) -> list[str]:
-        """Sentences about data that do not fit the context. Raises UsageError if no training is possible.
+        """Sentences about data that are cut or left out.
 
         is_new: whether the model is new, so that its context can change
+
+        Raises UsageError for text shorter than a window, and for conversations without a scored token within the
+        context. (If no pair fits, `make_task` raises it.)
         """
         ...
 
@@ -70,7 +76,7 @@ class TextShape(DataShape):
     """Plain text, in windows of the length of the context."""
 
     def choose_context(self, data: DataConfig, context: int, notices: list[str]) -> int:
-        """The default, shortened to one less than the number of training tokens."""
+        """The default, or if it is too long, one less than the number of training tokens."""
         available = data.train_tokens - 1  # the last token is a target only
         if context > available:
             notices.append(

@@ -21,13 +21,14 @@ class TrainingMemory:
     state: weights, optimizer moments and averaged weights
     gradients: gradients of all trained weights
     gathered: shards of other ranks that are in memory during the forward and the backward pass
-    casts: weights in the number format of the computation
+    casts: copies of the weights in the number format of the computation; 0 for fp32
     backward: memory in addition to the gradients when the last gradient is computed
     update: memory in addition to the gradients during the optimizer step
     sums: memory in addition to the gradients while they are summed over the ranks
     per_sequence: activations per sequence of a micro-batch
     evaluation: activations of an evaluation, per sequence of a micro-batch
-    logits, max_logits: logits per sequence, and the limit of all logits
+    logits: logits and their gradients, per sequence of a micro-batch
+    max_logits: limit for a micro-batch: those of one chunk, and two gradients of the output layer (see `_ChunkedLoss`)
     copies: copies of the state for saves in the background, if there is memory for them (`keeps_copies`)
     loading: the weights of a base model while they are read, before training; 0 on a GPU
     best: additional memory of rank 0 while it saves the best weights: all weights if they are sharded; 0 on a GPU
@@ -51,10 +52,10 @@ class TrainingMemory:
     best: int = 0
 
     def needed(self, micro_batch: int, batch_size: int) -> int:
-        """Bytes that must be free, for micro-batches of a batch: the largest of four moments.
+        """Bytes that must be free for micro-batches of a batch: the maximum over a step and an evaluation.
 
-        They are the end of the forward pass (with the gradients of earlier micro-batches), the end of the backward
-        pass, the optimizer step, and an evaluation.
+        Counted are the end of the forward pass (with the gradients of earlier micro-batches), the end of the backward
+        pass, the sum of the gradients over the ranks, the optimizer step, and an evaluation.
         """
         own_rows = -(-batch_size // self.ranks)  # rows of the batch on this rank
         rows = min(micro_batch, own_rows)
@@ -65,7 +66,7 @@ class TrainingMemory:
 
     @property
     def fixed(self) -> int:
-        """Bytes that do not depend on the number of sequences."""
+        """Bytes that do not depend on the micro-batch: the maximum of backward pass, sum over the ranks and update."""
         return self.state + self.gradients + max(self.gathered + self.backward, self.update, self.sums)
 
     def keeps_copies(self, free: int | None) -> bool:
@@ -160,7 +161,7 @@ def blocks(config: ModelConfig) -> int:
 
 
 def element_size(machine: Machine) -> int:
-    """Bytes of a number in the format of the computation."""
+    """Bytes per number in the number format of the computation."""
     return 4 if machine.dtype == "fp32" else 2
 
 
@@ -216,7 +217,9 @@ def layer_bytes(machine: Machine, config: ModelConfig) -> int:
 
 
 def evaluation_bytes(config: ModelConfig, *, checkpointed: bool) -> int:
-    """Bytes per token of a micro-batch in an evaluation, which is in fp32 and has more rows (`evaluation_rows`)."""
+    """Bytes of an evaluation per token of a micro-batch. Counted in fp32, although it may be in 16 bits on a GPU, and
+    for the rows of `evaluation_rows`.
+    """
     experts = config.experts_per_token if config.experts > 1 else 1
     return 4 * evaluation_rows(1, checkpointed) * (4 * config.width + 3 * config.ffn_width * experts)
 

@@ -36,8 +36,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Choose replicas or shards of the model, and whether activations are computed again.
 
-    One process has a replica. Several have what the user chose; without a choice, replicas if they fit, else shards.
-    Activations, and errors: see `choose_checkpointing`.
+    A single process has a replica. Several processes have replicas or shards as the user chose; without a choice,
+    replicas if they fit, else shards. `choose_checkpointing` decides about the activations, and raises UsageError.
     """
     modes = ("ddp",) if request.ranks == 1 else {"auto": ("ddp", "fsdp")}.get(request.parallel, (request.parallel,))
     for parallel in modes:
@@ -60,7 +60,7 @@ def plan_memory(
 
 
 def repeats_dropout(device: str, config: ModelConfig, adapter: AdapterConfig | None) -> bool:
-    """Whether a second pass of a block can draw the dropout masks of the first one.
+    """Whether the second forward pass of a checkpointed block draws the same dropout masks as the first.
 
     `torch.utils.checkpoint` restores the random number generators of the CPU and of CUDA, but not that of Apple GPUs.
     """
@@ -85,9 +85,10 @@ def choose_checkpointing(
     checkpointed: TrainingMemory,
     batch_size: int,
 ) -> bool:
-    """Whether to compute activations again: the user's choice, or if a single sequence does not fit otherwise.
+    """Whether to compute activations again: the user's choice; without one, only if a single sequence does not fit
+    otherwise, dropout is repeatable (`repeats_dropout`) and the needed memory is reduced.
 
-    Raises UsageError if the user's choice is not possible.
+    Raises UsageError if the user's choice is not possible: see `require_repeatable_dropout`.
     """
     chosen: bool | None = request.training.get("checkpoint_activations")
     if chosen:
@@ -101,7 +102,9 @@ def choose_checkpointing(
 
 
 def describe_shortage(machine: Machine, plan: MemoryPlan, batch_size: int) -> str | None:
-    """A sentence, if micro-batches of one sequence need more memory than is free, beyond the estimate's error."""
+    """A sentence if micro-batches of one sequence need more than the free memory, even if the estimate is too high by
+    MEMORY_ERROR; else `None`.
+    """
     free, memory = machine.free_memory, plan.memory
     needed = memory.needed(1, batch_size)
     if free is None or needed * (1 - recipes.MEMORY_ERROR) <= free:
@@ -116,7 +119,7 @@ def describe_shortage(machine: Machine, plan: MemoryPlan, batch_size: int) -> st
 def describe_remedies(
     machine: Machine, request: PlanRequest, config: ModelConfig, plan: MemoryPlan, batch_size: int
 ) -> str:
-    """A sentence with the settings that would reduce the memory of a run that begins."""
+    """A sentence with the settings that would reduce the memory of a run that is not resumed."""
     memory = plan.memory
     needed = memory.needed(1, batch_size)
     new_model = request.base is None

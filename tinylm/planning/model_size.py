@@ -21,7 +21,7 @@ def choose_model(request: PlanRequest, size: str, notices: list[str]) -> ModelCo
     are cut or left out, are appended to `notices`.
 
     Raises UsageError for an invalid model, for a choice that has no effect, for a context longer than the text, and for
-    conversations without a token that counts in the loss.
+    conversations without a scored token within the context.
     """
     config = request.base or _new_model(request, size)
     is_new = request.base is None
@@ -62,16 +62,16 @@ def choose_sizes(machine: Machine, request: PlanRequest) -> list[str]:
 
 
 def training_tokens(machine: Machine, request: PlanRequest, config: ModelConfig) -> float:
-    """Tokens that a model is trained on within the time budget, at most MAX_USEFUL_EPOCHS of the text."""
+    """Tokens that a model is trained on in `request.seconds`, at most MAX_USEFUL_EPOCHS of the training data."""
     per_step = max_tokens_per_step(machine, config.width, request.optimizer)
     steps = request.seconds / training_step_seconds(machine, config, per_step, request.optimizer)
     return min(steps * per_step, recipes.MAX_USEFUL_EPOCHS * request.data.train_tokens)
 
 
 def with_tying(config: ModelConfig, request: PlanRequest, length: RunLength) -> ModelConfig:
-    """Untie the output layer of a modern decoder in a short run, unless the user set `tie` (decision 019).
+    """Set whether a new modern decoder ties its output layer, unless the user set `tie` (decision 019).
 
-    Only with a vocabulary of at most UNTIED_MAX_VOCABULARY.
+    It is untied in a run of at most UNTIED_MAX_TOKENS with a vocabulary of at most UNTIED_MAX_VOCABULARY.
     """
     if not request.is_new_modern or config.architecture != "decoder" or "tie" in request.model:
         return config
@@ -80,7 +80,7 @@ def with_tying(config: ModelConfig, request: PlanRequest, length: RunLength) -> 
 
 
 def with_dropout(config: ModelConfig, request: PlanRequest, length: RunLength, parameters: int) -> ModelConfig:
-    """Set the dropout of a modern model that is trained on text, unless the user set `dropout` (decision 014)."""
+    """Set the dropout of a new modern model, unless it is trained on pairs or the user set `dropout` (decision 014)."""
     if not request.is_new_modern or request.data.train_pairs or "dropout" in request.model:
         return config
     return replace(config, dropout=choose_dropout(length.epochs, parameters / request.data.train_tokens))

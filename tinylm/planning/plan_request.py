@@ -18,12 +18,13 @@ from tinylm.validation import check_choice, check_numbers
 class PlanRequest:
     """A training run before it is planned.
 
-    data, vocab_size, shape: the encoded corpus; see `data_shape`
+    data, vocab_size, shape: the encoded corpus, the size of its vocabulary, and the result of `data_shape`
     model: the user's choices of `preset`, `size` and fields of ModelConfig; empty with a `base`
     training: the user's choices of fields of TrainingConfig, and of `warmup_steps`
     budget: without one, a run ends when the validation loss stops improving, or after DEFAULT_SECONDS
     compile: auto, on or off
     base: the model to train further, or the base model of `adapter`
+    adapter: the adapter to train; `None` trains the model itself
     loading: bytes of memory that the weights of `base` took while they were read
     parallel, ranks: auto, ddp or fsdp, and the number of processes that train the model together
 

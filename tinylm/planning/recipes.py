@@ -74,10 +74,9 @@ PAIR_DROPOUT = 0.3  # decision 008
 PAIR_DROPOUT_MAX_PAIRS = 1_000_000  # not measured: a run on more pairs has too few epochs to overfit
 PAIR_LABEL_SMOOTHING = 0.1  # Vaswani et al. 2017, section 5.4
 MIN_PAIR_CONTEXT, PAIR_CONTEXT_MULTIPLE = 128, 32  # not measured
-PAIR_CONTEXT_QUANTILE, PAIR_CONTEXT_FACTOR = (
-    0.99,
-    2,
-)  # not measured: pairs longer than this multiple of the quantile are left out
+# Examples that need more than this multiple of the quantile do not lengthen the context (`fitting_context`): such pairs
+# are left out, such conversations cut. Not measured.
+PAIR_CONTEXT_QUANTILE, PAIR_CONTEXT_FACTOR = 0.99, 2
 
 # Length of a run without a budget; also the training time assumed for a budget in steps or epochs.
 

@@ -85,7 +85,10 @@ def choose_intervals(machine: Machine, request: PlanRequest, config: ModelConfig
 
 
 def choose_warmup(request: PlanRequest, length: RunLength, notices: list[str]) -> float:
-    """Warmup as a fraction of the run: from the chosen `warmup_steps` or `warmup`, or the recipe."""
+    """Warmup as a fraction of the run: from the chosen `warmup_steps` or `warmup`, or from the recipe.
+
+    Above 1 if `warmup_steps` exceed a budget in steps or epochs, which TrainingConfig rejects.
+    """
     warmup_steps = request.training.get("warmup_steps")
     if warmup_steps is None:
         return request.training.get("warmup", request.recipe.settings["warmup"])
@@ -99,7 +102,10 @@ def choose_warmup(request: PlanRequest, length: RunLength, notices: list[str]) -
 def choose_settings(
     machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength, parameters: int, notices: list[str]
 ) -> dict[str, Any]:
-    """The fields of TrainingConfig besides batch size and budget: the user's choices, and defaults of the recipe."""
+    """Fields of TrainingConfig: the user's choices, and the defaults of the recipe and the data.
+
+    Without budget, batch sizes, `sequence_length` and `checkpoint_activations`, unless they are among the choices.
+    """
     settings = {
         **request.recipe.settings,
         "objective": objective_for(config.architecture, request.data.kind),

@@ -1,1 +1,1 @@
-"""The report, one HTML file about runs: `collect` and `predictions` gather the data, and `page` writes the file."""
+"""The report on runs as one HTML file: `collect` and `predictions` gather the data, and `page` writes the file."""

@@ -11,7 +11,7 @@ from tinylm.model.attention import DotProduct, RelativeDotProduct, attention_wei
 
 @contextlib.contextmanager
 def recorded_attention(network: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Context manager that yields a dict in which each forward pass stores the attention weights of its first sequence.
+    """Context manager that yields a dict. Each forward pass stores the attention weights of its first sequence there.
 
     Keys are names of attention modules, such as `layers.0.attention`; values are (H, T, S), in fp32.
     """

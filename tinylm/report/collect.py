@@ -18,10 +18,10 @@ from tinylm.run_config import RunConfig
 from tinylm.run_directory.loading import read_config, summarise
 
 MAX_RUNS = 24
-# For all runs together, so that a page stays below 2 MB.
+# Limits for all runs together, which keep a page below 2 MB: points of a curve, samples, bytes of attention maps.
 POINTS, SAMPLES, MAP_BYTES = 4000, 240, 400_000
 MAX_POINTS, MAX_SAMPLES = 1000, 120  # of one run
-MAX_VALUE, MAX_DIGEST = 300, 12  # characters of a setting
+MAX_VALUE, MAX_DIGEST = 300, 12  # characters of a setting, and of one whose name ends with one of DIGESTS
 DIGESTS = ("sha256", "digest", "fingerprint")
 
 Run = dict[str, Any]
@@ -55,15 +55,17 @@ def collect_report(paths: Sequence[Path], reporter: Reporter, options: ModelOpti
 
 
 def assemble(runs: Sequence[Run], *, models: bool) -> dict[str, Any]:
-    """The content of a report on these runs. models: whether they have the sections that need the model."""
+    """The content of a report on these runs. models: whether the runs have the sections that need their models."""
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {"version": __version__, "created": created, "models": models, "runs": list(runs)}
 
 
 def collect_run(path: Path, n_runs: int = 1) -> Run:
-    """Curves, samples, settings, sizes and plan of one run of `n_runs`, without its model.
+    """Curves, samples, settings, sizes and plan of one run, without the sections that need its model.
 
-    Raises TinyLMError for a run that is damaged; damaged curves and samples are named in its `problems`.
+    n_runs: number of runs in the report, among which its points and samples are divided
+
+    Raises TinyLMError for a damaged run. An error of its curves or samples is an entry of `problems` instead.
     """
     config = read_config(path)
     summary = summarise(path)
@@ -121,7 +123,7 @@ class _ProgressOnly:
 
 
 def _plan_rows(config: RunConfig, run: Run, tokens_per_step: int | None) -> list[tuple[str, str, str]]:
-    """Rows of name, planned value and actual value; actual values include all sessions of a resumed run."""
+    """Rows of name, planned value and actual value; actual values count a resumed run from its beginning."""
     if config.training is None or config.data is None:
         return []
     budget = config.training.budget
@@ -130,7 +132,7 @@ def _plan_rows(config: RunConfig, run: Run, tokens_per_step: int | None) -> list
         "epochs": f"{budget.epochs:g} epochs" if budget.epochs else "",
         "time": format_duration(budget.time) if budget.time else "",
     }
-    rows = [("budget", " ".join(filter(None, limit.values())) or "until it stops improving", "")]
+    rows = [("budget", limit[budget.kind], "")]
     planned, step, seconds = config.planned, run["step"], run["seconds"]
     epochs_per_step = tokens_per_step / config.data.train_tokens if tokens_per_step and config.data.train_tokens else 0
 

@@ -9,13 +9,14 @@ from tinylm.model.decoder import Decoder
 from tinylm.report.curves import number
 
 NUM_SAMPLES = 20  # and as many continuations of training text and of held-out text: 60 texts, one batch
-MAX_FLOPS = 1e12  # of generation, if memorisation was not asked for
-MAX_CHARACTERS = 100_000_000  # of training text, likewise
+# Limits above which memorisation is measured only if it is asked for.
+MAX_FLOPS = 1e12  # of generation
+MAX_CHARACTERS = 100_000_000  # of training text
 MAX_TEXT, MAX_NAME = 300, 200  # shown characters of a match, and of the name of its document
 
 
 def describe_copied_text(model: Model, wanted: bool | None) -> dict[str, Any] | None:
-    """The measured memorisation of a model as JSON values, or `left_out`, the reason why it was not measured.
+    """The measured memorisation of a model as JSON values, or only `left_out`: the reason why it was not measured.
 
     wanted: True measures it with the default settings of MemorisationConfig, at any cost. False returns `None`. `None`
         measures it with NUM_SAMPLES if the work is within MAX_FLOPS and MAX_CHARACTERS, and returns `None` for models
@@ -38,7 +39,7 @@ def describe_copied_text(model: Model, wanted: bool | None) -> dict[str, Any] | 
 
 
 def generation_flops(model: Model, config: MemorisationConfig) -> float:
-    """Floating-point operations of generating the samples and the two kinds of continuations."""
+    """Estimated FLOPs of generating the samples and the two kinds of continuations."""
     assert model.data is not None
     parameters = sum(parameter.numel() for parameter in model.network.parameters())
     tokens = config.sample_length * model.data.train_tokens / max(1, model.data.train_characters)

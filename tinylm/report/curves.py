@@ -1,6 +1,6 @@
 """The curves of a run, from its metrics.jsonl, thinned to a bounded number of points.
 
-Files may be made by an attacker: values that are not finite numbers become `None`, and names are cut.
+The file may be made by an attacker: values that are not finite numbers become `None`, and names are cut.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from typing import Any
 from tinylm.run_directory.metrics_log import SAMPLES_FILE, iterate_metrics
 
 MAX_NUMBER = 1e30
-MAX_LAYERS = 200  # whose gradient norms are shown
+MAX_LAYERS = 200  # layers whose gradient norms and expert shares are shown
 MAX_NAME = 60  # characters of the name of a layer
 MAX_SAMPLE = 4000  # characters of a sample
 SERIES = ("loss", "lr", "grad_norm", "tokens_per_second")
@@ -28,8 +28,8 @@ def number(value: Any, digits: int = 5) -> float | None:
 class Thinned:
     """Keeps a bounded number of records of a sequence whose length is not known in advance.
 
-    Consecutive records share a bucket, of which the first one and the one with the highest loss are kept, so that no
-    spike is lost. When there are more than `buckets` buckets, neighbours are merged.
+    Consecutive records share a bucket. The first record of each bucket and the one with the highest loss are kept, so
+    that no spike is lost, and the last record. When there are more than `buckets` buckets, neighbours are merged.
     """
 
     def __init__(self, buckets: int) -> None:
@@ -83,9 +83,9 @@ def _loss(record: Record) -> float | None:
 def read_curves(run: Path, points: int, tokens_per_step: int | None) -> dict[str, Any]:
     """The curves of a run as columns of numbers.
 
-    train, val: columns `step`, `seconds`, `tokens` and the metrics; `tokens` is missing without `tokens_per_step`.
-    layers: gradient norms by layer, if they were logged. experts: the share of each expert in the tokens of each layer,
-    in the last record that has it.
+    train, val: columns `step`, `seconds`, `tokens` and the metrics that have values; `tokens` is missing without
+    `tokens_per_step`. layers: gradient norms by layer, if they were logged. experts: the share of each expert in the
+    tokens of each layer, in the last record that has it.
 
     Raises TinyLMError as `read_metrics` does.
     """
@@ -134,7 +134,9 @@ def _columns(records: Iterable[Record], series: tuple[str, ...], tokens_per_step
 
 
 def _shares(value: Any) -> list[list[float | None]] | None:
-    """Shares of experts, (layers, experts), or `None` if the value is not a table of at most MAX_LAYERS rows."""
+    """Shares of experts, (layers, experts); `None` unless the value is a table of 1 to MAX_LAYERS rows with at
+    most 1,024 numbers each.
+    """
     if not isinstance(value, list) or not 0 < len(value) <= MAX_LAYERS:
         return None
     if not all(isinstance(row, list) and len(row) <= 1024 for row in value):

@@ -17,8 +17,8 @@ MAX_SHARE = 0.01  # maximum share of the training time for writing, including th
 class LiveReport:
     """Training callback that writes the report of the run to a file, without the sections that need the model.
 
-    The page reloads itself until `close`, which writes it for the last time. If writing fails, training
-    continues, with one warning. seconds: time that writing has taken.
+    The page reloads itself until `close`, which writes it for the last time. If writing fails, training continues, and
+    the first failure is a warning. seconds: total time of writing so far.
 
     Raises UsageError if the folder of the file does not exist, or the file is a folder.
     """
@@ -46,7 +46,7 @@ class LiveReport:
                 self._write(reloading=True)
 
     def close(self) -> None:
-        """Write the report for the last time, as a page that does not reload itself."""
+        """Write the report for the last time, if it was written before, as a page that does not reload itself."""
         if self._run is not None and self._next:
             self._write(reloading=False)
 
@@ -64,5 +64,5 @@ class LiveReport:
         now = time.monotonic()
         self._cost = now - start
         self.seconds += self._cost
-        # The next write and the last one are within MAX_SHARE.
+        # Late enough that all writes so far, the next and the last one take at most MAX_SHARE of the training time.
         self._next = max(now + MIN_SECONDS, self._started + (self.seconds + 2 * self._cost) / MAX_SHARE)

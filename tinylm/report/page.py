@@ -1,7 +1,7 @@
 """The report as one HTML file that needs no network and runs no code but its own.
 
-The data is a JSON block, whose strings the script inserts as text. A content security policy admits only the scripts
-and styles of this package, by their hashes, and forbids network requests.
+The data is a JSON block; the script inserts its strings as text. A content security policy admits only the scripts and
+styles of this package, by their hashes, and forbids network requests.
 """
 
 import base64
@@ -19,7 +19,10 @@ TEMPLATE = "page.html"
 
 
 def render_page(report: dict[str, Any]) -> str:
-    """The HTML of a report whose content is `report`: see `collect_report`."""
+    """The HTML of a report. report: its content, as `collect_report` returns it.
+
+    Raises ValueError for NaN and infinities.
+    """
     styles, scripts = ([_read(name) for name in names] for names in (STYLES, SCRIPTS))
     policy = (
         f"default-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -40,7 +43,7 @@ def write_page(report: dict[str, Any], path: Path) -> None:
 
 
 def encode_json(values: Any) -> str:
-    """JSON that can stand in a script element: no `<`, which could end the element, and no character beyond ASCII.
+    """JSON for a script element: without `<`, which could end the element, `>`, `&` and characters beyond ASCII.
 
     Raises ValueError for NaN and infinities.
     """

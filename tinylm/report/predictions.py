@@ -1,4 +1,7 @@
-"""The sections of a report that need the model: attention maps, losses of tokens, adapter updates and scores."""
+"""The sections of a report that need the model.
+
+They are attention maps, losses of tokens, adapter updates, scores and memorisation.
+"""
 
 import base64
 import math
@@ -38,7 +41,7 @@ MAX_UPDATES = 500  # adapter layers
 
 
 class Passage(NamedTuple):
-    """Inputs of a model, and the tokens it predicts.
+    """Inputs of a model, and the tokens that it predicts.
 
     inputs: ids for the network, (1, T) each. targets: (T,), the token that each position predicts, or -1 for none.
     Inputs of a decoder or an encoder may be longer than the context; they are then split into windows.
@@ -102,7 +105,10 @@ def describe_model(model: Model, run: Path, options: ModelOptions, map_bytes: in
 
 
 def _passage(model: Model, ids: Tokens, limit: int) -> Passage:
-    """The beginning of a text, or its first pair, as inputs and targets of at most `limit` tokens."""
+    """The beginning of a text, or for an encoder-decoder its first pair that fits, with at most `limit` tokens.
+
+    Raises UsageError if no pair fits.
+    """
     device = model.network.device
     if isinstance(model.network, EncoderDecoder):
         length = min(limit, model.context)
@@ -123,8 +129,10 @@ def _passage(model: Model, ids: Tokens, limit: int) -> Passage:
 
 
 def _scored_passage(model: Model, passage: Passage) -> dict[str, Any] | None:
-    """The tokens of a passage, each with its `text`. Predicted tokens also have `loss`, in nats, and `likeliest`: the
-    texts of the likeliest tokens with their probabilities.
+    """The `tokens` of a passage, its `kind`, and the text of its `source`; `None` for a passage without inputs.
+
+    Each token has its `text`. Predicted tokens also have `loss`, in nats, and `likeliest`: the texts of the most
+    probable tokens with their probabilities.
     """
     if not passage.inputs[0].shape[1]:
         return None
@@ -147,7 +155,7 @@ def _scored_passage(model: Model, passage: Passage) -> dict[str, Any] | None:
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text of each token by itself, at most MAX_TOKEN_TEXT characters; empty for ids that pad a vocabulary."""
+    """The text of each token by itself, at most MAX_TOKEN_TEXT characters; "" for ids beyond the vocabulary."""
     return [
         tokenizer.decode_with_special([token])[:MAX_TOKEN_TEXT] if token < tokenizer.vocab_size else "" for token in ids
     ]
@@ -156,6 +164,8 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 def _attention(model: Model, prompt: str | None, text: Tokens | None, map_bytes: int) -> list[dict[str, Any]]:
     """Attention maps by kind. Each has the texts of `rows` and `columns`, and `layers`, each with the number of `heads`
     and the `weights` (H, T, S): multiplied by 255, rounded to one byte each, in base64.
+
+    prompt: the text of the maps; `None` for the beginning of `text`. Raises UsageError for a text without inputs.
     """
     config = model.config.model
     is_pair = config.architecture == "encoder-decoder"
@@ -179,9 +189,8 @@ def _attention(model: Model, prompt: str | None, text: Tokens | None, map_bytes:
             kind, rows, columns = "self-attention of the encoder", texts[1], texts[1]
         else:
             kind, rows, columns = "self-attention", texts[0], texts[0]
-        shown = layer[:, :length, :length]  # a source can be longer
-        packed = (shown.clamp(0, 1) * 255).round().to(torch.uint8).contiguous().numpy().tobytes()
-        part = maps.setdefault(kind, {"kind": kind, "rows": rows[:length], "columns": columns[:length], "layers": []})
+        packed = (layer.clamp(0, 1) * 255).round().to(torch.uint8).contiguous().numpy().tobytes()
+        part = maps.setdefault(kind, {"kind": kind, "rows": rows, "columns": columns, "layers": []})
         part["layers"].append({"heads": len(layer), "weights": base64.b64encode(packed).decode("ascii")})
     return list(maps.values())
 
@@ -201,9 +210,10 @@ def _prompt_inputs(model: Model, prompt: str, length: int) -> tuple[Tensor, ...]
 
 
 def _updates(model: Model) -> list[dict[str, Any]] | None:
-    """The Frobenius norm of the update of each adapter layer, and its ratio to the norm of the base weight.
+    """The Frobenius norm of the update of each layer of the first adapter, and its ratio to that of the base weight.
 
-    The update of a LoRA layer is s B A, that of a bottleneck the product of its matrices U D.
+    The update of a LoRA layer is s B A. That of a bottleneck is the product of its matrices, U D, without a ratio.
+    At most MAX_UPDATES layers; `None` without an adapter.
     """
     updates = []
     for adapter in model.adapters[:1]:

@@ -63,7 +63,7 @@
 
   const unbroken = (text) => el("td", { class: "unbroken" }, text);
 
-  // A bar whose length is a fraction of the cell, with an interval of fractions on it where there is one.
+  // A bar. fraction: its length as a part of the cell's width; interval: ends of an interval drawn on it, likewise.
   function bar(fraction, index = 0, interval = null) {
     const percent = (part) => `${100 * Math.max(0, Math.min(1, part || 0))}%`;
     const node = el("div", { class: "bar" });
@@ -83,7 +83,7 @@
     navigation.append(el("a", { href: `#${id}` }, title));
   }
 
-  // A section about one run at a time, with a menu of the runs that `has` admits.
+  // A section about one run at a time, with a menu of the runs for which `has` is true.
   function perRun(id, title, has, draw, note) {
     const able = runs.filter(has);
     if (!able.length) return;
@@ -324,7 +324,7 @@
   // ---- Loss of each token
   const PASSAGES = {
     next: "Each token of a validation text is coloured by its loss, given the tokens before it.",
-    masked: "Underlined tokens of a validation text were masked, and are coloured by the loss of the guess.",
+    masked: "Underlined tokens of a validation text were masked, and are coloured by the loss of the prediction.",
     target: "Each token of a validation target is coloured by its loss, given the source and the target tokens before it.",
   };
   perRun("passage", "Loss per token", (run) => run.passage, (run) => {
@@ -494,7 +494,7 @@
     const most = Math.max(...run.updates.map((update) => value(update) || 0), 1e-30);
     return table(["layer", "norm", "relative to the base", ""],
       run.updates.map((update) => [update.layer, short(update.norm), short(update.relative), bar(value(update) / most)]), { class: "wide" });
-  }, "Frobenius norm of what the adapter adds to each layer: s B A of LoRA, the product of both matrices of a bottleneck.");
+  }, "Frobenius norm of the update of each layer: s B A of LoRA, the product of both matrices of a bottleneck.");
 
   const TITLES = { loss: "nats per token", accuracy: "accuracy", exact_match: "exact match rate", bits_per_byte: "bits per byte", bleu: "BLEU",
     chrf: "chrF", tokens: "tokens scored", characters: "characters scored", bytes: "bytes scored", pairs: "pairs" };
@@ -514,7 +514,7 @@
     const content = [table(["", ...able.map((run) => run.name)], rows)];
     for (const compared of ["bits_per_byte", "bleu"]) {
       const beside = able.filter((run) => run.evaluation.compared === compared && Object.keys(run.evaluation.baselines).length);
-      // Runs on the same text have the same baselines, up to a few bytes at its end, which are shown once.
+      // Runs on the same text have nearly the same baselines: their excerpts differ by a few bytes. Equal ones are shown once.
       const bars = beside.map((run) => [run.name, run.evaluation.metrics[compared], runs.indexOf(run)]);
       for (const run of beside) {
         for (const [name, value] of Object.entries(run.evaluation.baselines)) {
@@ -527,7 +527,7 @@
       if (beside.length) content.push(el("h3", {}, `${titleOf(compared).replace(/^b/, "B")} beside baselines`),
         table(["", titleOf(compared), ""], shown.map(([name, value, index]) => [name, short(value), bar(value / most, index)]), { class: "wide" }));
     }
-    section("evaluation", "Evaluation", el("p", { class: "faint" }, `On the beginning of the validation text: at most 50,000 bytes, or 200 pairs.
+    section("evaluation", "Evaluation", el("p", { class: "faint" }, `On the beginning of the validation text: at most 50,000 bytes, 200 pairs, or 50,000 tokens of conversations.
       Lower is better, except for accuracy, exact match rate, BLEU and chrF.`), content);
   })();
 
@@ -548,7 +548,7 @@
       for (const kind of kinds) {
         const all = measured.flatMap((run) => run.memorisation.sources.filter((source) => source.source === kind).map((source) => ({ ...source, run })));
         const figures = new Set(all.map((source) => [source.copied, source.low, source.high, source.longest, source.samples].join()));
-        // The held-out text of runs on the same text is the same, and is shown once.
+        // Runs on the same text have the same held-out text, which is shown once.
         const same = several && kind === CONTROL && all.length > 1 && figures.size === 1;
         for (const source of same ? all.slice(0, 1) : all) {
           const title = kind === CONTROL ? `${kind} (control)` : kind;
@@ -561,7 +561,7 @@
         bar(source.copied / most, source.index, source.low == null ? null : [source.low / most, source.high / most]),
         whole(source.longest), whole(source.samples)]);
       content.push(el("p", { class: "faint" }, `The share of characters in verbatim matches of at least ${k} characters with the training text, of texts of
-        at most ${length} characters. Continuations follow ${prefix} characters of the training text or of held-out text. The control is what really follows in
+        at most ${length} characters. Continuations follow ${prefix} characters of the training text or of held-out text. The control is the true continuation in
         the held-out text: a model that copies more than the control repeats its training text. Lines on the bars are 95 % intervals.`),
       table(["text", "copied", "95 % interval", "", "longest match", "texts"], rows, { class: "wide" }));
       for (const run of measured) {

@@ -16,8 +16,9 @@ def score_validation(model: Model, run: Path) -> dict[str, Any] | None:
     """The scores of a model on the beginning of its validation text: see `TaskKind.excerpt`.
 
     `metrics`: values by name, as in Evaluation. `compared`: the name of the metric that the baselines have as well.
-    `baselines`: its value by baseline. `None` for a model without validation text. Raises TinyLMError if the text is no
-    longer there, and UsageError if nothing is scored.
+    `baselines`: the value of this metric by baseline. Returns `None` for a model without validation text.
+
+    Raises TinyLMError if the text cannot be read, and UsageError if nothing is scored.
     """
     if model.data is None:
         return None
@@ -35,7 +36,7 @@ def score_validation(model: Model, run: Path) -> dict[str, Any] | None:
 
 
 def _training(model: Model, run: Path) -> Tokens | None:
-    """The training text; `None` if it cannot be read, since some baselines do not need it."""
+    """The tokens of the training text; `None` if they cannot be read, since some baselines do not need them."""
     assert model.data is not None
     try:
         tokens = reopen_part(run, model.data, model.tokenizer, "train")

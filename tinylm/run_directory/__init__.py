@@ -1,14 +1,16 @@
 """A run on disk, in JSON and safetensors only: reading a run directory executes no code.
 
     config.json  tokenizer.json  metrics.jsonl  samples.jsonl
-    model.safetensors          the best weights by validation loss (of an adapter: adapter_model.safetensors)
+    model.safetensors          the best weights by validation loss (of an adapter: adapter_model.safetensors, and of a
+                               LoRA adapter also adapter_config.json, for PEFT)
     last/                      weights, optimizer.safetensors, state.json, and manifest.json with the SHA-256 of each;
                                of a sharded model, each rank has files of its own, such as
                                model-00001-of-00002.safetensors
     tokens/                    the encoded text, if it was read from standard input
 
-1. After a kill or a full disk at any instant, the directory holds the best weights of one save and a complete `last/`.
+1. After a kill or a full disk at any instant, the directory holds the best weights of one save and a complete `last/`,
+   perhaps under the name `last.new` or `last.old`, which is recovered.
 2. A new run is prepared in a hidden directory beside its path and moved to its path with its first save.
-3. One process at a time writes a run, or the ranks of one process group.
+3. Only one process, or the ranks of one process group, can write a run at a time.
 4. Reading a run detects damaged files and files that do not belong together.
 """

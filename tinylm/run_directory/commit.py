@@ -1,7 +1,7 @@
-"""Creating and replacing a run, so that a kill at any instant leaves the old run or the new one.
+"""Creating and replacing a run, so that after a kill at any instant the old run or the new one can be read.
 
-Two renames replace a run, and two replace its `last/`. After a kill between two renames, the `recover_` functions
-finish the replacement or undo it.
+A run is replaced by two renames, and so is its `last/`. After a kill between the two, the `recover_` functions finish
+the replacement or undo it.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ from tinylm.run_directory.lock import lock_run
 def reserve(path: Path, force: bool) -> Iterator[Path]:
     """Context manager that locks `path` for a new run and checks that it is free (see `check_free`).
 
-    Yields the hidden directory in which the run is prepared. At the end, this directory and new parent directories are
-    deleted, unless the run was committed.
+    Yields the path of the hidden directory in which the run is to be prepared. At the end, this directory and the empty
+    parent directories that were created are deleted; after a commit there are none.
 
     Raises UsageError if `path` is not free or another process is writing there, and TinyLMError if nothing can be
     written there.
@@ -49,7 +49,7 @@ def reserve(path: Path, force: bool) -> Iterator[Path]:
 
 
 def check_free(path: Path, force: bool) -> None:
-    """Raise UsageError if a new run must not be written to `path`: RunExistsError if `force` would permit it.
+    """Raise UsageError if a new run must not be written to `path`; it is a RunExistsError if `force` would permit it.
 
     `force` permits replacing a run, but never a folder that contains other files. An interrupted replacement is
     recovered first, and other leftovers of an interrupted run are deleted.
@@ -100,7 +100,7 @@ def check_no_foreign_files(path: Path) -> None:
 
 
 def commit(staging: Path, path: Path) -> None:
-    """Move the prepared run at `staging` to `path`. A run that is there is replaced and deleted.
+    """Move the prepared run at `staging` to `path`. A run at `path` is replaced and deleted.
 
     Raises UsageError if the folder at `path` contains other files, and OSError if a rename fails.
     """
@@ -117,7 +117,7 @@ def commit(staging: Path, path: Path) -> None:
 
 
 def remove_run(path: Path) -> None:
-    """Delete the files of a run, config.json last, and then its folder. Raises OSError if it contains other files."""
+    """Delete the files of a run, config.json last, and its folder. Raises OSError if the folder has other files."""
     for name in RUN_FOLDERS:
         remove_tree(path / name)
     remove_unfinished(path)
@@ -136,19 +136,22 @@ def remove_unfinished(path: Path) -> None:
 def recover_run(path: Path) -> None:
     """Recover an interrupted replacement of the run at `path`: move the new run there, or else the old one back.
 
-    A new run without a `last/`, from an import or a merge, may be incomplete; then the old run is moved back.
+    A new run without a complete `last/`, such as one from an import or a merge, may be incomplete; then the old run is
+    moved back. Does nothing if there is something at `path`.
     """
     if path.exists():
         return
     staging, replaced = staging_directory(path), replaced_directory(path)
     if (staging / "last" / "manifest.json").exists():
         staging.rename(path)
-    elif any((replaced / name).exists() for name in (MODEL_FILE, ADAPTER_FILE)):  # deleted before config.json
+    elif any((replaced / name).exists() for name in (MODEL_FILE, ADAPTER_FILE)):  # else it was being deleted
         replaced.rename(path)
 
 
 def recover_last(run: Path) -> Path:
-    """Recover an interrupted replacement of `last/` in the directory `run`. Returns the path of `last/`."""
+    """Recover an interrupted replacement of `last/` in the directory `run`. Returns the path of `last/`, which may not
+    exist.
+    """
     last = run / "last"
     if not last.exists():
         for name in ("last.new", "last.old"):

@@ -29,8 +29,7 @@ MAX_MANIFEST_BYTES = 1 << 20  # about 250 bytes per rank that has written a part
 class LastSave:
     """A verified `last/`, from which a run is resumed. Tensors are read on demand, all rows or those of a shard.
 
-    weights, optimizer: the files of the tensors, one for each rank that wrote a shard. state: the trainer's state, as
-    JSON values.
+    weights, optimizer: the files of the tensors, one for each shard. state: the trainer's state, as JSON values.
     """
 
     weights: tuple[Path, ...]
@@ -56,7 +55,7 @@ class LastSave:
         return read_tensors(self.weights, shard)
 
     def read_optimizer(self, shard: Shard = WHOLE) -> dict[str, Tensor]:
-        """The tensors of the optimizer by name, all rows or those of a shard. Raises TinyLMError."""
+        """The tensors of the optimizer, as for `read_weights`."""
         return read_tensors(self.optimizer, shard)
 
 
@@ -95,7 +94,7 @@ class RunDirectory:
         return run
 
     def write_config(self, config: RunConfig) -> None:
-        """Replace config.json."""
+        """Write or replace config.json."""
         values = config.to_json()
         text = json.dumps({**values, "digest": config_digest(values)}, indent=2) + "\n"
         with self._saving():
@@ -150,15 +149,16 @@ class RunDirectory:
         shard: Shard = WHOLE,
         check: Callable[[], None] = lambda: None,
     ) -> dict[str, str]:
-        """Write the tensors, which are the rows of a shard, to `new`, and flush them. Returns the SHA-256 of each file
-        by name. After an error, also one that `check` raises between files, these files are deleted.
+        """Write the weights and the tensors of the optimizer to `new`, and flush them. Returns the SHA-256 of each file
+        by name. After an error, also one that `check` raises between files, the files are deleted.
+
+        tensors, optimizer: only the rows of the shard
         """
         files = _shard_files(new, config, shard)
         try:
             with self._saving():
                 write_weights(files[0], tensors, config, state["step"], state["val_loss"])
                 check()
-                # Before the first step the optimizer has no tensors; safetensors reads empty files only with metadata.
                 write_tensors(files[1], optimizer, {"format": "pt"})
                 hashes = {}
                 for file in files:
@@ -170,7 +170,7 @@ class RunDirectory:
             raise
 
     def discard_last(self, new: Path, config: RunConfig, shard: Shard) -> None:
-        """Delete what `write_last` has written for a shard."""
+        """Delete the files that `write_last` has written for a shard."""
         for file in _shard_files(new, config, shard):
             remove_tree(file)
 
@@ -199,7 +199,7 @@ class RunDirectory:
             self._commit()
 
     def commit(self) -> None:
-        """Move a prepared run to its path. A run that is there is replaced."""
+        """Move a prepared run to its path. A run at the path is replaced."""
         with self._saving():
             self._commit()
 
@@ -209,9 +209,9 @@ class RunDirectory:
             self._current = self.path
 
     def load_last(self, config: RunConfig) -> LastSave:
-        """Complete an interrupted replacement of `last/`, verify it, and delete unfinished files.
+        """Recover an interrupted replacement of `last/`, verify `last/`, and delete unfinished files of the run.
 
-        Raises NotResumableError if it is missing or damaged, and TinyLMError for damaged tensors.
+        Raises NotResumableError if `last/` is missing or damaged, and TinyLMError for damaged tensors.
         """
         last = recover_last(self.path)
         if not last.is_dir():
@@ -262,7 +262,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
-        """Context manager that turns an error of the file system into a SaveError."""
+        """Context manager that raises SaveError for an error of the file system or of safetensors."""
         try:
             yield
         except (OSError, safetensors.SafetensorError) as error:
@@ -280,10 +280,10 @@ class RunDirectory:
 
 
 class ShardOnlyRun(RunDirectory):
-    """The run directory on ranks other than 0. They write only their shards of `last/`."""
+    """The run directory on the ranks other than 0, which write only their shards of `last/`."""
 
     def write_last(self, new: Path, *arguments: Any, **options: Any) -> dict[str, str]:
-        """As `RunDirectory.write_last`. The first rank has moved the run to its path if `new` is there."""
+        """As `RunDirectory.write_last`. Rank 0 moves the run to its path; `new` shows where it is now."""
         self._current = new.parent
         return super().write_last(new, *arguments, **options)
 

@@ -14,7 +14,10 @@ MAX_DEPTH = 4  # levels of folders that are searched for runs
 
 
 def run_directories(folder: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
-    """Run directories below `folder`, sorted by path. Hidden folders and folders inside of a run are skipped."""
+    """Run directories at most `depth` levels below `folder`, sorted by path.
+
+    Hidden folders, folders inside of a run, and the content of linked folders are skipped.
+    """
     try:
         paths = sorted(path for path in folder.iterdir() if path.name[0] != ".")
     except OSError:  # an unreadable folder is skipped
@@ -36,8 +39,8 @@ def run_names(file: str) -> list[str]:
 def find_run(name: Path, reporter: Reporter) -> Path:
     """The run directory at the path `name`, or the run with that name under checkpoints/.
 
-    If there are both, the run at the path is used and reported as a note. Raises UsageError, with similar names in its
-    message, if there is neither.
+    If there are both, the run at the path is used, with a note. The result may be no run, if there is a file or another
+    folder at the path. Raises UsageError if there is neither: with similar names, or NoRunError without any.
     """
     by_name = CHECKPOINTS / name
     is_name = not name.is_absolute() and ".." not in name.parts and name.name and path_exists(by_name)
@@ -45,7 +48,7 @@ def find_run(name: Path, reporter: Reporter) -> Path:
         if os.path.lexists(name / "config.json"):
             reporter.note(f"Using the path {name}; the run of that name under {CHECKPOINTS}/ is {by_name}.")
             return name
-        return by_name  # what is at the path is often the text that the run was trained on
+        return by_name  # at the path there is often the text that the run was trained on
     if path_exists(name):
         return name
     names = [path.relative_to(CHECKPOINTS).as_posix() for path in run_directories(CHECKPOINTS)]
@@ -65,7 +68,7 @@ def path_exists(path: Path) -> bool:
 
 
 def newest_model(reporter: Reporter) -> Path:
-    """The most recently written model under checkpoints/, reported as a note. Raises NoModelError if there is none."""
+    """The run under checkpoints/ whose model was written last, with a note. Raises NoModelError if there is none."""
     weights = [
         path / MODEL_FILE
         for path in run_directories(CHECKPOINTS)

@@ -1,4 +1,4 @@
-"""The names of the files of a run, and of the hidden directories beside it while it is created or replaced."""
+"""The names of the files of a run, and of the hidden files beside it while it is created, replaced or written."""
 
 from pathlib import Path
 
@@ -20,12 +20,12 @@ def weights_file(config: RunConfig) -> str:
 
 
 def staging_directory(path: Path) -> Path:
-    """Where a new run for `path` is prepared until its first save."""
+    """The directory in which a new run for `path` is prepared until its first save."""
     return path.with_name(f".{path.name}.tinylm-new")
 
 
 def replaced_directory(path: Path) -> Path:
-    """Where the run at `path` is moved while another one replaces it."""
+    """The path to which the run at `path` is moved while another one replaces it."""
     return path.with_name(f".{path.name}.tinylm-old")
 
 

@@ -85,7 +85,7 @@ def read_weights(path: Path, config: RunConfig) -> Weights:
 
 
 class LoadedModel(NamedTuple):
-    """A model in evaluation mode, with its configuration, tokenizer and weights."""
+    """A model in evaluation mode, with its configuration, its tokenizer and the weights that were read."""
 
     network: Transformer
     config: RunConfig
@@ -107,7 +107,8 @@ def load_model(path: Path, device: str = "cpu") -> LoadedModel:
 def restore_model(config: RunConfig, tensors: dict[str, Tensor], source: Path) -> Transformer:
     """A model with the given weights, which are not copied.
 
-    source: path of the weights, for error messages. Raises TinyLMError if the weights do not fit the configuration.
+    source: path of the weights, for error messages. Raises TinyLMError if the weights do not fit the configuration or
+        are not finite.
     """
     model = build_empty_model(config.model)
     require_tensors(tensors, model.state_dict(), source, any_float=config.family is not None)
@@ -118,9 +119,9 @@ def restore_model(config: RunConfig, tensors: dict[str, Tensor], source: Path) -
 def summarise(path: Path) -> dict[str, Any]:
     """The entry of a run in a list of runs, made without reading the tensors.
 
-    kind: model or adapter. parameters: their number. step, best_step: of the last save and of the best weights.
-    val_loss: of the best weights, in nats per token. saved: modification time of their file (Unix time).
-    seconds: of training until the last save; `None` if not recorded.
+    kind: model or adapter. parameters: number of parameters. step, best_step: of the last save and of the best weights.
+    val_loss: of the best weights, in nats per token; `None` if not recorded. saved: modification time of the file of
+    the best weights (Unix time). seconds: of training until the last save; `None` if not recorded.
     """
     config = read_config(path)
     file = path / weights_file(config)

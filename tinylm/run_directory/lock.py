@@ -30,9 +30,8 @@ def lock_run(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        if not os.path.lexists(
-            lock.lock_file
-        ):  # on file systems such as /proc, filelock reports a failure to create the file as a held lock
+        # On file systems such as /proc, filelock reports a failure to create the file as a held lock.
+        if not os.path.lexists(lock.lock_file):
             raise TinyLMError(f"Cannot write {path}: cannot create {lock.lock_file}; choose another `out`.") from None
         raise UsageError(f"Another process is writing {path}; wait until it ends, or choose another `out`.") from None
     except OSError as error:
@@ -51,5 +50,5 @@ def lock_run(path: Path) -> Iterator[None]:
 
 
 def _failed_path(error: OSError, path: Path) -> str:
-    """The file or folder that could not be created, cut to 200 characters."""
+    """The path of the file or folder that could not be created, cut to 200 characters."""
     return str(error.filename or lock_file(path))[:200]

@@ -1,4 +1,4 @@
-"""metrics.jsonl and samples.jsonl: one JSON object per line, with a step and its metrics, or a text sampled at it."""
+"""metrics.jsonl and samples.jsonl: one JSON object per line, the metrics of a step, or a text sampled after a step."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ def append_metrics(directory: Path, record: dict[str, Any], file: str = METRICS_
 
 
 def truncate_metrics(directory: Path, step: int) -> None:
-    """Delete the records and samples after `step`, which a resumed run logs again.
+    """Delete the records and samples after `step`, which a resumed run logs again, and damaged lines.
 
     Raises OSError if a file cannot be written, and TinyLMError as `read_metrics` does.
     """
@@ -46,7 +46,7 @@ def read_metrics(directory: Path) -> list[dict[str, Any]]:
 
 
 def iterate_metrics(directory: Path, file: str = METRICS_FILE) -> Iterator[dict[str, Any]]:
-    """As `read_metrics`, one record at a time. `file`: metrics.jsonl or samples.jsonl."""
+    """As `read_metrics`, for metrics.jsonl or samples.jsonl, one record at a time."""
     path = directory / file
     remedy = f"Deleting it loses only the {'samples' if file == SAMPLES_FILE else 'curves'} of the run."
     try:

@@ -1,8 +1,7 @@
-"""Tensors in safetensors files: all rows in one file, or the rows of each rank in a file of its own.
+"""Tensors in safetensors files: all rows in one file, or the rows of each shard in a separate file (see `Shard`).
 
-The rows of a file follow from its index, from the number of files, and from the total number of rows in all files.
-
-Functions that read raise TinyLMError for a file that is damaged, or has a dtype that is not in SAFETENSORS_DTYPES.
+Functions that read raise TinyLMError for a damaged file; `read_layout` and `read_tensors` also for a dtype that is not
+in SAFETENSORS_DTYPES.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ MAX_ELEMENTS = 1 << 62
 
 @dataclass(frozen=True)
 class Shard:
-    """One of `size` parts of tensors, as FSDP2 of torch divides them.
+    """One of `size` parts of tensors, divided by rows as in torch's FSDP2.
 
     Of R rows, part `index` has rows index * ceil(R / size) to (index + 1) * ceil(R / size); the last parts may have
     fewer rows or none. Tensors of dimension 0 belong to every part.
@@ -67,7 +66,10 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
 @contextlib.contextmanager
 def open_tensors(path: Path) -> Iterator[Any]:
-    """Context manager that opens a safetensors file, as a memory-mapped `safetensors.safe_open`."""
+    """Context manager that opens a safetensors file, as a memory-mapped `safetensors.safe_open`.
+
+    Raises TinyLMError also for an OSError, ValueError or RuntimeError in its body.
+    """
     try:
         check_regular(path)
         with safetensors.safe_open(path, framework="pt") as file:

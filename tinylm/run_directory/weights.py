@@ -29,7 +29,7 @@ class Weights:
 
     tensors: tensors by name.
     step: the step of training at which they were saved.
-    val_loss: the validation loss at that step, in nats per token.
+    val_loss: the validation loss at that step, in nats per token; `None` if there was no evaluation.
     """
 
     tensors: dict[str, Tensor]
@@ -39,7 +39,7 @@ class Weights:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the tensors and all other fields that `digest` below names. Computed at first use."""
+        """The SHA-256 of these weights, as the function `digest` computes it. Computed at first use."""
         return digest(self.tensors, self.config, self.step, self.val_loss)
 
 
@@ -66,7 +66,7 @@ def read_header(file: Path) -> Header:
 
 
 def _read_metadata(file: Path, metadata: dict[str, str]) -> tuple[int, float | None, str]:
-    """The step, validation loss and digest in the metadata of a weights file, checked."""
+    """The step, validation loss and digest in the metadata of a weights file. Step and loss are checked."""
     try:
         step, val_loss = int(metadata["step"]), parse_json(metadata["val_loss"])
         if not COUNT_FROM_0.contains(step):
@@ -92,7 +92,7 @@ def read_weights_file(file: Path, config: RunConfig) -> Weights:
 
 
 def check_weights_file(file: Path, config: RunConfig) -> None:
-    """Verify the digest of a weights file as `read_weights_file` does, without holding its tensors in memory."""
+    """Verify the digest of a weights file as `read_weights_file` does, with its tensors memory-mapped, not copied."""
     header = read_header(file)
     with open_tensors(file) as opened:
         names = opened.keys()
@@ -131,7 +131,7 @@ def require_tensors(
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all values are finite numbers. The tensor is not empty.
+    """Whether all values of a tensor, which must not be empty, are finite.
 
     `torch.isfinite` takes 20 times as long, and more memory than the tensor has.
     """

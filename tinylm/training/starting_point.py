@@ -127,7 +127,7 @@ class NewModel(StartingPoint):
         return None
 
     def default_out(self, source: Path | None, text: TextSource) -> Path:
-        return CHECKPOINTS / run_name(text.paths[0])
+        return CHECKPOINTS / default_run_name(text.paths[0])
 
     def load(self, source: Path | None, seed: int) -> InitialModel:
         architecture = self.choices.get("architecture", "decoder")
@@ -159,7 +159,7 @@ class TrainedModel(StartingPoint):
         return find_model(self.run, reporter)
 
     def default_out(self, source: Path | None, text: TextSource) -> Path:
-        return CHECKPOINTS / run_name(text.paths[0])
+        return CHECKPOINTS / default_run_name(text.paths[0])
 
     def load(self, source: Path | None, seed: int) -> InitialModel:
         assert source is not None
@@ -340,14 +340,15 @@ def _initial_model(
     )
 
 
-def run_name(text: str) -> str:
-    """The default name of a run that is trained on the file, folder or glob pattern `text`.
+def default_run_name(corpus_path: str) -> str:
+    """The default name of a run that is trained on `corpus_path`: a file, a folder, a glob pattern or standard input.
 
-    The name of the file without suffixes; for a pattern, the folder in which it matches; for standard input, stdin.
+    It is the name of the file or folder, without its suffix (see `content_stem`); for a pattern, that of the closest
+    parent folder whose name has no wildcards; for standard input, stdin.
     """
-    if text == STANDARD_INPUT:
+    if corpus_path == STANDARD_INPUT:
         return "stdin"
-    path = Path(text)
+    path = Path(corpus_path)
     while glob.has_magic(path.name) and not path.exists():
         path = path.parent
     return content_stem(resolve_links(path).name) or "run"

@@ -29,16 +29,20 @@ def compare(
     ctx: typer.Context,
     a: Annotated[
         Path,
-        typer.Argument(metavar="A", help="Model or adapter, as --model takes it.", autocompletion=complete_run),
+        typer.Argument(
+            metavar="A",
+            help="Run, Hugging Face folder, GGUF file, hf:OWNER/NAME or adapter.",
+            autocompletion=complete_run,
+        ),
     ],
     b: Annotated[
         Path,
-        typer.Argument(metavar="B", help="Model or adapter to compare with it.", autocompletion=complete_run),
+        typer.Argument(metavar="B", help="Model or adapter to compare with A.", autocompletion=complete_run),
     ],
     text: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Text files, or - for standard input (default: the validation text that both were trained with).",
+            help="Text files, or - for standard input (default: the validation text, if both have the same).",
             show_default=False,
         ),
     ] = None,
@@ -61,9 +65,10 @@ def compare(
     machine: MachineOptions,
     output: OutputOptions,
 ) -> None:
-    """Say whether one model is better than another on a text: the difference in bits per byte with a 95 % interval.
+    """Compare two decoders on a text: the difference in bits per byte, with a 95 % confidence interval.
 
-    The interval is a paired bootstrap over the documents, or over blocks of a long text. Tokenizers may differ.
+    The interval is a paired bootstrap over the documents, or over blocks of a text with fewer than 20 documents. The
+    tokenizers may differ.
     """
     from tinylm.comparison import compare_models, load_model_or_adapter
 

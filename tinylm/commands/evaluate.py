@@ -73,7 +73,7 @@ class BleuOptions:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """All options of tinylm eval except model, device and output."""
+    """All options of tinylm eval except model, adapter, device, dtype and output."""
 
     decoder: DecoderOptions
     beam_search: BeamSearchOptions
@@ -107,8 +107,9 @@ def evaluate_model(
 ) -> None:
     """Evaluate a model on a text: loss, perplexity and other metrics.
 
-    Decoders: each token of a text except the first is scored once; in conversations, the answers are scored. Encoders:
-    loss and accuracy on masked tokens. Encoder-decoders: also exact match rate, BLEU and chrF of the generated targets.
+    Decoders: each token of a text except the first is scored once; in conversations, --train-on selects the scored
+    parts. Encoders: loss and accuracy on masked tokens. Encoder-decoders: also exact match rate, BLEU and chrF of
+    targets found by beam search.
 
     With --memorisation: compare samples of a decoder with its training text; the text is a held-out control.
     """
@@ -144,7 +145,10 @@ def evaluate_model(
 
 
 def _load_on_each_rank(model: Path | None, adapters: list[str], ranks: "Ranks", **settings: Any) -> "Model":
-    """Load the model on rank 0, then on the other ranks. Default: the newest model when rank 0 loads it."""
+    """Load the model on rank 0, then on the other ranks.
+
+    model: `None` loads the base of the adapters or, without adapters, the model that is the newest for rank 0.
+    """
     from tinylm.loaded_model import load
 
     if ranks.is_first:

@@ -1,6 +1,7 @@
 """tinylm compare: whether one model is better than another on a text."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,22 @@ from tinylm.launch import Launch
 if TYPE_CHECKING:
     from tinylm.comparison import Comparison
     from tinylm.console import Console
+
+
+@dataclass(frozen=True)
+class BaseModelOptions:
+    """The base model of adapters."""
+
+    model: Annotated[
+        Path | None,
+        option(
+            "Base model of the adapters (default: the one that an adapter records).",
+            None,
+            "MODEL",
+            *("--model", "-m"),
+            autocompletion=complete_model,
+        ),
+    ] = None
 
 
 @with_option_groups
@@ -46,20 +63,11 @@ def compare(
             show_default=False,
         ),
     ] = None,
-    model: Annotated[
-        Path | None,
-        option(
-            "Base model of an adapter that does not record one.",
-            None,
-            "MODEL",
-            *("--model", "-m"),
-            autocompletion=complete_model,
-        ),
-    ] = None,
     batch_size: Annotated[
         int | None, option("Windows per forward pass; affects speed and memory only.", None, "N")
     ] = None,
     *,
+    base: BaseModelOptions,
     text_options: TextOptions,
     unknown: UnknownCharacterOptions,
     machine: MachineOptions,
@@ -80,7 +88,9 @@ def compare(
         )
     source = text_source(ctx, text, text_options, unknown.unknown) if text else None
     console = output.console()
-    first, second = (load_model_or_adapter(path, model, **vars(machine), reporter=console) for path in (a, b))
+    first, second = (load_model_or_adapter(path, base.model, **vars(machine), reporter=console) for path in (a, b))
+    if not (first.adapters or second.adapters) and command_line_flags(ctx, base):
+        raise UsageError("--model has no effect, since neither A nor B is an adapter; leave it out.")
     _print(
         console,
         compare_models(first, second, source, names=(str(a), str(b)), batch_size=batch_size, reporter=console),

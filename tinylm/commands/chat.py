@@ -44,7 +44,7 @@ tinylm chat -m hf-folder --quiet < questions.txt
 
 
 @dataclass(frozen=True)
-class ChatOptions:
+class ChatSessionOptions:
     """Options for the conversation and its answers."""
 
     system: Annotated[
@@ -77,7 +77,7 @@ def chat(
     model: ModelOption = None,
     adapter: AdapterOption = None,
     *,
-    options: ChatOptions,
+    options: ChatSessionOptions,
     sampling: SamplingOptions,
     seed: SampleSeedOptions,
     quantize: QuantizeOptions,

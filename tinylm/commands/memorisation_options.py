@@ -30,7 +30,7 @@ class SampledTextOptions:
         int, option("Characters of each sample and continuation (default: 500).", Panel.MEMORISATION, "N")
     ] = 500
     min_match: Annotated[
-        int, option("Least length of a verbatim match in characters (default: 50).", Panel.MEMORISATION, "N")
+        int, option("Minimum length of a verbatim match in characters (default: 50).", Panel.MEMORISATION, "N")
     ] = 50
     temperature: Annotated[
         float, option("Softmax temperature of the samples; 0 is greedy (default: 1).", Panel.MEMORISATION, "X")

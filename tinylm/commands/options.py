@@ -108,7 +108,7 @@ class MachineOptions:
     dtype: Annotated[
         str,
         option(
-            "Floating-point format; auto picks by the device and, in inference, 16-bit weights (default: auto).",
+            "Floating-point format; auto: by the device, or in inference that of 16-bit weights (default: auto).",
             Panel.MACHINE,
             "auto|fp32|bf16|fp16",
         ),
@@ -122,7 +122,7 @@ class TextOptions:
     format: Annotated[
         str,
         option(
-            "Format of the texts; auto: by name, chats by content; lines: one document per line (default: auto).",
+            "Format of the texts; auto detects it, lines is one document per line (default: auto).",
             Panel.DATA,
             one_of(["auto", "text", "jsonl", "lines", "pairs", "chat"]),
         ),

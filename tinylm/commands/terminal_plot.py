@@ -44,7 +44,7 @@ def draw(curves: Sequence[Curve], columns: int, rows: int, x_name: str) -> list[
 
     The lines have at most `columns` characters, unless the labels need more room. The y axis is logarithmic if all
     values are positive. Each of its labels is the value at the middle of a row. Marks are drawn over lines, and over
-    the marks of earlier curves.
+    the marks of earlier curves. x_name: follows the last label of the x axis.
     """
     points = [point for curve in curves for point in curve.points]
     if not points:

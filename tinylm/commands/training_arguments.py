@@ -45,7 +45,9 @@ class TrainingArguments:
 
     @classmethod
     def of(cls, ctx: typer.Context, corpus: list[str] | None, resume: Path | None, run: Any, *groups: Any) -> Self:
-        """Collect the options of the groups. `run` is the group of the options that only a new run has.
+        """Collect the options of the groups `run` and `groups`.
+
+        run: the group with `out`, `force` and `dry_run`, whose options are for new runs only.
 
         Raises UsageError if neither a text nor --resume is given, and for options of `run` together with --resume.
         """

@@ -65,9 +65,9 @@ def info(
 ) -> None:
     """Show a run: configuration, parameters by part, tokenizer, corpus, loss curve, and commands that use it.
 
-    Several runs are compared in a table with a column for each, which lists only the settings that differ, and in a
-    plot of their validation losses. A model of another tool also shows its family and dtypes. An adapter of PEFT shows
-    its settings and dtypes.
+    Several runs are compared: a table of the results and of the settings that differ, with a column for each run, and a
+    plot of the validation losses. For a model of another tool, its family and dtypes are shown as well; for an adapter
+    of PEFT, its settings and dtypes.
     """
     from tinylm.open_model import find_model
     from tinylm.run_directory.metrics_log import read_curve

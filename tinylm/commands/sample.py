@@ -207,7 +207,7 @@ def reject_settings_without_effect(prompt: "Prompt", flags: Mapping[str, str], a
 class _Printer:
     """Prints generated texts, as text or JSON records, and counts the generated tokens.
 
-    separator: `options.separator` without escapes. tokens: number of generated tokens, or of filled masks.
+    separator: `options.separator` with its escapes replaced. tokens: number of generated tokens, or of filled masks.
     """
 
     console: Console

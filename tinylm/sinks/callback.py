@@ -36,7 +36,7 @@ class TrackerKind(NamedTuple):
 TRACKERS = {
     "tensorboard": TrackerKind("tensorboardX", True, "make room in its folder, or name another folder in `log_to`"),
     "wandb": TrackerKind("wandb", False, "with WANDB_MODE=offline in the environment, it needs no network"),
-    "trackio": TrackerKind("trackio", False, "without TRACKIO_SPACE_ID in the environment, it needs no network"),
+    "trackio": TrackerKind("trackio", False, "without TRACKIO_SPACE_ID or TRACKIO_SERVER_URL, it needs no network"),
 }
 
 

@@ -109,7 +109,7 @@ def chat(
 def talk(session: "ChatSession", console: Console) -> None:
     """Answer each line of standard input, or execute it if it is a command, until the end or /exit.
 
-    Empty lines are skipped. A question that raises UsageError is reported, and the next line is read.
+    Empty lines are skipped. If a question raises UsageError, the error is printed, and the next line is read.
     """
     for line in _read_lines(console):
         if line.startswith("/"):

@@ -14,7 +14,7 @@ class TensorBoard:
 
     folder: default: tensorboard/ in the current directory. run: the result of `describe_run`.
 
-    The file begins with the event `SessionLog.START` at the first step of the session. TensorBoard then drops the
+    The first event of a session is a `SessionLog.START` with the first step of the session. TensorBoard then drops the
     points of earlier sessions from that step on: all for a new run; for a resumed run, those after the step that it
     continues from.
 

@@ -57,6 +57,11 @@ def test_a_line_that_ends_in_a_backslash_continues_on_the_next_line(model: Path,
     assert json.loads(file.read_text())["messages"][0]["content"] == "a\nb"
 
 
+def test_the_last_line_is_a_question_even_if_it_ends_in_a_backslash(model: Path) -> None:
+    result = run_ok("chat", "--model", model, "-n", 2, "-t", 0, stdin="hi\\")
+    assert result.stdout == run_ok("chat", "--model", model, "-n", 2, "-t", 0, stdin="hi\\\n").stdout != ""
+
+
 def test_a_question_that_cannot_be_asked_is_an_error_and_the_next_is_answered(model: Path) -> None:
     result = run_ok("chat", "--model", model, "-n", 3, "-t", 0, stdin="a b c d " * 60 + "\nhi\n")
     assert result.stdout == run_ok("chat", "--model", model, "-n", 3, "-t", 0, stdin="hi\n").stdout
@@ -124,7 +129,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(model: Path) -> None:
 def test_sample_answers_questions_and_conversations_as_chat_does(model: Path, tmp_path: Path) -> None:
     options = ("--model", model, "-n", 5, "-t", 0)
     answer = run_ok("chat", *options, stdin="hi\n").stdout
-    assert run_ok("sample", *options, "--chat", "-p", "hi").stdout == answer
+    result = run_ok("sample", *options, "--chat", "-p", "hi", "--seed", 7)
+    assert result.stdout == answer and "Seed 7." in result.stderr
     file = tmp_path / "questions.jsonl"
     lines = [
         {"prompt": "hi"},

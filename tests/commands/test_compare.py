@@ -138,6 +138,7 @@ def test_only_decoders_are_compared(order: int, run: Path, encoder: Path, shelf:
 def test_wrong_arguments_are_usage_errors(run: Path, here: Path) -> None:
     assert_error(tinylm("compare", run, "none", "t.txt"), 2, "There is no run at none")
     assert_error(tinylm("compare", run, run, "none.txt"), 2, "'none.txt'")
+    assert_error(tinylm("compare", run, run, "-m", run, "-", stdin="t"), 2, "--model has no effect", "an adapter")
     assert_error(tinylm("compare", run, run, "--format", "lines"), 2, "--format", "has no effect without a text")
     assert_error(tinylm("compare", run, run, "-", stdin="t"), 2, "too short to compare")
 

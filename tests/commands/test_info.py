@@ -124,7 +124,7 @@ def test_several_runs_are_compared_in_columns_with_the_settings_that_differ(run:
     assert ["at step", *(str(one.step) for one in weights)] in rows
     assert ["tokenizer.kind", "char", "bpe"] in rows
     assert next(row for row in rows if row[0] == "training.lr")[:2] == ["training.lr", "0.02"]
-    assert not any(row[0] in ("model.width", "created", "planned.steps") for row in rows)
+    assert not any(row[0] in ("model.width", "id", "created", "planned.steps") for row in rows)
     assert "tinylm compare" in result.stderr
     marks = "".join(drawing("\n".join(lines)))
     assert marks.count("A") >= 4 and "B" in marks

@@ -87,6 +87,7 @@ def test_wrong_uses_are_errors(run: Path, encoder: Path, here: Path) -> None:
         tinylm("eval", "-m", run, "t.txt", "--min-match", 9), 2, "--min-match has no effect without --memorisation"
     )
     assert_error(tinylm(*memorised, run, "--stride", 4), 2, "--stride has no effect with --memorisation")
+    assert_error(tinylm(*memorised, run, "--batch-size", 4), 2, "--batch-size has no effect with --memorisation")
     assert_error(tinylm(*memorised, run, *train), 2, "--train-data needs a held-out text")
     assert_error(tinylm(*memorised, encoder, "t.txt", *train), 2, "Memorisation is measured for decoders")
     assert_error(tinylm(*memorised, run, "short.txt", *train), 2, "held-out text has no document of at least 150")

@@ -1,1 +1,1 @@
-"""One file per subcommand: options -> config -> one library call -> print."""
+"""One file per subcommand: options -> config -> one library call -> print. The other files are shared by several."""

@@ -1,4 +1,4 @@
-"""tinylm cache: list the cache folder, and clear it."""
+"""tinylm cache: list the cache folder, or clear it."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from tinylm.commands.options import OutputOptions, Panel, one_of, option
 from tinylm.console import shorten_number
 from tinylm.errors import UsageError
 
-KEPT = "machine"  # cleared only by name, since plans depend on the measurements
+KEPT = "machine"  # cleared only by name, since the plans of later runs depend on the measurements
 
 
 @with_option_groups
@@ -28,9 +28,9 @@ def cache(
     *,
     output: OutputOptions,
 ) -> None:
-    """List the parts of the cache: encoded texts, models for llama.cpp, compiled code, measurements of the machine.
+    """List or clear the cache: encoded texts, text statistics, models for llama.cpp, compiled code, measurements.
 
-    Everything in it can be made again. To resume a run whose encoded text was deleted, name its text files again.
+    Everything in the cache can be made again. To resume a run whose encoded text was deleted, name its text files.
     """
     console = output.console()
     for name in parts or ():

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tinylm.chat_session import ChatSession
 
 HELP = """\
-/system TEXT   set the system message, and begin a new conversation
+/system TEXT   set (or, without TEXT, remove) the system message, and begin a new conversation
 /reset         begin a new conversation
 /save FILE     append the conversation to FILE, as a line of JSONL for fine-tuning
 /exit          end, as Ctrl-D does
@@ -33,10 +33,10 @@ A line that ends in \\ continues on the next line. Ctrl-C stops an answer."""
 EXAMPLES = """Examples:
 
 tinylm chat -m model.gguf
-    Talk to a model of llama.cpp.
+    Talk to the model of a GGUF file.
 
 tinylm chat -m checkpoints/helper --system "Be brief." -t 0
-    Give a system message, and print the most likely answers.
+    Give a system message, and decode greedily.
 
 tinylm chat -m hf-folder --quiet < questions.txt
     One question per line, the answers on stdout.
@@ -44,8 +44,8 @@ tinylm chat -m hf-folder --quiet < questions.txt
 
 
 @dataclass(frozen=True)
-class ChatOptions:
-    """The conversation."""
+class ChatSessionOptions:
+    """Options for the conversation and its answers."""
 
     system: Annotated[
         str | None, option("System message (default: that of the chat template, if it has one).", Panel.PROMPT, "TEXT")
@@ -77,7 +77,7 @@ def chat(
     model: ModelOption = None,
     adapter: AdapterOption = None,
     *,
-    options: ChatOptions,
+    options: ChatSessionOptions,
     sampling: SamplingOptions,
     seed: SampleSeedOptions,
     quantize: QuantizeOptions,
@@ -107,7 +107,10 @@ def chat(
 
 
 def talk(session: "ChatSession", console: Console) -> None:
-    """Read lines from standard input until its end; answer each, or execute it if it is a command."""
+    """Answer each line of standard input, or execute it if it is a command, until the end or /exit.
+
+    Empty lines are skipped. If a question raises UsageError, the error is printed, and the next line is read.
+    """
     for line in _read_lines(console):
         if line.startswith("/"):
             command, _, argument = line.partition(" ")
@@ -122,7 +125,11 @@ def talk(session: "ChatSession", console: Console) -> None:
 
 
 def _read_lines(console: Console) -> Iterator[str]:
-    """The lines of standard input, with a prompt if it is a terminal."""
+    """Yield the lines of standard input, each joined with its continuation lines.
+
+    A prompt is shown if standard input and output are terminals and the output is not JSON. Raises UsageError for a
+    line that is not UTF-8.
+    """
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and not console.as_json
     if terminal:
         with contextlib.suppress(ImportError):  # raised on Windows; readline adds line editing and history
@@ -132,6 +139,8 @@ def _read_lines(console: Console) -> Iterator[str]:
         try:
             line += input("> " if terminal and not line else "") if terminal else _next_line()
         except EOFError:
+            if line:
+                yield line
             if terminal:
                 console.result("")
             return
@@ -176,7 +185,10 @@ def _print_answer(session: "ChatSession", question: str, console: Console) -> No
 
 @contextlib.contextmanager
 def _ctrl_c_stops() -> Iterator[list[int]]:
-    """Context manager that yields a list, to which a first Ctrl-C appends its signal; a second one ends the process."""
+    """Context manager that yields a list, to which Ctrl-C appends its signal number; a second Ctrl-C ends the process.
+
+    An ignored SIGINT stays ignored.
+    """
     received: list[int] = []
     previous = signal.getsignal(signal.SIGINT)
     if previous in (signal.SIG_IGN, None):
@@ -228,7 +240,10 @@ def _save(name: str, session: "ChatSession", console: Console) -> None:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Append a whole line to a file, or nothing if the disk is full. Raises OSError and ValueError."""
+    """Append a line to a file; if the disk has no room for all of it, append nothing.
+
+    Raises OSError if the file cannot be written, and ValueError for a path with a NUL character.
+    """
     with path.open("ab", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         written = file.write(line)

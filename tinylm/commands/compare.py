@@ -1,6 +1,7 @@
 """tinylm compare: whether one model is better than another on a text."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,46 +25,58 @@ if TYPE_CHECKING:
     from tinylm.console import Console
 
 
+@dataclass(frozen=True)
+class BaseModelOptions:
+    """The base model of adapters."""
+
+    model: Annotated[
+        Path | None,
+        option(
+            "Base model of the adapters (default: the one that an adapter records).",
+            None,
+            "MODEL",
+            *("--model", "-m"),
+            autocompletion=complete_model,
+        ),
+    ] = None
+
+
 @with_option_groups
 def compare(
     ctx: typer.Context,
     a: Annotated[
         Path,
-        typer.Argument(metavar="A", help="Model or adapter, as --model takes it.", autocompletion=complete_run),
+        typer.Argument(
+            metavar="A",
+            help="Run, Hugging Face folder, GGUF file, hf:OWNER/NAME or adapter.",
+            autocompletion=complete_run,
+        ),
     ],
     b: Annotated[
         Path,
-        typer.Argument(metavar="B", help="Model or adapter to compare with it.", autocompletion=complete_run),
+        typer.Argument(metavar="B", help="Model or adapter to compare with A.", autocompletion=complete_run),
     ],
     text: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Text files, or - for standard input (default: the validation text that both were trained with).",
+            help="Text files, or - for standard input (default: the validation text, if both have the same).",
             show_default=False,
-        ),
-    ] = None,
-    model: Annotated[
-        Path | None,
-        option(
-            "Base model of an adapter that does not record one.",
-            None,
-            "MODEL",
-            *("--model", "-m"),
-            autocompletion=complete_model,
         ),
     ] = None,
     batch_size: Annotated[
         int | None, option("Windows per forward pass; affects speed and memory only.", None, "N")
     ] = None,
     *,
+    base: BaseModelOptions,
     text_options: TextOptions,
     unknown: UnknownCharacterOptions,
     machine: MachineOptions,
     output: OutputOptions,
 ) -> None:
-    """Say whether one model is better than another on a text: the difference in bits per byte with a 95 % interval.
+    """Compare two decoders on a text: the difference in bits per byte, with a 95 % confidence interval.
 
-    The interval is a paired bootstrap over the documents, or over blocks of a long text. Tokenizers may differ.
+    The interval is a paired bootstrap over the documents, or over blocks of a text with fewer than 20 documents. The
+    tokenizers may differ.
     """
     from tinylm.comparison import compare_models, load_model_or_adapter
 
@@ -75,7 +88,9 @@ def compare(
         )
     source = text_source(ctx, text, text_options, unknown.unknown) if text else None
     console = output.console()
-    first, second = (load_model_or_adapter(path, model, **vars(machine), reporter=console) for path in (a, b))
+    first, second = (load_model_or_adapter(path, base.model, **vars(machine), reporter=console) for path in (a, b))
+    if not (first.adapters or second.adapters) and command_line_flags(ctx, base):
+        raise UsageError("--model has no effect, since neither A nor B is an adapter; leave it out.")
     _print(
         console,
         compare_models(first, second, source, names=(str(a), str(b)), batch_size=batch_size, reporter=console),

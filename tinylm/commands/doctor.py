@@ -9,7 +9,7 @@ from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions, Panel, option
 from tinylm.errors import TinyLMError
 
-COMMANDS = {  # remedies, by the subject of the problem
+COMMANDS = {  # remedies that are commands of tinylm, by the subject of the problem
     "disk": "To free some: tinylm cache --clear.",
     "load": "To measure it again when it is idle: tinylm doctor --refresh.",
 }
@@ -19,7 +19,11 @@ COMMANDS = {  # remedies, by the subject of the problem
 def doctor(
     device: Annotated[
         str,
-        option("Device to examine; auto picks CUDA, then MPS, then the CPU.", Panel.MACHINE, "auto|cuda|mps|cpu"),
+        option(
+            "Device to examine; auto picks CUDA, then MPS, then the CPU (default: auto).",
+            Panel.MACHINE,
+            "auto|cuda|mps|cpu",
+        ),
     ] = "auto",
     refresh: Annotated[
         bool,
@@ -28,9 +32,10 @@ def doctor(
     *,
     output: OutputOptions,
 ) -> None:
-    """Show versions, devices, number formats, threads, memory, disk, cache, and the largest models that train here.
+    """Show versions, devices, speeds, threads, memory, disk, cache, and the largest models to train here.
 
-    Each problem is shown with its solution. The exit code is 1 only if something does not work.
+    The models are those planned for ten minutes and for one day. Each problem is shown with its solution. The exit code
+    is 1 only if something does not work.
     """
     from tinylm.doctor import OPTIONAL_PACKAGES, diagnose
 

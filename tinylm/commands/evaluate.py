@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DecoderOptions:
-    """Options for decoders only."""
+    """Options for decoders on plain text."""
 
     sequence_length: Annotated[
         int | None, option("Tokens per window (default: the context of the model).", None, "N")
@@ -72,8 +72,18 @@ class BleuOptions:
 
 
 @dataclass(frozen=True)
+class BatchSizeOptions:
+    """The batch size, which memorisation does not use."""
+
+    batch_size: Annotated[
+        int | None,
+        option("Windows, conversations or pairs per forward pass; affects speed and memory only.", None, "N"),
+    ] = None
+
+
+@dataclass(frozen=True)
 class EvaluateOptions:
-    """All options of tinylm eval except model, device and output."""
+    """All options of tinylm eval except model, adapter, device, dtype and output."""
 
     decoder: DecoderOptions
     beam_search: BeamSearchOptions
@@ -82,10 +92,7 @@ class EvaluateOptions:
     chat: ChatOptions
     unknown: UnknownCharacterOptions
     memorisation: MemorisationOptions
-    batch_size: Annotated[
-        int | None,
-        option("Windows, conversations or pairs per forward pass; affects speed and memory only.", None, "N"),
-    ] = None
+    batch: BatchSizeOptions
 
 
 @with_option_groups
@@ -107,8 +114,9 @@ def evaluate_model(
 ) -> None:
     """Evaluate a model on a text: loss, perplexity and other metrics.
 
-    Decoders: each token of a text except the first is scored once; in conversations, the answers are scored. Encoders:
-    loss and accuracy on masked tokens. Encoder-decoders: also exact match rate, BLEU and chrF of the generated targets.
+    Decoders: each token of a text except the first is scored once; in conversations, --train-on selects the scored
+    parts. Encoders: loss and accuracy on masked tokens. Encoder-decoders: also exact match rate, BLEU and chrF of
+    targets found by beam search.
 
     With --memorisation: compare samples of a decoder with its training text; the text is a held-out control.
     """
@@ -116,7 +124,7 @@ def evaluate_model(
 
     text_options, chat, unknown = options.text, options.chat, options.unknown
     memorisation = options.memorisation
-    without_effect = (options.decoder, options.beam_search, options.bleu, chat, unknown)
+    without_effect = (options.decoder, options.beam_search, options.bleu, options.batch, chat, unknown)
     check_memorisation_options(ctx, memorisation, *without_effect)
     if not text and (unused := command_line_flags(ctx, text_options, chat, unknown)):
         raise UsageError(
@@ -139,12 +147,15 @@ def evaluate_model(
         groups = (options.decoder, options.beam_search, options.bleu)
         used = {*SETTINGS_BY_ARCHITECTURE[loaded.architecture], *command_line_flags(ctx, *groups)}
         settings = {name: value for group in groups for name, value in vars(group).items() if name in used}
-        evaluation = loaded.evaluate(source, batch_size=options.batch_size, ranks=ranks, **settings)
+        evaluation = loaded.evaluate(source, batch_size=options.batch.batch_size, ranks=ranks, **settings)
     _print_metrics(console, evaluation)
 
 
 def _load_on_each_rank(model: Path | None, adapters: list[str], ranks: "Ranks", **settings: Any) -> "Model":
-    """Load the model on rank 0, then on the other ranks. Default: the newest model when rank 0 loads it."""
+    """Load the model on rank 0, then on the other ranks.
+
+    model: `None` loads the base of the adapters or, without adapters, the model that is the newest for rank 0.
+    """
     from tinylm.loaded_model import load
 
     if ranks.is_first:

@@ -1,4 +1,4 @@
-"""tinylm export: a model for other tools."""
+"""tinylm export: write a model or an adapter in the format of another tool."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ def export_model(
     to: Annotated[
         str,
         option(
-            "hf: folder for transformers, vLLM. gguf: file for llama.cpp, ollama. peft: adapter.",
+            "hf: folder for transformers, vLLM. gguf: file for llama.cpp, ollama. peft: LoRA adapter.",
             None,
             "hf|gguf|peft",
             "--to",
@@ -33,7 +33,9 @@ def export_model(
     dtype: Annotated[
         str | None,
         option(
-            "Number format of the weights (default: their own; gguf: f16). q8_0 is for gguf.", None, "f32|f16|bf16|q8_0"
+            "Number format of the weights (default: their own; for gguf f16). q8_0 is for gguf only.",
+            None,
+            "f32|f16|bf16|q8_0",
         ),
     ] = None,
     base: Annotated[
@@ -49,7 +51,7 @@ def export_model(
     *,
     output: OutputOptions,
 ) -> None:
-    """Write a model for transformers, vLLM, llama.cpp or ollama, and check what was written."""
+    """Write a model for transformers, vLLM, llama.cpp or ollama, or an adapter for PEFT, and verify the result."""
     from tinylm import exporting
 
     console = output.console()

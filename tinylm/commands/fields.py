@@ -7,10 +7,10 @@ from tinylm.console import Console
 
 
 def print_fields(console: Console, title: str, fields: Mapping[str, Any], *, first: bool = False) -> None:
-    """Print a title and a line per field; an empty line precedes each section but the first."""
+    """Print a title and a line per field. first: whether to omit the empty line before the title."""
     console.result(title if first else f"\n{title}")
     for name, value in fields.items():
-        shown = name if name.isupper() else name.replace("_", " ")  # variables of the environment keep their names
+        shown = name if name.isupper() else name.replace("_", " ")  # environment variables keep their names
         console.field(shown, _as_text(value))
 
 

@@ -15,7 +15,7 @@ from tinylm.commands.training_options import NewAdapterOptions, TrainingOptions
 
 @dataclass(frozen=True)
 class LoRAOptions:
-    """The shape of the LoRA update, and the matrices that get one."""
+    """The rank, scale and dropout of the LoRA update, and the matrices that it adapts."""
 
     rank: Annotated[
         int | None,
@@ -31,7 +31,10 @@ class LoRAOptions:
     share_b: Annotated[
         bool,
         option(
-            "Share one B among all matrices of the same name; each has its own A.", Panel.ADAPTER, None, "--share-b"
+            "Share one B among matrices of one name and output size; each has its own A.",
+            Panel.ADAPTER,
+            None,
+            "--share-b",
         ),
     ] = False
     dropout: Annotated[float, option("Dropout on the input of the adapter (default: 0).", Panel.ADAPTER, "X")] = 0.0

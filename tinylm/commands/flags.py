@@ -1,4 +1,4 @@
-"""From settings to flags: library messages quote a setting as `kv_heads`, the command line shows it as --kv-heads."""
+"""Settings as flags: library messages quote a setting as `kv_heads`, and the command line shows it as --kv-heads."""
 
 import re
 from typing import Any
@@ -9,8 +9,8 @@ _SETTING = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")  # `kv_heads`, or wit
 
 
 def long_flag(parameter: Any, value: Any = None) -> str:
-    """The long flag of an option, such as --kv-heads. If `value` is False: the flag that turns it off, if there is one,
-    such as --no-bias.
+    """The long flag of an option, such as --kv-heads. If `value` is False, the flag that turns the option off, such as
+    --no-bias, if it has one.
     """
     spellings = parameter.secondary_opts if value is False and parameter.secondary_opts else parameter.opts
     return str(max(spellings, key=len))

@@ -1,4 +1,4 @@
-"""tinylm import: a model of another tool into a run directory."""
+"""tinylm import: copy a model of another tool into a run directory."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,12 +14,13 @@ def import_model(
     source: Annotated[
         Path,
         typer.Argument(
-            help="Hugging Face folder, GGUF file, or hf:OWNER/NAME@REVISION of the hub.", show_default=False
+            help="Hugging Face folder, GGUF file, or hf:OWNER/NAME of the hub with an optional @REVISION.",
+            show_default=False,
         ),
     ],
     out: Annotated[
         Path | None,
-        option("Run directory to write (default: checkpoints/ and the model's name).", Panel.RUN, "DIR", "--out", "-o"),
+        option("Run directory to write (default: checkpoints/<model name>).", Panel.RUN, "DIR", "--out", "-o"),
     ] = None,
     force: Annotated[bool, option("Replace an existing run.", Panel.RUN, None, "--force")] = False,
     *,

@@ -23,8 +23,8 @@ from tinylm.report.curves import MAX_NUMBER
 from tinylm.run_config import RunConfig
 from tinylm.run_directory.find_run import newest_model
 
-LETTERS = string.ascii_uppercase  # name the runs of a comparison
-POINTS = 2000  # of a curve that is drawn
+LETTERS = string.ascii_uppercase  # the labels of the runs in a comparison
+POINTS = 2000  # about the most points that are drawn per curve
 MAX_PLOT_COLUMNS, PLOT_ROWS = 100, 13
 EXAMPLE_INPUTS = {  # by architecture: a prompt, and two text files
     "decoder": ("...", "text.txt", "other.txt"),
@@ -39,7 +39,7 @@ class _Described:
     """The data of a model or an adapter that `tinylm info` prints.
 
     record: the output of --json, without the curve. parts: the printed fields, by section title.
-    training, validation: steps and losses in nats per token, thinned; `None` for models of other tools.
+    training, validation: steps and losses in nats per token, thinned; `None` for models and adapters of other tools.
     """
 
     path: Path
@@ -54,7 +54,7 @@ def info(
     runs: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[RUN]...",
+            metavar="RUN",
             help="Runs, Hugging Face folders, GGUF files, hf:OWNER/NAME or PEFT adapters (default: the newest model).",
             show_default=False,
             autocompletion=complete_run,
@@ -65,8 +65,9 @@ def info(
 ) -> None:
     """Show a run: configuration, parameters by part, tokenizer, corpus, loss curve, and commands that use it.
 
-    Several runs are compared: a column for each, with the settings that differ, and their validation losses in one
-    drawing. For a model of another tool also its family and dtypes. For an adapter of PEFT: its settings and dtypes.
+    Several runs are compared: a table of the results and of the settings that differ, with a column for each run, and a
+    plot of the validation losses. For a model of another tool, its family and dtypes are shown as well; for an adapter
+    of PEFT, its settings and dtypes.
     """
     from tinylm.open_model import find_model
     from tinylm.run_directory.metrics_log import read_curve
@@ -105,7 +106,10 @@ def _print_run(console: Console, run: _Described) -> None:
 
 
 def _print_curve(console: Console, run: _Described) -> None:
-    """Draw the training loss as a line, the validation losses as marks, and the best one as another mark."""
+    """Plot the training loss as a line, the validation losses as marks, and the best one as another mark.
+
+    Without training losses, a line joins the validation losses.
+    """
     training, validation = run.training or [], run.validation or []
     step: Any = run.record.get("best_step")
     loss: Any = run.record.get("val_loss")
@@ -124,7 +128,7 @@ def _print_curve(console: Console, run: _Described) -> None:
 
 
 def _draw(console: Console, title: str, curves: list[Curve]) -> bool:
-    """Print a title and a drawing; returns False, and prints nothing, without points."""
+    """Print a title and a plot, and return True. If there are no points, print nothing and return False."""
     lines = draw(curves, min(console.columns, MAX_PLOT_COLUMNS), PLOT_ROWS, "steps")
     for line in ["", title, *lines] if lines else ():
         console.result(line)
@@ -132,7 +136,7 @@ def _draw(console: Console, title: str, curves: list[Curve]) -> bool:
 
 
 def _print_comparison(console: Console, runs: list[_Described]) -> None:
-    """A column for each run, and a drawing of the validation losses of all."""
+    """Print a table with a column for each run, and a plot of all validation losses."""
     letters = LETTERS[: len(runs)]
     console.result("runs")
     for letter, run in zip(letters, runs, strict=True):
@@ -261,7 +265,7 @@ def _config_parts(config: RunConfig, record: dict[str, Any]) -> dict[str, dict[s
 
 
 def _commands(path: Path, config: RunConfig) -> dict[str, str]:
-    """Command lines that use a run, by purpose."""
+    """Command lines that use the run or model at `path`, by purpose."""
     quoted = shell_quote(path)
     adapter = config.adapter
     prompt, file, other = EXAMPLE_INPUTS[config.model.architecture]

@@ -1,18 +1,19 @@
-"""The comparison of several runs that `tinylm info` prints: a column for each run."""
+"""The table in which `tinylm info` compares several runs: a column for each run."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from tinylm.duration import format_duration
 
-MAX_CELL = 32  # characters; of a longer value, the end is shown
-INCIDENTAL = ("created", "planned.", "runtime.job")  # settings that differ between any two runs, or follow from others
+MAX_CELL = 32  # characters; a longer value is shortened to its end
+# Prefixes of settings that differ between any two runs, or follow from others. The id of a run is left out as well.
+INCIDENTAL = ("created", "planned.", "runtime.job")
 
 
 def compare_records(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Rows of results, and of the settings that differ. records: as `tinylm info --json` prints them.
+    """The rows of the table: results, and the settings that differ. records: as `tinylm info --json` prints them.
 
-    The first cell of a row is its name; a cell for each run follows.
+    The first cell of a row is its name; a cell for each run follows. A missing value is "-".
     """
     results = {
         "kind": [record["kind"] for record in records],
@@ -33,10 +34,10 @@ def compare_records(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def _settings(record: dict[str, Any]) -> dict[str, str]:
-    """The settings of a run by dotted names, without digests and INCIDENTAL settings."""
+    """The settings of a run by dotted names, without its id, digests and INCIDENTAL settings."""
     from tinylm.report.collect import DIGESTS, flatten
 
-    flat = flatten(record["config"] if "config" in record else {"adapter": record["adapter"]})
+    flat = flatten(record["config"] | {"id": None} if "config" in record else {"adapter": record["adapter"]})
     return {
         name: value for name, value in flat.items() if not name.startswith(INCIDENTAL) and not name.endswith(DIGESTS)
     }

@@ -1,4 +1,4 @@
-"""tinylm eval --memorisation: its options, and how its result is printed."""
+"""Options and output of tinylm eval --memorisation."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -20,16 +20,17 @@ EXCERPT = 60  # characters of a match in the table
 
 @dataclass(frozen=True)
 class SampledTextOptions:
-    """The fields of MemorisationConfig that have options."""
+    """The fields of MemorisationConfig except `prefix_length`."""
 
     num_samples: Annotated[
-        int, option("Samples, and passages of each text to continue (default: 50).", Panel.MEMORISATION, "N")
+        int,
+        option("Number of samples, and of passages to continue from each text (default: 50).", Panel.MEMORISATION, "N"),
     ] = 50
     sample_length: Annotated[
         int, option("Characters of each sample and continuation (default: 500).", Panel.MEMORISATION, "N")
     ] = 500
     min_match: Annotated[
-        int, option("Least length of a verbatim match in characters (default: 50).", Panel.MEMORISATION, "N")
+        int, option("Minimum length of a verbatim match in characters (default: 50).", Panel.MEMORISATION, "N")
     ] = 50
     temperature: Annotated[
         float, option("Softmax temperature of the samples; 0 is greedy (default: 1).", Panel.MEMORISATION, "X")
@@ -39,7 +40,7 @@ class SampledTextOptions:
 
 @dataclass(frozen=True)
 class MemorisationOptions:
-    """The options of the measurement."""
+    """All options of the memorisation test."""
 
     sampled: SampledTextOptions
     memorisation: Annotated[
@@ -58,8 +59,8 @@ class MemorisationOptions:
 
 
 def check_memorisation_options(ctx: typer.Context, options: MemorisationOptions, *others: object) -> None:
-    """Raise UsageError for an option on the command line without effect: one of `options` without --memorisation, or
-    one of `others` with it.
+    """Raise UsageError for an option on the command line that has no effect: without --memorisation, one of `options`;
+    with --memorisation, one of the option groups `others`.
     """
     given = command_line_flags(ctx, *(others if options.memorisation else (options,)))
     if given:
@@ -75,7 +76,10 @@ def print_memorisation(
     training: "TextSource | None",
     options: MemorisationOptions,
 ) -> None:
-    """Measure memorisation and print the result. Raises the errors of `measure_memorisation`."""
+    """Measure memorisation and print the result. held_out, training: as in `measure_memorisation`.
+
+    Raises the errors of `measure_memorisation` and MemorisationConfig.
+    """
     from tinylm.memorisation import MemorisationConfig, measure_memorisation
 
     config = MemorisationConfig(**vars(options.sampled))

@@ -26,7 +26,7 @@ def merge_lora(
 ) -> None:
     """Merge a LoRA adapter into its base model, and check that the merged model computes the same logits.
 
-    With --undo: remove a merged adapter from a model again.
+    With --undo: subtract a merged adapter from a model.
     """
     from tinylm.adapters.merge import merge_adapter
 

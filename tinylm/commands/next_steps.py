@@ -1,4 +1,4 @@
-"""Command lines that messages suggest: how to resume a run, and what to do after an error."""
+"""Command lines that messages suggest: how to resume a run, and the next step after an error."""
 
 import shlex
 from pathlib import Path
@@ -33,7 +33,7 @@ def resume_command(path: Path) -> str:
 
 
 def next_step(error: TinyLMError) -> str:
-    """A sentence with the command to run after this error; empty if no command helps."""
+    """A sentence with the command to run after this error, or "" for an error without such a command."""
     match error:
         case NoRunError():
             return "List the runs with: tinylm runs."

@@ -1,4 +1,4 @@
-"""Option groups: dataclasses whose fields are command-line options, so that a command takes whole groups as parameters.
+"""Option groups: dataclasses whose fields are command-line options. A command takes a whole group as one parameter.
 
 A group may contain other groups.
 """
@@ -27,8 +27,9 @@ def with_option_groups(command: Command) -> Command:
     """Decorator of every command: replaces each parameter that is an option group by one option per field.
 
     Before the command runs, numbers are checked against their ranges, and the values are collected into the groups. A
-    group's field of type typer.Context gets the context. In messages of library errors, settings are replaced by flags.
-    The next command to run, and the environment variable or file that set a wrong value, are appended.
+    group's field of type typer.Context gets the context. In the message of a TinyLMError, settings are replaced by
+    flags, and a next command is appended if there is one; for a UsageError, also the environment variable or file that
+    the options in the message come from.
     """
     hints = typing.get_type_hints(command, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
@@ -91,7 +92,7 @@ def _build_group(group: Any, values: dict[str, Any], ctx: typer.Context) -> Any:
 
 
 def non_default_options(*groups: Any) -> dict[str, Any]:
-    """The options that differ from their defaults, by name, including those of nested groups."""
+    """The values of the options that differ from their defaults, by name, including those of nested groups."""
     found: dict[str, Any] = {}
     for group in groups:
         for field in dataclasses.fields(group):
@@ -104,7 +105,9 @@ def non_default_options(*groups: Any) -> dict[str, Any]:
 
 
 def reject_fixed_options(ctx: typer.Context, fixing: str, *groups: Any) -> None:
-    """Raises UsageError if an option of the groups is on the command line together with the flag `fixing`.
+    """Raise UsageError if an option of the groups, which have no nested groups, is on the command line.
+
+    fixing: the flag that determines the values of these options.
 
     Values from environment variables and the --config file are not errors, since they apply to every run.
     """
@@ -120,7 +123,7 @@ def reject_fixed_options(ctx: typer.Context, fixing: str, *groups: Any) -> None:
 
 
 def command_line_flags(ctx: typer.Context, *groups: Any) -> dict[str, str]:
-    """The flags, by option name, of those non-default options that are on the command line."""
+    """The flags, by option name, of the options of the groups that are on the command line and not at their default."""
     return {
         name: _flag_of(ctx, name, value)
         for name, value in non_default_options(*groups).items()
@@ -129,7 +132,7 @@ def command_line_flags(ctx: typer.Context, *groups: Any) -> dict[str, str]:
 
 
 def options_from_env_or_file(ctx: typer.Context, *groups: Any) -> frozenset[str]:
-    """The names of those non-default options that come from environment variables or the --config file."""
+    """The names of the options of the groups that an environment variable or the --config file changes."""
     return frozenset(name for name in non_default_options(*groups) if not _is_on_command_line(ctx, name))
 
 

@@ -20,15 +20,16 @@ from tinylm.validation import describe_value
 
 MAX_CONFIG_BYTES = 1 << 16
 VARIABLES_WITHOUT_OPTION = (
-    "TINYLM_CACHE",
-    "TINYLM_VERSION",  # container images often set a variable PROGRAM_VERSION
+    "TINYLM_CACHE",  # see `tinylm.cache_directory`
+    "TINYLM_VERSION",  # tinylm does not read it, but container images often set a variable PROGRAM_VERSION
 )
 
 
 def read_config_file(ctx: typer.Context, file: Path | None) -> Path | None:
-    """Callback of --config: make the values of a TOML file the defaults of this command's options.
+    """Callback of --config: make the values of a TOML file the defaults of this command's options and arguments.
 
-    Raises UsageError for a file that is not TOML or has unknown keys, and BadParameter for a value of the wrong type.
+    Raises UsageError for a file that cannot be read, is larger than MAX_CONFIG_BYTES, is not TOML, or has unknown or
+    repeated keys, and BadParameter for a value of the wrong type.
     """
     if file is None or ctx.resilient_parsing:  # shell completion
         return file
@@ -41,7 +42,7 @@ def read_config_file(ctx: typer.Context, file: Path | None) -> Path | None:
 
 
 def _read_defaults(ctx: typer.Context, file: Path) -> dict[str, Any]:
-    """The values of a TOML file, by the names of the running command's options."""
+    """The values of a TOML file, by the names of the running command's options and arguments."""
     values = _parse_toml(file)
     parameters: dict[Any, Any] = {parameter.name: parameter for parameter in ctx.command.params}
     unknown = [key for key in values if key.replace("-", "_") not in parameters]
@@ -87,7 +88,10 @@ def _parse_toml(file: Path) -> dict[str, Any]:
 
 
 def _toml_problem(parameter: Any, value: Any) -> str | None:
-    """The reason why the type of a TOML value does not fit an option, or `None`. Typer checks the value later."""
+    """Why a TOML value cannot be given to an option, for its type or a NUL character; `None` if it can.
+
+    Typer parses the value later.
+    """
     if getattr(parameter, "is_flag", False):
         return None if isinstance(value, bool) else f"{describe_value(value)} is neither true nor false"
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
@@ -99,7 +103,7 @@ def _toml_problem(parameter: Any, value: Any) -> str | None:
 
 
 def warn_about_unknown_variables(console: Console, ctx: typer.Context) -> None:
-    """Warn about each environment variable TINYLM_... that no command reads: it may be misspelled."""
+    """Warn about each environment variable TINYLM_... that no command reads and that may therefore be misspelled."""
     variables = {name for name in os.environ if name.upper().startswith("TINYLM_")} - set(VARIABLES_WITHOUT_OPTION)
     known = _known_variables(ctx) if variables else set()  # this imports all commands
     for name in sorted(variables - known):
@@ -109,7 +113,7 @@ def warn_about_unknown_variables(console: Console, ctx: typer.Context) -> None:
 
 
 def _known_variables(ctx: typer.Context) -> set[str]:
-    """All variables that tinylm reads: TINYLM_<COMMAND>_<OPTION> for each option of each command, and a few others."""
+    """TINYLM_<COMMAND>_<OPTION> for each option of each command, and VARIABLES_WITHOUT_OPTION."""
     root: Any = ctx.find_root().command
     of_options = {
         _variable_of(name, parameter)
@@ -128,7 +132,7 @@ def _variable_of(command: str, parameter: Any) -> str:
 def append_sources(ctx: typer.Context, error: UsageError) -> None:
     """Append to an error the environment variables, or the --config file, that set the options in its message.
 
-    Options are recognised in the message by their flags, or by their values (a path, a name).
+    Options are recognised in the message by their flags, or by their values if these are strings or paths.
     """
     message = str(error)
     flags = set(re.findall(r"--[a-z0-9-]+", message))
@@ -154,7 +158,7 @@ def _quotes_value(message: str, ctx: typer.Context, parameter: Any) -> bool:
 
 
 def describe_source(ctx: typer.Context, parameter: Any) -> str | None:
-    """The environment variable or file that an option's value comes from; `None` for the command line and defaults."""
+    """The source of an option's value as a phrase: an environment variable or the --config file; otherwise `None`."""
     source = ctx.get_parameter_source(parameter.name)
     if source is not None and source.name == "ENVIRONMENT":
         return f"the environment variable {_variable_of(str(ctx.info_name), parameter)}"

@@ -43,8 +43,9 @@ class Panel:
 
 
 def option(help: str, panel: str | None = None, metavar: str | None = None, *names: str, **extra: Any) -> Any:
-    """A `typer.Option` with a help panel. The lower-case words of a metavar such as auto|char|PATH are offered by shell
-    completion.
+    """A `typer.Option` with a help panel.
+
+    Shell completion offers the words of a metavar such as auto|char|PATH that are not upper case, if there are several.
     """
     values = [word for word in (metavar or "").split("|") if word and not word.isupper()]
     if len(values) > 1:
@@ -67,7 +68,7 @@ def store_debug(ctx: typer.Context, debug: bool) -> bool:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """The options of every command for its output."""
+    """The options of every command: its output and --config. `ctx` is the context of the command."""
 
     ctx: typer.Context
     quiet: Annotated[bool, option("Print no progress and no notes on stderr.", Panel.OUTPUT, None, "--quiet", "-q")] = (
@@ -85,7 +86,7 @@ class OutputOptions:
             is_eager=True,
         ),
     ] = None
-    # Declared after --config, so that its callback runs later: the file may set it.
+    # Declared after --config, so that the callback of --config runs first: the file may set debug.
     debug: Annotated[
         bool,
         option("Print a traceback with errors.", Panel.OUTPUT, None, "--debug", callback=store_debug, is_eager=True),
@@ -107,7 +108,7 @@ class MachineOptions:
     dtype: Annotated[
         str,
         option(
-            "Floating-point format; auto: that of 16-bit weights, else bf16 or fp32 by the device (default: auto).",
+            "Floating-point format; auto: by the device, or in inference that of 16-bit weights (default: auto).",
             Panel.MACHINE,
             "auto|fp32|bf16|fp16",
         ),
@@ -121,12 +122,14 @@ class TextOptions:
     format: Annotated[
         str,
         option(
-            "Format of the texts; auto decides by file name, lines is one document per line (default: auto).",
+            "Format of the texts; auto detects it, lines is one document per line (default: auto).",
             Panel.DATA,
             one_of(["auto", "text", "jsonl", "lines", "pairs", "chat"]),
         ),
     ] = "auto"
-    text_key: Annotated[str | None, option("JSONL key of the text (default: text).", Panel.DATA, "KEY")] = None
+    text_key: Annotated[
+        str | None, option("Key of the text in JSONL and Parquet (default: text).", Panel.DATA, "KEY")
+    ] = None
     encoding: Annotated[str, option("Encoding of the text files (default: utf-8).", Panel.DATA, "NAME")] = "utf-8"
 
 
@@ -172,9 +175,10 @@ def text_source(
     unknown: str = "error",
     chat: ChatOptions = ChatOptions(),
 ) -> "TextSource":
-    """The texts with these names, to be read with these options.
+    """The source of the texts at these paths, read with these options.
 
-    Options from environment variables and the --config file are ignored where they do not apply to a text.
+    Options from environment variables and the --config file are ignored where they do not apply to a text. Raises
+    UsageError for an unknown value of `unknown` or `chat.train_on`.
     """
     from tinylm.text.corpus_loading import TextSource
 

@@ -30,7 +30,7 @@ def report(
     memorisation: Annotated[
         bool | None,
         option(
-            "Share of samples copied from the training text (default: of 20 samples, if model and text are small).",
+            "Measure memorisation of the training text (default: 20 samples, if model and text are small).",
             None,
             None,
             "--memorisation/--no-memorisation",

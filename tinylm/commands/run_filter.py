@@ -12,7 +12,7 @@ from tinylm.presets import find_preset
 from tinylm.run_config import RunConfig
 from tinylm.validation import describe_value
 
-# Keys with values from the record of a run, and the names of its entries.
+# Keys whose values are entries of the record of a run: the names of these entries.
 RECORD_KEYS = {
     "name": "name",
     "kind": "kind",
@@ -22,7 +22,7 @@ RECORD_KEYS = {
     "loss": "val_loss",
     "time": "seconds",
 }
-# Keys with values from the configuration, by its part.
+# Keys whose values are fields of the configuration, by part.
 SETTINGS = {
     "model": (
         *("architecture", "layers", "heads", "kv_heads", "width", "context", "vocab_size", "position", "norm"),
@@ -57,9 +57,10 @@ SUFFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
 def run_values(record: dict[str, Any], config: RunConfig | None, now: float) -> dict[str, Any]:
-    """The values of KEYS of one run; `None` where it has none.
+    """The value of each of KEYS for one run; `None` for a value that the run does not have.
 
-    record: as `summarise` returns it. config: `None` if it cannot be read. now: seconds since the epoch.
+    record: as `summarise` returns it, with `name`. config: `None` if there is none or it cannot be read. now: seconds
+    since the epoch.
     """
     values: dict[str, Any] = dict.fromkeys(KEYS)
     values |= {key: record.get(entry) for key, entry in RECORD_KEYS.items()}
@@ -73,7 +74,10 @@ def run_values(record: dict[str, Any], config: RunConfig | None, now: float) -> 
 
 
 class Filter(NamedTuple):
-    """One expression of --filter: key, comparison, and the value to compare with."""
+    """One expression of --filter: key, comparison, and the value to compare with: a text, a number or seconds.
+
+    A text is a pattern of `fnmatch`, such as *wiki*.
+    """
 
     key: str
     comparison: str
@@ -81,7 +85,7 @@ class Filter(NamedTuple):
 
     @classmethod
     def parse(cls, expression: str) -> "Filter":
-        """The filter of an expression such as loss<1.5. Raises UsageError."""
+        """Parse an expression such as loss<1.5. Raises UsageError for any other text."""
         match = re.fullmatch(r"\s*([\w-]+)\s*(<=|>=|!=|==?|<|>)\s*(.*?)\s*", expression)
         if match is None:
             raise UsageError(
@@ -104,7 +108,10 @@ class Filter(NamedTuple):
 
 
 def check_key(setting: str, name: str) -> str:
-    """The key of this name, which may have hyphens. Raises UsageError, which lists all keys, for another name."""
+    """The key with this name, in which hyphens stand for underscores. Raises UsageError for an unknown name.
+
+    setting: the setting that contains the name, for the message.
+    """
     key = name.replace("-", "_")
     if key not in KEYS:
         raise UsageError(f"`{setting}` has no key {describe_value(name)}; the keys are: {', '.join(KEYS)}.")
@@ -112,7 +119,10 @@ def check_key(setting: str, name: str) -> str:
 
 
 def _parse_number(key: str, text: str) -> float:
-    """A number such as 0.5, 1e-3 or 10M, or the seconds of a duration such as 90s or 5m."""
+    """Parse a number such as 0.5, 1e-3 or 10M or, for DURATIONS, the seconds of a duration such as 90s or 5m.
+
+    Raises UsageError for other text.
+    """
     if key in DURATIONS:
         try:
             return parse_duration(text)
@@ -125,7 +135,10 @@ def _parse_number(key: str, text: str) -> float:
 
 
 def sort_runs(runs: list[dict[str, Any]], key: str, *, descending: bool) -> list[int]:
-    """The indices of runs, given by their values of KEYS, in the order of one key; those without a value are last."""
+    """The indices of the runs in the order of one key. Runs without a value of the key are last.
+
+    runs: the values of KEYS of each run.
+    """
     present = [index for index, values in enumerate(runs) if values[key] is not None]
     absent = [index for index, values in enumerate(runs) if values[key] is None]
     return sorted(present, key=lambda index: runs[index][key], reverse=descending) + absent

@@ -15,7 +15,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.run_directory.find_run import run_directories
 from tinylm.run_directory.layout import CHECKPOINTS
 
-MAX_ERROR_LENGTH = 80  # characters of the error of a damaged run in the table; --json has the whole error
+MAX_ERROR_LENGTH = 80  # characters of the error of a damaged run in the table; --json prints the whole error
 COLUMNS = {"kind": "kind", "parameters": "parameters", "steps": "steps", "loss": "val loss", "age": "age"}  # key: title
 
 
@@ -41,8 +41,8 @@ def runs(
 ) -> None:
     """List the runs, newest first: name, kind (model or adapter), parameters, steps, validation loss and age.
 
-    Hugging Face folders are listed, too. GGUF files and adapters of PEFT are not. A key of --sort or --filter that is
-    not among these columns is added to them. An expression is KEY=VALUE, also with !=, <, <=, > or >=.
+    Hugging Face folders are listed, too. GGUF files and adapters of PEFT are not. Each key of --sort and --filter gets
+    a column. An expression is KEY=VALUE, also with !=, <, <=, > or >=; a text may have the wildcards * and ?.
     """
     console = output.console()
     key, filters = check_key("sort", sort.removeprefix("-")), [Filter.parse(text) for text in filter or ()]
@@ -70,7 +70,7 @@ def runs(
 
 
 def _read_run(path: Path, name: str, now: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The record of a run, as --json prints it, and the values of KEYS."""
+    """The record of a run, as --json prints it, and its values of KEYS. A damaged run has a record with its error."""
     from tinylm.formats.huggingface import is_model_folder, summarise_folder
     from tinylm.run_directory.loading import read_config, summarise
 
@@ -88,7 +88,7 @@ def _read_run(path: Path, name: str, now: float) -> tuple[dict[str, Any], dict[s
 
 
 def _row(record: dict[str, Any], values: dict[str, Any], name_key: str, keys: list[str]) -> tuple[str, ...]:
-    """A row of the table. Its first cell, the name or the path of the run, is a valid argument of --model."""
+    """A row of the table. Its first cell is the name or the path of the run, which --model or --adapter accepts."""
     cells = {key: _as_text(key, values[key]) for key in keys}
     if record["kind"] == "damaged":
         cells["kind"] = f"damaged: {_shorten_error(record['error'])}"
@@ -113,5 +113,5 @@ def _shorten_error(error: str) -> str:
 
 
 def _one_line(name: str) -> str:
-    """A directory name, which may contain line breaks, as one line."""
+    """The text with its line breaks escaped: a directory name may contain some."""
     return name.replace("\n", "\\n").replace("\r", "\\r")

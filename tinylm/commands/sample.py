@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tinylm.loaded_model import Model
 
 STANDARD_INPUT = "-"
-# By architecture: the PrintOptions without effect. (For encoder-decoders, --no-stream is allowed: it is the default.)
+# By architecture: the PrintOptions without effect. Encoder-decoders accept --no-stream, which is their default.
 PRINT_OPTIONS_WITHOUT_EFFECT = {
     "decoder": (),
     "encoder": ("separator", "stream", "echo"),
@@ -132,10 +132,12 @@ def sample(
 
 
 def read_prompts(options: PromptOptions, config: "GenerationConfig") -> "list[Prompt]":
-    """The prompts from --prompt, --prompt-file or standard input. `config` has the default settings of all prompts.
+    """The prompts from --prompt, --prompt-file or standard input; without any of them, one empty prompt.
 
-    Raises UsageError for a file that cannot be read or is invalid, and for text that looks like JSONL without
-    --format.
+    config: the default settings of all prompts.
+
+    Raises UsageError for a file that cannot be read or is invalid, and for a file or standard input that looks like
+    JSONL without --format.
     """
     from tinylm.generation.prompts import FORMATS, parse_prompts, require_plain_text
     from tinylm.text.readers import JSONL_SUFFIXES
@@ -152,9 +154,11 @@ def read_prompts(options: PromptOptions, config: "GenerationConfig") -> "list[Pr
 
 
 def _read_text(options: PromptOptions) -> tuple[str | None, str]:
-    """The name of the file (or of standard input) and its text; for --prompt TEXT, `None` and the text.
+    """The name and the text of the file or of standard input; for --prompt TEXT and without a prompt, `None` and the
+    text.
 
-    A byte-order mark at the start of a file and one line break at its end are dropped.
+    A byte-order mark at the start of a file and one line break at its end are dropped. Raises UsageError for a file
+    that cannot be read and for text that is not UTF-8.
     """
     from tinylm.generation.prompts import decode_utf8
 
@@ -179,9 +183,9 @@ def _read_text(options: PromptOptions) -> tuple[str | None, str]:
 
 
 def reject_settings_without_effect(prompt: "Prompt", flags: Mapping[str, str], architecture: str) -> None:
-    """Raises UsageError for settings that this architecture ignores, on the command line or in the line of the prompt.
+    """Raise UsageError for settings that the architecture ignores, on the command line or in the prompt's JSONL line.
 
-    `flags` maps the names of the options on the command line to their flags.
+    flags: the flags on the command line, by option name.
     """
     from tinylm.generation.generation_config import is_sampled, settings_without_effect
 
@@ -201,7 +205,10 @@ def reject_settings_without_effect(prompt: "Prompt", flags: Mapping[str, str], a
 
 @dataclass
 class _Printer:
-    """Prints generated text, as text or JSON records, and counts the tokens."""
+    """Prints generated texts, as text or JSON records, and counts the generated tokens.
+
+    separator: `options.separator` with its escapes replaced. tokens: number of generated tokens, or of filled masks.
+    """
 
     console: Console
     options: PrintOptions
@@ -209,9 +216,9 @@ class _Printer:
     tokens: int = 0
 
     def print_continuation(self, prompt: "Prompt", continuation: "Continuation", separate: bool) -> None:
-        """Generate and print the samples of a prompt, separated by the separator; no line break after the last.
+        """Generate and print the samples of a prompt, with the separator between them and no line break at the end.
 
-        separate: whether to print the separator first, since another prompt came before.
+        separate: whether to print the separator first, as for every prompt but the first.
         """
         console, echo = self.console, self.options.echo is not False
         streaming = self.options.stream is not False and prompt.config.num_samples == 1 and not console.as_json

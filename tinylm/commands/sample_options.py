@@ -1,4 +1,4 @@
-"""Options of tinylm sample, and the conversion of some to library settings."""
+"""Options of tinylm sample, some of which tinylm chat shares, and their conversion to library settings."""
 
 import re
 from dataclasses import dataclass
@@ -87,7 +87,7 @@ class SamplingOptions:
     temperature: Annotated[
         float | None,
         option(
-            "Softmax temperature: lower is more conservative, 0 is greedy (default: 0.8; for pairs beam search).",
+            "Softmax temperature: lower is more conservative, 0 is greedy (default: 0.8; pairs: beam search).",
             Panel.SAMPLING,
             "X",
             "--temperature",
@@ -186,7 +186,7 @@ class EngineOptions:
     engine: Annotated[
         str,
         option(
-            "What computes the logits: llama.cpp, if installed, is several times as fast on a CPU (default: auto).",
+            "Inference engine: llama.cpp, if installed, is several times as fast on a CPU (default: auto).",
             Panel.MACHINE,
             "auto|torch|llama.cpp",
         ),
@@ -222,13 +222,13 @@ class SampleSeedOptions:
 
     seed: Annotated[
         int | None,
-        option("Random seed (default: a random one, printed on stderr and with --json).", Panel.SAMPLING, "N"),
+        option("Random seed (default: a random one, printed on stderr).", Panel.SAMPLING, "N"),
     ] = None
 
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """All options of tinylm sample except model, adapter, device and output."""
+    """All options of tinylm sample except model, adapter, device, dtype and output."""
 
     prompt: PromptOptions
     policy: PromptPolicyOptions
@@ -242,7 +242,7 @@ class SampleOptions:
     seed: SampleSeedOptions
 
     def generation_config(self, seed: int) -> "GenerationConfig":
-        """The default settings of all prompts. Raises UsageError for an invalid value."""
+        """The default settings of all prompts, with `seed`. Raises UsageError for an invalid value."""
         from tinylm.generation.generation_config import GenerationConfig
 
         length = self.length
@@ -252,7 +252,10 @@ class SampleOptions:
 
 
 def unescape(name: str, text: str) -> str:
-    r"""Replace the escapes \n, \t and \\ in the value of the option `name`. Raises UsageError for any other escape."""
+    r"""Replace the escapes \n, \t and \\ in the value of the setting `name`.
+
+    Raises UsageError for any other escape and for a lone surrogate.
+    """
 
     def replacement(escape: re.Match[str]) -> str:
         if escape[0] not in ESCAPES:

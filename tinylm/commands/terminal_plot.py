@@ -1,7 +1,7 @@
-"""Curves drawn as text: lines of braille dots, two by four in each character, and marks at points. Uses no colours.
+"""Plot curves as text without colours: lines of braille dots, 2 x 4 per character, and characters as marks at points.
 
-Of the libraries, plotext 6 brings a compiled kernel and hides the steep start of a loss under its legend, and plotille
-6 pads the axes beyond the data and labels them with ten digits.
+plotext 6 is not used since it needs a compiled extension and its legend covers the steep start of a loss curve, and
+plotille 6 since it pads the axes beyond the data and labels them with ten digits.
 """
 
 import math
@@ -10,12 +10,15 @@ from typing import NamedTuple
 
 BRAILLE = 0x2800  # the character without dots
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # the bit of a dot, by row and column in a character
-LABEL_EVERY = 3  # rows
-MIN_COLUMNS = 10  # of the drawing itself
+LABEL_EVERY = 3  # rows between two labels of the y axis
+MIN_COLUMNS = 10  # of the area between the axes
 
 
 class Curve(NamedTuple):
-    """Points (x, y) with finite values, joined by a line if `line`. `mark`: a character at each, or ""."""
+    """A curve: points (x, y) with finite values.
+
+    mark: the character that is drawn at each point, or "" for none. line: whether a line joins the points.
+    """
 
     points: Sequence[tuple[float, float]]
     mark: str = ""
@@ -25,10 +28,10 @@ class Curve(NamedTuple):
 class _Axis(NamedTuple):
     low: float
     high: float
-    dots: int  # on the axis
+    dots: int  # number of dots along the axis
 
     def dot(self, value: float) -> int:
-        """The dot, from 0, at a value from `low` to `high`; the middle one if these are equal."""
+        """The index of the dot at a value from `low` to `high`; the middle one if `low` equals `high`."""
         share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
         return round(share * (self.dots - 1))
 
@@ -37,10 +40,11 @@ class _Axis(NamedTuple):
 
 
 def draw(curves: Sequence[Curve], columns: int, rows: int, x_name: str) -> list[str]:
-    """The lines of a drawing of at most `columns` columns, with `rows` rows and two more for the x axis.
+    """The lines of text of a plot: `rows` rows, and two more for the x axis. If there are no points, no lines.
 
-    The y axis is logarithmic if all values are positive. Its labels are the values at the middle of their rows. Marks
-    are drawn over lines, and over the marks of earlier curves. Returns no lines without points.
+    The lines have at most `columns` characters, unless the labels need more room. The y axis is logarithmic if all
+    values are positive. Each of its labels is the value at the middle of a row. Marks are drawn over lines, and over
+    the marks of earlier curves. x_name: follows the last label of the x axis.
     """
     points = [point for curve in curves for point in curve.points]
     if not points:

@@ -31,7 +31,7 @@ tinylm train --resume checkpoints/book --epochs 5
 
 @dataclass(frozen=True)
 class NewRunOptions:
-    """Where a new run is written, and what it starts from."""
+    """Where a new run is written, what it starts from, and --dry-run."""
 
     out: Annotated[
         Path | None,
@@ -41,7 +41,7 @@ class NewRunOptions:
     init_from: Annotated[
         Path | None,
         option(
-            "Start from the weights, architecture and tokenizer of this run.",
+            "Start from the weights, architecture and tokenizer of this model.",
             Panel.RUN,
             "MODEL",
             autocompletion=complete_model,

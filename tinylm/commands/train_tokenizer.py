@@ -33,7 +33,7 @@ def train_tokenizer(
     text: TextOptions,
     output: OutputOptions,
 ) -> None:
-    """Train a tokenizer: the characters of a text, or byte-level BPE on the first 90 % of it."""
+    """Train a tokenizer: the characters of a text, or byte-level BPE on the first 90 % of the text."""
     from tinylm.text.chat_template import CHATML
     from tinylm.text.chat_template_choice import chat_format
     from tinylm.text.compression import content_suffix

@@ -1,4 +1,4 @@
-"""The arguments that every training command takes: texts, or a run to resume, and settings."""
+"""The arguments that every training command takes: the texts or the run to resume, and settings."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,8 @@ class TrainingArguments:
     """The arguments of a training command.
 
     command: for example "tinylm train".
-    files: texts. resume: run directory to continue. out: run directory to write. report: file to keep a report in.
-    log_to: experiment trackers.
+    files: the texts. resume: the run directory to continue. out: the run directory to write. report: the HTML file in
+        which a report is kept current. log_to: experiment trackers. dry_run: whether to print the plan only.
     settings: the other options that differ from their defaults, by name.
     ignorable: names of the settings from environment variables and the --config file, which are ignored where they do
         not apply.
@@ -45,7 +45,9 @@ class TrainingArguments:
 
     @classmethod
     def of(cls, ctx: typer.Context, corpus: list[str] | None, resume: Path | None, run: Any, *groups: Any) -> Self:
-        """Collect the options of the groups. `run` is the group of the options that only a new run has.
+        """Collect the options of the groups `run` and `groups`.
+
+        run: the group with `out`, `force` and `dry_run`, whose options are for new runs only.
 
         Raises UsageError if neither a text nor --resume is given, and for options of `run` together with --resume.
         """
@@ -61,7 +63,10 @@ class TrainingArguments:
         return cls(command, tuple(corpus or ()), resume, out, report, log_to, dry_run, settings, ignorable)
 
     def resume_request(self, adapter_kind: str | None = None, base: Path | None = None) -> "ResumeRequest":
-        """The request to continue the run `resume`. adapter_kind, base: as in ResumeRequest."""
+        """The request to continue the run `resume`. adapter_kind, base: as in ResumeRequest.
+
+        Raises UsageError for a setting that cannot change when a run is resumed.
+        """
         from tinylm.training.training_request import resume_request
 
         assert self.resume is not None

@@ -33,9 +33,9 @@ STOP_REASONS = {
 
 
 def process_start() -> float:
-    """When this process started, as a value of time.monotonic(), estimated from its CPU time.
+    """The `time.monotonic()` at which this process started, estimated from its CPU time.
 
-    The estimate is exact if the process has used one thread and never waited, as is nearly the case during start-up.
+    The estimate is exact if the process has used one thread and never waited, as is nearly true during start-up.
     """
     return time.monotonic() - time.process_time()
 
@@ -49,11 +49,11 @@ def run_training(
 ) -> None:
     """Train while showing progress; then print the path of the run, or with --json the result.
 
-    given: command, report file and trackers; with `dry_run`, the plan is printed instead of training.
+    given: the command, the report file and the trackers. With `given.dry_run`, only the plan of a new run is printed.
     started: the `time.monotonic()` at which the process started.
 
-    Raises UsageError for a report or a tracker that cannot be used, and InterruptedRunError if a signal stopped
-    training.
+    Raises UsageError for a report or a tracker that cannot be used, InterruptedRunError if a signal stopped training,
+    and the errors of `start_run`.
     """
     import torch
 
@@ -97,7 +97,10 @@ def run_training(
 
 
 class TrainingDisplay:
-    """Training callback that shows the plan, progress and, on a terminal, samples. With --json, it prints metrics."""
+    """Training callback that shows the plan, examples, progress, warnings and, on a terminal, samples.
+
+    With --json, it also prints metrics. The context manager ends the display of progress.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -167,7 +170,8 @@ class TrainingDisplay:
     def show_result(self, result: "TrainingResult", command: str) -> None:
         """Print why training stopped, the best validation loss, and the path of the run (with --json: its result).
 
-        Raises InterruptedRunError if a signal arrived during training.
+        Raises InterruptedRunError if a signal arrived during training, TinyLMError if standard output could not be
+        written, and ClosedOutputError if its reader has closed it.
         """
         console, run = self._console, result.run
         if result.stopped_by == "signal":
@@ -222,9 +226,9 @@ def _show_examples(console: Console, examples: "Sequence[MarkedText]") -> None:
 
 
 def show_plan(console: Console, plan: "Plan", config: RunConfig, trainable_parameters: int, *, as_result: bool) -> None:
-    """Print the plan on stderr, or with `as_result` on stdout.
+    """Print the plan and its notices: the notices on stderr, the plan on stderr or, with `as_result`, on stdout.
 
-    trainable_parameters: the number of parameters that training changes; for an adapter, those of the adapter.
+    trainable_parameters: their number; for an adapter, that of the adapter.
     """
     for notice in plan.notices:
         console.warn(notice)
@@ -255,7 +259,7 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
         "batch": f"{training.batch_size} sequences per step{micro_batch}",
         "length": f"{about}{plan.steps:,} steps, {plan.epochs:.1f} passes over the text",
         "time": f"about {format_duration(plan.seconds)}",
-        "memory": f"about {plan.memory / 2**20:,.0f} MB{each}"
+        "memory": f"about {plan.memory / 1e6:,.0f} MB{each}"
         + (", with activations computed again in the backward pass" if training.checkpoint_activations else ""),
     }
     if config.adapter is not None:

@@ -43,7 +43,7 @@ def parse_duration_option(text: str) -> float:
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """Whether layers are compiled."""
+    """Whether to compile the layers of the model."""
 
     compile: Annotated[
         str,
@@ -53,7 +53,7 @@ class CompileOptions:
 
 @dataclass(frozen=True)
 class ParallelOptions:
-    """How several processes share a model."""
+    """How the processes of a run share the model."""
 
     parallel: Annotated[
         str,
@@ -67,7 +67,7 @@ class ParallelOptions:
 
 @dataclass(frozen=True)
 class ValidationOptions:
-    """Which text the validation loss is computed on."""
+    """The text on which the validation loss is computed."""
 
     val_data: Annotated[str | None, option("Validation text (default: the end of the corpus).", Panel.DATA, "FILE")] = (
         None
@@ -134,7 +134,7 @@ class OptimizerOptions:
     sequence_length: Annotated[
         int | None,
         option(
-            "Tokens per sequence, of a model that is trained further (default: its context; 512 if that is long).",
+            "Tokens per sequence of a model that is trained further (default: its context; 512 if above 1,024).",
             Panel.OPTIMIZER,
             "N",
         ),
@@ -182,7 +182,7 @@ class OptimizerOptions:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Preset, size and the fields of ModelConfig."""
+    """Preset, size and the main fields of ModelConfig."""
 
     preset: Annotated[
         str | None,
@@ -228,7 +228,7 @@ class ModelOptions:
     norm_placement: Annotated[
         str | None,
         option(
-            "Norm before each sublayer (pre), after its residual connection (post), or before and after it (sandwich).",
+            "Norms before sublayers (pre), after residual sums (post), or before and after sublayers (sandwich).",
             Panel.MODEL,
             one_of(NORM_PLACEMENTS),
         ),
@@ -273,7 +273,7 @@ class ModelOptions:
     tie: Annotated[
         bool | None,
         option(
-            "Tie output layer and embedding (default: yes, except in short runs with --preset modern).",
+            "Tie output layer and embedding (default: yes, except in short runs of a modern decoder).",
             Panel.MODEL_SWITCHES,
         ),
     ] = None
@@ -328,7 +328,7 @@ class ChatTrainingOptions:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Where the metrics of a run are shown during training."""
+    """A report and experiment trackers, which show the metrics of a run during training."""
 
     report: Annotated[
         Path | None, option("Keep an HTML report of the run current in this file.", Panel.INTERVALS, "FILE")
@@ -336,7 +336,7 @@ class ReportOptions:
     log_to: Annotated[
         list[str] | None,
         option(
-            "Send the metrics to an experiment tracker; tensorboard=DIR names its folder; can be repeated.",
+            "Send the metrics to an experiment tracker, tensorboard=DIR into DIR; may be given several times.",
             Panel.INTERVALS,
             "tensorboard|wandb|trackio",
             "--log-to",

@@ -90,4 +90,5 @@ class TextGenerator(ABC):
             len(encoded.ids) < self.context,
             f"{prompt.name} has {len(encoded.ids)} tokens; the context of {self.context} has no room for an answer.",
         )
+        self.reporter.note(f"Seed {prompt.config.seed}.")
         return self.continue_encoded(encoded, prompt.config, speed, first_stream)

@@ -150,7 +150,7 @@ def _plan_rows(config: RunConfig, run: Run, tokens_per_step: int | None) -> list
             f"{planned.steps * tokens_per_step / planned.seconds:,.0f}" if planned and planned.seconds else None,
             f"{step * tokens_per_step / seconds:,.0f}" if step and seconds else None,
         )
-    add("memory", f"{planned.memory / 2**20:,.0f} MB" if planned else None, "not recorded")
+    add("memory", f"{planned.memory / 1e6:,.0f} MB" if planned else None, "not recorded")
     return rows
 
 

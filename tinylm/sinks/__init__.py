@@ -1,4 +1,4 @@
 """Experiment trackers that receive the metrics of a training run, each in a process of its own.
 
-`callback` is the training callback, `process` starts and ends the process, and `worker` runs in it.
+`callback` has the training callback, `process` starts and ends the process, and `worker` is its program.
 """

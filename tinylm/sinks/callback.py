@@ -17,14 +17,14 @@ from tinylm.sinks.process import TrackerProcess
 from tinylm.training.events import Evaluated, Event, Logged, Started, metrics_record
 from tinylm.validation import describe_value
 
-FINISH_SECONDS = 30.0  # for a tracker to write or upload the rest at the end; then its process is killed
+FINISH_SECONDS = 30.0  # for a tracker to write or upload the rest at the end, before its process is killed
 MAX_REASON = 300  # characters of a tracker's message in a warning
 
 
-class Tracker(NamedTuple):
+class TrackerKind(NamedTuple):
     """A supported tracker.
 
-    package: name of the package and of its module. has_folder: whether it takes `=DIR`.
+    package: name of the package and of its module. has_folder: whether its name can be followed by =DIR.
     remedy: what to do about a failure, as a clause.
     """
 
@@ -34,9 +34,9 @@ class Tracker(NamedTuple):
 
 
 TRACKERS = {
-    "tensorboard": Tracker("tensorboardX", True, "make room in its folder, or name another folder in `log_to`"),
-    "wandb": Tracker("wandb", False, "with WANDB_MODE=offline in the environment, it needs no network"),
-    "trackio": Tracker("trackio", False, "without TRACKIO_SPACE_ID in the environment, it needs no network"),
+    "tensorboard": TrackerKind("tensorboardX", True, "make room in its folder, or name another folder in `log_to`"),
+    "wandb": TrackerKind("wandb", False, "with WANDB_MODE=offline in the environment, it needs no network"),
+    "trackio": TrackerKind("trackio", False, "without TRACKIO_SPACE_ID or TRACKIO_SERVER_URL, it needs no network"),
 }
 
 
@@ -46,9 +46,10 @@ class TrackerCallback:
     name: "tensorboard", "tensorboard=DIR", "wandb" or "trackio"
     reporter: receives notes of the tracker, and a warning about its first failure, which does not end the training
 
-    A resumed run continues its curve: in wandb by the id in config.json, otherwise by the name of its directory.
+    A resumed run continues its curve: wandb finds it by the id in config.json, the others by the name of the run
+    directory.
 
-    Raises UsageError for an unknown name, and for a package that is not installed.
+    Raises UsageError for any other name, and for a package that is not installed.
     """
 
     def __init__(self, name: str, reporter: Reporter) -> None:
@@ -82,7 +83,7 @@ class TrackerCallback:
             self._pass_on(self._process)
 
     def close(self) -> None:
-        """Let the tracker write or upload the rest, for at most FINISH_SECONDS."""
+        """Let the tracker write or upload the rest, for at most FINISH_SECONDS, and end its process."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -101,7 +102,7 @@ class TrackerCallback:
             self._fail(f"its process cannot be started ({error.strerror or error})")
 
     def _pass_on(self, process: TrackerProcess) -> None:
-        """Report the messages of the process, and its end if that was a failure."""
+        """Report the messages of the process, and an exit code that is not 0."""
         for message in process.messages():
             if "note" in message:
                 self._reporter.note(f"{self._name}: {message['note']}")
@@ -129,8 +130,9 @@ def is_installed(package: str) -> bool:
 def describe_run(event: Started) -> dict[str, Any]:
     """The data of a run that trackers receive, as JSON values.
 
-    name: of its directory. id: in config.json. step: the last step that a resumed run has kept, `None` for a new run.
-    config: the settings, without paths.
+    name: of the run directory. id: in config.json. step: the step that a resumed run continues from; `None` for a new
+        run. config: the version of tinylm, and the settings of model, training and adapter, without the path of the
+        adapter's base.
     """
     values = event.config.to_json()
     parts = {name: values[name] for name in ("model", "training", "adapter") if values[name] is not None}

@@ -13,16 +13,18 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-MAX_QUEUED = 10_000  # records that wait for the process
-JOIN_SECONDS = 1.0  # for the rest of the output of a process that has ended
-TAIL = 4096  # bytes of its standard error
+MAX_QUEUED = 10_000  # records in the queue to the process
+JOIN_SECONDS = 1.0  # for each thread to handle the rest, after the process has ended
+TAIL = 4096  # last bytes of standard error in which `exit_reason` looks for a line
 CREATE_NEW_PROCESS_GROUP = 0x200  # Windows
 
 Message = dict[str, Any]
 
 
 class TrackerProcess:
-    """Runs `tinylm.sinks.worker`, in a session of its own, so that Ctrl-C in a terminal does not reach it.
+    """Runs `tinylm.sinks.worker` in a process group of its own, so that Ctrl-C in a terminal does not reach it.
+
+    first: the first record for the process; see `tinylm.sinks.worker`.
 
     The process has the `sys.path` of this one. Raises OSError if it cannot be started. The methods do not raise.
     `finish` waits for the process; the other methods take at most 2 * JOIN_SECONDS.
@@ -75,7 +77,7 @@ class TrackerProcess:
                 yield self._messages.get_nowait()
 
     def exit_reason(self) -> str:
-        """Why a process has ended: the signal, the last line on its standard error, or the exit code."""
+        """Why the process has ended: the signal, or the last line of its standard error, or the exit code."""
         code = self.exit_code or 0
         if code < 0:
             return f"its process was ended by signal {-code}"
@@ -85,7 +87,10 @@ class TrackerProcess:
         return next((line for line in reversed(lines) if line.strip()), f"its process ended with exit code {code}")
 
     def finish(self, seconds: float) -> bool:
-        """Let the process finish, for at most `seconds`, then kill it. Returns whether it has ended by itself."""
+        """Send the last record, wait at most `seconds` for the process to end, and then kill it.
+
+        Returns False if the process was killed.
+        """
         deadline = time.monotonic() + seconds
         try:
             self._records.put({}, timeout=seconds)
@@ -103,7 +108,7 @@ class TrackerProcess:
         self._errors.close()
 
     def _kill(self) -> None:
-        """Kill the process with all that it started, if it still runs."""
+        """Kill the process if it still runs, with its process group (on Windows, alone)."""
         if self._child.poll() is None:
             with contextlib.suppress(OSError):
                 if os.name == "nt":

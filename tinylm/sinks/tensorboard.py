@@ -1,4 +1,4 @@
-"""Event files of TensorBoard, written by tensorboardX."""
+"""TensorBoard: event files, written by tensorboardX."""
 
 import sys
 import time
@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "tensorboard"
-FLUSH_SECONDS = 1.0  # between two writes to the disk
+FLUSH_SECONDS = 1.0  # minimum time between two writes to the disk
 
 
 class TensorBoard:
-    """Writes scalars to an event file in `folder`/<name of the run>.
+    """Writes scalars to a new event file in `folder`/<name of the run>.
 
-    The first event of each session is a `SessionLog.START` with the first step of the session. TensorBoard then drops
-    the points of earlier sessions from that step on: all for a new run; for a resumed run, those after the step that it
+    folder: default: tensorboard/ in the current directory. run: the result of `describe_run`.
+
+    The first event of a session is a `SessionLog.START` with the first step of the session. TensorBoard then drops the
+    points of earlier sessions from that step on: all for a new run; for a resumed run, those after the step that it
     continues from.
 
     tensorboardX's SummaryWriter is not used: its thread ends when the disk is full, and then its queue blocks.
@@ -38,7 +40,7 @@ class TensorBoard:
         self._flushed = 0.0
 
     def log(self, step: int, values: dict[str, float], time: float) -> None:
-        """Write an event with all values."""
+        """Write an event with all values. time: in seconds since 1970."""
         scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._writer.write_event(self._event(wall_time=time, step=step, summary=self._summary(value=scalars)))
         if time >= self._flushed + FLUSH_SECONDS:

@@ -1,4 +1,4 @@
-"""Trackio."""
+"""Trackio: metrics in a local database, on a server or in a Hugging Face Space."""
 
 import warnings
 from collections.abc import Callable
@@ -9,11 +9,13 @@ PROJECT = "tinylm"
 
 
 class Trackio:
-    """Logs to the trackio run with the name of the run directory: on this machine, or to the server or Space that
-    TRACKIO_SERVER_URL or TRACKIO_SPACE_ID name.
+    """Logs to the trackio run with the name of the run directory: on this machine, or to the Space or server that
+    TRACKIO_SPACE_ID or TRACKIO_SERVER_URL names.
 
-    Points up to the last step that trackio has are left out, so a resumed run has no point twice. trackio catches its
-    errors and warns; `problem` is called with these warnings.
+    run: the result of `describe_run`.
+    problem: called with the warnings of trackio, which catches its errors and warns about them
+
+    A resumed run leaves out the steps that trackio already has, so no point is logged twice.
     """
 
     def __init__(self, run: dict[str, Any], problem: Callable[[str], None]) -> None:
@@ -35,7 +37,7 @@ class Trackio:
         self._last = self._run._next_step - 1 if resumed else -1  # a private name of trackio 0.43
 
     def log(self, step: int, values: dict[str, float], time: float) -> None:
-        """Log all values at a step, with the present time: trackio takes no other."""
+        """Log all values at a step. `time` is unused, since trackio records the time of the call."""
         if step > self._last:
             self._run.log(values, step=step)
 

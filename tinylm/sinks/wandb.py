@@ -1,4 +1,4 @@
-"""Weights & Biases."""
+"""Weights & Biases (wandb)."""
 
 import os
 from collections.abc import Callable
@@ -10,13 +10,16 @@ PROJECT = "tinylm"
 class Wandb:
     """Logs to the wandb run with the id in config.json.
 
-    Without a login, wandb records into ./wandb and uploads nothing. WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY and other
-    variables of wandb apply. wandb ignores steps before the last one that it has, so a resumed run has
-    no point twice.
+    run: the result of `describe_run`.
+    note: called with the URL of the run or, without a login, with the command that uploads it
+
+    Without a login, unless WANDB_MODE is set, wandb records into ./wandb and uploads nothing. WANDB_PROJECT,
+    WANDB_ENTITY and other variables of wandb apply. wandb ignores steps before the last one that it has, so no point of
+    a resumed run is logged twice.
     """
 
     def __init__(self, run: dict[str, Any], note: Callable[[str], None]) -> None:
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # reports of wandb's own errors to its makers
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # no reports of wandb's own errors to its developers
         import wandb
 
         offline = "WANDB_MODE" not in os.environ and not wandb.login(prompt=False, verify=False)
@@ -37,7 +40,7 @@ class Wandb:
             )
 
     def log(self, step: int, values: dict[str, float], time: float) -> None:
-        """Log all values at a step."""
+        """Log all values at a step. `time` is unused, since wandb records the time of the call."""
         self._run.log(values, step=step)
 
     def finish(self) -> None:

@@ -1,7 +1,8 @@
-"""The process of a tracker: reads records from stdin, and hands them to the library of the tracker.
+"""The process of a tracker: reads records, which are JSON lines, from stdin and logs them to the tracker's library.
 
-The first record names the tracker and the run, the others have `step`, `values` and `time`, and an empty one is the
-last. The process also ends when stdin is closed. Messages are JSON lines on stdout: `note`, `problem`.
+The first record has the tracker's `name`, `folder` and `run` (see `open_tracker`), the others `step`, `values` and
+`time`. An empty record is the last one. The process also ends when stdin is closed. It writes messages as JSON lines to
+stdout, each with the key `note` or `problem`.
 """
 
 import contextlib
@@ -12,17 +13,17 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-EXIT_SECONDS = 60.0  # after the last record; longer than the training waits
+EXIT_SECONDS = 60.0  # after the last record; longer than FINISH_SECONDS, after which training kills the process
 
 Values = dict[str, float]
 Note = Callable[[str], None]
 
 
 class Tracker(Protocol):
-    """Records metrics in a library. Methods may raise any exception."""
+    """Logs metrics to the library of a tracker. The methods may raise any exception."""
 
     def log(self, step: int, values: Values, time: float) -> None:
-        """Record numbers by name at a step. time: in seconds since 1970."""
+        """Log numbers, by name, at a step. time: in seconds since 1970."""
         ...
 
     def finish(self) -> None:
@@ -33,8 +34,10 @@ class Tracker(Protocol):
 def open_tracker(name: str, folder: str | None, run: dict[str, Any], note: Note, problem: Note) -> Tracker:
     """Import the library of a tracker, and begin or continue a run in it.
 
-    folder: of TensorBoard's event files; the other trackers have none.
+    name: tensorboard, wandb or trackio. folder: of TensorBoard's event files; unused by the other trackers.
     run: the result of `describe_run`. note, problem: called with messages for the user.
+
+    Raises any exception of the library.
     """
     if name == "tensorboard":
         from tinylm.sinks.tensorboard import TensorBoard
@@ -50,7 +53,7 @@ def open_tracker(name: str, folder: str | None, run: dict[str, Any], note: Note,
 
 
 def main() -> None:
-    """Run until the last record is handled."""
+    """Log records until the last one, then exit with 0; after an exception, report it and exit with 1."""
     messages = os.fdopen(os.dup(1), "w", encoding="utf-8")  # not inherited by processes that libraries start
     os.dup2(2, 1)  # what libraries print is not part of the output of the training
 

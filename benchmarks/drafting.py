@@ -48,8 +48,10 @@ class OracleDraft:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_option(parser)
-    parser.add_argument("--accuracies", nargs="+", type=float, default=[0, 0.5, 0.8, 1], metavar="P", help="default: 0 0.5 0.8 1")
-    parser.add_argument("--tokens", type=int, default=512, metavar="N", help="default: 512, the fewest with a draft by default")
+    parser.add_argument(
+        "--accuracies", nargs="+", type=float, default=[0, 0.5, 0.8, 1], metavar="P", help="default: 0 0.5 0.8 1"
+    )
+    parser.add_argument("--tokens", type=int, default=512, metavar="N", help="default: 512, the least with a draft")
     parser.add_argument("--int8", action="store_true", help="quantize the weights (default: fp32)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default: 3")
     options = parser.parse_args(arguments)

@@ -4,9 +4,10 @@
 
 A step is a forward and backward pass, gradient clipping and AdamW on one batch, which the ranks share; each rank has
 one thread. tinylm sums the gradients after the backward pass (`tinylm.training.parallel`), DistributedDataParallel
-during it. Both train copies of one model; their gradient norms of the first step are compared before the measurement.
-One process, with as many threads as there are ranks, has the whole batch, and with one thread the part of one rank. All
-four take turns. Efficiency is the speed of the ranks divided by the number of ranks and the speed of one thread.
+during it. One process computes the whole batch with as many threads as there are ranks, and the part of one rank with
+one thread. All four train copies of one model and take turns; the gradient norms of the first step on the whole batch
+are compared before the measurement. Efficiency is the speed of the ranks divided by the number of ranks and the speed
+of one thread.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from tinylm.text.batches import Batch
 from tinylm.training.parallel import sum_gradients
 
 OURS, PEER, WHOLE, PART = "ranks, tinylm", "ranks, DistributedDataParallel", "one process, all threads", "one thread"
-TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}  # of gradient norms, relative; the bf16 losses of the parts are rounded
+TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}  # of gradient norms, relative; bf16 rounds the loss of each part
 
 
 class BatchLoss(nn.Module):
@@ -47,7 +48,7 @@ class BatchLoss(nn.Module):
 class Training:
     """A model that is trained on its part of a batch.
 
-    overlap: let DistributedDataParallel sum the gradients
+    rows: of the whole batch. overlap: whether DistributedDataParallel sums the gradients
     """
 
     def __init__(self, config: ModelConfig, rows: int, dtype: str, ranks: Ranks, *, overlap: bool = False) -> None:
@@ -78,13 +79,14 @@ class Training:
 
 
 def on_all(threads: int, work: Callable[[], object]) -> None:
+    """Call `work` on all ranks, with this number of threads each, until all have finished."""
     torch.set_num_threads(threads)
     work()
     torch.distributed.barrier()
 
 
 def on_first(ranks: Ranks, threads: int, work: Callable[[], object]) -> None:
-    """Work on rank 0 while the others wait."""
+    """Call `work` on rank 0, with this number of threads, while the others wait."""
     torch.set_num_threads(threads)
     if ranks.is_first:
         work()

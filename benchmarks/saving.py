@@ -1,7 +1,7 @@
-"""How long a save holds training up, and how long it takes in all: python benchmarks/saving.py [--gigabytes 1].
+"""How long training waits for a save, and how long the save takes: python benchmarks/saving.py [--gigabytes 1].
 
-Prints, for each save of a made-up model of that size with Adam's moments, the seconds that training waits and the
-seconds until the save is on disk. The finite check of the trainer, which precedes a save, is not included.
+Prints, for each save of random weights and Adam moments of this size together, the seconds that training waits and the
+seconds until the save is on disk. The trainer's check for finite weights, which precedes a save, is not included.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from tinylm.text.tokenizer import train_char
 from tinylm.training.background_save import BackgroundSaver
 from tinylm.training.state import TrainerState
 
-MATRIX = 1024  # rows and columns
+MATRIX = 1024  # rows and columns of each matrix
 TOKENIZER = train_char("abc")
 CONFIG = RunConfig.new(
     model=make_model_config(vocab_size=TOKENIZER.vocab_size, preset="modern", size="nano"),
@@ -29,8 +29,8 @@ CONFIG = RunConfig.new(
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--gigabytes", type=float, default=1.0)
-    parser.add_argument("--saves", type=int, default=5)
+    parser.add_argument("--gigabytes", type=float, default=1.0, help="size of a save (default: 1)")
+    parser.add_argument("--saves", type=int, default=5, help="saves after the first one (default: 5)")
     options = parser.parse_args()
     number = max(1, round(options.gigabytes * 1e9 / (3 * 4 * MATRIX**2)))
     weights = {f"layers.{index}.weight": torch.randn(MATRIX, MATRIX) for index in range(number)}

@@ -185,7 +185,7 @@ class Workshop:
         return "".join(f"{' '.join(line).lower()}\t{' '.join(reversed(line)).lower()}\n" for line in words[:200])
 
     def run(self, command: str | Sequence[str], stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """Run a shell command, or a program with its arguments. stdout contains stderr; the exit code is 124 after LIMIT."""
+        """Run a shell command, or a program with its arguments. stdout includes stderr; exit code 124 at the LIMIT."""
         shell = ["bash", "-o", "pipefail", "-c", command] if isinstance(command, str) else command
         try:
             return subprocess.run(

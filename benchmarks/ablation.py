@@ -102,6 +102,7 @@ class Trained:
     """The results of one variant.
 
     val_losses: for each seed, the loss of the best weights on all validation text; None if training diverged
+    tokens_per_second: median over the log lines of the first seed
     cache_bytes: growth of the key/value caches per token
     curve: (step, validation loss) of the first seed
     shares: for each layer and seed, the fraction of the tokens routed to each expert in the last steps
@@ -159,6 +160,7 @@ def fill_in_steps(flags: str, steps: int) -> str:
 
 
 def folder_name(group: str, name: str) -> str:
+    """The folder of a variant, without its seed."""
     return "".join(letter if letter.isalnum() else "-" for letter in f"{group} {name}")
 
 
@@ -197,12 +199,13 @@ def train(name: str, corpus: Path, out: Path, flags: str, seed: int) -> Trained:
 
 
 def cache_bytes(model: ModelConfig) -> int:
-    """Bytes per token in the key/value caches of a long text; caches of local attention have a fixed size."""
+    """Bytes per further token in the fp32 key/value caches of a long text; those of local attention do not grow."""
     growing = model.layers - len(model.local_layers)
     return 2 * 4 * growing * model.kv_heads * model.head_dim
 
 
 def write_table(results: Mapping[str, list[Trained]], corpus: Path, steps: int, options: str) -> str:
+    """The content of ablation.md: a table per group."""
     parts = [f"{corpus.name}, {steps} steps of `tinylm train {options}`; {describe_machine(['torch'])}"]
     for group, variants in results.items():
         has_experts = any(one.shares for one in variants)
@@ -223,7 +226,7 @@ def write_table(results: Mapping[str, list[Trained]], corpus: Path, steps: int, 
 
 
 def format_losses(losses: Sequence[float | None]) -> str:
-    """The mean and the range of the losses that are not None (diverged), and the number of those that are."""
+    """The mean and the range of the losses that are not None, and the number of runs that diverged (None)."""
     finite = [loss for loss in losses if loss is not None]
     diverged = len(losses) - len(finite)
     parts = [f"{sum(finite) / len(finite):.4f}"] if finite else []

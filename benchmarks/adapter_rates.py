@@ -3,7 +3,7 @@
     python benchmarks/adapter_rates.py german.txt --base checkpoints/nano --base checkpoints/micro --steps 50,200
 
 The text is split into 80 % for training, 10 % on which the best rate is chosen, and 10 % (the test part), whose loss is
-printed. Every run uses the recipe of `tinylm finetune-lora`, in fp32 and in this process. Losses that are not finite
+printed. Every run uses the recipe of its kind of adapter, in fp32 and in this process. Losses that are not finite
 are printed as 'diverged'. With --out, runs that are recorded in the file are not repeated.
 """
 
@@ -68,9 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--base", type=Path, action="append", required=True, help="a run of tinylm train (repeatable)")
     parser.add_argument("--kinds", type=_words, default=tuple(KINDS), help="some of: " + ", ".join(KINDS))
     parser.add_argument("--steps", type=_numbers(int), default=(50, 200), help="default: 50,200")
-    parser.add_argument("--rates", type=_numbers(float), default=RATES)
-    parser.add_argument("--seeds", type=_numbers(int), default=(0,))
-    parser.add_argument("--alpha", type=float, default=2.0, help="times the rank (default: 2)")
+    parser.add_argument("--rates", type=_numbers(float), default=RATES, help="default: 0.002,0.005,0.01,0.02,0.05,0.1")
+    parser.add_argument("--seeds", type=_numbers(int), default=(0,), help="default: 0")
+    parser.add_argument("--alpha", type=float, default=2.0, help="alpha of LoRA as a multiple of the rank (default: 2)")
     parser.add_argument("--warmup", type=float, default=None, help="fraction of the steps (default: the recipe's)")
     parser.add_argument("--train-characters", type=int, default=None, help="train on the first N characters only")
     parser.add_argument("--out", type=Path, default=None, help="JSONL file of results; appended to if it exists")

@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def training_memory(contexts: Sequence[int]) -> str:
+    """The first table: the peak anonymous memory of training by context length."""
     peaks = {}
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus.txt"
@@ -66,6 +67,7 @@ def training_memory(contexts: Sequence[int]) -> str:
 
 
 def token_times(config: ModelConfig, cached: Sequence[int], rounds: int, warmup: int) -> str:
+    """The second table: the time per generated token by the number of cached tokens."""
     model = build_model(config).eval()
     weights = sum(4 * p.numel() for p in model.parameters())
     fuse_model(model)
@@ -85,7 +87,7 @@ def token_times(config: ModelConfig, cached: Sequence[int], rounds: int, warmup:
         longer, larger = 1 / speedup(times, name, first).median, size(tokens) / size(cached[0])
         milliseconds = statistics.median(times[name]) / TOKENS * 1e3
         rows.append([name, f"{milliseconds:.2f}", f"{longer:.2f}", f"{larger:.2f}", f"{longer / larger:.2f}"])
-    return table(["tokens cached", "ms per token", "times longer", "times the bytes", "their ratio"], rows)
+    return table(["tokens cached", "ms per token", "times the time", "times the bytes", "their ratio"], rows)
 
 
 def generate_after(model: ThreadPolicyDecoder, tokens: int) -> Callable[[], None]:

@@ -3,7 +3,7 @@
     python benchmarks/corpora.py --gigabytes 10
 
 The corpus is generated in a temporary folder (--folder: where), with the cache beside it; both take 1.6 times its size.
-Lines of common words are repeated in random order, each with a word that occurs only once. 10 GB take about ten
+Lines of common words are repeated in random order, each with a word that occurs only once. 10 GB take about five
 minutes on two cores. The last column extrapolates to 1 TB. Linux only.
 """
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         started = time.monotonic()
         write_corpus(corpus, size)
         print(f"made {corpus.stat().st_size / 1e9:.2f} GB in {time.monotonic() - started:.0f} s", flush=True)
-        time.sleep(3)  # a text that has just been written is not trusted to stay (kept_results.SETTLED_SECONDS)
+        time.sleep(3)  # statistics of files that changed within SETTLED_SECONDS are not cached (kept_results.py)
         first = Measured(corpus)
         print(first, flush=True)
         start = Measured(corpus)
@@ -129,7 +129,7 @@ def write_corpus(path: Path, size: int) -> None:
 
 
 def prepare(corpus: Path) -> None:
-    """Do what a run does with its text, and print the seconds of each phase as JSON. In a process of its own."""
+    """Scan and encode a text as a run does, and print the seconds of each phase as JSON. For a process of its own."""
     from tinylm.text.corpus import find_corpus
     from tinylm.text.corpus_encoding import encode_split, split_corpus
     from tinylm.text.token_files import open_part, token_key

@@ -1,9 +1,9 @@
 """Tokens per second of decoding on the CPU: tinylm with and without cache and in int8, and transformers' `generate`.
 
-All generate the same number of tokens with greedy decoding from a prompt of one token, in fp32 (int8: the weights of
-the linear layers in 8 bits). tinylm gpt2 and transformers' GPT-2 have the same random weights, and their logits are
-compared before the measurement; transformers uses its cache, with its default GELU and with a fused one. tinylm modern
-is tinylm's default preset. Times include the prefill. The implementations take turns.
+In the first two tables, all generate the same number of tokens with greedy decoding from a prompt of one token, in fp32
+(int8: the weights of the linear layers in 8 bits). tinylm gpt2 and transformers' GPT-2 have the same random weights,
+and their logits are compared before the measurement; transformers uses its cache, with its default GELU and with a
+fused one. tinylm modern is tinylm's default preset. Times include the prefill. The implementations take turns.
 
 The second table measures batches of several streams, which share each pass over the weights. With --run, a third table
 measures speculative decoding of a trained model at a temperature of 0.8, with n-grams of its training text as drafts

@@ -3,10 +3,10 @@
     python benchmarks/drafting.py                          # 4x128, 6x384, 12x768: 5 minutes
     python benchmarks/drafting.py --models SmolLM2-135M-Instruct.Q4_1.gguf --tokens 128    # 4 minutes
 
-A draft that proposes the sampled token with a given probability takes the place of n-grams of a training text: 0 is a
-text that does not predict the model at all, 1 one that it repeats. The tokens are those of the same seed without a
-draft, so that all decode the same text, by torch (`tinylm sample` uses no draft with llama.cpp). `ratio` is the speed
-relative to no draft, per round.
+In place of n-grams of a training text, the draft proposes each sampled token with a given probability: with 0, it is
+always wrong, with 1 always right. The tokens are those of the same seed without a draft, so that all decode the same
+text, by torch (with llama.cpp, `tinylm sample` uses a draft only with `--draft ngram`). `ratio` is the speed relative
+to no draft, per round.
 """
 
 import argparse
@@ -48,8 +48,10 @@ class OracleDraft:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_option(parser)
-    parser.add_argument("--accuracies", nargs="+", type=float, default=[0, 0.5, 0.8, 1], metavar="P")
-    parser.add_argument("--tokens", type=int, default=512, metavar="N", help="default: 512, the fewest with a draft")
+    parser.add_argument(
+        "--accuracies", nargs="+", type=float, default=[0, 0.5, 0.8, 1], metavar="P", help="default: 0 0.5 0.8 1"
+    )
+    parser.add_argument("--tokens", type=int, default=512, metavar="N", help="default: 512, the least with a draft")
     parser.add_argument("--int8", action="store_true", help="quantize the weights (default: fp32)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default: 3")
     options = parser.parse_args(arguments)

@@ -179,11 +179,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 BASES = {kind: SMALL for kind, _ in CASES.values()} | {"gpt2": GPT2, "gpt_neox": NEOX}
-UNTIED = {"gpt2 untied, exact GELU, narrow"}  # is not a switch of its config class
+UNTIED = {"gpt2 untied, exact GELU, narrow"}  # cases of GPT-2 with `tie_word_embeddings` False
 
 
 def make_peer(case: str) -> Any:
-    """The model of a case in float32. All parameters are random, also those that transformers sets to constants."""
+    """The model of a case in fp32. All parameters are random, also those that transformers initialises to constants."""
     kind, choices = CASES[case]
     base = BASES[kind]
     extra = {"tie_word_embeddings": False} if case in UNTIED else {}
@@ -235,5 +235,5 @@ def save_peer(case: str, folder: Path, **options: Any) -> Any:
 
 
 def ids(length: int, rows: int = 2) -> torch.Tensor:
-    """Random token ids: (rows, length)."""
+    """Random token ids, always the same: (rows, length)."""
     return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(5))

@@ -248,7 +248,7 @@ def forge_pattern(rng: random.Random, model: Path, outside: Path) -> Forgery:
 
 
 def forge_index(rng: random.Random, model: Path, outside: Path) -> Forgery:
-    """Let the index of shards name other files or other tensors."""
+    """Change the file of a tensor in the index of shards; without an index, add one of files that do not exist."""
     path = model / "model.safetensors.index.json"
     values = json.loads(path.read_text()) if path.exists() else {"metadata": {}, "weight_map": {}}
     names = values["weight_map"]
@@ -302,7 +302,7 @@ def forge_bytes(rng: random.Random, model: Path, outside: Path) -> Forgery:
 
 
 def forge_place(rng: random.Random, model: Path, outside: Path) -> Forgery:
-    """Replace a file or the model itself by a link, a FIFO, a device, a socket or a folder, or delete it."""
+    """Replace a file or the model itself by a link, a special file, a folder or a sparse file, or delete it."""
     extra = ["special_tokens_map.json", "generation_config.json", "chat_template.jinja", "model.safetensors.index.json"]
     inside = [model / name for name in extra] if model.is_dir() else []
     path = rng.choice([*_files(model), *inside, *([model] if rng.random() < 0.3 else [])])
@@ -637,11 +637,11 @@ def choose(rng: random.Random, models: Path) -> tuple[str, Path, Callable[..., F
     return source, evil, rng.choice(forgeries)
 
 
-# Commands on forged models, and what is wrong with how they end.
+# Commands on forged models, and defects of their output.
 
 
 def on_terminal() -> None:
-    """In a forked command: let stdout claim to be a terminal, which must not get control characters."""
+    """In a forked command: make `isatty` of stdout return True. A terminal must not get control characters."""
     streams._RawStdout.isatty = lambda self: True
 
 

@@ -1,4 +1,4 @@
-"""Forge run directories as an untrusted source might: each gets one fault, and digests that are valid."""
+"""Forge run directories as an untrusted source might: each gets one fault, and `seal` makes its digests valid."""
 
 import contextlib
 import hashlib
@@ -51,7 +51,7 @@ Forgery = tuple[str, Callable[[], None]]  # a description of the fault, and a fu
 
 
 def seal(run: Path) -> None:
-    """Recompute all digests of a run, as far as its files can be parsed."""
+    """Recompute the digests in all files of a run or an adapter that can be parsed."""
     values: dict[str, Any] = {}
     with contextlib.suppress(Exception):
         values = json.loads((run / "config.json").read_text())
@@ -185,7 +185,7 @@ def forge_link(rng: random.Random, run: Path, outside: Path) -> Forgery:
 
 
 def forge_kind(rng: random.Random, run: Path, outside: Path) -> Forgery:
-    """Replace a file by a FIFO, a device, a socket or a folder, or a folder by a file."""
+    """Replace a file by a FIFO, a device, a socket or a folder, or a folder by a file, or delete it."""
     kind = rng.choice(("fifo", "fifo", "folder", "file", "zero", "socket", "missing"))
     name = rng.choice((*RUN_FILES, *TEMPORARY_NAMES[:7], "last", *_more_json(run)))
 
@@ -227,7 +227,7 @@ def clear(path: Path) -> None:
 
 
 def forge_path(rng: random.Random, run: Path, outside: Path) -> Forgery:
-    """Replace a path that the run records by one outside the run."""
+    """Replace a path that the run records, usually by one outside the run."""
     values = json.loads((run / "config.json").read_text())
     values.pop("digest", None)
     fields = [(values["data"], name) for name in ("corpus", "val_corpus")] if values["data"] else []
@@ -258,7 +258,7 @@ def forge_path(rng: random.Random, run: Path, outside: Path) -> Forgery:
 
 
 def forge_tokens(rng: random.Random, run: Path, outside: Path) -> Forgery:
-    """Give a token folder another dtype, wrong counts, ids outside the vocabulary, or several files, one of them so."""
+    """Give a token folder another dtype, a wrong count, unknown ids or no ids, in one of 1 to 3 files."""
     part = rng.choice(("train", "val"))
     dtype = rng.choice(
         ("O", "V8", "U4", "S10", "f8", "f2", "i8", "u8", "<u2", ">u4", "?", "c16", "M8[s]", "i4,f4", "uint8")
@@ -316,7 +316,7 @@ def _split_tokens(folder: Path, part: str, record: dict[str, Any], shards: int) 
 
 
 def forge_tensors(rng: random.Random, run: Path, outside: Path) -> Forgery:
-    """Change the name, shape, dtype or values of a tensor, and recompute the digests."""
+    """Change the name, shape, dtype or values of a tensor, delete it or add one."""
     file = rng.choice([*run.glob("*.safetensors"), *run.glob("last/*.safetensors")])
     with safetensors.safe_open(file, framework="pt") as opened:
         metadata = opened.metadata()
@@ -450,7 +450,7 @@ PARTS: dict[str, list[Any]] = {
 
 
 def forge_tokenizer(rng: random.Random, run: Path, outside: Path) -> Forgery:
-    """Put a part into the tokenizer that tinylm does not know, that the library cannot handle, or that is wrong."""
+    """Change the tokenizer: a part that tinylm does not support or that crashes the library, or an invalid value."""
     layout = json.loads((run / "tokenizer.json").read_text())
     model = layout["model"]
     how = rng.choice(("part", "part", "part", "added", "model", "vocabulary", "deep"))
@@ -500,7 +500,7 @@ def forge_tokenizer(rng: random.Random, run: Path, outside: Path) -> Forgery:
 
 
 def forge_published_tokenizer(rng: random.Random, run: Path, outside: Path) -> Forgery:
-    """Replace the tokenizer by a mutation of one built like a published model's (tests/text)."""
+    """Replace the tokenizer by a mutation of one built like a published model's (tests/forgeries.py)."""
     forgeries = importlib.import_module("tests.forgeries")
     name, text = next(itertools.islice(forgeries.forged_tokenizers(0), rng.randrange(400), None))
     return f"tokenizer: {name}", lambda: _replace(run / "tokenizer.json", text.encode(errors="surrogatepass"))

@@ -1,9 +1,9 @@
 """Run commands of tinylm in folders of their own, in a fork of one process that has imported everything or in a new
 process.
 
-A fork takes milliseconds, a new interpreter a second and a half. The command runs in its own session under a time
-limit, with its streams in files, and with limits on memory and file size, so that a hostile input cannot harm the
-machine. POSIX only.
+A fork takes milliseconds, a new interpreter a second and a half. A forked command runs in its own session under
+a time limit, with its streams in files, and with limits on memory and file size, so that a hostile input cannot harm
+the machine. POSIX only.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class Ran:
     debug: bool = False  # whether tracebacks are allowed
 
     def defects(self, codes: Sequence[int] = DOCUMENTED_CODES) -> list[str]:
-        """Descriptions of what the command did that none may do, whatever its input."""
+        """Descriptions of behaviour that no input may cause."""
         last = self.stderr.strip().splitlines()[-1:] or [""]
         found = []
         if self.hung:

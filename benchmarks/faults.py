@@ -4,9 +4,9 @@ Ctrl-C.
     python benchmarks/faults.py [--class NAME ...] [--cases N] [--seed S] [--keep FOLDER]
 
 Prints a row for each class: cases tried and survived. A case survives when no command crashes, hangs, prints a
-traceback, ends with an undocumented exit code or changes a file outside its folders, and what docs/reliability.md
-promises for its class holds. Each failure is printed with the command that repeats it. The same seed makes the same
-cases, except for the moments of kills and interrupts. All files are in a temporary folder.
+traceback or ends with an undocumented exit code, and the conditions of its class in docs/reliability.md hold. Each
+failure is printed with the command that repeats it. The same seed makes the same cases, except for the moments of kills
+and interrupts. All files are in a temporary folder.
 """
 
 import argparse
@@ -47,13 +47,12 @@ class Trial:
 
 @dataclass(frozen=True)
 class FaultClass:
-    """`plan` makes the units of work for a number of cases, and `attack` tries one, which may be several cases."""
+    """cases: default number. plan: (place, cases, seed) -> units of work. attack: tries a unit; a Trial is a case."""
 
     title: str
     cases: int
     plan: "Callable[[Any, int, int], list[Any]]"
     attack: "Callable[[Any, Any], list[Trial]]"
-    fixture: str = "runs"
 
 
 def story(characters: int, seed: int = 0) -> str:
@@ -120,7 +119,7 @@ def shown(ran: Any) -> str:
 
 
 def same_save(one: Path, other: Path) -> bool:
-    """Whether best and last weights and the optimizer state of two runs are equal to the bit."""
+    """Whether the best weights, the last weights and the optimizer state of two runs are equal to the bit."""
     import safetensors.torch
     import torch
 
@@ -209,7 +208,7 @@ STREAMS = [
 
 
 def plan_full_disks(place: Any, cases: int, seed: int) -> list[Any]:
-    """A unit for each write of each command, once for a disk that stays full and once for one write that fails."""
+    """The units of STREAMS, and two for each write of each command: it alone fails, or all later ones as well."""
     units: list[Any] = list(STREAMS)
     if not fault_disk.is_loaded():
         print("Full disks at each write are not tried: that needs Linux and a C compiler.", file=sys.stderr)
@@ -273,7 +272,7 @@ def attack_by_full_disk(place: Any, unit: tuple[str, Any, Any]) -> list[Trial]:
 
 
 def attack_by_full_stream(place: Any, name: str, stream: str, how: str) -> Trial:
-    """Run a command with stdout or stderr on /dev/full; a run must be saved nevertheless."""
+    """Run a command with stdout or stderr on /dev/full; training must still save its run."""
     before, command = ON_FULL_DISK.get(name, ("runs", (name, *((RUN,) if name == "info" else ()))))
     place.restore(before)
     words = (*command, "--json") if how == "json" else command
@@ -324,7 +323,7 @@ def _expected(place: Any, name: str) -> None:
 
 
 def _read_all(place: Any, name: str) -> list[str | None]:
-    """The output of each command that reads a run or an adapter, `None` for an error; and its weights if resumed."""
+    """The output of each command of READERS, and the hash of the weights after a resume; `None` for an error."""
     path = f"checkpoints/{name}"
     words = [[*reader[:-1], "--adapter"] if name in ("adapter", "bottleneck") else list(reader) for reader in READERS]
     runs = [place.run(*reader, path) for reader in words]
@@ -335,7 +334,7 @@ def _read_all(place: Any, name: str) -> list[str | None]:
 
 
 def _stable(text: str) -> str:
-    """Remove what differs from one time to the next, such as speeds, from output."""
+    """The output of a command without times and speeds, which vary."""
     try:
         values = json.loads(text)
     except ValueError:
@@ -600,7 +599,7 @@ def attack_by_options(place: Any, unit: tuple[int, int, Any]) -> list[Trial]:
 def random_command(rng: random.Random, number: int, place: Any, alone: Any) -> tuple[list[str], dict[str, str]]:
     """A command with option `number` and up to five more, all with random values, and its environment.
 
-    alone: an option and its value, which is then the only one.
+    alone: the value of option `number`, which is then the only option; `None` for random values.
     """
     options = all_options()
     name, first = options[number % len(options)]  # each option has its turn
@@ -886,7 +885,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--class", dest="classes", action="append", choices=CLASSES, help="only this class; repeatable")
     parser.add_argument("--cases", type=int, help="number per class (default: as in docs/reliability.md)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, help="only the case with this number")
+    parser.add_argument("--only", type=int, help="only the unit of work with this number, as in a printed failure")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the folders of failed cases are kept")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds that a command may take (default: 20)")
     parser.add_argument(

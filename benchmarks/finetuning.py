@@ -55,14 +55,15 @@ TARGETS = ("attention", "mlp", "all")
 RATES = (0.001, 0.01, 0.1)
 SEEDS = (0, 1, 2)
 RATE_FACTORS = (0.3, 1, 3)  # times the default rate
+BASE_OPTIONS, EXPERT_OPTIONS = "--size micro --batch-size 16", "--experts 4 --ffn-width 176"
 
 
 @dataclass(frozen=True)
 class Tuned:
     """The result of one run.
 
-    parameters: trained ones. memory: peak anonymous memory of the processes in bytes. milliseconds: median per step.
-    loss: on the held-out end of the second text; None if training diverged.
+    parameters: number of trained parameters. memory: peak anonymous memory of the processes in bytes. milliseconds:
+    median per step. loss: on the held-out end of the second text; None if training diverged.
     """
 
     parameters: int
@@ -77,8 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("second", type=Path)
     parser.add_argument("--base-steps", type=int, default=1500, help="default: 1500")
     parser.add_argument("--steps", type=int, default=300, help="steps of each method (default: 300)")
-    parser.add_argument("--options", default="--size micro --batch-size 16", help="flags of tinylm train, both bases")
-    parser.add_argument("--experts", default="--experts 4 --ffn-width 176", help="more flags for the second base")
+    parser.add_argument(
+        "--options", default=BASE_OPTIONS, help=f"flags of tinylm train for both bases (default: {BASE_OPTIONS})"
+    )
+    parser.add_argument(
+        "--experts", default=EXPERT_OPTIONS, help=f"more flags for the second base (default: {EXPERT_OPTIONS})"
+    )
     parser.add_argument("--out", type=Path, default=None, help="folder for the runs (default: a temporary one)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
@@ -107,7 +112,7 @@ def split(text: Path, home: Path) -> tuple[Path, Path]:
 
 
 class Bench:
-    """Trains and evaluates runs with the command line, each in a folder below `home`."""
+    """Trains and evaluates runs with the command line, each in a folder of its own in `home`."""
 
     def __init__(self, home: Path, second: Path, held_out: Path, steps: int) -> None:
         self.home = home

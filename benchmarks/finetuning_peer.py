@@ -60,7 +60,7 @@ class Worker:
     """A running process of finetuning_worker.py.
 
     seconds, losses: of each step. start_peak, step_peak: peak resident memory in bytes, before the second step and
-        since then.
+        from then on.
     """
 
     process: subprocess.Popen[str]
@@ -80,7 +80,7 @@ class Worker:
         self.losses.append(result["loss"])
 
     def proceed(self) -> None:
-        """Let the process run the next step or, after the last one, exit."""
+        """Signal the process to run the next step or, after the last one, to exit."""
         _pipe(self.process.stdin).write("\n")
         _pipe(self.process.stdin).flush()
 
@@ -90,10 +90,12 @@ class Worker:
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
     def read_peak(self) -> None:
+        """Record the peak since `reset_peak`, or before the second step since the start, as `step_peak`."""
         self.step_peak = self._peak()
 
     @property
     def peak(self) -> int:
+        """The peak since the start of the process, in bytes."""
         return max(self.start_peak, self.step_peak)
 
     def _peak(self) -> int:

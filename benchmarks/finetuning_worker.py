@@ -29,7 +29,7 @@ class Settings:
     """The settings that all workers share.
 
     model: Hugging Face folder. text, val: files. batches: .npy file of token ids, (steps, B, T + 1), the batches that
-        tinylm forms of the text. home: an existing folder for runs.
+        tinylm makes from the text. home: an existing folder for runs.
     """
 
     model: str
@@ -52,7 +52,7 @@ class Settings:
 
 
 class Turns:
-    """The protocol with the parent process: wait for its permission, run a step, report its time and loss."""
+    """The protocol with the parent process: wait for a line, run a step, report its time and loss."""
 
     def __init__(self) -> None:
         self._started = 0.0

@@ -60,7 +60,7 @@ RANK = 3
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest absolute difference. tensors_only: of weights, because the peer cannot compute logits."""
+    """The largest absolute difference. tensors_only: of tensors, not of logits: see `_transformers_reads`."""
 
     value: float
     tensors_only: bool = False
@@ -80,7 +80,7 @@ class Case:
 
 
 def compare_import(case: Case, home: Path) -> Difference:
-    """Embeddings of TEXTS. Raises AssertionError if token ids differ."""
+    """Embeddings of the tokens of TEXTS. Raises AssertionError if token ids differ."""
     opened = case.open()
     tokenizer = transformers.AutoTokenizer.from_pretrained(case.folder)
     largest = 0.0
@@ -95,6 +95,7 @@ def compare_import(case: Case, home: Path) -> Difference:
 
 
 def compare_logits(case: Case, home: Path) -> Difference:
+    """Logits of a whole context."""
     ids = family_peers.ids(family_peers.CONTEXT)
     return Difference(_largest(_logits(case.open().network, ids), case.peer(ids).logits))
 
@@ -110,13 +111,14 @@ def compare_cached_logits(case: Case, home: Path) -> Difference:
 
 
 def compare_export(case: Case, home: Path) -> Difference:
+    """Logits of transformers for the written folder, and of the original."""
     out = home / "export"
     export_model(case.folder, to="hf", out=out)
     return Difference(_difference_from(case.peer, out))
 
 
 def compare_gguf(case: Case, home: Path) -> Difference | None:
-    """`None` for a model that GGUF cannot represent."""
+    """Logits of transformers for the written file, or its tensors; `None` for a model that GGUF cannot represent."""
     out = home / "model.gguf"
     try:
         architecture = export_model(case.folder, to="gguf", out=out, dtype="f32").family
@@ -180,7 +182,7 @@ COLUMNS: dict[str, Callable[[Case, Path], Difference | None]] = {
 
 
 def _add_random_lora(network: Transformer, target: str) -> AdapterConfig:
-    """Put a LoRA with random A and B on a model."""
+    """Add a LoRA with random A and B to a model, in place."""
     targets = target_modules([target], network)
     config = AdapterConfig(base="base", base_digest="0", rank=RANK, alpha=RANK, dropout=0.0, targets=targets)
     for layer in add_adapter(network, config).values():

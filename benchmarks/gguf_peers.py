@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def peer_tensors(architecture: str, peer: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the GGUF names and tensors of a model of transformers."""
+    """Yield the GGUF names and tensors of a model of transformers. architecture: its name in GGUF."""
     kind = peer.config.model_type
     table = gguf.get_tensor_name_map(_architecture(architecture), peer.config.num_hidden_layers)
     heads = peer.config.num_attention_heads
@@ -36,7 +36,7 @@ def _architecture(name: str) -> Any:
 
 
 def _separate_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Split the tensor in which transformers 5 stores the gate and up projections of all experts."""
+    """Split the gate and up projections of all experts, one tensor in transformers 5; append `.weight` to names."""
     if name.endswith("experts.gate_up_proj"):
         half = tensor.shape[1] // 2
         yield name.replace("gate_up_proj", "gate_proj.weight"), tensor[:, :half]

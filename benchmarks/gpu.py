@@ -10,9 +10,9 @@ Each part runs in a process with a time limit, and all of them end in 8 minutes:
   Kaplan et al. 2020, but half for attention, since it is causal.
 - decoding: one stream of a model of 1.3 billion parameters, all of which are read once per token, as a share of the
   rate of a memory copy and of the specified rate.
-- learning: `tinylm train TEXT --time T`, with increasing T, until an evaluation of the run is at most --loss, and the
-  time from the start of the command to that evaluation. The default loss is nanoGPT's on tinyshakespeare, in nats per
-  character. Without --text, data/corpus.txt is trained on for the shortest time, with no loss to reach.
+- learning: `tinylm train TEXT --time T`, with increasing T, until a validation loss of the run is at most --loss, and
+  the time from the start of the command to that evaluation. The default loss is nanoGPT's on tinyshakespeare, in nats
+  per character. Without --text, data/corpus.txt is trained on for the shortest time, with no loss to reach.
 - batch: the number of rows is doubled until memory runs out in a training step of the model of 124 M parameters.
 - correctness: logits and gradients in fp32 and bf16, against those of the same model and batch on the CPU in fp32.
 
@@ -59,7 +59,7 @@ class Sizes:
     """The sizes of the measured workloads.
 
     square: rows and columns of the multiplied matrices. bytes: copied. rows: of a batch. most_rows: of the largest
-    batch that is tried. tokens: decoded. training, decoding, compared: models; the last one for `correctness`.
+    batch that is tried. tokens: decoded. training, decoding, compared: models; `compared` is for `correctness`.
     """
 
     square: int
@@ -73,6 +73,8 @@ class Sizes:
 
 
 def sizes(small: bool) -> Sizes:
+    """The sizes with or without --small."""
+
     def shape(preset: str, layers: int, width: int, context: int) -> ModelConfig:
         heads, vocabulary = max(1, width // 64), 128 if small else 50_304
         choices = {"layers": layers, "width": width, "heads": heads, "context": context, "vocab_size": vocabulary}
@@ -86,6 +88,7 @@ def sizes(small: bool) -> Sizes:
 
 
 def training(options: argparse.Namespace, device: str, dtype: str) -> str:
+    """The table of `training`."""
     chosen = sizes(options.small)
     peak = peak_flops(device, dtype, chosen.square, options.rounds)
     rows = [[f"product of matrices, {dtype}", "", *peak.shares(peak.measured), ""]]
@@ -102,6 +105,7 @@ def training(options: argparse.Namespace, device: str, dtype: str) -> str:
 
 
 def decoding(options: argparse.Namespace, device: str, dtype: str) -> str:
+    """The table of `decoding`."""
     chosen = sizes(options.small)
     peak = peak_bandwidth(device, chosen.bytes, options.rounds)
     model = build_model(chosen.decoding).eval().to(device, DTYPES[dtype])
@@ -121,7 +125,7 @@ def decoding(options: argparse.Namespace, device: str, dtype: str) -> str:
 
 
 def learning(options: argparse.Namespace, device: str, dtype: str) -> str:
-    """Each run has a budget of its own, since the schedule of the learning rate ends with the budget."""
+    """The table of `learning`. Each time is a new run, since the learning-rate schedule ends with the budget."""
     goal = None if options.text is None else options.loss
     text = options.text or CORPUS
     ends = time.monotonic() + PARTS["learning"].limit - 10  # the command is killed before the part is
@@ -154,6 +158,7 @@ def seconds_to(records: Sequence[Mapping[str, Any]], goal: float | None) -> floa
 
 
 def batch(options: argparse.Namespace, device: str, dtype: str) -> str:
+    """The table of `batch`."""
     chosen = sizes(options.small)
     if device == "cpu" and not options.small:
         return "batch: not measured on a CPU, where other processes are killed when memory runs out"
@@ -173,6 +178,7 @@ def largest_batch(config: ModelConfig, device: str, dtype: str, most: int) -> in
 
 
 def correctness(options: argparse.Namespace, device: str, dtype: str) -> str:
+    """The table of `correctness`. Raises SystemExit if a difference exceeds its bound."""
     rows, wrong = [], []
     for number_format, bound in BOUNDS.items():
         found = differences(sizes(options.small).compared, 2, device, number_format)

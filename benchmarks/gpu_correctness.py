@@ -14,7 +14,7 @@ from tinylm.model_config import ModelConfig
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch
 
-BOUNDS = {"fp32": 1e-3, "bf16": 0.1}  # of relative differences
+BOUNDS = {"fp32": 1e-3, "bf16": 0.1}  # of `relative_difference`
 
 
 class Differences(NamedTuple):

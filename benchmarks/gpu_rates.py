@@ -57,7 +57,7 @@ SPECIFIED = {
 
 
 def peak_flops(device: str, dtype: str, size: int, rounds: int) -> Peak:
-    """The rate of a product of two square matrices with `size` rows. None is specified for fp32."""
+    """The rate of a product of two square matrices with `size` rows. The specified rate is `None` for fp32."""
     a, b = (torch.randn(size, size, device=device, dtype=DTYPES[dtype]) for _ in range(2))
     measured = 2 * size**3 / seconds_of(lambda: a @ b, device, rounds)
     specified = _specified(device) if dtype != "fp32" else None
@@ -65,7 +65,7 @@ def peak_flops(device: str, dtype: str, size: int, rounds: int) -> Peak:
 
 
 def peak_bandwidth(device: str, size: int, rounds: int) -> Peak:
-    """The rate, read and written, of a copy of `size` bytes."""
+    """The bytes read and written per second by a copy of `size` bytes."""
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     measured = 2 * size / seconds_of(lambda: target.copy_(source), device, rounds)

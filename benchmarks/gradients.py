@@ -61,7 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def by_layer(config: ModelConfig, batch: Batch) -> list[str]:
-    """The gradient norms of the first, middle and last layer, and the size of the input of the last layer's norm."""
+    """Gradient norms of the first, middle and last layer, the ratio of first and last, and the size of the input of the
+    last norm in the layers.
+    """
     model = build_model(config, seed=0).train()
     input_norms: list[float] = []
     norms = [module for name, module in model.named_modules() if name.startswith("layers.") and "_norm" in name]
@@ -88,7 +90,8 @@ def jacobians() -> Iterator[list[str]]:
 
 
 def adam(config: ModelConfig, tokens: np.ndarray, streams: int) -> list[list[str]]:
-    """Statistics of Adam's update of the first query matrix, over `streams` runs with different batches.
+    """Statistics of Adam's update of the first query matrix, over `streams` runs with different batches. No update is
+    applied.
 
     By step: the variance of the update over the runs, in units of the learning rate, averaged over the entries; and the
     relative standard deviation of 1/sqrt(v), the median of the entries.

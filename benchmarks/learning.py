@@ -1,4 +1,4 @@
-"""Validation loss after `tinylm train TEXT --time T` with no other option.
+"""Validation loss after `tinylm train TEXT --time T`, by default without other options.
 
     python benchmarks/learning.py tinyshakespeare.txt --times 15s 80s 3m 6m --seeds 3
     python benchmarks/learning.py a.txt b.txt --times 80s --presets modern gpt2
@@ -74,8 +74,8 @@ def learn(text: Path, words: Sequence[str], seed: int, run: Path) -> Learned:
 def learn_with_peer(run: Path, seconds: float, seed: int) -> float:
     """The loss of transformers' GPT-2 after `seconds` of training on the characters of a run, by nanoGPT's recipe.
 
-    4 layers of width 128, context 64, batch size 12, AdamW with a learning rate of 1e-3 and cosine decay to 1e-4, no
-    dropout, fp32. The time is counted from the first step.
+    4 layers of width 128, context 64, batch size 12, AdamW with a warmup of 100 steps to a learning rate of 1e-3 and
+    cosine decay to 1e-4, no dropout, fp32. The time is counted from the first step. The loss is in nats per character.
     """
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -114,6 +114,8 @@ def learn_with_peer(run: Path, seconds: float, seed: int) -> float:
 
 
 def row(text: Path, preset: str, length: str, learned: Sequence[Learned]) -> list[str]:
+    """The row of the table for the runs of all seeds."""
+
     def median(name: str) -> float:
         return statistics.median(getattr(one, name) for one in learned)
 

@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def loss_by_quarter(run: Path) -> list[str]:
+    """The loss in each quarter of ROWS windows, which may overlap; - where learned positions do not exist."""
     config, context = read_config(run), read_config(run).model.context
     assert config.data is not None
     tokenizer = read_tokenizer(run, config)

@@ -23,7 +23,7 @@ from tinylm.model_config import ModelConfig
 from tinylm.presets import make_model_config
 
 Times = dict[str, list[float]]  # by name, the seconds of each round
-LIMIT = 6 * 3600.0  # seconds that one command may take, an hour of training on a busy machine included
+LIMIT = 6 * 3600.0  # seconds that one command may take: enough for an hour of training on a busy machine
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,10 @@ def take_turns(
     warmup: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Times:
-    """Call all functions in turn, `rounds` times after `warmup` rounds. Returns the seconds of each call."""
+    """Call all functions in turn, `rounds` times after `warmup` rounds. Returns the seconds of each measured call.
+
+    Raises ValueError for less than one round.
+    """
     if rounds < 1:
         raise ValueError(f"{rounds} rounds measure nothing")
     times: Times = {name: [] for name in functions}
@@ -65,6 +68,7 @@ def speedup(times: Times, name: str, base: str) -> Spread:
 
 
 def tokens_per_second(times: Times, name: str, tokens: int) -> str:
+    """The median speed. tokens: per call."""
     return f"{tokens / statistics.median(times[name]):,.0f}"
 
 
@@ -79,7 +83,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def run_tinylm(words: Sequence[str], limit: float = LIMIT) -> str:
-    """Run a command of tinylm and return its stdout. It is killed after `limit` seconds."""
+    """Run a command of tinylm and return its stdout. It is killed after `limit` seconds.
+
+    Raises CalledProcessError and TimeoutExpired.
+    """
     command = [sys.executable, "-m", "tinylm", *words]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=limit).stdout
 
@@ -109,7 +116,7 @@ def _cpu_model() -> str:
 
 
 def add_options(parser: argparse.ArgumentParser, context: int) -> None:
-    """Add options for the shape of the models and the number of rounds."""
+    """Add options for the shape of the models and the numbers of rounds and warm-up rounds. context: its default."""
     defaults = {"layers": 6, "heads": 6, "width": 384, "context": context, "vocab_size": 65, "rounds": 5, "warmup": 1}
     for name, default in defaults.items():
         flag = "--" + name.replace("_", "-")

@@ -4,9 +4,9 @@
     python benchmarks/memorisation.py --documents 100000
 
 The text is made of words drawn at random and written to a temporary folder, as one document or as JSONL. It is searched
-for 200 texts of 500 characters, half of which are parts of it, as `tinylm eval --memorisation --train-data` does after
-sampling: passages are drawn in a first pass, and matches are found in a second one. One thread, in this process, which
-loads no model.
+for 200 texts of 500 characters, half of which are parts of it, as in `tinylm eval --memorisation --train-data`:
+passages are drawn in a first pass, and matches are found in a second one. One thread, in this process, which loads no
+model.
 """
 
 import argparse
@@ -26,7 +26,7 @@ TEXTS, LENGTH = 100, 500
 
 
 def write_text(path: Path, megabytes: int, documents: int) -> None:
-    """Write words, as documents of about equal length."""
+    """Write random words, as documents of about equal length."""
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 10))) for _ in range(WORD_KINDS)]
     size = megabytes * 10**6 // documents
@@ -40,15 +40,15 @@ def write_text(path: Path, megabytes: int, documents: int) -> None:
 
 
 def megabytes_used() -> float:
-    """Peak memory of this process so far."""
+    """Peak resident memory of this process so far, in MiB."""
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=1000)
-    parser.add_argument("--documents", type=int, default=1)
+    parser.add_argument("--megabytes", type=int, default=1000, help="size of the text (default: 1000)")
+    parser.add_argument("--documents", type=int, default=1, help="number of documents (default: 1)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / ("text.jsonl" if arguments.documents > 1 else "text.txt")

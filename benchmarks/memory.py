@@ -4,7 +4,7 @@
     python benchmarks/memory.py --models 4x128,6x384,12x768
     python benchmarks/memory.py --models 8x1024 --kinds adamw --ranks 2 --parallel fsdp
 
-The corpus is generated: half of its words occur only once, which needs most memory in the training of a tokenizer. The
+The corpus is generated: half of its words occur only once, the worst case for the memory of training a tokenizer. The
 first command prints the peak anonymous memory, summed over the processes of the command. The second one trains each
 model for a few steps, with AdamW and with Muon, with and without checkpointed activations, and a LoRA adapter on it,
 and prints the estimate of `--dry-run`, the peak resident memory of the process and their ratio. A LoRA adapter is
@@ -69,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def corpus_table(megabytes: float, folder: Path) -> str:
+    """The table of the first command: training on a large corpus, by tokenizer."""
     rows = []
     corpus = folder / "corpus.txt"
     write_corpus(corpus, int(megabytes * 1e6))
@@ -80,6 +81,7 @@ def corpus_table(megabytes: float, folder: Path) -> str:
 
 
 def model_table(options: argparse.Namespace, folder: Path) -> str:
+    """The table of the second command: estimates and peaks by model and kind of training."""
     write_corpus(folder / "words.txt", 5_000_000)
     corpus, tokenizer = folder / "corpus.txt", folder / "tokenizer.json"
     corpus.write_text((folder / "words.txt").read_text()[:300_000])
@@ -129,9 +131,9 @@ def estimated_memory(command: Sequence[str]) -> int:
 
 
 def peak_resident_memory(command: Sequence[str]) -> list[int]:
-    """Run a command; returns the largest resident memory of each rank in bytes, which the system records.
+    """Run a command; returns the peak resident memory of each rank in bytes, as recorded by the system.
 
-    A command that torchrun did not start is its only rank.
+    A command without torchrun is its only rank.
     """
     peaks: dict[int, int] = {}
     with running(command, stdout=subprocess.DEVNULL) as process:
@@ -146,7 +148,7 @@ def peak_resident_memory(command: Sequence[str]) -> list[int]:
 
 
 def rank_of(pid: int) -> int:
-    """The rank of a process and its descendants, from the variable that torchrun sets; -1 without torchrun."""
+    """The rank of a process, from the variable that torchrun sets and its descendants inherit; -1 without torchrun."""
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:  # the process has ended
@@ -156,7 +158,9 @@ def rank_of(pid: int) -> int:
 
 @contextmanager
 def running(command: Sequence[str], limit: float = LIMIT, **options: Any) -> Iterator["subprocess.Popen[Any]"]:
-    """A process. It is killed with its descendants after `limit` seconds and at the end of the block."""
+    """Context manager that yields a new process, which is killed with its descendants after `limit` seconds and at the
+    end of the block.
+    """
     with subprocess.Popen(command, **options) as process:
         timer = threading.Timer(limit, kill_tree, [process])
         timer.daemon = True
@@ -176,6 +180,7 @@ def kill_tree(process: "subprocess.Popen[Any]") -> None:
 
 
 def write_corpus(path: Path, size: int) -> None:
+    """Write at least `size` bytes of words, of which every second one is random."""
     rng = random.Random(0)
     letters = "abcdefghijklmnopqrstuvwxyz"
     with path.open("w") as file:
@@ -186,7 +191,9 @@ def write_corpus(path: Path, size: int) -> None:
 
 
 def run_and_measure_memory(command: Sequence[str], cache: Path) -> tuple[float, int]:
-    """Run a command; returns its time in seconds and its peak memory in bytes, sampled 20 times per second."""
+    """Run a command; returns its time in seconds, and the peak anonymous memory of its processes together in bytes,
+    sampled 20 times per second.
+    """
     started = time.monotonic()
     peak = 0
     environment = {**os.environ, "TINYLM_CACHE": str(cache / "cache")}

@@ -5,10 +5,10 @@
 
 Each fault is inserted into a temporary copy of the tree, never into the checkout. A file is drawn with a probability
 proportional to its number of statements, then one of its lines, then one of the mutants that the operators of
-`mutation_operators.py` make of the line. The tests that execute the line run first, starting with those of the file
-itself. Tests of the command line run tinylm in processes that are not traced, so the other tests of the file's folder
-and those of tests/commands follow. The first failure ends a case. Which test executes which line is recorded once per
-tree, by running all of --tests under coverage, and stored in --cache.
+`mutation_operators.py` make of the line. The tests that execute the line run first, starting with those in the file's
+own test file. Tests of the command line run tinylm in processes that are not traced, so the other tests of the file's
+folder and those of tests/commands follow. The first failure ends a case. Which test executes which line is recorded
+once per tree, by running all of --tests under coverage, and stored in --cache.
 
 Prints a table. --out writes the cases for --replay, which locates each fault in the current tree and skips faults whose
 lines have changed. A survivor shows a missing test, or an equivalent mutant: a change that no test can detect, such as
@@ -46,11 +46,14 @@ SURVIVED, UNDECIDED, NOT_FOUND = "SURVIVED", "undecided: time limit", "not found
 
 @dataclass(frozen=True)
 class Verdict:
+    """The result of the tests of one mutant."""
+
     mutant: Mutant
     killed_by: str  # the first test that failed, or SURVIVED, UNDECIDED, NOT_FOUND
     seconds: float
 
     def cells(self) -> list[str]:
+        """The cells of the table."""
         place = f"{self.mutant.path}:{self.mutant.line}"
         fault = self.mutant.difference().replace("|", "\\|")
         return [place, self.mutant.operator, fault, self.killed_by.replace("|", "\\|"), f"{self.seconds:.0f}"]
@@ -146,7 +149,9 @@ def run_python(copy: Path, arguments: Sequence[str], limit: float) -> tuple[int,
 
 
 def run_tests(copy: Path, tests: Iterable[str], limit: float) -> str | None:
-    """The first test that fails, UNDECIDED at the time limit, or None. A test that hangs is ended by pytest's limit."""
+    """The first test that fails, or UNDECIDED at the time limit; None if all pass. Without the name of a test, pytest's
+    exit status. pytest's own limit ends a test that hangs.
+    """
     listed = copy.parent / "tests.txt"
     for is_last, names in enumerate((list(tests), sorted({test.split("[")[0] for test in tests}))):
         if not names:
@@ -159,7 +164,7 @@ def run_tests(copy: Path, tests: Iterable[str], limit: float) -> str | None:
         status, output = result
         if status in (0, 5):
             return None
-        # 4: an unknown name, if the fault changes the names of a test's parameters, or prevents that they are collected
+        # 4: pytest finds no test of this name, if the fault changes ids of parameters or prevents the collection
         if status != 4 or is_last:
             failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - |$)", output, re.MULTILINE)
             return failed[1] if failed else f"pytest's exit status {status}"

@@ -1,4 +1,4 @@
-"""The faults that `mutants.py` inserts into source files: each replaces one expression or statement.
+"""The faults that `mutants.py` inserts into source files: each changes one expression, operator or statement.
 
 Annotations, decorators, docstrings, f-strings, messages of exceptions, notes and warnings, and code under
 `if TYPE_CHECKING` are excluded: changes there do not affect behaviour, or only wording.
@@ -31,7 +31,7 @@ ARITHMETIC = {
     ast.BitAnd: ("&", "|"),
     ast.BitOr: ("|", "&"),
 }
-COMMUTATIVE = {"max", "min", "isclose"}
+COMMUTATIVE = {"max", "min", "isclose"}  # functions whose result does not change if two arguments are swapped
 WORDING = {"note", "warn"}  # functions that only print messages
 
 
@@ -115,7 +115,7 @@ class _Finder(ast.NodeVisitor):
         self.add(operator, *self.span(node), after)
 
     def swap_between(self, operator: str, left: ast.expr, right: ast.expr, pattern: str, after: str) -> None:
-        """Replace the operator sign between two operands."""
+        """Replace the operator between two operands, which `pattern` finds, by `after`."""
         start, end = self.span(left)[1], self.span(right)[0]
         if sign := re.search(pattern.encode(), self.source[start:end]):
             self.add(operator, start + sign.start(), start + sign.end(), after)
@@ -152,7 +152,7 @@ class _Finder(ast.NodeVisitor):
             self.visit(node.value)
 
     def default(self, node: ast.expr) -> None:
-        """A changed default value."""
+        """Add the mutants of a default value."""
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value:
             self.replace("default", node, '""')
         self.visit(node)

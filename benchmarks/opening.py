@@ -3,8 +3,8 @@
     python benchmarks/opening.py                  # Llama's shape, 1.7 billion random parameters in bf16, 3.4 GB on disk
     python benchmarks/opening.py --layers 4
 
-Measures the peak resident memory beyond that of the imports, and the anonymous memory at the end, which the system
-cannot drop because it is not mapped from a file; both also relative to the size of the file. tinylm reads all weights
+Measures the peak resident memory and the anonymous memory, which the system cannot drop because it is not mapped from a
+file; both beyond those of the imports, and also relative to the size of the file. tinylm reads all weights
 when it opens a model, to check that they are finite, so the mapped pages of the file are resident. `first logits`
 includes a forward pass of 16 tokens. Linux only.
 """

@@ -64,7 +64,9 @@ def main() -> None:
     parser.add_argument("--size", default="small", choices=list(SIZES))
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--vocab-size", type=int, default=4096)
-    parser.add_argument("--medians", type=int, nargs="+", default=[40, 120, 360], help="tokens per conversation")
+    parser.add_argument(
+        "--medians", type=int, nargs="+", default=[40, 120, 360], help="median lengths in tokens (default: 40 120 360)"
+    )
     parser.add_argument("--tokens", type=int, default=30_000, help="tokens per epoch (default: 30000)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")

@@ -34,11 +34,12 @@ NEW: dict[str, tuple[str, dict[str, Any]]] = {  # kind: file and settings
     "experts": ("text.txt", {"experts": 4, "expert_balance": 0.1, "optimizer": "adamw"}),
 }
 ADAPTERS = ("LoRA", "bottleneck")
-LIMIT = 900  # seconds for all runs in one mode
+LIMIT = 900  # seconds for all runs in one mode together
 BASE = "next token, AdamW"  # the base model of adapters
 
 
 def write_texts(folder: Path) -> None:
+    """Write a plain text, pairs and conversations."""
     text = (DATA / "corpus.txt").read_text()[:20_000]
     (folder / "text.txt").write_text(text)
     lines = [line[:24] for line in text.splitlines() if line]
@@ -58,6 +59,7 @@ def train_all(folder: Path, mode: str, steps: int) -> None:
 
 
 def losses(run: Path) -> list[float]:
+    """The training loss of each step."""
     return [record["loss"] for record in read_metrics(run) if "loss" in record]
 
 

@@ -33,7 +33,7 @@ from tinylm.training.sharded_tensors import full
 
 OURS, SHARDS, PEER = "ranks, tinylm", "ranks, tinylm, shards", "ranks, DistributedDataParallel"
 WHOLE, PART = "one process, all threads", "one thread"
-TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}  # of gradient norms, relative; the bf16 losses of the parts are rounded
+TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}  # of gradient norms, relative; bf16 rounds the loss of each part
 
 
 class BatchLoss(nn.Module):
@@ -50,7 +50,7 @@ class BatchLoss(nn.Module):
 class Training:
     """A model that is trained on its part of a batch.
 
-    parallel: who divides the work and sums the gradients: OURS, SHARDS, PEER, or WHOLE for one process
+    rows: of the whole batch. parallel: OURS, SHARDS, PEER, or WHOLE for one process
     """
 
     def __init__(self, config: ModelConfig, rows: int, dtype: str, ranks: Ranks, parallel: str) -> None:
@@ -83,13 +83,14 @@ class Training:
 
 
 def on_all(threads: int, work: Callable[[], object]) -> None:
+    """Call `work` on all ranks, with this number of threads each, until all have finished."""
     torch.set_num_threads(threads)
     work()
     torch.distributed.barrier()
 
 
 def on_first(ranks: Ranks, threads: int, work: Callable[[], object]) -> None:
-    """Work on rank 0 while the others wait."""
+    """Call `work` on rank 0, with this number of threads, while the others wait."""
     torch.set_num_threads(threads)
     if ranks.is_first:
         work()

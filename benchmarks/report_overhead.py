@@ -21,8 +21,8 @@ from tinylm.reporter import LogReporter
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", help="text to train on")
-    parser.add_argument("--seconds", type=float, default=60.0, help="training time")
-    parser.add_argument("--size", default="nano", help="size of the model")
+    parser.add_argument("--seconds", type=float, default=60.0, help="training time (default: 60)")
+    parser.add_argument("--size", default="nano", help="size of the model (default: nano)")
     chosen = parser.parse_args(arguments)
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,8 @@ generate as many tokens: for one stream and for 32 after a prompt of one token, 
 tinylm is `tinylm sample` without further options (q8_0: `--quantize int8`) on a model that was opened before, sampling
 at its default temperature; the others take the likeliest token.
 
-`of the bandwidth`: bytes of the weights that each token reads, by the speed at which all threads read memory.
+`of the bandwidth`: the bytes of the weights that one stream reads per second, each weight once per token, relative to
+the bytes that all threads read from memory per second.
 `GOMP_SPINCOUNT` is what tinylm's command line chooses for tinylm, and 10,000 for the others, unless it is set. A
 program that is not installed has no row, and is named on stderr. Needs the extra [bench], and for their rows
 llama-cpp-python and CTranslate2.
@@ -65,7 +66,7 @@ BASE = "llama.cpp"
 
 @dataclass(frozen=True)
 class Shape:
-    """A model with random weights. tokens, batch_tokens: to generate, of one stream and of each of many."""
+    """A model with random weights. tokens, batch_tokens: tokens to generate with one stream, and with each of many."""
 
     layers: int
     width: int
@@ -85,10 +86,7 @@ OPENED = (48, 16)  # tokens and batch_tokens of other models
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to sample from, and how many tokens to generate: of one stream, and of each of many.
-
-    gguf: the model's own GGUF file, if it was opened from one.
-    """
+    """A model to sample from. tokens, batch_tokens: as in Shape. gguf: the file, if the model is from a GGUF file."""
 
     name: str
     exported: ForeignModel
@@ -112,7 +110,7 @@ class Subject:
         return weights * WEIGHT_BYTES[kind]
 
     def requests(self) -> dict[str, Request]:
-        """The measured requests, by name."""
+        """The measured requests, by name. Their choices are set later."""
         return {
             "one": Request("", 1, 1, self.tokens),
             "many": Request("", STREAMS, 1, self.batch_tokens),
@@ -165,7 +163,7 @@ def running(name: str, job: Job) -> Iterator[Program]:
 
 
 def environment(name: str) -> dict[str, str]:
-    """The environment of a program, with its OpenMP spin."""
+    """The environment variables of a program, with its OpenMP spin count."""
     values = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
     if not any(variable in values for variable in SPIN_VARIABLES):
         values["GOMP_SPINCOUNT"] = str(choose_spin_count() if name.startswith("tinylm") else SPIN_COUNT)
@@ -237,7 +235,7 @@ def prepare(subject: Subject, kind: str, folder: Path) -> Job:
         write_gguf(job.gguf, exported, kind)
         job.model.mkdir()
         write_folder(job.model, exported, DTYPES[kind])
-    time.sleep(SETTLED)  # tinylm reads files again that have just been written
+    time.sleep(SETTLED)  # conversions of files that changed later than this are not recorded
     quantize = ["--quantize", "int8"] if kind == "q8_0" else []
     run_tinylm(["sample", "-m", str(job.model), "-n", "1", "--device", "cpu", "--quiet", *quantize])
     return job
@@ -270,7 +268,7 @@ def compare(
 
 
 def fastest(program: Program, request: Request) -> Request:
-    """The request with the program's fastest choice, which is warm afterwards."""
+    """The request with the program's fastest choice, by one timing each after a warm-up."""
     requests = [replace(request, choice=choice) for choice in program.choices]
     for warm_up in requests:
         program.seconds(replace(warm_up, tokens=1))
@@ -301,7 +299,7 @@ def _ratio(times: Times, name: str) -> str:
 
 
 def memory_bandwidth(size: int = 1 << 28, rounds: int = 5) -> float:
-    """Bytes per second that all threads read from memory: the best of some sums of a large tensor."""
+    """Bytes per second that all threads read from memory: the fastest sum of a large tensor. size: of it in bytes."""
     numbers, best = torch.ones(size // 4), math.inf
     for _ in range(rounds):
         begun = time.perf_counter()

@@ -1,10 +1,11 @@
-"""The programs that benchmarks/sampling.py compares. Each runs in a process of its own: their OpenMP runtimes disturb
-each other, and an idle one sleeps.
+"""The programs that benchmarks/sampling.py and thread_policy.py compare. Each runs in a process of its own, since
+several OpenMP runtimes in one process slow each other down.
 
     python benchmarks/sampling_programs.py PROGRAM JOB      # JOB: a `Job` as JSON
 
-A program offers choices, such as numbers of threads, of which the benchmark takes the fastest. The process writes their
-names as a line of JSON, then answers each line of stdin, a `Request` as JSON, with the seconds that it took.
+A program offers choices, such as numbers of threads; sampling.py uses the fastest. The process writes their names as a
+line of JSON, then answers each line of stdin, a `Request` as JSON, with the seconds that it took. A program that cannot
+run writes the reason under `missing`, and ends.
 """
 
 import functools
@@ -128,7 +129,7 @@ def policy_of_llama_cpp(job: Job) -> Choices:
 
 
 def _always(threads: int) -> Generator[int, float, None]:
-    """As `fastest_threads`, for a fixed number."""
+    """Replaces `fastest_threads`: always yields the same number."""
     while True:
         yield threads
 
@@ -139,7 +140,7 @@ def _policies(functions: dict[int, Generate]) -> Choices:
 
 
 def _generate(model: Any, job: Job, rows: int, prompt: list[int], tokens: int) -> None:
-    """As tinylm generates the tokens of its samples."""
+    """Generate tokens as `tinylm sample` does at its default temperature."""
     from tinylm.generation.generation_config import SamplingConfig
     from tinylm.generation.generator import generate
     from tinylm.generation.sampler import Sampler
@@ -149,8 +150,9 @@ def _generate(model: Any, job: Job, rows: int, prompt: list[int], tokens: int) -
 
 
 def llama_cpp(job: Job) -> Choices:
-    """llama.cpp through its C functions, taking the likeliest token: with its default cache (16 bits, flash attention
-    where it gains) and with tinylm's (32 bits)."""
+    """llama.cpp through its C functions, taking the likeliest token: with its default cache (16 bits, automatic flash
+    attention) and with one of 32 bits without flash attention, which tinylm uses for f32 weights.
+    """
     from tinylm.generation.llama_cpp import import_llama_cpp
 
     library = import_llama_cpp()
@@ -215,7 +217,7 @@ class _Batch:
         )
 
     def set(self, tokens: np.ndarray, positions: np.ndarray | int) -> None:
-        """tokens, positions: (rows * length,)."""
+        """Set tokens (rows * length,) and their positions, of the same shape or one for all."""
         self._tokens[:], self._positions[:] = tokens, positions
 
 
@@ -225,10 +227,10 @@ def _likeliest(library: Any, context: Any, rows: int, size: int) -> np.ndarray:
 
 
 def ctranslate2(job: Job) -> Choices:
-    """CTranslate2, taking the likeliest token. 16 bits are bfloat16, on processors for which it has that."""
+    """CTranslate2, taking the likeliest token. f16 is bfloat16 here, on processors for which it is supported."""
     if job.kind not in PRECISIONS:
         raise MissingError("CTranslate2 opens no GGUF files")
-    sys.modules["torch"] = None  # it needs none to generate
+    sys.modules["torch"] = None  # not needed to generate; `None` makes its import fail
     try:
         import ctranslate2 as library
     except ImportError as error:
@@ -242,7 +244,7 @@ def ctranslate2(job: Job) -> Choices:
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL, timeout=300)
         config = json.loads((converted / "config.json").read_text())
         names = {name: config.get(name) or "<|endoftext|>" for name in ("bos_token", "eos_token", "unk_token")}
-        (converted / "config.json").write_text(json.dumps(config | names))  # without one it does not open
+        (converted / "config.json").write_text(json.dumps(config | names))  # a missing name prevents the opening
     vocabulary = json.loads((converted / "vocabulary.json").read_text())
 
     @functools.cache
@@ -306,13 +308,13 @@ POLICIES: dict[str, Callable[[Job], Choices]] = {  # of benchmarks/thread_policy
 
 
 def prompt_ids(job: Job, length: int) -> list[int]:
-    """The ids of a prompt; the first ones of many vocabularies are special tokens."""
+    """Random ids of a prompt, without the first 16 (or half of a small vocabulary), which are often special tokens."""
     low = min(16, job.vocab_size // 2)
     return np.random.default_rng(0).integers(low, job.vocab_size, length).tolist()
 
 
 def serve(name: str, job: Job, requests: Any, write: Callable[[object], object]) -> None:
-    """Open the program, then answer requests until their end."""
+    """Open the program, then answer the lines of `requests` until their end."""
     try:
         choices = (PROGRAMS | POLICIES)[name](job)
     except MissingError as error:
@@ -334,7 +336,7 @@ def as_json(value: Job | Request) -> str:
 def main(arguments: Sequence[str]) -> None:
     name, job = arguments
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # output of libraries goes to stderr
 
     def write(value: object) -> None:
         print(json.dumps(value), file=answers, flush=True)

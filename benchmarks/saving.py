@@ -1,12 +1,12 @@
-"""How long a save holds training up, and how long it takes in all.
+"""How long training waits for a save, and how long the save takes.
 
     python benchmarks/saving.py                                                                      # 15 seconds
     python benchmarks/saving.py --training                                                           # 5 minutes
     python -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/saving.py --training --parallel fsdp
 
-Without --training, prints for each save of made-up weights with Adam's moments the seconds until training would go on,
-and the seconds until the save is on disk. The check of the trainer for finite numbers, which precedes a save, is not
-included.
+Without --training, prints for each save of random weights and Adam moments of this size together the seconds that
+training would wait and the seconds until the save is on disk. The trainer's check for finite weights, which precedes a
+save, is not included.
 
 With --training, trains a model of that size with AdamW on a CPU, in turns with saves every SAVE_EVERY steps and
 without. The difference per save includes all that a save takes from the steps beside it: processor time and memory
@@ -33,7 +33,7 @@ from tinylm.training.background_save import BackgroundSaver
 from tinylm.training.events import Event, Stepped
 from tinylm.training.state import TrainerState
 
-MATRIX = 1024  # rows and columns of the made-up weights
+MATRIX = 1024  # rows and columns of each matrix of random weights
 TOKENIZER = train_char("abc")
 CONFIG = RunConfig.new(
     model=make_model_config(vocab_size=TOKENIZER.vocab_size, preset="modern", size="nano"),

@@ -1,7 +1,7 @@
 """Peak memory of each rank: torchrun --standalone --nproc-per-node 2 benchmarks/sharding.py --parallel fsdp.
 
 Trains a model of 52 million parameters for two steps on a CPU in fp32, and prints the peak resident memory of each
-process before and after.
+process before and after the training.
 """
 
 import argparse
@@ -16,12 +16,13 @@ MODEL = {"layers": 8, "heads": 8, "width": 768, "context": 32, "tokenizer": "cha
 
 
 def peak() -> float:
+    """Peak resident memory of this process so far, in MiB on Linux."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--parallel", default="fsdp")
+    parser.add_argument("--parallel", default="fsdp", help="ddp or fsdp (default: fsdp)")
     options = parser.parse_args()
     before = peak()
     with tempfile.TemporaryDirectory() as folder:

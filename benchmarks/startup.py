@@ -1,4 +1,4 @@
-"""Start-up time: tinylm --help and the first character of tinylm sample, beside importing torch and llama.cpp.
+"""Start-up time: tinylm --help and the first character of tinylm sample, beside `import torch` and llama-cpp-python.
 
     python benchmarks/startup.py --rounds 5
     python benchmarks/startup.py --rounds 5 --model SmolLM2-135M-Instruct.Q4_1.gguf    # a run directory or GGUF file
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         has_llama_cpp = import_llama_cpp() is not None
         if has_llama_cpp:
-            time.sleep(SETTLED)  # the files of a model that has just been written are read again
+            time.sleep(SETTLED)  # conversions of files that changed later than this are not recorded
             run([*sample, "--max-tokens", "1"])
             (converted,) = (Path(folder) / "cache").glob("gguf/*.gguf")
             functions[f"{FIRST}, llama.cpp"] = lambda: first_byte([*sample, "--max-tokens", "1000"])
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, ratio in ((name, f"{1 / speedup(times, name, TORCH).median:.2f}") for name in times)
     ]
     print(describe_machine(["torch"]))
-    print(table(["process", "seconds", f"after {TORCH}", f"times {TORCH}"], rows))
+    print(table(["process", "seconds", f"minus {TORCH}", f"times {TORCH}"], rows))
     if parts:
         medians = {name: statistics.median(part[name] for part in parts) for name in parts[0]}
         print(table(["part", "seconds"], [[name, f"{seconds:.3f}"] for name, seconds in medians.items()]))

@@ -1,12 +1,12 @@
 """The number of threads that generation chooses on an idle and on a busy machine: tokens per second of the default and
 of fixed numbers of threads.
 
-    python benchmarks/thread_policy.py                                             # 4x128, 6x384, 12x768: 8 minutes
+    python benchmarks/thread_policy.py                                             # 4x128, 6x384, 12x768: 13 minutes
     python benchmarks/thread_policy.py --models SmolLM2-135M-Instruct.Q4_1.gguf    # 5 minutes
 
-For 0, 1 and 2 busy neighbours: processes that compute all the time. Each load is measured in a new process, since the
-policy depends on earlier steps; its first answers are not counted. The default and the fixed numbers take turns.
-OpenMP spin is that of tinylm's command line (the same for `sample` and `chat`), unless it is set. `of the best` is the
+Measured beside 0, 1 and 2 neighbours: processes that compute all the time. Each number of neighbours is measured in a
+new process, since the policy depends on earlier steps; the first round is not counted. The default and the fixed
+numbers take turns. The OpenMP spin count is that of tinylm's command line, unless it is set. `of the best` is the
 ratio of the default to the faster of the fixed numbers, per round.
 """
 
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(seconds: Callable[[Request], float], requests: dict[str, Request], rounds: int) -> Times:
-    """The seconds of each request in turns, without those of the first round."""
+    """The seconds of each request in turns, without a first round. seconds: runs a request."""
     times: Times = {name: [] for name in requests}
     for number in range(rounds + 1):
         for name, request in requests.items():
@@ -71,7 +71,7 @@ def cells(times: Times, tokens: int) -> list[str]:
 
 @contextmanager
 def busy_neighbours(count: int) -> Iterator[None]:
-    """Context manager during which `count` other processes compute."""
+    """Context manager during which `count` other processes use the CPU."""
     with ExitStack() as stack:
         for _ in range(count):
             process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))

@@ -5,14 +5,15 @@ Trainer, and a plain training loop for the peers. tinylm gpt2 and transformers' 
 their logits are compared before the measurement. All models run without dropout, transformers without its cache.
 
 The settings start with the defaults and add one change each, to separate their effects: number format, optimizer, the
-peer's GELU, and with --compile compiled layers. (tinylm compiles by default in bf16 runs of ten minutes or more without
-dropout. Compiling happens in the warm-up, so --compile needs --warmup of at least 1.) Within a setting the models take
-turns; the last two columns are ratios of speeds, computed per round. nanoGPT is not a package: --nanogpt names the
-model.py of a checkout; it is measured with its own random weights and the settings of the peer.
+peer's GELU, and with --compile compiled layers. (tinylm compiles by default in runs of ten minutes or
+more, except in fp32 where it uses oneDNN. Compiling happens in the warm-up, so --compile needs --warmup of at least 1.)
+Within a setting the models take turns; the last two columns are ratios of speeds, computed per round. nanoGPT is not a
+package: --nanogpt names the model.py of a checkout; it is measured with its own random weights and the settings of the
+peer.
 
-The share of the product rate is the speed of a model relative to that of a machine which only multiplies matrices: its
-FLOPs per step (6 per matrix parameter and token, and causal attention) at the rate of large products in the same
-format, which take turns with the models. --profile prints the operations of a step of tinylm modern by their time.
+The share of the product rate is the time that the FLOPs of a step (6 per matrix parameter and token, and causal
+attention) take at the rate of large products in the same format, relative to the time of the step. The products take
+turns with the models. --profile prints the operations of a step of tinylm modern by their time.
 """
 
 import argparse
@@ -47,7 +48,7 @@ PRODUCT_ROWS, PRODUCT_WIDTH, PRODUCT_COUNT = 2048, 512, 100
 
 @dataclass(frozen=True)
 class Setting:
-    """How tinylm and the peer train. `dtype` and `peer_dtype` are tinylm's names of number formats."""
+    """How tinylm and the peer train. dtype, peer_dtype: number formats by tinylm's names."""
 
     name: str
     dtype: str
@@ -58,6 +59,7 @@ class Setting:
 
 
 def settings(compiled: bool) -> list[Setting]:
+    """The settings in the order of the table. compiled: also with compiled layers."""
     auto = choose_machine("cpu", "auto", Console()).dtype
     rows = [
         Setting(f"defaults (tinylm: {auto}, fused AdamW; transformers: fp32, AdamW)", auto, "fp32", False),
@@ -71,11 +73,12 @@ def settings(compiled: bool) -> list[Setting]:
 
 
 def peer_loss(peer: GPT2LMHeadModel, batch: Batch) -> Callable[[], Tensor]:
+    """A function that computes the mean loss of a batch in nats per token."""
     return lambda: peer(batch.ids, labels=batch.targets, shift_labels=batch.targets, use_cache=False).loss
 
 
 def peer_step(peer: nn.Module, loss: Callable[[], Tensor], dtype: str, fused: bool) -> Callable[[], object]:
-    """A training step of a peer with the same targets."""
+    """A training step of a peer in training mode. loss: computes the loss. fused: use fused AdamW."""
     peer.train()
     optimizer = torch.optim.AdamW(peer.parameters(), fused=True if fused else None)
 
@@ -126,7 +129,10 @@ def products(dtype: str) -> Callable[[], object]:
 
 
 def share_of_product_rate(config: ModelConfig, batch: Batch, step: Sequence[float], products: Sequence[float]) -> str:
-    """The time that the FLOPs of a step take as large products, relative to that of the step: median of the rounds."""
+    """The time that the FLOPs of a step take as large products, relative to that of the step: median over rounds.
+
+    step, products: seconds of each round.
+    """
     flops = training_flops(config) * batch.ids.numel()
     flops_of_products = PRODUCT_COUNT * 2 * PRODUCT_ROWS * PRODUCT_WIDTH**2
     shares = [flops / flops_of_products * alone / seconds for seconds, alone in zip(step, products, strict=True)]
@@ -134,7 +140,7 @@ def share_of_product_rate(config: ModelConfig, batch: Batch, step: Sequence[floa
 
 
 def print_profile(step: Callable[[], object]) -> None:
-    """The 25 operations of a step that take the most time by themselves, on all threads."""
+    """Print the 25 operations of a step with the most time, without that of the operations that they call."""
     step()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         step()

@@ -64,5 +64,6 @@ def tinylm_step(model: Decoder, batch: Batch, dtype: str) -> Callable[[], int]:
 
 
 def random_batch(config: ModelConfig, rows: int) -> Batch:
+    """Random ids and targets, (rows, context) each, always the same."""
     tokens = torch.randint(config.vocab_size, (rows, config.context + 1), generator=torch.Generator().manual_seed(0))
     return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())

@@ -34,7 +34,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = (".ci", "benchmarks", "data", "docs", "tests", "tinylm")
-LIMIT = 600  # seconds for one command; benchmarks/decoding.py compiles four models, in up to a minute each
+LIMIT = 600  # seconds for one command
 CORPUS_CHARACTERS = 40_000
 SKIPPED = "# not run:"
 BUDGET = re.compile(r"--(?:time|steps|epochs)[ =](?!N\b)\S+")
@@ -168,7 +168,7 @@ class Workshop:
         }
 
     def make_texts(self, command: str) -> None:
-        """Substitution 1."""
+        """Make the texts that a command names: substitution 1."""
         made = set(re.findall(r"(?:>|--out|-o) *(\S+)", command))
         for name in set(re.findall(r"(?<![\w/*-])[\w./-]+\.(?:txt|tsv)\b", command)) - made:
             path = self.folder / name
@@ -185,7 +185,7 @@ class Workshop:
         return "".join(f"{' '.join(line).lower()}\t{' '.join(reversed(line)).lower()}\n" for line in words[:200])
 
     def run(self, command: str | Sequence[str], stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """A shell command, or a program with its arguments, with stderr in stdout."""
+        """Run a shell command, or a program with its arguments. stdout includes stderr; exit code 124 at the LIMIT."""
         shell = ["bash", "-o", "pipefail", "-c", command] if isinstance(command, str) else command
         try:
             return subprocess.run(
@@ -204,7 +204,7 @@ class Workshop:
 
 
 def steps_of(block: Block) -> Iterator[tuple[int, str, str | Sequence[str], str]]:
-    """What a block has to run: the line, the text to show, and the command with its standard input."""
+    """Yield the program of a python or diff block: the line, the text to show, the command and its standard input."""
     if block.language == "python":
         lines = block.text.splitlines(keepends=True)
         program = "".join(PYTHON_BUDGET.sub("steps=4" if "resume=" in line else "steps=2", line) for line in lines)
@@ -214,7 +214,10 @@ def steps_of(block: Block) -> Iterator[tuple[int, str, str | Sequence[str], str]
 
 
 def check(document: Path) -> tuple[Counter[str], list[str]]:
-    """Run a document's commands. Returns how many were run, and not run for each reason, and the failures' messages."""
+    """Run a document's commands.
+
+    Returns the number of commands that were run, and that were not run for each reason; and the messages of failures.
+    """
     counts: Counter[str] = Counter()
     failures = []
     with tempfile.TemporaryDirectory(prefix="tinylm-docs-") as folder:

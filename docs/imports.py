@@ -44,7 +44,7 @@ def _imported(file: Path, source: Path) -> set[str]:
 
 
 def reachable(graph: Graph, start: str) -> set[str]:
-    """Everything that `start` imports, directly or not."""
+    """All packages and modules that `start` imports, directly or not."""
     found: set[str] = set()
     pending = [start]
     while pending:
@@ -56,7 +56,7 @@ def reachable(graph: Graph, start: str) -> set[str]:
 
 
 def reduced(graph: Graph) -> Graph:
-    """Without the arrows that a longer path implies. The graph has no cycles (tests/test_layers.py)."""
+    """The graph without the arrows that a longer path implies. It must have no cycles (tests/test_layers.py)."""
     return {
         name: {other for other in imported if not any(other in reachable(graph, via) for via in imported - {other})}
         for name, imported in graph.items()
@@ -64,7 +64,7 @@ def reduced(graph: Graph) -> Graph:
 
 
 def base_modules(graph: Graph, source: Path = ROOT / "tinylm") -> set[str]:
-    """The single modules that import no package: what all others may rely on. The console is for the commands alone."""
+    """The single modules that import no package, directly or not, except the console and the Python API."""
     files = {name for name in graph if not (source / name).is_dir()}
     return {name for name in files if reachable(graph, name) <= files} - {"console", "tinylm"}
 

@@ -4,7 +4,7 @@
 
 trains the runs of SUBJECTS that are not there yet, in about ten minutes on two cores, writes a report on each subject,
 and takes docs/pictures/report-*.png. NAME: a subject; by default, all of them. The runs stay in checkpoints/pictures,
-and the demo in checkpoints/demo, where `make demo` writes it. Needs Pillow, and Chromium.
+and the demo in checkpoints/demo, where `make demo` writes it. Needs playwright, Pillow, and Chromium.
 """
 
 import argparse
@@ -41,7 +41,7 @@ ORIGINAL = (
 class Shot:
     """A picture of the sections of a page from `first` to `last`, whose file is named report-NAME.png.
 
-    width: of the window. scheme: light or dark. token: a token of the passage to choose.
+    width: of the window. scheme: light or dark. token: index of a token of the passage to click.
     """
 
     name: str
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def trained(name: str) -> list[Path]:
-    """The runs of a subject, trained where they are missing; the first is the demo where a subject has none."""
+    """The runs of a subject, trained if they are missing; the demo if the subject has none."""
     if not DEMO.exists() and name in ("demo", "ranks"):
         run("train", "data/corpus.txt", "--out", str(DEMO), "--time", "90s", "--quiet")
     if not TEXT.exists():
@@ -160,7 +160,7 @@ def run(*arguments: str) -> None:
 
 
 def take(browser: Browser, page: Path, shot: Shot) -> None:
-    """Write a picture."""
+    """Write a picture of a page."""
     from PIL import Image  # not needed to read the subjects
 
     opened = browser.new_page(viewport={"width": shot.width, "height": 900}, color_scheme=shot.scheme)

@@ -7,7 +7,7 @@ last one; without arguments, a table of the working tree.
 
     python docs/structure.py --imports COMMIT
 
-prints the drawing of the imports at a commit, as docs/imports.py draws it.
+prints the diagram of the imports at a commit, as docs/imports.py draws it.
 """
 
 import ast

@@ -63,7 +63,10 @@ def tmux(*words: str) -> str:
 
 
 def record(command: str, folder: Path, until: str) -> str:
-    """What is in a terminal in which the command runs, with escape sequences, as soon as `until` matches a line."""
+    """The screen of a terminal in which the command runs, with escape sequences, as soon as `until` matches a line.
+
+    Raises TimeoutError after LIMIT.
+    """
     program = command.replace("tinylm", f"{shlex.quote(sys.executable)} -m tinylm", 1)
     script = f"cd {shlex.quote(str(folder))}; PYTHONPATH={shlex.quote(str(ROOT))} {program}; echo END; sleep {LIMIT}"
     tmux("new-session", "-d", "-x", str(COLUMNS), "-y", str(ROWS), script)

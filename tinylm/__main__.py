@@ -10,7 +10,7 @@ from pathlib import Path
 from tinylm.process_signals import run_with_signal_handlers
 from tinylm.streams import prepare_streams, silence_stream
 
-TORCH_COMMANDS = (  # commands that run a model; `import` and `export` also import torch
+TORCH_COMMANDS = (  # `import` and `export` also import torch, but without these settings
     "train",
     "sample",
     "chat",
@@ -22,7 +22,7 @@ TORCH_COMMANDS = (  # commands that run a model; `import` and `export` also impo
     "report",
     "doctor",
 )
-SHARED_COMMANDS = ("train", "finetune-lora", "finetune-adapter", "eval")  # torchrun may start several processes of one
+SHARED_COMMANDS = ("train", "finetune-lora", "finetune-adapter", "eval")  # torchrun can run these in several processes
 HELP_FLAGS = {"--help", "-h", "--version"}
 
 

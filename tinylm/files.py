@@ -62,7 +62,7 @@ def _require_regular(path: Path, status: os.stat_result) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Raise OSError unless the path is a folder. A symbolic link to a folder is none."""
+    """Raise OSError unless the path is a folder and not a symbolic link to a folder."""
     if is_link(path):
         raise OSError(errno.ELOOP, "it is a symbolic link, and links inside a run are not followed", str(path))
     if not stat.S_ISDIR(path.stat().st_mode):

@@ -73,8 +73,8 @@ class Model(TextGenerator):
     path: run directory, Hugging Face folder or GGUF file of the model; with adapters, path of the first adapter.
     network: the torch module, in evaluation mode; its weights are fp32, or `dtype` if they were stored in 16 bits.
     dtype: number format of the computation. quantize: "int8" quantizes the weights for generation.
-    data, objective: description of the training text and objective of the first or selected adapter, or without one of
-        the model; `None` if not recorded.
+    data, objective: description of the training text, and the objective, of the selected adapter (initially the first)
+        or, without an adapter, of the model; `None` if not recorded.
     note: the note of `load` about device and number format.
     """
 

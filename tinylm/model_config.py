@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinylm.errors import UsageError
-from tinylm.validation import check_choice, check_values, require
+from tinylm.validation import check_choice, check_values, describe_value, require
 
 ARCHITECTURES = ("decoder", "encoder", "encoder-decoder")
 POSITIONS = ("rope", "learned", "sinusoidal", "relative", "none")
@@ -312,7 +312,8 @@ class ModelConfig:
         beyond = [layer for layer in self.local_layers if not 0 <= layer < self.layers]
         require(
             not beyond,
-            f"`local_layers` names layer {beyond[0] if beyond else ''}; they are numbered from 0 to {self.layers - 1}.",
+            f"`local_layers` names layer {describe_value(beyond[0]) if beyond else ''}; layers are numbered from 0 to "
+            f"{self.layers - 1}.",
         )
         require(len(set(self.local_layers)) == len(self.local_layers), "`local_layers` names a layer twice.")
 

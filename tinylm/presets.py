@@ -36,7 +36,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-# In ascending order of parameters. Decision 018 measured "tiny".
+# In ascending order of parameters. "tiny" was added by decision 018.
 SIZES: dict[str, dict[str, int]] = {
     "nano": {"layers": 3, "heads": 3, "width": 96, "context": 64},
     "micro": {"layers": 4, "heads": 4, "width": 128, "context": 128},

@@ -345,7 +345,7 @@ def join_ranks(launch: Launch, reporter: Reporter | None = None) -> Iterator[Ran
 
     reporter: receives a note if rank 0 waits for other ranks
 
-    The process can join again after the block; on CUDA and with a sharded model, not after an exception.
+    The process can join again after the block, but after an exception only if it uses neither CUDA nor a sharded model.
 
     Raises UsageError if torch has no torch.distributed, and JoinError if the other ranks cannot be reached.
     """

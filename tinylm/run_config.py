@@ -19,7 +19,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.model_config import ModelConfig
 from tinylm.serialization import from_json
 from tinylm.training_config import OBJECTIVES, TrainingConfig
-from tinylm.validation import check_choice, check_values, require
+from tinylm.validation import check_choice, check_values, describe_value, require
 
 ADAPTER_KINDS = ("lora", "bottleneck")
 DEVICES = ("cuda", "mps", "cpu")
@@ -292,7 +292,8 @@ class RunConfig:
         found = values.get("format") if isinstance(values, dict) else None
         if type(found) is int and found > FORMAT:
             raise TinyLMError(
-                f"it was written by a newer tinylm (format {found}, this one reads {FORMAT}); upgrade tinylm"
+                f"it was written by a newer tinylm (format {describe_value(found)}, this one reads {FORMAT}); upgrade "
+                "tinylm"
             )
         if type(found) is int and 1 <= found < FORMAT:
             raise TinyLMError(

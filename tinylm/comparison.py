@@ -163,7 +163,7 @@ def _validation_text(a: Model, b: Model, reporter: Reporter) -> Callable[[], Str
 def _encode(
     a: Model, b: Model, text: Callable[[], Stream], reporter: Reporter
 ) -> tuple[PositionedTokens, PositionedTokens]:
-    """The text, encoded by the tokenizer of each model."""
+    """The text, encoded by the tokenizers of a and b."""
     with reporter.counting("encoding", None, "characters") as advance:
         first = encode_with_positions(text(), a.tokenizer, advance)
         if a.tokenizer.sha256 == b.tokenizer.sha256:
@@ -172,6 +172,7 @@ def _encode(
 
 
 def _token_losses(model: Model, ids: np.ndarray, batch_size: int | None, reporter: Reporter) -> np.ndarray:
+    """The losses in nats of all ids but the first: (N,) -> (N - 1,)."""
     assert isinstance(model.network, Decoder)
     rows = batch_size or default_batch_size(model.context)
     with reporter.counting("scoring", len(ids) - 1, "tokens") as advance:
@@ -201,7 +202,7 @@ def compared_parts(a: PositionedTokens, b: PositionedTokens) -> ComparedParts:
 
 
 def compare_losses(names: tuple[str, str], parts: ComparedParts, nats_a: np.ndarray, nats_b: np.ndarray) -> Comparison:
-    """Compare models by their losses in nats on the parts, (U,) each."""
+    """Compare two models. nats_a, nats_b: (U,), the sum of the losses of each model on each part, in nats."""
     n_bytes = int(parts.bytes.sum())
     tokens_a, tokens_b = (int(edges[-1] - edges[0]) for edges in (parts.edges_a, parts.edges_b))
     bits_a, bits_b = nats_a / math.log(2), nats_b / math.log(2)

@@ -35,7 +35,7 @@ BUCKETS_IN_FLIGHT = 2  # besides the one that was just started
 MAX_SUM_BYTES = (BUCKETS_IN_FLIGHT + 1) * BUCKET_BYTES  # that `Ranks.add` allocates at a time, for contiguous tensors
 POLL_SECONDS = 0.05
 TIMEOUT = timedelta(minutes=30)  # of one operation, in which the other ranks wait while rank 0 saves or samples
-LINGER_SECONDS = 10.0  # after an error, rank 0 keeps the store that it holds until the others have read the error
+LINGER_SECONDS = 10.0  # longest time that rank 0 keeps its store after an error, so that other ranks can read the error
 ERROR_KEY, READY_KEY, ENDED_KEY = "error", "ready", "ended"
 
 

@@ -46,6 +46,8 @@ def test_missing_variables_are_an_error_for_several_processes_only(missing: list
         ("WORLD_SIZE", "0"),
         ("LOCAL_RANK", "x"),
         ("WORLD_SIZE", "9" * 99),
+        ("RANK", "0" * 9 + "99"),
+        ("RANK", "0" * 6000),
         ("MASTER_PORT", "0"),
         ("MASTER_PORT", "65536"),
     ],

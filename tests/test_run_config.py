@@ -639,6 +639,13 @@ def test_the_error_for_a_newer_format_has_its_number_even_if_everything_else_has
         assert caught.value.exit_code == 1
 
 
+def test_a_number_of_many_digits_is_not_in_the_error() -> None:
+    with pytest.raises(TinyLMError, match="format a number of more than 40 digits, this one reads"):
+        RunConfig.from_json({"format": 10**4000})
+    with pytest.raises(UsageError, match="`local_layers` names layer a number of more than 40 digits; layers are"):
+        small(local_window=4, local_layers=(10**4000,))
+
+
 def test_the_error_says_what_is_wrong_in_the_document() -> None:
     with pytest.raises(TinyLMError, match=r"unknown: oddity, surprise"):
         RunConfig.from_json({**document(), "surprise": 1, "oddity": 2})

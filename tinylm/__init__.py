@@ -1,6 +1,6 @@
 """Train, fine-tune, evaluate and sample small language models.
 
-The functions of this module load torch when they are first used.
+The functions and the class `Model` are imported on first access, and import torch then.
 """
 
 import importlib

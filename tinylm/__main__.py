@@ -1,4 +1,4 @@
-"""Entry point of the program: makes the settings that must precede all other imports, then runs the command line."""
+"""Entry point: sets up signal handlers, streams and torch's environment, then imports and runs the command line."""
 
 import atexit
 import contextlib
@@ -10,7 +10,7 @@ from pathlib import Path
 from tinylm.process_signals import run_with_signal_handlers
 from tinylm.streams import prepare_streams, silence_stream
 
-TORCH_COMMANDS = (
+TORCH_COMMANDS = (  # `import` and `export` also import torch, but without these settings
     "train",
     "sample",
     "chat",
@@ -22,7 +22,7 @@ TORCH_COMMANDS = (
     "report",
     "doctor",
 )
-SHARED_COMMANDS = ("train", "finetune-lora", "finetune-adapter", "eval")  # may run in several processes under torchrun
+SHARED_COMMANDS = ("train", "finetune-lora", "finetune-adapter", "eval")  # torchrun can run these in several processes
 HELP_FLAGS = {"--help", "-h", "--version"}
 
 
@@ -78,7 +78,10 @@ def _reduce_garbage_collection() -> None:
 
 
 def _set_torch_environment() -> None:
-    """Set the environment variables that torch and its libraries read when loaded, unless the user has set them."""
+    """Set the environment variables of torch's compilers and of OpenMP, unless the user has set them.
+
+    Called before torch is imported: OpenMP reads its variables when it is loaded.
+    """
     from tinylm.errors import TinyLMError
     from tinylm.kernels.compiler_cache import use_private_folders
     from tinylm.kernels.openmp_spin import SPIN_VARIABLES, choose_spin_count

@@ -17,12 +17,15 @@ Message = dict[str, Any]
 
 @dataclass(eq=False)
 class ChatSession:
-    """A conversation with a decoder, in which each question and answer is kept.
+    """A conversation with a decoder. All questions and answers are kept.
 
-    format: its chat template. config: of the answers; answer n, from 0, has the random stream (`config.seed`, 2 n).
+    format: format of the conversation, made from the chat template.
+    config: settings of the answers. The answer after n messages has the random stream (`config.seed`, n).
     system: the system message; `None` for the default of the template.
-    messages: the questions and answers so far, the oldest first. dropped: how many of the oldest no longer fit the
-        context, and are not part of the prompt. finish_reason: of the last answer; see `Sample`.
+    messages: the questions and answers so far, the oldest first.
+    dropped: number of the oldest messages that no longer fit the context and are left out of the prompt.
+    finish_reason: of the last answer, as in `Sample`; `length` also for one that the caller stopped. Empty before the
+        first answer.
     """
 
     model: TextGenerator
@@ -37,7 +40,7 @@ class ChatSession:
     def ask(self, question: str) -> Generator[str]:
         """Yield the answer to a question in chunks. If the iteration stops early, the chunks so far are the answer.
 
-        Raises UsageError, without a change of the conversation, for a question that the template refuses, that has
+        Raises UsageError, and leaves the conversation unchanged, for a question that the template rejects, that has
         unknown characters, or that does not fit the context.
         """
         user = {"role": "user", "content": question}
@@ -63,17 +66,17 @@ class ChatSession:
         self.dropped = 0
 
     def transcript(self) -> list[Message]:
-        """All messages, the system message first."""
+        """All messages, also those dropped from the prompt, after the system message if there is one."""
         return [*self._system_messages(), *self.messages]
 
     def _system_messages(self) -> list[Message]:
         return [] if self.system is None else [{"role": "system", "content": self.system}]
 
     def _encode(self, messages: list[Message]) -> tuple[EncodedPrompt, int]:
-        """The prompt for the next answer, and how many of the oldest messages had to be left out of it.
+        """The prompt for the next answer, and the number of the oldest messages that are left out of the prompt.
 
         `max_tokens` or a quarter of the context, whichever is less, is reserved for the answer. A question is dropped
-        together with its answer.
+        together with its answer. Raises UsageError if the last message alone does not fit.
         """
         context = self.model.context
         room = min(self.config.max_tokens, context // 4)

@@ -35,14 +35,7 @@ COMMANDS = {  # the function in tinylm.commands of each command, in the order of
     "doctor": "doctor.doctor",
     "cache": "cache.cache",
 }
-MEMORY_OPTIONS = {
-    "size",
-    "context",
-    "micro_batch",
-    "batch_size",
-    "num_samples",
-    "beams",
-}  # smaller values need less memory
+MEMORY_OPTIONS = {"size", "context", "micro_batch", "batch_size", "num_samples", "beams"}  # smaller needs less memory
 
 
 @functools.cache
@@ -70,7 +63,7 @@ class LazyCommands(Mapping[str, Any]):
 
 
 class CommandGroup(TyperGroup):
-    """The group of all commands. Exceptions of a command end the process with a message on stderr and an exit code."""
+    """The group of all commands. An exception of a command ends the process with a message and an exit code."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings | {"commands": LazyCommands()})
@@ -96,7 +89,7 @@ class CommandGroup(TyperGroup):
             raise
 
     def invoke(self, ctx: Any) -> Any:
-        """Parse the arguments of a command and run it. Prints errors, and exits with their code."""
+        """Parse the arguments of a command and run it. On an error, print it and exit with its exit code."""
         try:
             return super().invoke(ctx)
         except Exception as error:
@@ -113,7 +106,7 @@ class CommandGroup(TyperGroup):
 
 def _print_error(ctx: Any, error: Exception) -> int:
     """Print the error on stderr, and return the exit code."""
-    if isinstance(error, JoinError):  # only rank 0 has a stderr, and rank 0 may not be running
+    if isinstance(error, JoinError):  # the stderr of other ranks is silenced, and rank 0 may not be running
         sys.stderr = sys.__stderr__
     if isinstance(error, InterruptedRunError):
         Console().note(str(error))
@@ -143,7 +136,7 @@ def _print_notes(error: Exception) -> None:
 
 
 def _memory_advice(ctx: Any) -> str:
-    """The remedy for an out-of-memory error: the options of the running command that affect memory."""
+    """The remedy for an out-of-memory error: to reduce one of MEMORY_OPTIONS that the running command has."""
     command = ctx.command.commands.get(ctx.invoked_subcommand)
     parameters = [] if command is None else command.params
     flags = [long_flag(parameter) for parameter in parameters if parameter.name in MEMORY_OPTIONS]

@@ -34,12 +34,13 @@ from tinylm.validation import require
 class Comparison:
     """Two models, a and b, on the same text.
 
-    bits_per_byte_a, bits_per_byte_b: mean losses, where a boundary between documents counts as no byte.
+    a, b: names of the models.
+    bits_per_byte_a, bits_per_byte_b: mean losses, in which separators of documents count as tokens but not as bytes.
     loss_a, loss_b: the same losses in nats per token of the model's own tokenizer.
     difference: bits_per_byte_b - bits_per_byte_a; negative if b is better. difference_low, difference_high: its 95 %
-        confidence interval; `None` for a text too short for one.
+        confidence interval; `None` if the text has too few parts for one.
     better: "a" or "b" if the interval excludes 0, else `None`.
-    bytes: size of the scored text. resampled: the units of the bootstrap, as a phrase.
+    bytes: size of the scored text. resampled: description of the units of the bootstrap, for messages.
     """
 
     a: str
@@ -73,8 +74,10 @@ class Comparison:
 class ComparedParts:
     """The parts of a text that two models are compared on.
 
-    bytes: (U,), their sizes without boundaries between documents. edges_a, edges_b: (U + 1,), the beginning of each
-    part and the end of the last one, as indices of the tokens of each model. resampled: the parts as a phrase.
+    bytes: (U,), size of each part without separators of documents.
+    edges_a, edges_b: (U + 1,), indices of the tokens of each model: the first token of each part, and the end of the
+        last part.
+    resampled: description of the parts, for messages.
     """
 
     bytes: np.ndarray
@@ -91,9 +94,9 @@ def load_model_or_adapter(
     dtype: str = "auto",
     reporter: Reporter | None = None,
 ) -> Model:
-    """Load a model, or an adapter on its base model. base: the base model, if the adapter does not record one.
+    """Load the model at `path`, or the base model with the adapter at `path`.
 
-    The other arguments and the errors are those of `load`.
+    base: the base model of an adapter. Default: as in `load`, whose other arguments and errors this function has.
     """
     try:
         return load(path, device=device, dtype=dtype, reporter=reporter)
@@ -113,10 +116,11 @@ def compare_models(
     """Compare two decoders on a text, each in windows of its own context length. The tokenizers may differ.
 
     source: the text. Default: the validation text of both, if they were trained on the same data.
-    names: how the result names the models. Default: their paths.
+    names: names of the models in the result. Default: their paths.
     batch_size: see EvaluationConfig.
 
-    Raises UsageError for models that are not decoders, and for a text that is missing or cannot be used.
+    Raises UsageError for models that are not decoders, and for a text that is missing or cannot be used; TinyLMError
+    for damaged data.
     """
     reporter = reporter or LogReporter()
     for model in (a, b):
@@ -140,7 +144,10 @@ def compare_models(
 
 
 def _validation_text(a: Model, b: Model, reporter: Reporter) -> Callable[[], Stream]:
-    """The validation text that both models have in common. Raises UsageError if there is none."""
+    """Function that opens the validation text of both models.
+
+    Raises UsageError unless both were trained on the same plain text, and TinyLMError if it cannot be read.
+    """
     recorded = [
         model.data
         and (model.data.kind, model.data.fingerprint, model.data.val_fingerprint, model.data.train_characters)
@@ -156,7 +163,7 @@ def _validation_text(a: Model, b: Model, reporter: Reporter) -> Callable[[], Str
 def _encode(
     a: Model, b: Model, text: Callable[[], Stream], reporter: Reporter
 ) -> tuple[PositionedTokens, PositionedTokens]:
-    """The text, encoded by the tokenizer of each model."""
+    """The text, encoded by the tokenizers of a and b."""
     with reporter.counting("encoding", None, "characters") as advance:
         first = encode_with_positions(text(), a.tokenizer, advance)
         if a.tokenizer.sha256 == b.tokenizer.sha256:
@@ -165,6 +172,7 @@ def _encode(
 
 
 def _token_losses(model: Model, ids: np.ndarray, batch_size: int | None, reporter: Reporter) -> np.ndarray:
+    """The losses in nats of all ids but the first: (N,) -> (N - 1,)."""
     assert isinstance(model.network, Decoder)
     rows = batch_size or default_batch_size(model.context)
     with reporter.counting("scoring", len(ids) - 1, "tokens") as advance:
@@ -183,18 +191,18 @@ def compared_parts(a: PositionedTokens, b: PositionedTokens) -> ComparedParts:
         raise UsageError("The text is too short to compare the models; give more text.")
     documents = np.unique(np.append(shared[0], a.documents[a.documents >= shared[0]]))
     units = choose_units(documents)
-    places = np.unique(shared[np.searchsorted(shared, units.edges)])
-    separators = np.searchsorted(a.documents[1:-1] - 1, places)  # number of separators before each place
+    edges = np.unique(shared[np.searchsorted(shared, units.edges)])  # (U + 1,), in bytes
+    separators = np.searchsorted(a.documents[1:-1] - 1, edges)  # (U + 1,), number of separators before each edge
     return ComparedParts(
-        np.diff(places) - np.diff(separators) - (places[1:] == end),  # `end` counts a separator after the last document
-        a.first_tokens(places),
-        b.first_tokens(places),
+        np.diff(edges) - np.diff(separators) - (edges[1:] == end),  # `end` counts a separator after the last document
+        a.first_tokens(edges),
+        b.first_tokens(edges),
         units.describe(len(a.documents) - 1, "bytes"),
     )
 
 
 def compare_losses(names: tuple[str, str], parts: ComparedParts, nats_a: np.ndarray, nats_b: np.ndarray) -> Comparison:
-    """Compare models by their losses in nats on the parts, (U,) each."""
+    """Compare two models. nats_a, nats_b: (U,), the sum of the losses of each model on each part, in nats."""
     n_bytes = int(parts.bytes.sum())
     tokens_a, tokens_b = (int(edges[-1] - edges[0]) for edges in (parts.edges_a, parts.edges_b))
     bits_a, bits_b = nats_a / math.log(2), nats_b / math.log(2)

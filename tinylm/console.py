@@ -63,7 +63,10 @@ class Console:
         self._print_message(self._rewrite(message), "yellow", "Warning: ")
 
     def print_highlighted(self, title: str, parts: Sequence[tuple[str, bool]]) -> None:
-        """Print a title and a text on stderr; parts flagged True are green on a terminal, in [[ ]] elsewhere."""
+        """Print a title and a text on stderr. Parts flagged True are green, or in [[ ]] if colours are not available.
+
+        Printed even if the console is quiet.
+        """
         if self._bar is not None:
             self._bar.clear()
         coloured = sys.stderr.isatty() and not self._stderr.no_color
@@ -128,10 +131,12 @@ class Console:
         self._write(start + f"\n{' ' * len(start)}".join(lines) + "\n")
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print a table on stdout, with columns of numbers aligned to the right.
+        """Print a table on stdout, with columns of numbers aligned to the right. If all `columns` are empty, it has no
+        header.
 
-        On a terminal that is too narrow for it, each row takes several lines: the first cell, then the other cells,
-        each with the name of its column.
+        On a terminal that is too narrow for a table with a header, each row takes several lines: the first cell, then
+        the other cells, each with the name of its column.
+
         Raises OutputError.
         """
         rows = [[printable(cell, sys.stdout) for cell in row] for row in rows]
@@ -172,9 +177,9 @@ class Console:
     def progress(self) -> Iterator[Callable[[float, str], None]]:
         """Context manager that yields a function, which takes the fraction done, from 0 to 1, and a description.
 
-        A terminal shows a bar, other streams a line every PLAIN_SECONDS, both with the expected time left.
-        Fields of the description are separated by two spaces, the most important first: a narrow terminal shows only
-        those that fit.
+        A terminal shows a bar, other streams at most one line per PLAIN_SECONDS, both with the expected time left. A
+        quiet console shows nothing. Fields of the description are separated by two spaces, the most important first: a
+        narrow terminal shows only those that fit.
         """
         if self.quiet:
             yield lambda fraction, description: None
@@ -269,7 +274,7 @@ def _line(cells: Sequence[str], columns: Sequence[tuple[int, bool]]) -> str:
 
 
 def _stacked(cells: Sequence[str], columns: Sequence[str], width: int) -> str:
-    """A row of a table as lines of at most `width` columns, where words allow it: the first cell, then the others."""
+    """A row of a table as lines: the first cell, then the other cells, wrapped at `width` terminal columns."""
     pairs = [f"{column} {cell}" for column, cell in zip(columns[1:], cells[1:], strict=True)]
     pairs = [pair.replace(" ", "\xa0") if len(pair) <= width - 2 else pair for pair in pairs]  # stays on one line
     lines = textwrap.wrap("  ".join(pairs), max(width - 2, 10), break_on_hyphens=False, break_long_words=False)
@@ -279,6 +284,6 @@ def _stacked(cells: Sequence[str], columns: Sequence[str], width: int) -> str:
 def shorten_number(number: float) -> str:
     """A number for people to read: 1,234,567 as 1.2M."""
     for size, least, suffix in ((1e9, 999.95e6, "G"), (1e6, 999.95e3, "M"), (1e3, 999.5, "k")):
-        if number >= least:  # else it would be rounded to 1,000 of the smaller unit
+        if number >= least:  # `least` instead of `size`: 999,950 would be 1000.0k
             return f"{number / size:.1f}{suffix}"
     return f"{number:.0f}"

@@ -72,6 +72,8 @@ def choose_inference_dtype(wanted: str, device: str, weights: torch.dtype = torc
     """The number format: fp32, bf16 or fp16. For 16-bit weights, `auto` is their format. For fp32 weights, it is bf16
     on CUDA devices with bf16 instructions, else fp32.
 
+    weights: dtype of the weights, as from `weights_dtype`.
+
     Raises UsageError for an unknown format.
     """
     if wanted == "auto":
@@ -85,19 +87,22 @@ def choose_inference_dtype(wanted: str, device: str, weights: torch.dtype = torc
 
 
 def weights_dtype(model: nn.Module) -> torch.dtype:
-    """The 16-bit dtype of a model's weights, or fp32. Adapters are fp32, whatever the weights are."""
+    """The 16-bit dtype of a model's weights; fp32 if no parameter has one. The adapters of a 16-bit model are fp32."""
     return next((p.dtype for p in model.parameters() if p.dtype in (torch.bfloat16, torch.float16)), torch.float32)
 
 
 def computes_bf16(device: str) -> bool:
-    """Whether a GPU has bf16 matrix instructions, or an x86 processor bf16 dot-product or matrix instructions."""
+    """Whether a CUDA GPU has bf16 matrix instructions, or an x86 CPU has bf16 dot-product or matrix instructions.
+
+    False for other devices.
+    """
     if device == "cuda":
         return torch.cuda.get_device_capability() >= (8, 0)
     return device == "cpu" and cpu_features.computes_bf16()
 
 
 def must_compare_bf16(device: str) -> bool:
-    """Whether the device has bf16 instructions, but only a measurement can show that they are faster than fp32."""
+    """Whether the device is a CPU with bf16 instructions but without AMX, on which bf16 may be slower than fp32."""
     return device == "cpu" and cpu_features.computes_bf16() and not cpu_features.has_amx()
 
 
@@ -107,7 +112,7 @@ def identify_device(device: str) -> dict[str, Any]:
 
 
 def autocast(device: str, dtype: str) -> AbstractContextManager[object]:
-    """Context manager in which a forward pass with fp32 weights computes in `dtype`."""
+    """Context manager of torch.autocast to `dtype`; it does nothing for fp32."""
     return nullcontext() if dtype == "fp32" else torch.autocast(device, dtype=DTYPES[dtype])
 
 
@@ -119,7 +124,7 @@ def can_compile(device: str) -> bool:
 
 
 def describe_device(device: str) -> str:
-    """The device with its name or its number of threads, as in "cpu (2 threads)"."""
+    """The device, with the name of a CUDA GPU or the number of threads of a CPU, as in "cpu (2 threads)"."""
     if device == "cuda":
         return f"cuda ({torch.cuda.get_device_name()})"
     if device == "cpu":
@@ -134,7 +139,10 @@ def empty_cache(device: torch.device) -> None:
 
 
 def free_memory(device: str) -> int | None:
-    """Bytes of memory that can be allocated without swapping; `None` if the system does not report them."""
+    """Free bytes of a CUDA device, else of the system: available memory, limited by the cgroup.
+
+    Without /proc/meminfo, as on macOS, this is the size of the memory. `None` if the system reports none of these.
+    """
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
     limits = [limit for limit in (_meminfo_available(), _cgroup_free(), _physical_memory()) if limit is not None]

@@ -75,8 +75,8 @@ MAX_ERROR = 1e-3  # see `computation_error`
 class Problem:
     """A problem of this machine.
 
-    subject: one word, such as "gpu". message: the problem, and usually its remedy, unless that is a command of tinylm,
-        which the command line adds. broken: whether something does not work.
+    subject: one word, such as "gpu". broken: whether something does not work.
+    message: the problem and usually its remedy. If the remedy is a command of tinylm, the command line adds it.
     """
 
     subject: str
@@ -93,7 +93,7 @@ class Diagnosis:
 
     @property
     def works(self) -> bool:
-        """Whether everything works. Slow computation and low memory or disk space count as working."""
+        """Whether no problem is `broken`. Slow computation and low memory or disk space count as working."""
         return not any(problem.broken for problem in self.problems)
 
     def warn(self, subject: str, message: str) -> None:
@@ -280,8 +280,8 @@ def _examine_computation(diagnosis: Diagnosis, machine: Machine) -> None:
 
 
 def computation_error(device: str) -> float:
-    """The largest difference, relative to the largest value of its tensor, between the logits and gradients of a small
-    model in fp32 on `device` and those in fp64 on the CPU.
+    """The largest difference between the logits and gradients of a small model in fp32 on `device` and in fp64 on the
+    CPU, relative to the largest absolute value in the same tensor.
     """
     reference = build_model(make_model_config(vocab_size=64, preset="modern", size="nano"))
     model = copy.deepcopy(reference).to(device)
@@ -294,7 +294,7 @@ def computation_error(device: str) -> float:
 
 
 def _logits_and_gradients(model: Any, ids: Tensor) -> Iterator[Tensor]:
-    """The logits of the model and the gradients of a cross-entropy with the ids themselves as targets."""
+    """The logits of the model for ids (B, T), and the gradients of a cross-entropy with the ids as targets."""
     logits = model.logits(model(ids).hidden)  # (B, T, V)
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
     yield logits.detach()
@@ -309,7 +309,7 @@ def _measure_again(machine: Machine, reporter: Reporter) -> None:
         for dtype in dtypes:
             layer_seconds_entry(device, dtype).refresh(functools.partial(measure_layer_seconds, dtype))
     if can_measure_wake_up():
-        with contextlib.suppress(OSError, RuntimeError):  # a sandbox may forbid it
+        with contextlib.suppress(OSError, RuntimeError):  # a sandbox may forbid the measurement
             wake_up_entry().refresh(measure_wake_up)
     thread_latency_entry().refresh(lambda: measure_thread_latency()._asdict())
 

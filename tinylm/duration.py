@@ -14,13 +14,16 @@ def parse_duration(text: str) -> float:
         if match and any(match.groups()):
             hours, minutes, seconds = (float(part or 0) for part in match.groups())
             return hours * 3600 + minutes * 60 + seconds
-    except ValueError:  # two decimal points in a number
+    except ValueError:  # such as 1.2.3 or a single point
         pass
     raise UsageError(f"{describe_value(text)} is not a length of time; write it as 90s, 5m or 1h30m.")
 
 
 def format_duration_setting(seconds: float) -> str:
-    """The duration as text that `parse_duration` reads: 90s, 5m or 2h. Above 1 s, it is rounded up to whole seconds."""
+    """The duration as text that `parse_duration` reads: 90s, 5m or 2h.
+
+    It is rounded up to whole seconds from 1 s on, and below 1 s to the nearest nanosecond.
+    """
     if seconds < 1:
         return f"{seconds:.9f}".rstrip("0") + "s"
     for unit, size in (("h", 3600), ("m", 60)):

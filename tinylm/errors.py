@@ -1,5 +1,5 @@
-"""The errors of tinylm. A message says what is wrong, where, and what to do next. The last part of some is added by
-`tinylm.commands.next_steps`.
+"""The errors of tinylm. A message says what is wrong, where, and what to do next. If the next step is a command,
+`tinylm.commands.next_steps` adds it.
 
 Messages name a setting in backticks, by its name in Python; the command layer replaces it by the flag.
 """
@@ -20,7 +20,7 @@ class UsageError(TinyLMError):
 
 
 class DamagedError(TinyLMError):
-    """Stored content that is incomplete or differs from its record, so that it can be deleted."""
+    """Encoded text that is incomplete, damaged or of another corpus. The message names the folder to delete."""
 
 
 class NoRunError(UsageError):
@@ -32,7 +32,7 @@ class NoModelError(UsageError):
 
 
 class RunExistsError(UsageError):
-    """There is already a run at the `path` that a new run would have."""
+    """There is already a run at `path`, where a new run would be written."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path} already holds a run; `force` replaces it, and another `out` keeps both.")
@@ -56,7 +56,10 @@ class NotMergeableError(UsageError):
 
 
 class UnknownCharactersError(UsageError):
-    """A text has characters without an id; `model` is a model whose vocabulary can be extended, if there is one."""
+    """A text has characters that are not in the vocabulary.
+
+    model: a model whose vocabulary can be extended, or `None`.
+    """
 
     def __init__(self, message: str, model: Path | None) -> None:
         super().__init__(message)
@@ -137,5 +140,7 @@ _MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "cublas_status_all
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device or the system is out of memory. Only CUDA has its own exception, so messages are compared."""
+    """Whether a device or the system is out of memory. Errors of torch are recognised by their messages, since only
+    some devices have an exception of their own.
+    """
     return isinstance(error, MemoryError) or any(message in str(error).lower() for message in _MEMORY_MESSAGES)

@@ -33,7 +33,8 @@ TOLERANCE = 1e-4  # in fp32, relative to the largest absolute logit, or to 1 if 
 class Exported:
     """An export that was written and verified.
 
-    family: the model family as Hugging Face names it, or the architecture as GGUF names it.
+    family: the model family (of an adapter, its base model's) as Hugging Face names it, or the architecture as GGUF
+        names it.
     difference: the largest difference between the logits of the export and of the same weights in tinylm; `None` for
         GGUF, where tensors and tokens are compared instead.
     """
@@ -62,8 +63,9 @@ def export_model(
     base: for peft, the base model of the adapter, if it is neither beside the adapter nor directly in checkpoints/.
     force: replace an earlier export at `out`.
 
-    Raises UsageError, before anything is written, for a model that the format cannot represent and for a path that
-    cannot be used; TinyLMError if the export differs from the model.
+    Raises UsageError for a model that the format cannot represent and for a path that cannot be used; TinyLMError for
+    damaged files, if writing fails, and if the export differs from the model. An earlier export at `out` is then
+    unchanged, unless only the Modelfile cannot be written.
     """
     check_choice("to", to, FORMATS)
     check_choice("dtype", dtype or "f32", (*DTYPES, "q8_0") if to == "gguf" else tuple(DTYPES))
@@ -121,9 +123,9 @@ def _check_free(out: Path, source: Path, to: str, force: bool) -> None:
 
 
 def _check_gguf_free(out: Path, force: bool) -> None:
-    """Raise UsageError unless a GGUF file and its Modelfile can be written.
+    """Raise UsageError unless `out` ends in .gguf, and neither the file nor its Modelfile exists.
 
-    That is, neither exists; or `force` is set, and they are a GGUF file and a Modelfile for it.
+    With `force`, a GGUF file and a Modelfile for it may exist.
     """
     check_name(out)
     if out.suffix != ".gguf":
@@ -147,7 +149,8 @@ def _check_gguf_free(out: Path, force: bool) -> None:
 def _compare(original: LoadedModel, written: LoadedModel, out: Path) -> float:
     """The largest difference between the logits of an export, and of the original model with the exported weights.
 
-    Raises TinyLMError if it exceeds TOLERANCE, or if a tensor, the tokens of a text or a special token differ.
+    Raises TinyLMError if it exceeds TOLERANCE, if a tensor, the tokens of a text or a special token differ, or if a
+    logit is not finite.
     """
     for name, tensor in original.weights.tensors.items():
         found = written.weights.tensors.get(name)
@@ -164,9 +167,11 @@ def _compare(original: LoadedModel, written: LoadedModel, out: Path) -> float:
         original.tokenizer.vocab_size,
         (2, min(64, rounded_original.context)),
         generator=torch.Generator().manual_seed(0),
-    )
+    )  # (2, T)
     exported = written.network.float()
-    logits, expected = (network.logits(network.probe(ids).hidden) for network in (exported, rounded_original))
+    logits, expected = (  # (2, T, V) each
+        network.logits(network.probe(ids).hidden) for network in (exported, rounded_original)
+    )
     if not expected.isfinite().all():
         raise TinyLMError("The logits of the model are not finite numbers; nothing was exported.")
     difference = _largest(logits - expected)

@@ -1,7 +1,7 @@
 """Safe access to files that an attacker may have prepared: regular files only, of limited size, no symbolic links.
 
-Functions that read raise OSError for a file that cannot be opened and ValueError for invalid content. The caller's
-message names the run, the adapter or the cache entry, and the remedy.
+Functions that read raise OSError for a file that cannot be opened and ValueError for invalid content. Callers turn
+these into a message with the run, the adapter or the cache entry, and the remedy.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ _OPEN_FLAGS = (
 
 
 def is_system_failure(error: Exception) -> bool:
-    """Whether an error of reading says nothing about the content: too many open files, no memory, no permission.
+    """Whether reading failed for a reason other than the file: too many open files, no memory, no permission.
 
-    False for a file that is missing or not regular.
+    False for a missing, irregular or sparse file, and for an error that is not an OSError.
     """
     missing_or_irregular = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EFBIG)
     return isinstance(error, OSError) and error.errno not in missing_or_irregular
@@ -62,7 +62,7 @@ def _require_regular(path: Path, status: os.stat_result) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Raise OSError unless the path is a folder, and not a symbolic link to one."""
+    """Raise OSError unless the path is a folder and not a symbolic link to a folder."""
     if is_link(path):
         raise OSError(errno.ELOOP, "it is a symbolic link, and links inside a run are not followed", str(path))
     if not stat.S_ISDIR(path.stat().st_mode):
@@ -75,7 +75,10 @@ def is_link(path: Path) -> bool:
 
 
 def resolve_links(path: Path) -> Path:
-    """The absolute path without symbolic links. A link to itself stays; `Path.resolve` raises RuntimeError for it."""
+    """The absolute path without symbolic links.
+
+    Circular links are kept; `Path.resolve` raises RuntimeError for them before Python 3.13.
+    """
     return Path(os.path.realpath(path))
 
 
@@ -104,7 +107,10 @@ def _open(path: Path, flags: int, name: str | None = None, folder: int | None = 
 
 
 class FolderHandle:
-    """A folder whose files can be opened even after it was renamed (not on Windows). Raises OSError for a link."""
+    """A folder whose files can be opened even after it was renamed (not on Windows).
+
+    Raises OSError for a symbolic link, and for a path that is not a folder.
+    """
 
     def __init__(self, path: Path) -> None:
         check_folder(path)
@@ -143,7 +149,10 @@ def read_json(path: Path, limit: int = MAX_JSON_BYTES) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """The JSON value of a text. Raises ValueError for invalid JSON, NaN, infinities and nesting that is too deep."""
+    """The JSON value of a text. Numbers beyond float64, such as 1e999, become infinite.
+
+    Raises ValueError for invalid JSON, the constants NaN and Infinity, and nesting that is too deep.
+    """
     try:
         return json.loads(text, parse_constant=_no_constant)
     except RecursionError:
@@ -214,7 +223,7 @@ def flush_folder(path: Path) -> None:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be encoded as UTF-8. False with surrogates, as in Python's form of invalid file names."""
+    """Whether a text can be encoded as UTF-8. False for surrogates, with which Python represents invalid file names."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -223,7 +232,7 @@ def is_unicode(text: str) -> bool:
 
 
 def is_unfinished(name: str, of: tuple[str, ...]) -> bool:
-    """Whether `name` is that of a temporary file of `replacing`, left by a killed process, for a file name in `of`."""
+    """Whether `name` is the name of a temporary file that `replacing` writes for one of the file names `of`."""
     return name.endswith(".tmp") and any(name.startswith(f".{file}.") for file in of)
 
 

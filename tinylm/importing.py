@@ -15,7 +15,7 @@ from tinylm.run_directory.layout import CHECKPOINTS
 
 @dataclass(frozen=True)
 class Imported:
-    """A run that was written by importing: its path, the model's family and its number of parameters."""
+    """An imported model: path of its run, its family (Hugging Face's model type) and its number of parameters."""
 
     run: Path
     family: str
@@ -30,8 +30,8 @@ def import_model(
     source: a Hugging Face folder, hf:OWNER/NAME[@REVISION], or a GGUF file.
     out: run directory to write. Default: the model's name under checkpoints/. force: replace an existing run there.
 
-    Raises UsageError for a source or path that cannot be used, and TinyLMError for damaged files and for a model that
-    tinylm cannot represent.
+    Raises UsageError for a source or path that cannot be used, and TinyLMError for a failed download, for damaged files
+    and for a model that tinylm cannot represent.
     """
     source, reporter = Path(source), reporter or LogReporter()
     path = find_model(source, reporter)

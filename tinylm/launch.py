@@ -8,7 +8,7 @@ from tinylm.errors import UsageError
 
 MAX_RANKS = 1 << 16
 MAX_PORT = (1 << 16) - 1
-PER_PROCESS = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")  # required of several processes
+REQUIRED = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")  # if there are several processes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +33,14 @@ class Launch:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self:
-        """Read the variables that torchrun sets. Raises UsageError for values that torchrun does not set."""
+        """Read the variables that torchrun sets. Without MASTER_ADDR, the process is alone.
+
+        Raises UsageError for a variable that is missing, not a number or out of range.
+        """
         if "MASTER_ADDR" not in environment:
             return cls()
         size = _number(environment, "WORLD_SIZE", 1, 1, MAX_RANKS)
-        missing = [name for name in PER_PROCESS if name not in environment] if size > 1 else []
+        missing = [name for name in REQUIRED if name not in environment] if size > 1 else []
         if missing:
             raise UsageError(
                 f"WORLD_SIZE is {size}, but {' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not set. "
@@ -59,7 +62,7 @@ class Launch:
 
 def _number(environment: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
     text = environment.get(name, str(default))
-    if not text.isascii() or not text.isdigit() or not low <= int(text[:10]) <= high:
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and low <= int(text) <= high):
         found = repr(text[:40]) if name in environment else "not set"
         raise UsageError(
             f"The environment variable {name} is {found}; it must be from {low} to {high}. torchrun sets it; "

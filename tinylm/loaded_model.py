@@ -1,4 +1,4 @@
-"""A trained model in memory: `load` it from its run directory, then generate, evaluate or compute logits."""
+"""A trained model in memory: `load` it from a run or from a foreign file, then generate, evaluate or compute logits."""
 
 import copy
 import math
@@ -70,10 +70,11 @@ Ids = Sequence[Sequence[int]] | Tensor
 class Model(TextGenerator):
     """A trained model with its tokenizer and adapters. Made by `load`.
 
-    path: run directory of the model, or of its first adapter.
+    path: run directory, Hugging Face folder or GGUF file of the model; with adapters, path of the first adapter.
     network: the torch module, in evaluation mode; its weights are fp32, or `dtype` if they were stored in 16 bits.
-    dtype: number format of its computation. quantize: "int8" quantizes the weights for generation.
-    data, objective: description of the text that the model, or the selected adapter, was trained on, and the objective.
+    dtype: number format of the computation. quantize: "int8" quantizes the weights for generation.
+    data, objective: description of the training text, and the objective, of the selected adapter (initially the first)
+        or, without an adapter, of the model; `None` if not recorded.
     note: the note of `load` about device and number format.
     """
 
@@ -105,7 +106,7 @@ class Model(TextGenerator):
         return self.tokenizer.decode(ids)
 
     def select_adapter(self, index: int | None) -> None:
-        """Apply only the adapter with this index in `adapters`, or none (`None`)."""
+        """Apply only the adapter with this index in `adapters`, from 0, or none (`None`)."""
         prepared = () if self._prepared is None else self._prepared.adapters
         for adapters in (self.adapters, prepared):
             for number, adapter in enumerate(adapters):
@@ -120,9 +121,11 @@ class Model(TextGenerator):
 
         At each position, a decoder predicts the next token, and an encoder the token itself.
 
-        source: (B, S) ids of the source texts, for an encoder-decoder.
+        source: (B, S) ids of the source texts, for an encoder-decoder, whose `ids` are those of the targets; other
+            models ignore it.
 
-        Raises UsageError for ids that are not in the vocabulary, and for rows longer than the context.
+        Raises UsageError for ids that are not two-dimensional or not in the vocabulary, for rows longer than the
+        context, and if an encoder-decoder has no `source`.
         """
         inputs = [self._validated_ids(ids)]
         if isinstance(self.network, EncoderDecoder):
@@ -161,8 +164,8 @@ class Model(TextGenerator):
         engine: str = "auto",
         stream: bool = False,
     ) -> str | list[str] | Iterator[str]:
-        """Generate text. A decoder continues the prompt; an encoder fills each `<mask>` in it; an encoder-decoder
-        translates each of its lines.
+        """Generate text. A decoder continues the prompt; an encoder fills each `<mask>` in the prompt; an
+        encoder-decoder translates each line of the prompt.
 
         Returns the text without the prompt (an encoder: the filled prompt); a list of texts for `num_samples` above 1;
         with `stream`, an iterator over the chunks of a single text.
@@ -173,7 +176,8 @@ class Model(TextGenerator):
         unknown, strict: see PromptPolicy.
         draft, cache, engine: see SpeedConfig.
 
-        Raises UsageError for a setting out of range or without effect, and for a prompt that cannot be used.
+        Raises UsageError for a setting out of range or without effect, and for a prompt that cannot be used (with
+        `stream`, when the iteration starts).
         """
         config = GenerationConfig(
             max_tokens=max_tokens,
@@ -249,7 +253,7 @@ class Model(TextGenerator):
         return Continuation(generator, self.tokenizer, prompts[0], config, first_stream)
 
     def fill_mask(self, prompt: Prompt, policy: PromptPolicy | None = None) -> FilledPrompt:
-        """Fill each `<mask>` of a prompt, for encoders, and list its `top_k` candidates (default: 5).
+        """Fill each `<mask>` of a prompt, for encoders, and list the `top_k` candidates for each mask (default: 5).
 
         Raises the errors of `generate`.
         """
@@ -282,13 +286,13 @@ class Model(TextGenerator):
     ) -> LlamaCppDecoder | None:
         """Open the model in llama.cpp, or convert, fuse and quantize the network in place.
 
-        All later generation uses this network. That saves the memory of the copy that `generate` makes, but `evaluate`
-        and `logits` then use the prepared weights.
+        In the second case all later generation uses this network. That saves the memory of the copy that `generate`
+        makes, but `evaluate` and `logits` then use the prepared weights.
 
         switches_adapters: whether adapters will be selected between prompts; this requires torch.
 
-        Returns the model in llama.cpp, or `None` where torch is used. Raises UsageError if a setting of `speed` is not
-        possible, and TinyLMError if llama.cpp is required and fails.
+        Returns the model in llama.cpp, or `None` if torch is used. Raises UsageError if llama.cpp is required and
+        cannot run the model with these settings, and TinyLMError if it is required and fails.
         """
         self._switches_adapters = switches_adapters
         decoder = self._open_llama_cpp(speed or SpeedConfig())
@@ -316,7 +320,7 @@ class Model(TextGenerator):
         return self._prepared
 
     def _open_llama_cpp(self, speed: SpeedConfig) -> LlamaCppDecoder | None:
-        """The model in llama.cpp, opened at first use, or `None` where torch is to be used."""
+        """The model in llama.cpp, opened at first use, or `None` if torch is to be used."""
         if self._prepared is not None and self._prepared.network is self.network:
             require(
                 speed.engine != "llama.cpp",
@@ -393,7 +397,10 @@ class Model(TextGenerator):
         return self._evaluate_tokens(encoded, config, ranks)
 
     def task_kind(self, corpus: str) -> TaskKind:
-        """The task for a kind of corpus: that of training if it fits, else the default for the architecture."""
+        """The task for a kind of corpus: that of training if it fits, else the default for the architecture.
+
+        Raises UsageError if the architecture has no objective for this kind.
+        """
         return TASKS[objective_for(self.architecture, corpus, self.objective)]
 
     def _evaluate_tokens(self, text: EvaluationTokens, config: EvaluationConfig, ranks: Ranks) -> Evaluation:
@@ -428,7 +435,7 @@ class Model(TextGenerator):
 
     @property
     def chat_template(self) -> str | None:
-        """The source of the chat template: that of the first adapter with one, or the model's own."""
+        """The source of the chat template: that of the first adapter with one, else the model's own; `None` without."""
         templates = [adapter.chat_template for adapter in self.adapters] + [super().chat_template]
         return next(filter(None, templates), None)
 
@@ -437,18 +444,16 @@ class Model(TextGenerator):
         return chat_format(source, self.tokenizer, text.train_on or "assistant")
 
     def _training_tokens(self) -> Tokens | None:
-        """Tokens of the training text; `None`, with a warning, if they cannot be read."""
+        """Tokens of the training text; `None`, with a warning, if there are none or they cannot be read."""
         if self.data is None:
-            self.reporter.warn(
-                f"{self.path} has no training text of its own, so the order-5 character model is left out."
-            )
+            self.reporter.warn(f"{self.path} has no training text of its own, so baselines that need it are left out.")
             return None
         try:
             tokens = reopen_ids(self.path, self.data, self.tokenizer, "train")
             tokens[:1]  # checks the first token file; the baselines read no other
             return tokens
         except TinyLMError as error:
-            self.reporter.warn(f"The order-5 character model is left out: {error}")
+            self.reporter.warn(f"Baselines that need the training text are left out: {error}")
             return None
 
 
@@ -476,17 +481,18 @@ def load(
 ) -> Model:
     """Load a trained model, with adapters on it, for inference.
 
-    path: a run directory, or its name under checkpoints/. Default: the base model of the adapters, or without adapters
-        the newest model under checkpoints/.
-    adapters: run directories or names of adapters, all trained on the same base model, or folders of PEFT adapters,
-        which need their base model as `path`; "DIR=0.5" applies the adapter with a scale of 0.5.
+    path: a run directory or its name under checkpoints/, a Hugging Face folder, hf:OWNER/NAME[@REVISION], or a GGUF
+        file. Default: the base model of the adapters, or without adapters the newest model under checkpoints/.
+    adapters: run directories or names of adapters, all trained on the same base model, or folders of PEFT adapters; if
+        all are PEFT adapters, `path` is required. "DIR=0.5" applies the adapter with a scale of 0.5.
     device: auto (CUDA, then MPS, then the CPU), cuda, mps or cpu.
     dtype: fp32, bf16, fp16 or auto: that of 16-bit weights; for fp32 weights, bf16 on CUDA where the device computes in
         it, else fp32.
     quantize: none, or int8 weights for generation, which are smaller, and faster on a CPU.
     reporter: receives notes and warnings. Default: the logger `tinylm`.
 
-    Raises UsageError for a setting, a path or an adapter that cannot be used, and TinyLMError for damaged files.
+    Raises UsageError for a setting, a path or an adapter that cannot be used, and TinyLMError for damaged files, for
+    adapters that were trained on another base model, and for a failed download.
     """
     reporter = reporter or LogReporter()
     check_choice("quantize", quantize, ("none", "int8"))

@@ -42,13 +42,13 @@ class Machine:
 
     threads: number of threads that torch uses on the CPU
     matmul_rate: FLOP/s of matrix multiplication in `dtype`; 0 if a run has not recorded it
-    layer_seconds: processor time of one thread per token and layer, in seconds, of the forward and backward pass of the
-        model of `probe_config` in `dtype`; `None` if not measured, as on a GPU
-    free_memory: bytes; `None` if the system does not report them
-    compiled_is_faster: whether compiled layers train faster than eager ones
-    max_unfused_keys: longest context at which attention is unfused and stores its weights for the backward pass; 0 if
-        it is fused at every length
-    reasons: the device and the format, and why they were chosen, for the user
+    layer_seconds: seconds per token and layer of the forward and backward pass of the model of `probe_config` in
+        `dtype`, in processor time of one thread; `None` if not measured, as on a GPU
+    free_memory: see `tinylm.device.free_memory`
+    compiled_is_faster: whether compiled layers train faster than eager layers
+    max_unfused_keys: largest number of keys at which attention is unfused and stores its weights for the backward pass;
+        0 if it is always fused
+    reasons: the device and the format, and why they were chosen, as text for the user
     """
 
     device: str
@@ -63,7 +63,7 @@ class Machine:
 
     @classmethod
     def recorded(cls, runtime: RuntimeConfig, free_memory: int | None) -> Self:
-        """The machine that a run has recorded, with the memory that is free now."""
+        """The machine that a run has recorded. free_memory: the bytes that are free now."""
         return cls(
             device=runtime.device,
             dtype=runtime.dtype,
@@ -91,9 +91,9 @@ class Machine:
 def choose_machine(device: str, dtype: str, reporter: Reporter) -> Machine:
     """Choose device and number format (`auto` or a name), and take the speeds from the machine profile.
 
-    Speeds that the profile lacks are measured, for about MEASURE_SECONDS each, with a note to the reporter.
+    Speeds that the profile lacks are measured, for at least MEASURE_SECONDS each, with a note to the reporter.
 
-    Raises UsageError for a device or format that is not available.
+    Raises UsageError for a device or format that is unknown or not available.
     """
     chosen_device = choose_device(device)
 
@@ -142,8 +142,9 @@ def matmul_rates_entry(device: str, dtypes: tuple[str, ...]) -> Measurement:
 def measure_matmul_rates(device: str, dtypes: tuple[str, ...]) -> dict[str, float]:
     """FLOP/s by number format: the best of many timings, which alternate between the formats.
 
-    On a CPU, the rate is that of one thread in processor time, times the number of threads: on a busy machine, several
-    threads take ten times as much wall-clock time, but one thread takes no more processor time (decision 020).
+    On a CPU, the rate of one thread in processor time is multiplied by the number of threads: on a busy machine,
+    several threads take up to ten times as much wall-clock time, but one thread takes about the same processor time
+    (decision 020).
     """
     threads = torch.get_num_threads() if device == "cpu" else 1
     best = dict.fromkeys(dtypes, 0.0)
@@ -162,7 +163,7 @@ def _clock() -> float:
 
 @torch.no_grad()
 def _measure_matmul_rate(device: str, dtype: str) -> float:
-    """FLOP/s of one timing, on a CPU of one thread, which takes a few milliseconds."""
+    """FLOP/s of a matrix multiplication, timed once; on a CPU, of one thread."""
     rows, width = 2048, 512
     x = torch.ones(rows, width, device=device, dtype=DTYPES[dtype])
     w = torch.ones(width, width, device=device, dtype=DTYPES[dtype])
@@ -192,22 +193,22 @@ def layer_seconds_entry(device: str, dtype: str) -> Measurement:
 
 
 def _layer_seconds(device: str, dtype: str) -> float | None:
-    """Recorded or measured seconds per token and layer; `None` on a GPU. No note: that of the matmul rate suffices."""
+    """Recorded or measured seconds per token and layer; `None` on a GPU. The note for the matmul rate covers both."""
     if device != "cpu":
         return None
     return round_measured(layer_seconds_entry(device, dtype).get(lambda: measure_layer_seconds(dtype))[dtype])
 
 
 def measure_layer_seconds(dtype: str) -> dict[str, float]:
-    """Processor time per token and layer of a forward and backward pass of the probe model in one thread.
+    """Seconds per token and layer, by number format, of a forward and backward pass of the probe model.
 
-    The shortest of many timings, in seconds, as the entry's values. Embedding, output layer and loss are counted as
-    part of the layers.
+    The shortest of many timings, in processor time of one thread. Embedding, output layer and loss are counted as part
+    of the layers.
     """
     config = probe_config()
     with torch.random.fork_rng(devices=()):
         model = build_model(config)
-    ids = torch.arange(PROBE_ROWS * config.context).view(PROBE_ROWS, config.context) % config.vocab_size
+    ids = torch.arange(PROBE_ROWS * config.context).view(PROBE_ROWS, config.context) % config.vocab_size  # (B, T)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,7 +1,7 @@
 """The machine profile: measurements of this machine, each made once (decision 020).
 
 A measurement that affects results must not be repeated, since it varies with the load. Each is a JSON file in the cache
-folder machine/. The file name contains a digest of the measurement's identity: all that the result depends on.
+folder machine/. The file name contains a digest of the measurement's identity: everything that its result depends on.
 """
 
 import contextlib
@@ -34,9 +34,9 @@ class Measurement:
     """Numbers that are measured once per machine, and recorded in a file.
 
     name: name of the measurement, with which the file name begins.
-    identity: what the numbers depend on, as JSON values; if one changes, they are measured again.
-    bounds: the smallest and the largest plausible value of each number. Measured values are clamped to them, and a file
-        with values outside of them is ignored and replaced.
+    identity: everything that the numbers depend on, as JSON values; if one changes, the numbers are measured again.
+    bounds: the smallest and the largest plausible value of each number. Measured values are clamped to the bounds, and
+        a file with values outside of the bounds is ignored and replaced.
     """
 
     name: str
@@ -46,8 +46,8 @@ class Measurement:
     def get(self, measure: Callable[[], Mapping[str, float]], reporter: Reporter | None = None) -> dict[str, float]:
         """The recorded values. If there are none, they are measured with `measure` and recorded.
 
-        Without a usable cache folder, or if the file cannot be read, each call measures them, and the reporter receives
-        a warning.
+        If the cache folder cannot be used, or the file cannot be read or written, each call measures them, and the
+        reporter receives a warning.
         """
         try:
             file = self._file()
@@ -133,9 +133,9 @@ class Measurement:
 
 @contextlib.contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Context manager that lets one process measure at a time, since two would disturb each other.
+    """Context manager that lets one process measure at a time, since simultaneous measurements disturb each other.
 
-    It does nothing on a file system without locks, and waits at most LOCK_SECONDS.
+    After LOCK_SECONDS, and on a file system without locks, it continues without the lock.
     """
     from filelock import FileLock, Timeout
 
@@ -149,7 +149,7 @@ def _locked(file: Path) -> Iterator[None]:
 
 
 def identify_processor() -> dict[str, Any]:
-    """The processor model and the number of cores this process may use, as JSON values. Imports no torch."""
+    """System, processor model and number of cores that this process may use, as JSON values. Imports no torch."""
     fields = {"system": platform.system(), "architecture": platform.machine()}
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
@@ -172,7 +172,7 @@ def usable_cores() -> int:
 
 
 def physical_cores(topology: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Number of physical cores that this process may use; of logical cores if the system lists no others."""
+    """Number of physical cores that this process may use; `usable_cores()` if the topology cannot be read."""
     cores = set()
     try:
         for number in os.sched_getaffinity(0):

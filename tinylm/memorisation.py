@@ -1,4 +1,4 @@
-"""How much of its training text a decoder repeats: the verbatim matches of its samples and continuations with it.
+"""How much of its training text a decoder repeats: verbatim matches of its samples and continuations with that text.
 
 Continuations of held-out text and held-out text itself are the controls.
 """
@@ -43,7 +43,8 @@ SAMPLES, AFTER_TRAINING, AFTER_HELD_OUT, HELD_OUT = (
 class MemorisationConfig:
     """Settings of a memorisation test. Lengths are in characters, so that they mean the same with any tokenizer.
 
-    num_samples: number of samples, and of passages of the training text and of held-out text to continue.
+    num_samples: number of samples, and largest number of passages of the training text and of held-out text to
+        continue.
     sample_length: length of each sample and continuation.
     prefix_length: length of the text before a continuation.
     min_match: least length of a verbatim match.
@@ -72,11 +73,12 @@ class MemorisationConfig:
 class CopiedText:
     """The copied part of the texts of one source.
 
-    source: SAMPLES, AFTER_TRAINING, AFTER_HELD_OUT or HELD_OUT. samples, characters: number and length of its texts.
+    source: SAMPLES, AFTER_TRAINING, AFTER_HELD_OUT or HELD_OUT.
+    samples, characters: number of the source's texts, and their total length.
     copied: share of the characters in verbatim matches with the training text. copied_low, copied_high: its 95 %
-        confidence interval by bootstrap of the texts; `None` for fewer than 10 texts.
+        confidence interval by bootstrap of the texts; `None` for fewer than 10 texts that are not empty.
     longest: length of the longest match in characters; 0 for none.
-    matches: the longest match of each text, the longest REPORTED_MATCHES of them.
+    matches: of the longest match of each text, the REPORTED_MATCHES longest.
     """
 
     source: str
@@ -91,7 +93,10 @@ class CopiedText:
 
 @dataclass(frozen=True, kw_only=True)
 class Memorisation:
-    """min_match: least length of a match in characters. sources: the texts compared with the training text."""
+    """The result of a memorisation test.
+
+    min_match: least length of a match in characters. sources: the results by source of the texts.
+    """
 
     min_match: int
     sources: tuple[CopiedText, ...]
@@ -115,14 +120,15 @@ def measure_memorisation(
     config: MemorisationConfig | None = None,
 ) -> Memorisation:
     """Compare samples of a decoder, and its continuations of training text and of held-out text, with the training
-    text. The control is the true continuation of each held-out passage.
+    text, and as a control also the true continuations of the held-out passages.
 
     held_out: text that the model was not trained on. Default: the validation text of its run.
-    training: the text that it was trained on. Default: that of its run, as encoded in the user's cache or in the run;
-        the paths that a run recorded are not opened, since an untrusted run could name any file.
+    training: the text that the model was trained on; needs `held_out`. Default: the training text of its run, as
+        encoded in the user's cache or in the run. The paths that a run recorded are not opened, since an untrusted run
+        could name any file.
 
-    Raises UsageError for a model that is not a decoder, for a text that is missing, cannot be used or has no document
-    of the needed length, and TinyLMError for damaged data.
+    Raises UsageError for a model that is not a decoder and for a text that is missing, cannot be used or has no
+    document of `prefix_length` + `min_match` characters, and TinyLMError for damaged data.
     """
     config = config or MemorisationConfig()
     require(
@@ -159,9 +165,8 @@ def _passages(documents: Documents, name: str, config: MemorisationConfig, repor
 
 
 def _continue(model: Model, prefixes: Sequence[str], config: MemorisationConfig, progress: Progress) -> list[str]:
-    """One continuation of each prefix, up to its first `sample_length` characters. Unknown characters are skipped.
-
-    Text i has the random stream (seed, i).
+    """One continuation of each prefix, of at most `sample_length` characters. Continuation i has the random stream
+    (seed, i). Characters of a prefix that are not in the vocabulary are skipped.
     """
     texts = [""] * len(prefixes)
     for first in range(0, len(prefixes), ROWS):
@@ -184,7 +189,7 @@ def _encode(model: Model, prefix: str) -> EncodedPrompt:
 
 @contextlib.contextmanager
 def _documents(model: Model, source: TextSource | None, part: str) -> Iterator[Documents]:
-    """The documents of a source, or by default one part, "train" or "val", of the text of the model's run."""
+    """Context manager that opens the documents of a source, by default the part "train" or "val" of the model's run."""
     if source is not None:
         with opened_corpus(source, "text", model.reporter) as corpus:
             yield corpus_documents(corpus)
@@ -226,7 +231,7 @@ def draw_passages(documents: Documents, config: MemorisationConfig, progress: Pr
     """Up to `num_samples` passages, drawn without replacement, in the order of the text.
 
     Each document is divided into passages of `prefix_length` + `sample_length` characters that do not overlap. The
-    last may be shorter, but not below `prefix_length` + `min_match`. Text is read once
+    last may be shorter, but not below `prefix_length` + `min_match`. The text is read once
     (reservoir sampling, Vitter 1985).
     """
     size, least = config.prefix_length + config.sample_length, config.prefix_length + config.min_match
@@ -258,7 +263,9 @@ def _with_end(stream: Any) -> Any:
 def measure_copied(
     texts: Mapping[str, Sequence[str]], training: Documents, min_match: int, progress: Progress = no_progress
 ) -> Memorisation:
-    """Measure the share of texts, by source, that is in verbatim matches with the training text."""
+    """Measure the share of the characters of texts, by source, in verbatim matches of at least `min_match` characters
+    with the training text.
+    """
     matches = find_matches([text for group in texts.values() for text in group], training, min_match, progress)
     sources = []
     first = 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinylm.errors import UsageError
-from tinylm.validation import check_choice, check_values, require
+from tinylm.validation import check_choice, check_values, describe_value, require
 
 ARCHITECTURES = ("decoder", "encoder", "encoder-decoder")
 POSITIONS = ("rope", "learned", "sinusoidal", "relative", "none")
@@ -23,7 +23,7 @@ GATED_ACTIVATIONS = ("swiglu", "geglu", "geglu-exact")  # three matrices instead
 ROPE_SCALINGS = ("linear", "llama3", "yarn")
 INITIALISATIONS = ("modern", "gpt2", "original")
 
-# Bounds of the size of a model, so that any accepted model can be built on the meta device in seconds.
+# Bounds of the size of a model: any accepted model can be built on the meta device in seconds.
 MAX_BLOCKS = 1 << 14  # feed-forward layers: layers times experts (Qwen3-MoE: 48 x 128, DeepSeek-V3: 61 x 256)
 MAX_POSITION_ENTRIES = 1 << 25  # context times width (sinusoidal) or head dimension (RoPE)
 MAX_PARAMETERS = 1 << 40
@@ -31,13 +31,14 @@ MAX_PARAMETERS = 1 << 40
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """Scaled RoPE frequencies, for a context longer than that of pre-training. kind: one of ROPE_SCALINGS.
+    """Scaled RoPE frequencies, for a context longer than that of pre-training.
 
+    kind: one of ROPE_SCALINGS.
     factor: divisor of all frequencies (linear), or of the low ones (llama3, yarn).
     original_context: context length in tokens before scaling (llama3, yarn).
     low_freq_factor, high_freq_factor: llama3 divides frequencies with fewer than `low_freq_factor` periods in the
         original context, keeps those with more than `high_freq_factor`, and interpolates between.
-    beta_slow, beta_fast: the same two numbers of periods for yarn.
+    beta_slow, beta_fast: for yarn, the numbers of periods that `low_freq_factor` and `high_freq_factor` are for llama3.
     attention_factor: factor of the rotated queries and keys (yarn); `None`: 0.1 * ln(factor) + 1.
     """
 
@@ -76,9 +77,11 @@ class RopeScaling:
 class ModelConfig:
     """The architecture of a transformer and its sizes.
 
+    architecture: one of ARCHITECTURES.
     vocab_size, context: number of token ids, and context length in tokens.
     layers, encoder_layers: transformer blocks; in an encoder-decoder, those of the decoder and of the encoder.
-    heads, kv_heads: attention heads; fewer key/value heads are grouped-query attention, 1 is multi-query attention.
+    heads, kv_heads: query heads and key/value heads; fewer key/value heads are grouped-query attention, 1 is
+        multi-query attention.
     width, ffn_width: hidden size (d_model), and hidden size of the feed-forward layers (d_ff).
     head_dim: dimension of each attention head; default: width / heads.
     position: position encoding; rope_theta: base of the RoPE frequencies; relative_clip: largest relative distance.
@@ -89,7 +92,7 @@ class ModelConfig:
     norm: kind of normalisation layer, one of NORMS. norm_gain, norm_bias: whether it has a gain and a bias.
     norm_placement: one of NORM_PLACEMENTS; "sandwich" is x + norm(sublayer(norm(x))).
     qk_norm: normalise the queries and keys of each head.
-    norm_epsilon: added to the variance; `None`: 1e-6 for RMSNorm, 1e-5 for LayerNorm.
+    norm_epsilon: added to the variance (LayerNorm; default: 1e-5) or the mean square (RMSNorm; default: 1e-6).
     norm_unit_offset: the gain of an RMSNorm is 1 + weight.
     bias: linear layers have biases.
     activation: of the feed-forward layers, one of ACTIVATIONS.
@@ -100,11 +103,13 @@ class ModelConfig:
         and of the feed-forward layers; `None`: as `bias`.
     parallel_residual: x + attention(norm(x)) + feedforward(norm(x)) instead of one sublayer after the other.
     embedding_scale: factor of the embedding, which overrides `scale_embedding`.
-    attention_scale: divide the attention scores by sqrt(head_dim). attention_multiplier: multiply them by this instead.
+    attention_scale: divide the attention scores by sqrt(head_dim). attention_multiplier: multiply the scores by this
+        number instead.
     dropout: of the embedding and of each sublayer's output; attention_dropout: of the attention weights.
     initialisation: scheme of the initial weights, one of INITIALISATIONS.
     local_window, local_layers: size in tokens of a sliding attention window, and the layers, from 0, that have one.
-    experts, experts_per_token: mixture of experts in each feed-forward layer (1 is none), and the number per token.
+    experts, experts_per_token: number of experts in each feed-forward layer (1: no mixture of experts), and of those
+        that each token uses.
     expert_mode, expert_balance: "route" to experts, or "merge" their matrices; weight of the load-balancing loss.
     normalise_top_k: divide the router weights of a token's experts by their sum; `None`: if `experts_per_token` is
         above 1.
@@ -307,7 +312,8 @@ class ModelConfig:
         beyond = [layer for layer in self.local_layers if not 0 <= layer < self.layers]
         require(
             not beyond,
-            f"`local_layers` names layer {beyond[0] if beyond else ''}; they are numbered from 0 to {self.layers - 1}.",
+            f"`local_layers` names layer {describe_value(beyond[0]) if beyond else ''}; layers are numbered from 0 to "
+            f"{self.layers - 1}.",
         )
         require(len(set(self.local_layers)) == len(self.local_layers), "`local_layers` names a layer twice.")
 

@@ -1,4 +1,4 @@
-"""Opening a model for generation, without importing torch if the cache has a converted file for llama.cpp."""
+"""Opening a model for generation. Does not import torch if the cache has a converted file for llama.cpp."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,11 +25,11 @@ def open_generator(
     quantize: str = "none",
     reporter: Reporter | None = None,
 ) -> "Model | ConvertedModel":
-    """The model, prepared for generation and for nothing else.
+    """The model, prepared for generation only.
 
     speed, switches_adapters: see `Model.prepare_generation`. The other arguments are those of `tinylm.load`.
 
-    Raises the errors of both.
+    Raises the errors of `Model.prepare_generation` and `tinylm.load`.
     """
     speed, reporter = speed or SpeedConfig(), reporter or LogReporter()
 

@@ -19,7 +19,7 @@ def find_model(name: Path, reporter: Reporter) -> Path:
     """The path of a model: of a run (see `find_run`), a Hugging Face folder or a GGUF file.
 
     `hf:OWNER/NAME[@REVISION]` is downloaded into Hugging Face's own cache, unless it is there. Raises UsageError if
-    there is no model with this name, and TinyLMError for a download that fails.
+    there is no model with this name or huggingface_hub is not installed, and TinyLMError for a download that fails.
     """
     if is_reference(str(name)):
         reporter.note(f"Using {name} from the cache of the Hugging Face hub, or downloading it.")
@@ -30,8 +30,11 @@ def find_model(name: Path, reporter: Reporter) -> Path:
 def open_model(path: Path, device: str = "cpu") -> LoadedModel:
     """The model at a path that `find_model` returned, in evaluation mode.
 
-    Foreign weights keep their dtype and are mapped into memory, not copied. Raises TinyLMError for damaged files and
-    for a model that tinylm cannot represent.
+    Foreign weights keep their dtype, and on a CPU are mapped into memory where the file has them in the same layout;
+    quantized GGUF weights are dequantized.
+
+    Raises UsageError for a path without a model, AdapterNotModelError for an adapter, and TinyLMError for damaged files
+    and for a model that tinylm cannot represent.
     """
     if is_adapter_folder(path):
         raise AdapterNotModelError(path, "peft")

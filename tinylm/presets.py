@@ -36,7 +36,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-# In ascending order of parameters. Decision 018 measured "tiny".
+# In ascending order of parameters. "tiny" was added by decision 018.
 SIZES: dict[str, dict[str, int]] = {
     "nano": {"layers": 3, "heads": 3, "width": 96, "context": 64},
     "micro": {"layers": 4, "heads": 4, "width": 128, "context": 128},
@@ -72,7 +72,8 @@ def find_preset(config: ModelConfig) -> str | None:
 def make_model_config(*, vocab_size: int, preset: str, size: str, **choices: Any) -> ModelConfig:
     """The configuration of a preset in a size. `choices` replace fields of ModelConfig; `None` leaves the default.
 
-    Defaults of `heads`, `kv_heads`, `ffn_width`, `local_layers` and `encoder_layers` depend on the other fields.
+    Defaults of `heads`, `head_dim`, `kv_heads`, `ffn_width`, `local_layers` and `encoder_layers` depend on other
+    fields.
 
     Raises UsageError for an unknown preset or size, for fields that contradict each other, and for a choice that has
     no effect in this model.
@@ -83,7 +84,7 @@ def make_model_config(*, vocab_size: int, preset: str, size: str, **choices: Any
     choices = {name: value for name, value in choices.items() if value is not None}
     values = {**PRESETS[preset], **SIZES[size], **choices}
     if "heads" not in choices:
-        even = values.get("position", "rope") == "rope"  # RoPE rotates pairs of a head's features
+        even = values.get("position", "rope") == "rope"  # RoPE rotates pairs of features of each head
         values["heads"] = _choose_heads(values["width"], values["heads"], values.get("kv_heads", 1), even)
     heads = values["heads"]
     values.setdefault("kv_heads", heads // 2 if preset == "modern" and heads % 2 == 0 else heads)
@@ -127,9 +128,9 @@ def _unused_options(config: ModelConfig) -> dict[str, str]:
 
 
 def _choose_heads(width: int, preferred: int, kv_heads: int, even_head_dim: bool) -> int:
-    """The number of heads closest to `preferred` that divides the width and is a multiple of `kv_heads`.
-
-    Returns `preferred` if no number fits; ModelConfig then raises the error.
+    """The number of heads closest to `preferred` (the smaller of two) that divides the width and is a multiple of
+    `kv_heads`; with `even_head_dim`, width / heads must be even. `preferred` if no number fits: ModelConfig then raises
+    the error.
     """
     fitting = [
         heads

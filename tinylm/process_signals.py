@@ -16,7 +16,7 @@ TERMINATION_SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasat
 class Interrupted(BaseException):
     """Raised in the main thread by the first signal, so that `finally` blocks run and remove temporary files.
 
-    number: the signal
+    number: number of the signal
     """
 
     def __init__(self, number: int = signal.SIGINT) -> None:
@@ -31,7 +31,8 @@ class _Handler:
         self.number = 0  # of the first signal; 0 before
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        # An exception within an import would leave a partly initialised module, and some libraries raise another one.
+        # An exception within an import would leave a partly initialised module, and some libraries raise another one
+        # in its place.
         if self.number or _is_importing(frame):
             end_by_signal(number)
         self.number = number
@@ -45,7 +46,7 @@ class _Handler:
 
 
 def run_with_signal_handlers(program: Callable[[], object]) -> None:
-    """Run `program`. A signal raises Interrupted in it, and then ends the process as the signal does by default.
+    """Run `program`. A signal raises Interrupted in the program, and then ends the process as it does by default.
 
     Signals that were ignored when the process started (nohup, background jobs of a script) stay ignored.
     """
@@ -71,7 +72,10 @@ def catchable_signals() -> list[signal.Signals]:
 
 
 def was_interrupted() -> bool:
-    """Whether a signal has arrived. The exception being handled is then Interrupted, or was caused by it."""
+    """Whether a handler of `run_with_signal_handlers` has received a signal.
+
+    The exception being handled is then Interrupted, or was caused by Interrupted.
+    """
     handlers = [signal.getsignal(number) for number in TERMINATION_SIGNALS]
     return any(isinstance(handler, _Handler) and handler.number for handler in handlers)
 
@@ -81,7 +85,7 @@ def end_by_signal(number: int) -> None:
     if os.name == "posix":
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-    os._exit(128 + number)  # on Windows, and for process 1 of a container, on which signals have no default effect
+    os._exit(128 + number)  # on Windows, and in process 1 of a container, where signals have no default effect
 
 
 def _is_importing(frame: FrameType | None) -> bool:

@@ -1,7 +1,7 @@
 """The ranks of a run, which are the processes that train or evaluate one model together.
 
-Ranks exchange small values as JSON and tensors as bytes through torch.distributed. Each rank calls the same methods in
-the same order. If one rank fails, all others raise PeerError with its message and exit code.
+Ranks exchange tensors, and small values as JSON, through torch.distributed. Each rank calls the same methods in the
+same order. If one rank fails, all others raise PeerError with the message and the exit code of its error.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ from tinylm.text.batches import Batch
 FRAME_BYTES = 1024  # exchanged at once; longer values need a second exchange
 BUCKET_BYTES = 32 << 20  # of tensors that are summed in one operation
 BUCKETS_IN_FLIGHT = 2  # besides the one that was just started
-MAX_SUM_BYTES = (BUCKETS_IN_FLIGHT + 1) * BUCKET_BYTES  # that `Ranks.add` takes in addition to contiguous tensors
+MAX_SUM_BYTES = (BUCKETS_IN_FLIGHT + 1) * BUCKET_BYTES  # that `Ranks.add` allocates at a time, for contiguous tensors
 POLL_SECONDS = 0.05
 TIMEOUT = timedelta(minutes=30)  # of one operation, in which the other ranks wait while rank 0 saves or samples
-LINGER_SECONDS = 10.0  # after an error, rank 0 keeps the store that it holds until the others have read the error
+LINGER_SECONDS = 10.0  # longest time that rank 0 keeps its store after an error, so that other ranks can read the error
 ERROR_KEY, READY_KEY, ENDED_KEY = "error", "ready", "ended"
 
 
@@ -66,18 +66,20 @@ class Ranks:
         return self.size == 1 and not self.launch.has_store
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in the order of the ranks. They are JSON values."""
+        """The values of all ranks, in the order of the ranks. value: a JSON value."""
         return [value]
 
     def first(self, value: Any) -> Any:
-        """The value of rank 0, a JSON value; those of the other ranks are ignored."""
+        """The value of rank 0. value: a JSON value; ignored on the other ranks."""
         return value
 
     def require_device(self, device: str) -> None:
-        """Raise UsageError for a device that torch.distributed does not support, and for fewer GPUs than ranks."""
+        """With several ranks: raise UsageError for a device other than cpu and cuda, and if this machine has fewer GPUs
+        than ranks.
+        """
 
     def announce(self) -> None:
-        """Rank 0: end a wait of the other ranks."""
+        """Rank 0: end one call of `wait` on all other ranks."""
 
     def wait(self) -> None:
         """Ranks other than 0: wait for `announce`, for any length of time."""
@@ -85,9 +87,9 @@ class Ranks:
     def broadcast(
         self, tensors: Mapping[str, Tensor], keep: Callable[[Tensor], Tensor] = lambda tensor: tensor
     ) -> dict[str, Tensor]:
-        """The tensors of rank 0 by name, on the CPU; those of the other ranks are ignored.
+        """The tensors of rank 0 by name, with several ranks on the CPU; those of the other ranks are ignored.
 
-        keep: returns what a rank keeps of a tensor, before the next one is sent
+        keep: applied to each tensor before the next one is sent; the result has its return values
         """
         return {name: keep(tensor) for name, tensor in tensors.items()}
 
@@ -95,11 +97,11 @@ class Ranks:
         """Replace each tensor by its sum over all ranks. Every rank gives tensors of the same shapes and dtypes."""
 
     def part(self, batch: Batch) -> Batch:
-        """The rows of a batch that this rank computes: every `size`-th one. May be empty."""
+        """The rows of a batch that this rank computes: rows rank, rank + size, and so on. May be empty."""
         return batch
 
     def seed(self, seed: int, step: int) -> None:
-        """With several ranks: seed the random numbers of this rank for a step, so that they depend on no other step."""
+        """With several ranks: seed torch's random numbers from the seed, the step and the rank."""
 
     def peer_errors(self) -> AbstractContextManager[None]:
         """Context manager for a computation in which torch exchanges tensors between ranks, as FSDP does. If another
@@ -108,13 +110,13 @@ class Ranks:
         return contextlib.nullcontext()
 
     def share_threads(self, threads: int) -> int:
-        """The number of CPU threads of this rank: `threads` for one rank, else an equal part of the machine's."""
+        """Number of CPU threads of this rank: `threads` for one rank, else an equal share of those of the machine."""
         return threads
 
     def deal(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool, int]]:
-        """Deal batches to the ranks in turns. Yields, for each turn, the batch of this rank, whether it counts, and the
-        number of targets of all batches of the turn. If there is no batch left for this rank, it gets that of rank 0,
-        which does not count.
+        """Deal batches to the ranks in turns. Yields, for each turn, the batch of this rank, whether the batch counts,
+        and the number of targets of all batches of the turn. A rank for which no batch is left gets the batch of rank
+        0, which then does not count.
         """
         turn: list[Batch] = []
         for batch in batches:
@@ -133,7 +135,7 @@ ONE_RANK = Ranks()
 class ProcessRanks(Ranks):
     """The ranks of several processes, connected by the default process group of torch.distributed.
 
-    threads: CPU threads of torch of all ranks on this machine
+    threads: number of CPU threads of all ranks on this machine together
     """
 
     def __init__(self, launch: Launch, meeting: Rendezvous, threads: int) -> None:
@@ -269,8 +271,8 @@ class ProcessRanks(Ranks):
             self._store.compare_set(ERROR_KEY, "", json.dumps(record))
 
     def end(self) -> None:
-        """After an error of any rank: rank 0 waits for the other ranks if it holds the store, since they read the error
-        there. Waits for LINGER_SECONDS at most: a rank may have been killed.
+        """After an error of any rank: report that this rank has ended. Rank 0, if it holds the store, waits for the
+        other ranks, which read the error there, for at most LINGER_SECONDS: a rank may have been killed.
         """
         with contextlib.suppress(RuntimeError):  # the process that holds the store has ended
             self._store.set(f"{ENDED_KEY}/{self.launch.rank}", "")
@@ -283,7 +285,7 @@ class ProcessRanks(Ranks):
 
     @contextlib.contextmanager
     def _communication(self) -> Iterator[None]:
-        """Context manager that turns an error of torch.distributed, which ends this rank, into a PeerError."""
+        """Context manager that turns a RuntimeError into a PeerError, unless memory is exhausted."""
         try:
             yield
         except RuntimeError as error:
@@ -307,7 +309,7 @@ class ProcessRanks(Ranks):
 
 
 def _is_lost_connection(error: RuntimeError) -> bool:
-    """Whether torch.distributed raised the error. For some errors of Gloo, only the message shows it."""
+    """Whether torch.distributed raised the error. Some errors of Gloo are recognised only by their message."""
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
 
 
@@ -321,7 +323,7 @@ def _to_tensor(data: bytes, size: int) -> Tensor:
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Consecutive tensors of one dtype, of at most BUCKET_BYTES together unless a single one is larger."""
+    """Groups of consecutive tensors of one dtype, of at most BUCKET_BYTES each unless a single tensor is larger."""
     bucket: list[Tensor] = []
     size = 0
     for tensor in tensors:
@@ -338,12 +340,12 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 def join_ranks(launch: Launch, reporter: Reporter | None = None) -> Iterator[Ranks]:
     """Context manager that connects this process with the other ranks of its launch.
 
-    torch then uses as many CPU threads as all ranks on this machine together; `Ranks.share_threads` divides them. An
+    Under torchrun, torch then has `machine_threads` CPU threads on each rank; `Ranks.share_threads` divides them. An
     exception in the block reaches the other ranks as a PeerError.
 
-    reporter: receives a note if rank 0 has to wait for other ranks
+    reporter: receives a note if rank 0 waits for other ranks
 
-    The process can join again after the block; on CUDA and with a sharded model, not after an exception.
+    The process can join again after the block, but after an exception only if it uses neither CUDA nor a sharded model.
 
     Raises UsageError if torch has no torch.distributed, and JoinError if the other ranks cannot be reached.
     """
@@ -374,10 +376,10 @@ def join_ranks(launch: Launch, reporter: Reporter | None = None) -> Iterator[Ran
 
 
 def machine_threads(launch: Launch) -> int:
-    """CPU threads of torch of all ranks on this machine together.
+    """Number of CPU threads of all ranks on this machine together.
 
-    One rank has its current number. Several ranks have their current number each if it is above 1, else the default of
-    a single process in all, since torchrun sets OMP_NUM_THREADS to 1 if the user has not set it.
+    Each rank counts with torch's current number of threads. If that is 1 and there are several ranks, the result is
+    torch's default for a single process, since torchrun sets OMP_NUM_THREADS to 1 if the user has not set it.
     """
     threads = torch.get_num_threads()
     if threads > 1 or launch.local_size == 1:

@@ -30,8 +30,8 @@ class Rendezvous:
     """The values that all ranks agree on.
 
     store: key-value store of this rendezvous alone
-    job: id of the torchrun command and of the n-th rendezvous in its processes, which a restart does not change;
-        `None` without torchrun
+    job: random id of the n-th rendezvous of a torchrun command, which stays the same when torchrun restarts the
+        processes; `None` without torchrun
     restarts: number of restarts by torchrun since rank 0 first reached this rendezvous
     """
 
@@ -43,7 +43,9 @@ class Rendezvous:
 def meet(launch: Launch, note: Callable[[str], None]) -> Rendezvous:
     """Connect to the store and wait for the other ranks.
 
-    note: receives a sentence if rank 0 has to wait. Raises JoinError if some ranks do not connect within TIMEOUT.
+    note: receives a sentence if rank 0 waits for more than QUIET_SECONDS.
+
+    Raises JoinError if the store cannot be reached, or some ranks do not connect within TIMEOUT.
     """
     number = next(_numbers)
     address = f"{launch.host}:{launch.port}"
@@ -81,7 +83,10 @@ def _seconds() -> int:
 
 
 def _invite(launch: Launch, store: Any, number: int, note: Callable[[str], None]) -> dict[str, Any]:
-    """Rank 0: answer every rank that asks, until all ranks have confirmed the answer."""
+    """Rank 0: answer every rank that asks, until all ranks have confirmed the answer. Returns the answer.
+
+    Raises JoinError after TIMEOUT.
+    """
     prefix = secrets.token_hex(8)
     job = store.compare_set(f"job/{number}", "", secrets.token_hex(8)).decode()
     restarts = store.add(f"starts/{number}", 1) - 1 if launch.has_store else 0
@@ -109,8 +114,9 @@ def _invite(launch: Launch, store: Any, number: int, note: Callable[[str], None]
 
 
 def _ask(launch: Launch, store: Any) -> dict[str, Any]:
+    """Other ranks: ask rank 0, and confirm the answer. Returns the answer."""
     own = secrets.token_hex(8)
     store.set(f"ask/{launch.rank}", own)
-    agreed: dict[str, Any] = json.loads(store.get(f"answer/{own}"))  # waits
+    agreed: dict[str, Any] = json.loads(store.get(f"answer/{own}"))  # waits for at most TIMEOUT
     store.set(f"{agreed['prefix']}/here/{launch.rank}", "")
     return agreed

@@ -44,7 +44,7 @@ class LogReporter:
 
     @contextlib.contextmanager
     def counting(self, what: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
-        """Context manager that reports nothing."""
+        """Context manager whose function ignores the progress."""
         yield lambda done: None
 
 

@@ -1,4 +1,4 @@
-"""The configuration of a run, the content of `config.json`: model, training, machine, corpus, tokenizer and adapter.
+"""The configuration of a run, as stored in `config.json`: model, training, machine, corpus, tokenizer and adapter.
 
 Frozen dataclasses that are validated like those of `model_config.py`. Imports no torch.
 """
@@ -19,7 +19,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.model_config import ModelConfig
 from tinylm.serialization import from_json
 from tinylm.training_config import OBJECTIVES, TrainingConfig
-from tinylm.validation import check_choice, check_values, require
+from tinylm.validation import check_choice, check_values, describe_value, require
 
 ADAPTER_KINDS = ("lora", "bottleneck")
 DEVICES = ("cuda", "mps", "cpu")
@@ -34,7 +34,8 @@ class SpecialTokens:
     """The special tokens of a tokenizer, as strings of its vocabulary.
 
     end_of_text: between documents. bos: at the beginning of a prompt and of each document if `add_bos`.
-    eos: generation stops at each of them; if empty, at `end_of_text`. pad: fills shorter rows of a batch.
+    eos: generation stops at any of these tokens; if empty, at `end_of_text`.
+    pad: the padding token, for chat templates and exports; tinylm does not use it for its own batches.
     """
 
     end_of_text: str = "<|endoftext|>"
@@ -52,11 +53,11 @@ class SpecialTokens:
 class RuntimeConfig:
     """Settings for the machine, chosen when the run was created; resuming does not change them.
 
-    device, dtype: of the computation. compile: whether layers are compiled. threads: CPU threads of torch.
-    matmul_rate, layer_seconds: FLOP/s of matrix multiplication and seconds per token and layer that the run was
-        planned with (see Machine); `None` if not measured.
-    job: id of the torchrun job that began the run, by which the run is recognised after a restart (see Rendezvous);
-        `None` without torchrun.
+    device, dtype: of the computation. compile: whether layers are compiled. threads: number of CPU threads.
+    matmul_rate, layer_seconds: FLOP/s of matrix multiplication and seconds per token and layer that the plan of the
+        run is based on (see Machine); `None` if not measured.
+    job: id of the torchrun job that began the run (see Rendezvous), by which a restart finds the run; `None` without
+        torchrun.
     """
 
     device: str
@@ -79,13 +80,16 @@ class DataConfig:
 
     kind: text, pairs of a source and a target, or chat (conversations).
     corpus, val_corpus: paths, for information only: resuming a run does not open them.
-    text_key, encoding, format, unknown: the settings it was read with.
-    train_characters: number of characters for training; the rest is for validation.
+    text_key, encoding, format, unknown: the settings with which the corpus was read.
+    train_characters: number of characters of `corpus`, from its beginning, for training. Validation is on `val_corpus`,
+        or without one on the other characters of `corpus`.
     fingerprint, val_fingerprint: SHA-256 of the documents, and of a separate validation corpus.
-    encoder: the version of the code that encoded the text. Fingerprints and encoder are the key of the encoded text in
-        the user's cache; with `tokens_in_run`, the encoded text is in the run directory instead.
+    encoder: the version of the code that encoded the text. The key of the encoded text in the user's cache is computed
+        from it, the fingerprints, `train_characters` and the tokenizer; with `tokens_in_run`, the encoded text is in
+        the run directory instead.
     train_on: the messages of a conversation that count in the loss: assistant, last (its last message) or all.
-    characters, bytes, documents: size of the corpus. train_tokens, val_tokens, train_pairs: size of its parts.
+    characters, bytes, documents: size of `corpus`. train_tokens, val_tokens: tokens for training and for validation.
+    train_pairs: number of pairs for training; 0 for other kinds.
     """
 
     kind: str = "text"
@@ -149,7 +153,7 @@ class TokenizerConfig:
 class Estimates:
     """The estimates of the plan of a new run, for comparison with the actual values; resuming does not change them.
 
-    steps: optimizer steps. seconds: of training. memory: in bytes.
+    steps: number of optimizer steps. seconds: duration of training. memory: in bytes.
     """
 
     steps: int
@@ -164,10 +168,12 @@ class Estimates:
 class AdapterConfig:
     """A LoRA or bottleneck adapter, and the base model that it was trained on.
 
-    base, base_digest: run directory of the base model, and the digest of its weights.
-    rank: rank of a LoRA update, or hidden size of a bottleneck. targets: names of the modules that it adapts.
-    alpha: numerator of the scale (LoRA). rank_stabilised: divide it by sqrt(rank) instead of rank (LoRA).
-    share_b: modules of the same name and output size share one B (LoRA).
+    kind: one of ADAPTER_KINDS.
+    base, base_digest: path of the base model, for information only, and the digest of its weights.
+    rank: rank of a LoRA update, or hidden size of a bottleneck. targets: names of the adapted modules.
+    alpha: numerator of the scale (LoRA). rank_stabilised: divide `alpha` by sqrt(rank) instead of rank (LoRA).
+    dropout: of the adapter's input while training.
+    share_b: modules with the same last part of their names and the same output size share one B (LoRA).
     """
 
     kind: str = "lora"
@@ -204,10 +210,11 @@ class RunConfig:
     """The content of `config.json`.
 
     format: version of the file format. version: of tinylm. created: time in ISO 8601.
+    data: `None` for an imported model. training, runtime: `None` for an imported or merged model.
     adapter: set if the run holds an adapter instead of the weights of a model.
     family: the family (Hugging Face's model type) of an imported model, whose weights keep their dtype.
     merged: digests of the adapters that were merged into these weights. unmerged_digest: digest of the weights before
-        the first merge. merged_steps: the step of those weights and of each merged adapter.
+        the first merge. merged_steps: the step of those weights and of each merged adapter; empty if not recorded.
     planned: the estimates of the plan, for a run that was trained.
     id: random id of a run that was trained, 32 hexadecimal digits; moving or renaming the run does not change it.
     """
@@ -248,7 +255,7 @@ class RunConfig:
 
     @property
     def objective(self) -> str | None:
-        """The objective of training; `None` for a model that tinylm did not train."""
+        """The objective of training; `None` for an imported or merged model."""
         return None if self.training is None else self.training.objective
 
     @property
@@ -258,14 +265,17 @@ class RunConfig:
 
     @property
     def tokens_per_step(self) -> int | None:
-        """Training tokens per optimizer step; `None` for pairs and conversations, whose number of tokens varies."""
+        """Training tokens per optimizer step.
+
+        `None` for pairs and conversations, whose number of tokens varies, and for a run without recorded training.
+        """
         if self.training is None or self.data is None or not self.data.is_plain_text:
             return None
         return self.training.batch_size * (self.training.sequence_length or self.model.context)
 
     @classmethod
     def new(cls, **fields: Any) -> Self:
-        """The configuration of a run that is created now, by this version."""
+        """The configuration of a new run, with the current time and the version of tinylm."""
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return cls(version=__version__, created=created, **fields)
 
@@ -282,7 +292,8 @@ class RunConfig:
         found = values.get("format") if isinstance(values, dict) else None
         if type(found) is int and found > FORMAT:
             raise TinyLMError(
-                f"it was written by a newer tinylm (format {found}, this one reads {FORMAT}); upgrade tinylm"
+                f"it was written by a newer tinylm (format {describe_value(found)}, this one reads {FORMAT}); upgrade "
+                "tinylm"
             )
         if type(found) is int and 1 <= found < FORMAT:
             raise TinyLMError(

@@ -12,7 +12,7 @@ MAX_NAMED = 3  # unknown keys in a message
 
 
 def non_defaults(values: Any) -> dict[str, Any]:
-    """The fields of a dataclass that differ from their defaults, also in nested dataclasses.
+    """The fields of a dataclass that differ from their defaults, by name; a nested dataclass becomes such a dict, too.
 
     The result does not change if a later version adds a field that has its default. The property `derived_defaults` of
     the dataclass, if there is one, has the defaults of fields that `__post_init__` fills in.
@@ -30,7 +30,8 @@ def non_defaults(values: Any) -> dict[str, Any]:
 def from_json(kind: Any, value: Any) -> Any:
     """The JSON value as an instance of `kind`: a dataclass, possibly nested, or the type of one of its fields.
 
-    Raises TypeError for a value of another type or a missing key, and ValueError for an unknown key.
+    Raises TypeError for a value of another type or a missing key, ValueError for an unknown key, OverflowError for an
+    integer that is too large for a float, and the errors of the dataclass's own validation.
     """
     if isinstance(kind, types.UnionType):
         if value is None:
@@ -58,5 +59,5 @@ def from_json(kind: Any, value: Any) -> Any:
 
 @functools.cache
 def _type_hints(kind: type) -> dict[str, Any]:
-    """`typing.get_type_hints`, which compiles each annotation again at every call."""
+    """Cached `typing.get_type_hints`, which compiles each annotation again at every call."""
     return typing.get_type_hints(kind)

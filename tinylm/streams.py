@@ -19,7 +19,7 @@ def silence_stream(name: str) -> None:
 
 
 def prepare_streams() -> None:
-    """Replace `sys.stdout` and `sys.stderr` for the whole process.
+    """Replace `sys.stdout` and `sys.stderr`, and `sys.stdin` if it is closed, for the whole process.
 
     1. A failed write to stdout raises OutputError, or ClosedOutputError if its reader has closed it, once. Later writes
        are dropped, so that Python's flush at exit cannot fail.
@@ -42,7 +42,7 @@ def _text_stream(raw: "_RawStdout", errors: str) -> io.TextIOWrapper:
 
 
 class _RawStdout(io.RawIOBase):
-    """The raw stream below stdout: writes to the file of the original text stream."""
+    """The raw stream below stdout: writes to the raw file of the original text stream."""
 
     def __init__(self, stream: Any) -> None:
         stream.flush()

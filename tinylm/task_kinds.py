@@ -51,10 +51,10 @@ class TaskKind:
 
     dataset: joins encoded text with the objective for training and validation
     evaluate: computes the metrics of a model on a text
-    excerpt: (tokenizer, tokens, number of parameters) -> the beginning of a long text, which the report evaluates
-    baselines: (tokenizer, tokens, training tokens, reporter) -> the scores of baselines on the text by name; training
-        tokens are `None` if they cannot be read. `None` for an objective without baselines.
-    compared: the metric that the baselines have as well
+    excerpt: (tokenizer, tokens, number of parameters) -> (N,), the beginning of the tokens, which the report evaluates
+    baselines: (tokenizer, tokens (N,), training tokens, reporter) -> the scores of baselines on the text by name;
+        training tokens are `None` if they cannot be read. `None` for an objective without baselines.
+    compared: name of the metric of `evaluate` that `baselines` also computes
     """
 
     dataset: Callable[[TokenFolder, Tokenizer, ModelConfig, TrainingConfig], Task]

@@ -19,13 +19,13 @@ OPTIMIZERS = ("adamw", "adam", *MUON_OPTIMIZERS)
 
 
 class ObjectiveKind(NamedTuple):
-    """The kind of corpus of an objective, and the architectures that it can train."""
+    """The kind of corpus of an objective, and the architectures that the objective can train."""
 
     corpus: str
     architectures: tuple[str, ...]
 
 
-# tinylm/task_kinds.py has the implementation of each. The first that fits an architecture and its data is the default.
+# tinylm/task_kinds.py has their implementations. The first that fits the architecture and the corpus is the default.
 OBJECTIVES = {
     "next-token": ObjectiveKind("text", ("decoder",)),
     "masked-token": ObjectiveKind("text", ("encoder",)),
@@ -35,13 +35,13 @@ OBJECTIVES = {
 
 
 def corpora_of(architecture: str) -> tuple[str, ...]:
-    """The kinds of corpus that the architecture can be trained on, the default first."""
+    """The kinds of corpus on which the architecture can be trained, the default first."""
     return tuple(dict.fromkeys(kind.corpus for kind in OBJECTIVES.values() if architecture in kind.architectures))
 
 
 def objective_for(architecture: str, corpus: str, preferred: str | None = None) -> str:
     """The preferred objective if it fits the architecture and the kind of corpus, else the first in `OBJECTIVES` that
-    fits. Raises UsageError for none.
+    fits. Raises UsageError if none fits.
     """
     fitting = [
         name for name, kind in OBJECTIVES.items() if architecture in kind.architectures and corpus == kind.corpus
@@ -51,12 +51,15 @@ def objective_for(architecture: str, corpus: str, preferred: str | None = None) 
     return preferred if preferred in fitting else fitting[0]
 
 
-MIN_AVERAGE = 1e-6  # mean age of averaged weights, as a fraction of the steps; its inverse must be finite
+MIN_AVERAGE = 1e-6  # smallest mean age of averaged weights, as a fraction of the steps; the inverse must be finite
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How long to train: exactly one of optimizer steps, epochs (passes over the training text) and time in seconds."""
+    """How long to train: exactly one of optimizer steps, epochs (passes over the training text) and time in seconds.
+
+    Raises UsageError for none or several of these, and for a value out of range.
+    """
 
     steps: int | None = None
     epochs: float | None = None
@@ -74,7 +77,7 @@ class Budget:
         return "time" if self.time is not None else "steps" if self.steps is not None else "epochs"
 
     def total_steps(self, steps_per_epoch: float) -> int | None:
-        """The budget in optimizer steps; `None` for a time budget."""
+        """The budget in optimizer steps, at least 1; `None` for a time budget."""
         if self.epochs is not None:
             return max(1, math.ceil(self.epochs * steps_per_epoch))
         return self.steps
@@ -85,17 +88,17 @@ class TrainingConfig:
     """The settings of a training run.
 
     objective: a key of `OBJECTIVES`. label_smoothing: weight of the uniform distribution in the target.
-    batch_size, micro_batch: sequences per optimizer step, and per forward pass.
-    checkpoint_activations: store only the inputs of blocks for the backward pass, and compute the rest again there.
+    batch_size, micro_batch: sequences per optimizer step, and at most per forward pass (on each rank).
+    checkpoint_activations: store only the inputs of blocks, and compute other activations again in the backward pass.
     sequence_length: tokens per sequence; `None` for the context of the model.
     lr, min_lr, warmup, schedule: peak and final learning rate, warmup as a fraction of the budget, shape of the decay.
     optimizer, weight_decay: one of OPTIMIZERS, and its weight decay on matrices.
     beta1, beta2, epsilon: of Adam; epsilon is added to the root of the second moment. momentum: of Muon and NorMuon.
     grad_clip: maximum norm of the gradient; 0 disables clipping.
-    patience: evaluations without a lower validation loss before training stops.
+    patience: evaluations without a lower validation loss before training stops; `None` disables early stopping.
     average: mean age of averaged weights, as a fraction of the steps so far; 0 disables averaging.
     eval_every, save_every, log_every: intervals in steps; eval_tokens: maximum validation tokens per evaluation.
-    pack: conversations share rows of a batch, without attention between them.
+    pack: conversations share rows of a batch, without attention between conversations.
     log_gradients: log the gradient norm of each layer. seed: of initial weights, data order and dropout.
     """
 

@@ -35,9 +35,9 @@ FRACTION = Range(0, 1, open_high=True)
 COUNT_FROM_0 = Range(0, MAX_COUNT)
 COUNT_FROM_1 = Range(1, MAX_COUNT)
 
-# Ranges of numbers in configurations, and of settings of the same name. The largest published models are within these
-# ranges (128 layers, 512 experts, width 18,432, a vocabulary of 262,144). Combinations can still be too large to build:
-# ModelConfig bounds the number of blocks, of position entries and of parameters.
+# Ranges of numbers in configurations, and of settings of the same name. Large published models have 128 layers, 512
+# experts, width 18,432 or a vocabulary of 262,144. Combinations can still be too large to build: ModelConfig bounds the
+# number of blocks, of position entries and of parameters.
 RANGES: dict[str, Range] = {
     # Model
     "vocab_size": Range(1, 1 << 24),
@@ -52,7 +52,7 @@ RANGES: dict[str, Range] = {
     "rotary_dim": Range(1, 1 << 16),
     "rope_theta": Range(1, 1e12),
     "local_rope_theta": Range(1, 1e12),
-    "factor": Range(1, 1e6),  # of RoPE scaling, as the next six
+    "factor": Range(1, 1e6),  # of RoPE scaling, like the next six
     "original_context": Range(1, 1 << 20),
     "low_freq_factor": Range(0, 1e6, open_low=True),
     "high_freq_factor": Range(0, 1e6, open_low=True),
@@ -155,9 +155,8 @@ def check_numbers(values: Mapping[str, Any]) -> None:
 
 
 def check_values(values: Mapping[str, Any]) -> None:
-    """As `check_numbers`; also checks the length of strings and lists, and that strings can be paths.
-
-    Raises UsageError for the first invalid value.
+    """As `check_numbers`; also checks the length of strings and lists, the entries of lists, and that strings can be
+    paths. Raises UsageError for the first invalid value.
     """
     check_numbers(values)
     for name, value in values.items():
@@ -185,7 +184,9 @@ def _check_string(name: str, value: str) -> None:
 
 
 def describe_value(value: Any) -> str:
-    """The value as shown in a message: at most 60 characters of its repr, "a list" or "an object"."""
+    """The value as text for a message: at most 60 characters of its repr, or its kind for a list, an object and a
+    number of more than 40 digits.
+    """
     if isinstance(value, (list, tuple)):
         return "a list"
     if isinstance(value, dict):

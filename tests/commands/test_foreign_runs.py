@@ -239,7 +239,7 @@ def test_a_damaged_token_file_of_the_training_text_leaves_out_the_baseline_that_
     file = sharded / "tokens" / "train.bin"
     file.write_bytes(bytes(file.stat().st_size))
     result = run_ok("eval", "--model", sharded, "--baselines")
-    assert "The order-5 character model is left out: The encoded text in" in result.stderr
+    assert "Baselines that need the training text are left out: The encoded text in" in result.stderr
 
 
 @pytest.mark.parametrize(

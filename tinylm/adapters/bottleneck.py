@@ -65,7 +65,8 @@ def add_bottlenecks(model: Transformer, config: AdapterConfig, seed: int = 0) ->
 
     def wrap(name: str, module: nn.Module) -> Adapter:
         layer = Bottleneck(module, weight.shape[1], config.rank, config.dropout)
-        layer = layer.to(weight.device, trained_dtype(weight))
+        for projection in (layer.down, layer.up):  # `module` keeps its dtype
+            projection.to(weight.device, trained_dtype(weight))
         layers[unwrapped_name(name)] = layer
         return layer
 

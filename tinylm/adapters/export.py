@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tinylm.adapters.adapter import PEFT_PREFIX
+from tinylm.adapters.adapter import PEFT_PREFIX, adapter_tensors
 from tinylm.adapters.foreign import family_of
 from tinylm.adapters.load import AdapterSpec, load_adapter, load_base_model, set_adapter_scale
 from tinylm.errors import TinyLMError, UsageError
@@ -20,7 +20,7 @@ from tinylm.open_model import find_model
 from tinylm.reporter import Reporter
 from tinylm.run_config import AdapterConfig
 from tinylm.run_directory.find_run import find_run
-from tinylm.run_directory.loading import read_config, read_weights
+from tinylm.run_directory.loading import read_config
 
 TOLERANCE = 1e-4  # relative to the largest absolute logit, or to 1 if that is larger
 _HUB_SNAPSHOT = re.compile(r".*[/\\]models--([^/\\]+?)--([^/\\]+)[/\\]snapshots[/\\][^/\\]+")
@@ -66,8 +66,7 @@ def export_adapter(
     adapter = find_run(adapter, reporter)
     if is_adapter_folder(adapter):
         raise UsageError(f"{adapter} is in PEFT's format already.")
-    run_config = read_config(adapter)
-    config = run_config.adapter
+    config = read_config(adapter).adapter
     if config is None:
         raise UsageError(f"{adapter} is a model, and PEFT's format is for LoRA adapters; choose another `to`.")
     if config.kind != "lora":
@@ -75,11 +74,10 @@ def export_adapter(
     check_folder_free(out, (ADAPTER_CONFIG, ADAPTER_WEIGHTS), force)
     base = load_base_model(adapter, config, model and find_model(model, reporter), "cpu")
     family = family_of(base.config)
-    factors = _factors(read_weights(adapter, run_config).tensors)
-    converted = convert_adapter(family, base.config.model, config, factors)
     network = base.network.float()
     logits_without_adapter = _logits(network)
     loaded = load_adapter(network, AdapterSpec(adapter), base.config)
+    converted = convert_adapter(family, base.config.model, config, _factors(adapter_tensors(loaded.layers)))
     expected = _logits(network)
     set_adapter_scale(loaded.layers, 0.0)
     with replacing_folder(out) as folder:

@@ -21,6 +21,7 @@ from tinylm.adapters.replacement import Replacement
 from tinylm.errors import NotMergeableError, UsageError
 from tinylm.files import resolve_links
 from tinylm.formats.peft import adapter_digest, is_adapter_folder
+from tinylm.model.stack import Transformer
 from tinylm.open_model import find_model, open_model
 from tinylm.reporter import Reporter
 from tinylm.run_config import AdapterConfig, DataConfig, RunConfig
@@ -28,6 +29,7 @@ from tinylm.run_directory.commit import reserve
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.find_run import find_run
 from tinylm.run_directory.loading import LoadedModel, read_weights
+from tinylm.run_directory.weights import Weights
 from tinylm.text.tokenizer import Tokenizer
 
 
@@ -162,7 +164,6 @@ def _add(source: _Source, model: Path | None) -> _Merged:
     base, base_config, tokenizer, weights = source.load_base(model)
     adapted, adapted_config, _, (loaded,) = load_adapted_model(spec, model, "cpu")
     merged, _, _, _ = load_adapted_model(spec, model, "cpu")
-    dtypes = {name: tensor.dtype for name, tensor in weights.tensors.items()}
     for network in (base, adapted, merged):  # 16-bit weights are merged in fp32, and rounded once
         network.float()
     merge_lora(merged)
@@ -175,10 +176,7 @@ def _add(source: _Source, model: Path | None) -> _Merged:
         base_digest = weights.digest if source.config is None else source.config.base_digest
         unmerged_digest = base_config.unmerged_digest or (None if base_config.merged else base_digest)
     return _Merged(
-        tensors={
-            name: tensor.to(dtypes.get(name, dtypes["embedding.weight"]))
-            for name, tensor in merged.state_dict().items()
-        },
+        tensors=_rounded(merged, weights),
         base_config=_with_template(adapted_config, loaded.chat_template),
         tokenizer=tokenizer,
         data=loaded.data,
@@ -189,6 +187,14 @@ def _add(source: _Source, model: Path | None) -> _Merged:
         difference=difference,
         change=change,
     )
+
+
+def _rounded(network: Transformer, weights: Weights) -> dict[str, Tensor]:
+    """The weights of `network` in the dtypes of `weights`; an untied output layer has that of the embedding."""
+    dtypes = {name: tensor.dtype for name, tensor in weights.tensors.items()}
+    return {
+        name: tensor.to(dtypes.get(name, dtypes["embedding.weight"])) for name, tensor in network.state_dict().items()
+    }
 
 
 def _with_template(config: RunConfig, chat_template: str | None) -> RunConfig:
@@ -206,6 +212,8 @@ def _subtract(source: _Source, model: Path | None) -> _Merged:
     if source.digest not in config.merged:
         raise UsageError(f"{model} was not made by merging {source.path}; name the adapter that it was made with.")
     base, _, _, _ = open_model(model)
+    for network in (base, merged):  # as in `_add`
+        network.float()
     load_adapter(base, AdapterSpec(source.path), config)
     merge_lora(base, sign=-1.0)
     adapted = copy.deepcopy(base)
@@ -213,7 +221,7 @@ def _subtract(source: _Source, model: Path | None) -> _Merged:
     difference, change = check_merged(base, adapted.eval(), merged)
     history = _History.of(config, weights.step).without(source.digest)
     return _Merged(
-        tensors=dict(base.state_dict()),
+        tensors=_rounded(base, weights),
         base_config=config,
         tokenizer=tokenizer,
         data=None,

@@ -169,14 +169,14 @@ def _json_or_none(text: str) -> Any:
 def _parse_line(line: str, location: str, config: GenerationConfig) -> Prompt:
     """A line of JSONL as a prompt. A key whose value is null counts as absent."""
     record = parse_json_line(line, location)
-    if not isinstance(record, dict) or not (isinstance(record.get("prompt"), str) or "messages" in record):
+    values = {key: value for key, value in record.items() if value is not None} if isinstance(record, dict) else {}
+    if not isinstance(values.get("prompt"), str) and "messages" not in values:
         raise UsageError(f"{location}: expected an object with a string under 'prompt', or with 'messages'.")
     types = typing.get_type_hints(GenerationConfig)
     known = ("prompt", "messages", "tools", "adapter", *types)
     unknown = [describe_value(key) for key in record if key not in known]
     if unknown:
         raise UsageError(f"{location}: unknown key {', '.join(unknown)}; the known ones are: {', '.join(known)}.")
-    values = {key: value for key, value in record.items() if value is not None}
     chat = {key: values.pop(key) for key in ("messages", "tools") if key in values}
     conversation = parse_conversation(chat, location) if chat else None
     require(conversation is None or "prompt" not in values, f"{location}: give either 'prompt' or 'messages'.")

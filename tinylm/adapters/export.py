@@ -53,15 +53,16 @@ def export_adapter(
 ) -> ExportedAdapter:
     """Write a LoRA adapter of tinylm as a folder that `PeftModel.from_pretrained(base, out)` of PEFT loads.
 
-    adapter: run directory or name. model: the base model; default: the one beside it or directly in checkpoints/.
+    adapter: run directory or name. model: the base model; default: the one beside the adapter or directly in
+        checkpoints/.
     out: folder to write. force: replace an exported adapter there, and nothing else.
     base_name: name of the base for PEFT: a name on the Hugging Face hub, or the folder of an exported model. Default:
         the folder, or the name on the hub, of the model that the adapter was trained on.
 
     The export is loaded again and its logits are compared before it appears at `out`.
 
-    Raises UsageError, before anything is written, for an adapter that PEFT cannot represent and for a path that is not
-    free; TinyLMError for damaged files, and if the logits differ.
+    Raises UsageError, before anything is written, for an adapter that PEFT cannot represent, for a path that is not
+    free, and if no base model is found; TinyLMError for damaged files, and if the logits differ.
     """
     adapter = find_run(adapter, reporter)
     if is_adapter_folder(adapter):
@@ -91,7 +92,7 @@ def export_adapter(
 
 
 def _factors(tensors: dict[str, Tensor]) -> Factors:
-    """The low-rank matrices A and B of the adapted modules, by module name."""
+    """The low-rank matrices A and B of the adapted modules, by module name, from tensors by PEFT's names."""
     modules: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         name = key.removeprefix(PEFT_PREFIX)
@@ -106,7 +107,7 @@ def _factors(tensors: dict[str, Tensor]) -> Factors:
 
 @torch.inference_mode()
 def _logits(model: Transformer) -> Tensor:
-    """The logits of fixed random tokens, without dropout."""
+    """The logits (2, T, V) of fixed random tokens. Switches the model to evaluation mode."""
     model.eval()
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.vocab_size, (2, min(64, model.context)), generator=generator)

@@ -37,8 +37,8 @@ from tinylm.text.tokenizer import Tokenizer
 class Merge:
     """A run that was written by merging.
 
-    difference: largest difference between the logits of the merged model and of the base with its adapter
-    change: largest difference between the logits of the base with and without its adapter
+    difference: largest difference between the logits of the merged model and of the base with the adapter
+    change: largest difference between the logits of the base with and without the adapter
     """
 
     run: Path
@@ -56,8 +56,9 @@ def merge_adapter(
         default the base beside the adapter or directly in checkpoints/
     force: replace an existing run at `out`
 
-    Raises NotMergeableError for an adapter that is not a LoRA; UsageError if `out` is also an input, no base model is
-    found, or `model` was not made by merging the adapter; TinyLMError if the merged model computes other logits.
+    Raises NotMergeableError for an adapter that is not a LoRA; UsageError if `out` is also an input, a required `model`
+    is missing, no base model is found, or `model` was not made by merging the adapter; TinyLMError for damaged files,
+    and if the merged model computes other logits.
     """
     adapter = find_run(adapter, reporter)
     model = model and find_model(model, reporter)
@@ -130,7 +131,7 @@ class _History:
 
     @classmethod
     def of(cls, config: RunConfig, step: int) -> Self:
-        """The history of the weights of a run. step: of the weights, used if nothing was merged into them."""
+        """The history of the weights of a run. step: of these weights, used if they were never merged into."""
         steps = config.merged_steps or (() if config.merged or config.unmerged_digest else (step,))
         return cls(config.merged, steps if len(steps) == len(config.merged) + 1 else ())
 
@@ -145,7 +146,7 @@ class _History:
 
 @dataclass(frozen=True, kw_only=True)
 class _Merged:
-    """A model without adapters, its origin, and the differences of logits that `check_merged` returned."""
+    """The model to write, with its origin and the differences of logits that `check_merged` returned."""
 
     tensors: dict[str, Tensor]
     base_config: RunConfig
@@ -205,7 +206,7 @@ def _with_template(config: RunConfig, chat_template: str | None) -> RunConfig:
 
 
 def _subtract(source: _Source, model: Path | None) -> _Merged:
-    """Subtract the adapter from `model` and check that adding it again gives the logits of the merged model."""
+    """Subtract the adapter from `model`, and check that the result with the adapter has the logits of `model`."""
     if model is None:
         raise UsageError("`undo` takes the adapter out of a merged model; name that with `model`.")
     merged, config, tokenizer, weights = open_model(model)

@@ -41,7 +41,7 @@ from sampling_programs import PROGRAMS, Job, Request, as_json
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.formats.huggingface import write_folder
 from tinylm.formats.imported import ForeignModel
-from tinylm.generation.converted_model import SETTLED
+from tinylm.generation.converted_model import SETTLED_SECONDS
 from tinylm.kernels.openmp_spin import SPIN_COUNT, SPIN_VARIABLES, choose_spin_count
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
@@ -213,7 +213,7 @@ def prepare(subject: Subject, kind: str, folder: Path) -> Job:
     write_gguf(folder / "model.gguf", exported, kind)
     (folder / "model").mkdir()
     write_folder(folder / "model", exported, DTYPES[kind])
-    time.sleep(SETTLED)  # tinylm reads files again that have just been written
+    time.sleep(SETTLED_SECONDS)  # tinylm reads files again that have just been written
     quantize = ["--quantize", "int8"] if kind == "q8_0" else []
     run_tinylm(["sample", "-m", str(folder / "model"), "-n", "1", "--device", "cpu", "--quiet", *quantize])
     return Job(str(folder), kind, config.vocab_size, config.context, torch.get_num_threads())

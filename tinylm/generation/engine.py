@@ -1,4 +1,4 @@
-"""Choice between torch and llama.cpp as the engine of a decoder, and the GGUF file for llama.cpp (decision 025)."""
+"""The choice between torch and llama.cpp as the engine of a decoder, and the GGUF file for llama.cpp (decision 025)."""
 
 import contextlib
 import copy
@@ -34,9 +34,9 @@ MAX_CACHED_BYTES = 8 << 30  # of all files; the newest one is kept whatever its 
 class EngineWeights:
     """A model to convert for llama.cpp.
 
-    kind: type of the weights in GGUF: f32, f16, bf16 or q8_0
-    quantized: the GGUF file that the model was opened from, whose quantized tensors are copied as they are, or `None`
-    switches_adapters: whether adapters are selected between prompts
+    kind: GGUF type of the matrices: f32, f16, bf16 or q8_0
+    quantized: the GGUF file that the model was opened from, whose quantized tensors are copied unchanged, or `None`
+    switches_adapters: whether adapters are selected per prompt
     """
 
     network: Transformer
@@ -72,7 +72,7 @@ def open_llama_cpp(weights: EngineWeights, speed: SpeedConfig, reporter: Reporte
 
 
 def _reason_against(weights: EngineWeights, speed: SpeedConfig) -> str | None:
-    """Why llama.cpp cannot be used, or `None`."""
+    """Why llama.cpp cannot be used, as a clause for error messages; `None` if it can."""
     network = weights.network
     if not isinstance(network, Decoder):
         return "it is for decoders"
@@ -86,7 +86,7 @@ def _reason_against(weights: EngineWeights, speed: SpeedConfig) -> str | None:
     if any(not isinstance(layer, MERGEABLE) for layer in layers):
         return "the model has a bottleneck adapter, which cannot be merged"
     if any(isinstance(layer.base, Adapter) for layer in layers):
-        return "the model has several adapters"
+        return "a module of the model has several adapters"
     if import_llama_cpp() is None:
         return "llama-cpp-python is not installed (pip install llama-cpp-python), which is in tinylm's extra llama-cpp"
     return None
@@ -104,9 +104,9 @@ def _merged(network: Transformer) -> Transformer:
 def _cached_file(weights: EngineWeights, reporter: Reporter) -> Path:
     """The GGUF file of the model in the user's cache, written if it does not exist.
 
-    Its name has a digest of weights, configuration and tokenizer, and the type of the weights. Raises UsageError for a
-    model that GGUF cannot represent, and TinyLMError if the file cannot be written or `weights.quantized` cannot be
-    read.
+    Its name has a digest of weights, configuration and tokenizer, and the type of the weights ("own" if they are copied
+    from `weights.quantized`). Raises UsageError for a model that GGUF cannot represent, and TinyLMError if the file
+    cannot be written or `weights.quantized` cannot be read.
     """
     folder, config, tokenizer = private_folder(GGUF_FOLDER), weights.config, weights.tokenizer
     tensors = _merged(weights.network).state_dict()

@@ -1,4 +1,4 @@
-"""Settings of generation, with the names and defaults of `tinylm sample`, whose default `seed` is random instead."""
+"""Settings of generation. Names and defaults are those of `tinylm sample`, except that its default `seed` is random."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class SamplingConfig:
 
     temperature: softmax temperature; 0 is greedy.
     top_k: keep the k most likely tokens; 0 is off.
-    top_p: keep the smallest set of most likely tokens with this total probability (nucleus sampling); 1 is off.
+    top_p: keep the smallest set of most likely tokens of at least this total probability (nucleus sampling); 1 is off.
     min_p: keep tokens with at least this fraction of the most likely token's probability; 0 is off.
     repeat_penalty: above 1, tokens that occur in the prompt or the generated text become less likely; 1 is off.
     """
@@ -31,7 +31,7 @@ class SamplingConfig:
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """How text is generated for one prompt. Raises UsageError for a value out of range.
+    """How text is generated for one prompt. Raises UsageError for a value out of range, and for an empty `stop`.
 
     max_tokens: maximum number of generated tokens per sample.
     num_samples: samples per prompt, generated as one batch.
@@ -82,7 +82,8 @@ class SpeedConfig:
 
     engine: the library that computes the logits: auto, torch or llama.cpp. auto uses llama.cpp on a CPU if it is
         installed and can run the model.
-    draft: speculative decoding with draft tokens from n-grams of the training text: auto, ngram (always) or none.
+    draft: speculative decoding with draft tokens from n-grams of the training text: auto (where possible and faster),
+        ngram (always) or none.
     cache: use the KV cache.
 
     Raises UsageError for another value.
@@ -101,7 +102,7 @@ class SpeedConfig:
 class PromptPolicy:
     """How to treat characters that are not in the vocabulary, and prompts longer than the context.
 
-    unknown: error, or skip, which drops characters that are not in the vocabulary.
+    unknown: for characters that are not in the vocabulary: error, or skip, which drops them.
     strict: raise an error for a prompt longer than the context, instead of cutting it with a warning.
 
     Raises UsageError for another value of `unknown`.

@@ -104,6 +104,15 @@ def _record_file(key: str) -> Path:
     return private_folder(GGUF_FOLDER) / f"{key}.json"
 
 
+def mark_used(file: Path) -> None:
+    """Set the modification time of a cached file to now, since the least recently used files are deleted.
+
+    Failures are ignored, such as those of a read-only cache.
+    """
+    with contextlib.suppress(OSError):
+        os.utime(file)
+
+
 @dataclass(eq=False)
 class ConvertedModel(TextGenerator):
     """A decoder from a converted file, run by llama.cpp. note: the note of `load` about device and number format."""
@@ -144,7 +153,7 @@ def open_converted(key: str, speed: SpeedConfig, reporter: Reporter) -> Converte
             library = tokenizers.Tokenizer.from_str(record.tokenizer)
         tokenizer = Tokenizer(library, record.config.tokenizer.special)
         decoder = LlamaCppDecoder(file, record.config.model.context, record.threads)
-        file.touch()  # the least recently used files are deleted
+        mark_used(file)
     except (OSError, TinyLMError, TokenizerLibraryError):
         return None
     return ConvertedModel(record.config, tokenizer, decoder, reporter, record.note)

@@ -15,7 +15,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_reader import open_gguf
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.formats.imported import ForeignModel
-from tinylm.generation.converted_model import GGUF_FOLDER, LAYOUT
+from tinylm.generation.converted_model import GGUF_FOLDER, LAYOUT, mark_used
 from tinylm.generation.generation_config import SpeedConfig
 from tinylm.generation.llama_cpp import LlamaCppDecoder, import_llama_cpp
 from tinylm.model.decoder import Decoder
@@ -51,7 +51,8 @@ def open_llama_cpp(weights: EngineWeights, speed: SpeedConfig, reporter: Reporte
     """The model in llama.cpp, or `None` if torch is to be used. The GGUF file is written to the cache at first use.
 
     With `speed.engine` "llama.cpp", raises UsageError if llama.cpp cannot run this model with these settings, and
-    TinyLMError if the GGUF file cannot be written or opened. With auto, returns `None` in these cases.
+    TinyLMError if the GGUF file cannot be written or opened. With auto, returns `None` in these cases; a TinyLMError is
+    reported as a warning.
     """
     required = speed.engine == "llama.cpp"
     if speed.engine == "torch":
@@ -113,7 +114,7 @@ def _cached_file(weights: EngineWeights, reporter: Reporter) -> Path:
     identity = digest(tensors, config, LAYOUT, None)[:32]
     file = folder / f"{identity}-{'own' if weights.quantized else weights.kind}.gguf"
     if is_private(file):
-        file.touch()
+        mark_used(file)
         return file
     reporter.note("Converting the model for llama.cpp, once...")
     model = ForeignModel(config.family, config.model, tensors, tokenizer.to_str(), tokenizer.special, None)
@@ -131,10 +132,11 @@ def _delete_oldest(folder: Path) -> None:
     cached = (file for suffix in ("gguf", "json") for file in folder.glob(f"*.{suffix}"))
     found = []
     for file in cached:
-        with contextlib.suppress(FileNotFoundError):  # another process deletes files, too
+        with contextlib.suppress(OSError):  # another process deletes files, too
             found.append((file.stat(), file))
     total = 0
     for number, (status, file) in enumerate(sorted(found, key=lambda item: item[0].st_mtime, reverse=True)):
         total += status.st_size
         if number and total > MAX_CACHED_BYTES:
-            file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                file.unlink()

@@ -1,6 +1,6 @@
 """Attention masks, True where a query attends to a key, and positions in rows of several texts.
 
-A mask of `None` stands for plain causal attention in a decoder, and for full attention in an encoder.
+A mask of `None` stands for plain causal attention in a decoder, and for full attention elsewhere.
 """
 
 import torch

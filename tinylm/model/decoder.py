@@ -40,7 +40,7 @@ class Autoregressive(Transformer):
         return positions, [masks[window] for window in self.windows]
 
     def make_cache(self, batch: int, length: int, starts: Any | None = None) -> list[Cache]:
-        """One empty cache per layer: with `length` slots, or for a sliding window, which has no limit of tokens.
+        """One empty cache per layer: a KVCache with `length` slots, or a SlidingWindowCache.
 
         starts: (B,), left padding (see `Cache`), as a tensor or another argument of `torch.as_tensor`.
         """

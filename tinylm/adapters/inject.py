@@ -10,8 +10,7 @@ def replace_modules(
 ) -> list[str]:
     """Replace each module for which `matches(name, module)` holds with `replace(name, module)`, in place.
 
-    Names are dotted paths from the model. A match must not contain another match, unless `replace` returns a module in
-    which the inner one has the same path. Returns the names of the replaced modules.
+    Names are dotted paths from the model. Matches must not be nested. Returns the names of the replaced modules.
     """
     names = [name for name, module in model.named_modules() if matches(name, module)]
     for name in names:

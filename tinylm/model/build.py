@@ -343,7 +343,7 @@ def _initialise_modern(model: Transformer, config: ModelConfig) -> None:
     Without residual connections and in sandwich blocks, these projections are N(0, 0.02) as well. In a sandwich block,
     the norm of a zero vector would multiply the gradient by 1/sqrt(epsilon).
 
-    Zero-initialised output projections: Zhang et al. 2019 (Fixup), Yang et al. 2022 (muP, section D.2).
+    Zero-initialised last layers of residual branches: Zhang et al. 2019 (Fixup).
     """
     zero_into_residual = config.residual and config.norm_placement != "sandwich"
     for name, linear in _linear_layers(model).items():

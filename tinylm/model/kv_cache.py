@@ -9,7 +9,7 @@ from torch import Tensor
 class Cache(Protocol):
     """The key/value cache of one self-attention layer.
 
-    offset: number of tokens before the next one, including padding and tokens that the cache has dropped.
+    offset: number of tokens processed so far, including padding and tokens that the cache has dropped.
     starts: (B,), the number of padding slots at the left of each row; `None` without padding.
     """
 

@@ -130,7 +130,7 @@ class ConvertedModel(TextGenerator):
     def continue_encoded(
         self, encoded: EncodedPrompt, config: GenerationConfig, speed: SpeedConfig | None = None, first_stream: int = 0
     ) -> Continuation:
-        """See `TextGenerator.continue_encoded`."""
+        """See `TextGenerator.continue_encoded`. `speed` was used by `open_converted` and has no effect here."""
         generator = TokenGenerator(self.decoder, draft=None, use_cache=True)
         return Continuation(generator, self.tokenizer, encoded, config, first_stream)
 

@@ -92,7 +92,9 @@ class LlamaCppCache:
 class LlamaCppDecoder:
     """A model in a GGUF file, run by llama.cpp on the CPU. Implements `NextTokenModel`.
 
-    threads: maximum number of threads. Raises TinyLMError, and deletes the file, if llama.cpp cannot open it.
+    context: context length in tokens. threads: maximum number of threads.
+
+    Raises TinyLMError, and deletes the file, if llama.cpp cannot open it.
     """
 
     def __init__(self, file: Path, context: int, threads: int) -> None:

@@ -92,8 +92,8 @@ def pad_sources(sources: Sequence[Sequence[int]], end_of_text_id: int, device: t
 class _Beam:
     """The hypotheses of one source: `beams` slots for open hypotheses, and a list of ended ones.
 
-    Per slot: totals: log-likelihood, -inf for an empty slot. parents: the slot of the hypothesis before the last step.
-    last_tokens: the last token.
+    totals, parents and last_tokens have an entry per slot: the log-likelihood (-inf for an empty slot), the slot of the
+    hypothesis before the last step, and the last token.
     """
 
     def __init__(self, config: BeamSearchConfig, end_of_text_id: int) -> None:

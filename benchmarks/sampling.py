@@ -45,7 +45,7 @@ from tinylm.formats.gguf_reader import open_gguf
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.formats.huggingface import write_folder
 from tinylm.formats.imported import ForeignModel
-from tinylm.generation.converted_model import SETTLED
+from tinylm.generation.converted_model import SETTLED_SECONDS
 from tinylm.kernels.openmp_spin import SPIN_COUNT, SPIN_VARIABLES, choose_spin_count
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
@@ -235,7 +235,7 @@ def prepare(subject: Subject, kind: str, folder: Path) -> Job:
         write_gguf(job.gguf, exported, kind)
         job.model.mkdir()
         write_folder(job.model, exported, DTYPES[kind])
-    time.sleep(SETTLED)  # conversions of files that changed later than this are not recorded
+    time.sleep(SETTLED_SECONDS)  # a conversion is recorded only for files that have not changed for this long
     quantize = ["--quantize", "int8"] if kind == "q8_0" else []
     run_tinylm(["sample", "-m", str(job.model), "-n", "1", "--device", "cpu", "--quiet", *quantize])
     return job

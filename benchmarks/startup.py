@@ -23,7 +23,7 @@ from unittest import mock
 
 from measure import add_options, chosen_shape, describe_machine, speedup, table, take_turns
 
-from tinylm.generation.converted_model import SETTLED
+from tinylm.generation.converted_model import SETTLED_SECONDS
 from tinylm.generation.llama_cpp import import_llama_cpp
 from tinylm.model.build import build_model
 from tinylm.run_config import RunConfig, TokenizerConfig
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         has_llama_cpp = import_llama_cpp() is not None
         if has_llama_cpp:
-            time.sleep(SETTLED)  # conversions of files that changed later than this are not recorded
+            time.sleep(SETTLED_SECONDS)  # a conversion is recorded only for files that have not changed for this long
             run([*sample, "--max-tokens", "1"])
             (converted,) = (Path(folder) / "cache").glob("gguf/*.gguf")
             functions[f"{FIRST}, llama.cpp"] = lambda: first_byte([*sample, "--max-tokens", "1000"])

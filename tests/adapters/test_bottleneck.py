@@ -60,6 +60,15 @@ def test_new_bottlenecks_follow_both_sublayers_of_every_layer_and_change_nothing
     assert {name.split(".")[3] for name, p in model.named_parameters() if p.requires_grad} == {"down", "up"}
 
 
+def test_bottlenecks_are_fp32_and_leave_16_bit_weights_as_they_are() -> None:
+    model = build_model(small()).bfloat16()
+    add_bottlenecks(model, SETTINGS)
+    dtypes = {name: p.dtype for name, p in model.named_parameters()}
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert {dtypes[name] for name in trained} == {torch.float32}
+    assert {dtypes[name] for name in dtypes.keys() - trained} == {torch.bfloat16}
+
+
 @every_variant
 def test_saved_bottlenecks_load_by_name_and_can_be_scaled_to_zero(config: ModelConfig) -> None:
     one, other = adapted(config), adapted(config, seed=1)

@@ -1,6 +1,8 @@
 """Adapters trained here, exported and loaded by PEFT on the model that transformers loads: equal logits."""
 
 import json
+import re
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ from tests.shell import snapshot
 from tinylm.adapters.export import TOLERANCE, ExportedAdapter, export_adapter
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.reporter import LogReporter
+from tinylm.run_directory.layout import weights_file
+from tinylm.run_directory.loading import read_config, read_weights
+from tinylm.run_directory.weights import write_weights
 
 TEXT = "once upon a time there was a model, and it was small; " * 60
 TIED = "llama tied, theta, epsilon"
@@ -184,6 +189,23 @@ def test_a_bottleneck_an_adapter_of_peft_and_a_model_are_refused(trained: Any, t
     own = tinylm.train(tmp_path / "text", out=tmp_path / "own", steps=1, width=16, heads=2, layers=1, eval_every=1).run
     with pytest.raises(UsageError, match="own is a model, and PEFT's format is for LoRA adapters; choose another `to`"):
         export_adapter(own, tmp_path / "out", None, LogReporter())
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_adapter_with_other_tensors_than_its_config_is_refused(trained: Any, tmp_path: Path) -> None:
+    base, run = trained("mistral")
+    forged = shutil.copytree(run, tmp_path / "forged")
+    config = read_config(forged)
+    saved = read_weights(forged, config)
+    first = min(saved.tensors)
+    for tensors, message in (
+        ({**saved.tensors, "other": torch.zeros(1)}, "has the unknown tensor other"),
+        ({name: tensor for name, tensor in saved.tensors.items() if name != first}, f"lacks tensor {first}"),
+        ({**saved.tensors, first: torch.tensor(1.0)}, f"{first} is torch.float32"),
+    ):
+        write_weights(forged / weights_file(config), tensors, config, saved.step, saved.val_loss)
+        with pytest.raises(TinyLMError, match=re.escape(message)):
+            export_adapter(forged, tmp_path / "out", base, LogReporter())
     assert not (tmp_path / "out").exists()
 
 

@@ -1,6 +1,7 @@
 """Adapters that PEFT made, on models of every family and with every switch: the logits that PEFT computes."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.formats.peft_adapters import TOKENS, make_adapter
 from tinylm.adapters.merge import merge_adapter
 from tinylm.adapters.replacement import Replacement
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.open_model import open_model
 from tinylm.reporter import LogReporter
 
 FAMILIES = [
@@ -213,6 +215,19 @@ def test_merging_writes_a_run_with_the_logits_of_the_adapted_model(switch: str, 
     assert model.config.family is not None
     base = tinylm.load(saved(case)).logits(TOKENS)
     assert (model.logits(TOKENS) - base).abs().max() > 0.01
+
+
+def test_a_merge_into_16_bit_weights_is_undone_in_16_bits(saved: Any, tmp_path: Path) -> None:
+    base, reporter = tmp_path / "base", LogReporter()
+    make_peer("llama").bfloat16().save_pretrained(base)
+    shutil.copy(saved("llama") / "tokenizer.json", base)
+    make_adapter(make_peer("llama"), tmp_path / "adapter", **LLAMA)
+    merge_adapter(tmp_path / "adapter", tmp_path / "merged", base, reporter)
+    merge_adapter(tmp_path / "adapter", tmp_path / "undone", tmp_path / "merged", reporter, undo=True)
+    expected, undone = (open_model(path).weights.tensors for path in (base, tmp_path / "undone"))
+    for name, tensor in undone.items():
+        assert tensor.dtype == torch.bfloat16
+        torch.testing.assert_close(tensor, expected[name], atol=0.02, rtol=0.01)
 
 
 def test_a_merge_is_undone_unless_parameters_were_replaced(saved: Any, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "MODELS", models)
     monkeypatch.setattr(sampling, "STREAMS", 3)
     monkeypatch.setattr(sampling, "CONTEXT", 32)
-    monkeypatch.setattr(sampling, "SETTLED", 0)
+    monkeypatch.setattr(sampling, "SETTLED_SECONDS", 0)
     monkeypatch.setattr(sampling, "memory_bandwidth", lambda: 1e9)
 
 

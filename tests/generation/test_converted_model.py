@@ -36,8 +36,8 @@ def run(trained: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TINYLM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(converted_model, "SETTLED", 0.0)
-    monkeypatch.setattr(converted_model, "GPU_DRIVERS", ())
+    monkeypatch.setattr(converted_model, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(converted_model, "GPU_DEVICE_FILES", ())
     return tmp_path / "cache" / "gguf"
 
 
@@ -133,13 +133,13 @@ def test_another_model_at_the_same_path_is_read(run: Path, loads: list[Any], tmp
 
 def test_a_file_that_has_just_changed_is_not_identified_by_its_time(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert conversion_key(run, "cpu", "auto", "none") is not None
-    monkeypatch.setattr(converted_model, "SETTLED", 3600.0)
+    monkeypatch.setattr(converted_model, "SETTLED_SECONDS", 3600.0)
     assert conversion_key(run, "cpu", "auto", "none") is None
 
 
 def test_links_and_a_possible_gpu_are_left_to_torch(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert conversion_key(run, "cuda", "auto", "none") is None
-    monkeypatch.setattr(converted_model, "GPU_DRIVERS", (str(tmp_path),))
+    monkeypatch.setattr(converted_model, "GPU_DEVICE_FILES", (str(tmp_path),))
     assert conversion_key(run, "auto", "auto", "none") is None
     assert conversion_key(run, "cpu", "auto", "none") is not None
     (run / "model.safetensors").rename(tmp_path / "elsewhere")

@@ -1,7 +1,9 @@
 """The choice between torch and llama.cpp, and the file that llama.cpp reads from the cache."""
 
 import copy
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +187,20 @@ def test_a_bottleneck_several_adapters_and_an_encoder_are_refused_by_name(
     encoder = tinylm.train(tmp_path / "text", tmp_path / "encoder", **options).run
     with pytest.raises(UsageError, match=r"An encoder fills all masks at once.*leave out `engine`"):
         tinylm.load(encoder).generate("the <mask>", engine="llama.cpp")
+
+
+def test_a_converted_file_in_a_read_only_cache_is_used(
+    run: Path, double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = tinylm.load(run).generate(**PROMPT, engine="llama.cpp")
+
+    def read_only(*args: Any, **options: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", read_only)
+    monkeypatch.setattr(Path, "touch", read_only)
+    assert tinylm.load(run).generate(**PROMPT, engine="llama.cpp") == expected
+    assert len(double.opened) == 2
 
 
 def test_a_full_disk_leads_to_torch_unless_llama_cpp_is_demanded(

@@ -2,7 +2,9 @@ import dataclasses
 
 import pytest
 
-from tinylm.generation.prompts import start_tokens
+from tinylm.errors import UsageError
+from tinylm.generation.generation_config import GenerationConfig
+from tinylm.generation.prompts import parse_prompts, start_tokens
 from tinylm.run_config import DataConfig
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
@@ -32,3 +34,9 @@ def test_generation_starts_from_the_prompt_or_else_from_what_precedes_a_document
 def test_generation_starts_from_the_end_of_text_token_if_the_vocabulary_has_no_newline() -> None:
     tokenizer = train_char("abc")
     assert start_tokens(tokenizer, DATA, []) == [tokenizer.end_of_text_id]
+
+
+@pytest.mark.parametrize("line", ['{"messages": null}', '{"prompt": null}', "{}", "[]"])
+def test_a_line_without_a_prompt_is_refused(line: str) -> None:
+    with pytest.raises(UsageError, match="line 1: expected an object with a string under 'prompt', or with 'messages'"):
+        parse_prompts(line, "jsonl", GenerationConfig())

@@ -1,1 +1,1 @@
-"""Adapters: LoRA and bottleneck layers that are trained in a frozen base model, and saved without it."""
+"""Adapters: LoRA and bottleneck layers, trained on a frozen base model and saved without it, and those of PEFT."""

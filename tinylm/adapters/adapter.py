@@ -12,7 +12,7 @@ PEFT_PREFIX = "base_model.model."
 
 
 class Adapter(nn.Module):
-    """A layer that replaces the frozen module `base` and adds a trainable update to its output.
+    """A layer that wraps the frozen module `base` and adds an update to its output.
 
     `adapter_scale` multiplies the update: 1 as trained, 0 for the base module alone.
     """
@@ -23,7 +23,7 @@ class Adapter(nn.Module):
         self.adapter_scale = 1.0
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of the adapter itself, by the last parts of their names in a saved adapter."""
+        """The parameters of the update, by the last parts of their names in a saved adapter."""
         raise NotImplementedError
 
 
@@ -38,14 +38,15 @@ def adapter_layers(model: nn.Module) -> dict[str, Adapter]:
 
 
 def adapter_tensors(layers: Mapping[str, Adapter]) -> dict[str, Tensor]:
-    """Copies of the adapter parameters by their PEFT keys; a parameter that layers share is copied for each layer."""
+    """Copies of the layers' parameters by PEFT's names; a parameter that layers share is copied for each layer."""
     return {key: parameter.detach().clone() for key, parameter in _peft_parameters(layers).items()}
 
 
 def load_adapter_tensors(layers: Mapping[str, Adapter], tensors: dict[str, Tensor], file: Path) -> None:
     """Copy the tensors of a saved adapter, as `adapter_tensors` returns them, into the layers.
 
-    Raises TinyLMError, which names `file`, if names, shapes or dtypes differ from those of the layers.
+    Raises TinyLMError, which names `file`, if names, shapes or dtypes differ from those of the layers, or values are
+    not finite.
     """
     parameters = _peft_parameters(layers)
     require_tensors(tensors, parameters, file)

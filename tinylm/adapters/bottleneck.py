@@ -1,4 +1,4 @@
-"""Bottleneck adapters: a small residual feed-forward layer after frozen sublayers (note 002; Houlsby et al. 2019)."""
+"""Bottleneck adapters: small residual feed-forward layers after frozen sublayers (note 002; Houlsby et al. 2019)."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ SUBLAYERS = ("attention", "cross_attention", "feedforward")
 
 
 class Bottleneck(Adapter):
-    """y + s (gelu(dropout(y) D^T + b) U^T + c) with s = `adapter_scale`.
+    """y + s (gelu(dropout(y) D^T + b) U^T + c) with s = `adapter_scale`, and y (..., width) the output of `base`.
 
-    y (..., width) is the output of the sublayer `base`, D (size, width) and U (width, size). U, b and c are initialised
-    to zero, so the layer initially returns y.
+    D (size, width) is the weight of `down`, and U (width, size) that of `up`. U, b and c are initialised to zero, so
+    the layer initially returns y.
     """
 
     def __init__(self, base: nn.Module, width: int, size: int, dropout: float) -> None:
@@ -57,7 +57,8 @@ def sublayers(model: Transformer) -> tuple[str, ...]:
 def add_bottlenecks(model: Transformer, config: AdapterConfig, seed: int = 0) -> dict[str, Adapter]:
     """Freeze the model and put a Bottleneck of size `config.rank` after each sublayer in `config.targets`.
 
-    The model's outputs do not change yet. `seed` determines the initial weights. Returns the new layers by name.
+    The model's outputs do not change yet. `seed` determines the initial weights. Returns the new layers by the names of
+    their sublayers; a target that the model does not have is ignored.
     """
     model.requires_grad_(False)
     weight = model.embedding.weight
@@ -65,7 +66,8 @@ def add_bottlenecks(model: Transformer, config: AdapterConfig, seed: int = 0) ->
 
     def wrap(name: str, module: nn.Module) -> Adapter:
         layer = Bottleneck(module, weight.shape[1], config.rank, config.dropout)
-        layer = layer.to(weight.device, trained_dtype(weight))
+        for projection in (layer.down, layer.up):  # `module` keeps its dtype
+            projection.to(weight.device, trained_dtype(weight))
         layers[unwrapped_name(name)] = layer
         return layer
 

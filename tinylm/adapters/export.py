@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tinylm.adapters.adapter import PEFT_PREFIX
+from tinylm.adapters.adapter import PEFT_PREFIX, adapter_tensors
 from tinylm.adapters.foreign import family_of
 from tinylm.adapters.load import AdapterSpec, load_adapter, load_base_model, set_adapter_scale
 from tinylm.errors import TinyLMError, UsageError
@@ -20,7 +20,7 @@ from tinylm.open_model import find_model
 from tinylm.reporter import Reporter
 from tinylm.run_config import AdapterConfig
 from tinylm.run_directory.find_run import find_run
-from tinylm.run_directory.loading import read_config, read_weights
+from tinylm.run_directory.loading import read_config
 
 TOLERANCE = 1e-4  # relative to the largest absolute logit, or to 1 if that is larger
 _HUB_SNAPSHOT = re.compile(r".*[/\\]models--([^/\\]+?)--([^/\\]+)[/\\]snapshots[/\\][^/\\]+")
@@ -53,21 +53,21 @@ def export_adapter(
 ) -> ExportedAdapter:
     """Write a LoRA adapter of tinylm as a folder that `PeftModel.from_pretrained(base, out)` of PEFT loads.
 
-    adapter: run directory or name. model: the base model; default: the one beside it or directly in checkpoints/.
+    adapter: run directory or name. model: the base model; default: the one beside the adapter or directly in
+        checkpoints/.
     out: folder to write. force: replace an exported adapter there, and nothing else.
     base_name: name of the base for PEFT: a name on the Hugging Face hub, or the folder of an exported model. Default:
         the folder, or the name on the hub, of the model that the adapter was trained on.
 
     The export is loaded again and its logits are compared before it appears at `out`.
 
-    Raises UsageError, before anything is written, for an adapter that PEFT cannot represent and for a path that is not
-    free; TinyLMError for damaged files, and if the logits differ.
+    Raises UsageError, before anything is written, for an adapter that PEFT cannot represent, for a path that is not
+    free, and if no base model is found; TinyLMError for damaged files, and if the logits differ.
     """
     adapter = find_run(adapter, reporter)
     if is_adapter_folder(adapter):
         raise UsageError(f"{adapter} is in PEFT's format already.")
-    run_config = read_config(adapter)
-    config = run_config.adapter
+    config = read_config(adapter).adapter
     if config is None:
         raise UsageError(f"{adapter} is a model, and PEFT's format is for LoRA adapters; choose another `to`.")
     if config.kind != "lora":
@@ -75,11 +75,10 @@ def export_adapter(
     check_folder_free(out, (ADAPTER_CONFIG, ADAPTER_WEIGHTS), force)
     base = load_base_model(adapter, config, model and find_model(model, reporter), "cpu")
     family = family_of(base.config)
-    factors = _factors(read_weights(adapter, run_config).tensors)
-    converted = convert_adapter(family, base.config.model, config, factors)
     network = base.network.float()
     logits_without_adapter = _logits(network)
     loaded = load_adapter(network, AdapterSpec(adapter), base.config)
+    converted = convert_adapter(family, base.config.model, config, _factors(adapter_tensors(loaded.layers)))
     expected = _logits(network)
     set_adapter_scale(loaded.layers, 0.0)
     with replacing_folder(out) as folder:
@@ -93,7 +92,7 @@ def export_adapter(
 
 
 def _factors(tensors: dict[str, Tensor]) -> Factors:
-    """The low-rank matrices A and B of the adapted modules, by module name."""
+    """The low-rank matrices A and B of the adapted modules, by module name, from tensors by PEFT's names."""
     modules: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         name = key.removeprefix(PEFT_PREFIX)
@@ -108,7 +107,7 @@ def _factors(tensors: dict[str, Tensor]) -> Factors:
 
 @torch.inference_mode()
 def _logits(model: Transformer) -> Tensor:
-    """The logits of fixed random tokens, without dropout."""
+    """The logits (2, T, V) of fixed random tokens. Switches the model to evaluation mode."""
     model.eval()
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.vocab_size, (2, min(64, model.context)), generator=generator)

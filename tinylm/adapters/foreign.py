@@ -19,8 +19,8 @@ from tinylm.model.linear import Linear
 from tinylm.model.stack import Transformer
 from tinylm.run_config import RunConfig
 
-# Largest difference between weights of the base and the copies that PEFT saved, relative to the largest weight; allows
-# conversion to bf16.
+# Largest difference between weights of the base and the copies that PEFT saved, relative to the largest weight of the
+# module; more than the rounding of bf16.
 STORED_TOLERANCE = 2**-7
 
 
@@ -33,7 +33,9 @@ def family_of(config: RunConfig) -> Family:
 
 
 def add_foreign_adapter(model: Transformer, adapter: ForeignAdapter, path: Path) -> dict[str, Adapter]:
-    """Freeze the model and add a PEFT adapter to it, in place. Returns the new layers by name.
+    """Freeze the model and add a PEFT adapter to it, in place.
+
+    Returns the new layers by module name; the name of a Replacement is followed by " (replaced)".
 
     A tied output layer is untied (it becomes `Transformer.output`) if the adapter does not change it in the same way as
     the embedding. This is usual in PEFT, where a LoRA of the embedding does not change the output layer.
@@ -107,7 +109,7 @@ def _changes_output_alike(adapter: ForeignAdapter) -> bool:
 
 
 def _untie(model: Transformer, path: Path) -> None:
-    """Give the model an output layer that shares the embedding's weight until an adapter changes one of them."""
+    """Give the model an output layer that shares the embedding's weight tensor, but can have an adapter of its own."""
     embedding = model.embedding
     if isinstance(embedding, Adapter):
         raise _not_combinable(path)
@@ -119,7 +121,7 @@ def _untie(model: Transformer, path: Path) -> None:
 def require_tied(model: Transformer, config: RunConfig, path: Path) -> None:
     """Raise UsageError if an adapter of PEFT has untied the output layer of a model that `config` describes as tied.
 
-    An adapter of tinylm at `path`, trained on the tied embedding, would then not change the output layer.
+    An adapter of tinylm at `path`, trained on the tied embedding, would no longer change the output layer.
     """
     if config.model.tie and model.output is not None:
         raise _not_combinable(path)
@@ -133,7 +135,7 @@ def _not_combinable(path: Path) -> UsageError:
 
 
 def _check_stored(model: Transformer, adapter: ForeignAdapter, path: Path) -> None:
-    """Raise TinyLMError if the weights that PEFT saved with an adapter are not those of the model."""
+    """Raise TinyLMError if the base weights that PEFT saved with an adapter differ from those of the model."""
     for name, stored in adapter.stored.items():
         module = name.rpartition(".")[0]
         tied = module == OUTPUT and model.output is None

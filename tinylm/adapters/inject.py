@@ -10,7 +10,7 @@ def replace_modules(
 ) -> list[str]:
     """Replace each module for which `matches(name, module)` holds with `replace(name, module)`, in place.
 
-    Names are dotted paths from the model. Returns the names of the replaced modules.
+    Names are dotted paths from the model. Matches must not be nested. Returns the names of the replaced modules.
     """
     names = [name for name, module in model.named_modules() if matches(name, module)]
     for name in names:
@@ -21,5 +21,5 @@ def replace_modules(
 
 
 def unwrapped_name(name: str) -> str:
-    """A module's name without the `base` parts that adapters around it or its parents have added."""
+    """A module's name without the parts `base` that adapters around the module or its parents have added."""
     return ".".join(part for part in name.split(".") if part != "base")

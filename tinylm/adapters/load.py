@@ -1,4 +1,4 @@
-"""Load saved adapters onto their base model, and find the base model of an adapter and the adapters of a model."""
+"""Add adapters to a model, load saved ones, and find the base model of an adapter and the adapters of a model."""
 
 import contextlib
 import dataclasses
@@ -41,8 +41,8 @@ class AdapterSpec:
 class LoadedAdapter:
     """An adapter on its base model.
 
-    layers: its layers by name.
-    data, objective: description of the text it was trained on, and the objective.
+    layers: its layers by name. scale: as in AdapterSpec.
+    data, objective: description of the text it was trained on, and the objective; `None` for a PEFT adapter.
     chat_template: Jinja source of its chat template.
     note: a notice for the user.
     """
@@ -58,13 +58,13 @@ class LoadedAdapter:
 def add_adapter(model: Transformer, config: AdapterConfig, seed: int = 0) -> dict[str, Adapter]:
     """Freeze the model and add new adapter layers, which do not change its outputs yet. Returns the layers by name.
 
-    Raises UsageError for targets that the model does not have.
+    Raises UsageError for a LoRA if the model has none of its targets or its rank is too large.
     """
     return ADAPTERS[config.kind](model, config, seed)
 
 
 def read_adapter_config(path: Path) -> tuple[RunConfig, AdapterConfig]:
-    """The configuration of an adapter's run, and of the adapter itself. Raises UsageError for the run of a model."""
+    """The configurations of an adapter's run and of the adapter. Raises UsageError for the run of a model."""
     config = read_config(path)
     if config.adapter is None:
         raise UsageError(f"{path} is a model, not an adapter; give it as `model`.")
@@ -74,11 +74,11 @@ def read_adapter_config(path: Path) -> tuple[RunConfig, AdapterConfig]:
 def load_base_model(path: Path, adapter: AdapterConfig, model: Path | None, device: str) -> LoadedModel:
     """Load the base model of the adapter at `path`: the one at `model`, or the run that `find_base_model` finds.
 
-    The adapter recorded the digest of the weights that it was trained on. The base model must have it as its digest, or
-    as its `recovered_digest`, that of the weights after all merges were undone. The path that the adapter recorded is
-    not opened: an untrusted adapter could name any file.
+    The digest of the weights that the adapter was trained on must be that of the base model's weights, or the
+    `recovered_digest` of the base model. The path that the adapter recorded is not opened: an untrusted adapter could
+    name any file.
 
-    Raises TinyLMError if the weights of `model` are different, and UsageError if no base model is found.
+    Raises TinyLMError if the base model has other weights, and UsageError if none is found.
     """
     run = model or find_base_model(path, adapter)
     if run is None:
@@ -103,8 +103,8 @@ def load_base_model(path: Path, adapter: AdapterConfig, model: Path | None, devi
 def find_base_model(path: Path, adapter: AdapterConfig) -> Path | None:
     """The run beside the adapter or directly in checkpoints/ whose weights have the recorded digest, or `None`.
 
-    A run that recovered those weights by undoing all merges (`recovered_digest`) counts as well. Runs with the recorded
-    name are tried first.
+    A run that recovered those weights by undoing all merges (`recovered_digest`) counts as well. In each of the two
+    folders, a run with the recorded name is tried first.
     """
     base_name = PureWindowsPath(adapter.base).name  # splits at slashes and backslashes
     for run, config in _runs_nearby(path, first=base_name):
@@ -116,7 +116,10 @@ def find_base_model(path: Path, adapter: AdapterConfig) -> Path | None:
 
 
 def find_adapters(path: Path) -> list[Path]:
-    """The adapters beside the run at `path` or directly in checkpoints/ that were trained on its best weights."""
+    """The adapters beside the run at `path` or directly in checkpoints/ that were trained on its best weights.
+
+    Empty if its weights file cannot be read.
+    """
     adapters: list[Path] = []
     with contextlib.suppress(TinyLMError, OSError):
         digest = read_header(path / MODEL_FILE).digest
@@ -129,7 +132,7 @@ def find_adapters(path: Path) -> list[Path]:
 def _runs_nearby(path: Path, first: str | None = None) -> Iterator[tuple[Path, RunConfig]]:
     """Yield the runs in the folder of `path` and in checkpoints/, sorted by path, with their configurations.
 
-    In each folder, a run named `first` comes first. Damaged runs are skipped.
+    In each folder, a run named `first` comes first, and at most MAX_SEARCHED_RUNS are read. Damaged runs are skipped.
     """
     for folder in dict.fromkeys((path.absolute().parent, CHECKPOINTS.absolute())):
         runs = sorted(file.parent for file in folder.glob("[!.]*/config.json"))
@@ -143,7 +146,7 @@ def _runs_nearby(path: Path, first: str | None = None) -> Iterator[tuple[Path, R
 
 
 def load_foreign_base(path: Path, model: Path | None, device: str) -> LoadedModel:
-    """Load the base model `model` of a PEFT adapter. The path that the adapter recorded is not opened.
+    """Load the base model of a PEFT adapter from `model`. The path that the adapter recorded is not opened.
 
     Raises UsageError if `model` is `None`.
     """
@@ -157,7 +160,8 @@ def load_foreign_base(path: Path, model: Path | None, device: str) -> LoadedMode
 def load_adapter(model: Transformer, spec: AdapterSpec, base: RunConfig) -> LoadedAdapter:
     """Add a saved adapter of tinylm or PEFT to its base model, in place. Adapters added earlier stay active.
 
-    base: configuration of the base model. Raises TinyLMError for a damaged adapter or one that does not fit the model.
+    base: configuration of the base model. Raises TinyLMError for a damaged adapter or one that does not fit the model,
+    and UsageError for a PEFT adapter on a model of no Hugging Face family, and for one that cannot be combined.
     """
     if is_adapter_folder(spec.path):
         loaded = _load_foreign_adapter(model, spec, base)
@@ -195,7 +199,8 @@ def load_adapted_model(
 
     `model` is the base model; by default that of the first adapter that tinylm saved, found by `find_base_model`.
 
-    Raises TinyLMError if adapters saved by tinylm record different base models.
+    Raises TinyLMError if adapters saved by tinylm record different base models, and the errors of `load_base_model` or
+    `load_foreign_base`, and of `load_adapter`.
     """
     runs = [spec.path for spec in specs if not is_adapter_folder(spec.path)]
     if runs:

@@ -1,6 +1,6 @@
 """LoRA: W0 + s B A with W0 frozen (note 002; Hu et al. 2021).
 
-s is alpha / r, or alpha / sqrt(r) for a rank-stabilised adapter (Kalajdzievski 2023).
+r is the rank. s is alpha / r, or alpha / sqrt(r) for a rank-stabilised adapter (Kalajdzievski 2023).
 """
 
 import math
@@ -22,7 +22,7 @@ from tinylm.validation import check_choice
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
-TARGETS: dict[str, tuple[str, ...]] = {
+TARGETS: dict[str, tuple[str, ...]] = {  # last parts of module names, by `target`
     "attention": ATTENTION,
     "query": ("q_proj",),
     "key": ("k_proj",),
@@ -39,9 +39,10 @@ MERGE_TOLERANCE = 1e-4  # relative to the largest absolute logit, or to 1 if tha
 
 
 class LoRALinear(Adapter):
-    """x W0^T + b + c s dropout(x) A^T B^T with A (r, in) and B (out, r), which is initialised to zero.
+    """x W0^T + b + c s dropout(x) A^T B^T with A (r, in) and B (out, r); B is initialised to zero.
 
-    c is `adapter_scale` and s is `scale`. `shared_B`: the B of another layer with the same number of outputs.
+    c is `adapter_scale` and s is `scale`. `shared_B`: the B of another layer with the same number of outputs, used
+    instead of a new one.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class LoRALinear(Adapter):
 
     @property
     def weight(self) -> Tensor:
-        """(out, in), W0."""
+        """W0, (out, in)."""
         return self.base.weight  # type: ignore[return-value]  # mypy: Tensor | Module
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,11 +67,11 @@ class LoRALinear(Adapter):
         y = self.base(x)
         if not self.adapter_scale:
             return y
-        u = F.linear(self.dropout(x), self.lora_A) * (self.scale * self.adapter_scale)  # (..., r), smaller than y
+        u = F.linear(self.dropout(x), self.lora_A) * (self.scale * self.adapter_scale)  # (..., r)
         return y + F.linear(u, self.lora_B)
 
     def delta_weight(self) -> Tensor:
-        """(out, in), adapter_scale * s B A: the update that merging adds to W0."""
+        """adapter_scale * s B A, (out, in): the update that merging adds to W0."""
         return self.scale * self.adapter_scale * (self.lora_B @ self.lora_A)
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
@@ -79,7 +80,7 @@ class LoRALinear(Adapter):
 
 
 class LoRAEmbedding(Adapter):
-    """Rows of W0 + c s A^T B^T with W0 (V, D), A (r, V), which is initialised to zero, and B (D, r).
+    """Rows of W0 + c s A^T B^T with W0 (V, D), A (r, V) and B (D, r); A is initialised to zero.
 
     c is `adapter_scale` and s is `scale`. A tied output layer uses `weight`, so it is adapted as well.
     """
@@ -96,12 +97,12 @@ class LoRAEmbedding(Adapter):
 
     @property
     def weight(self) -> Tensor:
-        """(V, D), the adapted matrix W0 + delta_weight()."""
+        """The adapted matrix W0 + delta_weight(), (V, D)."""
         weight: Tensor = self.base.weight  # type: ignore[assignment]  # mypy: Tensor | Module
         return weight + self.delta_weight() if self.adapter_scale else weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(...) of token ids -> (..., D)."""
+        """Token ids (...) -> (..., D)."""
         x = self.base(ids)
         if not self.adapter_scale:
             return x
@@ -109,7 +110,7 @@ class LoRAEmbedding(Adapter):
         return x + F.linear(rows, self.lora_embedding_B)
 
     def delta_weight(self) -> Tensor:
-        """(V, D), adapter_scale * s A^T B^T: the update that merging adds to W0."""
+        """adapter_scale * s A^T B^T, (V, D): the update that merging adds to W0."""
         return self.scale * self.adapter_scale * (self.lora_embedding_A.T @ self.lora_embedding_B.T)
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
@@ -118,7 +119,7 @@ class LoRAEmbedding(Adapter):
 
 
 def target_modules(targets: Iterable[str], model: nn.Module) -> tuple[str, ...]:
-    """The module names of targets such as "attention" or "query,value" (the keys of TARGETS).
+    """The module names of keys of TARGETS, such as "attention", or of several, separated by commas ("query,value").
 
     Raises UsageError for an unknown target, and for "experts" or "router" in a model without a mixture of experts.
     """
@@ -136,7 +137,7 @@ def _is_target(name: str, module: nn.Module, targets: tuple[str, ...]) -> bool:
 
 
 def max_rank(model: nn.Module, targets: tuple[str, ...]) -> int:
-    """The largest possible rank of a target's weight matrix. Raises UsageError if the model has none of the targets."""
+    """The largest possible rank of an update of a target. Raises UsageError if the model has none of the targets."""
     modules = [module for name, module in model.named_modules() if _is_target(name, module, targets)]
     if not modules:
         raise UsageError(f"`target` {', '.join(targets)} matches no module of this model.")
@@ -147,7 +148,7 @@ def add_lora(model: nn.Module, config: AdapterConfig, seed: int = 0) -> dict[str
     """Freeze the model and put a LoRA layer around each module in `config.targets`.
 
     The model's outputs do not change yet. `seed` determines A (B of an embedding). With `config.share_b`, layers with
-    the same last name part and output size share one B. Returns the new layers by name.
+    the same last name part and output size share one B. Returns the new layers by the names of their modules.
 
     Raises UsageError if the model has none of the targets, and for a rank above `max_rank`.
     """
@@ -181,8 +182,9 @@ def add_lora(model: nn.Module, config: AdapterConfig, seed: int = 0) -> dict[str
 def merge_lora(model: nn.Module, sign: float = 1.0) -> None:
     """Add the update of each LoRA layer to the weight of its base module and remove the layer, in place.
 
-    With `sign=-1`, subtract it, which undoes an earlier merge up to rounding. Parameters that a Replacement
-    layer replaces are replaced permanently; `sign=-1` does not undo this.
+    With `sign=-1`, subtract the update, which undoes an earlier merge up to rounding. Parameters that a Replacement
+    layer replaces are replaced permanently; `sign=-1` does not undo this. A module may have one LoRA layer and, inside
+    it, one Replacement.
     """
 
     def merge(name: str, module: nn.Module) -> nn.Module:
@@ -203,7 +205,8 @@ def merge_lora(model: nn.Module, sign: float = 1.0) -> None:
 def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -> tuple[float, float]:
     """Maximum absolute differences of logits on a batch of random tokens: merged - adapted, and adapted - base.
 
-    Raises TinyLMError if the merged and the adapted model differ, logits are not finite, or the adapter has no effect.
+    Raises TinyLMError if the logits of the merged and the adapted model differ by more than MERGE_TOLERANCE or are not
+    finite, and if the adapter has no effect.
     """
     rng = torch.Generator().manual_seed(0)
     ids = torch.randint(base.vocab_size, (4, min(64, base.context)), generator=rng)
@@ -230,7 +233,7 @@ PEFT_TASKS = {"decoder": "CAUSAL_LM", "encoder": None, "encoder-decoder": "SEQ_2
 
 
 def peft_config(config: AdapterConfig, architecture: str) -> dict[str, Any]:
-    """The content of PEFT's adapter_config.json for a LoRA on a model of the given architecture."""
+    """PEFT's adapter_config.json for a LoRA, with tinylm's module names. architecture: of the base model."""
     return {
         "peft_type": "LORA",
         "task_type": PEFT_TASKS[architecture],

@@ -21,6 +21,7 @@ from tinylm.adapters.replacement import Replacement
 from tinylm.errors import NotMergeableError, UsageError
 from tinylm.files import resolve_links
 from tinylm.formats.peft import adapter_digest, is_adapter_folder
+from tinylm.model.stack import Transformer
 from tinylm.open_model import find_model, open_model
 from tinylm.reporter import Reporter
 from tinylm.run_config import AdapterConfig, DataConfig, RunConfig
@@ -28,6 +29,7 @@ from tinylm.run_directory.commit import reserve
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.find_run import find_run
 from tinylm.run_directory.loading import LoadedModel, read_weights
+from tinylm.run_directory.weights import Weights
 from tinylm.text.tokenizer import Tokenizer
 
 
@@ -35,8 +37,8 @@ from tinylm.text.tokenizer import Tokenizer
 class Merge:
     """A run that was written by merging.
 
-    difference: largest difference between the logits of the merged model and of the base with its adapter
-    change: largest difference between the logits of the base with and without its adapter
+    difference: largest difference between the logits of the merged model and of the base with the adapter
+    change: largest difference between the logits of the base with and without the adapter
     """
 
     run: Path
@@ -54,8 +56,9 @@ def merge_adapter(
         default the base beside the adapter or directly in checkpoints/
     force: replace an existing run at `out`
 
-    Raises NotMergeableError for an adapter that is not a LoRA; UsageError if `out` is also an input, no base model is
-    found, or `model` was not made by merging the adapter; TinyLMError if the merged model computes other logits.
+    Raises NotMergeableError for an adapter that is not a LoRA; UsageError if `out` is also an input, a required `model`
+    is missing, no base model is found, or `model` was not made by merging the adapter; TinyLMError for damaged files,
+    and if the merged model computes other logits.
     """
     adapter = find_run(adapter, reporter)
     model = model and find_model(model, reporter)
@@ -128,7 +131,7 @@ class _History:
 
     @classmethod
     def of(cls, config: RunConfig, step: int) -> Self:
-        """The history of the weights of a run. step: of the weights, used if nothing was merged into them."""
+        """The history of the weights of a run. step: of these weights, used if they were never merged into."""
         steps = config.merged_steps or (() if config.merged or config.unmerged_digest else (step,))
         return cls(config.merged, steps if len(steps) == len(config.merged) + 1 else ())
 
@@ -143,7 +146,7 @@ class _History:
 
 @dataclass(frozen=True, kw_only=True)
 class _Merged:
-    """A model without adapters, its origin, and the differences of logits that `check_merged` returned."""
+    """The model to write, with its origin and the differences of logits that `check_merged` returned."""
 
     tensors: dict[str, Tensor]
     base_config: RunConfig
@@ -162,7 +165,6 @@ def _add(source: _Source, model: Path | None) -> _Merged:
     base, base_config, tokenizer, weights = source.load_base(model)
     adapted, adapted_config, _, (loaded,) = load_adapted_model(spec, model, "cpu")
     merged, _, _, _ = load_adapted_model(spec, model, "cpu")
-    dtypes = {name: tensor.dtype for name, tensor in weights.tensors.items()}
     for network in (base, adapted, merged):  # 16-bit weights are merged in fp32, and rounded once
         network.float()
     merge_lora(merged)
@@ -175,10 +177,7 @@ def _add(source: _Source, model: Path | None) -> _Merged:
         base_digest = weights.digest if source.config is None else source.config.base_digest
         unmerged_digest = base_config.unmerged_digest or (None if base_config.merged else base_digest)
     return _Merged(
-        tensors={
-            name: tensor.to(dtypes.get(name, dtypes["embedding.weight"]))
-            for name, tensor in merged.state_dict().items()
-        },
+        tensors=_rounded(merged, weights),
         base_config=_with_template(adapted_config, loaded.chat_template),
         tokenizer=tokenizer,
         data=loaded.data,
@@ -191,6 +190,14 @@ def _add(source: _Source, model: Path | None) -> _Merged:
     )
 
 
+def _rounded(network: Transformer, weights: Weights) -> dict[str, Tensor]:
+    """The weights of `network` in the dtypes of `weights`; an untied output layer has that of the embedding."""
+    dtypes = {name: tensor.dtype for name, tensor in weights.tensors.items()}
+    return {
+        name: tensor.to(dtypes.get(name, dtypes["embedding.weight"])) for name, tensor in network.state_dict().items()
+    }
+
+
 def _with_template(config: RunConfig, chat_template: str | None) -> RunConfig:
     """The configuration of the base with the chat template that the adapter was trained with, if it has one."""
     if chat_template is None:
@@ -199,13 +206,15 @@ def _with_template(config: RunConfig, chat_template: str | None) -> RunConfig:
 
 
 def _subtract(source: _Source, model: Path | None) -> _Merged:
-    """Subtract the adapter from `model` and check that adding it again gives the logits of the merged model."""
+    """Subtract the adapter from `model`, and check that the result with the adapter has the logits of `model`."""
     if model is None:
         raise UsageError("`undo` takes the adapter out of a merged model; name that with `model`.")
     merged, config, tokenizer, weights = open_model(model)
     if source.digest not in config.merged:
         raise UsageError(f"{model} was not made by merging {source.path}; name the adapter that it was made with.")
     base, _, _, _ = open_model(model)
+    for network in (base, merged):  # as in `_add`
+        network.float()
     load_adapter(base, AdapterSpec(source.path), config)
     merge_lora(base, sign=-1.0)
     adapted = copy.deepcopy(base)
@@ -213,7 +222,7 @@ def _subtract(source: _Source, model: Path | None) -> _Merged:
     difference, change = check_merged(base, adapted.eval(), merged)
     history = _History.of(config, weights.step).without(source.digest)
     return _Merged(
-        tensors=dict(base.state_dict()),
+        tensors=_rounded(base, weights),
         base_config=config,
         tokenizer=tokenizer,
         data=None,

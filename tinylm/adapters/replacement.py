@@ -13,8 +13,8 @@ from tinylm.adapters.adapter import Adapter
 class Replacement(Adapter):
     """f(x) + s (f'(x) - f0(x)) with s = `adapter_scale`.
 
-    f is `base`, f0 is the module below all adapters, and f' is f0 with the new parameters. Linear layers, norms and
-    embeddings are linear in their parameters, so the updates of several adapters on one module add up.
+    f is `base`, f0 is the module below all adapters, and f' is f0 with the new parameters. The outputs of linear
+    layers, norms and embeddings are linear in their parameters, so the updates of several adapters add up.
     """
 
     def __init__(self, base: nn.Module, parameters: Mapping[str, Tensor]) -> None:
@@ -35,7 +35,7 @@ class Replacement(Adapter):
         return module
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in) -> (..., out), or (...) -> (..., out) for an embedding: the shapes of the base module."""
+        """(..., in) -> (..., out); token ids (...) -> (..., D) for an embedding."""
         if not self.adapter_scale:
             return self.base(x)
         plain = self._plain()
@@ -45,7 +45,7 @@ class Replacement(Adapter):
 
     @property
     def weight(self) -> Tensor:
-        """The weight of `base` with the update of this layer.
+        """The weight of `base` with the update of this layer, in the shape of the base module's weight.
 
         On an embedding, the weight of `base` includes the updates of the adapters below; on a linear layer with a LoRA
         below, it does not.
@@ -61,11 +61,11 @@ class Replacement(Adapter):
 
     @property
     def num_embeddings(self) -> int:
-        """Rows of an embedding."""
+        """Number of rows of an embedding."""
         return self._plain().num_embeddings  # type: ignore[return-value]  # mypy: Tensor | Module
 
     def merged(self) -> nn.Module:
-        """The base module with the update merged into it at `adapter_scale`. `base` must not be an adapter itself."""
+        """The base module with the update at `adapter_scale` merged into it. `base` must not be an adapter."""
         plain = self._plain()
         assert self.base is plain
         with torch.no_grad():

@@ -19,7 +19,7 @@ class Hypothesis:
     """A generated target.
 
     tokens: ids, without the end-of-text token. score: length-normalised log-likelihood; nan if the target was sampled.
-    ended: whether it ended with the end-of-text token, rather than at the maximum number of tokens.
+    ended: whether the target ended with the end-of-text token, rather than at the maximum number of tokens.
     """
 
     tokens: list[int]
@@ -46,7 +46,7 @@ class ConditionedDecoder:
         return self._model.device
 
     def make_cache(self, batch: int, length: int, starts: Any | None = None) -> list[Cache]:
-        """See `NextTokenModel.make_cache`. Also starts a new cross-attention cache."""
+        """See `NextTokenModel.make_cache`. Also replaces the cross-attention caches by empty ones."""
         self._cross_cache = self._model.make_cross_cache()
         return self._model.make_cache(batch, length, starts)
 
@@ -58,9 +58,9 @@ class ConditionedDecoder:
         return self._model.logits(output.hidden[:, -count:])
 
     def reorder(self, rows: Tensor, cache: Sequence[Cache], reorder_sources: bool) -> None:
-        """Replace row b of the cache by row rows[b]. rows: (B',).
+        """Replace row b of the caches and encoded sources by row rows[b]. rows: (B',).
 
-        Pass `reorder_sources=False` if every row keeps its source; the encoded sources then stay in place.
+        With `reorder_sources=False`, for rows that keep their sources, only the self-attention caches are reordered.
         """
         for layer in cache:
             layer.reorder(rows)
@@ -92,8 +92,8 @@ def pad_sources(sources: Sequence[Sequence[int]], end_of_text_id: int, device: t
 class _Beam:
     """The hypotheses of one source: `beams` slots for open hypotheses, and a list of ended ones.
 
-    totals: log-likelihood per slot; -inf for an empty slot. parents: per slot, the slot of its hypothesis before the
-    last step. last_tokens: last token per slot.
+    totals, parents and last_tokens have an entry per slot: the log-likelihood (-inf for an empty slot), the slot of the
+    hypothesis before the last step, and the last token.
     """
 
     def __init__(self, config: BeamSearchConfig, end_of_text_id: int) -> None:
@@ -106,7 +106,10 @@ class _Beam:
         self.last_tokens: list[int] = []
 
     def extend(self, candidates: list[tuple[float, int, int]]) -> None:
-        """Keep the best extended hypotheses. candidates: (log-likelihood, parent's slot, new token), best first."""
+        """Replace the open hypotheses by the best candidates, and store those of the best that end.
+
+        candidates: (log-likelihood, parent's slot, new token), best first.
+        """
         beams = self._config.beams
         candidates = [candidate for candidate in candidates if candidate[0] > -math.inf]
         for total, parent, token in candidates[:beams]:
@@ -119,7 +122,7 @@ class _Beam:
 
     @property
     def done(self) -> bool:
-        """Whether no hypothesis is open, or `beams` have ended and no open one has a better score so far."""
+        """Whether no hypothesis is open, or at least `beams` have ended and no open one has a better score."""
         best_total = max(self.totals)
         if best_total == -math.inf:
             return True
@@ -171,7 +174,7 @@ def beam_search(
         totals = torch.tensor([beam.totals for beam in active], device=device).unsqueeze(2)  # (B, N, 1)
         extended = totals + logits.log_softmax(dim=-1).unflatten(0, (len(active), width))  # (B, N, V)
         vocab_size = extended.shape[2]
-        best, indices = extended.flatten(1).topk(min(2 * width, width * vocab_size))  # (B, 2N)
+        best, indices = extended.flatten(1).topk(min(2 * width, width * vocab_size))  # (B, 2N) each
         for beam, row_totals, row_indices in zip(active, best.tolist(), indices.tolist(), strict=True):
             candidates = zip(row_totals, row_indices, strict=True)
             beam.extend([(total, *divmod(index, vocab_size)) for total, index in candidates])

@@ -9,7 +9,7 @@ from tinylm.text.tokenizer import Tokenizer
 
 
 def encode_conversation(conversation: Conversation, format: ChatFormat, tokenizer: Tokenizer) -> EncodedPrompt:
-    """Encode a conversation as the prompt for the model's answer, which ends at the end token of the template.
+    """Encode a conversation as the prompt for the model's answer. The template's end token ends the answer.
 
     Raises UsageError, with the conversation's location, if the template rejects the conversation or renders no text,
     and for characters that are not in the vocabulary.

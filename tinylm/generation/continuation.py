@@ -16,9 +16,9 @@ from tinylm.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class TokenGenerator:
-    """A decoder with its settings of generation: the draft model, if any, and whether to use the KV cache.
+    """A decoder with its generation settings: the draft model, if any, and whether to use the KV cache.
 
-    prompts: a prompt (token ids) per sample, instead of one prompt for all samples.
+    prompts: token ids per sample, used instead of the prompt of `tokens`; not with a draft model.
     """
 
     model: NextTokenModel
@@ -42,7 +42,7 @@ class TextChunk(NamedTuple):
 
 
 class Continuation:
-    """The samples that continue one prompt. Iterating over it generates them, and yields their text in chunks.
+    """The samples that continue one prompt. Iteration generates the samples and yields their text in chunks.
 
     prompt: the prompt's text. samples: empty until the iteration has ended.
     """

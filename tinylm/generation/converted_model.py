@@ -1,8 +1,8 @@
 """Text generation with models already converted for llama.cpp, without importing torch (decision 025).
 
 A record in the cache names the GGUF file of a model. The key of the record identifies the model's files by names, inode
-numbers, sizes and times, as git's index does, so that the files are not read again. (The time of the last change,
-ctime, is set by the system whenever content or permissions change, and cannot be chosen.)
+numbers, sizes and times, as git's index does, so that the files are not read again. (On POSIX systems, the kernel sets
+the change time, ctime, whenever content or permissions change, and programs cannot set it.)
 """
 
 import contextlib
@@ -36,17 +36,17 @@ from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_err
 GGUF_FOLDER = "gguf"  # in the cache: converted files and records
 LAYOUT = 1  # version of the converted files; increment it when the output of `write_gguf` changes
 SUFFIXES = (".json", ".jinja", ".safetensors")  # of the files that are read to open a model folder
-SETTLED = 2.0  # seconds after a change, from which on a further change gets a different time
-GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # device files on Linux: NVIDIA, AMD and WSL
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch's number of threads
+SETTLED_SECONDS = 2.0  # a file changed less than this before could change again without a new time
+GPU_DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # device files on Linux: NVIDIA, AMD and WSL
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # environment variables that set torch's number of threads
 
 
 @dataclass(frozen=True)
 class Conversion:
     """The record of a converted model.
 
-    gguf: name of the GGUF file. tokenizer: the tokenizer as JSON. threads: torch's number of threads. note: see
-    `ConvertedModel`.
+    gguf: name of the GGUF file in GGUF_FOLDER. tokenizer: the tokenizer as JSON. threads: torch's number of threads.
+    note: see `ConvertedModel`.
     """
 
     gguf: str
@@ -62,7 +62,7 @@ class Conversion:
 
     @classmethod
     def read(cls, key: str) -> Self | None:
-        """The record with this key, or `None` without a valid one."""
+        """The record with this key; `None` if it does not exist or is not valid."""
         try:
             file = _record_file(key)
             values = read_json(file) if is_private(file) else None
@@ -74,21 +74,21 @@ class Conversion:
 def conversion_key(path: Path, device: str, dtype: str, quantize: str) -> str | None:
     """The key of the model at `path`, as returned by `find_run`, with these settings.
 
-    `None` if the status of a file cannot be read or a file changed within the last SETTLED seconds, or if the device
-    may be a GPU.
+    `None` if a file cannot be read, is a symbolic link or changed within the last SETTLED_SECONDS, or if the device may
+    be a GPU.
     """
     if device not in ("auto", "cpu") or (device == "auto" and _may_have_gpu()):
         return None
     try:
-        names = sorted(entry for entry in path.iterdir() if entry.suffix in SUFFIXES) if path.is_dir() else [path]
-        states = [check_regular(name) for name in names]
+        paths = sorted(entry for entry in path.iterdir() if entry.suffix in SUFFIXES) if path.is_dir() else [path]
+        states = [check_regular(file) for file in paths]
     except OSError:
         return None
-    if any(state.st_ctime > time.time() - SETTLED for state in states):
+    if any(state.st_ctime > time.time() - SETTLED_SECONDS for state in states):
         return None
     files = [
-        (name.name, state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-        for name, state in zip(names, states, strict=True)
+        (file.name, state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+        for file, state in zip(paths, states, strict=True)
     ]
     threads = (usable_cores(), *map(os.environ.get, THREAD_VARIABLES))
     identity = (__version__, LAYOUT, str(path.absolute()), files, device, dtype, quantize, threads)
@@ -97,16 +97,25 @@ def conversion_key(path: Path, device: str, dtype: str, quantize: str) -> str | 
 
 def _may_have_gpu() -> bool:
     """Whether torch may find a GPU: always on systems other than Linux; on Linux, if a GPU device file exists."""
-    return sys.platform != "linux" or any(map(os.path.exists, GPU_DRIVERS))
+    return sys.platform != "linux" or any(map(os.path.exists, GPU_DEVICE_FILES))
 
 
 def _record_file(key: str) -> Path:
     return private_folder(GGUF_FOLDER) / f"{key}.json"
 
 
+def mark_used(file: Path) -> None:
+    """Set the modification time of a cached file to now, since the least recently used files are deleted.
+
+    Failures are ignored, such as those of a read-only cache.
+    """
+    with contextlib.suppress(OSError):
+        os.utime(file)
+
+
 @dataclass(eq=False)
 class ConvertedModel(TextGenerator):
-    """A decoder from a converted file, run by llama.cpp. note: see `tinylm.loaded_model.Model`."""
+    """A decoder from a converted file, run by llama.cpp. note: the note of `load` about device and number format."""
 
     config: RunConfig
     tokenizer: Tokenizer
@@ -121,13 +130,16 @@ class ConvertedModel(TextGenerator):
     def continue_encoded(
         self, encoded: EncodedPrompt, config: GenerationConfig, speed: SpeedConfig | None = None, first_stream: int = 0
     ) -> Continuation:
-        """See `TextGenerator.continue_encoded`."""
+        """See `TextGenerator.continue_encoded`. `speed` was used by `open_converted` and has no effect here."""
         generator = TokenGenerator(self.decoder, draft=None, use_cache=True)
         return Continuation(generator, self.tokenizer, encoded, config, first_stream)
 
 
 def open_converted(key: str, speed: SpeedConfig, reporter: Reporter) -> ConvertedModel | None:
-    """The model with this key from its converted file; `None` if it cannot be opened or the settings need torch."""
+    """The model with this key from its converted file.
+
+    `None` if there is no usable record or file, llama-cpp-python is not installed, or the settings need torch.
+    """
     if speed.engine == "torch" or speed.draft == "ngram" or not speed.cache or import_llama_cpp() is None:
         return None
     record = Conversion.read(key)
@@ -141,7 +153,7 @@ def open_converted(key: str, speed: SpeedConfig, reporter: Reporter) -> Converte
             library = tokenizers.Tokenizer.from_str(record.tokenizer)
         tokenizer = Tokenizer(library, record.config.tokenizer.special)
         decoder = LlamaCppDecoder(file, record.config.model.context, record.threads)
-        file.touch()  # the least recently used files are deleted
+        mark_used(file)
     except (OSError, TinyLMError, TokenizerLibraryError):
         return None
     return ConvertedModel(record.config, tokenizer, decoder, reporter, record.note)

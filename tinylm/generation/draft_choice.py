@@ -1,4 +1,4 @@
-"""Choice whether to generate with draft tokens from n-grams of the training text."""
+"""The choice of a draft model: n-grams of the training text, or none."""
 
 from pathlib import Path
 
@@ -12,19 +12,20 @@ from tinylm.text.tokenizer import Tokenizer
 
 
 class NGramDrafts:
-    """The n-gram models of the training texts of a run or adapter, each built at first use."""
+    """The n-gram models of the training texts of a model and its adapters, each built at first use."""
 
     def __init__(self, path: Path, tokenizer: Tokenizer) -> None:
-        """path: the directory with the encoded texts."""
+        """path: the run that the encoded texts belong to."""
         self._path, self._tokenizer = path, tokenizer
         self._drafts: dict[DataConfig, NGramDraft] = {}
 
     def choose(
         self, decoder: Decoder, data: DataConfig | None, config: GenerationConfig, speed: SpeedConfig
     ) -> DraftModel | None:
-        """The n-gram model of the training text `data`, if it saves time or `speed.draft` is ngram; otherwise `None`.
+        """The n-gram model of the training text `data`, or `None` to generate without draft tokens.
 
-        Raises UsageError if `speed.draft` is ngram and speculative decoding is not possible.
+        With auto, the model is used where speculative decoding is possible and saves time. With ngram, raises
+        UsageError where it is not possible.
         """
         if speed.draft == "none" or (speed.draft == "auto" and not self._saves_time(data, config.max_tokens)):
             return None

@@ -1,4 +1,4 @@
-"""Choice between torch and llama.cpp as the engine of a decoder, and the GGUF file for llama.cpp (decision 025)."""
+"""The choice between torch and llama.cpp as the engine of a decoder, and the GGUF file for llama.cpp (decision 025)."""
 
 import contextlib
 import copy
@@ -15,7 +15,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_reader import open_gguf
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.formats.imported import ForeignModel
-from tinylm.generation.converted_model import GGUF_FOLDER, LAYOUT
+from tinylm.generation.converted_model import GGUF_FOLDER, LAYOUT, mark_used
 from tinylm.generation.generation_config import SpeedConfig
 from tinylm.generation.llama_cpp import LlamaCppDecoder, import_llama_cpp
 from tinylm.model.decoder import Decoder
@@ -34,9 +34,9 @@ MAX_CACHED_BYTES = 8 << 30  # of all files; the newest one is kept whatever its 
 class EngineWeights:
     """A model to convert for llama.cpp.
 
-    kind: type of the weights in GGUF: f32, f16, bf16 or q8_0
-    quantized: the GGUF file that the model was opened from, whose quantized tensors are copied as they are, or `None`
-    switches_adapters: whether adapters are selected between prompts
+    kind: GGUF type of the matrices: f32, f16, bf16 or q8_0
+    quantized: the GGUF file that the model was opened from, whose quantized tensors are copied unchanged, or `None`
+    switches_adapters: whether adapters are selected per prompt
     """
 
     network: Transformer
@@ -51,7 +51,8 @@ def open_llama_cpp(weights: EngineWeights, speed: SpeedConfig, reporter: Reporte
     """The model in llama.cpp, or `None` if torch is to be used. The GGUF file is written to the cache at first use.
 
     With `speed.engine` "llama.cpp", raises UsageError if llama.cpp cannot run this model with these settings, and
-    TinyLMError if the GGUF file cannot be written or opened. With auto, returns `None` in these cases.
+    TinyLMError if the GGUF file cannot be written or opened. With auto, returns `None` in these cases; a TinyLMError is
+    reported as a warning.
     """
     required = speed.engine == "llama.cpp"
     if speed.engine == "torch":
@@ -72,7 +73,7 @@ def open_llama_cpp(weights: EngineWeights, speed: SpeedConfig, reporter: Reporte
 
 
 def _reason_against(weights: EngineWeights, speed: SpeedConfig) -> str | None:
-    """Why llama.cpp cannot be used, or `None`."""
+    """Why llama.cpp cannot be used, as a clause for error messages; `None` if it can."""
     network = weights.network
     if not isinstance(network, Decoder):
         return "it is for decoders"
@@ -86,7 +87,7 @@ def _reason_against(weights: EngineWeights, speed: SpeedConfig) -> str | None:
     if any(not isinstance(layer, MERGEABLE) for layer in layers):
         return "the model has a bottleneck adapter, which cannot be merged"
     if any(isinstance(layer.base, Adapter) for layer in layers):
-        return "the model has several adapters"
+        return "a module of the model has several adapters"
     if import_llama_cpp() is None:
         return "llama-cpp-python is not installed (pip install llama-cpp-python), which is in tinylm's extra llama-cpp"
     return None
@@ -104,16 +105,16 @@ def _merged(network: Transformer) -> Transformer:
 def _cached_file(weights: EngineWeights, reporter: Reporter) -> Path:
     """The GGUF file of the model in the user's cache, written if it does not exist.
 
-    Its name has a digest of weights, configuration and tokenizer, and the type of the weights. Raises UsageError for a
-    model that GGUF cannot represent, and TinyLMError if the file cannot be written or `weights.quantized` cannot be
-    read.
+    Its name has a digest of weights, configuration and tokenizer, and the type of the weights ("own" if they are copied
+    from `weights.quantized`). Raises UsageError for a model that GGUF cannot represent, and TinyLMError if the file
+    cannot be written or `weights.quantized` cannot be read.
     """
     folder, config, tokenizer = private_folder(GGUF_FOLDER), weights.config, weights.tokenizer
     tensors = _merged(weights.network).state_dict()
     identity = digest(tensors, config, LAYOUT, None)[:32]
     file = folder / f"{identity}-{'own' if weights.quantized else weights.kind}.gguf"
     if is_private(file):
-        file.touch()
+        mark_used(file)
         return file
     reporter.note("Converting the model for llama.cpp, once...")
     model = ForeignModel(config.family, config.model, tensors, tokenizer.to_str(), tokenizer.special, None)
@@ -131,10 +132,11 @@ def _delete_oldest(folder: Path) -> None:
     cached = (file for suffix in ("gguf", "json") for file in folder.glob(f"*.{suffix}"))
     found = []
     for file in cached:
-        with contextlib.suppress(FileNotFoundError):  # another process deletes files, too
+        with contextlib.suppress(OSError):  # another process deletes files, too
             found.append((file.stat(), file))
     total = 0
     for number, (status, file) in enumerate(sorted(found, key=lambda item: item[0].st_mtime, reverse=True)):
         total += status.st_size
         if number and total > MAX_CACHED_BYTES:
-            file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                file.unlink()

@@ -31,8 +31,8 @@ class Candidate(NamedTuple):
 class FilledPrompt:
     """A filled prompt.
 
-    text: the prompt with each mask replaced by its most likely token. masks: the candidates for each mask, most likely
-    first.
+    text: the prompt with each mask replaced by its most likely token. masks: the candidates for each mask, in the order
+    of the masks, most likely first.
     """
 
     prompt: str
@@ -45,7 +45,7 @@ def fill_mask(model: Encoder, tokenizer: Tokenizer, prompt: str, candidates: int
 
     candidates: number of candidates per mask. name: name of the prompt in error messages.
 
-    Raises UsageError for a prompt without a mask or longer than the context.
+    Raises UsageError for a prompt without a mask, longer than the context, or with unknown characters.
     """
     if MASK not in prompt:
         raise UsageError(f"{name} has no {MASK} to fill; put one where a token is to be predicted.")
@@ -71,13 +71,13 @@ def fill_mask(model: Encoder, tokenizer: Tokenizer, prompt: str, candidates: int
 def predict_masks(
     model: Encoder, ids: Sequence[int], mask_id: int, candidates: int, exclude: Sequence[int] = ()
 ) -> list[Prediction]:
-    """The `candidates` most likely tokens for each `mask_id` in `ids`, in order.
+    """The `candidates` most likely tokens for each `mask_id` in `ids` (at most the context), in order.
 
-    The mask token and the ids in `exclude` are not predicted; the probabilities of the other tokens add up to 1.
+    The mask token and the ids in `exclude` are not predicted; the probabilities of all other tokens add up to 1.
     """
     positions = [position for position, token in enumerate(ids) if token == mask_id]
     inputs = torch.tensor([list(ids)], device=model.device)  # (1, T)
-    logits = model.logits(model(inputs).hidden[0, positions]).float()  # (N, V)
+    logits = model.logits(model(inputs).hidden[0, positions]).float()  # (N, V) for N masks
     excluded = list({mask_id, *exclude})
     logits[:, excluded] = -torch.inf
     best = logits.softmax(dim=-1).topk(min(candidates, logits.shape[-1] - len(excluded)))  # (N, K)

@@ -1,5 +1,5 @@
 """Layer fusion and weight prepacking for generation: fewer and larger matrix products, with weights in the layout that
-the CPU's kernels read fastest. The outputs stay the same up to rounding (decision 013).
+the CPU's kernels read fastest. Except with int8, the outputs stay the same up to rounding (decision 013).
 """
 
 import torch
@@ -45,7 +45,7 @@ def _is_large(_: str, module: nn.Module) -> bool:
 
 
 def _is_transposed(_: str, module: nn.Module) -> bool:
-    """Whether a linear layer's weight is not contiguous by rows, such as the transposed weights of GPT-2 files."""
+    """Whether a linear layer's weight is not contiguous, such as the transposed weights of GPT-2 files."""
     return isinstance(module, nn.Linear) and not module.weight.is_mkldnn and not module.weight.is_contiguous()
 
 
@@ -71,7 +71,7 @@ class FusedAttention(SelfAttention):
         self.o_proj, self.core, self.causal = attention.o_proj, attention.core, attention.causal
 
     def project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, T, W), and keys and values (B, K, T, W), of x (B, T, D)."""
+        """(B, T, D) -> queries (B, H, T, W), keys and values (B, K, T, W)."""
         heads = self._split(self.qkv_proj(x)).transpose(1, 2)  # (B, H+2K, T, W)
         qk, v = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
         qk = self.qk_norm(qk)  # (B, H+K, T, W)
@@ -82,9 +82,9 @@ class FusedAttention(SelfAttention):
 
 
 class FusedHeadNorm(nn.Module):
-    """The norms of queries and keys as one, with the gains and biases of every head, each (H+K, 1, W) or `None`.
+    """One norm for queries and keys.
 
-    `norm` has no gain and no bias.
+    norm: has no gain and no bias. gains, biases: those of each head, (H+K, 1, W), or `None`.
     """
 
     gains: Tensor | None
@@ -120,7 +120,7 @@ class FusedGatedFeedForward(nn.Module):
 
 
 def _fuse_layers(model: nn.Module) -> None:
-    """Fuse linear layers that have the same input, and fold the 1 of `UnitOffsetRMSNorm` into its weight.
+    """Fuse linear layers that have the same input, and fold the 1 of fp32 `UnitOffsetRMSNorm`s into their weights.
 
     Layers with adapters, and layers of experts (`nn.Linear`), are not fused.
     """

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class Sample:
     """A text that was generated for a prompt.
 
-    prompt: the prompt, without skipped characters. text: the generated text, without the prompt.
+    prompt: the prompt, without skipped characters; of a chat, the rendered conversation; of a translation, the source.
+    text: the generated text, without the prompt.
     tokens: number of generated tokens, without an end token. seed: the seed of the random streams.
     finish_reason: `stop` (a stop sequence), `end` (an end token) or `length` (`max_tokens`).
     score: length-normalised log-likelihood of a target found by beam search; otherwise `None`.

@@ -15,7 +15,7 @@ Ids = NDArray[np.int64]
 
 
 class NextTokenModel(Protocol):
-    """The part of a model that generation uses."""
+    """The interface of a model for generation."""
 
     @property
     def context(self) -> int:
@@ -54,8 +54,8 @@ def generate(
 ) -> Iterator[list[int]]:
     """Yield one new token per prompt, `max_tokens` times. Prompts have at least one token; their lengths may differ.
 
-    Continues past the context length at a constant amortised cost per token. The tokens are the same with and without
-    the cache, except for rounding.
+    Continues past the context length, with the cache at a constant amortised cost per token. The tokens are the same
+    with and without the cache, except for rounding.
     """
     texts = [list(prompt) for prompt in prompts]
     window = ContextWindow(model, texts, max_tokens) if use_cache else None
@@ -68,9 +68,9 @@ def generate(
 
 
 class ContextWindow:
-    """The window of each text that the model attends to, and its KV cache.
+    """The context window of each text, see `window_start`, and the KV cache of all windows.
 
-    texts: the ids of each text; the caller appends new tokens to them. max_tokens: maximum number of appended tokens
+    texts: the ids of each text, to which the caller appends new tokens. max_tokens: maximum number of appended tokens
     per text.
 
     When the window of one text advances, the cache is recomputed for all texts; the other windows do not move.
@@ -89,7 +89,7 @@ class ContextWindow:
         return window_start(length, context) + context - length
 
     def rewind(self, tokens: int) -> None:
-        """Drop the last `tokens` tokens from the cache. Raises ValueError for sliding-window caches."""
+        """Drop the last `tokens` tokens from the cache. Raises ValueError for sliding-window caches, except for 0."""
         for cache in self._cache:
             cache.rewind(tokens)
 

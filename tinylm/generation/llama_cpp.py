@@ -24,14 +24,14 @@ from tinylm.generation.generator import Ids
 from tinylm.generation.sampler import Logits
 
 MAX_MICRO_BATCH = 256  # tokens that llama.cpp processes at a time; 512 take 4 to 10 % longer per token
-TRIAL_STEPS, TRIAL_SECONDS = 8, 0.03  # of each number of threads in a trial, at least; several time slices of Linux
-FIRST_WAIT, LONGEST_WAIT = 25, 6_400  # steps before a trial; doubled after each trial without a change
+TRIAL_STEPS, TRIAL_SECONDS = 8, 0.03  # minimum per number of threads in a trial; several time slices of Linux
+FIRST_WAIT, LONGEST_WAIT = 25, 6_400  # steps before a trial: the first number doubles after each trial without a change
 FLOAT32, FLOAT16 = 0, 1  # ggml_type
 
 
 @functools.cache
 def import_llama_cpp() -> Any:
-    """llama_cpp with its log switched off, or `None` where it is not installed or cannot be loaded."""
+    """The module llama_cpp with its log switched off, or `None` if it is not installed or cannot be loaded."""
     try:
         library: Any = importlib.import_module("llama_cpp")
     except (ImportError, OSError, RuntimeError):  # the latter two if the build does not fit the machine
@@ -47,7 +47,9 @@ class LlamaCppCache:
     Keys and values are fp32 if all weights are (`exact`), otherwise fp16.
     context: llama.cpp's context, which is freed with this object. model: a reference that keeps the model loaded.
     padding: (rows,), number of left-padding tokens per row, which are skipped.
-    step: a batch of one token per row; `set_step` sets its tokens.
+    step: a batch of one token per row; `set_step` sets its tokens and positions.
+
+    Raises TinyLMError if llama.cpp cannot allocate the context.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class LlamaCppCache:
         weakref.finalize(self, library.llama_batch_free, self.step)
 
     def set_step(self, ids: Ids) -> None:
-        """Set the next token of each row: (rows,)."""
+        """Set the next token of each row in `step`. ids: (rows,)."""
         self._tokens[:] = ids
         self._positions[:] = self.offset - self.padding
 
@@ -90,7 +92,9 @@ class LlamaCppCache:
 class LlamaCppDecoder:
     """A model in a GGUF file, run by llama.cpp on the CPU. Implements `NextTokenModel`.
 
-    threads: maximum number of threads. Raises TinyLMError, and deletes the file, if llama.cpp cannot open it.
+    context: context length in tokens. threads: maximum number of threads.
+
+    Raises TinyLMError, and deletes the file, if llama.cpp cannot open it.
     """
 
     def __init__(self, file: Path, context: int, threads: int) -> None:
@@ -121,7 +125,7 @@ class LlamaCppDecoder:
         return self._context
 
     def make_cache(self, batch: int, length: int, starts: Ids | None = None) -> list[LlamaCppCache]:
-        """See `NextTokenModel.make_cache`. Returns one cache for all layers."""
+        """See `NextTokenModel.make_cache`. Returns one cache for all layers. Raises TinyLMError if memory is short."""
         cache = LlamaCppCache(self._library, self._model, batch, length, starts, self.threads, self._is_exact)
         cache.model = self  # llama.cpp's model must be freed after its contexts
         return [cache]
@@ -186,10 +190,10 @@ def _batch(library: Any, sequences: Ids, scored: NDArray[Any]) -> tuple[Any, NDA
 
 
 def fastest_threads(maximum: int) -> Generator[int, float, None]:
-    """Yield the number of threads for the next step, and receive the seconds that it took.
+    """Yield the number of threads for the next step, and receive the seconds that the step took.
 
-    Trials of other numbers are repeated, since the load of the machine may change. llama.cpp computes the same logits
-    with any number of threads, so the text does not depend on the timings.
+    Trials of other numbers are repeated, since the load of the machine may change. With the options of LlamaCppCache,
+    llama.cpp computes the same logits with any number of threads, so the text does not depend on the timings.
     """
     counts = [2**power for power in range(maximum.bit_length()) if 2**power < maximum] + [maximum]
     best, wait = counts[0], FIRST_WAIT
@@ -206,7 +210,10 @@ def fastest_threads(maximum: int) -> Generator[int, float, None]:
 
 
 def _mean_seconds(threads: int, steps: int, limit: float) -> Generator[int, float, float]:
-    """The mean seconds of a number of steps; infinity as soon as it must exceed `limit`, or probably will."""
+    """The mean seconds of a number of steps.
+
+    Returns infinity as soon as the mean must exceed `limit`, or is more than twice `limit` after the first steps.
+    """
     total = 0.0
     for step in range(1, steps + 1):
         total += yield threads

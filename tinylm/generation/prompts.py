@@ -20,9 +20,9 @@ FORMATS = ("text", "jsonl", "lines")
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt with its settings; `conversation` is given in place of the text for a chat.
+    """A prompt with its settings. conversation: for a chat, given instead of the text, which is then empty.
 
-    location: the file and line it was read from; `None` for a single prompt.
+    location: the source and line that it was read from, for messages; `None` for a single prompt.
     keys: the settings given in its line of JSONL. adapter: the adapter named in that line.
     """
 
@@ -43,8 +43,9 @@ class Prompt:
 class EncodedPrompt:
     """A prompt for a decoder.
 
-    text: the prompt, without skipped characters. ids: its tokens. start: the ids to generate from (see `start_tokens`).
-    end_ids: tokens that end its continuation, besides those of the tokenizer.
+    text: the prompt, without skipped characters; of a chat, the rendered conversation.
+    ids: the tokens of the text. start: the ids to generate from (see `start_tokens`).
+    end_ids: tokens that end the continuation, besides those of the tokenizer.
     """
 
     text: str
@@ -79,9 +80,9 @@ def encode_prompt(
 def start_tokens(tokenizer: Tokenizer, data: DataConfig | None, prompt: Sequence[int]) -> list[int]:
     """The ids to generate from, at least one: those of the prompt or, for an empty prompt, the end-of-text token.
 
-    In training, that token separates documents. A corpus of a single document does not contain it, so a model trained
-    on one starts from a newline, if that is in the vocabulary. If the tokenizer has a token that begins documents
-    (`bos_id`), it begins every prompt.
+    In training, the end-of-text token separates documents. A corpus of a single document does not contain it, so after
+    training on one, or on unknown data (`None`), generation starts from a newline, if that is in the vocabulary. If the
+    tokenizer has a token that begins documents (`bos_id`), it begins every prompt.
     """
     if tokenizer.bos_id is not None:
         return [tokenizer.bos_id, *prompt]
@@ -123,9 +124,10 @@ def decode_utf8(data: bytes, name: str) -> str:
 def parse_prompts(text: str, format: str, config: GenerationConfig, name: str = "The prompt") -> list[Prompt]:
     """The prompts in a text, by its format: text (one prompt), lines, or jsonl, whose lines can change settings.
 
-    config: the settings of all prompts. name: name of the text in messages.
+    config: the settings, unless a line changes them. name: name of the text in messages.
 
-    Raises UsageError for a line, a key or a value that cannot be used.
+    Raises UsageError for an unknown format, for a line, a key or a value that cannot be used, and for jsonl without
+    prompts.
     """
     match format:
         case "text":
@@ -145,7 +147,7 @@ def parse_prompts(text: str, format: str, config: GenerationConfig, name: str = 
 
 
 def require_plain_text(text: str, name: str) -> None:
-    """Raise UsageError for text that consists of JSON objects, which may be prompts whose format was not given."""
+    """Raise UsageError for a text of JSON objects only, which may be prompts whose format was not given."""
     lines = [line for line in text.split("\n") if line.strip()]
     as_text = 'as a single prompt with `format="text"`'
     if lines and all(isinstance(_json_or_none(line), dict) for line in lines):
@@ -169,14 +171,14 @@ def _json_or_none(text: str) -> Any:
 def _parse_line(line: str, location: str, config: GenerationConfig) -> Prompt:
     """A line of JSONL as a prompt. A key whose value is null counts as absent."""
     record = parse_json_line(line, location)
-    if not isinstance(record, dict) or not (isinstance(record.get("prompt"), str) or "messages" in record):
+    values = {key: value for key, value in record.items() if value is not None} if isinstance(record, dict) else {}
+    if not isinstance(values.get("prompt"), str) and "messages" not in values:
         raise UsageError(f"{location}: expected an object with a string under 'prompt', or with 'messages'.")
     types = typing.get_type_hints(GenerationConfig)
     known = ("prompt", "messages", "tools", "adapter", *types)
     unknown = [describe_value(key) for key in record if key not in known]
     if unknown:
         raise UsageError(f"{location}: unknown key {', '.join(unknown)}; the known ones are: {', '.join(known)}.")
-    values = {key: value for key, value in record.items() if value is not None}
     chat = {key: values.pop(key) for key in ("messages", "tools") if key in values}
     conversation = parse_conversation(chat, location) if chat else None
     require(conversation is None or "prompt" not in values, f"{location}: give either 'prompt' or 'messages'.")

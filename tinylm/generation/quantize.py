@@ -10,7 +10,7 @@ from tinylm.kernels import int8
 class Int8Linear(nn.Module):
     """x W^T + b with W ~ scale * round(W / scale), where the scale of a row is its largest magnitude over 127, in bf16.
 
-    The kernel takes scales in bf16. Weights are divided by the rounded scales, so that this rounding adds no error.
+    The kernel takes scales in bf16. Weights are divided by the rounded scales, which avoids an error of that rounding.
     """
 
     weight: Tensor  # (out, in'), int8, with padded inputs; see `int8.align`
@@ -32,10 +32,10 @@ class Int8Linear(nn.Module):
 
 
 def quantize_int8(model: nn.Module) -> None:
-    """Replace every linear layer by an `Int8Linear`, in place. Routers are not quantized: they are small, and
-    rounding them could change the choice of experts.
+    """Replace every linear layer except routers by an `Int8Linear`, in place.
 
-    Nor are the embedding and an output layer tied to it; `fuse_model` unties a large one first.
+    Routers are small, and rounding them could change the choice of experts. The embedding and an output layer tied to
+    it are not quantized either; `fuse_model` unties a large one first.
     """
 
     def quantized(_: str, module: nn.Module) -> nn.Module:

@@ -19,7 +19,7 @@ Logits = NDArray[np.floating]
 Doubles = NDArray[np.float64]
 UNIFORM_BLOCK = 64  # uniform numbers generated at a time
 SEARCH_BLOCK = 256  # weights per block in `draw`
-CACHED_LOGITS = 1 << 16  # logits of the rows that are processed together, so that they stay in the processor's cache
+CACHED_LOGITS = 1 << 16  # logits of the rows processed at a time (at least one row), to fit the processor's cache
 
 
 def penalise_repeats(logits: Logits, seen: NDArray[np.bool_], penalty: float) -> Logits:
@@ -94,7 +94,7 @@ def _first_above(cumulative: Doubles, numbers: Doubles) -> NDArray[np.intp]:
 
 
 def softmax(logits: Logits) -> Logits:
-    """The probabilities of the tokens: (B, V) -> (B, V)"""
+    """The probabilities of the tokens, (B, V) -> (B, V)."""
     exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
@@ -114,12 +114,15 @@ class Sampler:
         self._seen = np.zeros((rows, vocab_size), dtype=bool) if sampling.repeat_penalty != 1 else None
 
     def observe(self, row: int, ids: Sequence[int]) -> None:
-        """Mark the tokens of a prompt as seen in one row, for the repeat penalty. `__call__` marks sampled tokens."""
+        """Mark the tokens of a prompt as seen in a row, for the repeat penalty. `__call__` marks the sampled tokens."""
         if self._seen is not None and ids:
             self._seen[row, list(ids)] = True
 
     def __call__(self, logits: "Logits | Tensor") -> list[int]:
-        """Logits (B, V) -> a token id per row. Raises TinyLMError if the first call's logits contain NaN or +inf."""
+        """Logits (B, V) -> a token id per row.
+
+        Raises TinyLMError if, at the first call, a row contains NaN or +inf, or only -inf.
+        """
         if not isinstance(logits, np.ndarray):
             logits = logits.float().numpy(force=True)
         logits = logits[:, : self._vocab_size]

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 MAX_DRAFT_TOKENS = 6  # per forward pass
 MIN_TOKENS_TO_DRAFT = 512  # minimum of `max_tokens`
-MAX_TEXT_PER_TOKEN = 500  # training tokens per generated token; counting the n-grams of more takes over 5 % of the time
-TRIAL_PASSES = 16  # forward passes with draft tokens between decisions whether to pause drafting
-MIN_ACCEPTED = 1.0  # mean per pass, below which drafting pauses; a pass with draft tokens takes up to twice as long
+MAX_TEXT_PER_TOKEN = 500  # training tokens per generated token; counting n-grams of more takes over 5 % of the time
+TRIAL_PASSES = 16  # forward passes with draft tokens, after which it is decided whether to pause drafting
+MIN_ACCEPTED = 1.0  # drafting pauses below this mean per pass; a pass with draft tokens takes up to twice as long
 FIRST_PAUSE = 128  # tokens; each further pause is twice as long
 NGRAM_LENGTHS = (8, 5, 3)  # lengths in tokens of the contexts, in the order of lookup
 MIN_FREQUENCY = 0.5  # a token is proposed if it follows at least this fraction of its context's occurrences
@@ -47,7 +47,7 @@ def generate_speculatively(
 ) -> Iterator[list[int]]:
     """Yield the same tokens as `generate` for a single prompt.
 
-    max_draft_tokens: maximum of draft tokens per forward pass.
+    max_draft_tokens: maximum number of draft tokens per forward pass.
 
     Raises ValueError when a draft token is rejected and the caches cannot drop it (sliding windows).
     """
@@ -114,9 +114,8 @@ def speculation_obstacle(decoder: "Decoder", num_samples: int, use_cache: bool) 
 class NGramDraft:
     """Proposes the token that, in the training text, most often follows the last tokens of the generated text.
 
-    The context is the longest one, of the NGRAM_LENGTHS, that occurs in the training text.
-
-    Contexts are looked up by 64-bit hashes. A hash collision only leads to a rejected token.
+    The last tokens are the longest context, of the NGRAM_LENGTHS, that occurs in the training text. Contexts are looked
+    up by 64-bit hashes; a hash collision at worst leads to a rejected token.
     """
 
     def __init__(self, tokens: Tokens) -> None:
@@ -125,7 +124,7 @@ class NGramDraft:
         self._tables = [(length, *_ngram_table(tokens, length)) for length in NGRAM_LENGTHS if len(tokens) > length]
 
     def propose(self, text: Sequence[int], limit: int) -> list[int]:
-        """At most `limit` draft tokens. Stops where no context occurs or its next token is below MIN_FREQUENCY."""
+        """At most `limit` draft tokens. Stops if no context occurs, or if its next token is below MIN_FREQUENCY."""
         context = list(text[-NGRAM_LENGTHS[0] :])
         proposed: list[int] = []
         while len(proposed) < limit and (token := self._most_frequent(context)) is not None:
@@ -146,11 +145,11 @@ class NGramDraft:
 
 
 def _ngram_table(tokens: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The sorted hashes (C,) of all contexts of `length` tokens, and the most frequent next token (C,) of each.
+    """The sorted hashes (C,) of all contexts of `length` tokens, and the most frequent next token of each (C,).
 
-    The token is -1 if its frequency is below MIN_FREQUENCY.
+    tokens: (N,). The next token is -1 if its frequency is below MIN_FREQUENCY.
     """
-    hashes, next_tokens = _hashes(tokens[:-1], length), tokens[length:]  # one per occurrence (N,)
+    hashes, next_tokens = _hashes(tokens[:-1], length), tokens[length:]  # (N - length,), one per occurrence
     order = np.lexsort((next_tokens, hashes))
     hashes, next_tokens = hashes[order], next_tokens[order]
     new_context = np.append(True, hashes[1:] != hashes[:-1])
@@ -160,7 +159,7 @@ def _ngram_table(tokens: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarra
     counts = np.diff(np.append(pairs, len(hashes)))
     totals = np.diff(np.append(contexts, len(hashes)))
     context_of_pair = np.cumsum(new_context)[pairs] - 1
-    # The pair with the highest count per context (C,): the first one after sorting.
+    # The pair with the highest count per context (C,): the first of the context after sorting.
     best = np.lexsort((-counts, context_of_pair))[np.searchsorted(context_of_pair, np.arange(len(contexts)))]
     frequent = counts[best] >= MIN_FREQUENCY * totals
     return hashes[contexts], np.where(frequent, next_tokens[pairs[best]].astype(np.int64), -1)

@@ -19,7 +19,7 @@ from tinylm.validation import require
 class TextGenerator(ABC):
     """A model with its tokenizer. The methods that generate text are for decoders.
 
-    data: description of the text that the model was trained on.
+    data: description of the text that the model was trained on; `None` if it is not recorded.
     """
 
     config: RunConfig
@@ -55,7 +55,7 @@ class TextGenerator(ABC):
         speed: SpeedConfig | None = None,
         first_stream: int = 0,
     ) -> Continuation:
-        """The samples that continue a prompt. They are generated while the result is iterated over.
+        """The samples that continue a prompt, which iteration over the result generates.
 
         Sample i has the random stream (seed, first_stream + i). Raises UsageError for a prompt that cannot be used.
         """
@@ -67,7 +67,8 @@ class TextGenerator(ABC):
     def chat_format(self, template: str | None = None) -> ChatFormat:
         """The format of conversations. template: chatml or a file with a Jinja template. Default: the model's own.
 
-        Raises UsageError if the model is not a decoder, or has no chat template and none is given.
+        Raises UsageError if the model is not a decoder, has no chat template and none is given, or the file cannot be
+        read, and TinyLMError for a file that is not a template.
         """
         require(self.architecture == "decoder", f"Chat needs a decoder; this model is an {self.architecture}.")
         source = self.chat_template if template is None else read_template(template)

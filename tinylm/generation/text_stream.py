@@ -27,7 +27,7 @@ class TextStream:
         return self.finish_reason != "length"
 
     def push(self, token: int) -> str:
-        """Decode a token. Returns the new final text, without buffered text."""
+        """Decode a token. Returns the new text that is final; the rest is buffered."""
         if token in self._stop_ids:
             self.finish_reason = "end"
             return self._release(self._buffer + self._decoder.finish())
@@ -35,7 +35,7 @@ class TextStream:
         return self._release(self._buffer + self._decoder.push(token))
 
     def finish(self) -> str:
-        """End the text after the last token. Returns the remaining text, with buffered text."""
+        """End the text after the last token. Returns the remaining text, including the buffered text."""
         if self.finished:
             return ""
         text = self._release(self._buffer + self._decoder.finish())

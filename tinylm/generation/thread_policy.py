@@ -52,7 +52,8 @@ class ThreadPolicyDecoder:
     def _threads_for(self, rows: int, cached: int) -> Iterator[None]:
         """Context manager that sets the number of threads for a step.
 
-        rows: tokens that the step computes. cached: tokens that it reads from the cache; both over all rows of a batch.
+        rows: number of tokens that the step computes. cached: number of tokens that it reads from the cache. Both are
+        totals of the batch.
         """
         read_time = (self._weight_bytes + cached * self._cache_bytes) / self._latency.bandwidth
         compute_time = self._operations * rows / OPERATIONS_PER_SECOND

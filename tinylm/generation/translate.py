@@ -28,6 +28,7 @@ def translate(
 ) -> Iterator[Sample]:
     """Yield the target of each line of the prompt, in order, by beam search. With a temperature above 0, yield
     `num_samples` sampled targets of each line; target i in this order has the random stream (seed, first_stream + i).
+    An empty single prompt has no lines.
 
     Raises UsageError for a character that is not in the vocabulary, unless the policy skips it, and under a strict
     policy for a source longer than the context.

@@ -1,8 +1,8 @@
 """Multi-head attention: self-attention with grouped queries and a cache, and cross-attention (notes 000 to 004).
 
-`SelfAttention` and `CrossAttention` hold the projections and use the cache. Their core, `DotProduct` or (for relative
-positions) `RelativeDotProduct`, computes attention from the queries, keys and values of all heads. Shape letters: see
-`tinylm.model`.
+`SelfAttention` and `CrossAttention` hold the projections and use the cache. Their core computes attention from the
+queries, keys and values of all heads: `DotProduct`, or `RelativeDotProduct` for self-attention with relative positions.
+Shape letters: see `tinylm.model`.
 """
 
 import math
@@ -32,7 +32,7 @@ class DotProduct(nn.Module):
         return dot_product_attention(q, k, v, mask, causal, self.scale, dropout)
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """The scores before mask and softmax, scale q k^T: (B, H, T, W) and (B, K, S, W) -> (B, H, T, S)."""
+        """The scores scale q k^T, before mask and softmax: (B, H, T, W) and (B, K, S, W) -> (B, H, T, S)."""
         scale = q.shape[-1] ** -0.5 if self.scale is None else self.scale
         return q @ repeat_heads(k, q.shape[1]).transpose(-1, -2) * scale
 
@@ -65,7 +65,7 @@ class RelativeDotProduct(nn.Module):
         return weights @ repeat_heads(v, q.shape[1]) + _matmul_rows(by_offset, self.relative_values)  # (B, H, T, W)
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """The scores before mask and softmax, e: (B, H, T, W) and (B, K, S, W) -> (B, H, T, S)."""
+        """The scores e_ij, before mask and softmax: (B, H, T, W) and (B, K, S, W) -> (B, H, T, S)."""
         relative_scores = _matmul_rows(q, self.relative_keys.T).gather(-1, self._offsets(q, k))  # (B, H, T, S)
         return (q @ repeat_heads(k, q.shape[1]).transpose(-1, -2) + relative_scores) * self.scale
 
@@ -84,7 +84,10 @@ def repeat_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def attention_weights(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Masked softmax over the keys, computed in fp32 or more: (B, H, T, S) -> (B, H, T, S)."""
+    """Masked softmax over the keys, computed in fp32 or more: (B, H, T, S) -> (B, H, T, S).
+
+    mask: broadcastable to (B, 1, T, S), True to attend; without one, `causal` masks the keys after each query.
+    """
     queries, keys = scores.shape[-2:]
     if mask is None and causal:
         mask = causal_triangle(queries, keys, scores.device)
@@ -151,7 +154,7 @@ class _MultiHeadAttention(nn.Module):
 
 
 class SelfAttention(_MultiHeadAttention):
-    """Self-attention. `causal`: without a mask, a token attends to itself and earlier tokens only."""
+    """Self-attention. `causal`: without a mask, a token attends only to itself and earlier tokens."""
 
     def __init__(self, *args: Any, causal: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -179,7 +182,10 @@ class CrossAttention(_MultiHeadAttention):
     """Queries from the decoder, keys and values from the encoder's output (notes 001, 004)."""
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None, cache: CrossCache | None = None) -> Tensor:
-        """(B, T, D) and encoder output (B, S, D) -> (B, T, D). With a filled cache, `memory` is not used."""
+        """(B, T, D) and encoder output (B, S, D) -> (B, T, D). With a filled cache, `memory` is not used.
+
+        mask: broadcastable to (B, 1, T, S), True to attend.
+        """
         keys_and_values = cache.keys_and_values if cache is not None else None
         if keys_and_values is None:
             keys_and_values = self._keys_and_values(memory)

@@ -1,4 +1,7 @@
-"""Attention masks: True where a query attends to a key; `None` for plain causal or full bidirectional attention."""
+"""Attention masks, True where a query attends to a key, and positions in rows of several texts.
+
+A mask of `None` stands for plain causal attention in a decoder, and for full attention elsewhere.
+"""
 
 import torch
 from torch import Tensor
@@ -13,12 +16,12 @@ def causal_mask(
 ) -> Tensor | None:
     """True where query t, at slot i = offset + t, attends to slot s: i - window < s <= i, and s >= starts[b] in row b.
 
-    Slots before a row's start are padding. A padding query attends to itself only, so that its softmax is defined; no
-    other query attends to it. Slots before the first query's window, which a SlidingWindowCache drops, have no column
-    in the mask.
+    Slots before starts[b] are padding in row b. A padding query attends only to itself, so that its softmax is defined;
+    no other query attends to it. Slots before the first query's window, which a SlidingWindowCache drops, have no
+    column in the mask.
 
-    Returns (T, S), or (B, 1, T, S) with `starts`, where S is the number of slots kept; `None` where no mask is needed
-    beyond plain causal attention.
+    Returns (T, S), or (B, 1, T, S) with `starts`, where S is the number of columns; `None` if plain causal attention
+    needs no mask.
     """
     first = 0 if window is None else max(0, offset - (window - 1))
     is_plain_causal = queries == 1 or (offset == 0 and (window is None or queries <= window))
@@ -38,7 +41,7 @@ def causal_mask(
 def segment_mask(segments: Tensor, window: int | None) -> Tensor:
     """Causal attention within each of the texts that share a row: (B, T) -> (B, 1, T, T).
 
-    Query i attends to slot s if both have the same number in `segments` and i - window < s <= i.
+    Query i attends to slot s if both have the same number in `segments`, s <= i and, with a window, s > i - window.
     """
     slots = torch.arange(segments.shape[1], device=segments.device)
     distance = slots.unsqueeze(1) - slots  # (T, T)
@@ -55,7 +58,7 @@ def segment_positions(segments: Tensor) -> Tensor:
 
 
 def padding_mask(lengths: Tensor | None, keys: int) -> Tensor | None:
-    """`valid_tokens` broadcast over heads and queries: (B,) -> (B, 1, 1, S). `None` without padding."""
+    """`valid_tokens` broadcast over heads and queries: (B,) -> (B, 1, 1, S). `None` without `lengths`."""
     if lengths is None:
         return None
     return valid_tokens(lengths, keys).view(-1, 1, 1, keys)  # (B, 1, 1, S)

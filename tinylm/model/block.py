@@ -12,7 +12,7 @@ from tinylm.model.routing import Routing
 
 
 class Memory(NamedTuple):
-    """Encoder output for cross-attention. hidden: (B, S, D). mask: (B, 1, 1, S), False for padding."""
+    """Encoder output for cross-attention. hidden: (B, S, D). mask: (B, 1, 1, S), False for padding, or `None`."""
 
     hidden: Tensor
     mask: Tensor | None
@@ -64,7 +64,7 @@ class PreNormBlock(nn.Module):
         return self._norm(sublayer, x)
 
     def _add(self, x: Tensor, y: Tensor, sublayer: str) -> Tensor:
-        """Return the residual stream after adding the sublayer output y."""
+        """Add the sublayer output y to the residual stream x: (B, T, D) -> (B, T, D)."""
         return x + self.dropout(y)
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class SandwichNormBlock(PreNormBlock):
 class ParallelBlock(PreNormBlock):
     """x + attention(attention_norm(x)) + feedforward(feedforward_norm(x)) (GPT-NeoX, Black et al. 2022).
 
-    It has no cross-attention.
+    Cross-attention is not supported.
     """
 
     def forward(

@@ -97,7 +97,7 @@ ROPE_SCALINGS: dict[str, Callable[[Tensor, float, RopeScaling], _Rotation]] = {
 
 
 def rope_rotation(width: int, theta: float, scaling: RopeScaling | None = None) -> _Rotation:
-    """Frequencies and magnitude for `width` rotated features."""
+    """Frequencies (width/2,) and magnitude for `width` rotated features per head."""
     frequencies = rope_frequencies(width, theta)
     return _Rotation(frequencies) if scaling is None else ROPE_SCALINGS[scaling.kind](frequencies, theta, scaling)
 
@@ -274,7 +274,7 @@ def build_empty_model(config: ModelConfig) -> Transformer:
 
 
 def extend_vocabulary(model: Transformer, vocab_size: int) -> None:
-    """Add rows to the embedding and the output layer, in place, up to `vocab_size` rows.
+    """Add rows to the embedding and to an untied output layer, in place, up to `vocab_size` rows.
 
     New rows are the mean of the existing ones, which bounds the change in the model's predictions (Hewitt 2021).
     """
@@ -340,14 +340,14 @@ def _initialise_original(model: Transformer, config: ModelConfig) -> None:
 def _initialise_modern(model: Transformer, config: ModelConfig) -> None:
     """N(0, 0.02) as in Qwen3, but zero for projections into the residual stream: sublayers initially add zero.
 
-    They are not zero without residual connections, nor in sandwich blocks, where the norm of a zero vector would
-    multiply the gradient by 1/sqrt(epsilon).
+    Without residual connections and in sandwich blocks, these projections are N(0, 0.02) as well. In a sandwich block,
+    the norm of a zero vector would multiply the gradient by 1/sqrt(epsilon).
 
-    Zero-initialised output projections: Zhang et al. 2019 (Fixup), Yang et al. 2022 (muP, section D.2).
+    Zero-initialised last layers of residual branches: Zhang et al. 2019 (Fixup).
     """
-    starts_as_identity = config.residual and config.norm_placement != "sandwich"
+    zero_into_residual = config.residual and config.norm_placement != "sandwich"
     for name, linear in _linear_layers(model).items():
-        if name.endswith(("o_proj", "down_proj")) and starts_as_identity:
+        if name.endswith(("o_proj", "down_proj")) and zero_into_residual:
             nn.init.zeros_(linear.weight)
         else:
             nn.init.normal_(linear.weight, std=0.02)
@@ -365,8 +365,8 @@ INITIALISATIONS: dict[str, Callable[[Transformer, ModelConfig], None]] = {
 def count_parameters(model: nn.Module) -> dict[str, int]:
     """Number of parameters by part: embedding, position, attention, feedforward, norms, output, and total.
 
-    QK-norms count as attention. An encoder-decoder also has cross_attention, and its encoder's parts with the prefix
-    "encoder ".
+    Parts without parameters are absent. QK-norms count as attention. An encoder-decoder also has cross_attention, and
+    its encoder's parts with the prefix "encoder ".
     """
     parts: dict[str, int] = {}
     for name, parameter in model.named_parameters():

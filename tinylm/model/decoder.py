@@ -40,9 +40,9 @@ class Autoregressive(Transformer):
         return positions, [masks[window] for window in self.windows]
 
     def make_cache(self, batch: int, length: int, starts: Any | None = None) -> list[Cache]:
-        """One empty cache per layer with room for `length` tokens.
+        """One empty cache per layer: a KVCache with `length` slots, or a SlidingWindowCache.
 
-        starts: (B,), left padding (see `Cache`), as a tensor or an argument of `torch.as_tensor`.
+        starts: (B,), left padding (see `Cache`), as a tensor or another argument of `torch.as_tensor`.
         """
         weight = self.embedding.weight
         starts = None if starts is None else torch.as_tensor(starts, device=weight.device)
@@ -81,6 +81,6 @@ class Decoder(Autoregressive):
     def last_logits(self, ids: Any, cache: Sequence[Cache] | None, count: int) -> Tensor:
         """Next-token logits after each of the last `count` tokens, without gradients: (B, T) -> (B, count, V).
 
-        ids: a tensor or an argument of `torch.as_tensor`.
+        ids: a tensor or another argument of `torch.as_tensor`.
         """
         return self.logits(self(torch.as_tensor(ids, device=self.device), cache).hidden[:, -count:])

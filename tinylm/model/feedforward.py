@@ -45,7 +45,7 @@ class _FeedForward(nn.Module):
 
 
 class FeedForward(_FeedForward):
-    """activation(x W1 + b1) W2 + b2 (Vaswani et al. 2017)."""
+    """activation(x W1 + b1) W2 + b2, where both biases are optional (Vaswani et al. 2017)."""
 
     input_projections = ("up_proj",)
 

@@ -1,4 +1,4 @@
-"""Key/value caches of one attention layer, for incremental decoding (note 002). Shape letters: see `tinylm.model`."""
+"""Key/value caches, one per attention layer, for incremental decoding (note 002). Shape letters: see `tinylm.model`."""
 
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from torch import Tensor
 class Cache(Protocol):
     """The key/value cache of one self-attention layer.
 
-    offset: number of tokens cached so far, padding included.
+    offset: number of tokens processed so far, including padding and tokens that the cache has dropped.
     starts: (B,), the number of padding slots at the left of each row; `None` without padding.
     """
 
@@ -17,15 +17,18 @@ class Cache(Protocol):
     starts: Tensor | None
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values (B, K, T, W); return those that the new tokens attend to, each (B, K, S, W)."""
+        """Append keys and values (B, K, T, W); return those that any new token attends to, each (B, K, S, W)."""
         ...
 
     def reorder(self, rows: Tensor) -> None:
-        """Replace row b by row rows[b], as beam search does. rows: (B',); B' may be smaller than B."""
+        """Replace row b by row rows[b], as beam search does. rows: (B',); B' may be smaller than B.
+
+        `starts` is not reordered.
+        """
         ...
 
     def rewind(self, tokens: int) -> None:
-        """Remove the last `tokens` tokens. Raises ValueError if the cache has dropped older tokens."""
+        """Remove the last `tokens` tokens. Raises ValueError if the cache may have dropped the tokens before them."""
         ...
 
 

@@ -60,10 +60,10 @@ class RoutedExperts(nn.Module):
 
 
 class MergedExperts(RoutedExperts):
-    """One expert per token, whose matrices are the router-weighted sum of the top K experts' matrices.
+    """One expert per token, whose weights and biases are the router-weighted sums of those of the top K experts.
 
-    Projections are linear, so each is computed as the weighted sum of the experts' projections of the row, at the cost
-    of `RoutedExperts`. Router weights are computed per token, so that the layer is causal.
+    Projections are linear, so each is computed as the weighted sum of the experts' projections of the token, at the
+    cost of `RoutedExperts`. Router weights are computed per token, so that the layer is causal.
     """
 
     def _combine(self, x: Tensor, dispatch: "_Dispatch") -> Tensor:
@@ -73,7 +73,7 @@ class MergedExperts(RoutedExperts):
 
 
 class _Dispatch:
-    """Computes sum_e p_e f_e(x) for N rows, given the K experts of each row and their weights, both (N, K).
+    """Computes sum_e p_e f_e(x) for N rows x, given the K chosen experts of each row and their weights p, both (N, K).
 
     Rows are sorted by expert, so that every expert runs once, on contiguous rows. skip_unused: do not run experts
     without rows (in training they run on empty inputs, so that each parameter has a gradient).

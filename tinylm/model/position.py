@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tinylm.model.rope_frequencies import rope_frequencies
 
-Rotation = tuple[Tensor, Tensor]
+Rotation = tuple[Tensor, Tensor]  # cosines and signed sines; see `Position.rotation`
 
 
 class Position(nn.Module):
@@ -65,8 +65,8 @@ class RotaryPosition(Position):
     frequencies: (R/2,), of the pairs (i, i + R/2) of the first R features of each head: see `rope_frequencies`.
     magnitude: factor of the R rotated features.
 
-    Pairs are split halves, as for GPT-NeoX, Llama and Qwen in transformers, not interleaved as in the paper. The two
-    layouts differ by a fixed permutation of each head's features.
+    The features of a pair are R/2 apart, as for GPT-NeoX, Llama and Qwen in transformers, and not adjacent as in the
+    paper. The two layouts differ by a fixed permutation of each head's features.
     """
 
     cosines: Tensor

@@ -17,7 +17,7 @@ def rope_frequencies(width: int, theta: float) -> Tensor:
 
 
 def scale_linearly(frequencies: Tensor, factor: float) -> Tensor:
-    """Position interpolation: every frequency divided by the factor (Chen et al. 2023): (N) -> (N)."""
+    """Position interpolation, every frequency divided by the factor (Chen et al. 2023): (N) -> (N)."""
     return frequencies / factor
 
 
@@ -38,8 +38,8 @@ def scale_by_yarn(
 ) -> Tensor:
     """As `scale_as_llama3`, but interpolated linearly in the pair's index (Peng et al. 2023, sections 3.2 and 3.4).
 
-    (N) -> (N). Interpolation runs from the pair with `beta_fast` periods in the original context, its index rounded
-    down, to the pair with `beta_slow` periods, its index rounded up.
+    (N) -> (N). Interpolation runs from the pair with `beta_fast` periods in the original context (index rounded down)
+    to the pair with `beta_slow` periods (index rounded up).
     """
     width = 2 * len(frequencies)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 class Routing(NamedTuple):
     """Routing of one layer.
 
-    probabilities: (B, T, E).
+    probabilities: (B, T, E), the router's softmax over the experts.
     chosen: (B, T, K), indices of the experts of each token.
     balance_weight: weight of the load-balancing loss.
     """
@@ -35,7 +35,9 @@ class RoutingSummary(NamedTuple):
 
 
 def summarise_routing(layer: Routing, valid: Tensor | None) -> RoutingSummary:
-    """Statistics of one layer. valid: (B, T), False for padding; `None` without padding.
+    """Statistics of one layer.
+
+    valid: (B, T), False for padding, with at least one True per row; `None` without padding.
 
     The loss of a sequence is balance_weight E sum_e f_e P_e, where f_e is the fraction of the sequence's assignments
     that expert e received, and P_e the mean probability of e (Fedus et al. 2021).

@@ -27,7 +27,10 @@ class Output(NamedTuple):
 
 
 class Stack(nn.Module):
-    """Position scheme, layers and final norm. norm: `nn.Identity()` if the layers are post-norm blocks."""
+    """Position scheme, layers and final norm. norm: `nn.Identity()` if the layers are post-norm blocks.
+
+    dropout: rate of the dropout before the first layer.
+    """
 
     def __init__(self, position: Position, layers: Sequence[nn.Module], norm: nn.Module, dropout: float) -> None:
         super().__init__()
@@ -46,10 +49,10 @@ class Stack(nn.Module):
         cross_cache: Sequence[CrossCache] | None = None,
         valid: Tensor | None = None,
     ) -> Output:
-        """Run embedded tokens through all layers: (B, T, D) -> (B, T, D).
+        """Run embedded tokens through the position scheme, all layers and the final norm: (B, T, D) -> (B, T, D).
 
         positions: (T,), or (B, T) if they differ between rows.
-        masks: one attention mask per layer, broadcastable to (B, 1, T, S).
+        masks: one attention mask per layer, broadcastable to (B, 1, T, S), or `None` (see `attention_mask`).
         cache: one key/value cache per layer.
         memory, cross_cache: the encoder's output, and one cross-attention cache per layer.
         valid: (B, T), False for padding, which the routing summary leaves out.

@@ -203,8 +203,8 @@ class TrainedModel(StartingPoint):
         return model.tokenizer.with_characters(unknown)
 
 
-class AdapterShape(Protocol):
-    """The settings of an adapter: LoRA or Bottleneck.
+class AdapterMethod(Protocol):
+    """The method of a new adapter, LoRA or Bottleneck, with its settings.
 
     suffix: appended to the name of the base to make the default run directory
     """
@@ -220,7 +220,7 @@ class AdapterShape(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoRA(AdapterShape):
+class LoRA(AdapterMethod):
     """The settings of a LoRA.
 
     rank: default: 8, or the largest that fits; alpha: default: twice the rank
@@ -255,7 +255,7 @@ class LoRA(AdapterShape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bottleneck(AdapterShape):
+class Bottleneck(AdapterMethod):
     """The settings of bottleneck adapters with hidden size `bottleneck`, one after each sublayer."""
 
     bottleneck: int = 16
@@ -278,12 +278,12 @@ class Bottleneck(AdapterShape):
 
 @dataclass(frozen=True, kw_only=True)
 class NewAdapter(StartingPoint):
-    """A new adapter on a base model. `base` is its path; default: the newest model under checkpoints/.
+    """A new adapter on the base model at the path `base`; default: the newest model under checkpoints/.
 
     The default run directory is next to a base that is a run, and under checkpoints/ for a model of another tool.
     """
 
-    shape: AdapterShape
+    method: AdapterMethod
     base: Path | None = None
     choices: Mapping[str, Any] = field(default_factory=dict, init=False)
 
@@ -295,13 +295,13 @@ class NewAdapter(StartingPoint):
         assert source is not None
         if is_foreign(source):  # not next to the base, which may be in the Hugging Face cache
             named = source if self.base is None or not self.base.name else self.base
-            return CHECKPOINTS / (foreign_name(named) + self.shape.suffix)
-        return source.with_name(source.name + self.shape.suffix)
+            return CHECKPOINTS / (foreign_name(named) + self.method.suffix)
+        return source.with_name(source.name + self.method.suffix)
 
     def load(self, source: Path | None, seed: int) -> InitialModel:
         assert source is not None
         network, config, tokenizer, weights = open_model(source)
-        adapter = self.shape.config(network, resolve_links(source), config.recovered_digest or weights.digest)
+        adapter = self.method.config(network, resolve_links(source), config.recovered_digest or weights.digest)
         add_adapter(network, adapter, seed)
         model = _initial_model(f"The model {source}", config, network, tokenizer)
         return replace(model, adapter=adapter, loading=_loading_bytes(source, weights))

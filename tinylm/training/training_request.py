@@ -23,7 +23,7 @@ from tinylm.training.settings import (
     reject_fixed_settings,
 )
 from tinylm.training.starting_point import (
-    AdapterShape,
+    AdapterMethod,
     Bottleneck,
     LoRA,
     NewAdapter,
@@ -146,19 +146,19 @@ def bottleneck_request(
 ) -> TrainingRequest:
     """A request to train bottleneck adapters on `model`, with AdapterSettings; otherwise as `train_request`."""
     chosen = given_settings(settings, AdapterSettings.__annotations__)
-    shape = Bottleneck(**_select(chosen, ("bottleneck", "dropout")))
-    return _adapter_request(shape, files, model, out, chosen, ignorable)
+    method = Bottleneck(**_select(chosen, ("bottleneck", "dropout")))
+    return _adapter_request(method, files, model, out, chosen, ignorable)
 
 
 def _adapter_request(
-    shape: AdapterShape,
+    method: AdapterMethod,
     files: Files,
     model: Path | None,
     out: Path | None,
     chosen: Mapping[str, Any],
     ignorable: Collection[str],
 ) -> TrainingRequest:
-    return _request(NewAdapter(shape=shape, base=model), files, out, chosen, ignorable)
+    return _request(NewAdapter(method=method, base=model), files, out, chosen, ignorable)
 
 
 def _request(

@@ -67,7 +67,7 @@ class Conversion:
             file = _record_file(key)
             values = read_json(file) if is_private(file) else None
             return None if values is None else from_json(cls, values)
-        except (OSError, ValueError, TypeError, TinyLMError):
+        except (OSError, ValueError, OverflowError, TypeError, TinyLMError):
             return None
 
 

@@ -33,10 +33,12 @@ from tinylm.validation import RANGES
 def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
     """Continue a run with its recorded settings, except for those in the request.
 
-    A finished run is not trained further; a warning names the setting that extends it, and its result is returned.
+    A run that is finished by its steps, epochs or patience is not trained further; a warning names the setting that
+    extends it, and its result is returned.
 
-    Raises UsageError for a run whose time budget is used up, for a run of another kind than the request's, and for a
-    run that was merged, not trained; otherwise the errors of `train_run`.
+    Raises UsageError for a run whose time budget is used up (unless torchrun has restarted the command), for a run of
+    another kind than the request's, and for a run that was merged or imported, not trained; NotResumableError without a
+    complete last save; otherwise the errors of `train_run`.
     """
     if not session.ranks.is_first:
         return train_to_end(receive_run(session.ranks), session)

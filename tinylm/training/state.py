@@ -20,10 +20,10 @@ class TrainerState:
     """The state that a trainer needs, besides weights and optimizer tensors, to resume a run exactly.
 
     step: optimizer steps taken
-    seconds: training time so far, in all sessions; setup_seconds: the part before the first step
-    step_seconds: total time of the steps; eval_seconds: time of the last evaluation; save_seconds: time that the next
-        save is expected to take
-    micro_batch: sequences per forward pass; halved after running out of memory
+    seconds: training time in all sessions, up to the last save; setup_seconds: the part before the first step
+    step_seconds: total time of the steps; eval_seconds: time of the last evaluation; save_seconds: expected time of the
+        next save
+    micro_batch: sequences per forward pass; halved each time memory runs out
     best_loss, best_step: lowest validation loss in nats per token, and its step; val_loss: last validation loss
     evals_since_best: evaluations since the lowest loss; last_eval_step: step of the last evaluation, or -1
     loss_sum, n_tokens: loss in nats, summed since the last log line, and the number of tokens in the sum
@@ -112,7 +112,7 @@ def capture_rng() -> dict[str, str]:
 
 
 def restore_rng(state: dict[str, str]) -> None:
-    """The inverse of `capture_rng`. Raises ValueError, KeyError or RuntimeError for an invalid state."""
+    """The inverse of `capture_rng`. Raises ValueError, KeyError, TypeError or RuntimeError for an invalid state."""
 
     def tensor(text: str) -> Tensor:
         return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
@@ -127,9 +127,10 @@ def restore_rng(state: dict[str, str]) -> None:
 
 
 def _check_generator(state: Tensor) -> None:
-    """Raise ValueError if the position of torch's Mersenne Twister is outside of its array of 624 numbers.
+    """Raise ValueError for a state of the wrong size, or if its position is outside of the 624 numbers of the Mersenne
+    Twister.
 
-    torch checks the two counters of the position only separately, so an invalid pair would read beyond the array.
+    torch checks each of the two counters of the position by itself, so an invalid pair would read beyond the array.
     """
     if len(state) != len(torch.get_rng_state()):
         raise ValueError("the state of the random number generator has the wrong size")

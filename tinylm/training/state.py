@@ -86,9 +86,12 @@ class TrainerState:
 
 
 def _check_number(name: str, value: Any, kind: type, minimum: float) -> None:
-    """Raise ValueError unless the value is a finite number of the type `kind`, and at least `minimum`."""
+    """Raise ValueError unless the value is a finite number of the type `kind`, and at least `minimum`.
+
+    Integers are valid floats. Their size is at most MAX_COUNT, since larger ones may not fit a float.
+    """
     is_number = type(value) is int or (kind is float and type(value) is float and math.isfinite(value))
-    if not is_number or value < minimum or (kind is int and value > MAX_COUNT):
+    if not is_number or value < minimum or (type(value) is int and abs(value) > MAX_COUNT):
         raise ValueError(f"{name} is {str(value)[:40]}")
 
 
@@ -186,8 +189,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensor
             value = value.to(parameter.device)
         optimizer.state[parameter][quantity] = value
     for parameter, quantities in expected.items():
-        found = optimizer.state[parameter].keys() - AVERAGE if parameter in optimizer.state else set()
-        if found and found != quantities:
+        found = optimizer.state[parameter].keys() if parameter in optimizer.state else set()
+        if found and found - AVERAGE != quantities:
             raise TinyLMError(
                 f"The saved optimizer does not fit the model: it lacks {min(quantities - found)} of a parameter."
             )

@@ -84,7 +84,7 @@ class TrainingRun:
     def best(self) -> tuple[int, float] | None:
         """Step and validation loss of the best evaluation before the save; `None` for a new run."""
         state = {} if self.resume_from is None else self.resume_from.state
-        return None if state.get("best_loss") is None else (state["best_step"], state["best_loss"])
+        return None if state.get("best_loss") is None else (state.get("best_step", 0), state["best_loss"])
 
     @property
     def trainable_parameters(self) -> int:

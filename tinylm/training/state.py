@@ -14,6 +14,15 @@ from tinylm.errors import TinyLMError
 from tinylm.training.sharded_tensors import as_shard, local
 from tinylm.validation import MAX_COUNT
 
+# The fields of the state of a GradScaler, which torch converts to float32 and int32, and their largest values.
+SCALER_LIMITS: dict[str, float] = {
+    "scale": 2.0**127,
+    "growth_factor": 2.0**127,
+    "backoff_factor": 1.0,
+    "growth_interval": (1 << 31) - 1,
+    "_growth_tracker": (1 << 31) - 1,
+}
+
 
 @dataclass
 class TrainerState:
@@ -78,11 +87,15 @@ class TrainerState:
         for name in ("seconds", "setup_seconds", "step_seconds", "eval_seconds", "save_seconds"):
             _check_number(name, getattr(self, name), float, 0.0)
         for name in ("loss_sum", "best_loss", "val_loss"):
-            if getattr(self, name) is not None:
+            if name == "loss_sum" or getattr(self, name) is not None:
                 _check_number(name, getattr(self, name), float, -math.inf)
-        for name, value in (*self.metrics.items(), *self.scaler.items()):
+        for name, value in self.metrics.items():
             for number in _flatten(value):
                 _check_number(name[:40], number, float, -math.inf)
+        for name, limit in SCALER_LIMITS.items() if self.scaler else ():
+            _check_number(name, self.scaler[name], type(limit), 0)
+            if self.scaler[name] > limit:
+                raise ValueError(f"{name} is {self.scaler[name]}")
 
 
 def _check_number(name: str, value: Any, kind: type, minimum: float) -> None:

@@ -64,6 +64,7 @@ SCALER = torch.amp.GradScaler("cpu").state_dict()
         {**GOOD, "rng": {"cpu": "00"}},
         {**GOOD, "rng": 5},
         {**GOOD, "seconds": 10**400},
+        {**GOOD, "eval_seconds": 1e308},
         {**GOOD, "loss_sum": -(10**400)},
         {**GOOD, "loss_sum": None},
         {**GOOD, "metrics": {"router_entropy": 10**400}},

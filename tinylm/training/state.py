@@ -85,7 +85,7 @@ class TrainerState:
             _check_number(name, getattr(self, name), int, 0)
         _check_number("last_eval_step", self.last_eval_step, int, -1)
         for name in ("seconds", "setup_seconds", "step_seconds", "eval_seconds", "save_seconds"):
-            _check_number(name, getattr(self, name), float, 0.0)
+            _check_number(name, getattr(self, name), float, 0.0, MAX_COUNT)
         for name in ("loss_sum", "best_loss", "val_loss"):
             if name == "loss_sum" or getattr(self, name) is not None:
                 _check_number(name, getattr(self, name), float, -math.inf)
@@ -93,18 +93,16 @@ class TrainerState:
             for number in _flatten(value):
                 _check_number(name[:40], number, float, -math.inf)
         for name, limit in SCALER_LIMITS.items() if self.scaler else ():
-            _check_number(name, self.scaler[name], type(limit), 0)
-            if self.scaler[name] > limit:
-                raise ValueError(f"{name} is {self.scaler[name]}")
+            _check_number(name, self.scaler[name], type(limit), 0, limit)
 
 
-def _check_number(name: str, value: Any, kind: type, minimum: float) -> None:
-    """Raise ValueError unless the value is a finite number of the type `kind`, and at least `minimum`.
+def _check_number(name: str, value: Any, kind: type, minimum: float, maximum: float = math.inf) -> None:
+    """Raise ValueError unless the value is a finite number of the type `kind` from `minimum` to `maximum`.
 
     Integers are valid floats. Their size is at most MAX_COUNT, since larger ones may not fit a float.
     """
     is_number = type(value) is int or (kind is float and type(value) is float and math.isfinite(value))
-    if not is_number or value < minimum or (type(value) is int and abs(value) > MAX_COUNT):
+    if not is_number or not minimum <= value <= maximum or (type(value) is int and abs(value) > MAX_COUNT):
         raise ValueError(f"{name} is {str(value)[:40]}")
 
 

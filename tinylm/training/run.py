@@ -150,8 +150,8 @@ class TrainingRun:
         if self.training.log_gradients:
             hooks.extra_metrics = lambda: {"gradient_norms": layer_gradient_norms(self.model, self.ranks)}
         job = TrainingJob(self.model, self.task, optimizer, self.training, self.runtime.dtype, self.ranks)
-        opened = open_store(self.directory, self.config, self.ranks, self.shard, saved_step, state.save_seconds)
-        with self.ranks.peer_errors(), opened as store:
+        opened_store = open_store(self.directory, self.config, self.ranks, self.shard, saved_step, state.save_seconds)
+        with self.ranks.peer_errors(), opened_store as store:
             return Trainer(job, state, store, hooks, started=started).run()
 
     def _read_optimizer(self, save: LastSave) -> dict[str, Tensor]:

@@ -282,3 +282,13 @@ def test_an_adapter_has_the_weights_of_the_command_and_loads_on_its_base(
     other = tinylm.finetune_adapter if function == "finetune_lora" else tinylm.finetune_lora
     with pytest.raises(UsageError, match="is a run of another kind"):
         other(resume="api", steps=6)
+
+
+def test_an_adapter_that_is_resumed_on_a_moved_base_loads_on_it(here: Path) -> None:
+    trained("old")
+    tinylm.finetune_lora("two.txt", model="old", out="adapter", steps=1, batch_size=4)
+    (here / "old").rename(here / "new")
+    for base in (None, "new"):  # found by its weights, or named
+        result = tinylm.finetune_lora(model=base, resume="adapter", steps=2)
+        assert result.base == here.resolve() / "new"
+        assert len(result.load().adapters) == 1

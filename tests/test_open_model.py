@@ -185,6 +185,17 @@ def test_the_use_of_the_hub_is_reported(
     assert notes == ["Using hf:someone/Some-Model from the cache of the Hugging Face hub, or downloading it."]
 
 
+def test_an_adapter_on_a_model_of_the_hub_is_resumed(
+    saved: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(saved[1]))
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(TEXT * 3)
+    options: dict[str, Any] = {"batch_size": 2, "eval_every": 1, "sequence_length": 8}
+    run = tinylm.finetune_lora(corpus, "hf:someone/Some-Model", tmp_path / "lora", steps=1, **options).run
+    assert tinylm.finetune_lora(model="hf:someone/Some-Model", resume=run, steps=2).step == 2
+
+
 def test_a_base_with_a_long_context_is_trained_on_shorter_sequences(tmp_path: Path) -> None:
     config = transformers.AutoConfig.for_model("llama", **{**SMALL, "max_position_embeddings": 4096})
     torch.manual_seed(0)

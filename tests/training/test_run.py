@@ -8,22 +8,23 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.run_sessions import SHAPE, Killed, RunSession, adapter_for, config_of, contents
+from tests.training.run_sessions import SHAPE, TOKENIZER, Killed, RunSession, adapter_for, config_of, contents
 from tinylm.adapters.bottleneck import SUBLAYERS
 from tinylm.adapters.load import add_adapter
 from tinylm.device import DTYPES
 from tinylm.errors import UsageError
 from tinylm.evaluation.loop import evaluate_loss
+from tinylm.model.build import build_model
 from tinylm.model.stack import Transformer
 from tinylm.objectives.loss import next_token
 from tinylm.run_config import AdapterConfig
-from tinylm.run_directory.directory import RunDirectory
+from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.loading import load_model, read_config, read_weights
 from tinylm.run_directory.metrics_log import read_metrics
 from tinylm.text.batches import evaluation_batches
 from tinylm.text.token_files import TokenFolder
 from tinylm.training.events import Evaluated, Logged, Notice, Stepped
-from tinylm.training.run import set_weights_dtype
+from tinylm.training.run import TrainingRun, set_weights_dtype
 from tinylm.training.trainer import StopTraining
 from tinylm.training_config import Budget
 
@@ -383,3 +384,9 @@ def test_a_run_with_dropout_on_an_apple_gpu_cannot_resume_with_checkpointed_acti
     with pytest.raises(UsageError, match="cannot be combined with dropout on Apple GPUs"):
         session.resume(checkpoint_activations=True)
     assert files == {path: path.read_bytes() for path in session.path.rglob("*") if path.is_file()}
+
+
+def test_a_save_without_the_step_of_its_best_loss_counts_from_step_0(tokens: TokenFolder, tmp_path: Path) -> None:
+    save = LastSave((), (), {"step": 3, "best_loss": 1.5})
+    run = TrainingRun(RunDirectory(tmp_path), config_of(), build_model(SHAPE), TOKENIZER, tokens, save)
+    assert run.best == (0, 1.5)

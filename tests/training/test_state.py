@@ -29,6 +29,7 @@ number = st.floats(allow_nan=False, allow_infinity=False)
         best_loss=st.none() | number,
         loss_sum=number,
         n_tokens=st.integers(0, 1 << 53),
+        scaler=st.sampled_from([{}, torch.amp.GradScaler("cpu").state_dict()]),
     )
 )
 def test_a_state_is_equal_after_json(state: TrainerState) -> None:
@@ -49,6 +50,7 @@ def test_reading_a_state_restores_the_random_number_generators() -> None:
 
 
 GOOD = TrainerState(step=3).to_json()
+SCALER = torch.amp.GradScaler("cpu").state_dict()
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,15 @@ GOOD = TrainerState(step=3).to_json()
         {**GOOD, "rng": {"cpu": "zz"}},
         {**GOOD, "rng": {"cpu": "00"}},
         {**GOOD, "rng": 5},
+        {**GOOD, "seconds": 10**400},
+        {**GOOD, "eval_seconds": 1e308},
+        {**GOOD, "loss_sum": -(10**400)},
+        {**GOOD, "loss_sum": None},
+        {**GOOD, "metrics": {"router_entropy": 10**400}},
+        {**GOOD, "scaler": {"scale": 1.0}},
+        {**GOOD, "scaler": {**SCALER, "scale": [1.0]}},
+        {**GOOD, "scaler": {**SCALER, "scale": 1e300}},
+        {**GOOD, "scaler": {**SCALER, "_growth_tracker": 1 << 40}},
     ],
 )
 def test_values_that_are_not_a_state_are_an_error(values: dict[str, Any]) -> None:
@@ -116,6 +127,14 @@ def test_optimizer_tensors_of_another_model_are_an_error() -> None:
         fresh, other = trained("adamw", 0)
         with pytest.raises(TinyLMError, match=rf"The saved optimizer does not fit the model: (it has )?{name}"):
             restore_optimizer(other, fresh, {**tensors, name: value})
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_averaged_weights_without_the_state_of_the_optimizer_are_an_error(optimizer: str) -> None:
+    model, built = trained(optimizer, 0)
+    tensors = {f"{name}/average": parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with pytest.raises(TinyLMError, match="The saved optimizer does not fit the model: it lacks"):
+        restore_optimizer(built, model, tensors)
 
 
 def test_every_field_of_a_state_is_saved() -> None:

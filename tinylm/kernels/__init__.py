@@ -1,18 +1,18 @@
 """Code that depends on the processor or on private names of torch, each part with a portable fallback.
 
 Every module checks for the private names that it needs, when it is imported or called, and uses its fallback if this
-version of torch lacks them. Gains were measured on two cores of an AMD EPYC or an Intel Xeon; the numbers in
+version of torch lacks them. Gains were measured on one or two cores of an AMD EPYC or an Intel Xeon; the numbers in
 parentheses are the decision records of the measurements.
 
 module             | needs                                     | gain                               | fallback
 ------------------ | ----------------------------------------- | ---------------------------------- | ------------------
-onednn, `linear`   | CPU other than Intel's, fp32, at least 32 | a training step takes 0.66 times   | `F.linear` (MKL)
-                   | rows,                                     | as long (013)                      |
-                   | `torch.ops.mkldnn._linear_pointwise`      |                                    |
-onednn, `prepack`  | CPU other than Intel's, fp32, the same    | a matrix-vector product takes 0.2  | `F.linear` (MKL)
-                   | operation, and                            | to 0.5 times as long (013)         |
+onednn, `linear`   | CPU other than Intel's or no MKL, fp32,   | a training step takes 0.66 times   | `F.linear` (MKL)
+                   | at least 32 rows, both operations of      | as long (013)                      |
+                   | `prepack`                                 |                                    |
+onednn, `prepack`  | CPU as for `linear`, fp32,                | a matrix-vector product takes 0.2  | `F.linear` (MKL)
+                   | `torch.ops.mkldnn._linear_pointwise`,     | to 0.5 times as long (013)         |
                    | `torch.ops.mkldnn._reorder_linear_weight` |                                    |
-short_attention    | CPU, in training: up to 512 keys in bf16, | 13,000 -> 22,000 tokens/s (010)    | fused attention
+short_attention    | CPU, in training: up to 512 keys in bf16, | 13,000 -> 25,500 tokens/s (010)    | fused attention
                    | or attention dropout                      |                                    |
 rms_norm           | CPU, in training,                         | 0.55 -> 0.27 ms; with short        | `F.rms_norm`
                    | `torch.ops.aten.                          | attention 31,600 -> 48,600         |
@@ -25,8 +25,8 @@ compiler_cache     | `torch._inductor.codecache._HEADER_DIR`,  | security: other
                    | `_HEADER_LOCK_DIR`                        | to the compilers' caches (020)     | headers
 optimizers         | wrappers of `torch.optim` methods that    | first loss after 1.8 s instead of  | the methods with
                    | `inspect.unwrap` removes                  | 3.9 s, with force_eager (018)      | their wrappers
-force_eager        | `Module._compiled_call_impl`, to discard  | see optimizers                     | all code of the
-                   | compiled code                             |                                    | process is eager
+force_eager        | `Module._compiled_call_impl`, to discard  | see optimizers                     | all compiled code
+                   | compiled code                             |                                    | runs eagerly
 cpu_features       | `torch.cpu.get_capabilities`, or in older | fp32 on CPUs where bf16 has 0.55   | fp32; Intel CPUs
                    | versions `torch.cpu._is_*_supported`      | of its speed; MKL on Intel's (015) | by /proc/cpuinfo
 openmp_spin        | Linux, GNU libgomp                        | 10,000 -> 17,600 tokens/s where    | no spinning

@@ -9,8 +9,9 @@ LARGE_BLOCK = 1 << 20  # bytes
 def return_large_blocks() -> bool:
     """Let malloc return freed blocks of LARGE_BLOCK and more to the system at once. Returns False without glibc.
 
-    By default, glibc raises this threshold to the size of the largest freed block (at most 32 MiB). Smaller blocks are
-    allocated on the heap, where freed blocks leave gaps. Musl, macOS and Windows have no such setting.
+    By default, glibc raises this threshold to the size of the largest block that was mapped and freed (at most 32 MiB).
+    Smaller blocks are allocated on the heap, where freed blocks leave gaps. Musl, macOS and Windows have no such
+    setting.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

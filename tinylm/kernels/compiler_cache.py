@@ -1,4 +1,4 @@
-"""The cache folders of torch's compilers, which contain code and pickles: only this user may write (decision 020)."""
+"""The cache folders of torch's compilers. They contain code and pickles, so only this user may write (decision 020)."""
 
 import os
 import sys
@@ -28,7 +28,7 @@ def use_private_folders() -> None:
 
 
 def prepare_compiler() -> None:
-    """Call `use_private_folders`, and set the folder of precompiled headers. Imports torch's compiler.
+    """Call `use_private_folders`, and set the folder of precompiled headers, or disable them. Imports torch's compiler.
 
     Raises TinyLMError if the cache folder cannot be created, or if other users can write to it.
     """
@@ -44,7 +44,7 @@ def prepare_compiler() -> None:
 
 
 def _unset_default() -> None:
-    """Unset TORCHINDUCTOR_CACHE_DIR if torch has set it to its default, so that the user's values alone are kept."""
+    """Unset TORCHINDUCTOR_CACHE_DIR if torch has set it to its default, so that only a value of the user is kept."""
     default = getattr(sys.modules.get("torch._inductor.runtime.cache_dir_utils"), "default_cache_dir", None)
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if default is not None and folder is not None and Path(folder) == Path(default()).absolute():

@@ -17,8 +17,8 @@ def align(weight: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """scale * (x W^T): (..., in), an aligned int8 weight (out, in') and scales (out,) in bf16 -> (..., out).
 
-    The kernel gets x rounded to bf16, the only format in which it is fast, and returns bf16. The fallback computes in
-    the dtype of x.
+    The kernel gets x rounded to bf16, the only format in which it is fast, and returns bf16. The fallback computes and
+    returns the dtype of x.
     """
     padding = weight.shape[1] - x.shape[-1]
     if padding:

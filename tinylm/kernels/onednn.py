@@ -27,14 +27,14 @@ def is_available() -> bool:
 
 
 def is_preferred() -> bool:
-    """Whether oneDNN is available and faster than MKL in fp32 on this processor."""
+    """Whether fp32 layers use oneDNN: where it is available, except on Intel CPUs with MKL, which is faster there."""
     return _PREFERRED
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b: (..., in), (out, in) and (out,) -> (..., out).
 
-    Uses oneDNN where it is faster, else F.linear. A weight from `prepack` always uses oneDNN, without autograd.
+    Uses oneDNN where it is faster, else `F.linear`. A weight from `prepack` always uses oneDNN, without autograd.
     """
     if weight.is_mkldnn:
         return _onednn_linear(x, weight, bias)

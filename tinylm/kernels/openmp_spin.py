@@ -1,6 +1,6 @@
 """OpenMP spin: how long idle threads of torch poll for work before they sleep (decision 015).
 
-The environment variable `GOMP_SPINCOUNT` sets it; libgomp reads the variable when torch is imported.
+The environment variable `GOMP_SPINCOUNT` sets the number of polls; libgomp reads it when torch is imported.
 """
 
 import os
@@ -13,7 +13,7 @@ SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # values that the user h
 NO_SPIN = 0  # if another process is busy, spinning makes a training step many times slower
 SPIN_COUNT = 10_000  # iterations, a fraction of a millisecond
 SLOW_WAKE_UP = 7e-6  # seconds; above it, spinning gains more on an idle machine than it loses on a busy one
-SERIES, PAUSE = 5, 0.005  # number of measurements, some of which other processes disturb, and seconds between them
+SERIES, PAUSE = 5, 0.005  # number of medians, some of which other processes disturb, and seconds between them
 
 
 def choose_spin_count() -> int:
@@ -31,7 +31,7 @@ def choose_spin_count() -> int:
 
 
 def can_measure_wake_up() -> bool:
-    """Whether this is Linux with more than one core; elsewhere torch uses other thread libraries."""
+    """Whether this is Linux and the process may use several cores. Other systems have other thread libraries."""
     return hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1
 
 

@@ -21,7 +21,7 @@ class _RMSNorm(torch.autograd.Function):
     """y = x r w with r = 1 / sqrt(mean(x^2) + eps).
 
     dx = r (g w - x r^2 mean(g w x)) and dw = sum(g x r). torch has a kernel for the gradient of LayerNorm, which at a
-    mean of 0 differs by one term, -r mean(g w). 16-bit formats are computed in fp32.
+    mean of 0 has one more term, -r mean(g w). 16-bit inputs are computed in fp32.
     """
 
     @staticmethod

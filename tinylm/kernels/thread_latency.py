@@ -45,7 +45,9 @@ def thread_latency_entry() -> Measurement:
 
 @torch.inference_mode()
 def measure_thread_latency() -> ThreadLatency:
-    """Measure in about 15 ms. Each time is a minimum of SERIES medians, some of which other processes disturb."""
+    """Measure, in about 15 ms if the cores are idle. Each time is the minimum of SERIES medians, since other processes
+    disturb some of them.
+    """
     threads = torch.get_num_threads()
     x = torch.ones(threads * ELEMENTS_PER_THREAD, device="cpu")
     row, matrix = torch.ones(1, WIDTH, device="cpu"), torch.ones(WIDTH, WIDTH, device="cpu")

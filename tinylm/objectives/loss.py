@@ -32,7 +32,8 @@ class Loss(NamedTuple):
     total: () cross-entropy in nats, summed over the scored targets.
     n_tokens: number of scored targets.
     aux: () auxiliary loss (load balancing), summed over sequences.
-    metrics: to log, averaged over sequences: `router_entropy` () and `expert_shares` (L, E) of a mixture of experts.
+    metrics: to log, averaged over sequences: `router_entropy` () in nats and `expert_shares` (L, E) of a mixture of
+        experts in training; otherwise empty.
     """
 
     total: Tensor
@@ -68,7 +69,7 @@ class Objective(Protocol):
 
 
 def next_token(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:
-    """-sum log p(target | tokens before it in the same text) (notes 002, 004)."""
+    """-sum log p(target | tokens before it in the same text) over the scored targets (notes 002, 004)."""
     return _loss(model, _decoder_output(model, batch), batch, smoothing)
 
 
@@ -100,7 +101,7 @@ def masked_token(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> 
 
 
 def sequence_to_sequence(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:
-    """-sum log p(target | source, targets before it), with teacher forcing (note 004)."""
+    """-sum log p(target | source, targets before it) over the scored targets, with teacher forcing (note 004)."""
     return _loss(model, model(batch.ids, batch.source, batch.source_lengths, batch.mask), batch, smoothing)
 
 
@@ -149,9 +150,10 @@ def _cross_entropy(model: LanguageModel, hidden: Tensor, targets: Tensor, smooth
 class _ChunkedLoss(torch.autograd.Function):
     """The sum of `loss(hidden, targets)` over chunks of rows.
 
-    The gradient of each chunk is computed together with its loss, so that its logits are neither kept nor recomputed.
+    The forward pass computes the gradient of each chunk after its loss, so that its logits are neither kept nor
+    recomputed.
 
-    parameters: the trained parameters that the loss depends on
+    rows: per chunk. targets, hidden: (N,) and (N, D). parameters: the trained parameters that the loss depends on.
     """
 
     @staticmethod

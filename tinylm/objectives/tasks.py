@@ -1,4 +1,7 @@
-"""Tasks: each joins a dataset with the objectives of training and of validation. tinylm/task_kinds.py lists them."""
+"""Tasks: each joins a dataset with the objectives of training and of validation. tinylm/task_kinds.py lists them.
+
+The constructors raise TinyLMError for a text that is too short or of which nothing fits the context.
+"""
 
 import functools
 from collections.abc import Iterator
@@ -29,13 +32,13 @@ class Task(Protocol):
     steps_per_epoch: float
 
     def batch(self, number: int) -> Batch:
-        """Training batch by number. The same number gives the same batch, so that resuming is exact."""
+        """The training batch `number`, from 0. The same number gives the same batch, so that resuming is exact."""
         ...
 
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
         """Validation batches of at most `rows` rows, the same at each call.
 
-        max_tokens: about as many tokens in total; of pairs, target tokens, and of conversations, scored tokens
+        max_tokens: approximate number of scored targets in total
         """
         ...
 
@@ -103,7 +106,7 @@ class SequenceToSequence:
 
 
 class Chat:
-    """Predict the scored tokens of a conversation from the tokens before them."""
+    """Predict each scored token of a conversation from the tokens before it."""
 
     validation_objective: Objective = staticmethod(next_token)
 

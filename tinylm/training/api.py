@@ -50,9 +50,9 @@ def train(
 
     In a program that torchrun starts, all processes train the model together. Only rank 0 calls the callbacks.
 
-    Raises UsageError for settings, files and paths that cannot be used, DivergedError for a loss that is not finite,
-    TinyLMError if the run cannot be written or does not fit in memory, KeyboardInterrupt for a second Ctrl-C or one
-    before the first save, and TypeError for unknown settings of a new run.
+    Raises UsageError for settings, files and paths that cannot be used, DivergedError for a loss, gradient or weight
+    that is not finite, TinyLMError if the run cannot be written or does not fit in memory, or if another process fails,
+    KeyboardInterrupt for a second Ctrl-C or one before the first save, and TypeError for unknown settings of a new run.
     """
     request: TrainingRequest | ResumeRequest
     if resume is None:
@@ -74,8 +74,9 @@ def finetune_lora(
 ) -> TrainingResult:
     """Fine-tune a model on text files with LoRA. The files of the base model are not changed.
 
-    model: run directory of the base model, or its name under checkpoints/. Default: the newest model there.
-    out: run directory of the adapter to write. Default: <model>-lora.
+    model: run directory of the base model, or its name under checkpoints/, a Hugging Face folder, `hf:OWNER/NAME`, or a
+        GGUF file. Default: the newest model under checkpoints/.
+    out: run directory of the adapter to write. Default: <model>-lora, under checkpoints/ if the base is not a run.
     settings: the options of `tinylm finetune-lora`, with the same names and defaults; see LoRASettings
 
     The other arguments, the result and the errors are those of `train`.
@@ -100,7 +101,7 @@ def finetune_adapter(
 ) -> TrainingResult:
     """Fine-tune a model on text files with bottleneck adapters after each sublayer (Houlsby et al. 2019).
 
-    out: run directory of the adapter to write. Default: <model>-adapter.
+    out: run directory of the adapter to write. Default: <model>-adapter, as for `finetune_lora`.
     settings: the options of `tinylm finetune-adapter`, with the same names and defaults; see AdapterSettings
 
     The other arguments, the result and the errors are those of `finetune_lora`.
@@ -133,5 +134,5 @@ def _path(path: PathLike | None) -> Path | None:
 
 
 def _with_out(settings: Mapping[str, Any], out: PathLike | None) -> dict[str, Any]:
-    """The settings with `out`, if given: `resume_request` rejects it like every setting that resuming cannot change."""
+    """The settings with `out`, if given: `resume_request` rejects it, as it rejects all settings that cannot change."""
     return {**settings, **({} if out is None else {"out": out})}

@@ -18,19 +18,19 @@ MIN_BYTES = recipes.MIN_COPIED_SAVE  # smaller saves take less than a second, an
 
 
 class AbandonedSaveError(Exception):
-    """Raised in the thread by `check_abandoned` to end an abandoned save."""
+    """Raised by `check_abandoned` to end an abandoned save."""
 
 
 class BackgroundSaver:
     """Writes one save at a time, in a thread, from copies of the tensors.
 
-    At the end of its `with` block, the saver waits for the current save and raises the error of the save; if the block
-    has raised an error, the error of the save is added to it as a note. After an interrupt (an exception such as
-    KeyboardInterrupt) in the block or in the wait, the save is abandoned at its next `check_abandoned`. The thread
-    writes nothing after the end of the block.
+    At the end of its `with` block, the saver waits for the current save and raises its error, if it failed. If the
+    block has raised an error, the error of the save is added to that one as a note. After an interrupt (an exception
+    such as KeyboardInterrupt) in the block or in the wait, the save is abandoned at its next `check_abandoned`. The
+    thread writes nothing after the end of the block.
 
-    seconds: duration of the last write; during a write, its expected duration, which is proportional to its size. The
-        initial value is from an earlier session.
+    seconds: duration of the last write; during a write in the thread, its expected duration, in proportion to its size.
+        The initial value is from an earlier session.
     """
 
     def __init__(self, seconds: float = 0.0) -> None:
@@ -63,7 +63,7 @@ class BackgroundSaver:
         self._pending = self._thread.submit(self._run, write, self._copies)
 
     def check(self) -> None:
-        """Raise the error of a write that has failed in the thread, if there is one. Does not wait."""
+        """Raise the error of a save that has failed in the thread. Does not wait for a save that is being written."""
         if self._pending is not None and self._pending.done():
             self.finish()
 
@@ -77,7 +77,7 @@ class BackgroundSaver:
             raise AbandonedSaveError
 
     def finish(self) -> None:
-        """Wait until the save that is being written is complete, and raise its error."""
+        """Wait until the save that is being written has ended, and raise its error if it failed."""
         if self._pending is not None:
             error = self._pending.exception()  # an interrupt of this wait leaves `_pending` for `__exit__`
             self._pending = None
@@ -91,7 +91,9 @@ class BackgroundSaver:
 
     @torch.no_grad()
     def _copy(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Copy the tensors to `_copies`. Returns False for small tensors, and if twice their size is not free."""
+        """Copy the tensors to `_copies`. Returns False for small tensors, and if memory is short: new copies need twice
+        their size in free memory.
+        """
         size = _size(tensors)
         shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
         try:

@@ -1,4 +1,4 @@
-"""Activation checkpointing: blocks are computed again in the backward pass (Chen et al. 2016; decision 030)."""
+"""Activation checkpointing: the backward pass computes blocks again (Chen et al. 2016; decision 030)."""
 
 import functools
 from typing import Any
@@ -11,10 +11,11 @@ from tinylm.model.block import PreNormBlock
 
 
 def checkpoint_activations(model: nn.Module) -> None:
-    """Change each block, in place, to store only its input for the backward pass, which computes the rest again.
+    """Change each block, in place, to store only its inputs for the backward pass, which computes the block again.
 
     Losses and gradients do not change: the second pass has the random numbers and the number format of the first. On
     Apple GPUs the random numbers differ (`tinylm.planning.memory_plan.repeats_dropout`).
+
     `checkpoint` calls the compiled block in both passes. If the call of `checkpoint` were compiled, the second pass
     would draw other dropout masks.
     """
@@ -25,7 +26,7 @@ def checkpoint_activations(model: nn.Module) -> None:
 
 @functools.cache
 def _checkpointed(block: type[nn.Module]) -> type[Any]:
-    """A subclass whose calls are checkpointed where gradients are computed; `forward` and parameters are unchanged."""
+    """A subclass whose calls are checkpointed while gradients are enabled; `forward` and parameters are unchanged."""
 
     def call(self: nn.Module, *args: Any) -> Any:
         if not torch.is_grad_enabled():

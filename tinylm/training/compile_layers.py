@@ -21,8 +21,8 @@ def compile_layers(
     """Compile each block in place, and test the model with a forward and a backward pass on `batch`.
 
     Returns False if compiling or the test fails; the blocks are then as before, and `report` receives a Notice with the
-    reason. If the test runs out of memory, it is repeated with half of the batch. Random number generators do not
-    advance.
+    reason. If the test runs out of memory, it is repeated with half of the batch, down to one sequence. Gradients are
+    cleared, and random number generators do not advance.
     """
     blocks = [module for module in model.modules() if isinstance(module, PreNormBlock)]
     device = model.device

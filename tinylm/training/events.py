@@ -25,8 +25,9 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Logged:
-    """Sent every `log_every` steps. `loss` and the metrics of the model are means since the previous Logged event.
+    """Sent every `log_every` steps. `loss` and the routing metrics are means since the previous Logged event.
 
+    step, progress: as in Stepped
     loss: nats per token
     lr: learning rate of this step
     grad_norm: of this step, before clipping; `None` if fp16 loss scaling skipped the step
@@ -47,7 +48,7 @@ class Logged:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Sent every `eval_every` steps and at the end.
+    """Sent before the first step, every `eval_every` steps, and at the end unless a signal stops training.
 
     val_loss: nats per token
     best: whether `val_loss` is the lowest so far
@@ -62,7 +63,11 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Sent when a text was sampled after an evaluation. text: generated without a prompt. val_loss: nats per token."""
+    """Sent when a text was sampled after an evaluation.
+
+    text: generated without a prompt
+    step, val_loss, seconds: as in Evaluated
+    """
 
     step: int
     val_loss: float
@@ -88,7 +93,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Examples:
-    """Sent before a new run on conversations with `show_examples`: the first conversations, with their scored parts."""
+    """Sent before a new run with `show_examples`: the first training conversations, with their scored parts."""
 
     examples: tuple[MarkedText, ...]
 

@@ -15,13 +15,15 @@ from tinylm.process_signals import catchable_signals
 from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.training.trainer import StopTraining
 
-# A second signal within this time is a copy of the first, sent by a shell or by timeout(1). With torchrun, a scheduler
-# may send one to all processes of a job, and torchrun another one.
+# A second signal within these seconds counts as a copy of the first, as a shell or timeout(1) may send it. With
+# torchrun, a scheduler may send one to all processes of a job, and torchrun another one.
 DUPLICATE_SECONDS, SHARED_DUPLICATE_SECONDS = 0.5, 5.0
 
 
 class StopRequest:
     """Records the signal that stops training: `signal_number` is the first signal received, or 0.
+
+    After `check`, it is the same on all ranks.
 
     ranks: the processes of the run, which stop together if one of them receives a signal
     """

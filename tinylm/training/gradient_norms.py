@@ -11,7 +11,8 @@ from tinylm.training.sharded_tensors import is_sharded, local
 
 
 def layer_gradient_norms(model: nn.Module, ranks: Ranks = ONE_RANK) -> dict[str, float | None]:
-    """The L2 norm of the gradient of each layer (`layers.0`) and of each module outside of layers (`embedding`).
+    """The L2 norm of the gradient of each layer (`layers.0`, `encoder.layers.0`) and of each module outside of layers
+    (`embedding`), by name.
 
     A norm is `None` if it is not finite, as in a step that fp16 loss scaling skips. Parameters without a gradient are
     left out. All ranks of a sharded model call this together.

@@ -20,7 +20,7 @@ def _cosine(after_warmup: float) -> float:
 
 
 def _trapezoid(after_warmup: float) -> float:
-    """Constant for the first half, then linear (Hagele et al. 2024)."""
+    """Constant for the first half, then linear (Hägele et al. 2024)."""
     return min(1.0, 2.0 * (1.0 - after_warmup))
 
 

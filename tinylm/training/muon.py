@@ -10,7 +10,7 @@ from torch import Tensor
 from tinylm.kernels.optimizers import Optimizer
 from tinylm.training.sharded_tensors import apply_to_full_matrices, as_shard, local, sum_over_ranks
 
-# (a, b, c): the polynomial a x + b x^3 + c x^5, applied five times, maps singular values in (0, 1] to about 1.
+# (a, b, c): the polynomial a x + b x^3 + c x^5, applied five times, maps [0.002, 1] into [0.68, 1.21].
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 ROW_BETA = 0.95  # Li et al. 2025
@@ -22,13 +22,13 @@ class Muon(Optimizer):
     (Jordan et al. 2024).
 
     The factor 0.2 * sqrt(max(rows, columns)) gives updates the RMS of AdamW's, so that both optimizers can use the same
-    learning rate (Liu et al. 2025). torch.optim.Muon computes the same (with `adjust_lr_fn="match_rms_adamw"`), one
+    learning rate (Liu et al. 2025). `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"` computes the same, one
     matrix at a time; here, matrices of the same shape are batched (decision 011).
 
     matrices: weights, each (R, C). If they are sharded among ranks, so is the momentum, and each matrix is gathered on
         one rank to be orthogonalised.
     momentum: decay rate of the gradient average, from 0 up to but not including 1
-    precision: dtype of the Newton-Schulz products; torch.optim.Muon uses bf16
+    precision: dtype of the Newton-Schulz iteration; `torch.optim.Muon` uses bf16
     """
 
     def __init__(
@@ -90,20 +90,23 @@ class NorMuon(Muon):
     def _apply(self, matrices: Sequence[Tensor], updates: Sequence[Tensor], group: dict[str, Any]) -> None:
         factors, sums = [], []
         for matrix, update in zip(matrices, updates, strict=True):
-            moment = local(self.state[matrix]["row_moment"])  # (R)
-            squares = torch.linalg.vector_norm(local(update), dim=1, dtype=moment.dtype).square_()  # (R)
+            moment = local(self.state[matrix]["row_moment"])  # (R,), rows of this rank
+            squares = torch.linalg.vector_norm(local(update), dim=1, dtype=moment.dtype).square_()  # (R,)
             moment.lerp_(squares / matrix.shape[1], 1 - group["row_beta"])
-            factors.append(moment.clamp(min=TINY).rsqrt_())  # (R)
+            factors.append(moment.clamp(min=TINY).rsqrt_())  # (R,)
             sums.append(squares @ factors[-1].square())
         norms = sum_over_ranks(torch.stack(sums), matrices[0]).clamp_(min=TINY).sqrt_()
         for matrix, update, factor, norm in zip(matrices, updates, factors, norms, strict=True):
-            scale = factor * (0.2 * matrix.numel() ** 0.5 / norm)  # (R)
+            scale = factor * (0.2 * matrix.numel() ** 0.5 / norm)  # (R,)
             local(matrix).addcmul_(local(update), scale[:, None], value=-group["lr"])
 
 
 def orthogonalise(matrices: Sequence[Tensor], precision: torch.dtype) -> list[Tensor]:
-    """The matrices, each (R, C), with their singular values replaced by values between about 0.7 and 1.2."""
-    # Transposed if R > C: the iteration then multiplies (R, R) matrices with the smaller R.
+    """The matrices, each (R, C), with their singular values replaced by values between about 0.7 and 1.2.
+
+    Singular values below 0.002 times the Frobenius norm are raised less; zeros stay zero.
+    """
+    # Transposed if R > C, so that the square matrices of the iteration have the smaller of the two sizes.
     wide = {index: matrix if len(matrix) <= matrix.shape[1] else matrix.T for index, matrix in enumerate(matrices)}
     by_shape: dict[torch.Size, list[int]] = defaultdict(list)
     for index, matrix in wide.items():

@@ -88,7 +88,7 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
     """Allocate the state that the optimizer's first step would create.
 
     If memory runs out here, no weight has changed; in the step, some might have. Existing state is kept. Optimizers
-    other than Adam, AdamW and Muon are left unchanged.
+    other than Adam, AdamW, Muon and MuonAdamW are left unchanged.
     """
     if isinstance(optimizer, MuonAdamW):
         for part in optimizer.parts:

@@ -29,13 +29,15 @@ from tinylm.training.sharded_tensors import as_shard, is_sharded, local
 
 
 def rank_memory(device: str, ranks: Ranks) -> int | None:
-    """Free bytes on the device of this rank (its share of the memory on a CPU); `None` if it is not reported."""
+    """Free bytes on the device of this rank (on a CPU, its share of the memory); `None` if they are not reported."""
     free = free_memory(device)
     return free // ranks.launch.local_size if free is not None and device == "cpu" else free
 
 
 def rank_shard(parallel: str, config: RunConfig, ranks: Ranks) -> Shard:
-    """The part of the trained parameters on this rank: all of an adapter, since only the base is sharded."""
+    """The part of the trained parameters on this rank: all of them with `ddp`, and with an adapter, of which only the
+    base is sharded.
+    """
     if parallel == "ddp" or config.adapter is not None:
         return WHOLE
     return Shard(ranks.launch.rank, ranks.size)
@@ -61,13 +63,13 @@ def build_for_rows(config: RunConfig, rows: dict[str, Tensor]) -> Transformer:
 
 
 def shard_model(model: Transformer, device: str, dtype: str) -> None:
-    """Shard the model among the ranks, in place, and move the shards to the device.
+    """Shard the model among the ranks, in place, and move the shards to the device, unless it is on the meta device.
 
     Each block is gathered by itself, and all other parameters together. The few parameters of an adapter are
     replicated, not sharded.
 
-    dtype: number format of the computation under autocast. On a GPU and without an adapter, blocks are gathered in it,
-        since autocast would round their matrices to it, and compute in no other format; sums of gradients are fp32.
+    dtype: number format of the computation under autocast. On a GPU and without an adapter, blocks are gathered in this
+        format, since autocast would round their matrices to it; gradients are summed in fp32.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -116,7 +118,7 @@ def micro_batches(batch: Batch, own: Batch, rows: int, sharded: bool, ranks: Ran
 
     own: the rows of the batch that this rank computes
     sharded: every rank gets the same number of micro-batches, since the ranks gather the weights together. If a rank
-    has too few rows, its last micro-batches repeat the first row of the batch and do not count.
+        has too few rows, its last micro-batches repeat the first row of the batch and do not count.
     """
     number = 0
     for part in own.split(rows):
@@ -132,8 +134,8 @@ def micro_batches(batch: Batch, own: Batch, rows: int, sharded: bool, ranks: Ran
 def sum_gradients(parameters: Sequence[Tensor], missing: Sequence[Sequence[int]], ranks: Ranks) -> None:
     """Replace the gradients of this rank by their sum over all ranks. Gradients of sharded parameters are sums already.
 
-    missing: for each rank, the indices of the parameters that have no gradient there. A parameter without a gradient on
-    every rank is left without one.
+    missing: for each rank, the indices of the parameters without a gradient there. A parameter that has a gradient on
+        no rank is left without one.
     """
     if ranks.size == 1:
         return

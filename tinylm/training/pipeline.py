@@ -50,7 +50,7 @@ class Session:
     callbacks: each is called with every event
     started: `time.monotonic()` from which the training time of this process counts
     stop_signals: the first of these signals saves the run and ends training; a second one has its usual effect
-    ranks: the processes that train the model together; only the first one reports
+    ranks: the processes that train the model together; only rank 0 reports
     """
 
     reporter: Reporter = field(default_factory=LogReporter)
@@ -60,7 +60,7 @@ class Session:
     ranks: Ranks = ONE_RANK
 
     def report(self, event: Event) -> None:
-        """Call each callback with the event, on the first rank."""
+        """Call each callback with the event, on rank 0."""
         for callback in self.callbacks if self.ranks.is_first else ():
             callback(event)
 
@@ -70,8 +70,8 @@ class TrainingResult:
     """The result of training a run, over all of its sessions.
 
     run: the run directory
-    history: the records of metrics.jsonl. A training record has `step`, `loss`, `lr`, `grad_norm`, `tokens_per_second`
-        and `seconds`; an evaluation record has `step`, `val_loss` and `seconds`.
+    history: the records of metrics.jsonl. A training record has `step`, `loss`, `lr`, `grad_norm`, `tokens_per_second`,
+        `seconds` and the metrics of Logged; an evaluation record has `step`, `val_loss` and `seconds`.
     stopped_by: steps, epochs, time, patience, or signal
     step, epochs: optimizer steps, and passes over the training data, so far
     val_loss: the last validation loss, in nats per token
@@ -129,13 +129,19 @@ class PreparedRun:
         return sum(parameter.numel() for parameter in self.model.network.parameters() if parameter.requires_grad)
 
     def examples(self, number: int) -> tuple[MarkedText, ...]:
-        """The first `number` training conversations, split into text that counts in the loss and text that does not."""
+        """The first `number` training conversations, split into text that counts in the loss and text that does not.
+
+        Raises UsageError if the text has no conversations.
+        """
         if self.config.data is None or not self.config.data.is_chat:
             raise UsageError("`show_examples` is for conversations, and the text has none; leave it out.")
         return marked_examples(ChatTokens(self.tokens.train), self.tokenizer, number)
 
     def create(self, ranks: Ranks) -> TrainingRun:
-        """Write the new run directory, which appears at `out` with the first save, and build the model."""
+        """Write the new run directory, which appears at `out` with the first save, and build the model.
+
+        Raises SaveError if the directory cannot be written.
+        """
         adapter = self.config.adapter
         is_lora = adapter is not None and adapter.kind == "lora"
         adapter_config = peft_config(adapter, self.model.architecture) if adapter is not None and is_lora else None
@@ -146,7 +152,10 @@ class PreparedRun:
 
 
 def plan_run(request: TrainingRequest, reporter: Reporter, launch: Launch | None = None) -> PreparedRun:
-    """Load the model and the text, and plan the run, as `train_run` does; writes no run directory."""
+    """Load the model and the text, and plan the run, as `train_run` does, without writing a run directory.
+
+    Raises UsageError for settings and files that cannot be used, and TinyLMError for a run that does not fit in memory.
+    """
     setup = _Setup.of(request, reporter, launch or Launch())
     out = setup.out
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())) and not request.force:
@@ -159,8 +168,8 @@ def train_run(request: TrainingRequest, session: Session) -> TrainingResult:
     """Train a new run.
 
     Raises InterruptedRunError if a signal stops it before the first save, which leaves no files, UsageError for
-    settings and files that cannot be used, DivergedError for a loss that is not finite, and TinyLMError for a run that
-    cannot be written or does not fit in memory.
+    settings and files that cannot be used, DivergedError for a loss, gradient or weight that is not finite, and
+    TinyLMError for a run that cannot be written or does not fit in memory.
     """
     if not session.ranks.is_first:
         return train_to_end(receive_run(session.ranks), session)
@@ -185,7 +194,7 @@ def note_sharding(run: TrainingRun, session: Session) -> None:
 def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
     """Train a run whose directory is written and locked, until it stops. Raises the errors of `train_run`.
 
-    All ranks call this together, with the run from `share_run` or `receive_run`.
+    All ranks call this together: rank 0 after `share_run`, the others with the run from `receive_run`.
     """
     resumed_step = None if run.resume_from is None else run.resume_from.state["step"]
     started = Started(
@@ -222,7 +231,13 @@ def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
 
 @dataclass(frozen=True)
 class _Setup:
-    """A request, with the machine, the run directory to load from and the run directory to write."""
+    """A request, with the machine and the paths.
+
+    source: the model to load; `None` for a new one
+    out: the run directory to write
+    job: see Rendezvous; `None` without torchrun
+    processes: number of ranks
+    """
 
     request: TrainingRequest
     machine: Machine
@@ -234,7 +249,10 @@ class _Setup:
 
     @classmethod
     def of(cls, request: TrainingRequest, reporter: Reporter, launch: Launch, job: str | None = None) -> Self:
-        """Choose the machine and the paths. Raises UsageError if the run would replace the base model."""
+        """Choose the machine and the paths.
+
+        Raises UsageError if they cannot be used, and if the run would replace the base model.
+        """
         machine = choose_machine(request.machine.device, request.machine.dtype, reporter)
         if machine.device == "cpu" and machine.free_memory is not None:
             machine = replace(machine, free_memory=machine.free_memory // launch.local_size)
@@ -247,9 +265,10 @@ class _Setup:
         return cls(request, machine, source, out, reporter, job, launch.size)
 
     def prepare(self, staging: Path) -> PreparedRun:
-        """Load the model, read and encode the text, and plan. Text from standard input is kept in `staging`.
+        """Load the model, read and encode the text, and plan. The tokens of standard input are written to `staging`.
 
-        Raises TinyLMError if training would run out of memory.
+        Raises UsageError for settings and text that cannot be used, and TinyLMError if training would run out of
+        memory.
         """
         request, reporter = self.request, self.reporter
         model = request.start.load(self.source, request.training.get("seed", 0))

@@ -1,4 +1,4 @@
-"""Batches that are made in a thread while the device computes the previous step."""
+"""Making the next batch in a thread while a GPU computes a step."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,9 +15,9 @@ T = TypeVar("T")
 def prefetch(
     batch: Callable[[int], Batch], device: torch.device, ranks: Ranks = ONE_RANK
 ) -> Callable[[int], tuple[Batch, Batch]]:
-    """A function that returns the batch of a number, and the part of this rank.
+    """A function that returns the batch with a given number, and the part of it that this rank computes.
 
-    For a CUDA device, the parts are pinned, and made by a `BatchPrefetcher`. A CPU has no idle time to fill.
+    For a CUDA device, a `BatchPrefetcher` makes both, and the part is in pinned memory.
     """
 
     def load(number: int) -> tuple[Batch, Batch]:
@@ -29,10 +29,10 @@ def prefetch(
 
 
 class BatchPrefetcher(Generic[T]):
-    """Calls `batch(number)`, and in a thread `batch(number + 1)`, which the next call probably needs.
+    """Returns `batch(number)`, and calls `batch(number + 1)` in a thread for the next call.
 
-    The result depends only on the number, as that of `batch`. An error in the thread is raised by the call for that
-    batch.
+    The result depends only on the number, if that of `batch` does. An error of `batch(number)` is raised by the call
+    with this number.
     """
 
     def __init__(self, batch: Callable[[int], T]) -> None:

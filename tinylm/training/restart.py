@@ -13,10 +13,10 @@ from tinylm.training.training_request import ResumeRequest, TrainingRequest
 
 
 def start_run(request: TrainingRequest | ResumeRequest, session: Session) -> TrainingResult:
-    """Train a new run or resume one. A new run that this torchrun command has saved before a restart is resumed.
+    """Train a new run or resume one. A new run that this torchrun command saved before a restart is resumed.
 
-    Raises the errors of `train_run` and `resume_run`, and TinyLMError if an interrupted save of that run cannot be
-    recovered.
+    Raises the errors of `train_run` and `resume_run`, and TinyLMError if the file system fails while an interrupted
+    save of that run is recovered.
     """
     if isinstance(request, TrainingRequest) and session.ranks.is_first and session.ranks.restarts:
         request = _saved_before_restart(request, session) or request
@@ -24,9 +24,9 @@ def start_run(request: TrainingRequest | ResumeRequest, session: Session) -> Tra
 
 
 def _saved_before_restart(request: TrainingRequest, session: Session) -> ResumeRequest | None:
-    """A request to resume the run at the path of `request`, if the same torchrun command has saved it there.
+    """A request to resume the run at the path of `request`; `None` if this torchrun command has not saved one there.
 
-    Raises TinyLMError if an interrupted save cannot be recovered.
+    Raises TinyLMError if the file system fails while an interrupted save is recovered.
     """
     source = request.start.find_source(session.reporter)
     out = request.out or request.start.default_out(source, request.text)

@@ -6,11 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from tinylm.adapters.adapter import load_adapter_tensors
-from tinylm.adapters.load import add_adapter, find_adapters, load_base_model
+from tinylm.adapters.load import add_adapter, find_adapters, find_base_model, load_base_model
 from tinylm.device import choose_device, describe_device
 from tinylm.duration import format_duration, format_duration_setting
 from tinylm.errors import NotTrainedError, OtherRunKindError, UsageError
+from tinylm.files import resolve_links
 from tinylm.model.stack import Transformer
+from tinylm.open_model import find_model
 from tinylm.run_config import RunConfig, new_run_id
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.find_run import find_run
@@ -33,15 +35,17 @@ from tinylm.validation import RANGES
 def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
     """Continue a run with its recorded settings, except for those in the request.
 
-    A finished run is not trained further; a warning names the setting that extends it, and its result is returned.
+    A run that is finished by its steps, epochs or patience is not trained further; a warning names the setting that
+    extends it, and its result is returned.
 
-    Raises UsageError for a run whose time budget is used up, for a run of another kind than the request's, and for a
-    run that was merged, not trained; otherwise the errors of `train_run`.
+    Raises UsageError for a run whose time budget is used up (unless torchrun has restarted the command), for a run of
+    another kind than the request's, and for a run that was merged or imported, not trained; NotResumableError without a
+    complete last save; otherwise the errors of `train_run`.
     """
     if not session.ranks.is_first:
         return train_to_end(receive_run(session.ranks), session)
     path = find_run(request.run, session.reporter)
-    base = request.base and find_run(request.base, session.reporter)
+    base = request.base and find_model(request.base, session.reporter)
     config = read_config(path)
     if config.training is None or config.runtime is None or config.data is None:
         raise NotTrainedError(path)
@@ -73,6 +77,7 @@ def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
         save.state["micro_batch"] = plan.micro_batch(state.micro_batch, notices)
         shard, rows = rank_shard(plan.parallel, config, session.ranks), None
         if config.adapter is not None:
+            base = base or find_base_model(path, config.adapter)
             model = _load_adapted(path, config, save, base)
         elif shard != WHOLE:
             model, rows = restore_rows(config, save, shard)
@@ -91,7 +96,8 @@ def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
             session.reporter.warn(notice)
         note_sharding(run, session)
         share_run(run, session.ranks)
-        return train_to_end(run, session)
+        result = train_to_end(run, session)
+        return result if base is None else replace(result, base=resolve_links(base))  # not the recorded path
 
 
 def _load_adapted(path: Path, config: RunConfig, save: LastSave, base: Path | None) -> Transformer:

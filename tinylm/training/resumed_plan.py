@@ -1,4 +1,4 @@
-"""The memory of a resumed run: whether it fits, replicas or shards, and the micro-batch."""
+"""The memory plan of a resumed run: replicas or shards, the micro-batch, and whether they fit."""
 
 from dataclasses import dataclass, replace
 
@@ -48,7 +48,7 @@ def plan_resumed(
     free: bytes of memory for each of the `ranks` processes, before a save is loaded; `None` if not reported
     parallel: auto, ddp or fsdp
 
-    Raises TinyLMError if the run does not fit in memory.
+    Raises TinyLMError if the run does not fit in memory, and UsageError as `plan_memory`.
     """
     training, runtime, data = config.training, config.runtime, config.data
     assert training is not None and runtime is not None and data is not None

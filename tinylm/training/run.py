@@ -37,8 +37,8 @@ from tinylm.training_config import TrainingConfig
 class TrainingRun:
     """A run directory, and the objects to train its model with.
 
-    resume_from: a save whose weights the model has, and whose optimizer and trainer state are restored; `None` for a
-        new run. With replicas, only the first rank has its files.
+    resume_from: the save whose weights `model` or `rows` has, and whose optimizer and trainer state are restored;
+        `None` for a new run. With replicas, only rank 0 reads its files.
     ranks: the processes that train the model together
     parallel: ddp or fsdp: every rank has a replica or a shard of the model
     rows: the rows of the weights on this rank, if the model is on the meta device
@@ -68,7 +68,7 @@ class TrainingRun:
 
     @functools.cached_property
     def task(self) -> Task:
-        """The batches and the objective."""
+        """The task of `training.objective` on the tokens: batches and objectives."""
         context = self.training.sequence_length or self.config.model.context
         return make_task(self.tokens, self.tokenizer, replace(self.config.model, context=context), self.training)
 
@@ -84,7 +84,7 @@ class TrainingRun:
     def best(self) -> tuple[int, float] | None:
         """Step and validation loss of the best evaluation before the save; `None` for a new run."""
         state = {} if self.resume_from is None else self.resume_from.state
-        return None if state.get("best_loss") is None else (state["best_step"], state["best_loss"])
+        return None if state.get("best_loss") is None else (state.get("best_step", 0), state["best_loss"])
 
     @property
     def trainable_parameters(self) -> int:
@@ -103,11 +103,12 @@ class TrainingRun:
         Weights, state and metrics are written to the run directory.
 
         report: called with every event
-        check_stop: called between steps and batches
+        check_stop: called between steps and between evaluation batches
         started: the `time.monotonic()` from which the time of this session counts
 
-        Raises the errors of `Trainer.run`, SaveError if the run directory cannot be written, and UsageError if
-        activations cannot be checkpointed with dropout on this device.
+        Raises the errors of `Trainer.run`, SaveError if the run directory cannot be written, TinyLMError if the save is
+        damaged or does not fit the model, and UsageError if activations cannot be checkpointed with dropout on this
+        device, or if Muon has no weight matrix to train.
         """
         if self.training.checkpoint_activations:
             require_repeatable_dropout(self.runtime.device, self.config.model, self.config.adapter)
@@ -149,18 +150,18 @@ class TrainingRun:
         if self.training.log_gradients:
             hooks.extra_metrics = lambda: {"gradient_norms": layer_gradient_norms(self.model, self.ranks)}
         job = TrainingJob(self.model, self.task, optimizer, self.training, self.runtime.dtype, self.ranks)
-        opened = open_store(self.directory, self.config, self.ranks, self.shard, saved_step, state.save_seconds)
-        with self.ranks.peer_errors(), opened as store:
+        opened_store = open_store(self.directory, self.config, self.ranks, self.shard, saved_step, state.save_seconds)
+        with self.ranks.peer_errors(), opened_store as store:
             return Trainer(job, state, store, hooks, started=started).run()
 
     def _read_optimizer(self, save: LastSave) -> dict[str, Tensor]:
-        """The saved state of the optimizer; of sharded parameters, the rows of this rank."""
+        """The saved state of the optimizer; with sharded parameters, the rows of this rank."""
         if self.shard != WHOLE:
             return save.read_optimizer(self.shard)
         return self.ranks.broadcast(save.read_optimizer() if self.ranks.is_first else {})
 
     def _compile(self, report: Callable[[Event], None]) -> None:
-        """Compile the layers if `runtime.compile` is set; if that fails on any rank, record `compile` as False."""
+        """Compile the layers if `runtime.compile` is set; record it as False if that fails on a rank or with shards."""
         if not self.runtime.compile:
             return
         compiled = False
@@ -185,7 +186,7 @@ def set_weights_dtype(model: Transformer, dtype: torch.dtype) -> None:
     memory. Trained parameters stay fp32, since 16 bits lose small updates.
     """
     if weights_dtype(model) != dtype:
-        model.float()  # autocast to one 16-bit format does not compute with weights of the other
+        model.float()  # 16-bit weights are used only if autocast computes in the same format
     if dtype == torch.bfloat16:
         for parameter in model.parameters():
             if not parameter.requires_grad:

@@ -18,7 +18,7 @@ from tinylm.training.background_save import BackgroundSaver
 from tinylm.training.sharded_tensors import full_tensors, local
 from tinylm.training.state import TrainerState, optimizer_tensors
 
-SIZE_WITH_OPTIMIZER = 3  # duration of a save with optimizer state (Adam has two moments), relative to one without it
+SIZE_WITH_OPTIMIZER = 3  # size of a save with Adam's two moments, relative to one before the first step
 
 
 class RunStore:
@@ -26,9 +26,9 @@ class RunStore:
 
     Rank 0 writes replicas. With shards, every rank writes its rows of the last save, and rank 0 commits the save in the
     first `check` or `finish` after all ranks have written theirs. The best weights are gathered on rank 0. All ranks
-    call the methods together.
+    call the methods together, except for `abandon` and `discard`.
 
-    saved_step: the step of the last complete save, equal on all ranks; known in the first `check` or `finish` after it
+    saved_step: the step of the last complete save, equal on all ranks; updated by the next `check` or `finish`
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class RunStore:
         self._saver = saver
         self._shard = shard
         self._uncommitted: tuple[Path, dict[str, Any]] | None = None  # folder and state of a sharded save
-        self._hashes: dict[str, str] | None = None  # of this rank's files in that folder; set by the write
-        self.saved_step = saved_step  # of the last complete save, known to all ranks
+        self._hashes: dict[str, str] | None = None  # of this rank's files in that folder; set by the saving thread
+        self.saved_step = saved_step
         self._begun_step = saved_step  # of the last save that was started
         self._written_step = saved_step  # of the last save on disk, on rank 0 only; set by the saving thread
 
@@ -103,7 +103,7 @@ class RunStore:
         self._complete()
 
     def finish(self) -> None:
-        """Wait until the save that is being written is complete, and raise its error."""
+        """Wait until this rank's save is written, and raise its error if it failed; otherwise as `check`."""
         self._saver.finish()
         self._complete()
 
@@ -126,7 +126,7 @@ class RunStore:
             self._saver.abandon()
 
     def discard(self) -> None:
-        """Delete the files that this rank has written of an uncommitted sharded save."""
+        """Delete the files of an uncommitted sharded save that this rank has written."""
         if self._uncommitted is not None:
             self._directory.discard_last(self._uncommitted[0], self._config, self._shard)
 
@@ -140,7 +140,9 @@ class RunStore:
 def open_store(
     directory: RunDirectory, config: RunConfig, ranks: Ranks, shard: Shard, saved_step: int, save_seconds: float
 ) -> Iterator[RunStore]:
-    """Context manager for the store of a training run. At its end, the last save is complete; see BackgroundSaver.
+    """Context manager for the store of a training run.
+
+    At its end, the last save is complete; after an error, an uncommitted sharded save is deleted. See BackgroundSaver.
 
     shard: the part of the saved tensors that this rank has
     saved_step: the step of the save from which the run is resumed, -1 for a new run

@@ -16,11 +16,11 @@ from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.events import Evaluated
 from tinylm.training.sharded_tensors import is_sharded
 
-TOKENS = 120
+TOKENS = 120  # per sample
 MIN_SECONDS = 5.0  # of training before the first sample
 SECONDS_PER_PARAMETER = 1e-9  # and per token: expected time of the first sample, an overestimate on most machines
-MAX_SHARE = 0.01  # of the training time that samples take
-MIN_GROWTH = 0.02  # between samples, as a fraction of the training time: a day has about 300 samples
+MAX_SHARE = 0.01  # of the training time that samples may take
+MIN_GROWTH = 0.02  # interval between samples as a fraction of the training time: at most about 500 samples in a day
 
 
 class Sampler:
@@ -32,7 +32,7 @@ class Sampler:
         self._next = time.monotonic() + max(MIN_SECONDS, expected / MAX_SHARE)  # time of the next sample
 
     def sample_if_due(self, evaluated: Evaluated) -> str | None:
-        """A sample; `None` if it is too early, and where `generate_sample` returns `None`."""
+        """A sample; `None` before the first step, before the time of the next sample, and as `generate_sample`."""
         start = time.monotonic()
         if evaluated.step == 0 or start < self._next:
             return None
@@ -43,7 +43,7 @@ class Sampler:
 
 
 def generate_sample(model: Transformer, tokenizer: Tokenizer, config: RunConfig, tokens: int = TOKENS) -> str | None:
-    """A short sample without a prompt; the random state of training is not changed.
+    """A sample of at most `tokens` tokens without a prompt; the random number generators of training do not advance.
 
     `None` for models other than decoders, for sharded models, and for runs on conversations; also if memory runs out
     and for logits that are not finite, since a sample must not end the training run.

@@ -44,7 +44,9 @@ class OptimizerSettings(TypedDict, total=False):
     batch_size: int | None  # sequences per optimizer step
     micro_batch: int | None  # sequences per forward pass
     checkpoint_activations: bool | None  # compute blocks again in the backward pass; default: where memory is short
-    sequence_length: int | None  # with `init_from` or an adapter; default: the context, for text 512 if above 1,024
+    sequence_length: (
+        int | None
+    )  # with `init_from` or an adapter; default: the context, or 512 for text if it is above 1,024
     lr: float | None
     min_lr: float | None
     warmup_steps: int | None
@@ -78,7 +80,7 @@ class SharedSettings(TextSettings, LengthSettings, IntervalSettings, OptimizerSe
 
 
 class ModelSettings(TypedDict, total=False):
-    """The architecture: a preset and a size, and the fields of ModelConfig."""
+    """The architecture: a preset and a size, and fields of ModelConfig."""
 
     preset: str | None
     architecture: str | None
@@ -120,7 +122,7 @@ class TrainSettings(SharedSettings, ModelSettings, total=False):
 
     tokenizer: str | None  # auto, char, bpe, or the path of a tokenizer.json
     vocab_size: int | None
-    init_from: str | Path | None  # a run whose weights, architecture and tokenizer training starts from
+    init_from: str | Path | None  # a run or foreign model: its weights, architecture and tokenizer are the start
     extend_vocab: bool  # add the unknown characters of the text to the vocabulary of `init_from`
 
 
@@ -131,18 +133,19 @@ class LoRASettings(SharedSettings, total=False):
     alpha: float | None  # default: twice the rank
     rank_stabilised: bool
     share_b: bool
-    dropout: float
+    dropout: float  # default: 0
     target: str | Sequence[str] | None  # default: attention
 
 
 class AdapterSettings(SharedSettings, total=False):
     """Settings of `tinylm.finetune_adapter`."""
 
-    bottleneck: int
-    dropout: float
+    bottleneck: int  # hidden size; default: 16
+    dropout: float  # default: 0
 
 
-# Defaults other than None. A setting with this value counts as not given. The command options have the same defaults.
+# Defaults other than None, without the `dropout` of adapters, since that of a model is None by default. A setting with
+# this value counts as not given. The command options have the same defaults.
 DEFAULTS: dict[str, Any] = {
     "format": "auto",
     "encoding": "utf-8",
@@ -180,7 +183,7 @@ def reject_fixed_settings(
 ) -> dict[str, Any]:
     """The settings without those in `fixed`, whose values the setting `fixed_by` determines.
 
-    Raises UsageError if settings in `fixed` are given; those that are also in `ignorable` are dropped instead.
+    Raises UsageError if `settings` has any of these that is not in `ignorable`.
     """
     rejected = {name: value for name, value in settings.items() if name in fixed and name not in ignorable}
     if rejected:

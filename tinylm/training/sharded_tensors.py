@@ -1,6 +1,6 @@
 """Tensors whose rows are sharded among ranks (torch's DTensor), and functions of matrices gathered on one rank each.
 
-Rank r of N has the rows of part r of N, see `tinylm.run_directory.tensor_files.Shard`. DTensor is imported only where
+Rank r of N has part r of the rows; see `tinylm.run_directory.tensor_files.Shard`. DTensor is imported only where
 it is needed, since the import is slow.
 """
 
@@ -43,7 +43,7 @@ def as_shard(rows: Tensor, parameter: Tensor, device: torch.device | None = None
     """A tensor that is sharded like the parameter, from the rows of this rank; `rows` itself if the parameter is not
     sharded. The rows are moved to `device`, by default the device of the parameter.
 
-    rows: (R, ...) as in the parameter, or (R,) with one number per row
+    rows: (R, ...) with the other dimensions of the parameter, or (R,) with one number per row; R rows of this rank
     """
     rows = rows.to(device or parameter.device)
     if not is_sharded(parameter):
@@ -65,7 +65,7 @@ def sum_over_ranks(values: Tensor, parameter: Tensor) -> Tensor:
 def apply_to_full_matrices(
     function: Callable[[list[Tensor]], list[Tensor]], matrices: Sequence[Tensor]
 ) -> list[Tensor]:
-    """`function(matrices)`, for a function from matrices to as many matrices of the same shapes and dtype.
+    """`function(matrices)`, for a function that returns as many matrices of the same shapes and dtype.
 
     Sharded matrices are gathered, each on one rank, which applies the function; the rows of the results are then sent
     back. The matrices of each shape are distributed evenly among the ranks. All matrices or none must be sharded.
@@ -98,7 +98,7 @@ def _apply_on_owners(function: Callable[[list[Tensor]], list[Tensor]], matrices:
     gathered = _exchange(buffer, mesh)  # (N, turns, part, C), by the sender of the rows
     own = gathered.transpose(0, 1).reshape(turns, size * part, columns)[:, :rows]  # (turns, R, C)
     computed = function([matrix for turn, matrix in enumerate(own) if turn * size + rank < len(matrices)])
-    buffer = buffer.new_zeros(turns, size * part, columns)
+    buffer = buffer.new_zeros(turns, size * part, columns)  # (turns, N * part, C)
     for turn, matrix in enumerate(computed):
         buffer[turn, :rows] = matrix
     # (N, turns, part, C), by owner

@@ -16,7 +16,10 @@ from tinylm.training.run import TrainingRun
 
 
 def share_run(run: TrainingRun, ranks: Ranks) -> None:
-    """Send a run from rank 0 to the other ranks, which receive it with `receive_run`."""
+    """Send a run from rank 0 to the other ranks, which receive it with `receive_run`. Does nothing for a single rank.
+
+    Raises UsageError for a device that several processes cannot use, and PeerError if another rank fails.
+    """
     if ranks.size == 1:
         return
     ranks.require_device(run.runtime.device)
@@ -40,7 +43,7 @@ def share_run(run: TrainingRun, ranks: Ranks) -> None:
 def receive_run(ranks: Ranks) -> TrainingRun:
     """The run that rank 0 sends with `share_run`.
 
-    Raises TinyLMError if this rank cannot take part, and PeerError if rank 0 fails.
+    Raises TinyLMError if this rank cannot take part, and PeerError if another rank fails.
     """
     ranks.wait()
     shared = ranks.first(None)

@@ -47,7 +47,7 @@ class InitialModel:
     tokenizer: `None` until it is chosen for the text
     loaded_tokenizer: for a new model, the tokenizer loaded from a tokenizer.json
     adapter: the adapter to train on the model
-    chat_template: the template that conversations are rendered with; `None` for a model that has none
+    chat_template: source of the template that renders conversations; `None` for a model that has none
     adds_tokens: whether missing special tokens of a chat template can be added to the tokenizer
     family: Hugging Face family of an imported model
     """
@@ -65,9 +65,9 @@ class InitialModel:
     family: str | None = None
 
     def choose_chat_format(self, text: TextSource) -> ChatFormat:
-        """Choose the format of conversations, and set `chat_template`: the chosen one, that of the model, or ChatML.
+        """The format of conversations. Also sets `chat_template`: that of `text`, that of the model, or ChatML.
 
-        Raises UsageError for a template that cannot be read, and TinyLMError for one that is not a template.
+        Raises UsageError for a file that cannot be read, and TinyLMError for one that is not a template.
         """
         source = read_template(text.chat_template) if text.chat_template else self.chat_template or CHATML
         extended = self.adds_tokens and source != self.chat_template
@@ -91,7 +91,7 @@ class StartingPoint(Protocol):
     def find_source(self, reporter: Reporter) -> Path | None:
         """The run, Hugging Face folder or GGUF file to load from, never written to; `None` for a new model.
 
-        Raises UsageError if there is no such model.
+        Raises UsageError if there is no such model, and TinyLMError for a download that fails.
         """
         ...
 
@@ -100,7 +100,10 @@ class StartingPoint(Protocol):
         ...
 
     def load(self, source: Path | None, seed: int) -> InitialModel:
-        """Load the model in `source`, if there is one. NewAdapter adds an adapter, initialised from `seed`."""
+        """Load the model in `source`, if there is one. NewAdapter adds an adapter, initialised from `seed`.
+
+        Raises UsageError for settings that do not fit the model, and TinyLMError for damaged files.
+        """
         ...
 
     def fit_tokenizer(self, model: InitialModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
@@ -169,9 +172,10 @@ class TrainedModel(StartingPoint):
         return replace(model, adds_tokens=True, loading=loading)
 
     def fit_tokenizer(self, model: InitialModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
-        """With `extend_vocab`, add unknown characters to the tokenizer, and to the network's weights in place.
+        """With `extend_vocab`, add the unknown characters of the text to the tokenizer.
 
-        Special tokens of a chat template that the tokenizer lacks are always added.
+        Special tokens of a chat template that the tokenizer lacks are always added. The network gets rows for new ids,
+        in place.
         """
         assert model.tokenizer is not None
         unknown = model.tokenizer.unknown_characters(split.alphabet)
@@ -223,8 +227,9 @@ class AdapterMethod(Protocol):
 class LoRA(AdapterMethod):
     """The settings of a LoRA.
 
-    rank: default: 8, or the largest that fits; alpha: default: twice the rank
-    target: keys of `tinylm.adapters.lora.TARGETS`, such as attention, or several of them, separated by commas
+    rank: default: 8, or the largest that fits
+    alpha: default: twice the rank
+    target: keys of `tinylm.adapters.lora.TARGETS`, such as "attention"; one string may have several, as "query,value"
     """
 
     rank: int | None = None
@@ -321,7 +326,7 @@ class NewAdapter(StartingPoint):
 
 
 def _loading_bytes(source: Path, weights: Weights) -> int:
-    """Memory for reading the weights: a run's are copied from the mapped file, a foreign model's stay mapped."""
+    """Bytes for reading the weights: those of a run are copied from the mapped file, foreign ones stay mapped."""
     copies = 1 if is_foreign(source) else 2
     return copies * sum(tensor.nbytes for tensor in weights.tensors.values())
 

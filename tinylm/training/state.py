@@ -14,16 +14,25 @@ from tinylm.errors import TinyLMError
 from tinylm.training.sharded_tensors import as_shard, local
 from tinylm.validation import MAX_COUNT
 
+# The fields of the state of a GradScaler, which torch converts to float32 and int32, and their largest values.
+SCALER_LIMITS: dict[str, float] = {
+    "scale": 2.0**127,
+    "growth_factor": 2.0**127,
+    "backoff_factor": 1.0,
+    "growth_interval": (1 << 31) - 1,
+    "_growth_tracker": (1 << 31) - 1,
+}
+
 
 @dataclass
 class TrainerState:
     """The state that a trainer needs, besides weights and optimizer tensors, to resume a run exactly.
 
     step: optimizer steps taken
-    seconds: training time so far, in all sessions; setup_seconds: the part before the first step
-    step_seconds: total time of the steps; eval_seconds: time of the last evaluation; save_seconds: time that the next
-        save is expected to take
-    micro_batch: sequences per forward pass; halved after running out of memory
+    seconds: training time in all sessions, up to the last save; setup_seconds: the part before the first step
+    step_seconds: total time of the steps; eval_seconds: time of the last evaluation; save_seconds: expected time of the
+        next save
+    micro_batch: sequences per forward pass; halved each time memory runs out
     best_loss, best_step: lowest validation loss in nats per token, and its step; val_loss: last validation loss
     evals_since_best: evaluations since the lowest loss; last_eval_step: step of the last evaluation, or -1
     loss_sum, n_tokens: loss in nats, summed since the last log line, and the number of tokens in the sum
@@ -76,19 +85,24 @@ class TrainerState:
             _check_number(name, getattr(self, name), int, 0)
         _check_number("last_eval_step", self.last_eval_step, int, -1)
         for name in ("seconds", "setup_seconds", "step_seconds", "eval_seconds", "save_seconds"):
-            _check_number(name, getattr(self, name), float, 0.0)
+            _check_number(name, getattr(self, name), float, 0.0, MAX_COUNT)
         for name in ("loss_sum", "best_loss", "val_loss"):
-            if getattr(self, name) is not None:
+            if name == "loss_sum" or getattr(self, name) is not None:
                 _check_number(name, getattr(self, name), float, -math.inf)
-        for name, value in (*self.metrics.items(), *self.scaler.items()):
+        for name, value in self.metrics.items():
             for number in _flatten(value):
                 _check_number(name[:40], number, float, -math.inf)
+        for name, limit in SCALER_LIMITS.items() if self.scaler else ():
+            _check_number(name, self.scaler[name], type(limit), 0, limit)
 
 
-def _check_number(name: str, value: Any, kind: type, minimum: float) -> None:
-    """Raise ValueError unless the value is a finite number of the type `kind`, and at least `minimum`."""
+def _check_number(name: str, value: Any, kind: type, minimum: float, maximum: float = math.inf) -> None:
+    """Raise ValueError unless the value is a finite number of the type `kind` from `minimum` to `maximum`.
+
+    Integers are valid floats. Their size is at most MAX_COUNT, since larger ones may not fit a float.
+    """
     is_number = type(value) is int or (kind is float and type(value) is float and math.isfinite(value))
-    if not is_number or value < minimum or (kind is int and value > MAX_COUNT):
+    if not is_number or not minimum <= value <= maximum or (type(value) is int and abs(value) > MAX_COUNT):
         raise ValueError(f"{name} is {str(value)[:40]}")
 
 
@@ -112,7 +126,7 @@ def capture_rng() -> dict[str, str]:
 
 
 def restore_rng(state: dict[str, str]) -> None:
-    """The inverse of `capture_rng`. Raises ValueError, KeyError or RuntimeError for an invalid state."""
+    """The inverse of `capture_rng`. Raises ValueError, KeyError, TypeError or RuntimeError for an invalid state."""
 
     def tensor(text: str) -> Tensor:
         return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
@@ -127,9 +141,10 @@ def restore_rng(state: dict[str, str]) -> None:
 
 
 def _check_generator(state: Tensor) -> None:
-    """Raise ValueError if the position of torch's Mersenne Twister is outside of its array of 624 numbers.
+    """Raise ValueError for a state of the wrong size, or if its position is outside of the 624 numbers of the Mersenne
+    Twister.
 
-    torch checks the two counters of the position only separately, so an invalid pair would read beyond the array.
+    torch checks each of the two counters of the position by itself, so an invalid pair would read beyond the array.
     """
     if len(state) != len(torch.get_rng_state()):
         raise ValueError("the state of the random number generator has the wrong size")
@@ -185,8 +200,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensor
             value = value.to(parameter.device)
         optimizer.state[parameter][quantity] = value
     for parameter, quantities in expected.items():
-        found = optimizer.state[parameter].keys() - AVERAGE if parameter in optimizer.state else set()
-        if found and found != quantities:
+        found = optimizer.state[parameter].keys() if parameter in optimizer.state else set()
+        if found and found - AVERAGE != quantities:
             raise TinyLMError(
                 f"The saved optimizer does not fit the model: it lacks {min(quantities - found)} of a parameter."
             )

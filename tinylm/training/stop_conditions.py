@@ -1,7 +1,7 @@
 """When a run ends: its budget is used up, or the validation loss has stopped improving.
 
-A time budget covers the whole process, from its start to its exit. Training therefore ends while there is time left for
-one more step, an evaluation, a save and the exit.
+A time budget covers all sessions of a run, each from the start of its process to its exit. Training therefore ends
+while there is time left for one more step, an evaluation, a save and the exit.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,10 @@ class StoppingRule:
         return cls(config.budget, config.budget.total_steps(steps_per_epoch), config.patience)
 
     def progress(self, state: TrainerState, seconds: float) -> float:
-        """The used fraction of the budget after `seconds` of training in all sessions; 1 or more if it is used up."""
+        """The used fraction of the budget after `seconds` of training in all sessions; 1 or more if it is used up.
+
+        Of a time budget, the fraction of the time between the first step and the `reserve` at the end.
+        """
         if self.total_steps is not None:
             return state.step / self.total_steps
         assert self.budget.time is not None
@@ -48,10 +51,10 @@ class StoppingRule:
         return self.patience is not None and state.evals_since_best >= self.patience
 
     def finished_by(self, state: TrainerState, seconds: float) -> str | None:
-        """Why a saved run is finished (patience, time, steps or epochs); `None` if it is not.
+        """The reason that a saved run is finished (patience, time, steps or epochs); `None` if it is not.
 
         `seconds` is the training time up to now in all sessions, including the start of this process. A run whose last
-        evaluation is missing is not finished, unless its time budget is used up.
+        evaluation is missing is not finished, unless its patience or time budget is used up.
         """
         if self.patience_exhausted(state):
             return "patience"

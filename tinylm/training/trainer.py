@@ -31,7 +31,7 @@ from tinylm.training_config import TrainingConfig
 
 
 class Store(Protocol):
-    """Where a trainer saves a run. The methods that save raise TinyLMError if the run cannot be written."""
+    """The place where a trainer saves a run. The methods raise TinyLMError if the run cannot be written."""
 
     @property
     def saved_step(self) -> int:
@@ -50,11 +50,13 @@ class Store(Protocol):
         ...
 
 
-MAX_SKIPPED_STEPS = 30  # consecutive; the loss scale of fp16, halved each time, is then below 1e-4
+MAX_SKIPPED_STEPS = 30  # consecutive; the loss scale of fp16, halved each time from 65,536, is then below 1e-4
 
 
 class StopTraining(Exception):
-    """Raised by `check_stop` to end training: the current evaluation is abandoned, and the last step is saved."""
+    """Raised by `check_stop` to end training. The current evaluation is abandoned. The last step is saved, unless the
+    first evaluation was abandoned.
+    """
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,8 @@ class Trainer:
         """Train, evaluate and save at their intervals and at the end.
 
         Raises DivergedError for a loss, gradient or weight that is not finite, after which nothing is saved, and
-        TinyLMError if memory runs out at a micro-batch of one sequence (with shards, at any) or in the optimizer.
+        TinyLMError if memory runs out at a micro-batch of one sequence (with shards, at any) or in the optimizer, and
+        if the run cannot be written.
         """
         self.model.train()
         try:
@@ -283,7 +286,7 @@ class Trainer:
     def _require_finite(self, loss_sum: float, norm: float) -> None:
         """Raise DivergedError for a loss or a gradient norm that is not finite.
 
-        In fp16, loss scaling skips steps whose gradient overflows, so MAX_SKIPPED_STEPS consecutive ones are allowed.
+        In fp16, loss scaling skips steps whose gradient overflows, so MAX_SKIPPED_STEPS consecutive skips are allowed.
         """
         state = self.state
         state.skipped_steps = 0 if math.isfinite(norm) else state.skipped_steps + 1
@@ -297,11 +300,12 @@ class Trainer:
         )
 
     def _accumulate(self, batch: Batch, own: Batch) -> tuple[float, dict[str, Any]]:
-        """Compute the gradient of the batch over micro-batches and ranks; `own` are the rows of this rank. Returns the
-        sums of the loss, in nats, and of each metric over sequences.
+        """Compute the gradient of the batch over micro-batches and ranks; `own` has the rows of this rank. Returns two
+        sums over all ranks: of the loss in nats over targets, and of each metric over sequences.
 
         If memory runs out on any rank, the micro-batch is halved and the step is repeated with the same random numbers.
-        With shards, running out of memory raises TinyLMError, since the other ranks are in the middle of an exchange.
+        Raises TinyLMError if memory runs out for one sequence, and with shards for any number, since the other ranks
+        are in the middle of an exchange.
         """
         while True:
             rng = capture_rng()

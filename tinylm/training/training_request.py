@@ -37,9 +37,9 @@ from tinylm.validation import check_choice, check_numbers
 
 @dataclass(frozen=True, kw_only=True)
 class MachineChoices:
-    """How a run uses the machine. Each choice is auto or another value.
+    """How a run uses the machine. Each field is auto, or one of these values:
 
-    device, dtype: a value of RuntimeConfig; compile: on or off; parallel: ddp or fsdp
+    device: cuda, mps or cpu; dtype: fp32, bf16 or fp16; compile: on or off; parallel: ddp or fsdp
     """
 
     device: str = "auto"
@@ -52,10 +52,10 @@ class MachineChoices:
 class TrainingRequest:
     """A new run.
 
-    start: a new model, the weights of another run, or a base model with a new adapter
+    start: a new model, the weights of a trained model, or a base model with a new adapter
     out: run directory to write, by default that of `start.default_out`; `force` replaces an existing run there
     training: the given fields of TrainingConfig, and `warmup_steps`; other fields are planned
-    budget: default: training ends when the validation loss stops improving, or after ten minutes
+    budget: by default, training ends when the validation loss stops improving, or after ten minutes
     show_examples: number of training conversations in the event Examples
     """
 
@@ -76,7 +76,7 @@ class ResumeRequest:
     run: run directory
     adapter_kind: lora or bottleneck if the run trains an adapter, `None` if it trains a model
     text: the text of the run, if its encoded tokens are neither in the cache nor in the run
-    base: the run directory of an adapter's base model, if it was moved
+    base: the base model of an adapter; by default, the run with its weights beside the adapter or in checkpoints/
     training: fields of TrainingConfig to change: those of IntervalSettings, and `patience`
     budget: replaces that of the run
     parallel: auto, ddp or fsdp; independent of earlier sessions
@@ -195,7 +195,8 @@ def resume_request(
     files: the text of the run, if its encoded tokens are neither in the cache nor in the run
     settings: those of LengthSettings and IntervalSettings, `parallel`, and with `files` also `val_data`
 
-    Raises UsageError for any other setting that is given, unless its name is in `ignorable`.
+    Raises UsageError for any other setting that is given, unless its name is in `ignorable`, and for values that are
+    out of range or contradict each other.
     """
     paths = _file_paths(files)
     resumable = RESUMABLE_NAMES | ({"val_data"} if paths else set())
@@ -223,7 +224,7 @@ def _select(settings: Mapping[str, Any], names: Collection[str]) -> dict[str, An
 
 
 def _budget(chosen: Mapping[str, Any]) -> Budget | None:
-    """The given budget, if any. Raises UsageError for more than one of steps, epochs and time."""
+    """The given budget, if any. Raises UsageError for more than one of steps, epochs and time, or an invalid time."""
     values = _select(chosen, LENGTH_NAMES - {"patience"})
     if isinstance(values.get("time"), str):
         values["time"] = parse_duration(values["time"])

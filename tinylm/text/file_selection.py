@@ -89,7 +89,7 @@ def find_text_files(folder: Path, rules: FileRules) -> tuple[list[Path], list[Sk
 
 
 def describe_skipped(skipped: Iterable[SkippedFile]) -> str:
-    """The number of files per reason, some named: 9 binary (1.2 MB: a.png, b.zip, c.gz, ...), 2 empty (d.txt, e.txt)."""
+    """Count files by reason, with some names: 9 binary (1.2 MB: a.png, b.zip, c.pdf, ...), 2 empty (d.txt, e.txt)."""
     by_reason: dict[str, list[SkippedFile]] = {}
     for file in skipped:
         by_reason.setdefault(file.reason, []).append(file)

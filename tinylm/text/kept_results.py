@@ -34,8 +34,8 @@ MAX_BYTES = 1 << 26  # of a file in the cache
 def scan_or_recall(corpus: Corpus, progress: Progress) -> CorpusStats:
     """The statistics of `corpus.scan`, from the cache if no file has changed since.
 
-    Statistics of a text below KEEP_FROM bytes are not cached, nor are those of pairs, conversations, standard input, or a
-    corpus that drops unknown characters. `progress` and errors as for `Corpus.stream`.
+    Statistics of a text below KEEP_FROM bytes are not cached, nor are those of pairs, conversations, standard input or
+    a corpus that drops unknown characters. `progress` and errors as for `Corpus.stream`.
     """
     if type(corpus) is not Corpus or corpus.drop_unknown is not None or STANDARD_INPUT in corpus.paths:
         return corpus.scan(progress)

@@ -64,7 +64,7 @@ class PairTokens:
         return ShuffledBatches(self.fitting(context), self.batch, batch_size, seed, sort_keys=self.lengths.T)
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> Batch:
-        """A batch of the pairs with the given indices, (B,), padded with the end-of-text id; the mask excludes padding."""
+        """A batch of the pairs with the given indices, (B,), padded with end-of-text ids, which the mask excludes."""
         end = [self._end_of_text_id]
         sources = [np.append(self.source(i), end) for i in indices]
         targets = [np.concatenate((end, self.target(i), end)) for i in indices]

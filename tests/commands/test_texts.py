@@ -245,6 +245,8 @@ def test_skipping_every_character_of_a_text_is_an_error(run: Path, here: Path) -
     for name, model in (("finetune-lora", "--model"), ("train", "--init-from")):
         options = (model, run, "--out", "new", "--unknown", "skip")
         assert_error(tinylm(name, "greek.txt", *options), 2, "None of the characters of greek.txt")
+    options = ("-m", run, "greek.txt", "--unknown", "skip")
+    assert_error(tinylm("eval", *options), 2, "None of the characters of greek.txt")
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,11 @@ def test_json_in_a_file_of_another_suffix_is_refused_unless_the_format_is_given(
     assert read_documents(file, format="jsonl") == [record["text"] for record in records]
 
 
+def test_json_after_a_byte_order_mark_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"data\.txt contains JSON"):
+        read_documents(write_file(tmp_path / "data.txt", "\ufeff" + LINES))
+
+
 def test_json_in_a_folder_is_refused_in_files_with_the_suffix_txt_or_none(tmp_path: Path) -> None:
     write_file(tmp_path / "code" / "a.ipynb", LINES)
     assert read_documents(tmp_path / "code") == [LINES]

@@ -158,3 +158,11 @@ def test_progress_counts_bytes_on_the_disk_also_of_compressed_files(tmp_path: Pa
     progress: list[int] = []
     assert scan_stream(corpus.stream(progress.append)).characters == 2 * len(text)
     assert 0.9 * corpus.size <= sum(progress) <= corpus.size
+
+
+def test_utf_7_is_read_to_its_end_and_a_lone_surrogate_in_it_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"hello +AOk")
+    assert documents_of(find_corpus([str(tmp_path / "a.txt")], encoding="utf-7").stream()) == ["hello é"]
+    (tmp_path / "b.txt").write_bytes(b"hello +2AA- you")
+    with pytest.raises(UsageError, match=r"b\.txt, from offset 0: a lone surrogate at character 6 of the text"):
+        list(find_corpus([str(tmp_path / "b.txt")], encoding="utf-7").stream())

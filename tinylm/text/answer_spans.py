@@ -1,10 +1,10 @@
-"""The text of a conversation, and the characters of it that are scored."""
+"""The text of a conversation and its scored characters."""
 
 import functools
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.chat import Conversation
@@ -13,7 +13,7 @@ from tinylm.text.literal_tokens import LiteralTokens, without_marks
 
 
 class ScoredText(NamedTuple):
-    """The text of a conversation, and the ranges of its characters that are scored, in order and without overlap.
+    """The text of a conversation, and the ranges of its scored characters, in order and without overlap.
 
     In the text, names of special tokens that users wrote are marked (`tinylm.text.literal_tokens`).
     """
@@ -24,7 +24,7 @@ class ScoredText(NamedTuple):
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """Renders conversations as text, and finds the part of it that is scored.
+    """Renders conversations as text, and finds the scored part of that text.
 
     special_tokens: names of special tokens, each encoded as one token.
     train_on: the part that is scored: each message of the assistant with its end token (assistant), the last such
@@ -40,7 +40,7 @@ class ChatFormat:
     def prompt(self, conversation: Conversation) -> str:
         """The text of a conversation up to the beginning of the next answer, marked as in `ScoredText`.
 
-        Raises UsageError and TinyLMError as `ChatTemplate.render` does.
+        Raises UsageError for a text that contains LITERAL, and the errors of `ChatTemplate.render`.
         """
         marked = self._marked(conversation)
         return self.template.render(marked.messages, marked.tools, add_generation_prompt=True)
@@ -52,8 +52,9 @@ class ChatFormat:
         that its message adds to the earlier messages, rendered with the generation prompt; white space after a special
         token at the end of an answer is not scored. With `train_on` last, messages after the last answer are left out.
 
-        Raises UsageError, with the location, for a conversation that the template refuses or fails on, and for one
-        whose beginning is rendered differently when more messages follow.
+        Raises UsageError, with the location, for a conversation that the template refuses or fails on or that has
+        invalid characters, for one that is rendered as no text, and, without `{% generation %}` blocks, for one whose
+        beginning is rendered differently when more messages follow.
         """
         try:
             return self._render(self._marked(conversation))
@@ -63,7 +64,7 @@ class ChatFormat:
             raise UsageError(f"{conversation.location}: {error}") from error
 
     def _marked(self, conversation: Conversation) -> Conversation:
-        """The conversation with the names of control tokens in it marked."""
+        """A copy of the conversation in which the names of control tokens are marked."""
         literal = self._literal
         messages = tuple({**literal.mark(message), "role": message["role"]} for message in conversation.messages)
         return replace(conversation, messages=messages, tools=literal.mark(conversation.tools))
@@ -92,21 +93,22 @@ class ChatFormat:
         return ScoredText(text, [span for span in spans if span])
 
     def _span_of(self, conversation: Conversation, index: int, text: str) -> range:
-        """The span of message `index` in the text of the whole conversation, found by rendering prefixes."""
+        """The span of the answer at `index` in the text of the whole conversation, found by rendering prefixes."""
         messages, tools = conversation.messages, conversation.tools
         prompt = self.template.render(messages[:index], tools, add_generation_prompt=True)
         answered = text if index + 1 == len(messages) else self.template.render(messages[: index + 1], tools)
         if not answered.startswith(prompt):
-            self._refuse(conversation, index, prompt, answered, "message {} is its answer")
+            self._raise_changed(conversation, index, prompt, answered, "message {} is its answer")
         if not text.startswith(answered):
-            self._refuse(conversation, index, answered, text, "other messages follow message {}")
+            self._raise_changed(conversation, index, answered, text, "other messages follow message {}")
         answer = answered[len(prompt) :]
         stripped = answer.rstrip()
         if stripped.endswith(self.special_tokens):
             answer = stripped
         return range(len(prompt), len(prompt) + len(answer))
 
-    def _refuse(self, conversation: Conversation, index: int, expected: str, found: str, when: str) -> None:
+    def _raise_changed(self, conversation: Conversation, index: int, expected: str, found: str, when: str) -> NoReturn:
+        """Raise UsageError about a text `found` that does not start with the text `expected`."""
         at = next((i for i, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), len(found))
         before, after = (without_marks(text[at : at + 40]) for text in (expected, found))
         last = (
@@ -119,7 +121,7 @@ class ChatFormat:
         )
 
     def _finds_last(self, conversation: Conversation) -> bool:
-        """Whether `train_on` last finds an answer in a conversation; False if `train_on` is already last."""
+        """Whether the span of the last answer can be found with `train_on` last; False if that is already set."""
         if self.train_on == "last":
             return False
         try:
@@ -128,12 +130,12 @@ class ChatFormat:
             return False
 
     def ordinary_text(self, text: str) -> Iterator[str]:
-        """The non-empty parts of a rendered text between special tokens, without marks."""
+        """Yield the non-empty parts of a rendered text between special tokens, without marks."""
         parts = token_pattern(self.special_tokens).split(text) if self.special_tokens else [text]
         return map(without_marks, filter(None, parts))
 
     def end_token(self) -> str | None:
-        """The special token at the end of an answer; `None` for a template without one."""
+        """The special token at the end of an answer; `None` for a template without one. Errors as for `render`."""
         probe = Conversation(({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}))
         text, spans = ChatFormat(self.template, self.special_tokens, "last").render(probe)
         answer = text[spans[-1].start : spans[-1].stop] if spans else ""
@@ -141,5 +143,5 @@ class ChatFormat:
 
 
 def token_pattern(tokens: Collection[str]) -> re.Pattern[str]:
-    """A pattern that matches any of the tokens; where several match, the longest."""
+    """A pattern that matches any of the tokens; where several match, the longest. `tokens` must not be empty."""
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))

@@ -44,7 +44,7 @@ class Batch:
 
     @property
     def targets_per_text(self) -> np.ndarray:
-        """Number of targets that count in the loss, (N,), of each row, or of each text where texts share a row."""
+        """Number of targets that count in the loss, per row, (B,), or per text where texts share a row, (N,)."""
         if self.mask is None:
             return np.full(len(self), self.targets.shape[1])
         if self.segments is None:
@@ -79,7 +79,7 @@ class Batch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=device.type == "cuda"))
 
     def pin_memory(self) -> "Batch":
-        """The batch in page-locked memory, from which a GPU copies while the processor computes."""
+        """The batch in page-locked memory, from which copies to a GPU are asynchronous."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
@@ -91,9 +91,9 @@ class Batch:
 class Windows:
     """Training batches of windows of `context` tokens that do not overlap.
 
-    Each epoch starts at a random offset and visits every window once, in pseudo-random order. Batch number n depends
+    Each epoch starts at a random offset and has every window once, in pseudo-random order. Batch number n depends
     only on the seed and n, so a resumed run continues with the same batches. Memory does not depend on the number of
-    windows. Raises TinyLMError for `context` tokens or fewer.
+    windows. Raises TinyLMError for fewer than `context` + 1 tokens.
     """
 
     def __init__(self, tokens: Tokens, context: int, batch_size: int, seed: int) -> None:
@@ -122,12 +122,12 @@ class Windows:
         return windows_at(self._tokens, np.concatenate(starts), self._context)
 
     def _starts(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """The first token of each window of an epoch, by its position in the order of that epoch: (N,) -> (N,)."""
+        """The index of the first token of the windows at `positions` in the order of an epoch: (N,) -> (N,)."""
         offset, order = self._epoch(epoch)
         return offset + order(positions) * self._context
 
     def _epoch_order(self, epoch: int) -> tuple[int, Permutation]:
-        """The offset and the order of the windows of an epoch."""
+        """The index of the first token of an epoch, and the order of its windows."""
         slack = self._n_targets - self.windows_per_epoch * self._context
         rng = np.random.Generator(np.random.PCG64([self._seed, epoch]))
         offset = int(rng.integers(0, min(slack, self._context), endpoint=True))
@@ -139,9 +139,9 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """Yield batches of windows in which every token of `tokens` (N,) but the first counts in the loss exactly once.
 
-    Windows start every `stride` tokens, at most `context` (default: `context`, so that they do not overlap). The mask
-    excludes targets that an earlier window has scored. With `max_tokens`, yields a fixed selection of evenly spaced
-    windows with about that many scored targets in total.
+    Windows of `context` tokens, the last ones shorter, start every `stride` tokens. `stride` is at most `context`, and
+    by default `context`, so that windows do not overlap. The mask excludes targets that an earlier window scores. With
+    `max_tokens`, yields a fixed selection of evenly spaced windows with about that many scored targets in total.
     """
     stride = stride or context
     n_targets = len(tokens) - 1
@@ -158,7 +158,7 @@ def evaluation_batches(
 
 
 def _mask_overlap(batch: Batch, starts: np.ndarray, overlap: int) -> Batch:
-    """Exclude the first `overlap` targets of every window but the first, which the previous window has scored."""
+    """Exclude the first `overlap` targets of every window but that at token 0; the previous window scores them."""
     if not overlap:
         return batch
     mask = torch.ones(batch.targets.shape, dtype=torch.bool)
@@ -167,7 +167,7 @@ def _mask_overlap(batch: Batch, starts: np.ndarray, overlap: int) -> Batch:
 
 
 def windows_at(tokens: Tokens, starts: np.ndarray, context: int) -> Batch:
-    """A batch of windows of `context` tokens at the positions `starts` (B,), with the next tokens as targets."""
+    """A batch of windows, (B, context), at the positions `starts`, (B,), with the next tokens as targets."""
     rows = np.stack([tokens[start : start + context + 1] for start in starts]).astype(np.int64)  # (B, T + 1)
     ids = torch.from_numpy(rows)
     return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())

@@ -21,7 +21,7 @@ class Conversation:
     """Messages in order, each with `role`, `content` and any other keys that the template uses.
 
     tools: descriptions of the functions that the model may call, which the template renders.
-    location: the file and line of the conversation, for error messages.
+    location: the file, and the line, element or row, of the conversation, for messages.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -33,16 +33,17 @@ class Conversation:
         return [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
 
     def map_contents(self, function: Any) -> "Conversation | None":
-        """The conversation with the function applied to each content; `None` if a content becomes empty."""
+        """A copy with the function applied to each content; `None` if a non-empty content becomes empty."""
         messages = tuple({**message, "content": function(message["content"])} for message in self.messages)
         emptied = any(old["content"] and not new["content"] for old, new in zip(self.messages, messages, strict=True))
         return None if emptied else replace(self, messages=messages)
 
 
 def read_conversations(file: Path, encoding: str, progress: Progress = no_progress) -> Iterator[Conversation]:
-    """Yield the conversations of a file of JSONL, of one JSON array or of Parquet. `progress` receives the bytes read.
+    """Yield the conversations of a file: JSONL, a JSON array or Parquet.
 
-    Raises UsageError, with file and line, for a line that is not a conversation.
+    `progress` receives the number of bytes read from the disk. Raises UsageError, with the location, for a record that
+    is not a conversation, and as `records` does.
     """
     for location, record in records(file, encoding, KEYS, progress):
         yield parse_conversation(record, location)
@@ -52,7 +53,8 @@ def parse_conversation(record: Any, location: str) -> Conversation:
     """The conversation in a JSON value. Keys of the object other than KEYS are ignored.
 
     A `prompt` and its `completion` become a user's and an assistant's message. Raises UsageError, with the location,
-    for a value that is not an object with the right keys, and for a message with an unknown role or without text.
+    for a value that is not an object with the right keys, for a message with an unknown role, for one without text that
+    is neither a tool's message nor a tool call, and for a lone surrogate.
     """
     if not isinstance(record, dict):
         raise UsageError(f"{location}: expected an object with 'messages', but found {describe_value(record)}.")
@@ -121,7 +123,7 @@ def _tools(value: Any, location: str) -> tuple[dict[str, Any], ...] | None:
 
 
 def _require_usable_values(values: Any, location: str) -> None:
-    """Raise UsageError for JSON values with a lone surrogate in any text, and for values that are nested too deeply."""
+    """Raise UsageError for JSON values with a lone surrogate in a text, or nested more than MAX_NESTING levels deep."""
     level = [values]
     for _ in range(MAX_NESTING):
         for text in level:

@@ -14,7 +14,7 @@ from tinylm.text.chat_tokens import ChatTokens
 from tinylm.text.shuffled_batches import ShuffledBatches
 from tinylm.text.token_files import TokenFolder
 
-PADDING = 0  # any id works: padding is not scored, and no other token attends to it
+PADDING = 0  # any id works: padding is not scored, and other tokens do not attend to it
 MIN_PACKED_ROW = 512  # tokens, or the context if shorter; longer rows have less padding, but attention costs more
 MIN_PACKED_CONVERSATIONS = 3  # per row, on average: with fewer, packed rows are slower (benchmarks/packing.py)
 
@@ -32,7 +32,7 @@ class ChatParts(NamedTuple):
 
 
 def require_usable(tokens: ChatTokens, context: int, name: str) -> None:
-    """Raise UsageError if no conversation has a scored token within the context. name: such as "training"."""
+    """Raise UsageError if no conversation is usable in the context (`ChatTokens.usable`). name: such as "training"."""
     if len(tokens.usable(context)):
         return
     if tokens.unscored == len(tokens):
@@ -45,7 +45,7 @@ def require_usable(tokens: ChatTokens, context: int, name: str) -> None:
 
 
 def describe_left_out(tokens: ChatTokens, context: int, name: str) -> list[str]:
-    """Sentences about conversations that are cut or have nothing scored. name: such as "training"."""
+    """Sentences about conversations that are cut or have no scored token. name: such as "training"."""
     sentences = []
     if tokens.unscored:
         sentences.append(
@@ -65,10 +65,12 @@ class ChatRows:
     """Rows of conversations for a model with a given context. Conversations without a scored token are left out; at
     least one must have a scored token (`require_usable`).
 
-    Longer conversations are cut at their end. With `packed`, several conversations share a row of `width` tokens, so
-    that the rows have little padding; otherwise there is one per row, padded to the longest of the batch.
+    Conversations longer than the context are cut at their end. With `packed`, several conversations share a row of
+    `width` tokens, so that the rows have little padding; otherwise there is one per row, padded to the longest of the
+    batch.
 
-    rows: the indices of the conversations of each row. lengths: (R,), tokens per row without padding.
+    indices: of the conversations, which must be usable; `None` for all that are. width: tokens of a packed row, or of
+    the longest row. rows: the indices of the conversations of each row. lengths: (R,), tokens per row without padding.
     """
 
     def __init__(self, tokens: ChatTokens, context: int, packed: bool, indices: np.ndarray | None = None) -> None:
@@ -135,8 +137,8 @@ def worth_packing(tokens: ChatTokens, context: int) -> bool:
 def pack(indices: np.ndarray, lengths: np.ndarray, width: int) -> list[np.ndarray]:
     """Distribute items over few rows of `width`: best fit in order of decreasing length.
 
-    Each item goes into the row with the least room that is enough for it (Johnson 1974). `lengths`: of all items, each
-    at most `width`. `indices`: of the items to distribute.
+    Each item goes into the row with the least sufficient room (Johnson 1974). `lengths`: (N,), of all items, from 1 to
+    `width`. `indices`: (M,), of the items to distribute. Returns the indices of the items of each row.
     """
     rows: list[list[int]] = []
     by_room: dict[int, list[int]] = {}  # numbers of the rows, by number of free tokens
@@ -162,14 +164,14 @@ def pack(indices: np.ndarray, lengths: np.ndarray, width: int) -> list[np.ndarra
 
 @functools.lru_cache(maxsize=2)
 def chat_rows(tokens: ChatTokens, context: int, packed: bool) -> ChatRows:
-    """All rows of the conversations, cached for the plan and the task. At least one must be usable."""
+    """The rows of all usable conversations, cached for the plan and the task. At least one must be usable."""
     return ChatRows(tokens, context, packed)
 
 
 def chat_evaluation_batches(
     tokens: ChatTokens, context: int, rows: int, packed: bool, max_tokens: int | None = None
 ) -> Iterator[Batch]:
-    """Yield batches of at most `rows` rows with the conversations that have a scored token, each once.
+    """Yield batches of at most `rows` rows with the usable conversations, each once. At least one must be usable.
 
     With `max_tokens`, yields a fixed selection of evenly spaced conversations with about that many scored tokens.
     """

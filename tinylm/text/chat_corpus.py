@@ -24,8 +24,8 @@ class ChatCorpus(Corpus):
     """
 
     chat: ChatFormat | None = None
-    _lengths: list[int] = field(default_factory=list, init=False, repr=False, compare=False)  # set by `scan`
-    # Set by `scan`: whether each conversation contains the text of a special token.
+    # Set by `scan`, per conversation: characters without special tokens, and whether it has a special token's text.
+    _lengths: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
     _with_literal_tokens: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
 
     kind: ClassVar[str] = "chat"
@@ -38,10 +38,10 @@ class ChatCorpus(Corpus):
         return self.chat.train_on
 
     def conversations(self, progress: Progress = no_progress) -> Iterator[Conversation]:
-        """Yield the conversations of all files. `progress` receives the bytes read from the disk.
+        """Yield the conversations of all files. `progress` receives the number of bytes read from the disk.
 
-        Conversations with a message that `drop_unknown` leaves empty are skipped. Raises UsageError, with the line
-        number, for an invalid line.
+        Conversations with a message that `drop_unknown` leaves empty are skipped. Raises UsageError as
+        `read_conversations` does.
         """
         for file in self.files:
             for conversation in read_conversations(file, self.encoding, progress):
@@ -50,12 +50,15 @@ class ChatCorpus(Corpus):
                     yield kept
 
     def examples(self, progress: Progress = no_progress) -> Iterator[ScoredText]:
-        """Yield the text of each conversation with its scored spans. Raises UsageError as `ChatFormat.render` does."""
+        """Yield the text of each conversation with its scored spans.
+
+        Raises UsageError as `conversations` and `ChatFormat.render` do.
+        """
         assert self.chat is not None
         return map(self.chat.render, self.conversations(progress))
 
     def examples_between(self, start: int, stop: int, progress: Progress = no_progress) -> Iterator[ScoredText]:
-        """Yield the examples that begin in the characters from `start` up to `stop` of the stream."""
+        """Yield the examples that begin in the characters from `start` up to `stop` of the stream; as `examples`."""
         assert self.chat is not None
         position = 0
         lengths = iter(self._lengths)
@@ -84,7 +87,7 @@ class ChatCorpus(Corpus):
             yield "", self.chat.ordinary_text(example.text)
 
     def scan(self, progress: Progress = no_progress) -> CorpusStats:
-        """As `Corpus.scan`. The fingerprint covers the texts with special tokens, and the scored spans."""
+        """As `Corpus.scan`. The fingerprint is a hash of the texts with special tokens and of the scored spans."""
         assert self.chat is not None
         chat, lengths, digest = self.chat, self._lengths, hashlib.sha256()
         lengths.clear()

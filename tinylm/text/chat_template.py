@@ -19,10 +19,10 @@ from tinylm.text.template_sandbox import RefusedError, TemplateEnvironment, size
 
 Message = Mapping[str, Any]  # role, content, and other keys that the template uses
 
-# The budget of work of a rendering, which then takes seconds at most. It is enough for hundreds of messages with
-# published templates that nest two loops over all messages, and for more than 10,000 messages with all others.
+# The work budget of a rendering, which then takes seconds at most. It is enough for hundreds of messages with published
+# templates that nest two loops over all messages, and for more than 10,000 messages with all others.
 MAX_WORK = 50_000_000
-WORK_PER_INPUT = 200  # added to MAX_WORK for each unit of work of copying the conversation
+WORK_PER_INPUT = 200  # added to MAX_WORK for each unit of work that copying the conversation takes
 
 CHATML = """\
 {%- for message in messages -%}
@@ -46,9 +46,12 @@ _INVALID = re.compile(f"[{BEGIN}{END}\ud800-\udfff]")
 
 
 class ChatTemplate:
-    """A chat template, compiled. Raises TinyLMError for a source that is not a Jinja template.
+    """A chat template, compiled.
 
     special: texts of the tokenizer's special tokens by their names in templates: bos_token, eos_token, pad_token.
+    marks_answers: whether the source has `{% generation %}` blocks.
+
+    Raises TinyLMError for a source that is not a Jinja template or has more than MAX_TEMPLATE characters.
     """
 
     def __init__(self, source: str, special: Mapping[str, str] | None = None) -> None:
@@ -75,9 +78,9 @@ class ChatTemplate:
         return text.replace(BEGIN, "").replace(END, "")
 
     def marked(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> tuple[str, list[range]]:
-        """The text of a conversation, and the ranges of characters in it that the template marks as answers.
+        """The text of a conversation, and the ranges of its characters that come from `{% generation %}` blocks.
 
-        These are its `{% generation %}` blocks. Raises as `render`.
+        Raises UsageError and TinyLMError as `render` does.
         """
         plain, spans, length = [], [], 0
         for number, part in enumerate(self._render(messages, tools, False).split(BEGIN)):
@@ -104,7 +107,7 @@ class ChatTemplate:
 
 
 def _require_valid_texts(values: Any) -> None:
-    """Raise UsageError if a text in the JSON values has a lone surrogate or a character that marks answers."""
+    """Raise UsageError if a text in the JSON values has a lone surrogate, BEGIN or END."""
     pending = [values]
     while pending:
         value = pending.pop()
@@ -120,12 +123,12 @@ def _require_valid_texts(values: Any) -> None:
 
 
 class _Generation(Extension):
-    """`{% generation %}answer{% endgeneration %}`: puts marks around the answer."""
+    """`{% generation %}answer{% endgeneration %}`: puts BEGIN and END around the answer."""
 
     tags = {"generation"}  # noqa: RUF012, as Jinja declares it
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The block as a call of `_mark` with its content."""
+        """Parse the block into a call of `_mark` with the content of the block."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)

@@ -14,7 +14,10 @@ _TOKEN = re.compile(r"<\|[^|<>\s'\"]{1,40}\|>")
 
 
 def read_template(choice: str) -> str:
-    """The source of a template: "chatml", or the path of a file. Raises UsageError for a file that cannot be read."""
+    """The source of a template: "chatml", or the path of a file.
+
+    Raises UsageError for a file that cannot be read or has more than MAX_TEMPLATE characters.
+    """
     if choice == CHATML_NAME:
         return CHATML
     path = Path(choice)
@@ -32,7 +35,7 @@ def read_template(choice: str) -> str:
 
 
 def template_tokens(source: str) -> tuple[str, ...]:
-    """The special tokens that a template writes: its texts of the form <|name|>."""
+    """The special tokens in the source of a template: its texts of the form <|name|>, without repetitions."""
     return tuple(dict.fromkeys(_TOKEN.findall(source)))
 
 
@@ -44,12 +47,12 @@ def template_values(special: SpecialTokens) -> dict[str, str]:
 def chat_format(
     source: str, tokenizer: Tokenizer | None = None, train_on: str = "assistant", *, extended: bool = False
 ) -> ChatFormat:
-    """The chat format with a template and the special tokens of a tokenizer.
+    """The chat format with the template `source` and the special tokens of a tokenizer.
 
-    tokenizer: `None` if it will be trained on the conversations.
+    tokenizer: `None` if it will be trained on the conversations, and have the special tokens of the template.
     extended: whether the tokenizer will get the special tokens of the template that it lacks.
 
-    Raises TinyLMError if the source is not a template.
+    Raises TinyLMError if the source is not a valid template.
     """
     special = tokenizer.special if tokenizer is not None else SpecialTokens()
     tokens = tokenizer.added_tokens if tokenizer is not None else (END_OF_TEXT,)

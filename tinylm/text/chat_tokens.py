@@ -1,4 +1,4 @@
-"""Encoded conversations: each token with a flag of whether it is scored.
+"""Encoded conversations: token ids with flags for scored tokens and for the first token of a conversation.
 
 In an array of codes, a token is 4 id + 2 scored + first, where `first` marks the first token of a conversation.
 """
@@ -22,7 +22,7 @@ SCORED, FIRST = 2, 1
 def encode_example(example: ScoredText, tokenizer: Tokenizer) -> np.ndarray:
     """The codes of a rendered conversation: (N,) of uint32. A token is scored if it starts inside a span.
 
-    Raises UsageError for characters without an id.
+    Raises UsageError for characters without an id, and TinyLMError if the `tokenizers` library fails.
     """
     ids, starts = tokenizer.encode_with_special(example.text)
     codes = CODES_PER_ID * ids.astype(np.uint32)
@@ -34,7 +34,7 @@ def encode_example(example: ScoredText, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _example_batches(examples: Iterator[ScoredText], tokenizer: Tokenizer) -> Iterator[TextBatch]:
-    """Yield batches of rendered conversations."""
+    """Yield batches whose content is a list of rendered conversations."""
     batch: list[ScoredText] = []
     characters = 0
     for example in examples:
@@ -64,10 +64,11 @@ MarkedText = tuple[tuple[str, bool], ...]  # parts of a text in order, each scor
 
 
 class ChatTokens:
-    """The conversations in an array of codes. The first token of a conversation is never scored.
+    """The conversations in an array of codes. The first token of a conversation is not scored, whatever its flag.
 
     lengths: (N,), tokens of each conversation. first_scored: (N,), index of its first scored token; its length if no
-    token is scored. Raises TinyLMError if the array does not begin with a conversation.
+    token is scored. n_scored: number of scored tokens. Raises TinyLMError if a non-empty array does not begin with the
+    first token of a conversation.
     """
 
     def __init__(self, tokens: Tokens) -> None:
@@ -87,13 +88,13 @@ class ChatTokens:
         return len(self.lengths)
 
     def tokens(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """The ids, (N,) of int64, and the scored flags, (N,) of bool, of a conversation."""
+        """The ids, (T,) of int64, and the scored flags, (T,) of bool, of a conversation. Ignore the first flag."""
         start = self._starts[index]
         codes = np.asarray(self._codes[start : start + self.lengths[index]], dtype=np.int64)
         return ids_of(codes), (codes & SCORED) > 0
 
     def scored_ids(self, context: int) -> np.ndarray:
-        """The ids of the scored tokens that a model with this context length predicts, (N,)."""
+        """The ids, (M,), of all scored tokens that a model with this context length predicts."""
         parts = [np.zeros(0, dtype=np.int64)]
         for index in self.usable(context):
             ids, scored = (part[1 : context + 1] for part in self.tokens(index))
@@ -106,7 +107,7 @@ class ChatTokens:
         return int((self.first_scored == self.lengths).sum())
 
     def usable(self, context: int) -> np.ndarray:
-        """The indices of the conversations with a scored token in their first `context` + 1 tokens."""
+        """The indices, (M,), of the conversations with a scored token in their first `context` + 1 tokens."""
         return np.flatnonzero((self.first_scored < self.lengths) & (self.first_scored <= context))
 
     def inputs(self, context: int) -> np.ndarray:
@@ -115,7 +116,10 @@ class ChatTokens:
 
 
 def marked_examples(tokens: ChatTokens, tokenizer: Tokenizer, number: int) -> tuple[MarkedText, ...]:
-    """The texts of the first `number` conversations, special tokens included, with their scored parts marked."""
+    """The texts of the first `number` conversations, special tokens included, in parts that are scored or not.
+
+    Raises TinyLMError if the `tokenizers` library fails.
+    """
     examples = []
     for index in range(min(number, len(tokens))):
         ids, scored = tokens.tokens(index)

@@ -33,12 +33,12 @@ def display_name(file: Path) -> str:
 
 
 def content_suffix(file: Path) -> str:
-    """The lower-case suffix of a file's name without the compression suffix: `.jsonl` for `a.JSONL.gz`."""
+    """The suffix of a file's name, in lower case, without a compression suffix: `.jsonl` for `a.JSONL.gz`."""
     return Path(file.stem).suffix.lower() if file.suffix.lower() in _SUFFIXES else file.suffix.lower()
 
 
 def content_stem(name: str) -> str:
-    """A file's name without the compression suffix and the suffix before it: `a` for `a.jsonl.gz`."""
+    """A file's name without its suffix and without a compression suffix after it: `a` for `a.jsonl.gz` and `a.txt`."""
     path = Path(name)
     return Path(path.stem).stem if path.suffix.lower() in _SUFFIXES else path.stem
 
@@ -49,7 +49,7 @@ def decompressed_chunks(
     """Yield the decompressed content of a file in chunks of at most `chunk_bytes` (Zstandard: 32 MiB).
 
     The compression is determined by the suffix, such as .gz, or else by the first bytes. `progress` receives the number
-    of bytes read from the disk. Raises UsageError for a file that cannot be read, for damaged or incomplete compressed
+    of bytes read from the file. Raises UsageError for a file that cannot be read, for damaged or incomplete compressed
     data, and for Zstandard data if the package `zstandard` is not installed.
     """
     compression: str | None = None
@@ -63,10 +63,10 @@ def decompressed_chunks(
                 before = after
                 yield chunk
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, ValueError) as error:
-        raise _damaged(file, compression, error) from None
+        raise _damaged_error(file, compression, error) from None
     except OSError as error:
         if error.errno is None:  # raised by bz2
-            raise _damaged(file, compression, error) from None
+            raise _damaged_error(file, compression, error) from None
         raise UsageError(f"Cannot read {display_name(file)}: {error.strerror}.") from error
     except ImportError:
         raise UsageError(
@@ -75,7 +75,7 @@ def decompressed_chunks(
         ) from None
 
 
-def _damaged(file: Path, compression: str | None, error: Exception) -> UsageError:
+def _damaged_error(file: Path, compression: str | None, error: Exception) -> UsageError:
     reason = "it ends too early" if isinstance(error, EOFError) else str(error).rstrip(".")
     return UsageError(
         f"{display_name(file)} is damaged or not {compression} data ({reason}). Copy or compress it again, or give the "
@@ -84,6 +84,7 @@ def _damaged(file: Path, compression: str | None, error: Exception) -> UsageErro
 
 
 def _detect_compression(head: bytes) -> str | None:
+    """The compression whose signature the first bytes of a file have, or `None`."""
     if head.startswith(b"\x1f\x8b\x08"):
         return "gzip"
     if head.startswith(b"BZh") and head[4:10] in (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90"):
@@ -154,7 +155,10 @@ class _ZstandardFrame:
         return bytes(self._frame.unused_data)
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Decompress all of `data`. `max_length` is ignored; the caller bounds the output by the size of `data`."""
+        """Decompress all of `data`. Raises ValueError for damaged data.
+
+        `max_length` is ignored; the caller bounds the output by the size of `data`.
+        """
         try:
             return bytes(self._frame.decompress(data))
         except self._error as error:

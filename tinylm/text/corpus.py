@@ -34,8 +34,9 @@ class Corpus:
     """Text files in a fixed order, and how they are read.
 
     `paths` are the files, folders and patterns that the user named, and `files` the files found there that are read.
-    `skipped` lists the files in those folders that are not read. `text_key` is the key of the text in a JSON object.
-    `format` is one of FORMATS. `drop_unknown` removes the unknown characters from a chunk of text; `None` keeps all.
+    `skipped` lists the files and subfolders that are not read. `text_key` is the key of the text in a JSON object, or
+    its column in Parquet. `format` is one of FORMATS. `drop_unknown` removes the unknown characters from a chunk of
+    text; `None` keeps all.
     """
 
     paths: tuple[str, ...]
@@ -47,15 +48,16 @@ class Corpus:
     drop_unknown: Callable[[str], str] | None = None
 
     kind: ClassVar[str] = "text"
-    detects_json: ClassVar[bool] = False  # whether JSON is detected by its content, not only by the file's name
+    detects_json: ClassVar[bool] = False  # whether JSON is read as such in a file without a JSON suffix
 
     def stream(self, progress: Progress = no_progress, started: Callable[[str], None] = lambda name: None) -> Stream:
-        """Yield the text of all files in order. `progress` receives the number of bytes read from the disk, and
-        `started` the name of each document before its first chunk: its file, with the line, element or row if the file
-        has several documents.
+        """Yield the text of all files in order.
 
-        Raises UsageError for bytes that are not valid in the encoding, for damaged compressed data and for invalid
-        JSON.
+        `progress` receives the number of bytes read from the disk, and `started` the name of each document before its
+        first chunk: its file, with the line, element or row if the file has several documents.
+
+        Raises UsageError for a file that cannot be read, for bytes that are not valid in the encoding, for damaged
+        compressed data, for invalid JSON and for records without a text.
         """
         first = True
         for name, document in self._documents(progress):
@@ -106,7 +108,7 @@ class Corpus:
 
     @property
     def train_on(self) -> str:
-        """The setting of this name in a DataConfig; it applies to conversations only."""
+        """The `train_on` of a DataConfig: its default, since the setting applies to conversations only."""
         return "assistant"
 
     @property
@@ -131,10 +133,10 @@ def find_corpus(
     """Find the text files at `paths`: files, folders with their subfolders, glob patterns, or - for standard input.
 
     Standard input is copied to the folder `spool`; without one it cannot be read. Hidden, empty and binary files in
-    folders are skipped and listed in the result, which is a `corpus_type`.
+    folders, among others, are skipped and listed in the result, which is a `corpus_type`.
 
     Raises UsageError for a missing path, a folder without text, a file that is binary or in another encoding, JSON that
-    would be read as plain text, and an unknown encoding or format.
+    would be read as plain text, and an unknown encoding or format, and TinyLMError if standard input cannot be copied.
     """
     try:
         "".encode(encoding)
@@ -170,7 +172,7 @@ def find_corpus(
 
 
 def _spool_standard_input(folder: Path) -> Path:
-    """Copy standard input into a file, so that it can be read more than once."""
+    """Copy standard input to a file in `folder`, so that it can be read more than once. Raises TinyLMError."""
     file = folder / SPOOL_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -195,11 +197,11 @@ class CorpusStats:
     documents: int
     alphabet: str
     fingerprint: str
-    sample: tuple[str, ...] = field(default=(), compare=False)  # differs with the chunks: they end excerpts
+    sample: tuple[str, ...] = field(default=(), compare=False)  # depends on the chunks: excerpts end at their ends
 
 
 def scan_stream(stream: Stream) -> CorpusStats:
-    """Compute the statistics of a stream in one pass."""
+    """The statistics of a stream, computed in one pass."""
     seen = np.zeros(0x110000, dtype=bool)
     digest = hashlib.sha256()
     characters = size = separators = 0
@@ -250,10 +252,10 @@ def slice_stream(stream: Stream, start: int, stop: int) -> Stream:
 
 
 def rechunk(stream: Stream, safe_split_point: Callable[[str], int], limit: int) -> Stream:
-    """Yield the same stream in chunks that end only at safe split points and at the ends of documents.
+    """Yield the same stream in chunks that end at safe split points and at the ends of documents.
 
     `safe_split_point(text)` returns the length of a prefix that can be processed separately, or 0 if more text is
-    needed. Text without a safe split point is yielded once it is longer than `limit` characters, to bound memory.
+    needed. Text without a safe split point is also yielded when it is longer than `limit` characters, to bound memory.
     """
     buffer = ""
     for chunk in stream:

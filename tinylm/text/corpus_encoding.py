@@ -29,7 +29,7 @@ from tinylm.text.token_files import (
 from tinylm.text.tokenizer import Tokenizer, describe_characters
 from tinylm.validation import check_numbers
 
-MIN_TOKENS = {"train": 3, "val": 2}  # of each part
+MIN_TOKENS = {"train": 3, "val": 2}  # per part
 
 CORPUS_TYPES: dict[str, type[Corpus]] = {corpus.kind: corpus for corpus in (Corpus, PairCorpus, ChatCorpus)}
 ENCODINGS: dict[str, Encoding] = {"text": TEXT_ENCODING, "pairs": TEXT_ENCODING, "chat": CHAT_ENCODING}
@@ -42,7 +42,7 @@ class SplitCorpus:
     """A corpus split into training and validation text, with statistics from one pass over its files.
 
     The first `train_characters` characters of `corpus` are for training. The validation text is `val_corpus`, or if
-    that is `None` the rest of `corpus`. `val_fraction` is the requested share of the characters for validation.
+    that is `None` the rest of `corpus`; `val_fraction` is the requested share of the characters in that rest.
     """
 
     corpus: Corpus
@@ -63,11 +63,11 @@ class SplitCorpus:
         return "".join(sorted({*self.stats.alphabet, *(self.val_stats.alphabet if self.val_stats else "")}))
 
     def train_stream(self) -> Stream:
-        """The training text. Raises TinyLMError if a file has changed since the first pass."""
+        """The training text. Raises TinyLMError at its end if its length differs from that in the first pass."""
         return _require_length(self.train_characters, slice_stream(self.corpus.stream(), 0, self.train_characters))
 
     def train_documents(self) -> Iterator[Any]:
-        """The training text as input of its encoding in ENCODINGS: a stream, or rendered conversations."""
+        """The training text as input of its encoding in ENCODINGS: `train_stream`, or rendered conversations."""
         if isinstance(self.corpus, ChatCorpus):
             return self.corpus.examples_between(0, self.train_characters)
         return self.train_stream()
@@ -81,7 +81,7 @@ class SplitCorpus:
         return self.val_stream()
 
     def val_stream(self) -> Stream:
-        """The validation text. Raises TinyLMError if a file has changed since the first pass."""
+        """The validation text. Raises TinyLMError at its end if its length differs from that in the first pass."""
         if self.val_corpus is not None:
             assert self.val_stats is not None
             return _require_length(self.val_stats.characters, self.val_corpus.stream())
@@ -103,9 +103,9 @@ def _require_length(characters: int, stream: Stream) -> Stream:
 def split_corpus(
     corpus: Corpus, val_corpus: Corpus | None, val_fraction: float, progress: Progress = no_progress
 ) -> SplitCorpus:
-    """Scan all the text and choose the split point. `progress` receives the bytes read from the disk.
+    """Scan all the text and choose the split point. `progress` receives the number of bytes read from the disk.
 
-    Raises UsageError for a text that is empty or cannot be decoded, and for a `val_fraction` outside of (0, 1).
+    Raises UsageError for a text that is empty or cannot be read, and for a `val_fraction` outside of (0, 1).
     """
     check_numbers({"val_fraction": val_fraction})
     stats = scan_corpus(corpus, progress)
@@ -119,11 +119,16 @@ def split_corpus(
 def scan_corpus(corpus: Corpus, progress: Progress) -> CorpusStats:
     """The statistics of a corpus. Raises UsageError if it contains no text, or none with ids in the vocabulary."""
     stats = scan_or_recall(corpus, progress)
+    require_text(corpus, stats)
+    return stats
+
+
+def require_text(corpus: Corpus, stats: CorpusStats) -> None:
+    """Raise UsageError if the corpus with these statistics contains no text, or none with ids in the vocabulary."""
     if not stats.characters and corpus.drop_unknown is not None:
         raise UsageError(f"None of the characters of {corpus.name} has an id in the vocabulary; give another text.")
     if not stats.characters:
         raise UsageError(f"{corpus.name} contains no text; give a file that does.")
-    return stats
 
 
 def require_known_characters(
@@ -144,7 +149,7 @@ def require_known_characters(
 
 
 def corpus_without_unknown(corpus: Corpus, tokenizer: Tokenizer) -> Corpus:
-    """Return a copy of the corpus that also drops the characters without an id.
+    """Return a copy of the corpus that also drops the characters without an id in the tokenizer.
 
     Pairs with a side that becomes empty, and conversations with a message that becomes empty, are skipped.
     """
@@ -159,7 +164,7 @@ def corpus_without_unknown(corpus: Corpus, tokenizer: Tokenizer) -> Corpus:
 
 
 def drop_unknown_characters(split: SplitCorpus, tokenizer: Tokenizer, progress: Progress) -> SplitCorpus:
-    """Remove the characters that have no id from a text, and split it again; `progress` as for `split_corpus`.
+    """Return the text without the characters that have no id, split again; `progress` as for `split_corpus`.
 
     Raises UsageError if no text is left.
     """
@@ -169,7 +174,7 @@ def drop_unknown_characters(split: SplitCorpus, tokenizer: Tokenizer, progress: 
 
 
 def check_encoder(tokenizer: Tokenizer, sample: Sequence[str], warn: Warn) -> None:
-    """Compare the encoder with the `tokenizers` library on a sample; if ids differ, warn and switch to the library."""
+    """Compare the encoder with the `tokenizers` library on a sample; if any id differs, use the library, and warn."""
     encoder = tokenizer.encoder
     if not tokenizer.check_encoder(sample):
         warn(
@@ -179,7 +184,7 @@ def check_encoder(tokenizer: Tokenizer, sample: Sequence[str], warn: Warn) -> No
 
 
 def is_resumable(split: SplitCorpus, folder: Path | None) -> bool:
-    """Whether `encode_split` with the same arguments continues an encoding that was interrupted."""
+    """Whether `encode_split`, if it is interrupted, continues when it is called again with the same arguments."""
     return folder is None and split.characters >= SHARD_TOKENS
 
 
@@ -196,7 +201,7 @@ def encode_split(
     `progress` receives the number of characters encoded, and `warn` a message if the ids of the encoder differ from
     those of the `tokenizers` library on a sample of the text. `encoder` replaces the name of the tokenizer's encoder in
     the key, to encode the text of a run again. Returns the token folder and the description of the text. Raises
-    UsageError if either part is too short.
+    UsageError if either part is too short, and the errors of `encode_to_folder`.
     """
     kind = split.corpus.kind
     if kind != ChatCorpus.kind:  # gigatoken does not encode conversations

@@ -26,6 +26,7 @@ from tinylm.text.corpus_encoding import (
     encode_split,
     is_resumable,
     require_known_characters,
+    require_text,
     split_corpus,
 )
 from tinylm.text.file_selection import describe_skipped, format_size, holds_chat
@@ -35,11 +36,11 @@ from tinylm.text.tokenizer import Tokenizer, describe_characters
 from tinylm.validation import check_choice, require
 
 DEFAULT_VAL_FRACTION = 0.1
-OTHER_FORMATS = {  # of each kind that a model takes by default: the formats that read another kind, and a reason
+OTHER_FORMATS = {  # by the kind of text that a model takes: formats of other kinds, and why they do not fit
     "text": (("pairs",), "only an encoder-decoder takes them"),
     "pairs": (("text", "lines"), "an encoder-decoder takes pairs"),
 }
-RECORD_KEYS = {  # phrases for messages: JSON keys of the kinds of corpus without `text_key`
+RECORD_KEYS = {  # phrases for messages: the JSON keys of the kinds of corpus to which `text_key` does not apply
     "pairs": "pairs has the keys 'source' and 'target'",
     "chat": "conversations has the keys 'messages', or 'prompt' and 'completion'",
 }
@@ -49,10 +50,11 @@ RECORD_KEYS = {  # phrases for messages: JSON keys of the kinds of corpus withou
 class TextSource:
     """Texts and how they are read. `paths` are files, folders and glob patterns, or - for standard input.
 
-    `format`, `text_key`, `encoding` and `unknown` are the settings of the same names in a DataConfig. Validation is on
-    the path `val_data`, or else on the last `val_fraction` of the text (default: 0.1). Conversations are rendered by
-    `chat_template` (chatml or the path of a file; default: that of the model) and scored according to `train_on`. A
-    setting that does not apply to the text is an error, unless its name is in `ignorable`; then it is ignored.
+    `format`, `text_key`, `encoding` and `unknown` are the settings of the same names in a DataConfig. The validation
+    text is at the path `val_data`, or else the last `val_fraction` of the text (default: 0.1). Conversations are
+    rendered by `chat_template` (chatml or the path of a file; default: that of the model) and scored according to
+    `train_on`. A setting that does not apply to the text is an error, unless its name is in `ignorable`; then it is
+    ignored.
     """
 
     paths: tuple[str, ...]
@@ -80,11 +82,11 @@ def load_text(
 ) -> SplitCorpus:
     """Find, scan and split the texts. `kind` is "text" or "pairs"; standard input is copied into the folder `spool`.
 
-    chat: returns the format of the conversations in a source; `None` if the model cannot be trained on conversations;
-    conversations that are detected in the text are then an error.
+    chat: returns the format of the conversations in a source. `None` if the model cannot be trained on conversations:
+    conversations are then an error.
 
     Raises UsageError for contradictory settings, for settings that do not apply to the text, and for a text that
-    cannot be read.
+    cannot be read, and TinyLMError if standard input cannot be copied.
     """
     if source.val_data is not None and source.val_fraction is not None:
         raise UsageError("`val_data` and `val_fraction` contradict each other; give one of them.")
@@ -110,10 +112,10 @@ def _find_corpora(
 ) -> list[Corpus]:
     """Find one corpus per list of paths in `parts`, and report skipped files.
 
-    Raises UsageError for a setting that does not apply to any of the corpora.
+    Raises the errors of `find_corpus`, and UsageError for a setting that applies to none of the corpora.
     """
     format = source.format
-    requires_json = source.text_key is not None and "text_key" not in source.ignorable
+    requires_records = source.text_key is not None and "text_key" not in source.ignorable
     others, reason = OTHER_FORMATS.get(kind, ((), ""))
     if format in others:
         if "format" not in source.ignorable:
@@ -121,14 +123,14 @@ def _find_corpora(
         format = "auto"
     if format == ChatCorpus.kind:
         kind = _require_chat(chat, "`format`")
-    if kind in RECORD_KEYS and requires_json:
+    if kind in RECORD_KEYS and requires_records:
         raise UsageError(f"`text_key` is for documents; JSONL of {RECORD_KEYS[kind]}. Leave `text_key` out.")
     text_key = "text" if source.text_key is None else source.text_key
     corpora = [find_corpus(paths, text_key, source.encoding, spool, CORPUS_TYPES[kind], format) for paths in parts]
-    if kind == Corpus.kind and format == "auto" and not requires_json and any(map(_holds_chat, corpora)):
+    if kind == Corpus.kind and format == "auto" and not requires_records and any(map(_holds_chat, corpora)):
         kind = _require_chat(chat, corpora[0].name)
     corpora = _with_chat_format(source, corpora, kind, chat)
-    if requires_json and not any(corpus.has_keys for corpus in corpora):
+    if requires_records and not any(corpus.has_keys for corpus in corpora):
         raise UsageError(
             "`text_key` is for JSONL and Parquet, and no file is either; leave it out, or read the files as JSONL with "
             '`format="jsonl"`.'
@@ -176,7 +178,7 @@ def _as_chat(corpus: Corpus, chat: ChatFormat) -> ChatCorpus:
 
 
 def _report_skipped(corpus: Corpus, reporter: Reporter) -> None:
-    """Report skipped files per folder, as a warning if they are larger than the corpus."""
+    """Report the skipped files of each folder, as a warning if they are larger than the corpus."""
     for folder in dict.fromkeys(file.folder for file in corpus.skipped):
         files = [file for file in corpus.skipped if file.folder == folder]
         report = reporter.warn if sum(file.size for file in files) > corpus.size else reporter.note
@@ -200,10 +202,10 @@ def handle_unknown_characters(
     vocabulary_owner: str,
     model: Path | None,
 ) -> SplitCorpus:
-    """Remove the characters that have no id from the text, with a warning, if `unknown` is "skip".
+    """Return the split text without the characters that have no id, with a warning, if `unknown` is "skip".
 
-    If it is "error", raises UnknownCharactersError for such characters; `vocabulary_owner` and `model` are as for
-    `require_known_characters`.
+    Raises UnknownCharactersError for such characters if `unknown` is "error" (`vocabulary_owner` and `model` as for
+    `require_known_characters`), and UsageError if no text is left.
     """
     unknown_characters = tokenizer.unknown_characters(split.alphabet)
     if not unknown_characters:
@@ -229,11 +231,12 @@ def encode_text(
 ) -> tuple[TokenFolder, DataConfig]:
     """Encode both parts into the cache, or, for text from standard input, into tokens/ of the directory `run`.
 
-    The copy of standard input in `run` is deleted. Raises UsageError if either part is too short.
+    The copy of standard input in `run` is deleted. Raises UsageError if either part is too short, and TinyLMError if
+    the token files cannot be written.
     """
     piped = any(STANDARD_INPUT in part.paths for part in (split.corpus, split.val_corpus) if part)
     folder = run / "tokens" if piped else None
-    with reporter.counting("encoding", split.stats.characters, "characters") as advance:
+    with reporter.counting("encoding", split.characters, "characters") as advance:
         try:
             encoded = encode_split(split, tokenizer, folder, advance, reporter.warn)
         except BaseException as error:
@@ -253,11 +256,11 @@ def encode_recorded_text(
     reporter: Reporter,
     chat_template: str | None = None,
 ) -> TokenFolder:
-    """Encode the text of a run whose token files are no longer in the cache; `source` supplies only the paths.
+    """Encode the text of a run whose token files are no longer in the cache. Only the paths of `source` are used.
 
     chat_template: the template of the run.
 
-    Raises UsageError unless `source` is the text that the run was trained on.
+    Raises UsageError unless `source` is the text that the run was trained on, and TinyLMError as `encode_again` does.
     """
     if STANDARD_INPUT in (*source.paths, source.val_data):
         raise UsageError("With `resume`, the text is read from files; put standard input into a file.")
@@ -270,8 +273,8 @@ def encode_recorded_text(
 class EvaluationTokens(NamedTuple):
     """An encoded text.
 
-    kind: of the corpus. codes: (N,), ids, or codes of conversations. names: of the documents (see `Corpus.stream`);
-    empty for conversations and for the validation text of a run.
+    kind: of the corpus. codes: (N,), ids, or codes of conversations. names: of the documents (see `Corpus.stream`), ""
+    for those of pairs; no names for conversations and for the validation text of a run.
     """
 
     kind: str
@@ -314,12 +317,14 @@ def evaluation_tokens(
     reporter: Reporter,
     chat: ChatFormatOf | None,
 ) -> EvaluationTokens:
-    """Encode a text or pairs (`kind`) in memory. Without a source, open the validation tokens of the run.
+    """Encode the text, pairs or conversations of a source in memory. Without a source, open the validation tokens of
+    the run.
 
-    chat: as for `load_text`.
+    kind, chat: as for `load_text`.
 
-    No file is written except a temporary copy of standard input, which is read twice. Raises UsageError for empty text,
-    for unknown characters unless the source skips them, and if neither a source nor `data` is given.
+    No file is written except a temporary copy of standard input, which is read twice. Raises UsageError for a text that
+    cannot be read or is empty, for unknown characters unless the source skips them, and if neither a source nor `data`
+    is given, and TinyLMError if the validation tokens are missing or damaged.
     """
     if source is None:
         if data is None:
@@ -343,8 +348,9 @@ def evaluation_tokens(
 def opened_corpus(
     source: TextSource, kind: str, reporter: Reporter, chat: ChatFormatOf | None = None
 ) -> Iterator[Corpus]:
-    """Context manager that finds the corpus of a source; `kind` and `chat` are as for `load_text`. Standard input is
-    copied to a temporary file.
+    """Context manager that finds the corpus of a source; `kind`, `chat` and errors as for `load_text`.
+
+    Standard input is copied to a temporary file.
     """
     piped = STANDARD_INPUT in source.paths
     with tempfile.TemporaryDirectory() if piped else contextlib.nullcontext("") as folder:
@@ -355,20 +361,22 @@ def opened_corpus(
 def known_text(
     corpus: Corpus, tokenizer: Tokenizer, unknown: str, run: Path, reporter: Reporter
 ) -> tuple[Corpus, CorpusStats]:
-    """The corpus and its statistics. If `unknown` is "skip", characters without an id in the tokenizer of `run` are
-    removed from the corpus, but counted in the statistics.
+    """The corpus and its statistics. If `unknown` is "skip", characters without an id in `tokenizer` are removed from
+    the corpus, but counted in the statistics. `run`: the run of the tokenizer, for messages.
 
-    Raises UsageError for empty text, and for unknown characters if `unknown` is "error".
+    Raises UsageError if there is no text, or none with ids, and UnknownCharactersError for unknown characters if
+    `unknown` is "error".
     """
     stats = corpus.scan()
     _report_literal_tokens(corpus, reporter)
-    if not stats.characters:
-        raise UsageError(f"{corpus.name} contains no text; give a file that does.")
+    require_text(corpus, stats)
     unknown_characters = tokenizer.unknown_characters(stats.alphabet)
     if not unknown_characters:
         return corpus, stats
     if unknown != "skip":
         require_known_characters(tokenizer, stats.alphabet, "The model", run)
     corpus = corpus_without_unknown(corpus, tokenizer)
-    _report_dropped(unknown_characters, stats.characters - corpus.scan().characters, reporter)
+    remaining = corpus.scan()
+    require_text(corpus, remaining)
+    _report_dropped(unknown_characters, stats.characters - remaining.characters, reporter)
     return corpus, stats

@@ -1,4 +1,4 @@
-"""Decode token ids into a stream of text: the inverse of `encode_stream`."""
+"""Decode token ids into a stream of text: the inverse of `encode_stream`, up to changes by a normalizer."""
 
 import codecs
 
@@ -8,11 +8,14 @@ from tinylm.text.corpus import Stream
 from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.tokenizer import Tokenizer
 
-CHUNK_TOKENS = 1 << 20
+CHUNK_TOKENS = 1 << 20  # ids decoded at a time
 
 
 def decoded_stream(ids: Tokens, tokenizer: Tokenizer) -> Stream:
-    """The text of ids, (N,), as `encode_stream` encoded it: in chunks, with `None` between two documents."""
+    """Yield the text of ids, (N,), from `encode_stream`: in chunks, with `None` between two documents.
+
+    Raises TinyLMError if the `tokenizers` library fails.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for at in range(0, len(ids), CHUNK_TOKENS):
         chunk = ids[at : at + CHUNK_TOKENS]

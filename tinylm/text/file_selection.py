@@ -38,8 +38,8 @@ class SkippedFile:
 class FileRules:
     """The settings that decide which files are read.
 
-    `reject_json` makes JSON in a file without a JSON suffix an error; in folders, only in .txt files and files without
-    a suffix.
+    With the `format` auto, `reject_json` makes JSON in a file without a JSON suffix an error; in folders, only in .txt
+    files and files without a suffix.
     """
 
     encoding: str
@@ -63,14 +63,15 @@ def expand_globs(names: Iterable[str]) -> Iterator[str]:
 
 
 def check_named_file(file: Path, rules: FileRules) -> None:
-    """Raise UsageError for a file that the user named, because of its content: see `_reason_by_content`."""
+    """Raise UsageError for a file that the user named and whose content cannot be used (see `_reason_by_content`)."""
     _reason_by_content(file, rules, named=True)
 
 
 def find_text_files(folder: Path, rules: FileRules) -> tuple[list[Path], list[SkippedFile]]:
     """The text files of a folder and its subfolders, sorted, and the skipped files.
 
-    Raises UsageError for a file that cannot be read, for text in another encoding and for a folder without text.
+    Raises UsageError for a file that cannot be read, for text in another encoding, for JSON that `rules` reject and for
+    a folder without text.
     """
     text_files: list[Path] = []
     skipped: list[SkippedFile] = []
@@ -112,9 +113,10 @@ def format_size(size: int) -> str:
 
 
 def _entries_below(folder: Path) -> Iterator[tuple[Path, str | None]]:
-    """All files below a folder, and the subfolders that are not searched, sorted, with the reasons to skip them.
+    """All files below a folder, and the folders that are not searched, sorted, with the reasons to skip them.
 
-    The reason is `None` for a regular file that is not hidden: whether it is skipped depends on its content.
+    The reason is `None` for a regular file that is not hidden: whether it is skipped depends on its content. Raises
+    UsageError for a folder or file that cannot be read.
     """
     entries: list[tuple[Path, str | None]] = []
     for parent, folders, names in os.walk(folder, onerror=_raise_cannot_read):
@@ -165,7 +167,7 @@ def _reason_by_content(file: Path, rules: FileRules, *, named: bool) -> str | No
         if not named and not format_detection.is_undecodable_text(head, rules.encoding):
             return BINARY
         return None  # reading the file raises an error if it has an invalid byte
-    text = format_detection.decode_head(head, rules.encoding) or ""
+    text = (format_detection.decode_head(head, rules.encoding) or "").removeprefix("\ufeff")
     if rules.format != "auto":
         return None
     if content_suffix(file) == ".json" and format_detection.is_single_json_object(text):
@@ -181,6 +183,7 @@ def _reason_by_content(file: Path, rules: FileRules, *, named: bool) -> str | No
 
 
 def _reject_other_encoding(file: Path, head: bytes, encoding: str) -> None:
+    """Raise UsageError for text in another UTF encoding, and for text that is not valid in `encoding`."""
     other = format_detection.other_encoding(head, encoding)
     if other is None:
         return
@@ -207,7 +210,7 @@ def holds_chat(file: Path, encoding: str) -> bool:
 
 
 def _reject_json(file: Path, text: str) -> None:
-    """Raise UsageError for JSON that would be read as plain text. Conversations are accepted."""
+    """Raise UsageError for JSON that would be read as plain text, except for conversations."""
     if format_detection.is_json(text) and not format_detection.is_chat(text):
         raise UsageError(
             f"{display_name(file)} contains JSON, which would be read as plain text. Read its documents with "

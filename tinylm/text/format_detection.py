@@ -29,7 +29,7 @@ _BYTE_ORDER_MARKS = (  # longer ones first: UTF-32's begins with UTF-16's
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-# C0 controls that do not occur in text, unlike form feeds, backspaces and terminal escapes.
+# Control characters (C0 and DEL) that do not occur in text, unlike form feeds, backspaces and terminal escapes.
 _CONTROLS = frozenset(map(chr, (*range(8), *range(14, 27), *range(28, 32), 127)))
 _CONTROL = re.compile(f"[{re.escape(''.join(sorted(_CONTROLS)))}]")
 _MAX_CONTROL_SHARE = 0.03  # of the characters or bytes; 10 % of random bytes are controls
@@ -70,7 +70,9 @@ def is_undecodable_text(head: bytes, encoding: str) -> bool:
 
 
 def other_encoding(head: bytes, encoding: str) -> str | None:
-    """The probable encoding of text that is not in `encoding`; `None` for text in `encoding` and for binary data.
+    """The probable encoding of text that is not in `encoding`.
+
+    `None` for text in `encoding`, for UTF-8 with some invalid bytes and for binary data.
 
     UTF encodings are detected reliably. 8-bit and East Asian encodings cannot be distinguished, so the result is an
     example, or a list of them, for a message.
@@ -95,7 +97,7 @@ def other_encoding(head: bytes, encoding: str) -> str | None:
 
 
 def _is_wide_text(head: bytes, encoding: str) -> bool:
-    """Whether the bytes are text in a UTF encoding, up to the last multiple of four bytes."""
+    """Whether the bytes, up to the last multiple of four, are text in a UTF encoding."""
     return is_text(head[: len(head) // 4 * 4], encoding)
 
 
@@ -116,7 +118,7 @@ def _is_mostly_ascii(head: bytes, encoding: str) -> bool:
 
 
 def _is_damaged_utf8(head: bytes) -> bool:
-    """Whether the bytes are UTF-8 with some invalid bytes: most of the non-ASCII characters are valid."""
+    """Whether the bytes are UTF-8 with some invalid bytes: fewer than the valid non-ASCII characters."""
     valid = sum(character > "\x7f" for character in head.decode("utf-8", "ignore"))
     invalid = head.decode("utf-8", "replace").count("\ufffd")
     return valid > invalid
@@ -137,7 +139,7 @@ def is_chat(text: str) -> bool:
 
 
 def has_chat_keys(keys: set[str], complete: bool = True) -> bool:
-    """Whether these are the keys of a conversation; `complete`: whether there are no other keys."""
+    """Whether these are the keys of a conversation. `complete`: whether the object has no other keys."""
     if "text" in keys:
         return False
     return "messages" in keys or len(keys & {"prompt", "completion"}) > (1 if complete else 0)
@@ -153,10 +155,10 @@ def _first_keys(text: str) -> tuple[set[str], bool]:
     at = text.index("{") + 1
     try:
         while True:
-            key, at = decoder.raw_decode(text, _blank(text, at))
+            key, at = decoder.raw_decode(text, _skip_blanks(text, at))
             keys.add(str(key))
-            _, at = decoder.raw_decode(text, _blank(text, _blank(text, at) + 1))  # after the colon
-            at = _blank(text, at)
+            _, at = decoder.raw_decode(text, _skip_blanks(text, _skip_blanks(text, at) + 1))  # after the colon
+            at = _skip_blanks(text, at)
             if text[at] != ",":
                 return keys, text[at] == "}"
             at += 1
@@ -164,8 +166,8 @@ def _first_keys(text: str) -> tuple[set[str], bool]:
         return keys, False
 
 
-def _blank(text: str, at: int) -> int:
-    """The position of the first character from `at` on that is not JSON's white space."""
+def _skip_blanks(text: str, at: int) -> int:
+    """The position of the first character from `at` on that is not JSON white space; `len(text)` if there is none."""
     while at < len(text) and text[at] in " \t\r\n":
         at += 1
     return at

@@ -1,7 +1,7 @@
 """Byte-level BPE encoded by gigatoken, with the same ids as the `tokenizers` library (decision 002).
 
-gigatoken is optional. Where it cannot be imported, raises an error or gives other ids, the caller falls back to the
-library (decision 021).
+gigatoken is optional. If it cannot be imported, raises an error or gives other ids, the caller uses the library
+(decision 021).
 """
 
 import importlib.metadata
@@ -15,14 +15,14 @@ import numpy as np
 from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
 from tinylm.text.tokenizer_file import TokenizerSpec
 
-RESET_AFTER = 1 << 24  # characters encoded until the word cache of gigatoken is emptied
+RESET_AFTER = 1 << 24  # characters encoded before the word cache of gigatoken is emptied
 
 
 class GigatokenBPE:
     """Encoder for a byte-level BPE tokenizer. Thread-safe; `usable` becomes False at the first error or difference.
 
     gigatoken caches every distinct word without a limit, so its tokenizer is created anew after RESET_AFTER characters.
-    It does not support concurrent calls, hence the lock.
+    It does not support concurrent calls, so calls are serialized by a lock.
     """
 
     def __init__(self, spec: TokenizerSpec) -> None:
@@ -54,12 +54,15 @@ class GigatokenBPE:
 
     @property
     def encoder(self) -> str | None:
-        """The name `gigatoken` and its version, or `None` if it is not usable."""
+        """The name "gigatoken" and its version, or `None` if it is not usable."""
         self.encode("")  # sets `usable`: imports gigatoken and loads the vocabulary
         return f"gigatoken {importlib.metadata.version('gigatoken')}" if self.usable else None
 
     def matches(self, sample: Iterable[str], reference: Callable[[str], np.ndarray]) -> bool:
-        """Whether `encode` and `reference` return the same ids for each text; otherwise `usable` becomes False."""
+        """Whether `encode` and `reference` return the same ids for each text; otherwise `usable` becomes False.
+
+        Texts are not compared while gigatoken is not usable.
+        """
         for text in sample:
             ids = self.encode(text)
             if ids is not None and not np.array_equal(ids, reference(text)):
@@ -77,7 +80,10 @@ class GigatokenBPE:
 
 
 def is_byte_level_bpe(spec: TokenizerSpec) -> bool:
-    """Whether the tokenizer is byte-level BPE with GPT-2's pre-tokenizer, no normalizer and no other model options."""
+    """Whether the tokenizer is byte-level BPE with GPT-2's pre-tokenizer and no normalizer or option that changes ids.
+
+    All added tokens must be special.
+    """
     model, pre_tokenizer = spec["model"], spec["pre_tokenizer"] or {}
     if model["type"] != "BPE" or spec["normalizer"] or model.get("ignore_merges") or model.get("byte_fallback"):
         return False
@@ -106,7 +112,7 @@ def _vocabulary_without_added(spec: TokenizerSpec) -> dict[str, int]:
 
 
 def byte_alphabet() -> Iterator[tuple[str, int]]:
-    """Yield (character, byte) for each byte, as `bytes_to_unicode` of GPT-2 (Radford et al. 2019)."""
+    """Yield (character, byte) for each byte: the mapping of GPT-2's `bytes_to_unicode` (Radford et al. 2019)."""
     substitutes = 0
     for byte in range(256):
         if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or 0xAE <= byte <= 0xFF:

@@ -1,7 +1,7 @@
-"""Results of reading a long text, kept in the user's cache: its statistics, and tokenizers that were trained on it.
+"""Statistics of long texts, and tokenizers trained on them, in the user's cache.
 
-The key of statistics contains the paths, sizes and times of the files; the key of a tokenizer contains the fingerprint
-of the text. So a run on a text that was encoded before starts without reading the text (decision 029).
+The key of statistics contains the paths, sizes, times and inodes of the files; the key of a tokenizer contains the
+fingerprint of the text. So a run on a text that was encoded before starts without reading the text (decision 029).
 """
 
 import contextlib
@@ -27,15 +27,15 @@ from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats
 from tinylm.text.tokenizer import Tokenizer
 
 KEEP_FROM = 1 << 26  # bytes in UTF-8; shorter texts are read again
-SETTLED_SECONDS = 2.0  # a file changed less than this before the scan could change again without a new time
-MAX_BYTES = 1 << 26  # of a kept result
+SETTLED_SECONDS = 2.0  # a file changed more recently could change again during the scan without a new time
+MAX_BYTES = 1 << 26  # of a file in the cache
 
 
 def scan_or_recall(corpus: Corpus, progress: Progress) -> CorpusStats:
     """The statistics of `corpus.scan`, from the cache if no file has changed since.
 
-    Only statistics of documents of KEEP_FROM bytes or more in total, decompressed, are cached, not those of pairs,
-    conversations, standard input, or a corpus that drops unknown characters.
+    Statistics of a text below KEEP_FROM bytes are not cached, nor are those of pairs, conversations, standard input or
+    a corpus that drops unknown characters. `progress` and errors as for `Corpus.stream`.
     """
     if type(corpus) is not Corpus or corpus.drop_unknown is not None or STANDARD_INPUT in corpus.paths:
         return corpus.scan(progress)
@@ -53,7 +53,7 @@ def scan_or_recall(corpus: Corpus, progress: Progress) -> CorpusStats:
 
 
 def train_or_recall(stats: CorpusStats, settings: list[Any], train: Callable[[], Tokenizer]) -> Tokenizer:
-    """The tokenizer that `train` returns; cached for a text of KEEP_FROM bytes or more.
+    """The tokenizer that `train` returns, or an equal one from the cache, for a text of KEEP_FROM bytes or more.
 
     settings: JSON values on which the tokenizer depends besides the text.
     """
@@ -69,7 +69,7 @@ def train_or_recall(stats: CorpusStats, settings: list[Any], train: Callable[[],
 
 
 def _identity(corpus: Corpus) -> tuple[list[Any], float]:
-    """The identity of the scanned files and settings, as JSON values, and the time of the latest change in seconds."""
+    """The identity of the scanned files and settings, as JSON values, and the Unix time of the latest change."""
     files = [(os.path.abspath(file), file.stat()) for file in corpus.files]  # noqa: PTH100, keeps links
     times = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in files]
     settings = [corpus.text_key, corpus.encoding, corpus.format]
@@ -77,7 +77,7 @@ def _identity(corpus: Corpus) -> tuple[list[Any], float]:
 
 
 def _file(identity: list[Any]) -> Path:
-    """The cache file of an identity. Raises TinyLMError if the cache cannot be used."""
+    """The path of the cache file of an identity. Raises TinyLMError if the cache cannot be used."""
     return private_folder("texts") / f"{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]}.json"
 
 

@@ -9,7 +9,7 @@ from tinylm.text.tokenizer import LITERAL
 
 
 class LiteralTokens:
-    """Marks occurrences of `tokens`, except of tokens of a single character."""
+    """Marks occurrences of `tokens` in texts, except of tokens of a single character."""
 
     def __init__(self, tokens: Collection[str]) -> None:
         rests: dict[str, list[str]] = {}

@@ -15,7 +15,7 @@ from tinylm.text.token_files import TokenFolder
 
 
 class PairTokens:
-    """Pairs in an array of token ids, in which the end-of-text id separates all sources and targets.
+    """Pairs in a non-empty array of token ids, in which the end-of-text id separates all sources and targets.
 
     In batches, a source is followed by the end-of-text id, and a target is preceded and followed by it. `lengths`,
     (N, 2), are the numbers of tokens of source and target without end-of-text ids. Raises TinyLMError if there are not
@@ -56,7 +56,7 @@ class PairTokens:
         return self._tokens[start : start + self.lengths[index, side]].astype(np.int64)
 
     def fitting(self, context: int) -> np.ndarray:
-        """The indices of the pairs that fit into a context of that length."""
+        """The indices, (M,), of the pairs that fit into a context of `context` tokens."""
         return np.flatnonzero(self.contexts <= context)
 
     def training_batches(self, context: int, batch_size: int, seed: int) -> ShuffledBatches:
@@ -64,7 +64,7 @@ class PairTokens:
         return ShuffledBatches(self.fitting(context), self.batch, batch_size, seed, sort_keys=self.lengths.T)
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> Batch:
-        """A batch of the pairs with the given indices, padded with the end-of-text id; the mask excludes padding."""
+        """A batch of the pairs with the given indices, (B,), padded with end-of-text ids, which the mask excludes."""
         end = [self._end_of_text_id]
         sources = [np.append(self.source(i), end) for i in indices]
         targets = [np.concatenate((end, self.target(i), end)) for i in indices]
@@ -75,7 +75,7 @@ class PairTokens:
 
 
 def pad_rows(rows: Sequence[np.ndarray], padding: int) -> tuple[Tensor, Tensor]:
-    """Pad rows of token ids on the right: (B, T) of int64, and the lengths of the rows, (B,)."""
+    """Pad at least one row of token ids on the right: (B, T) of int64, and the lengths of the rows, (B,)."""
     lengths = torch.tensor([len(row) for row in rows])
     ids = torch.full((len(rows), int(lengths.max())), padding)
     for row, values in zip(ids, rows, strict=True):
@@ -91,7 +91,7 @@ class PairContexts(NamedTuple):
 
     @classmethod
     def from_tokens(cls, tokens: TokenFolder, end_of_text_id: int) -> "PairContexts":
-        """The context lengths that the pairs in a token folder need."""
+        """The context lengths that the pairs in a token folder need. Raises TinyLMError as `PairTokens` does."""
         return cls(*(PairTokens(part, end_of_text_id).contexts for part in (tokens.train, tokens.val)))
 
 
@@ -100,7 +100,8 @@ def pair_evaluation_batches(
 ) -> Iterator[Batch]:
     """Yield batches of the pairs that fit into the context, sorted by target length.
 
-    With `max_tokens`, yields a fixed selection of evenly spaced pairs with about that many target tokens in total.
+    With `max_tokens`, yields a fixed selection of evenly spaced pairs with about that many target tokens in total,
+    end-of-text ids included.
     """
     indices = pairs.fitting(context)
     total = int((pairs.lengths[indices, 1] + 1).sum())

@@ -1,6 +1,6 @@
 """Pairs of source and target text, read from TSV, or from JSON or Parquet with the keys `source` and `target`.
 
-In a stream of text, a pair is two consecutive documents, so that pairs are encoded and cached like other text.
+In a stream of text, a pair is two consecutive documents, so that pairs are encoded like other text.
 """
 
 import itertools
@@ -31,10 +31,10 @@ class PairCorpus(Corpus):
     detects_json: ClassVar[bool] = True
 
     def pairs(self, progress: Progress = no_progress) -> Iterator[Pair]:
-        """Yield the pairs of all files. `progress` receives the bytes read from the disk.
+        """Yield the pairs of all files. `progress` receives the number of bytes read from the disk.
 
-        Pairs with a side that `drop_unknown` leaves empty are skipped. Raises UsageError, with the line number, for an
-        invalid line.
+        Pairs with a side that `drop_unknown` leaves empty are skipped. Raises UsageError, with the location, for a line
+        or record that is not a pair, and for a file that cannot be read.
         """
         for file in self.files:
             for pair in self._pairs_of(file, progress):

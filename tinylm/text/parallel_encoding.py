@@ -1,7 +1,7 @@
-"""Encode the batches of a text on all cores, in order: the first ones by threads, the others by processes.
+"""Encode the batches of a text in order, on up to 16 cores: the first ones by threads, the others by processes.
 
-The encoders hold the interpreter lock, so only processes use several cores. Processes take about a second to start,
-which is too long for short texts (decision 029).
+gigatoken holds the interpreter lock, so only processes use several cores. Processes take about a second to start, which
+is too long for short texts (decision 029).
 """
 
 import contextlib
@@ -25,12 +25,12 @@ from tinylm.machine_profile import usable_cores
 from tinylm.text.tokenizer import Tokenizer
 
 PROCESSES_FROM = 1 << 25  # characters after which processes are started
-MAX_WORKERS = 16  # one process that reads cannot supply more
+MAX_WORKERS = 16  # one reading process cannot supply more
 LOOKAHEAD = 2  # batches per worker that are read ahead
 
 
 class TextBatch(NamedTuple):
-    """A part of a text that is encoded at once, and its number of characters."""
+    """Chunks or documents that are encoded together, and their number of characters."""
 
     content: Any
     characters: int
@@ -44,8 +44,8 @@ def encode_batches(
 ) -> Iterator[tuple[np.ndarray, int]]:
     """Yield the codes, (N,) of `dtype`, and the number of characters of each batch, in order.
 
-    encode: a module-level function, since processes import it. Raises the errors of `encode`, and TinyLMError if a
-    process is killed or cannot be started.
+    encode: a module-level function, since processes import it. Raises the errors of `batches` and `encode`, and
+    TinyLMError if a process is killed or cannot be started.
     """
     workers = min(usable_cores(), MAX_WORKERS)
     with ThreadPoolExecutor(workers) as threads:
@@ -63,7 +63,7 @@ def _can_start(workers: int) -> bool:
 
 
 def _until(characters: int, batches: Iterator[TextBatch]) -> Iterator[TextBatch]:
-    """Yield batches until they have `characters` characters in total."""
+    """Yield batches until they have at least `characters` characters in total."""
     while characters > 0 and (batch := next(batches, None)) is not None:
         yield batch
         characters -= batch.characters
@@ -72,6 +72,7 @@ def _until(characters: int, batches: Iterator[TextBatch]) -> Iterator[TextBatch]
 def _in_order(
     batches: Iterator[TextBatch], submit: Callable[[TextBatch], Future[np.ndarray]], workers: int
 ) -> Iterator[tuple[np.ndarray, int]]:
+    """Submit each batch, LOOKAHEAD * `workers` batches ahead, and yield the codes and the number of characters."""
     pending: deque[tuple[Future[np.ndarray], int]] = deque()
     for batch in batches:
         pending.append((submit(batch), batch.characters))
@@ -143,7 +144,7 @@ def _start_worker(tokenizer: Tokenizer) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent ends, even by SIGKILL; otherwise it would wait for work forever."""
+    """End this process when its parent ends, even by SIGKILL, after which no work arrives."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

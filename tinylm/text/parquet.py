@@ -1,4 +1,4 @@
-"""Read the rows of Parquet files, one row group at a time, with the optional package pyarrow."""
+"""Read the rows of Parquet files, in batches, with the optional package pyarrow."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,9 +26,11 @@ def parquet_columns(file: Path) -> tuple[str, ...]:
 def parquet_rows(file: Path, columns: Sequence[str], progress: Progress) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the location of each row, for messages, and its values in those of `columns` that the file has.
 
-    Null values are left out, also within lists and structs, and rows of nulls are skipped. `progress` receives bytes in
-    proportion to the rows read. Raises UsageError for a file that cannot be read, is not Parquet or has none of the
-    columns, and if pyarrow is not installed.
+    Null values are left out, also within lists and structs, and rows of nulls are skipped. `progress` receives numbers
+    of bytes in proportion to the rows read.
+
+    Raises UsageError for a file that cannot be read, is not Parquet or has none of the columns, and if pyarrow is not
+    installed.
     """
     size, done, number = file.stat().st_size, 0, 0
     with _opened(file) as table:
@@ -66,7 +68,7 @@ def _opened(file: Path) -> Iterator[Any]:
             f"{file} is a Parquet file. To read it, install a package (pip install pyarrow), or convert it to JSONL."
         ) from None
     try:
-        # Without pre_buffer, a column is read in pieces of buffer_size bytes, not a row group at once.
+        # Without pre_buffer, a column is read in chunks of buffer_size bytes, not a row group at once.
         with pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=CHUNK_BYTES) as table:
             yield table
     except (pyarrow.ArrowException, OSError, ValueError) as error:

@@ -15,10 +15,10 @@ from tinylm.text.parquet import is_parquet, parquet_rows
 FORMATS = ("auto", "text", "jsonl", "lines", "pairs", "chat")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 JSON_SUFFIXES = (*JSONL_SUFFIXES, ".json")
-MAX_RECORD = 1 << 28  # characters of a line or of an element of a JSON array, each of which is held in memory
+MAX_RECORD = 1 << 28  # characters of a line or of an element of a JSON array, which is held in memory
 
 _BLANK = re.compile(r"[ \t\r\n]*")
-_MAX_LOOKAHEAD = 16  # the JSON parser reports an error at most this many characters before the end of incomplete text
+_MAX_LOOKAHEAD = 16  # the JSON parser reports incomplete text at most this many characters before its end
 
 
 def is_json_file(file: Path) -> bool:
@@ -29,8 +29,8 @@ def is_json_file(file: Path) -> bool:
 def decoded_chunks(file: Path, encoding: str, progress: Progress) -> Iterator[str]:
     """Yield the text of a file in non-empty chunks, without a byte-order mark; line ends are unchanged.
 
-    `progress` receives the number of bytes read from the disk. Raises UsageError, with the byte and its offset, for
-    data that is not valid in the encoding, and as `decompressed_chunks` does.
+    `progress` receives the number of bytes read from the disk. Raises UsageError, with the offset in the decompressed
+    file, for data that is not valid in the encoding or has a lone surrogate, and as `decompressed_chunks` does.
     """
     decoder = codecs.getincrementaldecoder(encoding)()
     offset = 0
@@ -44,16 +44,18 @@ def decoded_chunks(file: Path, encoding: str, progress: Progress) -> Iterator[st
         if text:
             yield text
     pending = len(decoder.getstate()[0])
-    _decode(decoder, b"", True, file, offset - pending, encoding)
+    if text := _decode(decoder, b"", True, file, offset - pending, encoding):  # only UTF-7 has text left at the end
+        yield text
 
 
 def _decode(
     decoder: codecs.IncrementalDecoder, data: bytes, final: bool, file: Path, offset: int, encoding: str
 ) -> str:
     try:
-        return decoder.decode(data, final)
+        text = decoder.decode(data, final)
     except UnicodeError as error:
         raise _invalid_bytes_error(file, error, offset, encoding) from None
+    return require_encodable(text, f"{display_name(file)}, from offset {offset}")  # UTF-7 can have lone surrogates
 
 
 def _invalid_bytes_error(file: Path, error: UnicodeError, offset: int, encoding: str) -> UsageError:
@@ -98,7 +100,7 @@ def json_records(chunks: Iterable[str], name: str) -> Iterator[tuple[str, Any]]:
     """Yield the location and the value of each line of JSONL, or of each element of a JSON array.
 
     A location is the file's `name` with the number of the line or element, for messages. Raises UsageError, with the
-    location, for invalid JSON.
+    location, for invalid JSON and for a line or element of more than MAX_RECORD characters.
     """
     chunks = iter(chunks)
     first = next(chunks, "")
@@ -112,7 +114,7 @@ def json_records(chunks: Iterable[str], name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _array_elements(chunks: Iterator[str], name: str) -> Iterator[tuple[str, Any]]:
-    """Parse one JSON array an element at a time."""
+    """As `json_records`, for a JSON array that starts in the first chunk; parses one element at a time."""
     decoder = json.JSONDecoder()
     text = next(chunks).lstrip()
     at, number, expects_comma = 1, 0, False  # `at` is the position in `text`, after the opening bracket
@@ -157,7 +159,10 @@ def _is_incomplete(error: Exception, text: str) -> bool:
 
 
 def _extend(text: str, chunks: Iterator[str], location: str) -> str | None:
-    """Append chunks until the length doubles, so that all parsing takes linear time; `None` if no chunk is left."""
+    """Append chunks until the length doubles, so that all parsing takes linear time; `None` if no chunk is left.
+
+    Raises UsageError for more than MAX_RECORD characters.
+    """
     parts, length = [text], 0
     for chunk in chunks:
         parts.append(chunk)
@@ -216,7 +221,7 @@ def text_of_record(record: Any, location: str, text_key: str) -> str:
 
 
 def require_encodable(text: str, location: str) -> str:
-    """Return the text. Raises UsageError for a lone surrogate, which JSON can escape but UTF-8 cannot encode."""
+    """Return the text. Raises UsageError, with the location, for a lone surrogate, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -23,8 +23,8 @@ _LINEAR = rf"(?=[^|]){_FIXED}(?:{_ATOM}{_BOUNDED}{_FIXED})?(?:{_ATOM}{_UNBOUNDED
 
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-# Alternatives from published tokenizers that are not of the form _LINEAR. Those in a group take linear time together:
-# text on which one alternative fails is matched by the next.
+# Patterns from published tokenizers that are not of the form _LINEAR. Those with several alternatives take linear time
+# as a whole: text on which one alternative fails is matched by the next.
 _PUBLISHED = (
     _CONTRACTIONS,
     "'(?i:[sdmt]|ll|ve|re)",
@@ -47,10 +47,10 @@ _PATTERN = re.compile(rf"(?:{_PART})(?:\|(?:{_PART})){{0,{MAX_ALTERNATIVES - 1}}
 
 
 def is_linear(pattern: str) -> bool:
-    """Whether a non-empty pattern is known to match in time linear in the length of the text.
+    """Whether a pattern is non-empty and known to match in time linear in the length of the text.
 
-    True for the patterns of published tokenizers, and for alternatives without groups in which only the end repeats
-    without bound. Any other pattern counts as not linear.
+    True for the patterns of published tokenizers, for alternatives without groups in which only the end repeats without
+    bound, and for alternatives of both kinds. Any other pattern counts as not linear.
     """
     if not pattern or len(pattern) > MAX_PATTERN or "&&" in pattern:  # && intersects character classes
         return False

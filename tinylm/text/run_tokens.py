@@ -33,7 +33,7 @@ def find_run_corpus(
 ) -> Corpus:
     """Find the corpus at `paths`, to be read with the settings in the `data` of a run and with its chat template.
 
-    Raises the errors of `find_corpus`, and TinyLMError for a run on conversations without a usable template.
+    Raises the errors of `find_corpus`, and TinyLMError for a run on conversations without a valid template.
     """
     corpus = find_corpus(paths, data.text_key, data.encoding, corpus_type=CORPUS_TYPES[data.kind], format=data.format)
     if isinstance(corpus, ChatCorpus):
@@ -80,7 +80,7 @@ def reopen_ids(run: Path, data: DataConfig, tokenizer: Tokenizer, part: str, *, 
 
 
 def open_folder(folder: Path, data: DataConfig, tokenizer: Tokenizer) -> TokenFolder:
-    """Open the token folder of a run at a path that another process of the same run has opened.
+    """Open the token folder of a run at the path where another process of the same run has opened it.
 
     Raises TinyLMError if this machine has no such folder, or if it is damaged.
     """
@@ -97,12 +97,12 @@ def has_tokens(run: Path, data: DataConfig, tokenizer: Tokenizer) -> bool:
     """Whether the token folder of a run exists; its content is not checked."""
     try:
         return _locate_tokens(run, data, tokenizer)[0].is_dir()
-    except TinyLMError:  # the user has no cache folder
+    except TinyLMError:  # the cache cannot be used
         return False
 
 
 def _locate_tokens(run: Path, data: DataConfig, tokenizer: Tokenizer) -> tuple[Path, str]:
-    """The token folder of a run and its key."""
+    """The token folder of a run and its key. Raises TinyLMError if the folder is in a cache that cannot be used."""
     key = token_key(data.fingerprint, data.val_fingerprint, data.train_characters, tokenizer, data.encoder)
     return (run / "tokens" if data.tokens_in_run else private_folder("tokens") / key), key
 
@@ -117,8 +117,10 @@ def encode_again(
 ) -> TokenFolder:
     """Encode the text of a run whose token files are no longer in the cache, into the same folder as before.
 
-    `progress` receives the bytes read from the disk, then the number of characters encoded. Raises UsageError unless
-    `corpus` and `val_corpus` are the texts that the run was trained on.
+    `progress` receives the number of bytes read from the disk, then that of characters encoded.
+
+    Raises UsageError unless `corpus` and `val_corpus` are the texts that the run was trained on, and TinyLMError if the
+    number of tokens differs from the recorded one or the token files cannot be written.
     """
     stats = scan_corpus(corpus, progress)
     val_stats = scan_corpus(val_corpus, progress) if val_corpus else None

@@ -12,7 +12,7 @@ MAX_OPEN_SHARDS = 128  # each keeps a file open, and some systems allow 256 per 
 class ShardedTokens:
     """The ids of all shards as one read-only array, (N,), indexed by an integer or a slice with step 1.
 
-    sizes: ids per shard. dtype: of the ids. open_shard: opens the shard with a given index, (sizes[index],). It is
+    sizes: ids per shard. dtype: of the ids. open_shard: opens the shard with a given index: (sizes[index],). It is
     called when the shard is first read, and again if MAX_OPEN_SHARDS other shards were read since.
     """
 
@@ -28,7 +28,10 @@ class ShardedTokens:
         return int(self._ends[-1])
 
     def __getitem__(self, key: int | slice) -> Any:
-        """An id, or the ids of a slice with step 1, (M,). The errors of `open_shard` are raised here."""
+        """An id, or the ids of a slice, (M,).
+
+        Raises IndexError, ValueError for a slice with another step than 1, and the errors of `open_shard`.
+        """
         if not isinstance(key, slice):
             index = range(len(self))[key]
             shard = int(np.searchsorted(self._ends, index, side="right"))
@@ -46,7 +49,7 @@ class ShardedTokens:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """All ids in memory; called by `np.asarray`."""
+        """All ids in memory, (N,); called by `np.asarray`."""
         return np.asarray(self[:], dtype=dtype)
 
 

@@ -12,10 +12,10 @@ POOL_BATCHES = 50  # batches whose examples are sorted by length together
 class ShuffledBatches:
     """Training batches in which each epoch has every example once. Batch number n depends only on the seed and n.
 
-    examples: indices. make_batch: makes a batch of the examples with given indices.
-    sort_keys: (K, N), as for np.lexsort, the lengths of all examples, for batches with little padding: the examples are
-        sorted by them within pools of POOL_BATCHES batches, and the batches are shuffled. Without them, examples of any
-        lengths share a batch.
+    examples: (M,), indices of examples. make_batch: makes a batch of the examples with given indices.
+    sort_keys: (K, N), lengths by the index of an example, the last row being the primary key (np.lexsort). For batches
+        with little padding, the examples are sorted by them within pools of POOL_BATCHES batches, and the batches are
+        shuffled. With `None`, examples of any lengths share a batch.
     """
 
     def __init__(

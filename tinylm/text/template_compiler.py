@@ -10,8 +10,8 @@ from jinja2.compiler import CodeGenerator, Frame, operators
 from jinja2.exceptions import TemplateAssertionError
 
 ITERATION = 100  # work of an iteration of a loop or a call of a macro, besides that of its body
-NODE = 2  # of a node of the syntax tree
-UNSUPPORTED: Mapping[type[nodes.Node], str] = {
+NODE = 2  # work of a node of the syntax tree
+UNSUPPORTED: Mapping[type[nodes.Node], str] = {  # statements by the type of their node
     nodes.Block: "block",
     nodes.Extends: "extends",
     nodes.FromImport: "from",
@@ -30,7 +30,11 @@ class CountingCompiler(CodeGenerator):
         super().visit_Template(node, frame)
 
     def _count(self, node: nodes.Node) -> int:
-        """The work of executing a node once. Adds a statement that counts work to the bodies of loops and macros."""
+        """The work of executing a node once. Adds a statement that counts work to the body of each loop, macro and call
+        block.
+
+        Raises TemplateAssertionError for a node in UNSUPPORTED.
+        """
         if type(node) in UNSUPPORTED:
             raise TemplateAssertionError(f"{{% {UNSUPPORTED[type(node)]} %}} is not supported", node.lineno)
         work = NODE + sum(map(self._count, node.iter_child_nodes()))
@@ -44,7 +48,7 @@ class CountingCompiler(CodeGenerator):
         return work
 
     def _write_call(self, method: str, arguments: Sequence[nodes.Expr | None], frame: Frame) -> None:
-        """Write a call of a method of the environment."""
+        """Write a call of a method of the environment; `None` is passed for a missing argument."""
         self.write(f"environment.{method}(")
         for argument in arguments:
             self.visit(argument or nodes.Const(None), frame)
@@ -52,6 +56,7 @@ class CountingCompiler(CodeGenerator):
         self.write(")")
 
     def _write_counted(self, node: nodes.Expr, frame: Frame) -> None:
+        """Write an expression, and count the work of copying its value unless it is a constant."""
         if isinstance(node, nodes.Const):
             self.visit(node, frame)
         else:
@@ -70,7 +75,7 @@ class CountingCompiler(CodeGenerator):
         self.write(")")
 
     def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
-        """A dict. The work of hashing its keys is counted before."""
+        """A dict. The work of hashing its keys is counted before it is made."""
         self.write("environment.counted({")
         for item in node.items:
             self._write_counted(item.key, frame)
@@ -84,7 +89,7 @@ class CountingCompiler(CodeGenerator):
         self._write_call("concatenate", node.nodes, frame)
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        """Comparisons. Except for `in`, each counts as a copy of its left operand, or not at all with a constant."""
+        """Comparisons. Except for `in`, each counts as a copy of its left operand, unless the right one is constant."""
         names = [comparison.op for comparison in node.ops]
         operands = [node.expr, *(comparison.expr for comparison in node.ops)]
         if names == ["in"] or names == ["notin"]:

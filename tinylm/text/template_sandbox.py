@@ -1,7 +1,7 @@
 """A Jinja environment for untrusted chat templates, which cannot execute arbitrary code, hang or exhaust the memory.
 
-A template can use only the attributes, filters, tests and functions that are listed here. The work of each operation is
-counted before the operation, or right after it if work that is already counted bounds its cost. The unit of work is the
+A template can use only the attributes, filters, tests and functions listed here. The work of each operation is counted
+before the operation, or right after it if work that is already counted bounds its cost. The unit of work is the
 copy of a character (about 10 ns). A rendering that exceeds its budget raises LimitError.
 """
 
@@ -67,11 +67,11 @@ class RefusedError(Exception):
 
 
 class LimitError(TemplateError):
-    """A template computes more than its budget allows."""
+    """A template exceeds its work budget or the length limit of an argument."""
 
 
 def size(value: Any, limit: int) -> int:
-    """The work of copying a value with all that it contains; counting stops at a number above the limit."""
+    """The work of copying a value with all that it contains; counting stops above the limit."""
     total, pending = 0, [value]
     while pending and total <= limit:
         value = pending.pop()
@@ -91,14 +91,14 @@ def size(value: Any, limit: int) -> int:
 
 
 def _own_size(value: Any) -> int:
-    """The work of copying a sequence without what its entries contain."""
+    """The work of copying a string, list or tuple, without the content of its entries."""
     return len(value) if isinstance(value, str) else ENTRY * len(value)
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """Jinja's sandbox with the functions and filters that transformers adds for chat templates.
 
-    left: the rest of the budget of work; initially 0, so that it must be set before rendering.
+    left: the remaining work budget; initially 0, so that it must be set before each rendering.
     """
 
     code_generator_class = CountingCompiler
@@ -157,12 +157,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return self.counted(value)
 
     def concatenate(self, *values: Any) -> str:
-        """The operator ~."""
+        """The operator ~ of any number of values."""
         self.take()
         return "".join([str(self.counted(value)) for value in values])
 
     def contains(self, value: Any, values: Any) -> bool:
-        """The operator in."""
+        """The operator in: `value in values`."""
         value, values = self.counted(value), _listed(values)
         if isinstance(values, str):
             self._take_search(values, value)
@@ -171,7 +171,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return value in values
 
     def part(self, values: Any, start: Any, stop: Any, step: Any) -> Any:
-        """A slice."""
+        """The slice `values[start:stop:step]`."""
         bounds = slice(start, stop, step)
         if isinstance(values, (str, list, tuple)):
             length = len(range(*bounds.indices(len(values))))
@@ -179,12 +179,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return values[bounds]
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """The attribute of a value, if it is one of ATTRIBUTES, or else its entry of that name."""
+        """The attribute of a value, if `_attribute` finds one, or else its entry of that name."""
         value = _attribute(obj, attribute)
         return self._entry(obj, attribute) if value is MISSING else value
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """The entry of a value, or else its attribute of that name, if it is one of ATTRIBUTES."""
+        """The entry of a value, or else its attribute of that name, if `_attribute` finds one."""
         self.counted(argument)
         value = self._entry(obj, argument)
         if isinstance(value, Undefined) and isinstance(argument, str):
@@ -200,9 +200,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             return self.undefined(obj=obj, name=key)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a macro, a function of `globals`, or a method of ATTRIBUTES or of an extension.
+        """Call a macro, a recursive loop, a function of `globals`, or a method of ATTRIBUTES or of an extension.
 
-        Raises TypeError for any other object.
+        Raises UndefinedError for an undefined value, and TypeError for any other object.
         """
         for name in ("_loop_vars", "_block_vars"):  # Jinja adds these arguments
             kwargs.pop(name, None)
@@ -220,7 +220,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return __obj(*args, **kwargs)
 
     def _call_text(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of a string."""
+        """Call a method of a string. Counts a search of the string for the first argument, except for `join`."""
         text, values = method.__self__, list(map(_listed, args))
         if method.__name__ == "join":
             self.counted(values)
@@ -236,7 +236,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.take(STEP + len(text) + len(text) * size(wanted, self.left) // COMPARISONS)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """As Jinja's, but rejects ** and the formatting of strings by %."""
+        """As Jinja's, for two numbers, for + of sequences and for * of a sequence and an integer.
+
+        Raises TypeError for other operands, such as a string that % formats, and for **.
+        """
         sequences, numbers = (str, list, tuple), (int, float)
         if operator == "+" and isinstance(left, sequences) and isinstance(right, sequences):
             self.take(STEP + _own_size(left) + _own_size(right))
@@ -327,7 +330,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Namespace(Namespace):
-    """As Jinja's, but `repr` leaves out the entries, which may contain the namespace itself."""
+    """As Jinja's, but its `repr` does not contain the entries, one of which may be the namespace itself."""
 
     def __repr__(self) -> str:
         return "<Namespace>"
@@ -349,7 +352,7 @@ class _Lazy:
 
 
 def _attribute(obj: Any, name: str) -> Any:
-    """The attribute of a value, if it is one of ATTRIBUTES, or else MISSING."""
+    """The attribute of a value, if it is one of ATTRIBUTES or an entry of a namespace, or else MISSING."""
     if isinstance(obj, Namespace):
         return MISSING if name.startswith("_") else getattr(obj, name, MISSING)
     for kind, names in ATTRIBUTES.items():

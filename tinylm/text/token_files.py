@@ -50,7 +50,7 @@ STALE_SECONDS = 7 * 86_400.0  # an unfinished folder without a write for this lo
 
 @dataclass(frozen=True)
 class TokenFolder:
-    """Token files of a text. train, val: read-only arrays of ids or codes (`Encoding`), (N,) of `smallest_dtype`."""
+    """Token files of a text. train, val: arrays of ids or codes (`Encoding`), (N,) of `smallest_dtype`."""
 
     path: Path
     train: Tokens
@@ -66,13 +66,13 @@ class TokenFolder:
 def open_part(
     path: Path, part: str, key: str, vocab_size: int, *, mapped: bool = True, trust_mtime: bool = False
 ) -> Tokens:
-    """Open one part, "train" or "val", of the token folder at `path`: (N,), read-only.
+    """Open one part, "train" or "val", of the token folder at `path`: (N,) of `smallest_dtype`, read-only if `mapped`.
 
     The folder is untrusted, so the dtype of the ids, their number, their SHA-256 and their range (below `vocab_size`)
     are checked. If there are several shards, hash and range of a shard are checked when it is first read, unless it is
     in the user's cache and has not changed since it was written. For an Encoding with flags, `vocab_size` is the number
-    of codes. With `trust_mtime`, the hash is not computed if size and modification time are as recorded. `mapped`
-    memory-maps the files instead of reading them.
+    of codes. With `trust_mtime`, the hash is not computed if size and modification time are as recorded. With `mapped`,
+    the files are memory-mapped; otherwise they are read into memory.
 
     Raises DamagedError if the folder is incomplete or damaged, or has another `key`, and TinyLMError if the system
     cannot read it; with several shards, also later, when a shard is read.
@@ -92,8 +92,8 @@ def open_part(
 
 @contextlib.contextmanager
 def _report_damage(path: Path) -> Iterator[None]:
-    """Context manager that turns errors of files and values into a DamagedError about the token folder at `path`, and
-    failures of the system into a TinyLMError.
+    """Context manager that turns errors in the content of the token folder at `path` into a DamagedError, and failures
+    of the system (`is_system_failure`) into a TinyLMError.
     """
     try:
         yield
@@ -114,7 +114,11 @@ def shard_name(part: str, index: int) -> str:
 
 
 class _Shards:
-    """The shards of a part with several files. Raises ValueError or OSError unless all have the sizes in `records`."""
+    """The shards of a part with several files.
+
+    Raises OSError, ValueError, KeyError or TypeError unless all have the sizes in `records`, the list in tokens.json.
+    sizes: ids per shard.
+    """
 
     def __init__(
         self, path: Path, part: str, records: list[dict[str, Any]], vocab_size: int, trust_mtime: bool
@@ -128,7 +132,7 @@ class _Shards:
         self._vocab_size = vocab_size
         self._trust_mtime = trust_mtime
         self.sizes = [self._check_size(index) for index in range(len(records))]
-        # The status of the shards that need no check until it changes. In the user's cache, it is that after writing.
+        # By shard: its status (`_status`) when it was last checked or, in the user's cache, written.
         trusted = is_private_entry(path, "tokens")
         self._checked = {index: record.get("status") for index, record in enumerate(records) if trusted}
 
@@ -141,7 +145,10 @@ class _Shards:
         return int(record["tokens"])
 
     def open(self, index: int) -> np.ndarray:
-        """Map a shard, and check it on the first call and after a change. Raises DamagedError and TinyLMError."""
+        """Map a shard: (sizes[index],). Checks it unless its status is that of the last check, or of writing.
+
+        Raises DamagedError and TinyLMError as `open_part` does.
+        """
         name = shard_name(self._part, index)
         with _report_damage(self._path), self._folder.open(name) as file:
             status = _status(file)
@@ -153,13 +160,16 @@ class _Shards:
 
 
 def _status(file: IOBase) -> list[int]:
-    """Size, times of modification and of status change, and inode of an open file: they differ after any write."""
+    """Size, times of modification and of status change (ns), and inode of an open file, to detect a later write."""
     status = os.fstat(file.fileno())
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def _require_size(file: BufferedReader, name: str, record: dict[str, Any], vocab_size: int) -> np.dtype[Any]:
-    """The dtype of the ids in a file. Raises ValueError unless dtype and number of the ids are as recorded."""
+    """The dtype of the ids in a file.
+
+    Raises ValueError unless dtype and number of the ids are as recorded, KeyError and TypeError for an invalid record.
+    """
     dtype = np.dtype(smallest_dtype(vocab_size))
     if record["dtype"] != dtype.name:  # never pass an untrusted dtype to numpy: "O" reads pointers from the file
         raise ValueError(f"the ids of {name} must be {dtype.name}")
@@ -171,7 +181,7 @@ def _require_size(file: BufferedReader, name: str, record: dict[str, Any], vocab
 def _open_ids(
     file: BufferedReader, name: str, record: dict[str, Any], vocab_size: int, mapped: bool, trust_mtime: bool
 ) -> np.ndarray:
-    """Check the ids of a file, and map or read them. Raises ValueError if they are damaged."""
+    """Check the ids of a file, and map or read them: (N,). Errors as for `_require_size`, also for damaged ids."""
     dtype = _require_size(file, name, record, vocab_size)
     unchanged = trust_mtime and os.fstat(file.fileno()).st_mtime_ns == record["changed"]
     if not unchanged and hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
@@ -195,7 +205,7 @@ def token_key(
 ) -> str:
     """The key of a token folder in the cache: a hash of the text, its split, the tokenizer and the encoder.
 
-    `encoder` contains the version of the package that encodes, if any, since versions could give different ids.
+    `encoder` contains the version of the package that encodes, if any, since another version could give other ids.
     """
     identity = json.dumps([FORMAT_VERSION, fingerprint, val_fingerprint, train_characters, tokenizer.sha256, encoder])
     return hashlib.sha256(identity.encode()).hexdigest()[:32]
@@ -216,7 +226,7 @@ class Encoding(NamedTuple):
 class SplitDocuments(NamedTuple):
     """The documents of a split text: functions that return those of each part, and how they are encoded.
 
-    encoding: default: that of streams of text
+    encoding: `None` for TEXT_ENCODING; then the functions return streams of text.
     """
 
     train: Callable[[], Iterator[Any]]
@@ -236,12 +246,12 @@ def encode_to_folder(
 ) -> TokenFolder:
     """Encode both parts into the token folder `folder`, which is created atomically, or open it if it is valid.
 
-    The functions of `documents` are not called if a valid folder exists. `progress` receives the number of characters
-    encoded. With `resumable`, complete shards are kept if the encoding is interrupted, and the next call for the same
-    folder continues after them.
+    The functions of `documents` are not called if a valid folder exists; a damaged one is deleted. `progress` receives
+    the number of characters encoded. With `resumable`, complete shards are kept if the encoding is interrupted, and the
+    next call for the same folder continues after them.
 
-    Raises TinyLMError if the folder cannot be written, or exists and cannot be read, and UsageError for characters
-    without an id.
+    Raises TinyLMError if the folder cannot be written, or exists and cannot be read, UsageError for characters without
+    an id, and the errors of the functions of `documents`.
     """
     encoding = documents.encoding or TEXT_ENCODING
     codes = encoding.codes_per_id * tokenizer.vocab_size
@@ -277,10 +287,10 @@ def encode_to_folder(
 
 @contextlib.contextmanager
 def _unfinished_folder(folder: Path, resumable: bool) -> Iterator[Path]:
-    """Context manager that yields a folder to write to, before it is renamed to `folder`.
+    """Context manager that yields a folder to write to, which the caller renames to `folder`.
 
-    After an error, it is deleted unless it is resumable. Only one process at a time uses the resumable folder; any
-    other process uses a temporary folder.
+    Only one process at a time uses the resumable folder, which is kept after an error. Any other process, and a process
+    that is not resumable, uses a temporary folder, which is deleted.
     """
     from filelock import FileLock, Timeout
 
@@ -309,7 +319,10 @@ class _UnfinishedIndex:
     """The index of a token folder that is being written: the records of its complete shards, by part."""
 
     def __init__(self, folder: Path, key: str, codes: int, resumable: bool) -> None:
-        """Keep the records of an earlier process if `key` and version are the same and the file sizes match."""
+        """Keep the records of an earlier process if `key` and version are the same and the file sizes match.
+
+        Raises TinyLMError if the system cannot read them.
+        """
         self.folder = folder
         self._resumable = resumable
         self.codes = codes
@@ -356,7 +369,7 @@ def _write_part(
     tokenizer: Tokenizer,
     progress: Progress,
 ) -> None:
-    """Write the shards of a part that are not complete yet."""
+    """Write the shards of a part that are not complete yet; one empty shard for a part without ids."""
     shards = index.shards[part]
     batches = encoding.batches(documents, tokenizer)
     for batch in itertools.islice(batches, sum(record["batches"] for record in shards)):
@@ -374,7 +387,10 @@ def _write_part(
 def _write_shard(
     path: Path, encoded: Iterator[tuple[np.ndarray, int]], dtype: type[np.generic], progress: Progress
 ) -> dict[str, Any]:
-    """Write ids until a shard is complete. Returns its record in tokens.json. Deletes the file after an error."""
+    """Write one shard of the ids of `encoded`: pairs of a batch's ids, (N,), and its number of characters.
+
+    Returns the record of the shard in tokens.json. Deletes the file after an error.
+    """
     digest = hashlib.sha256()
     count = batches = 0
     try:
@@ -403,11 +419,11 @@ def smallest_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
     return np.uint8 if vocab_size <= 1 << 8 else np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
-BEGIN = ""  # in a batch of text: the beginning of the first document
+BEGIN = ""  # at the beginning of the first batch of a text; BOS follows if the tokenizer has one
 
 
 def _text_batches(stream: Stream, tokenizer: Tokenizer) -> Iterator[TextBatch]:
-    """Yield batches whose content is a list of chunks of text, `None` between documents, and BEGIN."""
+    """Yield batches whose content is a list of chunks of text, with `None` between documents, and BEGIN at first."""
     chunks: list[str | None] = [BEGIN]
     characters = 0
     for chunk in rechunk(stream, tokenizer.safe_split_point, MAX_CHUNK):
@@ -444,7 +460,7 @@ def encode_stream(stream: Stream, tokenizer: Tokenizer, progress: Progress = no_
 def encode_in_memory(
     documents: Iterator[Any], tokenizer: Tokenizer, encoding: Encoding, progress: Progress
 ) -> np.ndarray:
-    """As `encode_stream`, for documents of any kind and the codes of `encoding`."""
+    """As `encode_stream`, for documents of any kind: the codes of `encoding`."""
     dtype = smallest_dtype(encoding.codes_per_id * tokenizer.vocab_size)
     parts = [np.zeros(0, dtype=dtype)]
     for ids, characters in encode_batches(encoding.batches(documents, tokenizer), encoding.encode, tokenizer, dtype):

@@ -16,9 +16,10 @@ RANDOM_SHARE = 0.1  # share of the targets that are replaced by a random token; 
 def mask_tokens(
     ids: np.ndarray, rng: np.random.Generator, mask_id: int, vocab_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Select at least one target among `ids`, and replace most of the targets by the mask token or random tokens.
+    """Select at least one target among `ids`, (...), and replace most targets by the mask token or random tokens.
 
-    Returns the model's input and a boolean array that is True for targets, both of the shape of `ids`.
+    Returns the model's input, (...) of int64, and a boolean array, (...), that is True for targets. `ids` must not be
+    empty.
     """
     selected = rng.random(ids.shape) < TARGET_SHARE
     if not selected.any():
@@ -39,7 +40,7 @@ class MaskedWindows:
         self._vocab_size = vocab_size
 
     def batch(self, number: int) -> Batch:
-        """Batch number `number`: (batch_size, context), with the original ids as targets."""
+        """Batch number `number`: ids, targets (the original ids) and mask of (batch_size, context)."""
         rng = np.random.Generator(np.random.PCG64([self._seed, number, self._mask_id]))
         return _masked_batch(self._windows.batch(number).ids.numpy(), rng, self._mask_id, self._vocab_size)
 
@@ -47,7 +48,7 @@ class MaskedWindows:
 def masked_evaluation_batches(
     tokens: Tokens, context: int, rows: int, mask_id: int, vocab_size: int, max_tokens: int | None = None
 ) -> Iterator[Batch]:
-    """Yield batches of at most `rows` windows that do not overlap. The masks do not depend on `rows`.
+    """Yield batches of at most `rows` masked windows that do not overlap. The masks do not depend on `rows`.
 
     With `max_tokens`, yields a fixed selection of evenly spaced windows with about that many tokens in total. The last
     token is in no window, as in `evaluation_batches`, where it is only a target.

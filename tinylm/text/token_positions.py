@@ -13,8 +13,8 @@ from tinylm.text.tokenizer import Tokenizer
 class PositionedTokens(NamedTuple):
     """Token ids with their positions in the text, in UTF-8 bytes. The separator of two documents counts as one byte.
 
-    ids, starts: (N,), the tokens and the positions where they begin. documents: (D + 1,), the positions where the
-    documents begin, and the length of the text as if a separator followed the last document.
+    ids: (N,) of uint32. starts: (N,) of int64, the position where each token begins. documents: (D + 1,) of int64, the
+    positions where the documents begin, and the length of the text as if a separator followed the last document.
     """
 
     ids: np.ndarray
@@ -22,20 +22,20 @@ class PositionedTokens(NamedTuple):
     documents: np.ndarray
 
     def boundaries(self) -> np.ndarray:
-        """The positions in `starts` that are greater than all earlier ones, without the first, in increasing order.
+        """The positions in `starts` that are greater than all earlier ones, without the first: (M,), increasing.
 
-        The text between two of these positions is encoded by tokens of its own.
+        No token lies on both sides of such a position.
         """
         highest = np.maximum.accumulate(self.starts)
         return self.starts[1:][(self.starts[1:] > highest[:-1])]
 
     def first_tokens(self, places: np.ndarray) -> np.ndarray:
-        """The index of the first token at each of the positions `places`: boundaries or `documents[-1]`."""
+        """The index of the first token at each of the boundaries `places`, (M,) -> (M,); N for `documents[-1]`."""
         return np.searchsorted(np.maximum.accumulate(self.starts), places)
 
 
 def encode_with_positions(stream: Stream, tokenizer: Tokenizer, progress: Progress = no_progress) -> PositionedTokens:
-    """Encode a stream as `encode_stream` does. `progress` receives the number of characters encoded.
+    """Encode a stream as `encode_stream` does, with positions. `progress` receives the number of characters encoded.
 
     Raises UsageError for characters without an id.
     """

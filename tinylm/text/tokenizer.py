@@ -1,7 +1,7 @@
 """Character and byte-level BPE tokenizers, stored as tokenizer.json in the format of the `tokenizers` library.
 
-Character tokenizers encode text with a numpy table, and byte-level BPE with gigatoken if it is usable. Both are faster
-than the library and give the same ids. Other tokenizers encode with the library.
+Character tokenizers encode text with a numpy table, and byte-level BPE tokenizers with gigatoken if it is usable. Both
+are faster than the library and give the same ids. Other tokenizers encode with the library.
 """
 
 import functools
@@ -28,7 +28,7 @@ from tinylm.text.tokenizer_file import TokenizerSpec, token_ids, validate_tokeni
 
 END_OF_TEXT = "<|endoftext|>"
 MASK = "<mask>"
-LITERAL = "\ufdd2"  # a Unicode noncharacter; with it in the middle, a special token's name is encoded as text
+LITERAL = "\ufdd2"  # a Unicode noncharacter; with it after its first character, a special token is encoded as text
 
 COUNT_CHUNK = 1 << 20  # ids counted at a time, since np.bincount converts them to int64
 MAX_LISTED = 10  # characters listed in a message
@@ -42,7 +42,7 @@ class Tokenizer:
     vocab_size: the largest id plus one. special: the special tokens; all but the padding token must be in the
     vocabulary, except that <|endoftext|> is added if it is missing. end_of_text_id: separates documents. stop_ids: end
     generated text. bos_id: begins each document; `None` for none. sha256: hash of `to_str()`, and of `special` unless
-    it is the default.
+    it is the default, in hexadecimal.
 
     `encode` encodes the name of a special token as ordinary text. Raises TinyLMError if two tokens have the same id,
     and for a special token other than the padding token without an id.
@@ -75,12 +75,12 @@ class Tokenizer:
         self._splits_at_spaces = bool(pre_tokenizer.get("use_regex", True)) and added_tokens_are_special(spec)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle: a copy in another process uses the same encoder."""
+        """For pickle: the copy in another process uses the same encoder."""
         return _unpickle, (self.to_str(), self.special, self._gigatoken is None or self._gigatoken.usable)
 
     @classmethod
     def load(cls, path: Path, special: SpecialTokens = SpecialTokens()) -> "Tokenizer":  # noqa: B008, frozen
-        """Load a tokenizer.json. Raises TinyLMError for a file that cannot be read, and the errors of `parse`."""
+        """Load a tokenizer.json. Raises TinyLMError for a file that cannot be read, and as `parse` does."""
         try:
             text = read_text(path)
         except OSError as error:
@@ -143,7 +143,7 @@ class Tokenizer:
 
     @property
     def mask_id(self) -> int:
-        """The id of the mask token. Raises ValueError if there is none."""
+        """The id of the mask token. Raises ValueError if there is no such token."""
         i = self._library.token_to_id(MASK)
         if i is None:
             raise ValueError("the tokenizer has no mask token")
@@ -152,7 +152,8 @@ class Tokenizer:
     def encode(self, text: str) -> np.ndarray:
         """Return the token ids of a text, (T,) of uint32.
 
-        Raises UsageError for characters without an id, and TinyLMError if the `tokenizers` library fails.
+        Raises UsageError for characters without an id in a character tokenizer, and TinyLMError if the `tokenizers`
+        library fails.
         """
         if self._table is not None:
             codes = code_points(text)
@@ -192,8 +193,8 @@ class Tokenizer:
         """Encode a text in which special tokens are recognised, such as one that a chat template rendered.
 
         LITERAL is removed; a special token with LITERAL after its first character is encoded as ordinary text. Returns
-        the ids, (N,) of uint32, and the offset of the first character of each token, (N,) of int64. Raises UsageError
-        for characters without an id, and TinyLMError if the `tokenizers` library fails.
+        the ids, (N,) of uint32, and the index in `text` of the first character of each token, (N,) of int64. Raises
+        UsageError and TinyLMError as `encode` does.
         """
         if self._table is None:
             encoding = self._encoding(self._literal_library if LITERAL in text else self._recognising_library, text)
@@ -235,7 +236,10 @@ class Tokenizer:
         return _decode(self._library, [int(i) for i in ids], skip_special_tokens=False)
 
     def encode_with_starts(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """As `encode`, with the offset in UTF-8 bytes at which each token begins: (N,) of uint32 and (N,) of int64."""
+        """As `encode`, with the offset in UTF-8 bytes at which each token begins: (T,) of uint32 and (T,) of int64.
+
+        With a tokenizer of the kind "other", tokens inside a character begin where the character does.
+        """
         if self.kind != "other":
             ids = self.encode(text)
             ends = np.cumsum(self._token_sizes[1][ids], dtype=np.int64)
@@ -270,8 +274,8 @@ class Tokenizer:
     def check_encoder(self, sample: Iterable[str]) -> bool:
         """Whether the encoder returns the same ids as the `tokenizers` library for each text of the sample.
 
-        At the first difference, this tokenizer switches to the library, which is slower. Raises TinyLMError if the
-        library fails.
+        From the first difference on, this tokenizer encodes with the library, which is slower. Raises TinyLMError if
+        the library fails.
         """
         return self._gigatoken is None or self._gigatoken.matches(sample, self._encode_by_library)
 
@@ -282,7 +286,8 @@ class Tokenizer:
     def decode_bytes(self, ids: np.ndarray) -> bytes:
         """The UTF-8 bytes of the text of token ids, (N,), which may begin or end inside a character.
 
-        Faster than `decode`, except with a tokenizer of the kind "other". Raises TinyLMError if the library fails.
+        Special tokens are skipped. With a tokenizer of the kind "other", returns what `decode` does; with others, it is
+        faster. Raises TinyLMError if the library fails.
         """
         if self.kind == "other":
             return self.decode(ids).encode()
@@ -309,9 +314,10 @@ class Tokenizer:
         return [self.decode([i]).encode() for i in range(self.vocab_size)]
 
     def decoded_size(self, ids: Sequence[int] | np.ndarray) -> tuple[int, int]:
-        """The number of characters and of UTF-8 bytes that the ids decode to, counted without decoding where possible.
+        """The number of characters and of UTF-8 bytes that the ids, (N,), decode to.
 
-        An incomplete character at either end of the ids counts if the ids contain its first byte.
+        An incomplete character at either end of the ids counts if the ids contain its first byte. With a tokenizer of
+        the kind "other", the ids are decoded, as by `decode`. Raises TinyLMError if the library fails.
         """
         if self.kind == "other":
             text = self.decode(ids)
@@ -348,7 +354,8 @@ class Tokenizer:
     def safe_split_point(self, text: str) -> int:
         """The length of a prefix that can be encoded separately without changing any id, or 0 if there may be none.
 
-        This holds for any continuation of `text`.
+        This holds for any continuation of `text`. With a tokenizer of the kind "other", it holds if its pre-tokenizer
+        splits before each space that follows another character, as those of most such tokenizers do.
         """
         if self._table is not None:
             return len(text)
@@ -357,7 +364,7 @@ class Tokenizer:
         for end in range(len(text) - 1, 0, -1):
             if self._gigatoken is not None:
                 splits = _always_splits(text[end - 1], text[end])
-            else:  # the only place at which every supported pre-tokenizer splits
+            else:  # not checked: Digits, Punctuation or Split, for example, need not split here
                 splits = text[end] == " " and not text[end - 1].isspace()
             if splits:
                 return end
@@ -369,7 +376,7 @@ class Tokenizer:
 
 
 class StreamDecoder:
-    """Decodes ids one at a time into text that is final once returned.
+    """Decodes ids one at a time into text; text that has been returned does not change with later ids.
 
     The library's stream fails for decoders that change earlier text; `finish` then returns all of the remaining text.
     """
@@ -382,7 +389,7 @@ class StreamDecoder:
         self._buffering = False
 
     def push(self, token_id: int) -> str:
-        """Add an id and return the text that it completes: "" inside a multi-byte character or after a failure."""
+        """Add an id and return the text that it completes: "" inside a character or after a failure of the library."""
         self._ids.append(token_id)
         text: str | None = None
         if not self._buffering:
@@ -435,9 +442,10 @@ def train_char(alphabet: str, special: Sequence[str] = ()) -> Tokenizer:
 def train_bpe(chunks: Iterable[str], vocab_size: int, special: Sequence[str] = ()) -> Tokenizer:
     """Train a byte-level BPE tokenizer (Sennrich et al. 2016; Radford et al. 2019) on chunks of text.
 
-    The tokenizer has `vocab_size` ids, or fewer if the text does not have enough merges. `special` are special tokens
-    besides the end-of-text token. Memory grows with the number of distinct words in `chunks`. Raises UsageError for a
-    `vocab_size` below MIN_BPE_VOCAB_SIZE plus the number of `special` tokens.
+    The tokenizer has `vocab_size` ids, or fewer if the text has too few distinct pairs to merge. `special` are special
+    tokens besides the end-of-text token. Memory grows with the number of distinct words in `chunks`.
+
+    Raises UsageError for a `vocab_size` below MIN_BPE_VOCAB_SIZE plus the number of `special` tokens.
     """
     if vocab_size < MIN_BPE_VOCAB_SIZE + len(special):
         raise UsageError(
@@ -465,14 +473,14 @@ def _unpickle(file: str, special: SpecialTokens, fast: bool) -> Tokenizer:
 
 
 def describe_characters(characters: str) -> str:
-    """List characters with their code points, for a message: 'é' (U+00E9), 'ü' (U+00FC) and 3 more."""
+    """The first MAX_LISTED characters with their code points: 'é' (U+00E9), 'ü' (U+00FC) and 3 more."""
     listed = [f"{c!r} (U+{ord(c):04X})" for c in characters[:MAX_LISTED]]
     more = len(characters) - len(listed)
     return ", ".join(listed) + (f" and {more} more" if more else "")
 
 
 def _character_table(spec: TokenizerSpec) -> np.ndarray | None:
-    """The id of each code point, or -1: (largest code point + 1,) of int32; `None` for other kinds of tokenizers."""
+    """The id of each code point, or -1: (largest code point + 1,) of int32; `None` if it has other tokens."""
     model = spec["model"]
     if model["type"] != "BPE" or model["merges"] or spec["pre_tokenizer"] or spec["normalizer"]:
         return None

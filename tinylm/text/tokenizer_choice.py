@@ -26,12 +26,12 @@ BPE_SAMPLE = 1 << 23  # characters to train BPE on, to bound memory: one million
 def choose_tokenizer(split: SplitCorpus, tokenizer: str, vocab_size: int | None) -> Tokenizer:
     """Train or load a tokenizer: "auto", "char", "bpe", or the path of a tokenizer.json.
 
-    A character tokenizer gets the characters of the training and the validation text; BPE is trained on the training
-    text alone. A loaded tokenizer may have no ids for some characters of the text; `require_known_characters` checks
-    that. A tokenizer trained on conversations has the special tokens of their chat template.
+    A character tokenizer has the characters of the training and the validation text; BPE is trained on the training
+    text alone. A loaded tokenizer may have no ids for some characters of the text (see `require_known_characters`). A
+    tokenizer trained on conversations has the special tokens of their chat template.
 
-    Raises UsageError for contradictory settings and for a missing file, and TinyLMError for a file that is not a
-    tokenizer.
+    Raises UsageError for contradictory settings, a `vocab_size` that is too small and a missing file, and TinyLMError
+    for a file that is not a tokenizer.
     """
     pairs = isinstance(split.corpus, PairCorpus)
     if tokenizer == "auto":
@@ -71,7 +71,7 @@ def load_tokenizer_file(choice: str) -> Tokenizer | None:
 
 
 def _chat_tokens(corpus: Corpus) -> tuple[str, ...]:
-    """The special tokens of a corpus besides the end-of-text token."""
+    """The special tokens of the chat template of a corpus, without the end-of-text token; () without a template."""
     if not isinstance(corpus, ChatCorpus) or corpus.chat is None:
         return ()
     return tuple(token for token in corpus.chat.special_tokens if token != END_OF_TEXT)
@@ -85,10 +85,11 @@ def _default_vocab_size(characters: int, pairs: bool) -> int:
 def sample_for_tokenizer(stream: Stream, characters: int, limit: int, chunk: int = 1 << 16) -> Iterator[str]:
     """Yield text to train BPE on: the whole stream, or chunks from all of it with about `limit` characters in total.
 
-    `characters` is the length of the stream. A chunk ends at the last line break within `chunk` characters; if there is
-    none, after about 4 * `chunk` characters. The parts of a split word would be new words, and the memory of the
-    trainer grows with the number of distinct words. One of every `ceil(characters / limit)` consecutive chunks is
-    chosen at random (with a fixed seed), since documents may alternate in a regular way.
+    `characters` is the length of the stream. A chunk ends at the last line break within `chunk` characters, or at the
+    end of a document. Without a line break there, it ends once more than 4 * `chunk` characters are read: the parts of
+    a split word would be new words, and the memory of the trainer grows with the number of distinct words. One of every
+    `ceil(characters / limit)` consecutive chunks is chosen at random (with a fixed seed), since documents may alternate
+    in a regular way.
     """
     stride = max(1, -(-characters // limit))
     chunks = rechunk(stream, lambda text: text.rfind("\n", 0, chunk) + 1 if len(text) >= chunk else 0, 4 * chunk)

@@ -20,7 +20,7 @@ def wrap_library_errors() -> Iterator[None]:
     """Raise TokenizerLibraryError for exceptions and panics of a Rust library in the body.
 
     A panic arrives as `pyo3_runtime.PanicException`, which is not a subclass of Exception and cannot be imported.
-    MemoryError, TinyLMError, KeyboardInterrupt and SystemExit pass through unchanged.
+    MemoryError, TinyLMError and exceptions such as KeyboardInterrupt and SystemExit pass through unchanged.
     """
     try:
         yield

@@ -19,14 +19,14 @@ MAX_TOKEN = 4096  # characters
 MAX_ADDED_TOKENS = 1 << 16
 MAX_ADDED_CHARACTERS = 1 << 20  # sum over all added tokens, from which the library builds one automaton
 MAX_UNIGRAM_BYTES = 1 << 20  # sum over all tokens; each byte can become a trie node of 330 bytes
-MAX_STEPS = 8  # of a normalizer, pre-tokenizer, post-processor or decoder
+MAX_STEPS = 8  # of a normalizer, pre-tokenizer, post-processor or decoder; also the levels of nested sequences
 MAX_GROWTH = 16  # factor by which replacements may lengthen a text
 MAX_SHORT_STRING = 64  # characters of a prefix, suffix or replacement
 MAX_WORD = 1000  # characters; WordPiece takes quadratic time in the length of a word
 
 TokenizerSpec = dict[str, Any]  # the content of a tokenizer.json
 Check = Callable[[Any], bool]
-Fields = dict[str, Check]  # the fields of a step, each with the check of its value
+Fields = dict[str, Check]  # the check of the value of each field of a step
 
 
 def validate_tokenizer(text: str) -> TokenizerSpec:
@@ -55,7 +55,7 @@ def validate_tokenizer(text: str) -> TokenizerSpec:
 
 
 def token_ids(spec: TokenizerSpec) -> dict[str, int]:
-    """The id of each token in a validated file, added tokens included."""
+    """The id of each token in a validated tokenizer.json, added tokens included."""
     model = spec["model"]
     is_list = model["type"] == "Unigram"  # the id of a token is its position in the list
     vocabulary: dict[str, int] = (
@@ -218,7 +218,10 @@ REPEATABLE = ("Replace", "Split")  # no tokenizer needs another step twice; each
 
 
 def _validate_steps(component: str, value: Any, accepted: dict[str, Fields], key: str) -> dict[str, Any] | None:
-    """Validate one of the four components. Nested sequences, with their steps under `key`, become one sequence."""
+    """Validate one of the four components. Nested sequences, with their steps under `key`, become one sequence.
+
+    Raises ValueError for an unsupported step.
+    """
     if value is None:
         return None
     steps = [_validate_step(component, step, accepted) for step in _flatten_sequences(component, value, key, MAX_STEPS)]
@@ -259,7 +262,9 @@ def _validate_step(component: str, step: dict[str, Any], accepted: dict[str, Fie
 
 
 def _check_template(step: dict[str, Any]) -> None:
-    """Reject templates on which the library panics: with undefined tokens, or with a second text in `single`."""
+    """Raise ValueError for templates on which the library panics: with undefined tokens, or with a second text in
+    `single`.
+    """
     defined = step.get("special_tokens", {})
     for name in ("single", "pair"):
         for item in step.get(name, ()):
@@ -270,7 +275,7 @@ def _check_template(step: dict[str, Any]) -> None:
 
 
 def _check_growth(component: str, steps: Iterable[dict[str, Any]]) -> None:
-    """Raise ValueError if all replacements together can make a text more than MAX_GROWTH times as long.
+    """Raise ValueError if all Replace steps together can make a text more than MAX_GROWTH times as long.
 
     A regular expression may also match the empty string between two characters, which adds `content` to each character.
     """
@@ -338,7 +343,8 @@ def _validate_bpe(model: dict[str, Any]) -> dict[str, Any]:
 def _validate_merges(value: Any, vocabulary: dict[str, int], prefix: str) -> list[list[str]]:
     """Validate the merges of a BPE model; both notations, "a b" and ["a", "b"], become lists.
 
-    The library panics unless both parts and their concatenation are tokens and the second part begins with `prefix`.
+    The library panics unless both parts are tokens, the second part begins with `prefix`, and the first part followed
+    by the second one without `prefix` is a token.
     """
     if not isinstance(value, list):
         raise ValueError("its merges must be a list")
@@ -423,7 +429,7 @@ def _validate_vocabulary(value: Any) -> dict[str, int]:
 
 
 def _check_unk_token(model: dict[str, Any], added: set[str]) -> None:
-    """Reject an `unk_token` that is not a token, with which the library fails on unknown text.
+    """Raise ValueError for an `unk_token` that is not a token, with which the library fails on unknown text.
 
     An empty `unk_token`, as in GPT-2's file, means that there is none.
     """

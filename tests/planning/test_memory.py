@@ -188,10 +188,10 @@ def test_copies_for_saves_are_counted_where_twice_as_much_is_free_during_trainin
 
 
 def test_loading_counts_if_it_needs_more_than_training() -> None:
-    assert TrainingMemory(process=5, loading=2000, **PARTS).total(1, 1) == 5 + 2000
-    assert TrainingMemory(process=5, loading=1000, **PARTS).total(1, 1) == 5 + 1000 + 400
-    assert memory_of(base=small(), loading=7).loading == 7
-    assert memory_of(machine("cuda"), base=small(), loading=7).loading == 0
+    assert TrainingMemory(process=5, base_loading=2000, **PARTS).total(1, 1) == 5 + 2000
+    assert TrainingMemory(process=5, base_loading=1000, **PARTS).total(1, 1) == 5 + 1000 + 400
+    assert memory_of(base=small(), base_loading_bytes=7).base_loading == 7
+    assert memory_of(machine("cuda"), base=small(), base_loading_bytes=7).base_loading == 0
 
 
 def test_ranks_share_the_rows_of_a_batch() -> None:

@@ -30,7 +30,7 @@ class TrainingMemory:
     logits: logits and their gradients, per sequence of a micro-batch
     max_logits: limit for a micro-batch: those of one chunk, and two gradients of the output layer (see `_ChunkedLoss`)
     copies: copies of the state for saves in the background, if there is memory for them (`keeps_copies`)
-    loading: the weights of a base model while they are read, before training; 0 on a GPU
+    base_loading: the weights of a base model while they are read, before training; 0 on a GPU
     best: additional memory of rank 0 while it saves the best weights: all weights if they are sharded; 0 on a GPU
     """
 
@@ -48,7 +48,7 @@ class TrainingMemory:
     logits: int = 0
     max_logits: int = 0
     copies: int = 0
-    loading: int = 0
+    base_loading: int = 0
     best: int = 0
 
     def needed(self, micro_batch: int, batch_size: int) -> int:
@@ -81,7 +81,7 @@ class TrainingMemory:
         """Peak bytes of the process of rank 0. free: as for `keeps_copies`."""
         copies = self.copies if self.keeps_copies(free) else 0
         training = max(self.needed(micro_batch, batch_size), self.state + self.best)
-        return self.process + max(self.loading, copies + training)
+        return self.process + max(self.base_loading, copies + training)
 
 
 def training_memory(
@@ -150,7 +150,7 @@ def training_memory(
         logits=longest * recipes.LOGIT_BYTES * config.vocab_size,
         max_logits=recipes.LOGIT_BYTES * (MAX_FROZEN_LOGITS if frozen else MAX_LOGITS) + 2 * output,
         copies=state // state_shards if on_cpu else 0,
-        loading=request.loading if on_cpu else 0,
+        base_loading=request.base_loading_bytes if on_cpu else 0,
         best=best,
     )
 

@@ -25,7 +25,7 @@ class PlanRequest:
     compile: auto, on or off
     base: the model to train further, or the base model of `adapter`
     adapter: the adapter to train; `None` trains the model itself
-    loading: bytes of memory that the weights of `base` took while they were read
+    base_loading_bytes: memory that the weights of `base` took while they were read
     parallel, ranks: auto, ddp or fsdp, and the number of processes that train the model together
 
     Raises UsageError for values outside their range and for choices that contradict each other.
@@ -39,7 +39,7 @@ class PlanRequest:
     budget: Budget | None = None
     compile: str = "auto"
     base: ModelConfig | None = None
-    loading: int = 0
+    base_loading_bytes: int = 0
     parallel: str = "auto"
     ranks: int = 1
     adapter: AdapterConfig | None = None

@@ -292,7 +292,7 @@ class _Setup:
                 budget=request.budget,
                 compile=request.machine.compile,
                 base=model.config,
-                loading=model.loading,
+                base_loading_bytes=model.loading_bytes,
                 parallel=request.machine.parallel,
                 ranks=self.processes,
                 adapter=model.adapter,

@@ -43,7 +43,7 @@ class InitialModel:
     architecture: decoder, encoder or encoder-decoder
     vocabulary_owner: how messages name the source of the vocabulary, such as "The model checkpoints/a"
     config, network: `None` for a new model, which is built when its config is planned
-    loading: peak memory for reading the weights of `network`, in bytes, including the mapped file
+    loading_bytes: peak memory for reading the weights of `network`, including the mapped file
     tokenizer: `None` until it is chosen for the text
     loaded_tokenizer: for a new model, the tokenizer loaded from a tokenizer.json
     adapter: the adapter to train on the model
@@ -56,7 +56,7 @@ class InitialModel:
     vocabulary_owner: str
     config: ModelConfig | None = None
     network: Transformer | None = None
-    loading: int = 0
+    loading_bytes: int = 0
     tokenizer: Tokenizer | None = None
     loaded_tokenizer: Tokenizer | None = None
     adapter: AdapterConfig | None = None
@@ -167,9 +167,9 @@ class TrainedModel(StartingPoint):
     def load(self, source: Path | None, seed: int) -> InitialModel:
         assert source is not None
         network, config, tokenizer, weights = open_model(source)
-        loading = _loading_bytes(source, weights)
+        loading_bytes = _loading_bytes(source, weights)
         model = _initial_model(f"The tokenizer of {source}", config, network.float(), tokenizer)
-        return replace(model, adds_tokens=True, loading=loading)
+        return replace(model, adds_tokens=True, loading_bytes=loading_bytes)
 
     def fit_tokenizer(self, model: InitialModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
         """With `extend_vocab`, add the unknown characters of the text to the tokenizer.
@@ -309,7 +309,7 @@ class NewAdapter(StartingPoint):
         adapter = self.method.config(network, resolve_links(source), config.recovered_digest or weights.digest)
         add_adapter(network, adapter, seed)
         model = _initial_model(f"The model {source}", config, network, tokenizer)
-        return replace(model, adapter=adapter, loading=_loading_bytes(source, weights))
+        return replace(model, adapter=adapter, loading_bytes=_loading_bytes(source, weights))
 
     def fit_tokenizer(self, model: InitialModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
         assert model.tokenizer is not None

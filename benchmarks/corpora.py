@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         started = time.monotonic()
         write_corpus(corpus, size)
         print(f"made {corpus.stat().st_size / 1e9:.2f} GB in {time.monotonic() - started:.0f} s", flush=True)
-        time.sleep(3)  # statistics of files that changed within SETTLED_SECONDS are not cached (kept_results.py)
+        time.sleep(3)  # statistics of files that have just changed are not cached (files.SETTLED_SECONDS)
         first = Measured(corpus)
         print(first, flush=True)
         start = Measured(corpus)

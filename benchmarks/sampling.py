@@ -41,11 +41,11 @@ import torch
 from measure import Times, describe_machine, run_tinylm, speedup, table, tokens_per_second
 from sampling_programs import PROGRAMS, Job, Request, as_json
 
+from tinylm.files import SETTLED_SECONDS
 from tinylm.formats.gguf_reader import open_gguf
 from tinylm.formats.gguf_writer import write_gguf
 from tinylm.formats.huggingface import write_folder
 from tinylm.formats.imported import ForeignModel
-from tinylm.generation.converted_model import SETTLED_SECONDS
 from tinylm.kernels.openmp_spin import SPIN_COUNT, SPIN_VARIABLES, choose_spin_count
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder

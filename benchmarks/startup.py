@@ -23,7 +23,7 @@ from unittest import mock
 
 from measure import add_options, chosen_shape, describe_machine, speedup, table, take_turns
 
-from tinylm.generation.converted_model import SETTLED_SECONDS
+from tinylm.files import SETTLED_SECONDS
 from tinylm.generation.llama_cpp import import_llama_cpp
 from tinylm.model.build import build_model
 from tinylm.run_config import RunConfig, TokenizerConfig

@@ -13,6 +13,7 @@ import re
 import secrets
 import shutil
 import stat
+import time
 import weakref
 from collections.abc import Iterator
 from io import BufferedReader, BufferedWriter
@@ -23,6 +24,7 @@ _LONE_SURROGATE = re.compile(r"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][
 MAX_JSON_BYTES = 1 << 26  # default limit, enough for a large tokenizer; most other files have smaller limits
 # A sparse file is small to send, and reading it takes hours. The ratio allows for file systems with compression.
 SPARSE_FROM, MAX_SPARSITY = 1 << 30, 64  # bytes; ratio of a file's size to the bytes that are stored
+SETTLED_SECONDS = 2.0  # a file that changed more recently could change again without a new time
 _OPEN_FLAGS = (
     getattr(os, "O_NOFOLLOW", 0)  # Windows has none of these but O_BINARY
     | getattr(os, "O_NONBLOCK", 0)  # do not block on a FIFO
@@ -59,6 +61,19 @@ def _require_regular(path: Path, status: os.stat_result) -> None:
     stored = 512 * getattr(status, "st_blocks", status.st_size)  # Windows does not count blocks
     if status.st_size > SPARSE_FROM and MAX_SPARSITY * stored < status.st_size:
         raise OSError(errno.EFBIG, "it is a sparse file, almost empty for its size", str(path))
+
+
+def file_state(status: os.stat_result) -> list[int]:
+    """Device, inode, size, and times of modification and status change in ns: they differ after any change of a file.
+
+    As in git's index. The system sets the time of the status change (ctime), so it cannot be chosen.
+    """
+    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def is_settled(status: os.stat_result) -> bool:
+    """Whether a further change of the file would change its `file_state`: its times are not too recent."""
+    return max(status.st_mtime, status.st_ctime) <= time.time() - SETTLED_SECONDS
 
 
 def check_folder(path: Path) -> None:

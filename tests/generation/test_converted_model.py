@@ -14,7 +14,7 @@ import tinylm
 from tests.generation.llama_cpp_double import LlamaCppDouble
 from tests.shell import CHILD_LIMIT, environment, run_ok, story
 from tests.shell import tinylm as shell
-from tinylm import loaded_model
+from tinylm import files, loaded_model
 from tinylm.generation import converted_model, engine, llama_cpp
 from tinylm.generation.converted_model import conversion_key
 
@@ -36,7 +36,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TINYLM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(converted_model, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(files, "SETTLED_SECONDS", 0.0)
     monkeypatch.setattr(converted_model, "GPU_DEVICE_FILES", ())
     return tmp_path / "cache" / "gguf"
 
@@ -133,7 +133,7 @@ def test_another_model_at_the_same_path_is_read(run: Path, loads: list[Any], tmp
 
 def test_a_file_that_has_just_changed_is_not_identified_by_its_time(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert conversion_key(run, "cpu", "auto", "none") is not None
-    monkeypatch.setattr(converted_model, "SETTLED_SECONDS", 3600.0)
+    monkeypatch.setattr(files, "SETTLED_SECONDS", 3600.0)
     assert conversion_key(run, "cpu", "auto", "none") is None
 
 

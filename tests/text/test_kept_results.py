@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.text.corpora import split_of, write_file, write_pairs
+from tinylm import files
 from tinylm.cache_directory import cache_root
 from tinylm.text import kept_results
 from tinylm.text.corpus import Corpus, CorpusStats, find_corpus
@@ -22,7 +23,7 @@ from tinylm.text.tokenizer_choice import choose_tokenizer
 def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are kept for short texts as well, also for files that were just written."""
     monkeypatch.setattr(kept_results, "KEEP_FROM", 0)
-    monkeypatch.setattr(kept_results, "SETTLED_SECONDS", -3600.0)
+    monkeypatch.setattr(files, "SETTLED_SECONDS", -3600.0)
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_a_file_that_was_just_written_is_read_again(
     corpus: Path, reads: list[Corpus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It could change once more within the resolution of its time."""
-    monkeypatch.setattr(kept_results, "SETTLED_SECONDS", 60.0)
+    monkeypatch.setattr(files, "SETTLED_SECONDS", 60.0)
     assert scanned(corpus) == scanned(corpus)
     assert len(reads) == 2
 

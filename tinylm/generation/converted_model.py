@@ -1,8 +1,7 @@
 """Text generation with models already converted for llama.cpp, without importing torch (decision 025).
 
-A record in the cache names the GGUF file of a model. The key of the record identifies the model's files by names, inode
-numbers, sizes and times, as git's index does, so that the files are not read again. (On POSIX systems, the kernel sets
-the change time, ctime, whenever content or permissions change, and programs cannot set it.)
+A record in the cache names the GGUF file of a model. The key of the record identifies the model's files by names and
+`file_state`, so that the files are not read again.
 """
 
 import contextlib
@@ -10,7 +9,6 @@ import hashlib
 import json
 import os
 import sys
-import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
@@ -20,7 +18,7 @@ import tokenizers
 from tinylm import __version__
 from tinylm.cache_directory import is_private, private_folder
 from tinylm.errors import TinyLMError
-from tinylm.files import check_regular, read_json, replacing
+from tinylm.files import check_regular, file_state, is_settled, read_json, replacing
 from tinylm.generation.continuation import Continuation, TokenGenerator
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
 from tinylm.generation.llama_cpp import LlamaCppDecoder, import_llama_cpp
@@ -36,7 +34,6 @@ from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_err
 GGUF_FOLDER = "gguf"  # in the cache: converted files and records
 LAYOUT = 1  # version of the converted files; increment it when the output of `write_gguf` changes
 SUFFIXES = (".json", ".jinja", ".safetensors")  # of the files that are read to open a model folder
-SETTLED_SECONDS = 2.0  # a file changed less than this before could change again without a new time
 GPU_DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # device files on Linux: NVIDIA, AMD and WSL
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # environment variables that set torch's number of threads
 
@@ -74,8 +71,8 @@ class Conversion:
 def conversion_key(path: Path, device: str, dtype: str, quantize: str) -> str | None:
     """The key of the model at `path`, as returned by `find_run`, with these settings.
 
-    `None` if a file cannot be read, is a symbolic link or changed within the last SETTLED_SECONDS, or if the device may
-    be a GPU.
+    `None` if a file cannot be read, is a symbolic link or has just changed (`is_settled`), or if the device may be a
+    GPU.
     """
     if device not in ("auto", "cpu") or (device == "auto" and _may_have_gpu()):
         return None
@@ -84,12 +81,9 @@ def conversion_key(path: Path, device: str, dtype: str, quantize: str) -> str | 
         states = [check_regular(file) for file in paths]
     except OSError:
         return None
-    if any(state.st_ctime > time.time() - SETTLED_SECONDS for state in states):
+    if not all(map(is_settled, states)):
         return None
-    files = [
-        (file.name, state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-        for file, state in zip(paths, states, strict=True)
-    ]
+    files = [(file.name, *file_state(state)) for file, state in zip(paths, states, strict=True)]
     threads = (usable_cores(), *map(os.environ.get, THREAD_VARIABLES))
     identity = (__version__, LAYOUT, str(path.absolute()), files, device, dtype, quantize, threads)
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]

@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,7 @@ import tokenizers
 from tinylm import __version__
 from tinylm.cache_directory import private_folder
 from tinylm.errors import TinyLMError
-from tinylm.files import read_json, write_text
+from tinylm.files import file_state, is_settled, read_json, write_text
 from tinylm.run_config import SpecialTokens
 from tinylm.serialization import from_json
 from tinylm.text.compression import Progress
@@ -27,7 +26,6 @@ from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats
 from tinylm.text.tokenizer import Tokenizer
 
 KEEP_FROM = 1 << 26  # bytes in UTF-8; shorter texts are read again
-SETTLED_SECONDS = 2.0  # a file changed more recently could change again during the scan without a new time
 MAX_BYTES = 1 << 26  # of a file in the cache
 
 
@@ -39,13 +37,12 @@ def scan_or_recall(corpus: Corpus, progress: Progress) -> CorpusStats:
     """
     if type(corpus) is not Corpus or corpus.drop_unknown is not None or STANDARD_INPUT in corpus.paths:
         return corpus.scan(progress)
-    identity, changed = _identity(corpus)
+    identity, settled = _identity(corpus)
     if (found := _recall(identity)) is not None:
         with contextlib.suppress(TypeError, ValueError):
             stats: CorpusStats = from_json(CorpusStats, found)
             progress(corpus.size)
             return stats
-    settled = changed < time.time() - SETTLED_SECONDS
     stats = corpus.scan(progress)
     if stats.bytes >= KEEP_FROM and settled and _identity(corpus)[0] == identity:
         _keep(identity, asdict(stats))
@@ -68,12 +65,12 @@ def train_or_recall(stats: CorpusStats, settings: list[Any], train: Callable[[],
     return tokenizer
 
 
-def _identity(corpus: Corpus) -> tuple[list[Any], float]:
-    """The identity of the scanned files and settings, as JSON values, and the Unix time of the latest change."""
+def _identity(corpus: Corpus) -> tuple[list[Any], bool]:
+    """The identity of the scanned files and settings, as JSON values, and whether all files are settled."""
     files = [(os.path.abspath(file), file.stat()) for file in corpus.files]  # noqa: PTH100, keeps links
-    times = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in files]
+    states = [(name, file_state(status)) for name, status in files]
     settings = [corpus.text_key, corpus.encoding, corpus.format]
-    return ["text", __version__, settings, times], max(max(s.st_mtime, s.st_ctime) for _, s in files)
+    return ["text", __version__, settings, states], all(is_settled(status) for _, status in files)
 
 
 def _file(identity: list[Any]) -> Path:

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from io import BufferedReader, IOBase
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from tinylm.errors import DamagedError, TinyLMError
 from tinylm.files import (
     FolderHandle,
     check_folder,
+    file_state,
     is_system_failure,
     open_regular,
     read_json,
@@ -132,7 +133,7 @@ class _Shards:
         self._vocab_size = vocab_size
         self._trust_mtime = trust_mtime
         self.sizes = [self._check_size(index) for index in range(len(records))]
-        # By shard: its status (`_status`) when it was last checked or, in the user's cache, written.
+        # By shard: its status (`file_state`) when it was last checked or, in the user's cache, written.
         trusted = is_private_entry(path, "tokens")
         self._checked = {index: record.get("status") for index, record in enumerate(records) if trusted}
 
@@ -151,18 +152,12 @@ class _Shards:
         """
         name = shard_name(self._part, index)
         with _report_damage(self._path), self._folder.open(name) as file:
-            status = _status(file)
+            status = file_state(os.fstat(file.fileno()))
             if self._checked.get(index) == status:
                 return _map(file, _require_size(file, name, self._records[index], self._vocab_size))
             ids = _open_ids(file, name, self._records[index], self._vocab_size, True, self._trust_mtime)
             self._checked[index] = status
             return ids
-
-
-def _status(file: IOBase) -> list[int]:
-    """Size, times of modification and of status change (ns), and inode of an open file, to detect a later write."""
-    status = os.fstat(file.fileno())
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def _require_size(file: BufferedReader, name: str, record: dict[str, Any], vocab_size: int) -> np.dtype[Any]:
@@ -406,12 +401,12 @@ def _write_shard(
                     break
             file.flush()
             os.fsync(file.fileno())
-            status = _status(file)
+            status = os.fstat(file.fileno())
     except BaseException:
         path.unlink(missing_ok=True)
         raise
     sizes = {"dtype": np.dtype(dtype).name, "tokens": count, "batches": batches}
-    return {**sizes, "sha256": digest.hexdigest(), "changed": status[1], "status": status}
+    return {**sizes, "sha256": digest.hexdigest(), "changed": status.st_mtime_ns, "status": file_state(status)}
 
 
 def smallest_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:

@@ -18,7 +18,7 @@ Positions = frozenset[int]
 _Node = Callable[[str, Positions], Positions]
 
 _CLASS = re.compile(r"\[\^?\]?(?:[^\]\\\[]|\\.)*\]")
-_COUNT = re.compile(r"\{(\d{1,3})(,?)(\d{0,3})\}")
+_COUNT = re.compile(r"\{(\d{1,3})(?:(,)(\d{0,3}))?\}")
 _PLAIN = re.compile(r"(?:[A-Za-z0-9_.^$-]|\\\.)*")  # without repetitions and alternatives, linear in `re`
 
 

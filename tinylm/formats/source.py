@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from tinylm.formats.gguf_reader import read_gguf
+from tinylm.formats.hub import is_reference
 from tinylm.formats.huggingface import is_model_folder, read_folder
 from tinylm.formats.imported import ForeignModel
 
@@ -26,5 +27,7 @@ def read_foreign(path: Path) -> ForeignModel:
 
 
 def foreign_name(source: Path) -> str:
-    """The last part of a path or of a name on the hub, without a revision (`@...`) and without .gguf."""
+    """The last part of a path or of a hub reference, without `@...` and without .gguf; `imported` if that is empty."""
+    if is_reference(str(source)):
+        source = Path(str(source).partition("@")[0])  # a revision may contain slashes
     return source.name.partition("@")[0].removesuffix(GGUF_SUFFIX) or "imported"

@@ -101,7 +101,7 @@ def summarise_adapter(folder: Path) -> AdapterSummary:
     """
     with _reading(folder):
         config, tensors = _read_config(folder), _open_weights(folder)
-    modules = {match[1].rpartition(".")[2] for name in tensors if (match := _LORA.fullmatch(name))}
+    modules = {match[1].replace(_BASE, "").rpartition(".")[2] for name in tensors if (match := _LORA.fullmatch(name))}
     parameters = sum(math.prod(tensor.shape) for tensor in tensors.values())
     return AdapterSummary(config, parameters, stored_dtypes(tensors), tuple(sorted(modules)))
 

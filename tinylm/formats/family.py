@@ -253,7 +253,7 @@ def _without_tied_output(family: Family, sources: Source, unknown: list[str]) ->
     output, embedding = foreign["output"], foreign["embedding"]
     if output not in unknown:
         return unknown
-    if not torch.equal(_load(sources[output]), _load(sources[embedding])):
+    if sources[output].dtype not in DTYPES or not torch.equal(_load(sources[output]), _load(sources[embedding])):
         raise ValueError(f"its {output} differs from {embedding}, although tie_word_embeddings is true")
     return [name for name in unknown if name != output]
 

@@ -364,7 +364,7 @@ def _llama3_scaling(reader: ConfigReader, config: dict[str, Any]) -> dict[str, A
     if ROPE_FACTORS not in reader.tensors:
         return None
     theta, head_dim = config["rope_theta"], config["head_dim"]
-    if reader.tensors[ROPE_FACTORS].shape != (head_dim // 2,):
+    if head_dim % 2 or reader.tensors[ROPE_FACTORS].shape != (head_dim // 2,):
         raise ValueError(f"its tensor {ROPE_FACTORS} does not have the {head_dim // 2} numbers that RoPE needs")
     divisors = reader.load(ROPE_FACTORS).double()
     if bool((divisors == 1).all()):

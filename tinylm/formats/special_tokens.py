@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tinylm.errors import UsageError
 from tinylm.files import parse_unicode_json, read_text
 from tinylm.formats.safetensors_files import inside
 from tinylm.run_config import SpecialTokens
@@ -59,13 +60,13 @@ def read_special_tokens(folder: Path, config: Mapping[str, Any], tokenizer: Toke
     if end_of_text is None:
         raise ValueError("it names no end-of-text token (eos_token in tokenizer_config.json)")
     ends = [end_of_text, *_tokens(generation, config, "eos_token_id", tokens)]
-    return SpecialTokens(
-        end_of_text=end_of_text,
-        bos=bos,
-        eos=tuple(dict.fromkeys(ends)),
-        pad=named["pad"],
-        add_bos=bos is not None and _adds_bos(settings, tokenizer, bos),
-    )
+    add_bos = bos is not None and _adds_bos(settings, tokenizer, bos)
+    try:
+        return SpecialTokens(
+            end_of_text=end_of_text, bos=bos, eos=tuple(dict.fromkeys(ends)), pad=named["pad"], add_bos=add_bos
+        )
+    except UsageError as error:
+        raise ValueError(f"its special tokens cannot be used: {error}".replace("`", "").rstrip(".")) from error
 
 
 def _named(kind: str, sources: Iterable[Mapping[str, Any]], ids: Mapping[str, int]) -> str | None:
@@ -112,7 +113,7 @@ def _adds_bos(settings: Mapping[str, Any], tokenizer: TokenizerSpec, bos: str) -
 def begins_with(tokenizer: TokenizerSpec, token: str) -> bool:
     """Whether the post-processor of a tokenizer.json puts the token before each text."""
     return any(
-        step["type"] == "TemplateProcessing" and step["single"][:1] and _token_of(step["single"][0]) == token
+        step["type"] == "TemplateProcessing" and list(map(_token_of, step.get("single", [])))[:1] == [token]
         for step in _post_processors(tokenizer)
     )
 
@@ -134,8 +135,8 @@ def read_chat_template(folder: Path) -> str | None:
         return read_text(inside(folder, CHAT_TEMPLATE), MAX_TEMPLATE_BYTES)
     value = read_object(folder, TOKENIZER_CONFIG).get("chat_template")
     if isinstance(value, list):
-        named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
-        value = named.get("default")
+        named = (item for item in value if isinstance(item, dict) and item.get("name") == "default")
+        value = next(named, {}).get("template")
     if value is not None and not isinstance(value, str):
         raise ValueError(f"chat_template of {TOKENIZER_CONFIG} is {short_repr(value)}; it must be a string")
     if value is not None and len(value) > MAX_TEMPLATE_BYTES:

@@ -7,6 +7,7 @@ from typing import Any
 from tinylm.errors import UsageError
 from tinylm.formats.families import FAMILIES
 from tinylm.formats.family import Family
+from tinylm.model.rope_frequencies import yarn_attention_factor
 from tinylm.model_config import ModelConfig
 from tinylm.validation import describe_value
 
@@ -32,6 +33,9 @@ def resolve(config: ModelConfig) -> ModelConfig:
         neutral["relative_clip"] = 16
     if not config.local_layers or (config.local_rope_theta == config.rope_theta and config.rope_scaling is None):
         neutral["local_rope_theta"] = None
+    if config.rope_scaling is not None and config.rope_scaling.kind == "yarn":
+        factor = _given(config.rope_scaling.attention_factor, yarn_attention_factor(config.rope_scaling.factor))
+        neutral["rope_scaling"] = dataclasses.replace(config.rope_scaling, attention_factor=factor)
     return dataclasses.replace(
         config,
         **neutral,

@@ -12,17 +12,17 @@ GGUF_SUFFIX = ".gguf"
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether there is a GGUF file at `path`, or a folder with the config.json of a Hugging Face model."""
+    """Whether there is a GGUF file at `path`, or a Hugging Face model folder (see `is_model_folder`)."""
     return _is_gguf(path) or is_model_folder(path)
 
 
 def _is_gguf(path: Path) -> bool:
-    """Whether the path ends in .gguf, exists and is no folder. The reader checks that it is a regular file."""
+    """Whether the path ends in .gguf, exists and is not a folder. `open_gguf` checks that it is a regular file."""
     return path.suffix == GGUF_SUFFIX and os.path.lexists(path) and not path.is_dir()
 
 
 def read_foreign(path: Path) -> ForeignModel:
-    """The model at a path for which `is_foreign` holds. Raises TinyLMError like `read_gguf` and `read_folder`."""
+    """The model at a path for which `is_foreign` is true. Raises TinyLMError as `read_gguf` and `read_folder` do."""
     return read_gguf(path) if _is_gguf(path) else read_folder(path)
 
 

@@ -396,7 +396,7 @@ def _llama3_scaling(reader: ConfigReader, config: dict[str, Any]) -> dict[str, A
 
 
 def _llama3_candidates(divisors: Tensor, factor: float, theta: float, head_dim: int) -> Iterator[RopeScaling]:
-    """Yield `factor` with Llama 3's other parameters and, if at least two divisors are between 1 and it, a fit to those.
+    """Yield `factor` with Llama 3's other parameters and, given two divisors between 1 and it, a fit to those.
 
     divisors: float64, (head_dim / 2,). Raises UsageError for parameters that are out of range.
     """

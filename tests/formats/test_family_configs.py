@@ -120,6 +120,20 @@ def test_gelu_of_gemma_1_means_the_approximation() -> None:
     assert read("gemma", hidden_act="gelu", hidden_activation="gelu_pytorch_tanh").activation == "geglu"
 
 
+def test_yarn_with_the_default_factor_of_attention_can_be_exported() -> None:
+    scaling = RopeScaling(kind="yarn", factor=4.0, original_context=16)
+    sizes: dict[str, Any] = {
+        "vocab_size": 8,
+        "context": 64,
+        "layers": 1,
+        "heads": 2,
+        "kv_heads": 2,
+        "width": 16,
+        "ffn_width": 16,
+    }
+    assert choose_family(ModelConfig(**sizes, rope_scaling=scaling)).name == "qwen3"
+
+
 def test_yarn_has_its_factor_of_attention_from_mscale() -> None:
     """As DeepSeek's configs give it: (0.1 * 0.8 ln 4 + 1) / (0.1 * 0.4 ln 4 + 1)."""
     rope = {"rope_type": "yarn", "factor": 4.0, "mscale": 0.8, "mscale_all_dim": 0.4, "rope_theta": 1e4}

@@ -267,6 +267,14 @@ def test_rope_divisors_that_are_not_those_of_llama_3_are_an_error(llama: Any, tm
         read_gguf(write(tmp_path, metadata, {**tensors, "rope_freqs.weight": torch.tensor([1.0, 3.0, 2.0, 7.0])}))
 
 
+def test_rope_divisors_of_an_odd_head_dimension_are_an_error(llama: Any, tmp_path: Path) -> None:
+    metadata, tensors = llama
+    keys = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+    odd = metadata | {f"llama.{key}": 5 for key in keys}
+    with pytest.raises(TinyLMError, match=r"rope_freqs.weight does not have"):
+        read_gguf(write(tmp_path, odd, {**tensors, "rope_freqs.weight": torch.tensor([1.0, 3.0])}))
+
+
 @pytest.mark.parametrize("divisors", [[1.0, 0.5, 0.5, 0.5], [1.0, 3e38, 3e38, 3e38], [1.0, 0.0, 1.0, 1.0]])
 def test_rope_divisors_out_of_range_are_an_error_that_names_the_file(
     divisors: list[float], llama: Any, tmp_path: Path

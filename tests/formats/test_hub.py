@@ -10,6 +10,7 @@ from tests.formats.peers import save_peer
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.hub import FILES, download, is_reference
 from tinylm.formats.huggingface import read_folder
+from tinylm.formats.source import foreign_name
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,11 @@ def test_a_reference_names_owner_and_name(reference: str) -> None:
     assert is_reference(reference)
     with pytest.raises(UsageError, match="OWNER/NAME"):
         download(reference)
+
+
+@pytest.mark.parametrize("reference", ["hf:owner/name.v1", "hf:owner/name.v1@main", "hf:owner/name.v1@refs/pr/1"])
+def test_a_model_of_the_hub_is_named_without_its_revision(reference: str) -> None:
+    assert foreign_name(Path(reference)) == "name.v1"
 
 
 def test_neither_code_nor_pickles_are_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

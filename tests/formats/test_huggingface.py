@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import tokenizers
 import torch
 import transformers
@@ -123,6 +124,33 @@ def test_a_chat_template_may_be_in_tokenizer_config_also_as_a_list(folder: Path)
     assert read_folder(folder).chat_template == "three"
     edit_json(folder / "tokenizer_config.json", chat_template=...)
     assert read_folder(folder).chat_template is None
+
+
+def test_a_template_without_a_single_text_adds_no_bos_token(folder: Path) -> None:
+    edit_json(folder / "tokenizer.json", post_processor={"type": "TemplateProcessing"})
+    edit_json(folder / "tokenizer_config.json", add_bos_token=...)
+    assert not read_folder(folder).special.add_bos
+
+
+def test_a_list_of_chat_templates_may_have_names_of_any_type(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    edit_json(folder / "tokenizer_config.json", chat_template=[{"name": [], "template": "two"}])
+    assert read_folder(folder).chat_template is None
+
+
+def test_a_special_token_with_a_nul_character_is_an_error_that_names_the_folder(folder: Path) -> None:
+    token = {"id": 299, "content": "<\0>", "special": True}
+    edit_json(folder / "tokenizer.json", added_tokens=[token])
+    edit_json(folder / "tokenizer_config.json", bos_token=..., eos_token="<\0>", pad_token=...)
+    assert "its special tokens cannot be used: end_of_text contains a NUL character" in reason(folder)
+
+
+def test_a_tied_output_layer_of_an_unsupported_dtype_is_refused(folder: Path) -> None:
+    edit_json(folder / "config.json", tie_word_embeddings=True)
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].to(torch.float8_e4m3fn)
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    assert "lm_head.weight differs from model.embed_tokens.weight" in reason(folder)
 
 
 def test_padding_rows_of_the_embedding_are_kept(llama: Path) -> None:

@@ -32,6 +32,7 @@ PATTERNS = [
     "",
     "a|",
     r"layers\.1{2}.*",
+    r"layers\.1{02}\..*",
     r"[\w.]*experts\.3.*",
     r"(q|k)_proj|lm_head",
 ]
@@ -91,6 +92,7 @@ def test_a_pattern_that_takes_exponential_time_in_re_ends_soon(pattern: str) -> 
         "(" * 30,
         r"\Z",
         "a{200}",
+        "a{0012}",
     ],
 )
 def test_what_is_not_supported_is_an_error(pattern: str) -> None:

@@ -15,7 +15,14 @@ from tests.formats.peers import edit_json, make_peer
 from tests.formats.peft_adapters import make_adapter
 from tinylm.errors import TinyLMError
 from tinylm.formats.families import FAMILIES
-from tinylm.formats.peft import ForeignAdapter, adapter_digest, is_adapter_folder, read_adapter, read_base_name
+from tinylm.formats.peft import (
+    ForeignAdapter,
+    adapter_digest,
+    is_adapter_folder,
+    read_adapter,
+    read_base_name,
+    summarise_adapter,
+)
 from tinylm.model_config import ModelConfig
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -219,6 +226,10 @@ def test_stacked_experts_of_other_shapes_or_parameters_are_refused(made: dict[st
     folder = copied(made["mixtral"], tmp_path / "other")
     edit_json(folder / CONFIG, target_parameters=["down_proj"])
     refused(folder, "which is not a matrix of the base model", "mixtral")
+
+
+def test_a_summary_names_stacked_experts_once(made: dict[str, Path]) -> None:
+    assert summarise_adapter(made["mixtral"]).modules == ("experts", "gate")
 
 
 def test_a_pickle_is_never_opened(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Checks whether an export may replace a folder, and replaces the folder or, on an error, restores it.
 
-The old export is moved to the hidden folder .NAME.*.export before the new one takes its place. A kill in between
-leaves it there.
+The old export is moved into the hidden folder .NAME.*.export before the new one is renamed. If the process is killed
+in between, the old export remains there.
 """
 
 import os
@@ -15,9 +15,9 @@ from tinylm.files import flush_folder, is_link, remove_tree
 
 
 def check_folder_free(out: Path, files: Collection[str], force: bool) -> None:
-    """Raise UsageError unless an export can be written to the folder `out`.
+    """Raise UsageError unless an export may be written to the folder `out`.
 
-    `out` may be missing, an empty folder, or, with `force`, a folder that contains only `files`, those of an export.
+    `out` may be missing, an empty folder, or, with `force`, a folder that contains only `files` (of an export).
     """
     if not os.path.lexists(out):
         return

@@ -1,7 +1,7 @@
 """Mapping between a Hugging Face model family's config and tensors and those of tinylm.
 
-`convert_tensors` and `export_tensors` apply a family's rules in the two directions. Foreign names are those of the
-family's class for causal language models in transformers. Except for UsageError from ModelConfig, all errors are
+`convert_tensors` and `ExportedTensors` apply a family's rules in the two directions. Foreign names are those of the
+tensors in files of the family's causal language models. Except for UsageError from ModelConfig, all errors are
 ValueErrors with a reason that completes the sentence "Cannot import PATH: " or "Cannot read PATH as GGUF: ".
 """
 
@@ -23,7 +23,7 @@ PARAMETERS = ("weight", "bias")
 
 
 class LazyTensor(Protocol):
-    """A tensor in a file, which is read when it is needed."""
+    """A tensor in a file, which `load` reads."""
 
     @property
     def shape(self) -> Sequence[int]:
@@ -32,7 +32,7 @@ class LazyTensor(Protocol):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype of the loaded tensor; `None` if that of the file is not supported."""
+        """The dtype of the loaded tensor; `None` if the dtype in the file is not supported."""
         ...
 
     def load(self) -> Tensor:
@@ -46,9 +46,11 @@ Source = Mapping[str, Tensor | LazyTensor]
 class Rule:
     """The correspondence of a foreign module to one tinylm module or, if its weight is fused, to several.
 
-    The names contain {layer} and {expert}. A fused weight is the concatenation of the modules' rows; if interleaved, it
-    has the rows of query, key and value of the first head, then those of the second head and so on (GPT-NeoX).
-    transposed: the weight is stored as (in, out), as by GPT-2's Conv1D.
+    foreign, ours: names of the modules, which may contain {layer} and {expert}. A fused weight is the concatenation of
+    the rows of `ours`, which have equal shapes.
+    transposed: the weight is stored as (in, out), as in GPT-2's Conv1D.
+    interleaved: a fused weight has the query, key and value rows of the first head, then those of the second, and so on
+        (GPT-NeoX).
     """
 
     def __init__(self, foreign: str, *ours: str, transposed: bool = False, interleaved: bool = False) -> None:
@@ -58,25 +60,26 @@ class Rule:
         self.interleaved = interleaved
 
     def split(self, tensor: Tensor, heads: int) -> list[Tensor]:
-        """Split a foreign parameter into those of `ours`: views, or copies if the rows are interleaved."""
+        """Split a foreign parameter into the parameters of `ours`: views, or copies if the rows are interleaved."""
         return self.split_outputs(tensor.T if self.transposed and tensor.dim() == 2 else tensor, heads)
 
     def split_outputs(self, tensor: Tensor, heads: int) -> list[Tensor]:
-        """Split a tensor (out, ...), with a row per output of the foreign module, into the rows of each of `ours`."""
+        """Split a tensor (out, ...), with one row per output of the foreign module, into the rows of each of `ours`."""
         if self.interleaved:
             parts = tensor.unflatten(0, (heads, len(self.ours), -1))  # (H, parts, W) or (H, parts, W, D)
             return [parts[:, i].flatten(0, 1) for i in range(len(self.ours))]
         return list(tensor.chunk(len(self.ours)))
 
     def join(self, tensors: Sequence[Tensor], heads: int) -> Tensor:
-        """The foreign parameter: the inverse of `split`."""
+        """Join parameters of `ours` into the foreign parameter: the inverse of `split`."""
         tensor = self.join_outputs(tensors, heads)
         return tensor.T if self.transposed and tensor.dim() == 2 else tensor
 
     def join_outputs(self, tensors: Sequence[Tensor], heads: int) -> Tensor:
-        """One tensor (out, ...) with a row per output of the foreign module: the inverse of `split_outputs`."""
+        """Join tensors into one (out, ...), one row per output of the foreign module: inverse of `split_outputs`."""
         if self.interleaved:
-            return torch.stack([part.unflatten(0, (heads, -1)) for part in tensors], dim=1).flatten(0, 2)
+            parts = [part.unflatten(0, (heads, -1)) for part in tensors]  # each (H, W) or (H, W, D)
+            return torch.stack(parts, dim=1).flatten(0, 2)  # (H, parts, W) or (H, parts, W, D) -> (out) or (out, D)
         return torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0]
 
 
@@ -84,8 +87,9 @@ class Rule:
 class StackedExperts:
     """The modules of a mixture of experts. transformers 5 stacks the experts in memory; files store them separately.
 
-    router, experts: names of the modules, with {layer}. parameters: the parameters of `experts`, each (experts, out,
-    in), in definition order, with the expert projections that each of them fuses.
+    router, experts: names of the modules, with {layer}.
+    parameters: the parameters of `experts` in definition order, each (E, out, in), with the expert projections that it
+        fuses.
     """
 
     router: str
@@ -101,13 +105,14 @@ class Family:
     """A model family.
 
     name: `model_type` of its config.json; architecture: its class for causal language models in transformers.
-    read_config: fields of ModelConfig from a config. write_config: the fields of a config.json from a ModelConfig with
-        all defaults filled in (see `family_choice.resolve`); settings that the family cannot represent are left out.
+    read_config: converts a config.json to fields of ModelConfig. write_config: converts a ModelConfig with all defaults
+        filled in (see `family_choice.resolve`) to fields of a config.json; settings that the family cannot represent
+        are lost (see `family_choice.choose_family`).
     prefix: of the names of the base model's tensors; absent in files saved from the base class.
-    without_effect: fields of its config that do not change the logits; unused_tensors: regular expressions of the
-        names of buffers that are computed from the config.
+    without_effect: fields of its config that do not change the logits.
+    unused_tensors: regular expressions of the names of stored buffers that are computed from the config.
     stacked: the names of experts and router in adapters that were trained with transformers 5.
-    renamed: modules whose name in recent versions of transformers differs from their name in files.
+    renamed: names of modules in files, with their names in recent versions of transformers where those differ.
     """
 
     name: str
@@ -122,9 +127,10 @@ class Family:
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def config(self, values: Mapping[str, Any], file: str = "config.json") -> ModelConfig:
-        """The ModelConfig of a config.json, which is called `file` in errors.
+        """The ModelConfig of a config.json. file: its name in messages.
 
-        Raises ValueError, and UsageError for a model that cannot be built.
+        Raises ValueError for a field that is missing, invalid or not supported, and UsageError for values that
+        ModelConfig rejects.
         """
         foreign = ForeignConfig(values, file)
         self._check_architecture(foreign.value("architectures"))
@@ -138,7 +144,7 @@ class Family:
             raise ValueError(f"its architectures are {str(value)[:100]}; tinylm reads {self.architecture}")
 
     def modules(self, config: ModelConfig) -> Iterator[tuple[Rule, str, tuple[str, ...]]]:
-        """Yield each rule for every layer and expert: the name of the foreign module, and those of tinylm's modules."""
+        """Yield, for every layer and expert, each rule with the name of the foreign module and those of tinylm."""
         for rule in self.rules:
             for layer in range(config.layers if "{layer}" in rule.foreign else 1):
                 for expert in range(config.experts if "{expert}" in rule.foreign else 1):
@@ -146,7 +152,10 @@ class Family:
                     yield rule, names[0], tuple(names[1:])
 
     def parameters(self, config: ModelConfig) -> "list[Parameter]":
-        """The foreign parameters of a model of this configuration."""
+        """The foreign parameters of a model of this configuration.
+
+        Raises ValueError if the family has no tensor for one of the model's parameters.
+        """
         expected = build_empty_model(config).state_dict()
         found = [
             Parameter(
@@ -210,9 +219,10 @@ def _load(source: Tensor | LazyTensor) -> Tensor:
 def convert_tensors(family: Family, config: ModelConfig, tensors: Source) -> ConvertedTensors:
     """The tensors of a model of this family under tinylm's names, in their own dtypes, converted on demand.
 
-    Raises ValueError for a tensor that is missing, unknown, or of another shape or dtype than expected.
+    Raises ValueError for a tensor that is missing, unknown, of another shape than `config` requires, or of a dtype that
+    is not in DTYPES, and for a stored output layer that differs from the embedding to which `config` ties it.
     """
-    if config.layers * config.experts > len(tensors):  # before anything is built
+    if config.layers * config.experts > len(tensors):  # checked before a model of this size is built
         of_experts = f" of {config.experts:,} experts" if config.experts > 1 else ""
         raise ValueError(f"it claims {config.layers:,} layers{of_experts} and has {len(tensors):,} tensors")
     lacks_prefix = not any(name.startswith(family.prefix) for name in tensors)  # saved from the base model
@@ -248,18 +258,21 @@ def _check(parameter: Parameter, source: Tensor | LazyTensor | None) -> None:
 
 
 def _without_tied_output(family: Family, sources: Source, unknown: list[str]) -> list[str]:
-    """`unknown` without a stored tied output layer. Raises ValueError if that differs from the embedding."""
+    """`unknown` without a stored tied output layer. Raises ValueError if the layer differs from the embedding."""
     foreign = {rule.ours[0]: f"{rule.foreign}.weight" for rule in family.rules}
     output, embedding = foreign["output"], foreign["embedding"]
     if output not in unknown:
         return unknown
-    if not torch.equal(_load(sources[output]), _load(sources[embedding])):
+    if sources[output].dtype not in DTYPES or not torch.equal(_load(sources[output]), _load(sources[embedding])):
         raise ValueError(f"its {output} differs from {embedding}, although tie_word_embeddings is true")
     return [name for name in unknown if name != output]
 
 
 class ExportedTensors(Mapping[str, Tensor]):
-    """Tensors under a family's names, each built from those under tinylm's names whenever it is looked up."""
+    """Tensors under a family's names, each built from tensors under tinylm's names whenever it is looked up.
+
+    Raises ValueError if the family has no tensor for one of the parameters.
+    """
 
     def __init__(self, family: Family, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
         self._parameters = {parameter.foreign: parameter for parameter in family.parameters(config)}

@@ -7,12 +7,13 @@ from typing import Any
 from tinylm.errors import UsageError
 from tinylm.formats.families import FAMILIES
 from tinylm.formats.family import Family
+from tinylm.model.rope_frequencies import yarn_attention_factor
 from tinylm.model_config import ModelConfig
 from tinylm.validation import describe_value
 
 
 def resolve(config: ModelConfig) -> ModelConfig:
-    """The configuration with all defaults filled in, and with neutral values in fields that do not change the logits.
+    """The configuration with all defaults filled in, and fixed values in fields that do not change its logits.
 
     Two models with equal weights compute the same logits if their resolved configurations are equal.
     """
@@ -32,6 +33,9 @@ def resolve(config: ModelConfig) -> ModelConfig:
         neutral["relative_clip"] = 16
     if not config.local_layers or (config.local_rope_theta == config.rope_theta and config.rope_scaling is None):
         neutral["local_rope_theta"] = None
+    if config.rope_scaling is not None and config.rope_scaling.kind == "yarn":
+        factor = _given(config.rope_scaling.attention_factor, yarn_attention_factor(config.rope_scaling.factor))
+        neutral["rope_scaling"] = dataclasses.replace(config.rope_scaling, attention_factor=factor)
     return dataclasses.replace(
         config,
         **neutral,
@@ -54,16 +58,16 @@ def _given(value: Any, default: Any) -> Any:
 
 
 def choose_family(config: ModelConfig, preferred: str | None = None) -> Family:
-    """The family that a model of this configuration can be exported as: the `preferred` one, or the first that fits.
+    """The family to export a model of this configuration as: `preferred` if it fits, else the first that fits.
 
-    Raises UsageError naming the settings that no family has.
+    Raises UsageError if none fits; it names up to three settings that the closest family cannot represent.
     """
     families = sorted(FAMILIES.values(), key=lambda family: family.name != preferred)
     differences = {family.name: _differences(family, config) for family in families}
     for family in families:
         if not differences[family.name]:
             return family
-    # A family with the right `experts` is preferred; else a dense family would be the closest to any mixture.
+    # Families with the right `experts` come first; otherwise a dense family would be the closest to every mixture.
     closest = min(families, key=lambda f: ("experts" in differences[f.name], len(differences[f.name])))
     settings = " and ".join(
         f"`{name}` {describe_value(getattr(config, name))}" for name in differences[closest.name][:3]
@@ -84,16 +88,19 @@ _DECIDED_BY = {
     "norm_epsilon": "norm",
     "normalise_top_k": "experts_per_token",
 }
-# Fields left out of a message that has the setting that they belong to.
+# A message that names the value omits the key, which is part of the same setting.
 _PARTS = {"experts_per_token": "experts", "normalise_top_k": "experts", "local_layers": "local_window"}
 
 
 def _differences(family: Family, config: ModelConfig) -> list[str]:
-    """The distinct settings of a model that are lost if its config is written as this family and read again."""
+    """The distinct settings of a model that are lost if its config is written as this family and read again.
+
+    All settings, if the family rejects the written config.
+    """
     wanted = resolve(config)
     try:
         found = resolve(family.config(family.write_config(wanted)))
-    except (ValueError, UsageError, ArithmeticError):  # the family does not allow some combination of sizes
+    except (ValueError, UsageError, ArithmeticError):  # for example, a combination of sizes that is not allowed
         found = None
     names = [
         field.name

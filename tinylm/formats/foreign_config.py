@@ -1,7 +1,7 @@
 """`ForeignConfig` reads the fields of a foreign config file, checks type and range, and records which were read.
 
-A field that was not read and may have an effect is an error that names it, so that no part of a model is ignored
-silently. All errors are ValueErrors with a reason that completes a sentence such as "Cannot import PATH: ".
+`check_all_read` and `check_others` report fields that were not read and may have an effect, so that no part of a model
+is ignored silently. All errors are ValueErrors with a reason that completes a sentence such as "Cannot import PATH: ".
 """
 
 import json
@@ -13,13 +13,13 @@ from tinylm.validation import MAX_COUNT, RANGES, Range, describe_value
 T = TypeVar("T")
 _REQUIRED: Final = object()
 MAX_NAMED = 3  # unknown fields in a message
-MAX_INTEGER = int(RANGES["vocab_size"].high)  # the largest limit of ModelConfig, which checks each size by its own
-FINITE = Range(-MAX_COUNT, MAX_COUNT)
+MAX_INTEGER = int(RANGES["vocab_size"].high)  # the largest size in ModelConfig, which has a limit for each size
+FINITE = Range(-MAX_COUNT, MAX_COUNT)  # also excludes larger numbers, which no config has
 
 # Fields of any family that do not change the logits of a given text: bookkeeping, training, and defaults of generation.
 WITHOUT_EFFECT = frozenset(
     {
-        # Bookkeeping. Token ids are read with the tokenizer.
+        # Bookkeeping. The ids of BOS, EOS and padding are read with the tokenizer.
         *(
             "model_type",
             "dtype",
@@ -68,7 +68,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 class ForeignConfig:
     """The values of a config file. Unless noted at a method, the default replaces a missing or null field.
 
-    file: the name of the file, for messages.
+    A field that is missing or null and has no default is a ValueError. file: the name of the file, for messages.
     """
 
     def __init__(self, values: Mapping[str, Any], file: str) -> None:
@@ -77,12 +77,12 @@ class ForeignConfig:
         self._read: set[str] = set()
 
     def value(self, name: str) -> Any:
-        """The unchecked value of a field; `None` for a missing field."""
+        """The value of a field, not checked; `None` for a missing field. Records the field as read."""
         self._read.add(name)
         return self._values.get(name)
 
     def mark_read(self, name: str) -> None:
-        """Accept any value of a field that does not change the logits of this model."""
+        """Record a field as read, whose value does not change the logits of this model."""
         self._read.add(name)
 
     def has(self, name: str) -> bool:
@@ -90,24 +90,24 @@ class ForeignConfig:
         return name in self._values
 
     def integer(self, name: str, default: Any = _REQUIRED, low: int = 1, high: int = MAX_INTEGER) -> int:
-        """An integer from `low` to `high`. Raises ValueError for any other value."""
+        """An integer from `low` to `high`. Raises ValueError for any other value. The default is checked as well."""
         value = self._given(name, default)
         if type(value) is not int or not low <= value <= high:
             raise ValueError(self._wrong(name, value, f"an integer from {low} to {high}"))
         return value
 
     def optional_integer(self, name: str, default: int | None) -> int | None:
-        """An integer from 1, or `None` for null; the default replaces a missing field only."""
+        """An integer from 1, or `None` for null; the default replaces a missing field only. Raises ValueError."""
         if not self.has(name):
             return default
         return None if self.value(name) is None else self.integer(name)
 
     def number(self, name: str, default: Any = _REQUIRED) -> float:
-        """A finite number. Raises ValueError for any other value."""
+        """A finite number of magnitude up to 2^53. Raises ValueError for any other value."""
         return as_number(name, self._given(name, default), self.file)
 
     def layers(self, name: str = "num_hidden_layers") -> int:
-        """The number of layers. Limited as in ModelConfig, since readers make lists of this length."""
+        """The number of layers, at most ModelConfig's limit: readers make lists of this length. Raises ValueError."""
         return self.integer(name, high=int(RANGES["layers"].high))
 
     def flag(self, name: str, default: bool) -> bool:
@@ -125,14 +125,14 @@ class ForeignConfig:
         return choices[value]
 
     def require(self, name: str, *allowed: Any) -> None:
-        """Raise ValueError if the field exists and its value is not one of `allowed`."""
+        """Raise ValueError if the field exists and no `allowed` value has the same type and is equal."""
         if self.has(name):
             value = self.value(name)
             if not any(type(value) is type(other) and value == other for other in allowed):
                 raise ValueError(self._wrong(name, value, " or ".join(map(_as_json, allowed))))
 
     def check_all_read(self, without_effect: frozenset[str]) -> None:
-        """Raise ValueError for `auto_map`, values that NEUTRAL_VALUES does not allow, and fields that were not read.
+        """Raise ValueError for `auto_map`, values that NEUTRAL_VALUES does not allow, and other fields not read so far.
 
         Fields in `without_effect` and in WITHOUT_EFFECT need not be read.
         """
@@ -165,7 +165,7 @@ class ForeignConfig:
 def as_number(name: str, value: Any, file: str, limits: Range = FINITE) -> float:
     """The value as a float within `limits`. Raises ValueError, naming the field and the file, for anything else."""
     if type(value) not in (int, float) or not limits.contains(value):
-        expected = "a finite number" if limits == FINITE else f"a number {limits}"
+        expected = "a finite number of magnitude up to 2^53" if limits == FINITE else f"a number {limits}"
         raise ValueError(f"{name} of its {file} is {describe_value(value)}; it must be {expected}")
     return float(value)
 

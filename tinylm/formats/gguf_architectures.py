@@ -1,7 +1,7 @@
 """The architectures of GGUF files: how their metadata corresponds to Hugging Face's configs.
 
-What llama.cpp computes for an architecture: https://github.com/ggml-org/llama.cpp, src/models. All errors are
-ValueErrors with a reason that completes the sentence "Cannot read PATH as GGUF: ".
+llama.cpp's code for each architecture: https://github.com/ggml-org/llama.cpp, src/models. All errors are ValueErrors
+with a reason that completes the sentence "Cannot read PATH as GGUF: ".
 """
 
 import contextlib
@@ -24,10 +24,11 @@ LOCAL_THETA = 10_000.0  # RoPE base of Gemma 3's layers with a sliding window
 GEMMA3_PERIOD = 6  # every sixth layer has full attention, the others a sliding window
 GEMMA3_LAYERS_OF_27B = 62  # the only size whose attention scores are not divided by sqrt(head_dim)
 ROPE_FACTORS = "rope_freqs.weight"  # tensor with the divisors of Llama 3's RoPE frequencies
-LLAMA3_CONTEXT = 8192
-ROPE_TOLERANCE = 1e-4
+LLAMA3_CONTEXT = 8192  # tokens; original context of Llama 3, which RoPE scaling extends
+ROPE_TOLERANCE = 1e-4  # relative, of RoPE divisors
 
-# Keys that change nothing with these values; any other value is an error that names the key.
+# Keys that change nothing with these values. Unless the architecture reads the key, any other value is an error that
+# names it.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0.0,),
@@ -51,21 +52,19 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "residual_scale": (0.0, 1.0),
     "tensor_data_layout": ("Meta AI original pth",),  # RoPE feature order of all llama files
 }
-_WITHOUT_EFFECT = ("vocab_size", "rope.scaling.finetuned")
+_WITHOUT_EFFECT = ("vocab_size", "rope.scaling.finetuned")  # any value is accepted
 
-
-Values = dict[str, bool | int | float | str]
+Values = dict[str, bool | int | float | str]  # metadata by key
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     """An architecture of GGUF.
 
-    name: value of general.architecture. families: the values of `model_type` (config.json) that it stores.
-
-    read_config: converts the metadata to the fields of a Hugging Face config.json. extra_metadata: values for
-        keys that not every architecture has. ignores_windows: llama.cpp computes full attention in all layers, even
-        if the file has a sliding window.
+    name: value of general.architecture. families: the values of `model_type` (config.json) that it represents.
+    read_config: converts the metadata to the fields of a Hugging Face config.json.
+    extra_metadata: values for keys that not every architecture has.
+    ignores_windows: llama.cpp computes full attention in all layers, even if the file has a sliding window.
     """
 
     name: str
@@ -77,13 +76,16 @@ class Architecture:
     def write_metadata(self, config: ModelConfig) -> Values:
         """The metadata of a resolved configuration (family_choice.resolve), by keys with this architecture's prefix.
 
-        Settings that the metadata cannot represent are lost; gguf_writer.py detects them by reading the metadata again.
+        Settings that the metadata cannot represent are lost; gguf_writer.py reads the metadata again to detect them.
         """
         values = _common_metadata(config) | self.extra_metadata(config)
         return {f"{self.name}.{key}": value for key, value in values.items()}
 
     def places(self, layers: int, experts: int) -> Iterator[TensorPlace]:
-        """Yield the place of each tensor of a model with this number of layers and experts."""
+        """Yield the place of each tensor that a model with this number of layers and experts may have.
+
+        experts: 0 for models without experts.
+        """
         for rule in TENSOR_RULES[self.name]:
             for layer in range(layers if "{layer}" in rule.foreign else 1):
                 for expert in range(experts) if "{expert}" in rule.foreign else [None]:
@@ -92,7 +94,10 @@ class Architecture:
 
 
 class ConfigReader:
-    """The metadata of one architecture, by keys without its prefix, and the tensors of the file."""
+    """The metadata of one architecture, by keys without its prefix, and the tensors of the file.
+
+    load: reads the tensor of a name in the file.
+    """
 
     def __init__(self, metadata: Metadata, prefix: str, tensors: Mapping[str, TensorInfo], load: Any) -> None:
         self._metadata = metadata
@@ -101,7 +106,7 @@ class ConfigReader:
         self.load: Callable[[str], Tensor] = load
 
     def key(self, name: str) -> str:
-        """The key with its prefix."""
+        """The key with the prefix of the architecture."""
         return self._prefix + name
 
     def has(self, name: str) -> bool:
@@ -141,7 +146,7 @@ class ConfigReader:
         return any(name.startswith("blk.") and name.endswith(endings) for name in self.tensors)
 
     def check_all_read(self) -> None:
-        """Raise ValueError for a key of this architecture that was not read and may change what is computed."""
+        """Raise ValueError for a key of this architecture that was not read and may change the logits."""
         for name, allowed in _NEUTRAL.items():
             if self.key(name) in self._metadata.unread(self._prefix):
                 self.require(name, *allowed)
@@ -154,7 +159,10 @@ class ConfigReader:
 
 
 def _size(reader: ConfigReader) -> dict[str, int]:
-    """The sizes that every architecture has, under tinylm's names: vocab_size, context, layers, width and heads."""
+    """The sizes that every architecture has, under tinylm's names: vocab_size, context, layers, width and heads.
+
+    vocab_size is the number of rows of the embedding.
+    """
     embedding = reader.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ValueError("it has no tensor token_embd.weight with two dimensions")
@@ -229,7 +237,7 @@ def _qwen3(reader: ConfigReader) -> dict[str, Any]:
 
 def _qwen3moe(reader: ConfigReader) -> dict[str, Any]:
     used = reader.integer("expert_used_count")
-    ffn_width = reader.layers_integer("feed_forward_length", used)  # only of dense layers; not in every file
+    ffn_width = reader.layers_integer("feed_forward_length", used)  # only for dense layers; not in every file
     width_of_expert = reader.integer("expert_feed_forward_length", ffn_width // used)
     return _decoder(reader) | {
         "model_type": "qwen3_moe",
@@ -329,7 +337,7 @@ def _rope_scaling(reader: ConfigReader, context: int) -> dict[str, Any] | None:
     factor = reader.number("rope.scaling.factor", reader.number("rope.scale_linear", 1.0))
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         if reader.has("rope.scale_linear") and factor not in (0.0, 1.0):
-            return {"rope_type": "linear", "factor": factor}  # of files older than rope.scaling.type
+            return {"rope_type": "linear", "factor": factor}  # in files older than rope.scaling.type
         return None
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
@@ -348,7 +356,7 @@ def _rope_scaling(reader: ConfigReader, context: int) -> dict[str, Any] | None:
 
 
 def llama3_factors(scaling: RopeScaling, theta: float, head_dim: int) -> Tensor:
-    """The divisors of the RoPE frequencies of Llama 3, (head_dim / 2,) of float32, as in llama.cpp's converter.
+    """Llama 3's divisors of the RoPE frequencies, as in llama.cpp's converter: float32, (head_dim / 2,).
 
     The formula: Llama 3.1's `apply_scaling`, https://github.com/meta-llama/llama-models.
     """
@@ -360,11 +368,14 @@ def llama3_factors(scaling: RopeScaling, theta: float, head_dim: int) -> Tensor:
 
 
 def _llama3_scaling(reader: ConfigReader, config: dict[str, Any]) -> dict[str, Any] | None:
-    """The scaling parameters, reconstructed from the divisors in the file."""
+    """The scaling parameters, reconstructed from the divisors in the file; `None` if all are 1 or there are none.
+
+    Raises ValueError for a tensor of another shape, and for divisors that do not follow Llama 3's formula.
+    """
     if ROPE_FACTORS not in reader.tensors:
         return None
     theta, head_dim = config["rope_theta"], config["head_dim"]
-    if reader.tensors[ROPE_FACTORS].shape != (head_dim // 2,):
+    if head_dim % 2 or reader.tensors[ROPE_FACTORS].shape != (head_dim // 2,):
         raise ValueError(f"its tensor {ROPE_FACTORS} does not have the {head_dim // 2} numbers that RoPE needs")
     divisors = reader.load(ROPE_FACTORS).double()
     if bool((divisors == 1).all()):
@@ -385,6 +396,10 @@ def _llama3_scaling(reader: ConfigReader, config: dict[str, Any]) -> dict[str, A
 
 
 def _llama3_candidates(divisors: Tensor, factor: float, theta: float, head_dim: int) -> Iterator[RopeScaling]:
+    """Yield `factor` with Llama 3's other parameters and, given two divisors between 1 and it, a fit to those.
+
+    divisors: float64, (head_dim / 2,). Raises UsageError for parameters that are out of range.
+    """
     yield RopeScaling(kind="llama3", factor=factor, original_context=LLAMA3_CONTEXT)
     # For divisors between 1 and factor, smooth = (context / wavelength - low) / (high - low), which is linear in
     # 1 / wavelength. Only the ratios of context, low and high matter, so low is set to 1.
@@ -393,9 +408,9 @@ def _llama3_candidates(divisors: Tensor, factor: float, theta: float, head_dim: 
     if int(between.sum()) < 2:
         return
     smooth = (1 / divisors[between] - 1 / factor) / (1 - 1 / factor)
-    x = 1 / wavelengths[between]
-    slope = float((smooth[0] - smooth[-1]) / (x[0] - x[-1]))
-    intercept = float(slope * x[0] - smooth[0])  # low / (high - low)
+    periods = 1 / wavelengths[between]  # per token
+    slope = float((smooth[0] - smooth[-1]) / (periods[0] - periods[-1]))  # context / (high - low)
+    intercept = float(slope * periods[0] - smooth[0])  # low / (high - low)
     if slope > 0 and intercept > 0 and math.isfinite(slope / intercept) and slope / intercept < 1 << 40:
         high = round(1 + 1 / intercept, 3)
         if high > 1 and round(slope / intercept):
@@ -436,7 +451,7 @@ def _common_metadata(config: ModelConfig) -> Values:
 
 
 def _scaling_metadata(scaling: RopeScaling | None) -> Values:
-    if scaling is None or scaling.kind == "llama3":  # llama3 scaling is stored as a tensor (llama3_factors)
+    if scaling is None or scaling.kind == "llama3":  # llama3 scaling is stored as the tensor ROPE_FACTORS
         return {}
     metadata: Values = {
         "rope.scaling.type": scaling.kind,

@@ -18,18 +18,18 @@ from tinylm.text.tokenizer_errors import short_repr
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # version 1 has 32-bit lengths
-MAX_HEADER = 1 << 28  # bytes; that of Gemma 3, with 262,144 tokens, has 7 MB
+MAX_HEADER = 1 << 28  # bytes; the header of Gemma 3, with 262,144 tokens, has 7 MB
 MAX_KEYS = 1 << 12
 MAX_TENSORS = 1 << 16
-MAX_ITEMS = 1 << 21  # of all arrays together; most are the tokens and the merges of a tokenizer
+MAX_ITEMS = 1 << 21  # sum over all arrays; most are the tokens and the merges of a tokenizer
 MAX_NAME = 256  # bytes of a key or of the name of a tensor
 MAX_DIMENSIONS = 4
 MAX_ELEMENTS = 1 << 40
 MAX_ALIGNMENT = 1 << 16
 MAX_INTEGER = 1 << 40
 
-STRING, ARRAY = 8, 9
-_SCALARS = {
+STRING, ARRAY = 8, 9  # types of metadata values
+_SCALARS = {  # numpy dtypes of the other types
     0: "<u1",
     1: "<i1",
     2: "<u2",
@@ -53,7 +53,7 @@ class TensorType(NamedTuple):
     size: int
 
 
-TENSOR_TYPES = {
+TENSOR_TYPES = {  # those that tinylm reads, by number in the file
     0: TensorType("F32", 1, 4),
     1: TensorType("F16", 1, 2),
     2: TensorType("Q4_0", 32, 18),
@@ -66,7 +66,7 @@ TENSOR_TYPES = {
     14: TensorType("Q6_K", 256, 210),
     30: TensorType("BF16", 1, 2),
 }
-_OTHER_TYPES = {
+_OTHER_TYPES = {  # names for messages
     9: "Q8_1",
     10: "Q2_K",
     11: "Q3_K",
@@ -107,7 +107,7 @@ class TensorInfo:
 
     @property
     def size(self) -> int:
-        """Its size in bytes."""
+        """Size in bytes."""
         return self.elements // self.type.elements * self.type.size
 
 
@@ -117,7 +117,8 @@ _REQUIRED: Final = object()
 class Metadata:
     """The key/value pairs of a GGUF file. Records which keys are read; see `unread`.
 
-    Each method raises ValueError for a value of another kind, and for a missing key unless there is a default.
+    Each method that reads a value raises ValueError for a value of another type or out of range, and for a missing key
+    unless there is a default. The default is not checked.
     """
 
     def __init__(self, values: dict[str, Any]) -> None:
@@ -163,7 +164,7 @@ class Metadata:
         return self._checked(key, default, lambda v: isinstance(v, np.ndarray), "an array of numbers")
 
     def layers_integer(self, key: str, default: Any = _REQUIRED) -> Any:
-        """An integer from 1 that all layers share: given once, or as an array with the same value for each."""
+        """An integer from 1 that is the same in all layers: a single value, or an array of equal values."""
         value = self._values.get(key)
         if isinstance(value, np.ndarray):
             self._read.add(key)
@@ -175,7 +176,7 @@ class Metadata:
         return self.integer(key, default)
 
     def require(self, key: str, *allowed: Any) -> None:
-        """Raise ValueError if the key exists and its value is not allowed."""
+        """Raise ValueError if the key exists and its value is not one of `allowed`."""
         if key not in self._values:
             return
         self._read.add(key)
@@ -205,7 +206,7 @@ class Header:
 
 
 def parse_header(data: mmap.mmap | bytes) -> Header:
-    """The header of a GGUF file, of which `data` is the whole content. Raises ValueError."""
+    """Parse and check the header of a GGUF file. data: content of the whole file. Raises ValueError."""
     cursor = _Cursor(data)
     if cursor.take(4) != MAGIC:
         raise ValueError("it does not begin with the letters GGUF")
@@ -223,11 +224,11 @@ def parse_header(data: mmap.mmap | bytes) -> Header:
     metadata = Metadata(_read_metadata(cursor, n_keys))
     tensors = [_read_tensor(cursor) for _ in range(n_tensors)]
     start = _align(cursor.position, _alignment(metadata))
-    return Header(metadata, _place(tensors, start, _alignment(metadata), len(data)))
+    return Header(metadata, _locate(tensors, start, _alignment(metadata), len(data)))
 
 
 class _Cursor:
-    """Reads one value after another; a value that would end after the file, or after MAX_HEADER, is an error."""
+    """Reads values in sequence. Raises ValueError for a value that ends beyond the file or beyond MAX_HEADER."""
 
     def __init__(self, data: mmap.mmap | bytes) -> None:
         self._data = data
@@ -252,7 +253,7 @@ class _Cursor:
         return int(struct.unpack(layout, self.take(struct.calcsize(layout)))[0])
 
     def text(self, limit: int = MAX_HEADER) -> str:
-        """A string in UTF-8 of at most `limit` bytes."""
+        """A UTF-8 string of at most `limit` bytes, after its length."""
         size = self.integer("<Q")
         if size > limit:
             raise ValueError(f"it has a string of {size:,} bytes where at most {limit:,} are supported")
@@ -262,7 +263,7 @@ class _Cursor:
             raise ValueError("it has a string that is not valid UTF-8") from None
 
     def value(self, kind: int) -> Any:
-        """A value of the metadata: bool, int, float, str, list of str, or numpy array."""
+        """A metadata value of the type `kind`: bool, int, float, str, list of str, or numpy array."""
         if kind == STRING:
             return self.text()
         if kind == ARRAY:
@@ -290,7 +291,7 @@ class _Cursor:
 def _as_python(value: np.ndarray, kind: int) -> bool | int | float:
     if kind == BOOL:
         return bool(value.view(np.uint8)[0])
-    # 1e-6 that was stored in 32 bits becomes 1e-6 again, not 9.999999974752427e-07.
+    # The shortest decimal number: 1e-6 stored as float32 is read as 1e-6, not as 9.999999974752427e-07.
     return float(str(value[0])) if kind == FLOAT32 else value[0].item()
 
 
@@ -333,8 +334,11 @@ def _align(position: int, alignment: int) -> int:
     return -(-position // alignment) * alignment
 
 
-def _place(stored: Sequence[_StoredTensor], start: int, alignment: int, size: int) -> dict[str, TensorInfo]:
-    """The tensors by name. Raises ValueError unless all lie in the file without overlapping."""
+def _locate(stored: Sequence[_StoredTensor], start: int, alignment: int, size: int) -> dict[str, TensorInfo]:
+    """The tensors by name. start: offset of the tensor data in the file; size: of the file in bytes.
+
+    Raises ValueError for two tensors of the same name, tensors that overlap, and an invalid tensor (`_check_tensor`).
+    """
     tensors: dict[str, TensorInfo] = {}
     for tensor in stored:
         if tensor.name in tensors:
@@ -349,6 +353,7 @@ def _place(stored: Sequence[_StoredTensor], start: int, alignment: int, size: in
 
 
 def _check_tensor(tensor: _StoredTensor, start: int, alignment: int, size: int) -> TensorInfo:
+    """Raise ValueError for a type that is not supported, a shape it cannot have, or bytes outside of the file."""
     name = short_repr(tensor.name)
     if tensor.type not in TENSOR_TYPES:
         found = _OTHER_TYPES.get(tensor.type, f"number {tensor.type}")

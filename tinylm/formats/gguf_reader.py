@@ -36,10 +36,10 @@ class GGUFFile(NamedTuple):
 
 
 def read_gguf(path: Path) -> ForeignModel:
-    """Open the model in a GGUF file. Its tensors are mapped, not read; quantized ones become float32 when looked up.
+    """Open the model in a GGUF file. Its tensors are mapped; quantized tensors become float32 when they are looked up.
 
-    Raises TinyLMError for a file that is damaged, or whose architecture, types of tensors, tokenizer or any setting is
-    not supported, and for quantized tensors without the package gguf (the extra `gguf`).
+    Raises TinyLMError for a file that is damaged, or whose architecture, tensor types, tokenizer or any other setting
+    is not supported, and UsageError for quantized tensors without the package gguf (the extra `gguf`).
     """
     try:
         file = open_gguf(path)
@@ -56,7 +56,10 @@ def read_gguf(path: Path) -> ForeignModel:
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Map a GGUF file and check its header. Raises OSError, and ValueError for a file that is damaged."""
+    """Map a GGUF file and check its header.
+
+    Raises OSError for a link or a file that cannot be opened, and ValueError for a file that is damaged.
+    """
     if is_link(path):
         raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed; name the file itself", str(path))
     with open_regular(path) as file:
@@ -68,14 +71,18 @@ def open_gguf(path: Path) -> GGUFFile:
 
 
 def read_model(file: GGUFFile) -> tuple[dict[str, Any], dict[str, "StoredTensor"]]:
-    """The fields of a Hugging Face config.json, and the tensors under Hugging Face's names. Raises ValueError."""
+    """The fields of a Hugging Face config.json, and the tensors under Hugging Face's names.
+
+    Raises ValueError for metadata that is missing or not supported, and for tensors that are unknown or do not fit.
+    """
     metadata, infos = file.header.metadata, file.header.tensors
     architecture = find_architecture(metadata)
     values = read_config(architecture, metadata, infos, lambda name: load_tensor(file.data, infos[name]))
     experts = values.get("num_experts", values.get("num_local_experts", 0))
     layers = values.get("num_hidden_layers", values.get("n_layer", 0))
     if layers > len(infos) or layers * experts > MAX_BLOCKS:
-        raise ValueError(f"it claims {layers:,} layers of {experts:,} experts and has {len(infos):,} tensors")
+        of_experts = f" of {experts:,} experts" if experts else ""
+        raise ValueError(f"it claims {layers:,} layers{of_experts} and has {len(infos):,} tensors")
     tensors: dict[str, StoredTensor] = {}
     unknown = set(infos) - {ROPE_FACTORS}
     for place in architecture.places(layers, experts):
@@ -103,7 +110,10 @@ def find_architecture(metadata: Metadata) -> Architecture:
 def read_config(
     architecture: Architecture, metadata: Metadata, tensors: Mapping[str, TensorInfo], load: Any
 ) -> dict[str, Any]:
-    """The values of a config.json of Hugging Face. load: reads a tensor by its name. Raises ValueError."""
+    """The fields of a Hugging Face config.json. load: reads the tensor of a name in the file.
+
+    Raises ValueError for metadata that is missing or not supported.
+    """
     reader = ConfigReader(metadata, architecture.name, tensors, load)
     values = architecture.read_config(reader)
     reader.check_all_read()
@@ -111,7 +121,10 @@ def read_config(
 
 
 class StoredTensor:
-    """A LazyTensor in a mapped file, with Hugging Face's layout. expert: index in a tensor of all experts, if any."""
+    """A LazyTensor in a mapped file, with Hugging Face's layout.
+
+    heads: argument of `change`; 0 if it needs none. expert: index in a tensor of all experts; `None` for other tensors.
+    """
 
     def __init__(self, data: mmap.mmap, info: TensorInfo, change: Change, heads: int, expert: int | None) -> None:
         self._data, self._info, self._change, self._heads, self._expert = data, info, change, heads, expert
@@ -120,7 +133,7 @@ class StoredTensor:
         self.dtype = FLOAT_TYPES.get(info.type.name, torch.float32)
 
     def check(self, experts: int) -> None:
-        """Raise ValueError for a shape that the change cannot be applied to."""
+        """Raise ValueError for a shape that `change` cannot convert, or that does not hold this number of experts."""
         name, shape = short_repr(self._info.name), self._info.shape
         if self._expert is not None and (len(shape) != 3 or shape[0] != experts):
             raise ValueError(f"its tensor {name} has the shape {list(shape)}; it must hold {experts} matrices")
@@ -129,14 +142,14 @@ class StoredTensor:
             raise ValueError(f"its tensor {name} has {shape[0]} rows, which {self._heads} heads cannot share")
 
     def load(self) -> Tensor:
-        """The tensor: a view of the mapped file if the conversion needs no copy."""
+        """The tensor: a view of the mapped file if it is not quantized and its layout needs no copy."""
         return self._change.read(load_tensor(self._data, self._info, self._expert), self._heads)
 
 
 def load_tensor(data: mmap.mmap, info: TensorInfo, index: int | None = None) -> Tensor:
-    """A tensor in the layout of the file; with `index`, that entry of its first dimension.
+    """A tensor in the layout of the file; with `index`, only that entry of its first dimension.
 
-    Floating-point types are mapped, quantized ones become float32.
+    Floating-point tensors are views of `data`; quantized tensors become float32.
     """
     shape, offset, size = info.shape, info.offset, info.size
     if index is not None:
@@ -151,7 +164,7 @@ def load_tensor(data: mmap.mmap, info: TensorInfo, index: int | None = None) -> 
 
 
 def _dequantize(rows: np.ndarray, info: TensorInfo) -> Tensor:
-    """rows: (number of rows, bytes per row). Returns a matrix of float32, (number of rows, numbers per row)."""
+    """Dequantize rows (rows, bytes per row) to a float32 matrix (rows, numbers per row)."""
     gguf = import_gguf()
     kind = gguf.GGMLQuantizationType[info.type.name]
     numbers = torch.empty(len(rows), info.shape[-1])
@@ -164,12 +177,13 @@ def _dequantize(rows: np.ndarray, info: TensorInfo) -> Tensor:
 
 
 def _check_package(header: Header) -> None:
+    """Raise UsageError if a tensor is quantized and the package gguf is missing."""
     if any(info.type.name not in FLOAT_TYPES for info in header.tensors.values()):
         import_gguf()
 
 
 def import_gguf() -> Any:
-    """The package gguf. Raises UsageError naming the extra that installs it."""
+    """Import and return the package gguf. Raises UsageError, with how to install it, if it is missing."""
     try:
         import gguf
     except ImportError as error:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 class Change(NamedTuple):
-    """The conversion between the layout of a tensor in a GGUF file and in Hugging Face's model.
+    """The conversion between the layouts of a tensor in a GGUF file and in Hugging Face's model.
 
-    read, write: convert from and to the layout of the file, given the number of heads. heads: the config field with
-    that number; empty if not needed. transposes: whether rows and columns are exchanged. fused: whether the tensor
-    holds queries, keys and values.
+    read, write: convert from and to the layout of the file, given the number of heads.
+    heads: the config field with that number; empty if `read` and `write` do not use it.
+    transposes: whether rows and columns are exchanged. fused: whether the tensor holds queries, keys and values.
     """
 
     read: Callable[[Tensor, int], Tensor]
@@ -43,17 +43,17 @@ def _separate(tensor: Tensor, heads: int) -> Tensor:
 SAME = Change(lambda tensor, _: tensor, lambda tensor, _: tensor)
 TRANSPOSED = Change(lambda tensor, _: tensor.T, lambda tensor, _: tensor.T, transposes=True)
 UNIT_OFFSET = Change(lambda tensor, _: tensor - 1, lambda tensor, _: tensor + 1)
-QUERY = Change(
-    _unpermute, _permute, "num_attention_heads"
-)  # llama.cpp's RoPE rotates adjacent features, Hugging Face's the two halves
+# In Llama files, RoPE rotates pairs of adjacent features; in Hugging Face's models, feature i and feature i + W/2.
+QUERY = Change(_unpermute, _permute, "num_attention_heads")
 KEY = Change(_unpermute, _permute, "num_key_value_heads")
 INTERLEAVED = Change(_interleave, _separate, "num_attention_heads", fused=True)
 
 
 class TensorRule(NamedTuple):
-    """The names of a tensor in GGUF files and Hugging Face models, with {layer} and {expert}, and the conversion.
+    """A tensor's names in GGUF files (stored) and Hugging Face models (foreign), and the conversion.
 
-    A stored tensor whose foreign name contains {expert} holds the tensors of all experts: (E, rows, columns).
+    The names may contain {layer}, and the foreign name {expert}: the stored tensor then holds the tensors of all
+    experts, (E, rows, columns).
     """
 
     stored: str
@@ -62,7 +62,11 @@ class TensorRule(NamedTuple):
 
 
 class TensorPlace(NamedTuple):
-    """A tensor of Hugging Face's model, and its place in a file. expert: its index in a tensor of all experts."""
+    """A tensor of Hugging Face's model, and its place in a GGUF file.
+
+    stored, foreign, change: as in TensorRule, without placeholders.
+    expert: index in a tensor of all experts; `None` for other tensors.
+    """
 
     stored: str
     foreign: str
@@ -173,7 +177,7 @@ _GPTNEOX = [
     ),
 ]
 
-# By architecture of GGUF.
+# By GGUF architecture (general.architecture).
 TENSOR_RULES: dict[str, tuple[TensorRule, ...]] = {
     "llama": (*_outside_of_layers(), *_NORMS, *_attention(QUERY, KEY), *_DENSE, *_MIXTRAL),
     "qwen2": (*_outside_of_layers(), *_NORMS, *_attention(), *_DENSE),

@@ -1,7 +1,7 @@
-"""The tokenizer of a GGUF file, in both directions: its metadata, and a tokenizer.json with special tokens.
+"""Converts the tokenizer metadata of a GGUF file to a tokenizer.json with special tokens, and back.
 
-A GGUF file has the vocabulary and the merges, but only the name of the pre-tokenizer (`tokenizer.ggml.pre`), whose
-regular expressions are in llama.cpp's src/llama-vocab.cpp. Functions that read raise ValueError with a reason that
+A GGUF file has the vocabulary and the merges or scores, but only the name of the pre-tokenizer (`tokenizer.ggml.pre`);
+its regular expressions are in llama.cpp's src/llama-vocab.cpp. Functions that read raise ValueError with a reason that
 completes the sentence "Cannot read PATH as GGUF: ".
 """
 
@@ -23,12 +23,12 @@ PREFIX = "tokenizer.ggml."
 CHAT_TEMPLATE = "tokenizer.chat_template"
 MAX_TEMPLATE = 1 << 20  # characters
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # types of tokens
-INERT_MERGE = "À Á"  # llama.cpp requires a merge; this one joins the bytes C0 and C1, which UTF-8 never contains
+INERT_MERGE = "À Á"  # llama.cpp requires a merge; this one joins the bytes C0 and C1, which never occur in UTF-8
 SPACE = "\u2581"  # the space in SentencePiece tokens
 MAX_PIECE = 256  # characters per SentencePiece token; SentencePiece's own default limit is 16
 MAX_PIECES = 1 << 23  # characters of all SentencePiece tokens together
 
-# llama.cpp also stops generation at control tokens with these names.
+# Control tokens with these names become EOS tokens. llama.cpp stops generation at them, and at some other names.
 END_TOKENS = frozenset(
     {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>", "</s>"}
 )
@@ -45,7 +45,7 @@ _WITHOUT_EFFECT = tuple(
 
 @dataclass(frozen=True)
 class ReadTokenizer:
-    """text: validated content of a tokenizer.json. chat_template: Jinja source, not yet checked."""
+    """text: validated content of a tokenizer.json. chat_template: Jinja source, not yet checked; `None` without one."""
 
     text: str
     special: SpecialTokens
@@ -79,7 +79,10 @@ _NFC = {"type": "NFC"}
 
 
 class PreTokenizer(NamedTuple):
-    """The meaning of one tokenizer.ggml.pre value. normalizer: of the original tokenizer; not applied by llama.cpp."""
+    """The components that a value of tokenizer.ggml.pre names. steps: of the pre-tokenizer in tokenizer.json.
+
+    normalizer: that of the original tokenizer, which llama.cpp does not apply.
+    """
 
     steps: tuple[dict[str, Any], ...]
     normalizer: dict[str, Any] | None = None
@@ -135,7 +138,10 @@ class _Vocabulary(NamedTuple):
 
 
 def read_tokenizer(metadata: Metadata, family: str, vocab_size: int) -> ReadTokenizer:
-    """The tokenizer in the metadata. family: Hugging Face model type; vocab_size: number of rows of the embedding."""
+    """The tokenizer in the metadata. family: Hugging Face model type; vocab_size: number of rows of the embedding.
+
+    Raises ValueError for metadata that is missing, invalid or not supported.
+    """
     kind = metadata.text(PREFIX + "model")
     if kind not in ("gpt2", "llama"):
         raise ValueError(f"its tokenizer is of the kind {short_repr(kind)}; tinylm reads gpt2 and llama")
@@ -199,7 +205,7 @@ def _byte_level(metadata: Metadata, vocabulary: _Vocabulary, pre: str) -> Tokeni
 
 
 def _ids(vocabulary: _Vocabulary) -> dict[str, int]:
-    """The ids of all tokens except unused ones, which pad the embedding and are never sampled."""
+    """The ids of all tokens that are not empty, except unused tokens, which only pad the embedding."""
     pairs = zip(*vocabulary, strict=True)
     return {token: i for i, (token, kind) in enumerate(pairs) if kind != UNUSED and token}
 
@@ -212,10 +218,10 @@ def _split_merge(merge: str) -> list[str]:
 
 
 def _single_characters(vocabulary: _Vocabulary) -> dict[str, int]:
-    """The ids of a character tokenizer of tinylm, with special tokens; empty for any other tokenizer.
+    """The ids of a character tokenizer of tinylm and of its special tokens; empty for any other tokenizer.
 
-    The merges of such a tokenizer join the UTF-8 bytes of a character. Their intermediate results are not tokens, which
-    `tokenizers` does not allow, so the characters are read without merges.
+    The merges of such a tokenizer join the UTF-8 bytes of a character. The `tokenizers` library rejects them, since
+    their intermediate results are not tokens, so the characters are read without merges.
     """
     byte_of = dict(byte_alphabet())
     characters: dict[str, int] = {}
@@ -232,7 +238,7 @@ def _single_characters(vocabulary: _Vocabulary) -> dict[str, int]:
 
 
 def _sentencepiece(metadata: Metadata, vocabulary: _Vocabulary) -> TokenizerSpec:
-    """BPE with scores and byte fallback, as in SentencePiece and llama.cpp."""
+    """SentencePiece's BPE, with merges from the scores; with byte fallback if the tokens of all bytes exist."""
     scores = metadata.numbers(PREFIX + "scores")
     if len(scores) != len(vocabulary.tokens) or scores.dtype.kind not in "fiu" or not np.isfinite(scores).all():
         raise ValueError(f"its {PREFIX}scores does not have one finite number per token")
@@ -261,9 +267,9 @@ def _sentencepiece(metadata: Metadata, vocabulary: _Vocabulary) -> TokenizerSpec
 
 
 def _merges_of_scores(vocabulary: _Vocabulary, scores: np.ndarray) -> list[list[str]]:
-    """All pairs of tokens that join to a token, from the highest score of that token to the lowest.
+    """All pairs of normal tokens that join to a normal token, by decreasing score of the result.
 
-    Of tokens with equal scores, the one with the lowest id is merged first; in llama.cpp, the leftmost in the text.
+    Among results of equal score, the lowest id is merged first; llama.cpp merges the leftmost in the text first.
     """
     pieces = vocabulary.of_type(NORMAL)
     longest = max((len(token) for _, token in pieces), default=0)
@@ -307,8 +313,8 @@ def _read_special(metadata: Metadata, vocabulary: _Vocabulary, adds_bos: bool) -
 def _added_tokens(vocabulary: _Vocabulary, special: SpecialTokens) -> list[dict[str, Any]]:
     """The added_tokens of a tokenizer.json: special tokens and user-defined tokens.
 
-    Text is never encoded as special tokens: control tokens, the unknown token and those in `special`. User-defined
-    tokens are matched before all others.
+    Special tokens are the control tokens, the unknown token and those in `special`; their names in a text are not
+    encoded as them. User-defined tokens are matched before the rest of a text is encoded.
     """
     named = {special.end_of_text, special.bos, special.pad, *special.eos}
     return [
@@ -326,14 +332,17 @@ def write_tokenizer(
 ) -> dict[str, Any]:
     """The metadata of a tokenizer by key. The values are bool, int, str, or a list of str, int or float.
 
-    spec: validated content of a tokenizer.json. The metadata has a token for each of `vocab_size` ids; ids that the
-    tokenizer lacks get tokens of the type unused. Raises ValueError with a reason that completes the sentence "The
-    tokenizer cannot be written as GGUF: ".
+    spec: validated content of a tokenizer.json. vocab_size: number of rows of the embedding. The metadata has a token
+    for each row; ids that the tokenizer lacks get tokens of the type UNUSED.
+
+    Raises ValueError with a reason that completes the sentence "The tokenizer cannot be written as GGUF: ".
     """
     model = spec["model"]
     if model["type"] != "BPE" or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         affixes = " with a prefix or suffix of tokens" if model["type"] == "BPE" else ""
-        raise ValueError(f"it is a {model['type']} model{affixes}; GGUF has BPE of bytes, and SentencePiece's BPE")
+        raise ValueError(
+            f"it is a {model['type']} model{affixes}; tinylm writes byte-level BPE and SentencePiece's BPE"
+        )
     if any(token[flag] for token in spec["added_tokens"] for flag in ("single_word", "lstrip", "rstrip")):
         raise ValueError("one of its added tokens strips the spaces around it, or matches whole words only")
     if _is_character_model(spec):
@@ -348,6 +357,7 @@ def write_tokenizer(
 
 
 def _is_character_model(spec: TokenizerSpec) -> bool:
+    """Whether all tokens are single characters or special tokens, without merges, pre-tokenizer and normalizer."""
     added = {token["content"] for token in spec["added_tokens"] if token["special"]}
     model = spec["model"]
     plain = not (model["merges"] or model.get("byte_fallback") or model.get("unk_token"))
@@ -381,7 +391,10 @@ def _write_byte_level(spec: TokenizerSpec, vocab_size: int) -> dict[str, Any]:
 
 
 def find_pre(spec: TokenizerSpec) -> str:
-    """The value of tokenizer.ggml.pre for a byte-level tokenizer. Raises ValueError if PRE_TOKENIZERS has none."""
+    """The value of tokenizer.ggml.pre for a byte-level tokenizer. Raises ValueError if none in PRE_TOKENIZERS fits.
+
+    spec: validated content of a tokenizer.json.
+    """
     found = _comparable(_steps(spec["pre_tokenizer"], "pretokenizers"))
     normalizers = _comparable(_steps(spec["normalizer"], "normalizers"))
     for name, (steps, normalizer, ignore_merges, _) in PRE_TOKENIZERS.items():
@@ -437,7 +450,7 @@ def _write_sentencepiece(spec: TokenizerSpec, vocab_size: int) -> dict[str, Any]
 
 
 def _ranks_of_tokens(merges: list[list[str]]) -> dict[str, int]:
-    """The rank of each token that merges produce. Raises ValueError if the merges of a token are not consecutive."""
+    """The rank, from 1, of each result of a merge. Raises ValueError if the merges to a token are not consecutive."""
     ranks: dict[str, int] = {}
     previous = None
     for first, second in merges:
@@ -450,7 +463,7 @@ def _ranks_of_tokens(merges: list[list[str]]) -> dict[str, int]:
 
 
 def _write_vocabulary(spec: TokenizerSpec, spelled: Mapping[str, str], vocab_size: int) -> dict[str, Any]:
-    """The arrays tokens and token_type. spelled: spellings in the GGUF file that differ from tokenizer.json."""
+    """The arrays tokens and token_type. spelled: the text in the GGUF file of tokens that are written differently."""
     ids = token_ids(spec)
     special = {token["content"]: token["special"] for token in spec["added_tokens"]}
     if max(ids.values()) >= vocab_size:
@@ -475,7 +488,10 @@ def _unused_names(taken: set[str]) -> Iterator[str]:
 
 
 def _write_special(special: SpecialTokens, ids: Mapping[str, int]) -> dict[str, Any]:
-    """The ids of special tokens. Without an id for bos or eos, llama.cpp would use an ordinary token."""
+    """The ids of special tokens. Without an id of BOS or EOS, llama.cpp would use its default, an ordinary token.
+
+    Of several EOS tokens besides `end_of_text`, the first two are written, as the EOT and EOM tokens.
+    """
     end = ids[special.end_of_text]
     values: dict[str, Any] = {
         "eos_token_id": end,

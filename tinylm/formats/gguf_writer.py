@@ -1,4 +1,4 @@
-"""GGUF files, written for llama.cpp and ollama.
+"""Write GGUF files for llama.cpp and ollama.
 
 A file is written under a temporary name, read again, compared with the model, and only then renamed.
 """
@@ -34,11 +34,12 @@ from tinylm.text.tokenizer_file import token_ids, validate_tokenizer
 DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # llama_ftype of llama.cpp
 _TYPES = {kind.name: kind for kind in TENSOR_TYPES.values()}
-_NEVER_REDUCED = ("position_embd.weight", "ffn_gate_inp.weight", ROPE_FACTORS)  # F32, as in llama.cpp's converter
+_ALWAYS_F32 = ("position_embd.weight", "ffn_gate_inp.weight", ROPE_FACTORS)  # as in llama.cpp's converter
 QUANTIZATION_VERSION = 2
-# Largest error of a stored number, relative to the largest absolute value in its tensor; copied blocks have none.
+# Largest allowed error of a stored number, relative to the largest absolute value in its tensor. Copied blocks of other
+# types must be exact.
 _ERRORS = {"F32": 2**-22, "F16": 2**-10, "BF16": 2**-8, "Q8_0": 1 / 127}
-SAMPLES = (
+SAMPLES = (  # texts on which tokenizers are compared
     "",
     "The quick brown fox doesn't jump.",
     "  two  spaces\n\n\ttab\r\nend ",
@@ -50,13 +51,16 @@ SAMPLES = (
     "<|endoftext|><|im_start|>user",
     "I'LL we've IT'S",
 )
-CHUNK = 1 << 22  # numbers that are converted at a time
+CHUNK = 1 << 22  # numbers that are quantized at a time
 TOLERANCE = 1e-6  # relative, of settings that a file stores in 32 bits
 
 
 @dataclass(frozen=True)
 class _Planned:
-    """A tensor to write. sources: Hugging Face names of the tensors in it: one, those of all experts, or none."""
+    """A tensor to write. heads: argument of `change`; 0 if it needs none.
+
+    sources: Hugging Face names of the tensors in it: one, one per expert, or none for the RoPE divisors (ROPE_FACTORS).
+    """
 
     info: TensorInfo  # its offset is not used
     sources: tuple[str, ...]
@@ -67,7 +71,10 @@ class _Planned:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The content of the file: the model, its family, its tensors, and the metadata by keys."""
+    """The content of the file. config: that of the model, resolved. tensors: by Hugging Face names.
+
+    planned: the tensors to write. metadata: by key.
+    """
 
     model: ForeignModel
     config: ModelConfig
@@ -83,12 +90,14 @@ def write_gguf(
 ) -> str:
     """Write a model as a GGUF file; return the name of the architecture.
 
-    dtype: of the matrices: f32, f16, bf16 or q8_0; a matrix that q8_0 cannot store is written as f16.
+    dtype: of the matrices: f32, f16, bf16 or q8_0; a matrix that q8_0 cannot store is written as f16, and those of
+        _ALWAYS_F32 as f32. All vectors are written as f32.
     name: value of general.name; default: the file name without its suffix.
     quantized: a file with the same model, whose quantized tensors are copied as they are.
 
-    Raises UsageError for a model, a tokenizer or weights that GGUF cannot represent with this dtype, and for a folder
-    that cannot be written; TinyLMError if writing fails or the file cannot be read back with the same model.
+    Raises UsageError for a model, a tokenizer or weights that GGUF cannot represent with this dtype, for a file name
+    that a Modelfile cannot contain, for a folder that cannot be created, and without the package gguf. Raises
+    TinyLMError if writing fails or the file differs from the model when it is read again.
     """
     import_gguf()
     check_name(path)
@@ -166,7 +175,7 @@ def _plan_tensors(
 
 
 def _with_blocks(planned: _Planned, file: GGUFFile) -> _Planned:
-    """The tensor with its quantized blocks from `file`, if the file has it quantized and in the same shape."""
+    """`planned` with quantized blocks from `file` if that has a quantized tensor of the same name and shape."""
     info = file.header.tensors.get(planned.info.name)
     if info is None or info.shape != planned.info.shape or info.type.name in FLOAT_TYPES:
         return planned
@@ -175,13 +184,13 @@ def _with_blocks(planned: _Planned, file: GGUFFile) -> _Planned:
 
 
 def _type_of(name: str, shape: Sequence[int], dtype: str) -> str:
-    if len(shape) == 1 or name.endswith(_NEVER_REDUCED):
+    if len(shape) == 1 or name.endswith(_ALWAYS_F32):
         return "F32"
     return "F16" if shape[-1] % _TYPES[dtype].elements else dtype
 
 
 def _check_expressible(plan: _Plan) -> None:
-    """Raise UsageError naming the settings that the metadata loses, or that llama.cpp ignores."""
+    """Raise UsageError for settings that the metadata cannot represent or that llama.cpp ignores."""
     window, context = plan.config.local_window, plan.config.context
     if plan.architecture.ignores_windows and window is not None and window < context:
         raise UsageError(
@@ -224,9 +233,9 @@ def _write(plan: _Plan, path: Path) -> None:
     gguf = import_gguf()
     writer = gguf.GGUFWriter(None, plan.architecture.name)
     for key, value in plan.metadata.items():
-        if key == "general.architecture":  # which the writer adds itself
+        if key == "general.architecture":  # GGUFWriter adds it
             continue
-        writer.add_key_value(key, value, *_value_type(gguf, key, value))
+        writer.add_key_value(key, value, *_value_types(gguf, value))
     for planned in plan.planned:
         info = planned.info
         kind = gguf.GGMLQuantizationType[info.type.name]
@@ -236,12 +245,13 @@ def _write(plan: _Plan, path: Path) -> None:
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for planned in plan.planned:
-            writer.write_tensor_data(_stored(plan, planned))
+            writer.write_tensor_data(_tensor_bytes(plan, planned))
     finally:
         writer.close()
 
 
-def _value_type(gguf: Any, key: str, value: Any) -> tuple[Any, ...]:
+def _value_types(gguf: Any, value: Any) -> tuple[Any, ...]:
+    """The GGUF type of a metadata value and, for a list, which must not be empty, the type of its items."""
     kinds = gguf.GGUFValueType
     if isinstance(value, list):
         return kinds.ARRAY, {str: kinds.STRING, float: kinds.FLOAT32, int: kinds.INT32}[type(value[0])]
@@ -249,16 +259,16 @@ def _value_type(gguf: Any, key: str, value: Any) -> tuple[Any, ...]:
     return (by_type[type(value)],)
 
 
-def _stored(plan: _Plan, planned: _Planned) -> np.ndarray:
-    """The bytes of a tensor in the layout of the file."""
+def _tensor_bytes(plan: _Plan, planned: _Planned) -> np.ndarray:
+    """The bytes of a tensor as stored in the file. Raises UsageError for numbers that its type cannot represent."""
     if planned.blocks is not None:
         return planned.blocks
-    parts = [_encode(tensor, planned.info) for tensor in _arranged(plan, planned)]
+    parts = [_encode(tensor, planned.info) for tensor in _convert_layout(plan, planned)]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _arranged(plan: _Plan, planned: _Planned) -> Iterator[Tensor]:
-    """Yield the tensors of Hugging Face's model in the layout of the file."""
+def _convert_layout(plan: _Plan, planned: _Planned) -> Iterator[Tensor]:
+    """Yield the parts of a planned tensor, one per source, in the layout of the file."""
     if not planned.sources:
         yield _rope_factors(plan.config)
     for source in planned.sources:
@@ -266,7 +276,10 @@ def _arranged(plan: _Plan, planned: _Planned) -> Iterator[Tensor]:
 
 
 def _encode(tensor: Tensor, info: TensorInfo) -> np.ndarray:
-    """Numbers in the type of the tensor, as bytes. Raises UsageError for those that the type cannot represent."""
+    """The numbers of a tensor as bytes of the type in `info`.
+
+    Raises UsageError for numbers that a floating-point type cannot represent.
+    """
     flat = tensor.detach().cpu().reshape(-1)
     if info.type.name in FLOAT_TYPES:
         dtype = FLOAT_TYPES[info.type.name]
@@ -286,7 +299,7 @@ def _encode(tensor: Tensor, info: TensorInfo) -> np.ndarray:
 
 
 def _verify(plan: _Plan, path: Path) -> None:
-    """Read the file again and compare configuration, tensors and tokenizer. Raises ValueError for a difference."""
+    """Read the file and compare its configuration, tensors and tokenizer with the plan. Raises ValueError."""
     file = open_gguf(path)
     values, tensors = read_model(file)
     config = find_family(values).config(values)

@@ -24,14 +24,15 @@ FILES = (
 
 
 def is_reference(text: str) -> bool:
-    """Whether a text names a model of the hub."""
+    """Whether a text begins with `hf:`, as a reference to a model of the hub does. `download` checks the rest."""
     return text.startswith(PREFIX)
 
 
 def download(reference: str) -> Path:
     """The folder of a model of the hub, downloaded unless it is in the cache. Respects HF_HUB_OFFLINE and HF_TOKEN.
 
-    Raises UsageError for a reference that is not `hf:OWNER/NAME[@REVISION]`, and TinyLMError for a failed download.
+    Raises UsageError for a reference that is not `hf:OWNER/NAME[@REVISION]` or without the package huggingface_hub,
+    and TinyLMError for a failed download.
     """
     match = _REFERENCE.fullmatch(reference)
     if match is None:

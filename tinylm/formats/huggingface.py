@@ -38,10 +38,10 @@ FOLDER_FILES = (CONFIG, WEIGHTS, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, GEN
 
 
 def is_model_folder(path: Path) -> bool:
-    """Whether a path is a Hugging Face model folder: its config.json has `model_type`. That of a run has `format`.
+    """Whether a path is a Hugging Face model folder: its config.json has the key `model_type`.
 
-    With a config.json that is damaged or has neither, the answer is whether there is a tokenizer_config.json, which
-    runs do not have.
+    The config.json of a run has the key `format` instead. If config.json is damaged or has neither key, a folder with a
+    tokenizer_config.json, which runs do not have, counts as a model folder.
     """
     if not os.path.lexists(path / CONFIG):
         return False
@@ -55,10 +55,10 @@ def is_model_folder(path: Path) -> bool:
 
 
 def read_folder(folder: Path) -> ForeignModel:
-    """Open the model of a Hugging Face folder. Its weights are mapped, not read.
+    """Open the model of a Hugging Face folder. Its weights are mapped; they are read when they are used.
 
-    Raises UsageError for a folder without a config.json, and TinyLMError for one that is damaged, or whose family,
-    tokenizer or any setting is not supported.
+    Raises UsageError for a folder without a config.json, and TinyLMError for a folder that is damaged, or whose family,
+    tokenizer or any other setting is not supported.
     """
     if not os.path.lexists(folder / CONFIG):
         raise UsageError(f"{folder} is not a model folder of Hugging Face: it has no {CONFIG}.")
@@ -80,7 +80,7 @@ def read_folder(folder: Path) -> ForeignModel:
 
 
 def _read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerSpec:
-    """The validated tokenizer.json. Raises ValueError for one with ids that the model has no rows for."""
+    """The validated tokenizer.json. Raises ValueError if it is missing, invalid, or has an id beyond the embedding."""
     if not os.path.lexists(folder / TOKENIZER):
         raise ValueError(
             f"it has no {TOKENIZER}; write one by transformers: "
@@ -99,7 +99,7 @@ def _read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerSpec:
 def summarise_folder(path: Path) -> dict[str, Any]:
     """The entry of a model folder in a list of runs, with the main keys that `summarise` returns for a run.
 
-    Raises TinyLMError for damaged weights.
+    Raises TinyLMError for weights that are missing or damaged.
     """
     try:
         parameters = sum(math.prod(tensor.shape) for tensor in open_weights(path).values())
@@ -113,8 +113,10 @@ def summarise_folder(path: Path) -> dict[str, Any]:
 def write_folder(folder: Path, model: ForeignModel, dtype: torch.dtype | None = None) -> str:
     """Write a model into an existing folder in Hugging Face's format, and return the name of its family.
 
-    The family is `model.family` if the configuration fits it. dtype: of the weights; `None`: each tensor's own. Raises
-    UsageError, before anything is written, for a model that no family can represent, and OSError.
+    The family is `model.family` if that can represent the configuration, else the first of FAMILIES that can.
+    dtype: of the weights; `None`: each tensor's own.
+
+    Raises UsageError, before anything is written, for a model that no family can represent, and OSError.
     """
     family = choose_family(model.config, model.family)
     spec = validate_tokenizer(model.tokenizer)
@@ -131,7 +133,7 @@ def write_folder(folder: Path, model: ForeignModel, dtype: torch.dtype | None = 
 
 
 def rebuilds_tokenizer(family: str, tokenizer: str) -> bool:
-    """Whether AutoTokenizer of transformers 5 gives a model of this family other ids than its tokenizer.json.
+    """Whether AutoTokenizer of transformers 5 may encode texts differently from `tokenizer`, a tokenizer.json.
 
     For the model type qwen2, AutoTokenizer builds Qwen's own tokenizer from the vocabulary and the merges, whatever the
     `tokenizer_class` is.
@@ -155,13 +157,16 @@ def _config_fields(family: Family, model: ForeignModel, ids: Mapping[str, int]) 
 
 
 def _dtype_name(tensors: ExportedTensors, dtype: torch.dtype | None) -> str:
-    """The dtype in which transformers loads the weights: `dtype`, or else the most frequent one."""
+    """The dtype in which transformers loads the weights: `dtype`, or else that of most tensors."""
     most = collections.Counter(tensors.dtype(name) for name in tensors).most_common(1)[0][0]
     return DTYPE_NAMES[dtype or most]
 
 
 def _generation_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of generation_config.json. Without a padding token, transformers warns at each generation."""
+    """The content of generation_config.json. The default padding token is the first EOS token.
+
+    Without a padding token, transformers warns at each generation.
+    """
     ends = config["eos_token_id"]
     first = ends[0] if isinstance(ends, list) else ends
     pad = first if config["pad_token_id"] is None else config["pad_token_id"]

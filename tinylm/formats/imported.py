@@ -12,13 +12,13 @@ from tinylm.run_config import SpecialTokens
 
 @dataclass(frozen=True)
 class ForeignModel:
-    """A model that was opened from the format of another tool, or is exported to one.
+    """A model that was opened from the format of another tool, or is to be exported to one.
 
-    family: name of its model family, as in `FAMILIES`; `None` for a model of tinylm that is exported.
-    tensors: by tinylm's names, in their own dtypes; mapped from the file or converted when they are looked up.
-    tokenizer: validated content of a tokenizer.json. Its ids may be fewer than the rows of the embedding.
+    family: a key of `FAMILIES`, also for a run that was imported; `None` for other runs of tinylm.
+    tensors: by tinylm's names, in their own dtypes; those of a file are mapped or converted when they are looked up.
+    tokenizer: validated content of a tokenizer.json. It may have fewer ids than the embedding has rows.
     chat_template: Jinja source, not yet checked; `None` without one.
-    dtypes: names of the dtypes in the file, by decreasing number of elements; empty for a model of tinylm.
+    dtypes: names of the dtypes in the file, by decreasing total number of elements; empty for a run of tinylm.
     """
 
     family: str | None
@@ -30,9 +30,9 @@ class ForeignModel:
     dtypes: tuple[str, ...] = ()
 
 
-def rank_dtypes(numbers: Iterable[tuple[str, int]]) -> tuple[str, ...]:
-    """Names of dtypes by decreasing total number of elements. numbers: pairs of a name and a number of elements."""
+def rank_dtypes(sizes: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+    """Names of dtypes by decreasing total number of elements. sizes: name of the dtype and elements of each tensor."""
     counts: collections.Counter[str] = collections.Counter()
-    for name, count in numbers:
+    for name, count in sizes:
         counts[name] += count
     return tuple(name for name, _ in counts.most_common())

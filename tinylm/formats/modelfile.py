@@ -15,27 +15,30 @@ CHATML = """{{ range .Messages }}<|im_start|>{{ .Role }}
 
 
 def modelfile_path(gguf: Path) -> Path:
-    """The Modelfile of a GGUF file."""
+    """The path of the Modelfile of a GGUF file."""
     return gguf.with_suffix(SUFFIX)
 
 
 def check_name(gguf: Path) -> None:
-    """Raise UsageError for the name of a GGUF file that a Modelfile cannot contain."""
+    """Raise UsageError if a Modelfile cannot contain the name of the GGUF file."""
     if "\n" in gguf.name or not is_unicode(gguf.name):
         raise UsageError("The name of a GGUF file must be UTF-8 without a line break.")
 
 
 def from_line(gguf: Path) -> str:
-    """The first instruction of the Modelfile of a GGUF file."""
+    """The FROM instruction of the Modelfile of a GGUF file."""
     return f"FROM ./{gguf.name}"
 
 
 def make_modelfile(gguf: Path, model: ForeignModel) -> str:
-    """The text of a Modelfile: context length, EOS tokens, and TEMPLATE for ChatML or if there is no chat template."""
+    """The text of a Modelfile: context length, EOS tokens, and TEMPLATE for ChatML or if there is no chat template.
+
+    EOS tokens with a quote, a backslash or a line break are left out.
+    """
     lines = [from_line(gguf), f"PARAMETER num_ctx {model.config.context}"]
     template = _template(model.chat_template)
     if template is None:
-        lines.insert(0, "# Without TEMPLATE, ollama uses the chat template in the GGUF file if it knows that one.")
+        lines.insert(0, "# Without TEMPLATE, ollama uses the chat template in the GGUF file if it supports that one.")
     else:
         lines.append(f'TEMPLATE """{template}"""')
     ends = model.special.eos or (model.special.end_of_text,)
@@ -44,7 +47,7 @@ def make_modelfile(gguf: Path, model: ForeignModel) -> str:
 
 
 def _template(chat_template: str | None) -> str | None:
-    """ollama's template: the unchanged prompt without a chat template, ChatML, or `None` for other chat templates."""
+    """ollama's template: only the prompt if there is no chat template; ChatML; `None` for other chat templates."""
     if chat_template is None:
         return "{{ .Prompt }}"
     return CHATML if CHATML_TURN in chat_template and "<|im_end|>" in chat_template else None

@@ -2,8 +2,9 @@
 
 Python's `re` backtracks: a pattern such as `(a+)+b` takes exponential time. Here each part of a pattern maps a set of
 start positions to the set of end positions of its matches, and the number of positions is limited. Supported, with the
-same meaning as in `re`, are literals, classes, `.`, `\\d \\w \\s \\b`, `^`, `$`, groups, alternatives and
-repetitions. Everything else, such as lookaheads and references, is an error that names the pattern.
+same meaning as in `re` for names without line breaks, are literals, classes, `.`, `\\d \\w \\s \\b`, `^`, `$`, groups,
+alternatives and repetitions (counts up to 100). Everything else, such as lookaheads and backreferences, is an error
+that names the pattern.
 """
 
 import re
@@ -12,25 +13,29 @@ from collections.abc import Callable
 MAX_PATTERN = 1000  # characters
 MAX_DEPTH = 20  # of groups
 MAX_REPETITIONS = 100
-MAX_POSITIONS = 3_000_000  # visited by all patterns of one file; about two seconds
+MAX_POSITIONS = 3_000_000  # visited by all patterns of one ModulePatterns; about two seconds
 
 Positions = frozenset[int]
 _Node = Callable[[str, Positions], Positions]
 
 _CLASS = re.compile(r"\[\^?\]?(?:[^\]\\\[]|\\.)*\]")
-_COUNT = re.compile(r"\{(\d{1,3})(,?)(\d{0,3})\}")
-_PLAIN = re.compile(r"(?:[A-Za-z0-9_.^$-]|\\\.)*")  # without repetitions and alternatives, linear in `re`
+_COUNT = re.compile(r"\{(\d{1,3})(?:(,)(\d{0,3}))?\}")
+_PLAIN = re.compile(r"(?:[A-Za-z0-9_.^$-]|\\\.)*")  # no repetitions or alternatives: safe in `re`
 
 
 class ModulePatterns:
-    """The patterns of one file, in their order. Matching them raises ValueError when it takes too long."""
+    """Patterns of module names, in order.
+
+    Raises ValueError for a pattern that is too long or not supported. Matching raises ValueError when all matches of
+    this object together take too long.
+    """
 
     def __init__(self, patterns: list[str]) -> None:
         self._budget = MAX_POSITIONS
         self._matchers = [(pattern, self._compile(pattern)) for pattern in patterns]
 
     def first_match(self, name: str) -> str | None:
-        """The first pattern that matches a whole module name or, as in PEFT, all of the name after one of its dots."""
+        """The first pattern that matches the whole name or, as in PEFT, all of it after a dot; `None` if none does."""
         for pattern, matches in self._matchers:
             self._spend(1)
             if matches(name):
@@ -58,7 +63,10 @@ class ModulePatterns:
 
 
 class _Parser:
-    """A recursive-descent parser: pattern -> alternatives -> sequences -> repeated atoms."""
+    """A recursive-descent parser of one pattern: alternatives -> sequences -> repeated atoms.
+
+    Its methods return nodes, which map start positions to end positions. spend: counts visited positions.
+    """
 
     def __init__(self, pattern: str, spend: Callable[[int], None]) -> None:
         self._pattern = pattern
@@ -77,7 +85,7 @@ class _Parser:
             f"its pattern of module names {self._pattern[:100]!r} is not supported (at character {self._at + 1})"
         )
 
-    def _takes(self, text: str) -> bool:
+    def _accept(self, text: str) -> bool:
         if self._pattern.startswith(text, self._at):
             self._at += len(text)
             return True
@@ -85,7 +93,7 @@ class _Parser:
 
     def _alternatives(self) -> _Node:
         branches = [self._sequence()]
-        while self._takes("|"):
+        while self._accept("|"):
             branches.append(self._sequence())
         return lambda text, starts: frozenset().union(*(branch(text, starts) for branch in branches))
 
@@ -106,22 +114,22 @@ class _Parser:
 
     def _atom(self) -> _Node:
         pattern = self._pattern
-        if self._takes("("):
-            if self._takes("?") and not self._takes(":"):
+        if self._accept("("):
+            if self._accept("?") and not self._accept(":"):
                 raise self._unsupported()
             self._depth += 1
             if self._depth > MAX_DEPTH:
                 raise self._unsupported()
             node = self._alternatives()
             self._depth -= 1
-            if not self._takes(")"):
+            if not self._accept(")"):
                 raise self._unsupported()
             return node
-        if self._takes("^"):
+        if self._accept("^"):
             return lambda text, starts: starts & {0}
-        if self._takes("$"):
+        if self._accept("$"):
             return lambda text, starts: starts & {len(text)}
-        if self._takes(r"\b"):
+        if self._accept(r"\b"):
             return _word_boundary
         if match := _CLASS.match(pattern, self._at):
             return self._character(match.group())
@@ -133,7 +141,10 @@ class _Parser:
         return self._character(character if character == "." else re.escape(character), len(character))
 
     def _character(self, expression: str, length: int | None = None) -> _Node:
-        """A node for one character that matches `expression`. length: of the expression in the pattern."""
+        """A node for one character that matches `expression`.
+
+        length: number of characters of the pattern to consume; default: the length of `expression`.
+        """
         try:
             compiled = re.compile(expression)
         except re.error as error:
@@ -142,11 +153,11 @@ class _Parser:
         return lambda text, starts: frozenset(i + 1 for i in starts if compiled.match(text, i))
 
     def _repetition(self, node: _Node) -> _Node:
-        if self._takes("*"):
+        if self._accept("*"):
             low, high = 0, None
-        elif self._takes("+"):
+        elif self._accept("+"):
             low, high = 1, None
-        elif self._takes("?"):
+        elif self._accept("?"):
             low, high = 0, 1
         elif match := _COUNT.match(self._pattern, self._at):
             low = int(match[1])
@@ -156,7 +167,7 @@ class _Parser:
             self._at += len(match[0])
         else:
             return node
-        self._takes("?")  # a lazy repetition matches the same texts
+        self._accept("?")  # a lazy repetition matches the same texts
         if self._at < len(self._pattern) and self._pattern[self._at] in "*+?{":
             raise self._unsupported()
         return lambda text, starts: self._repeat(node, text, starts, low, high)

@@ -1,7 +1,8 @@
 """LoRA adapters in PEFT's format, adapter_config.json and adapter_model.safetensors, for a model of a supported family.
 
 A foreign matrix that fuses several matrices of tinylm, such as GPT-2's c_attn, has one adapter. Each of tinylm's
-matrices gets the whole A of that adapter, and the rows of B that belong to the matrix. `peft_writer` does the inverse.
+matrices gets the whole A of that adapter, and the rows of B that belong to the matrix. peft_writer.py converts adapters
+of tinylm to this format.
 """
 
 import collections
@@ -51,9 +52,10 @@ class LowRank:
 class ForeignAdapter:
     """A PEFT adapter under tinylm's names.
 
-    updates: by module name. replaced: parameters that replace those of the base. stored: parameters of the
-    base that PEFT saved with the adapter. The output layer has its own entries, even if the base ties it to the
-    embedding.
+    updates: by module name.
+    replaced: parameters that replace those of the base, by name.
+    stored: parameters of the base that PEFT saved with the adapter, by name.
+    The output layer has its own entries, even if the base ties it to the embedding.
     """
 
     updates: Mapping[str, LowRank]
@@ -62,19 +64,22 @@ class ForeignAdapter:
 
 
 def is_adapter_folder(path: Path) -> bool:
-    """Whether there is an adapter of PEFT at a path. An adapter of tinylm has a config.json as well."""
+    """Whether a folder has an adapter_config.json but no config.json. A LoRA run of tinylm has both."""
     return os.path.lexists(path / ADAPTER_CONFIG) and not os.path.lexists(path / "config.json")
 
 
 def adapter_digest(folder: Path) -> str:
-    """SHA-256, in hexadecimal, of the two files of an adapter. Raises TinyLMError if they cannot be read."""
+    """SHA-256, in hexadecimal, of the hexadecimal SHA-256 digests of the two files of an adapter.
+
+    Raises TinyLMError if a file cannot be read, or is a link (see `inside`).
+    """
     with _reading(folder):
         parts = [hash_file(inside(folder, name)) for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 def read_base_name(folder: Path) -> str | None:
-    """The name of the base model that an adapter records, for messages only: it could be any path.
+    """The name of the base model that an adapter records, or `None`. For messages only: it may be any path.
 
     Raises TinyLMError for a config that is damaged or not supported.
     """
@@ -84,7 +89,11 @@ def read_base_name(folder: Path) -> str | None:
 
 @dataclass(frozen=True)
 class AdapterSummary:
-    """Summary of an adapter, made without its base model. modules: last name parts of the modules that have a LoRA."""
+    """Summary of an adapter, made without its base model.
+
+    parameters: number of all parameters in the file. dtypes: by decreasing total number of elements.
+    modules: last name parts of the modules that have a LoRA, sorted.
+    """
 
     config: PeftConfig
     parameters: int
@@ -95,13 +104,12 @@ class AdapterSummary:
 def summarise_adapter(folder: Path) -> AdapterSummary:
     """The config of an adapter, its number of parameters, dtypes and modules.
 
-    Names and shapes are not compared with a base model.
-
-    Raises TinyLMError for files that are damaged, and for an adapter that is not a plain LoRA.
+    Names and shapes are not compared with a base model. Raises TinyLMError for files that are damaged, and for a config
+    that is not that of a plain LoRA.
     """
     with _reading(folder):
         config, tensors = _read_config(folder), _open_weights(folder)
-    modules = {match[1].rpartition(".")[2] for name in tensors if (match := _LORA.fullmatch(name))}
+    modules = {match[1].replace(_BASE, "").rpartition(".")[2] for name in tensors if (match := _LORA.fullmatch(name))}
     parameters = sum(math.prod(tensor.shape) for tensor in tensors.values())
     return AdapterSummary(config, parameters, stored_dtypes(tensors), tuple(sorted(modules)))
 
@@ -147,7 +155,7 @@ def _open_weights(folder: Path) -> dict[str, StoredTensor]:
 
 @dataclass(frozen=True)
 class _Stacked:
-    """A parameter with the matrices of all experts of a layer. projections: those that it fuses."""
+    """A parameter with the matrices of all experts of a layer. projections: the expert projections that it fuses."""
 
     name: str
     layer: int
@@ -178,7 +186,7 @@ class _Reader:
                 self._add_stacked(family.stacked.experts.format(layer=layer), layer, family.stacked.parameters)
 
     def _add_stacked(self, module: str, layer: int, parameters: tuple[tuple[str, tuple[str, ...]], ...]) -> None:
-        """Register the modules that PEFT nests around `module`, one per adapted parameter."""
+        """Register the names that PEFT gives to `module`: it wraps the module once for each adapted parameter."""
         adapted = [item for item in parameters if self._is_target_parameter(f"{module}.{item[0]}")]
         for outer, (name, projections) in enumerate(reversed(adapted)):
             self._stacked[module + outer * _BASE] = _Stacked(f"{module}.{name}", layer, projections)
@@ -210,7 +218,7 @@ class _Reader:
         return ForeignAdapter(updates, replaced, stored)
 
     def _update(self, module: str, parts: Mapping[str, StoredTensor]) -> dict[str, LowRank]:
-        """The updates from one pair A, B: of the matrices that a module fuses, or of all experts of a layer."""
+        """The updates, by module name, from the pair A, B of one foreign module or of all experts of a layer."""
         stacked = self._stacked.get(module)
         rule, ours = self._matrices.get(self._aliases.get(module, module), (None, ()))
         if rule is None and stacked is None:
@@ -235,7 +243,7 @@ class _Reader:
         return {name: LowRank(full_a, part, scale) for name, part in zip(ours, rows, strict=True)}
 
     def _update_experts(self, stacked: _Stacked, a: StoredTensor, b: StoredTensor) -> dict[str, LowRank]:
-        """The updates of a layer's experts, from A (E r, in), grouped by expert, and B (out, r E), grouped by rank."""
+        """The updates of a layer's experts, from A (E r, in), expert first, and B (out, r E), rank first."""
         config, projections = self._config, stacked.projections
         shapes = [self._expected[f"{self._expert(stacked, 0, name)}.weight"].shape for name in projections]
         outputs, inputs = sum(shape[0] for shape in shapes), shapes[0][1]
@@ -243,8 +251,8 @@ class _Reader:
         rows = rank * config.experts
         _check_shapes(stacked.name, a, b, (rows, inputs), (outputs, rows))
         scale = self._peft.scale(stacked.name, rank)
-        by_expert_a = _load(a).unflatten(0, (config.experts, rank))  # (E, r, in)
-        by_expert_b = _load(b).unflatten(1, (rank, config.experts)).permute(2, 0, 1)  # (E, out, r)
+        by_expert_a = _load(a).unflatten(0, (config.experts, rank))  # (E r, in) -> (E, r, in)
+        by_expert_b = _load(b).unflatten(1, (rank, config.experts)).permute(2, 0, 1)  # (out, r E) -> (E, out, r)
         return {
             self._expert(stacked, expert, name): LowRank(by_expert_a[expert], part, scale)
             for expert in range(config.experts)
@@ -256,7 +264,7 @@ class _Reader:
         return _EXPERT.format(layer=stacked.layer, expert=expert, projection=projection)
 
     def _full_parameters(self, tensors: Mapping[str, StoredTensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The parameters that replace those of the base, and the base parameters that were saved with the adapter."""
+        """The fields `replaced` and `stored` of ForeignAdapter, from the tensors that are not a part of a LoRA."""
         replaced: dict[str, Tensor] = {}
         stored: dict[str, Tensor] = {}
         found: set[str] = set()
@@ -308,6 +316,7 @@ def _check_shape(name: str, tensor: StoredTensor, shape: tuple[int, ...]) -> Non
 
 
 def _load(tensor: StoredTensor) -> Tensor:
+    """Read a tensor. Raises ValueError for values that are not finite."""
     values = tensor.load()
     if not bool(values.isfinite().all()):
         raise ValueError(f"its tensor {tensor.name[:200]} has values that are not finite numbers")

@@ -35,7 +35,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     # Other values change the base weights (PiSSA, OLoRA, CorDA, LoRA-GA, LoftQ), unless the adapter was converted.
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
-# The tensor names show which modules are adapted, so the fields that select modules are not evaluated.
+# Fields that are not used. The tensor names show which modules are adapted, so the fields that select modules are not.
 _WITHOUT_EFFECT = frozenset(
     {
         *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
@@ -50,10 +50,13 @@ _WITHOUT_EFFECT = frozenset(
 class PeftConfig:
     """The fields of an adapter_config.json that loading needs.
 
-    base: the name of the base model, for messages only. modules_to_save: names, or ends of names, of modules that are
-    replaced. target_parameters: names, or ends of names, of parameters (usually stacked experts) with a LoRA of their
-    own. saves_biases: whether biases are replaced. ensure_weight_tying: whether an adapter that replaces the embedding
-    also replaces an output layer that the base ties to it.
+    base: the name of the base model, for messages only; `None` if there is none.
+    rank, alpha, rank_stabilised: the scale of an update is alpha / rank or, if rank-stabilised, alpha / sqrt(rank).
+    ranks, alphas: `rank_pattern` and `alpha_pattern`, the ranks and alphas of modules that have others.
+    modules_to_save: names, or ends of names, of modules whose parameters are replaced.
+    target_parameters: names, or ends of names, of parameters (usually stacked experts) with a LoRA of their own.
+    saves_biases: whether biases are replaced.
+    ensure_weight_tying: whether an adapter that replaces the embedding also replaces an output layer tied to it.
     """
 
     base: str | None
@@ -68,7 +71,10 @@ class PeftConfig:
     ensure_weight_tying: bool
 
     def scale(self, name: str, rank: int) -> float:
-        """The factor of the update of a module. Raises ValueError if `rank`, from its tensors, is not the config's."""
+        """The factor of a module's update B A. rank: of its tensors, which must be above 0.
+
+        Raises ValueError if the config has another rank for the module.
+        """
         expected, alpha = self.ranks.value(name, self.rank), self.alphas.value(name, self.alpha)
         if rank != expected:
             raise ValueError(f"the tensors of {name} have the rank {rank}; its {ADAPTER_CONFIG} has {expected:g}")
@@ -76,20 +82,20 @@ class PeftConfig:
 
 
 class Pattern:
-    """`rank_pattern` or `alpha_pattern`: numbers by patterns of module names. The first match applies."""
+    """`rank_pattern` or `alpha_pattern`: numbers by patterns of module names, of which the first match applies."""
 
     def __init__(self, numbers: Mapping[str, float]) -> None:
         self._numbers = numbers
         self._patterns = ModulePatterns(list(numbers))
 
     def value(self, name: str, default: float) -> float:
-        """The number for the module of this name."""
+        """The number for the module of this name; `default` without a match. Raises ValueError as ModulePatterns."""
         pattern = self._patterns.first_match(name)
         return default if pattern is None else self._numbers[pattern]
 
 
 def read_peft_config(values: Any) -> PeftConfig:
-    """The config from the JSON value of its file."""
+    """Check the JSON value of an adapter_config.json and convert it."""
     if not isinstance(values, dict):
         raise ValueError(f"{ADAPTER_CONFIG} is not a JSON object")
     config = ForeignConfig(values, ADAPTER_CONFIG)

@@ -19,16 +19,17 @@ from tinylm.formats.safetensors_files import write_file
 from tinylm.model_config import ModelConfig
 from tinylm.run_config import AdapterConfig
 
-Factors = Mapping[str, tuple[Tensor, Tensor]]  # A (r, in) and B (out, r) of a LoRA by the name of its module
+Factors = Mapping[str, tuple[Tensor, Tensor]]  # by module name: A (r, in) and B (out, r) of a LoRA
 
 
 @dataclass(frozen=True)
 class PeftAdapter:
     """An adapter in PEFT's format before it is written.
 
-    tensors: by PEFT's names. rules: of the adapted modules, by their names in transformers.
-    parts: by `_suffix` of a fused module, the number of tinylm's adapters that are concatenated along the rank.
-    has_dropout: False with adapted experts, for which PEFT has no dropout.
+    tensors: by PEFT's names.
+    rules: the rules of the adapted modules, by `Rule.foreign`.
+    parts: the number of tinylm's adapters that are concatenated along the rank, if above 1; by `_suffix` of the module.
+    has_dropout: False if experts or routers are adapted, for which PEFT has no dropout.
     """
 
     config: AdapterConfig
@@ -41,10 +42,11 @@ class PeftAdapter:
 def convert_adapter(family: Family, model: ModelConfig, adapter: AdapterConfig, factors: Factors) -> PeftAdapter:
     """Convert an adapter to PEFT's format for the transformers class of the family.
 
-    factors: of the adapted modules; A (r, V) and B (D, r) for the embedding. An output layer that is tied to the
-    embedding gets the same factors, transposed, since PEFT would not adapt it with the embedding.
+    factors: of the adapted modules; for the embedding, A (r, V) and B (D, r). An output layer that is tied to the
+    embedding gets the same factors, transposed: PEFT does not adapt it with the embedding.
 
-    Raises UsageError that names a module which PEFT cannot adapt in this family.
+    Raises UsageError for a module that PEFT cannot adapt in this family, and for adapted experts of which only some of
+    the projections that transformers 5 fuses are adapted.
     """
     untied = replace(model, tie=False)
     modules = [item for item in family.modules(untied) if any(name in factors for name in item[2])]
@@ -99,9 +101,10 @@ def _named(module: str, parts: tuple[str, str], a: Tensor, b: Tensor) -> dict[st
 
 
 def _fuse(rule: Rule, factors: Sequence[tuple[Tensor, Tensor] | None], heads: int) -> tuple[Tensor, Tensor]:
-    """Fuse the adapters of fused matrices: A has the rows of all; B has one block per matrix, and zeros elsewhere.
+    """Fuse the adapters of the matrices that a rule fuses, which have equal shapes (out, in). `None`: not adapted.
 
-    The matrices that a rule fuses have equal shapes.
+    Returns A (R, in), where R is the sum of the ranks, with the rows of all adapters, and B (matrices * out, R) with
+    one block per adapter and zeros elsewhere. The only adapter of a matrix that is not fused is returned unchanged.
     """
     present = [pair for pair in factors if pair is not None]
     if len(factors) == 1:
@@ -127,7 +130,7 @@ def _suffix(rule: Rule) -> str:
 
 
 def write_adapter(folder: Path, family: Family, adapter: PeftAdapter, base: str | None) -> None:
-    """Write the two files of an adapter into a folder, which must exist. base: name of the base model, as recorded.
+    """Write the two files of an adapter into a folder, which must exist. base: the name of the base model to record.
 
     Raises OSError.
     """

@@ -1,7 +1,7 @@
 """Weights in one safetensors file or several with an index: mapped into memory without a copy, or written.
 
-Functions that read raise OSError for a file that cannot be opened, and ValueError with a reason that completes the
-sentence "Cannot import FOLDER: ". Links are not followed, except in the cache of huggingface_hub (see `inside`).
+Functions that read raise OSError for a file that cannot be opened, and ValueError with a reason that completes a
+sentence such as "Cannot import FOLDER: ". Links are followed only in the cache of huggingface_hub (see `inside`).
 """
 
 import json
@@ -28,8 +28,8 @@ _HEADER_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 MAX_SHARDS = 1024
 MAX_TENSORS = 1 << 18
-_SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.safetensors")  # without a path
-_ALIGNMENT = 8  # bytes; the length of the header is a multiple
+_SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.safetensors")  # a file name without a folder
+_ALIGNMENT = 8  # bytes; the header is padded to a multiple
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ def _open_shards(folder: Path) -> dict[str, StoredTensor]:
 
 
 def stored_dtypes(tensors: Mapping[str, StoredTensor]) -> tuple[str, ...]:
-    """The dtype names of the tensors, by decreasing total number of elements."""
+    """The dtype names of the tensors, by decreasing total number of elements; "another" for an unsupported dtype."""
     return rank_dtypes(
-        (DTYPE_NAMES.get(tensor.dtype, "another") if tensor.dtype else "another", math.prod(tensor.shape))
+        (DTYPE_NAMES[tensor.dtype] if tensor.dtype else "another", math.prod(tensor.shape))
         for tensor in tensors.values()
     )
 
@@ -124,14 +124,14 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    """The tensor's numbers, little-endian."""
+    """The elements of a tensor on the CPU, as bytes. Raises OSError on a big-endian machine."""
     if sys.byteorder != "little":
         raise OSError("safetensors files are written on little-endian machines only")
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 class WritableTensors(Protocol):
-    """Tensors that are computed when they are looked up."""
+    """Tensors by name, which may be computed when they are looked up."""
 
     def __iter__(self) -> Iterator[str]: ...
 
@@ -147,12 +147,12 @@ class WritableTensors(Protocol):
 
 
 def write_file(path: Path, tensors: WritableTensors, dtype: torch.dtype | None = None) -> None:
-    """Write or replace a safetensors file, one tensor at a time in memory. dtype: of all tensors; `None`: their own.
+    """Write or replace a safetensors file; only one tensor at a time is looked up. dtype: of all; `None`: each its own.
 
-    Raises OSError, after which the old file is intact.
+    Raises OSError; the old file is then unchanged.
     """
     dtypes = {name: dtype or tensors.dtype(name) for name in tensors}
-    names = sorted(dtypes, key=lambda name: (-dtypes[name].itemsize, name))  # aligns all offsets
+    names = sorted(dtypes, key=lambda name: (-dtypes[name].itemsize, name))  # largest first: aligns all offsets
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in names:

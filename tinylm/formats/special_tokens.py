@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tinylm.errors import UsageError
 from tinylm.files import parse_unicode_json, read_text
 from tinylm.formats.safetensors_files import inside
 from tinylm.run_config import SpecialTokens
@@ -22,7 +23,7 @@ TOKENIZER_CONFIG, TOKEN_MAP, GENERATION_CONFIG = (
 )
 CHAT_TEMPLATE = "chat_template.jinja"
 MAX_CONFIG_BYTES = 1 << 24  # tokenizer_config.json of Gemma repeats its 6,000 added tokens
-MAX_TEMPLATE_BYTES = 1 << 20
+MAX_TEMPLATE_BYTES = 1 << 20  # of a file; characters of a template within tokenizer_config.json
 MAX_END_TOKENS = 64
 
 
@@ -40,11 +41,11 @@ def read_object(folder: Path, name: str) -> dict[str, Any]:
 
 
 def read_special_tokens(folder: Path, config: Mapping[str, Any], tokenizer: TokenizerSpec) -> SpecialTokens:
-    """The special tokens that tokenizer_config.json and special_tokens_map.json name.
+    """The special tokens that tokenizer_config.json and special_tokens_map.json name. config: content of config.json.
 
-    If these files name no eos token, it is taken from the ids in generation_config.json or `config` (config.json); if
-    they name none of bos, eos and pad, the bos and pad tokens are as well. All eos tokens of generation_config.json or,
-    if it has none, of `config` also end generation.
+    If the two files name no EOS token, its id is read from generation_config.json or `config`. If they name no BOS and
+    no padding token either, the ids of those are also read there. The EOS tokens of generation_config.json or, if it
+    has none, of `config` end generation as well. Raises ValueError if no file has an EOS token.
     """
     settings, names = read_object(folder, TOKENIZER_CONFIG), read_object(folder, TOKEN_MAP)
     generation = read_object(folder, GENERATION_CONFIG)
@@ -59,17 +60,17 @@ def read_special_tokens(folder: Path, config: Mapping[str, Any], tokenizer: Toke
     if end_of_text is None:
         raise ValueError("it names no end-of-text token (eos_token in tokenizer_config.json)")
     ends = [end_of_text, *_tokens(generation, config, "eos_token_id", tokens)]
-    return SpecialTokens(
-        end_of_text=end_of_text,
-        bos=bos,
-        eos=tuple(dict.fromkeys(ends)),
-        pad=named["pad"],
-        add_bos=bos is not None and _adds_bos(settings, tokenizer, bos),
-    )
+    add_bos = bos is not None and _adds_bos(settings, tokenizer, bos)
+    try:
+        return SpecialTokens(
+            end_of_text=end_of_text, bos=bos, eos=tuple(dict.fromkeys(ends)), pad=named["pad"], add_bos=add_bos
+        )
+    except UsageError as error:
+        raise ValueError(f"its special tokens cannot be used: {error}".replace("`", "").rstrip(".")) from error
 
 
 def _named(kind: str, sources: Iterable[Mapping[str, Any]], ids: Mapping[str, int]) -> str | None:
-    """The token from the field `{kind}_token` of the first source that has one."""
+    """The token from the field `{kind}_token` of the first source that has one; `None` if there is none."""
     for source in sources:
         if token := _content(source.get(f"{kind}_token"), f"{kind}_token"):
             if token not in ids:
@@ -79,7 +80,7 @@ def _named(kind: str, sources: Iterable[Mapping[str, Any]], ids: Mapping[str, in
 
 
 def _content(value: Any, name: str) -> str | None:
-    """A token, which is a string or an object with its content."""
+    """The text of a token that is stored as a string or as an object with `content`; `None` for null."""
     content = value.get("content") if isinstance(value, dict) else value
     if content is not None and not isinstance(content, str):
         raise ValueError(f"its {name} is {short_repr(value)}, which is not a token")
@@ -89,9 +90,9 @@ def _content(value: Any, name: str) -> str | None:
 def _tokens(
     generation: Mapping[str, Any], config: Mapping[str, Any], name: str, tokens: Mapping[int, str]
 ) -> list[str]:
-    """The tokens of the ids in a field of generation_config.json or, without it, of config.json.
+    """The tokens for the ids in the field `name` of generation_config.json or, if it is absent there, of config.json.
 
-    Ids without a token are left out, such as defaults of transformers beyond a small vocabulary.
+    Ids without a token are left out: transformers' default ids may exceed a small vocabulary.
     """
     value = config.get(name) if generation.get(name) is None else generation[name]
     ids = value if isinstance(value, list) else [] if value is None else [value]
@@ -110,9 +111,9 @@ def _adds_bos(settings: Mapping[str, Any], tokenizer: TokenizerSpec, bos: str) -
 
 
 def begins_with(tokenizer: TokenizerSpec, token: str) -> bool:
-    """Whether the post-processor of a tokenizer.json puts the token before each text."""
+    """Whether the post-processor of a tokenizer.json has a template that adds the token before each text."""
     return any(
-        step["type"] == "TemplateProcessing" and step["single"][:1] and _token_of(step["single"][0]) == token
+        step["type"] == "TemplateProcessing" and list(map(_token_of, step.get("single", [])))[:1] == [token]
         for step in _post_processors(tokenizer)
     )
 
@@ -129,13 +130,16 @@ def _post_processors(tokenizer: TokenizerSpec) -> list[dict[str, Any]]:
 
 
 def read_chat_template(folder: Path) -> str | None:
-    """The chat template: `chat_template.jinja`, or `chat_template` of tokenizer_config.json, or `None`."""
+    """The chat template: chat_template.jinja, else `chat_template` of tokenizer_config.json, else `None`.
+
+    Of a list of templates in tokenizer_config.json, the one named default.
+    """
     if os.path.lexists(folder / CHAT_TEMPLATE):
         return read_text(inside(folder, CHAT_TEMPLATE), MAX_TEMPLATE_BYTES)
     value = read_object(folder, TOKENIZER_CONFIG).get("chat_template")
     if isinstance(value, list):
-        named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
-        value = named.get("default")
+        named = (item for item in value if isinstance(item, dict) and item.get("name") == "default")
+        value = next(named, {}).get("template")
     if value is not None and not isinstance(value, str):
         raise ValueError(f"chat_template of {TOKENIZER_CONFIG} is {short_repr(value)}; it must be a string")
     if value is not None and len(value) > MAX_TEMPLATE_BYTES:
@@ -144,7 +148,7 @@ def read_chat_template(folder: Path) -> str | None:
 
 
 def tokenizer_for_export(tokenizer: TokenizerSpec, special: SpecialTokens) -> str:
-    """The tokenizer.json, with a post-processor that adds the BOS token if and only if `special.add_bos` is set."""
+    """The text of a tokenizer.json whose post-processor adds the BOS token if and only if `special.add_bos` is set."""
     if special.bos is None or begins_with(tokenizer, special.bos) == special.add_bos:
         return json.dumps(tokenizer, ensure_ascii=False)
     steps = [step for step in _post_processors(tokenizer) if step["type"] != "TemplateProcessing"]
@@ -166,7 +170,7 @@ def _bos_template(bos: str, bos_id: int) -> dict[str, Any]:
 
 
 def tokenizer_config(special: SpecialTokens, context: int) -> dict[str, Any]:
-    """The content of tokenizer_config.json."""
+    """The content of tokenizer_config.json. context: context length in tokens."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": special.bos,
@@ -179,7 +183,7 @@ def tokenizer_config(special: SpecialTokens, context: int) -> dict[str, Any]:
 
 
 def token_id_fields(special: SpecialTokens, ids: Mapping[str, int]) -> dict[str, Any]:
-    """`bos_token_id`, `eos_token_id` (a list for several) and `pad_token_id` of config.json, null for none."""
+    """`bos_token_id`, `eos_token_id` (a list for several) and `pad_token_id` of config.json; `None` for no token."""
     ends = [ids[token] for token in special.eos or (special.end_of_text,)]
     return {
         "bos_token_id": None if special.bos is None else ids[special.bos],

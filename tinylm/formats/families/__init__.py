@@ -21,7 +21,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def find_family(values: Mapping[str, Any]) -> Family:
-    """The family of a config.json. Raises ValueError for any other `model_type`."""
+    """The family of a config.json. Raises ValueError if its `model_type` is missing or not a key of FAMILIES."""
     name = values.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise ValueError(f"its model_type is {describe_value(name)}; tinylm reads {', '.join(sorted(FAMILIES))}")
@@ -31,12 +31,10 @@ def find_family(values: Mapping[str, Any]) -> Family:
 def convert(
     values: Mapping[str, Any], tensors: Source, file: str = "config.json"
 ) -> tuple[str, ModelConfig, ConvertedTensors]:
-    """A model from the values of its config.json and its tensors, which are converted when they are looked up.
+    """Convert a model. values: content of its config.json, which messages call `file`. tensors: by foreign names.
 
-    file: the name of the file with the values, for errors.
-
-    Returns the name of its family, its configuration, and its tensors under tinylm's names. Raises ValueError with a
-    reason that completes the sentence "Cannot import PATH: ".
+    Returns the name of its family, its configuration, and its tensors under tinylm's names, which are converted when
+    they are looked up. Raises ValueError with a reason that completes a sentence such as "Cannot import PATH: ".
     """
     family = find_family(values)
     try:

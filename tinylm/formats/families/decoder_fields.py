@@ -7,8 +7,8 @@ from tinylm.formats.foreign_config import ForeignConfig
 from tinylm.model_config import ModelConfig
 from tinylm.validation import describe_value
 
-# tinylm's activations by their names in transformers. _TANH_GELU are names of the same tanh approximation, which is
-# tinylm's `gelu`; transformers' `gelu` is exact, tinylm's `gelu-exact`.
+# tinylm's activations by their names in transformers. All names in _TANH_GELU stand for the tanh approximation, which
+# tinylm calls `gelu`; the `gelu` of transformers is exact, and tinylm calls it `gelu-exact`.
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu-exact", **dict.fromkeys(_TANH_GELU, "geglu")}
 UNGATED = {"gelu": "gelu-exact", "relu": "relu", **dict.fromkeys(_TANH_GELU, "gelu")}
@@ -16,16 +16,18 @@ GATED_NAMES = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh", "geglu-exact": "g
 UNGATED_NAMES = {"gelu": "gelu_new", "gelu-exact": "gelu", "relu": "relu"}
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # in `layer_types`
-_DEFAULT_WINDOW = 4096
+_DEFAULT_WINDOW = 4096  # tokens, in transformers' Qwen configs
 
 
 def read_sizes(config: ForeignConfig, *, kv_heads: int | None = None, head_dim: int | None = None) -> dict[str, Any]:
-    """The fields that Llama and the families derived from it share: sizes and RMSNorm epsilon.
+    """The fields that Llama and the families derived from it share: sizes, RMSNorm epsilon, and `qk_norm` False.
 
-    `norm` and `norm_placement` are left at the defaults of ModelConfig: RMSNorm before each sublayer.
+    `norm` and `norm_placement` keep the defaults of ModelConfig: RMSNorm before each sublayer.
 
-    kv_heads, head_dim: defaults for missing fields; `None`: the number of heads, and width / heads. A null
-    num_key_value_heads means the number of heads in every family.
+    kv_heads, head_dim: defaults of missing fields; `None` stands for the number of heads, and for width / heads. In
+    every family, a null `num_key_value_heads` stands for the number of heads.
+
+    Raises ValueError for a required field that is missing, and for invalid values.
     """
     heads, width = config.integer("num_attention_heads"), config.integer("hidden_size")
     return {
@@ -43,14 +45,14 @@ def read_sizes(config: ForeignConfig, *, kv_heads: int | None = None, head_dim: 
 
 
 def read_head_dim(config: ForeignConfig, width: int, heads: int, default: int | None = None) -> int:
-    """`head_dim` of the config, or the default, or width / heads. Raises ValueError if the quotient is no integer."""
+    """`head_dim` of the config, else `default`, else width / heads. Raises ValueError if that is not an integer."""
     if default is None and config.value("head_dim") is None and width % heads:
         raise ValueError(f"hidden_size of its {config.file} is {width}; it must be a multiple of num_attention_heads")
     return config.integer("head_dim", width // heads if default is None else default)
 
 
 def require_divisible_width(config: ForeignConfig) -> None:
-    """Raise ValueError unless the width is a multiple of the heads, which some classes of transformers require."""
+    """Raise ValueError unless hidden_size is a multiple of the heads, as some classes of transformers require."""
     if config.integer("hidden_size") % config.integer("num_attention_heads"):
         raise ValueError(f"hidden_size of its {config.file} must be a multiple of num_attention_heads")
 
@@ -74,7 +76,7 @@ def write_sizes(config: ModelConfig) -> dict[str, Any]:
 
 
 def read_window(config: ForeignConfig, default: int | None) -> dict[str, Any]:
-    """A sliding window in every layer, or in none (Mistral)."""
+    """A sliding window of `sliding_window` tokens in every layer; in none if it is null (Mistral, Mixtral)."""
     window = config.optional_integer("sliding_window", default)
     return windows(window, [SLIDING] * config.layers())
 
@@ -88,7 +90,10 @@ def read_optional_window(config: ForeignConfig) -> dict[str, Any]:
 
 
 def read_windows_by_layer(config: ForeignConfig) -> dict[str, Any]:
-    """A sliding window in the layers of `layer_types`, or from `max_window_layers` on (Qwen2, Qwen3)."""
+    """If `use_sliding_window` is set, a sliding window in some layers (Qwen2, Qwen3).
+
+    The layers are those in `layer_types` or, without it, those from `max_window_layers` on.
+    """
     layers = config.layers()
     window = config.optional_integer("sliding_window", _DEFAULT_WINDOW)
     if not config.flag("use_sliding_window", False):
@@ -99,7 +104,7 @@ def read_windows_by_layer(config: ForeignConfig) -> dict[str, Any]:
 
 
 def read_layer_types(config: ForeignConfig, default: list[str]) -> list[str]:
-    """`layer_types`, else `default`. Raises ValueError unless each layer has full or sliding attention."""
+    """`layer_types`, else `default`. Raises ValueError unless it has full or sliding attention for each layer."""
     types = config.value("layer_types")
     if types is None:
         return default
@@ -112,9 +117,10 @@ def read_layer_types(config: ForeignConfig, default: list[str]) -> list[str]:
 
 
 def windows(window: int | None, types: list[str]) -> dict[str, Any]:
-    """`local_window` and `local_layers` of ModelConfig.
+    """`local_window` and `local_layers` of ModelConfig; empty if all layers have full attention.
 
-    Without a `window`, all layers get full attention; raises ValueError if only some of the `types` are sliding.
+    types: FULL or SLIDING for each layer. Without a `window`, all layers get full attention; raises ValueError if only
+    some of the `types` are sliding.
     """
     local = tuple(layer for layer, kind in enumerate(types) if kind == SLIDING)
     if window is None and len(local) not in (0, len(types)):
@@ -123,7 +129,7 @@ def windows(window: int | None, types: list[str]) -> dict[str, Any]:
 
 
 def write_layer_types(config: ModelConfig) -> list[str]:
-    """`layer_types` of a config."""
+    """`layer_types` of a config.json."""
     return [SLIDING if layer in config.local_layers else FULL for layer in range(config.layers)]
 
 

@@ -20,7 +20,7 @@ from tinylm.formats.family import Family, Rule
 from tinylm.formats.foreign_config import ForeignConfig
 from tinylm.model_config import ModelConfig
 
-# In Gemma 1 "gelu" means the tanh approximation: its first files had the wrong name.
+# In Gemma 1, "gelu" stands for the tanh approximation: its first files named the wrong activation.
 _GEMMA_1_ACTIVATIONS = {**GATED, "gelu": "geglu"}
 _LAYER, _OURS = "model.layers.{layer}", "layers.{layer}"
 _SANDWICH_RULES = (
@@ -76,7 +76,7 @@ def _read_gemma3(config: ForeignConfig) -> dict[str, Any]:
 
 
 def _pattern(config: ForeignConfig) -> list[str]:
-    """The layer types of a config without `layer_types`: every `sliding_window_pattern`-th one (default 6) is full."""
+    """The layer types of a config without `layer_types`: full in every `sliding_window_pattern`-th (default 6)."""
     name = "sliding_window_pattern" if config.has("sliding_window_pattern") else "_sliding_window_pattern"
     every = config.integer(name, 6)
     config.mark_read("_sliding_window_pattern")

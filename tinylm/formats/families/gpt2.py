@@ -78,10 +78,10 @@ GPT2 = Family(
     prefix="transformer.",
     without_effect=frozenset(
         {
-            # Settings of heads that GPT2LMHeadModel does not have, and fields of the first files.
+            # Settings of output heads that GPT2LMHeadModel does not have, and fields of the first files.
             *("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type"),
             *("summary_use_proj", "n_special", "predict_special_tokens", "output_past"),
         }
     ),
-    unused_tensors=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),  # the causal mask
+    unused_tensors=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),  # the causal mask and its fill value
 )

@@ -15,12 +15,15 @@ BETA_FAST, BETA_SLOW = 32.0, 1.0  # YaRN's defaults (Peng et al. 2023)
 
 
 def read_rope(config: ForeignConfig, default_theta: float = DEFAULT_THETA) -> dict[str, Any]:
-    """`rope_theta` and `rope_scaling` of ModelConfig."""
+    """`rope_theta` and `rope_scaling` of ModelConfig. Raises ValueError, and UsageError from RopeScaling."""
     return _fields(_Parameters(_merged(config), config.file), config, default_theta, "rope_theta")
 
 
 def read_partial_rope(config: ForeignConfig, head_dim: int, theta_field: str, share_field: str) -> dict[str, Any]:
-    """As `read_rope`, with `rotary_dim` from the rotated fraction: partial_rotary_factor or else `share_field`."""
+    """As `read_rope`, with `rotary_dim` from the rotated fraction of each head.
+
+    The fraction is `partial_rotary_factor`, else `share_field`, else 0.25. theta_field: the field with the RoPE base.
+    """
     parameters = _Parameters(_merged(config), config.file)
     share = parameters.number("partial_rotary_factor", config.number(share_field, 0.25), _SHARE)
     fields = _fields(parameters, config, DEFAULT_THETA, theta_field)
@@ -29,7 +32,7 @@ def read_partial_rope(config: ForeignConfig, head_dim: int, theta_field: str, sh
 
 
 def read_rope_by_layer_type(config: ForeignConfig) -> dict[str, Any]:
-    """`rope_theta`, `rope_scaling` and `local_rope_theta` of Gemma 3, which has two RoPE bases."""
+    """`rope_theta`, `rope_scaling` and `local_rope_theta` of Gemma 3's two RoPE bases. Raises as `read_rope`."""
     merged = config.value("rope_parameters") or {}
     if not isinstance(merged, dict) or merged.keys() - {"full_attention", "sliding_attention", *_OLD_GEMMA3_FIELDS}:
         raise ValueError(f"rope_parameters of its {config.file} {_TWO_TYPES}")
@@ -73,7 +76,7 @@ def write_rope_by_layer_type(config: ModelConfig) -> dict[str, Any]:
 
 
 class _Parameters:
-    """The values of `rope_parameters` and `rope_scaling` together, or of one type of layer; each may be read once."""
+    """The values of `rope_parameters` and `rope_scaling`, merged, or of one layer type. Reading a value removes it."""
 
     def __init__(self, values: Mapping[str, Any], file: str) -> None:
         self._values = dict(values)
@@ -108,7 +111,7 @@ def _object(config: ForeignConfig, name: str) -> dict[str, Any]:
 
 
 def _merged(config: ForeignConfig) -> dict[str, Any]:
-    """`rope_parameters` and `rope_scaling`, merged. Raises ValueError where a file has both and they differ."""
+    """`rope_parameters` and `rope_scaling`, merged. Raises ValueError if they differ in a key that both have."""
     new, old = _object(config, "rope_parameters"), _object(config, "rope_scaling")
     for name in new.keys() & old.keys():
         if new[name] != old[name]:
@@ -163,7 +166,7 @@ def _yarn(parameters: _Parameters, context: int) -> RopeScaling:
 
 
 def _attention_factor(factor: float, scale: float) -> float:
-    """Factor of the cosines and sines: 0.1 `scale` ln(`factor`) + 1 (Peng et al. 2023, section 3.4)."""
+    """Factor of the cosines and sines: 0.1 `scale` ln(`factor`) + 1, at least 1 (Peng et al. 2023, section 3.4)."""
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

@@ -87,7 +87,7 @@ def test_without_torchrun_there_is_no_job() -> None:
 
 
 def test_missing_ranks_are_reported_and_named_in_the_error(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "TIMEOUT", timedelta(seconds=2))
+    monkeypatch.setattr(rendezvous, "TIMEOUT", timedelta(seconds=5))
     monkeypatch.setattr(rendezvous, "QUIET_SECONDS", 0.1)
     notes: list[str] = []
     with pytest.raises(JoinError, match=r"2 of 3 processes .*ranks 1, 2.* unset MASTER_ADDR, RANK and WORLD_SIZE"):

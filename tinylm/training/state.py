@@ -92,7 +92,7 @@ class TrainerState:
         for name, value in self.metrics.items():
             for number in _flatten(value):
                 _check_number(name[:40], number, float, -math.inf)
-        for name, limit in SCALER_LIMITS.items() if self.scaler else ():
+        for name, limit in SCALER_LIMITS.items() if self.scaler != {} else ():
             _check_number(name, self.scaler[name], type(limit), 0, limit)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tinylm.chat_session import ChatSession
 
 HELP = """\
-/system TEXT   set (or, without TEXT, remove) the system message, and begin a new conversation
+/system TEXT   set the system message (without TEXT: the template's own), and begin a new conversation
 /reset         begin a new conversation
 /save FILE     append the conversation to FILE, as a line of JSONL for fine-tuning
 /exit          end, as Ctrl-D does
@@ -218,25 +218,29 @@ def _execute(command: str, argument: str, session: "ChatSession", console: Conso
         case "/system":
             session.system = argument or None
             session.reset()
-            console.note("A new conversation, with the system message." if argument else "No system message.")
+            message = "this" if argument else "the template's own"
+            console.note(f"A new conversation, with {message} system message.")
         case "/save":
             _save(argument, session, console)
         case _:
-            console.error(f"{command[:60]} is not a command; /help lists them. A question may begin with a space.")
+            console.error(
+                f"{command[:60]} is not a command; /help lists them. Put a space before a question that begins with /."
+            )
 
 
 def _save(name: str, session: "ChatSession", console: Console) -> None:
     if not name:
         console.error("Name the file: /save FILE.")
         return
-    line = json.dumps({"messages": session.transcript()}, ensure_ascii=False) + "\n"
+    messages = session.transcript()
+    line = json.dumps({"messages": messages}, ensure_ascii=False) + "\n"
     try:
         _append(Path(name), line.encode())
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         console.error(f"Cannot write {name}: {reason}.")
         return
-    console.note(f"Appended to {name}: {len(session.messages)} messages.")
+    console.note(f"Appended to {name}: {len(messages)} messages.")
 
 
 def _append(path: Path, line: bytes) -> None:

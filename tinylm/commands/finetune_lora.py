@@ -19,7 +19,13 @@ class LoRAOptions:
 
     rank: Annotated[
         int | None,
-        option("Rank of the update (default: 8, or the largest that fits).", Panel.ADAPTER, "N", "--rank", "-r"),
+        option(
+            "Rank of the update (default: 8, or the largest possible for the adapted matrices).",
+            Panel.ADAPTER,
+            "N",
+            "--rank",
+            "-r",
+        ),
     ] = None
     alpha: Annotated[
         float | None,

@@ -39,7 +39,7 @@ def evaluate_masked(
     tokens = text.codes
     if len(tokens) < 2:
         raise UsageError(
-            f"The text has fewer than 2 tokens ({len(tokens)}): one to predict and one to predict from; give more text."
+            f"The text has fewer than 2 tokens ({len(tokens)}), and a masked token needs another one; give more text."
         )
     rows = config.batch_size or default_batch_size(model.context)
     batches = masked_evaluation_batches(tokens, model.context, rows, tokenizer.mask_id, tokenizer.vocab_size)

@@ -35,8 +35,8 @@ def evaluate_pairs(
     """Loss and perplexity of the reference targets, with a confidence interval of the loss. For targets found by beam
     search: exact match rate and, with sacrebleu, BLEU and chrF.
 
-    text: encoded pairs. Pairs longer than the context are left out of the loss, and their sources are cut for
-    beam search. dtype: autocast dtype for the loss, and dtype of the weights for beam search. ranks: the processes
+    text: encoded pairs. Pairs longer than the context are left out of the loss, and sources longer than it are cut for beam
+    search. dtype: autocast dtype for the loss, and dtype of the weights for beam search. ranks: the processes
     that share the work; all return the same result.
 
     Raises UsageError if no pair fits the context, and for `bleu_tokenize` without sacrebleu.
@@ -49,7 +49,7 @@ def evaluate_pairs(
     if len(fitting) < len(pairs):
         reporter.warn(
             f"{len(pairs) - len(fitting)} of {len(pairs)} pairs do not fit the model's context of {model.context}: "
-            "they are left out of the loss, and their sources are cut."
+            "they are left out of the loss, and sources that are longer are cut."
         )
     if not len(fitting):
         raise UsageError(f"No pair fits the model's context of {model.context} tokens; give shorter ones.")

@@ -32,10 +32,10 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "velora_config": (None,),
     "monteclora_config": (None,),
     "megatron_config": (None,),
-    # Other values change the base weights (PiSSA, OLoRA, CorDA, LoRA-GA, LoftQ), unless the adapter was converted.
+    # Other values may change the base weights (PiSSA, OLoRA, CorDA, LoRA-GA, LoftQ), unless the adapter was converted.
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
-# Fields that are not used. The tensor names show which modules are adapted, so the fields that select modules are not.
+# Fields that do not change the update. Which modules are adapted follows from the names of the tensors.
 _WITHOUT_EFFECT = frozenset(
     {
         *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),

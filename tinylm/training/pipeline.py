@@ -235,7 +235,7 @@ class _Setup:
 
     source: the model to load; `None` for a new one
     out: the run directory to write
-    job: see Rendezvous; `None` without torchrun
+    job: random id of a torchrun command, the same after its restarts (see Rendezvous); `None` without torchrun
     processes: number of ranks
     """
 

@@ -20,7 +20,7 @@ class LoRAOptions:
     rank: Annotated[
         int | None,
         option(
-            "Rank of the update (default: 8, or the largest possible for the adapted matrices).",
+            "Rank of the update (default: 8, or the most that the matrices allow).",
             Panel.ADAPTER,
             "N",
             "--rank",

@@ -35,9 +35,9 @@ def evaluate_pairs(
     """Loss and perplexity of the reference targets, with a confidence interval of the loss. For targets found by beam
     search: exact match rate and, with sacrebleu, BLEU and chrF.
 
-    text: encoded pairs. Pairs longer than the context are left out of the loss, and sources longer than it are cut for beam
-    search. dtype: autocast dtype for the loss, and dtype of the weights for beam search. ranks: the processes
-    that share the work; all return the same result.
+    text: encoded pairs. Pairs longer than the context are left out of the loss, and longer sources are cut for beam
+    search. dtype: autocast dtype for the loss, and dtype of the weights for beam search. ranks: the processes that
+    share the work; all return the same result.
 
     Raises UsageError if no pair fits the context, and for `bleu_tokenize` without sacrebleu.
     """

@@ -129,7 +129,7 @@ class TrainSettings(SharedSettings, ModelSettings, total=False):
 class LoRASettings(SharedSettings, total=False):
     """Settings of `tinylm.finetune_lora`."""
 
-    rank: int | None  # default: 8, or the largest possible for the adapted matrices
+    rank: int | None  # default: 8, or the most that the matrices allow
     alpha: float | None  # default: twice the rank
     rank_stabilised: bool
     share_b: bool

@@ -227,7 +227,7 @@ class AdapterMethod(Protocol):
 class LoRA(AdapterMethod):
     """The settings of a LoRA.
 
-    rank: default: 8, or the largest possible for the adapted matrices
+    rank: default: 8, or the most that the matrices allow
     alpha: default: twice the rank
     target: keys of `tinylm.adapters.lora.TARGETS`, such as "attention"; one string may have several, as "query,value"
     """

@@ -1,8 +1,8 @@
 """The header of a GGUF file, read and checked: its metadata, and where its tensors are.
 
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The file is untrusted, so every
-count, length, offset and size is checked against the size of the file before it is used. All errors are ValueErrors
-with a reason that completes the sentence "Cannot read PATH as GGUF: ".
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The file is untrusted, so lengths,
+offsets and sizes are checked against the size of the file, and counts against limits. All errors are ValueErrors with a
+reason that completes the sentence "Cannot read PATH as GGUF: ".
 """
 
 import math

@@ -24,7 +24,8 @@ from tinylm.generation.generator import Ids
 from tinylm.generation.sampler import Logits
 
 MAX_MICRO_BATCH = 256  # tokens that llama.cpp processes at a time; 512 take 4 to 10 % longer per token
-TRIAL_STEPS, TRIAL_SECONDS = 8, 0.03  # minimum per number of threads in a trial; several time slices of Linux
+TRIAL_STEPS = 8  # least steps of a trial of a number of threads
+TRIAL_SECONDS = 0.03  # least time of the trial: several time slices of Linux
 FIRST_WAIT, LONGEST_WAIT = 25, 6_400  # steps before a trial: the first number doubles after each trial without a change
 FLOAT32, FLOAT16 = 0, 1  # ggml_type
 
@@ -101,8 +102,8 @@ class LlamaCppDecoder:
         self._library = import_llama_cpp()
         options = self._library.llama_model_default_params()
         if platform.machine().lower() in ("x86_64", "amd64"):
-            # Of the formats that tinylm writes, llama.cpp repacks only q8_0 on processors with AMX, and
-            # llama-cpp-python 0.3.36 crashes when it processes several tokens with repacked weights (decision 025).
+            # With them, llama.cpp repacks q8_0 weights on processors with AMX, and llama-cpp-python 0.3.36 crashes when
+            # it processes several tokens with repacked weights (decision 025).
             options.use_extra_bufts = False
         self._model = self._library.llama_model_load_from_file(os.fsencode(file), options)
         self.file = file
@@ -212,7 +213,8 @@ def fastest_threads(maximum: int) -> Generator[int, float, None]:
 def _mean_seconds(threads: int, steps: int, limit: float) -> Generator[int, float, float]:
     """The mean seconds of a number of steps.
 
-    Returns infinity as soon as the mean must exceed `limit`, or is more than twice `limit` after the first steps.
+    Returns infinity as soon as the mean of all steps cannot be below `limit`, or, from step TRIAL_STEPS / 2 on, if the
+    mean so far is more than twice `limit`.
     """
     total = 0.0
     for step in range(1, steps + 1):

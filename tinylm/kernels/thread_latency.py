@@ -1,4 +1,4 @@
-"""The cost of splitting a matrix multiplication among the threads of a CPU (decisions 013 to 015)."""
+"""The cost of splitting a matrix multiplication among the threads of a CPU (decisions 013, 015)."""
 
 import math
 import os

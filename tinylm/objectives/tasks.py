@@ -38,7 +38,7 @@ class Task(Protocol):
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
         """Validation batches of at most `rows` rows, the same at each call.
 
-        max_tokens: approximate number of scored targets in total
+        max_tokens: approximate number of targets in total; of masked windows, of their tokens
         """
         ...
 

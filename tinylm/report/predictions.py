@@ -69,7 +69,7 @@ class ModelOptions:
 
 
 def describe_model(model: Model, run: Path, options: ModelOptions, map_bytes: int) -> tuple[dict[str, Any], list[str]]:
-    """The sections of the report that need the model, and a sentence for each section that cannot be made.
+    """The sections of the report that need the model, and sentences about sections that cannot be made.
 
     map_bytes: approximate limit on the bytes of the attention maps, before base64.
     """

@@ -39,8 +39,9 @@ def run_names(file: str) -> list[str]:
 def find_run(name: Path, reporter: Reporter) -> Path:
     """The run directory at the path `name`, or the run with that name under checkpoints/.
 
-    If there are both, the run at the path is used, with a note. The result may be no run, if there is a file or another
-    folder at the path. Raises UsageError if there is neither: with similar names, or NoRunError without any.
+    If there are both, the run at the path is used, with a note. The result is not always a run: it may be a file or
+    another folder at the path. If nothing is found, raises UsageError with the names of similar runs, or NoRunError
+    if there are none.
     """
     by_name = CHECKPOINTS / name
     is_name = not name.is_absolute() and ".." not in name.parts and name.name and path_exists(by_name)

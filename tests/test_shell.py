@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,9 +22,11 @@ def test_a_child_starts_with_default_signals() -> None:
 
 @posix
 @pytest.mark.slow
-def test_a_child_starts_with_default_signals_in_a_test_run_that_ignores_them() -> None:
+def test_a_child_starts_with_default_signals_in_a_test_run_that_ignores_them(tmp_path: Path) -> None:
     """As under nohup, and in background jobs of a script."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", CHILD]
+    # With a temporary folder of its own, pytest does not delete those of earlier test runs, which may take minutes.
+    options = ["-p", "no:cacheprovider", "--basetemp", str(tmp_path / "child")]
+    command = [sys.executable, "-m", "pytest", *options, CHILD]
     ignoring = f"import os, signal; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; os.execv({command[0]!r}, "
     result = run_child([sys.executable, "-c", f"{ignoring}{command})"], cwd=ROOT)
     assert result.returncode == 0, result.stdout

@@ -192,6 +192,13 @@ def test_scales_of_yarn_whose_quotient_divides_by_zero_are_refused() -> None:
         read("llama", rope_parameters=rope)
 
 
+def test_the_rope_bases_of_gemma_3_have_the_defaults_of_transformers() -> None:
+    peer = transformers.Gemma3TextConfig().rope_parameters
+    found = read("gemma3_text", rope_parameters=None)
+    assert found.rope_theta == peer["full_attention"]["rope_theta"]
+    assert found.local_rope_theta == peer["sliding_attention"]["rope_theta"]
+
+
 @pytest.mark.parametrize("types", [[1], "full", 5])
 def test_rope_parameters_of_gemma_3_that_are_no_objects_are_refused(types: Any) -> None:
     with pytest.raises(ValueError, match=r"rope_parameters of its config\.json must contain the objects full"):

@@ -220,8 +220,8 @@ def test_most_steps_have_the_fastest_number_of_threads() -> None:
 
 
 def test_a_number_of_threads_that_is_far_slower_is_tried_for_one_step_and_ever_more_rarely() -> None:
-    counts = chosen({1: itertools.repeat(1.0), 2: itertools.repeat(20.0)}, 2, 3000)
-    tried = [step for step, count in enumerate(counts) if count == 2]
+    counts = chosen({1: itertools.repeat(20.0), 2: itertools.repeat(1.0)}, 2, 3000)
+    tried = [step for step, count in enumerate(counts) if count == 1]
     waits = [later - earlier for earlier, later in itertools.pairwise(tried)]
     assert tried[0] > 25 and len(tried) == 6
     assert all(1.8 * earlier <= later <= 2.2 * earlier for earlier, later in itertools.pairwise(waits))
@@ -239,6 +239,11 @@ def test_a_number_of_threads_that_is_faster_only_between_the_time_slices_of_anot
     interrupted = itertools.cycle([1e-4] * 39 + [8e-3])
     counts = chosen({1: itertools.repeat(2e-4), 2: interrupted}, 2, 20_000)
     assert counts.count(1) > 0.9 * len(counts)
+
+
+def test_few_steps_of_a_short_text_have_a_slower_number_of_threads() -> None:
+    counts = chosen({1: itertools.repeat(9e-4), 2: itertools.repeat(5e-4)}, 2, 300)
+    assert counts.count(1) <= 20
 
 
 def test_one_thread_is_the_only_choice_of_one_core() -> None:

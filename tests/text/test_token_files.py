@@ -1,6 +1,7 @@
 """Token files, compared with the ids of whole documents."""
 
 import errno
+import hashlib
 import os
 import random
 import time
@@ -211,6 +212,24 @@ def test_a_flipped_bit_in_a_token_folder_never_changes_a_token(tmp_path: Path) -
             assert name == "tokens.json", bit
             assert (tokens.train.tolist(), tokens.val.tolist()) == expected
         file.write_bytes(content)
+
+
+@pytest.mark.parametrize("place", [0, 3, 7])
+def test_an_id_outside_the_vocabulary_is_refused_at_any_place(
+    place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is forged: its index has the hash of the changed file. The ids are checked in chunks of four."""
+    monkeypatch.setattr(token_files, "CHECK_CHUNK", 4)
+    encoded(tmp_path / "t")
+    file, index = tmp_path / "t" / "val.bin", tmp_path / "t" / "tokens.json"
+    before = file.read_bytes()
+    assert len(before) == 8
+    after = before[:place] + bytes([CHAR_TOKENIZER.vocab_size]) + before[place + 1 :]
+    file.write_bytes(after)
+    hashes = [hashlib.sha256(content).hexdigest() for content in (before, after)]
+    index.write_text(index.read_text().replace(*hashes))
+    with pytest.raises(TinyLMError, match=r"val\.bin has an id that is not in the vocabulary"):
+        reopened(tmp_path / "t")
 
 
 @pytest.mark.parametrize("content", ["[]", "7", '{"train": 1, "val": 2}', '{"train": {}, "val": {}}'])

@@ -26,6 +26,7 @@ from tinylm.generation.sampler import Logits
 MAX_MICRO_BATCH = 256  # tokens that llama.cpp processes at a time; 512 take 4 to 10 % longer per token
 TRIAL_STEPS = 8  # least steps of a trial of a number of threads
 TRIAL_SECONDS = 0.03  # least time of the trial: several time slices of Linux
+SLOWER = 1.25  # ratio to the fastest number of threads from which on a trial ends early
 FIRST_WAIT, LONGEST_WAIT = 25, 6_400  # steps before a trial: the first number doubles after each trial without a change
 FLOAT32, FLOAT16 = 0, 1  # ggml_type
 
@@ -197,7 +198,7 @@ def fastest_threads(maximum: int) -> Generator[int, float, None]:
     llama.cpp computes the same logits with any number of threads, so the text does not depend on the timings.
     """
     counts = [2**power for power in range(maximum.bit_length()) if 2**power < maximum] + [maximum]
-    best, wait = counts[0], FIRST_WAIT
+    best, wait = maximum, FIRST_WAIT
     while True:
         waited = 0.0
         for _ in range(wait):
@@ -213,12 +214,12 @@ def fastest_threads(maximum: int) -> Generator[int, float, None]:
 def _mean_seconds(threads: int, steps: int, limit: float) -> Generator[int, float, float]:
     """The mean seconds of a number of steps.
 
-    Returns infinity as soon as the mean of all steps cannot be below `limit`, or, from step TRIAL_STEPS / 2 on, if the
-    mean so far is more than twice `limit`.
+    Returns infinity as soon as the mean of all steps cannot be below `limit`, or if the steps so far took more than
+    TRIAL_STEPS times `limit` and their mean is more than SLOWER times `limit`.
     """
     total = 0.0
     for step in range(1, steps + 1):
         total += yield threads
-        if total > limit * min(steps, max(TRIAL_STEPS, 2 * step)):
+        if total > limit * min(steps, max(TRIAL_STEPS, SLOWER * step)):
             return math.inf
     return total / steps

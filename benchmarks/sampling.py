@@ -1,8 +1,8 @@
 """Sampling on the CPU by tinylm, llama.cpp, CTranslate2 and transformers: one table of tokens per second, the share of
 the memory bandwidth, and milliseconds to the first token.
 
-    python benchmarks/sampling.py                                                                  # 15 minutes
-    python benchmarks/sampling.py --models 4x128 6x384 12x768 SmolLM2-135M-Instruct.Q4_1.gguf      # 25 minutes
+    python benchmarks/sampling.py                                                                  # 10 minutes
+    python benchmarks/sampling.py --models 4x128 6x384 12x768 SmolLM2-135M-Instruct.Q4_1.gguf      # 19 minutes
     python benchmarks/sampling.py --models 6x384 --kinds f32 --rounds 5                            # 1 minute
 
 The models of the first command have random weights of preset modern and a context of 1,024; those of 12x768 have 50,257

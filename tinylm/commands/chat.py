@@ -218,8 +218,8 @@ def _execute(command: str, argument: str, session: "ChatSession", console: Conso
         case "/system":
             session.system = argument or None
             session.reset()
-            message = "this" if argument else "the template's own"
-            console.note(f"A new conversation, with {message} system message.")
+            kept = "with this system message" if argument else "with the template's own system message, if it has one"
+            console.note(f"A new conversation, {kept}.")
         case "/save":
             _save(argument, session, console)
         case _:

@@ -18,6 +18,7 @@ from tinylm.evaluation.bootstrap import ratio_interval
 from tinylm.evaluation.loop import default_batch_size, token_losses
 from tinylm.evaluation.text import sums_between
 from tinylm.evaluation.units import choose_units
+from tinylm.kernels.allocator import keep_freed_blocks
 from tinylm.loaded_model import Model, load
 from tinylm.model.decoder import Decoder
 from tinylm.reporter import LogReporter, Reporter
@@ -136,6 +137,7 @@ def compare_models(
             encoded = _encode(a, b, corpus.stream, reporter)
     parts = compared_parts(*encoded)
     reporter.note(f"95 % interval of the difference: paired bootstrap of {parts.resampled}.")
+    keep_freed_blocks()
     nats = [
         sums_between(_token_losses(model, tokens.ids, batch_size, reporter), edges - 1)
         for model, tokens, edges in zip((a, b), encoded, (parts.edges_a, parts.edges_b), strict=True)

@@ -38,6 +38,7 @@ from tinylm.generation.prompts import EncodedPrompt, Prompt, drop_unknown
 from tinylm.generation.text_generator import TextGenerator
 from tinylm.generation.thread_policy import ThreadPolicyDecoder
 from tinylm.generation.translate import translate
+from tinylm.kernels.allocator import keep_freed_blocks
 from tinylm.kernels.thread_latency import thread_latency
 from tinylm.model.decoder import Decoder
 from tinylm.model.encoder import Encoder
@@ -405,6 +406,7 @@ class Model(TextGenerator):
 
     def _evaluate_tokens(self, text: EvaluationTokens, config: EvaluationConfig, ranks: Ranks) -> Evaluation:
         torch.set_num_threads(ranks.share_threads(torch.get_num_threads()))
+        keep_freed_blocks()
         task = self.task_kind(text.kind)
         result = task.evaluate(self.network, self.tokenizer, text, config, self.dtype, self.reporter, ranks)
         if not config.baselines or task.baselines is None:

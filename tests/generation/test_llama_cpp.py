@@ -20,7 +20,7 @@ from tinylm.formats.gguf_writer import write_gguf
 from tinylm.generation import llama_cpp
 from tinylm.generation.generation_config import SamplingConfig
 from tinylm.generation.generator import generate
-from tinylm.generation.llama_cpp import LlamaCppDecoder, fastest_threads, import_llama_cpp
+from tinylm.generation.llama_cpp import FIRST_WAIT, TRIAL_STEPS, LlamaCppDecoder, fastest_threads, import_llama_cpp
 from tinylm.generation.sampler import Sampler
 from tinylm.generation.speculative import generate_speculatively
 from tinylm.model.build import build_model
@@ -222,9 +222,9 @@ def test_most_steps_have_the_fastest_number_of_threads() -> None:
 def test_a_number_of_threads_that_is_far_slower_is_tried_for_one_step_and_ever_more_rarely() -> None:
     counts = chosen({1: itertools.repeat(20.0), 2: itertools.repeat(1.0)}, 2, 3000)
     tried = [step for step, count in enumerate(counts) if count == 1]
-    waits = [later - earlier for earlier, later in itertools.pairwise(tried)]
-    assert tried[0] > 25 and len(tried) == 6
-    assert all(1.8 * earlier <= later <= 2.2 * earlier for earlier, later in itertools.pairwise(waits))
+    trial = TRIAL_STEPS + 1  # those of the fastest number, and one of the other
+    waits = [tried[0] + 1 - trial, *(later - earlier - trial for earlier, later in itertools.pairwise(tried))]
+    assert waits == [FIRST_WAIT * 2**number for number in range(8)]
 
 
 def test_the_number_of_threads_changes_when_another_becomes_faster() -> None:

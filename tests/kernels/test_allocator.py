@@ -1,4 +1,4 @@
-"""Memory that is returned to the system."""
+"""Memory that malloc keeps or returns to the system."""
 
 import subprocess
 import sys
@@ -6,16 +6,37 @@ from pathlib import Path
 
 import pytest
 
+import tinylm
+import tinylm.training.run
+from tinylm import comparison, loaded_model
 from tinylm.kernels import allocator
 
-PROGRAM = """
+KEPT = """
+import resource
+import torch
+from tinylm.kernels.allocator import keep_freed_blocks
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+assert keep_freed_blocks()
+for _ in range(20):
+    torch.ones(10 << 20)  # 40 MB
+before = faults()
+for _ in range(10):
+    torch.ones(10 << 20)
+print(faults() - before)
+"""
+RETURNED = """
 import sys
 import torch
-from tinylm.kernels.allocator import return_large_blocks
+from tinylm.kernels.allocator import keep_freed_blocks, return_large_blocks
 
 def resident():
     return 4096 * int(open("/proc/self/statm").read().split()[1])
 
+if sys.argv[1:] == ["kept before"]:
+    keep_freed_blocks()
 assert return_large_blocks()
 torch.zeros(7 << 20)  # freed: glibc would keep smaller blocks from now on
 before = resident()
@@ -27,14 +48,46 @@ print(resident() - before)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
-def test_freed_blocks_are_returned() -> None:
-    if not allocator.return_large_blocks():
-        pytest.skip("the C library has no mallopt")
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100, check=True)
-    assert int(done.stdout) < 20e6
+def output(program: str, *arguments: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=100, check=True
+    )
+    return int(done.stdout)
 
 
-def test_a_c_library_without_the_setting_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def needs_mallopt() -> None:
+    if not Path("/proc/self/statm").exists() or not hasattr(allocator.ctypes.CDLL(None), "mallopt"):
+        pytest.skip("needs Linux with glibc")
+
+
+@pytest.mark.usefixtures("needs_mallopt")
+def test_kept_blocks_are_used_again_without_new_pages() -> None:
+    assert output(KEPT) < 1000  # pages; 40 MB have 10,000
+
+
+@pytest.mark.usefixtures("needs_mallopt")
+@pytest.mark.parametrize("arguments", [[], ["kept before"]])
+def test_freed_blocks_are_returned(arguments: list[str]) -> None:
+    assert output(RETURNED, *arguments) < 20e6
+
+
+def test_a_c_library_without_the_settings_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: object())
+    assert not allocator.keep_freed_blocks()
     assert not allocator.return_large_blocks()
+
+
+def test_training_evaluation_and_comparison_keep_freed_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for module in (tinylm.training.run, loaded_model, comparison):
+        monkeypatch.setattr(module, "keep_freed_blocks", lambda name=module.__name__: calls.append(name))
+    text = tmp_path / "text.txt"
+    text.write_text("It was cold by the sea, and the old man said so. " * 100)
+    tinylm.train(text, tmp_path / "run", steps=1, layers=1, heads=1, width=16, context=16, device="cpu")
+    assert calls == ["tinylm.training.run"]
+    model = tinylm.load(tmp_path / "run", device="cpu")
+    model.evaluate(text="It was cold.")
+    assert calls[1:] == ["tinylm.loaded_model"]
+    comparison.compare_models(model, model)
+    assert calls[2:] == ["tinylm.comparison"]

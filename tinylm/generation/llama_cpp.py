@@ -27,7 +27,7 @@ MAX_MICRO_BATCH = 256  # tokens that llama.cpp processes at a time; 512 take 4 t
 TRIAL_STEPS = 8  # least steps of a trial of a number of threads
 TRIAL_SECONDS = 0.03  # least time of the trial: several time slices of Linux
 SLOWER = 1.25  # ratio to the fastest number of threads from which on a trial ends early
-FIRST_WAIT, LONGEST_WAIT = 25, 6_400  # steps before a trial: the first number doubles after each trial without a change
+FIRST_WAIT, LONGEST_WAIT = 8, 6_400  # steps before a trial: the first number doubles after each trial without a change
 FLOAT32, FLOAT16 = 0, 1  # ggml_type
 
 

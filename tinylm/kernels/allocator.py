@@ -1,20 +1,38 @@
-"""The memory allocator of the C library, which may keep memory that torch has freed."""
+"""The memory allocator of the C library: whether the memory of freed tensors stays with the process (decision 036).
+
+Only glibc has these settings (mallopt(3)). They hold for the whole process.
+"""
 
 import ctypes
 
-M_MMAP_THRESHOLD = -3  # of mallopt(3)
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of mallopt
 LARGE_BLOCK = 1 << 20  # bytes
+HUGE_BLOCK = 1 << 30  # bytes
+NEVER = -1  # the largest number of bytes
+
+
+def keep_freed_blocks() -> bool:
+    """Let malloc keep freed blocks of up to HUGE_BLOCK for later allocations. Returns False without glibc.
+
+    By default, it maps and unmaps larger tensors one by one, and gives the end of the heap back. Each step of training
+    then gets new pages, which the system has to find and clear.
+    """
+    return _set_thresholds(map_from=HUGE_BLOCK, trim_from=NEVER)
 
 
 def return_large_blocks() -> bool:
     """Let malloc return freed blocks of LARGE_BLOCK and more to the system at once. Returns False without glibc.
 
     By default, glibc raises this threshold to the size of the largest block that was mapped and freed (at most 32 MiB).
-    Smaller blocks are allocated on the heap, where freed blocks leave gaps. Musl, macOS and Windows have no such
-    setting.
+    Smaller blocks are allocated on the heap, where freed blocks leave gaps.
     """
+    return _set_thresholds(map_from=LARGE_BLOCK, trim_from=2 * LARGE_BLOCK)
+
+
+def _set_thresholds(map_from: int, trim_from: int) -> bool:
+    """Set the least size of a block that is mapped by itself, and of the free end of the heap that is given back."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # TypeError on Windows
+    except (AttributeError, OSError, TypeError):  # musl and macOS; TypeError on Windows
         return False
-    return bool(mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK))
+    return bool(mallopt(M_MMAP_THRESHOLD, map_from)) and bool(mallopt(M_TRIM_THRESHOLD, trim_from))

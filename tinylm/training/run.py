@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tinylm.device import DTYPES, weights_dtype
+from tinylm.kernels.allocator import keep_freed_blocks
 from tinylm.kernels.force_eager import discard_compiled
 from tinylm.model.stack import Transformer
 from tinylm.objectives.tasks import Task
@@ -113,6 +114,7 @@ class TrainingRun:
         if self.training.checkpoint_activations:
             require_repeatable_dropout(self.runtime.device, self.config.model, self.config.adapter)
         torch.set_num_threads(self.ranks.share_threads(self.runtime.threads))
+        keep_freed_blocks()
         torch.manual_seed(self.training.seed)
         if self.parallel == "ddp":
             self.model.to(self.runtime.device)

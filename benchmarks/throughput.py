@@ -14,6 +14,9 @@ peer.
 The share of the product rate is the time that the FLOPs of a step (6 per matrix parameter and token, and causal
 attention) take at the rate of large products in the same format, relative to the time of the step. The products take
 turns with the models. --profile prints the operations of a step of tinylm modern by their time.
+
+tinylm trains with freed memory kept (decision 036), and the peers with the thresholds that glibc's malloc reaches by
+itself; with --same-allocator the peers keep freed memory as well.
 """
 
 import argparse
@@ -33,6 +36,7 @@ from transformers import GPT2LMHeadModel
 from tinylm.console import Console
 from tinylm.device import DTYPES, autocast
 from tinylm.kernels import onednn
+from tinylm.kernels.allocator import keep_freed_blocks, set_thresholds
 from tinylm.machine import choose_machine
 from tinylm.model.build import build_model
 from tinylm.model_config import ModelConfig
@@ -93,8 +97,22 @@ def peer_step(peer: nn.Module, loss: Callable[[], Tensor], dtype: str, fused: bo
     return step
 
 
+def after(prepare: Callable[[], object], step: Callable[[], object]) -> Callable[[], object]:
+    """A step that calls `prepare` first."""
+
+    def run() -> None:
+        prepare()
+        step()
+
+    return run
+
+
+def use_thresholds_of_glibc() -> None:
+    set_thresholds(map_from=32 << 20, trim_from=64 << 20)  # the largest to which it adapts, after blocks of 32 MiB
+
+
 def contestants(
-    setting: Setting, gpt2: ModelConfig, modern: ModelConfig, batch: Batch, nanogpt: Path | None
+    setting: Setting, gpt2: ModelConfig, modern: ModelConfig, batch: Batch, nanogpt: Path | None, same_allocator: bool
 ) -> dict[str, Callable[[], object]]:
     """The training steps by name. The models are new in each setting, so that all start untrained and uncompiled."""
     model, _ = build_pair(gpt2)
@@ -105,13 +123,14 @@ def contestants(
         for layer in (*model.layers, *modern_model.layers, *peer.transformer.h, *(nano.transformer.h if nano else ())):
             layer.compile()
     options = setting.peer_dtype, setting.peer_fused_adamw
+    of_peers = keep_freed_blocks if same_allocator else use_thresholds_of_glibc
     steps = {
-        PEER: peer_step(peer, peer_loss(peer, batch), *options),
-        "tinylm gpt2": tinylm_step(model, batch, setting.dtype),
-        MODERN: tinylm_step(modern_model, batch, setting.dtype),
+        PEER: after(of_peers, peer_step(peer, peer_loss(peer, batch), *options)),
+        "tinylm gpt2": after(keep_freed_blocks, tinylm_step(model, batch, setting.dtype)),
+        MODERN: after(keep_freed_blocks, tinylm_step(modern_model, batch, setting.dtype)),
     }
     if nano is not None:
-        steps[NANOGPT] = peer_step(nano, lambda: nano(batch.ids, batch.targets)[1], *options)
+        steps[NANOGPT] = after(of_peers, peer_step(nano, lambda: nano(batch.ids, batch.targets)[1], *options))
     return steps
 
 
@@ -163,17 +182,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="default: 16")
     parser.add_argument("--compile", action="store_true", help="also with compiled layers")
     parser.add_argument("--profile", action="store_true", help="only print the time of the operations of one step")
+    parser.add_argument("--same-allocator", action="store_true", help="the peers keep freed memory, too")
     parser.add_argument("--nanogpt", type=Path, metavar="FILE", help="the model.py of a copy of nanoGPT")
     arguments = parser.parse_args(argv)
     gpt2, modern = chosen_shape(arguments, "gpt2"), chosen_shape(arguments, "modern")
     batch = random_batch(gpt2, arguments.batch_size)
     if arguments.profile:
+        keep_freed_blocks()
         print_profile(tinylm_step(build_model(modern), batch, choose_machine("cpu", "auto", Console()).dtype))
         return
 
     rows = []
     for setting in settings(arguments.compile):
-        functions = contestants(setting, gpt2, modern, batch, arguments.nanogpt)
+        functions = contestants(setting, gpt2, modern, batch, arguments.nanogpt, arguments.same_allocator)
         alone = {name: products(dtype) for dtype, name in PRODUCTS.items()}
         times = take_turns({**functions, **alone}, arguments.rounds, arguments.warmup)
         for name in functions:

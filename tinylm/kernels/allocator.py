@@ -17,7 +17,7 @@ def keep_freed_blocks() -> bool:
     By default, it maps and unmaps larger tensors one by one, and gives the end of the heap back. Each step of training
     then gets new pages, which the system has to find and clear.
     """
-    return _set_thresholds(map_from=HUGE_BLOCK, trim_from=NEVER)
+    return set_thresholds(map_from=HUGE_BLOCK, trim_from=NEVER)
 
 
 def return_large_blocks() -> bool:
@@ -26,11 +26,13 @@ def return_large_blocks() -> bool:
     By default, glibc raises this threshold to the size of the largest block that was mapped and freed (at most 32 MiB).
     Smaller blocks are allocated on the heap, where freed blocks leave gaps.
     """
-    return _set_thresholds(map_from=LARGE_BLOCK, trim_from=2 * LARGE_BLOCK)
+    return set_thresholds(map_from=LARGE_BLOCK, trim_from=2 * LARGE_BLOCK)
 
 
-def _set_thresholds(map_from: int, trim_from: int) -> bool:
-    """Set the least size of a block that is mapped by itself, and of the free end of the heap that is given back."""
+def set_thresholds(map_from: int, trim_from: int) -> bool:
+    """Set, in bytes, the least size of a block that is mapped by itself, and of the free end of the heap that is given
+    back to the system. Returns False without glibc.
+    """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # musl and macOS; TypeError on Windows

@@ -108,7 +108,8 @@ def after(prepare: Callable[[], object], step: Callable[[], object]) -> Callable
 
 
 def use_thresholds_of_glibc() -> None:
-    set_thresholds(map_from=32 << 20, trim_from=64 << 20)  # the largest to which it adapts, after blocks of 32 MiB
+    """Set the thresholds that glibc reaches by itself after it has freed blocks of 32 MiB, its largest."""
+    set_thresholds(map_from=32 << 20, trim_from=64 << 20)
 
 
 def contestants(

@@ -31,7 +31,7 @@ cpu_features       | `torch.cpu.get_capabilities`, or in older | fp32 on CPUs wh
                    | versions `torch.cpu._is_*_supported`      | of its speed; MKL on Intel's (015) | by /proc/cpuinfo
 openmp_spin        | Linux, GNU libgomp                        | 10,000 -> 17,600 tokens/s where    | no spinning
                    |                                           | wake-ups are slow (015)            |
-allocator          | Linux, glibc's `mallopt`                  | training takes 0.8 to 0.95 times   | the C library's
+allocator          | Linux, glibc's `mallopt`                  | short runs take 0.8 to 0.95 times  | the C library's
                    |                                           | as long (036); a sharded rank      | own thresholds
                    |                                           | needs less than a replica (028)    |
 thread_latency     | -                                         | 830 -> 1,030 tokens/s of int8      | -

@@ -8,7 +8,7 @@ import ctypes
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of mallopt
 LARGE_BLOCK = 1 << 20  # bytes
 HUGE_BLOCK = 1 << 30  # bytes
-NEVER = -1  # the largest number of bytes
+NEVER = -1  # converted to size_t, the largest number of bytes
 
 
 def keep_freed_blocks() -> bool:

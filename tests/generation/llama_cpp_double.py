@@ -18,16 +18,16 @@ from tinylm.model.build import build_empty_model
 
 
 class LlamaCppDouble:
-    """freed: names of what was freed. threads: those of each decoding. contexts: the options of each."""
+    """freed: names of what was freed. threads, decoded: those of each decoding, and its tokens. contexts: the options of
+    each."""
 
     LLAMA_FLASH_ATTN_TYPE_AUTO, LLAMA_FLASH_ATTN_TYPE_DISABLED = -1, 0
-
-    LLAMA_FLASH_ATTN_TYPE_DISABLED = 0
     llama_token = ctypes.c_int32
 
     def __init__(self) -> None:
         self.freed: list[str] = []
         self.threads: list[int] = []
+        self.decoded: list[int] = []
         self.opened: list[Path] = []
         self.contexts: list[SimpleNamespace] = []
 
@@ -87,6 +87,10 @@ class LlamaCppDouble:
         del memory.texts[sequence][start:]
         return True
 
+    def llama_memory_seq_cp(self, memory: Any, source: int, target: int, start: int, end: int) -> None:
+        assert (start, end) == (-1, -1) and not memory.texts[target]
+        memory.texts[target] = [*memory.texts[source]]
+
     def llama_batch_init(self, tokens: int, embedding: int, sequences: int) -> Any:
         def pointer(kind: Any) -> Any:
             return ctypes.cast((kind * tokens)(), ctypes.POINTER(kind))
@@ -114,6 +118,7 @@ class LlamaCppDouble:
 
     def llama_decode(self, context: Any, batch: Any) -> int:
         self.threads.append(context.threads)
+        self.decoded.append(batch.n_tokens)
         scored = []
         for index in range(batch.n_tokens):
             text = context.texts[batch.seq_id[index][0]]

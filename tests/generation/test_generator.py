@@ -88,6 +88,27 @@ def test_the_logits_of_a_row_do_not_depend_on_the_other_rows() -> None:
         torch.testing.assert_close(batched[row], alone[0], rtol=0, atol=1e-10)
 
 
+@every_variant
+def test_a_prompt_of_several_samples_is_processed_once(config: ModelConfig) -> None:
+    """The reference computes each sample without a cache."""
+    model = float64_model(config)
+    prompt = [i % 13 for i in range(7)]
+    tokens = fixed_sampler(3, config.vocab_size).tokens
+    expected = sampled_logits(model, [prompt] * 3, tokens, False)
+    shapes: list[tuple[int, ...]] = []
+    model.register_forward_pre_hook(lambda module, inputs: shapes.append(tuple(inputs[0].shape)))
+    found = sampled_logits(model, [prompt] * 3, tokens, True)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    assert shapes[:2] == [(1, 7), (3, 1)]
+
+
+def test_texts_that_differ_only_in_length_are_not_one_prompt() -> None:
+    model = float64_model(small())
+    tokens = fixed_sampler(2, 13).tokens
+    cached, uncached = (sampled_logits(model, ([0, 0], [0]), tokens, use_cache) for use_cache in (True, False))
+    torch.testing.assert_close(cached, uncached, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("context", [1, 2, 3, 5])
 def test_generation_with_and_without_the_cache_agree_at_the_smallest_contexts(context: int) -> None:
     for preset in ("modern", "gpt2"):

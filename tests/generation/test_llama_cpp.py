@@ -63,6 +63,21 @@ def test_texts_of_different_lengths_continue_as_in_torch(models: tuple[Decoder, 
     assert ours == theirs
 
 
+def test_samples_of_one_prompt_continue_as_in_torch(models: tuple[Decoder, LlamaCppDecoder]) -> None:
+    for prompt in PROMPTS:
+        ours, theirs = ([*generate(model, [prompt] * 3, sampler(3), 2 * CONTEXT)] for model in models)
+        assert ours == theirs
+
+
+def test_a_prompt_of_several_samples_is_processed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    double = LlamaCppDouble()
+    monkeypatch.setattr(llama_cpp, "import_llama_cpp", lambda: double)
+    write_gguf(tmp_path / "model.gguf", own_model("modern")[1], "f32")
+    model = LlamaCppDecoder(tmp_path / "model.gguf", CONTEXT, threads=1)
+    [*generate(model, [[1, 2, 3]] * 4, sampler(4), 3)]
+    assert double.decoded == [3, 4, 4]
+
+
 class WrongDraft:
     """Proposes the tokens of the text itself, with every third one changed."""
 

@@ -53,7 +53,7 @@ class ConditionedDecoder:
     @torch.inference_mode()
     def last_logits(self, ids: Any, cache: Sequence[Cache] | None, count: int) -> Tensor:
         """See `NextTokenModel.last_logits`: (B, T) -> (B, count, V)."""
-        ids = torch.as_tensor(ids, device=self.device)
+        ids = torch.as_tensor(ids, device=self.device).expand(len(self._memory.hidden), -1)  # (B, T)
         output = self._model.decode(ids, self._memory, cache, self._cross_cache if cache else None)
         return self._model.logits(output.hidden[:, -count:])
 

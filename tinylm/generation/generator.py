@@ -32,6 +32,7 @@ class NextTokenModel(Protocol):
     def last_logits(self, ids: Ids, cache: Any | None, count: int) -> "Logits | Tensor":
         """Logits after each of the last `count` ids: (B, T) -> (B, count, V). The ids follow those in the cache.
 
+        With an empty cache of B rows, ids (1, T) are the ids of each row, and the logits may be those of one row.
         Computed without gradients.
         """
         ...
@@ -100,16 +101,20 @@ class ContextWindow:
         The model processes only the last token of each text and the draft tokens; at the first call, and when a window
         has advanced, it processes all tokens of all windows.
         """
+        rows = len(self._texts)
         starts = [window_start(len(text), self._model.context) for text in self._texts]
         if starts != self._starts:
             self._starts = starts
             ids, padding = _left_padded(self._texts, starts)
-            self._cache = self._model.make_cache(len(self._texts), self._slots, padding)
+            self._cache = self._model.make_cache(rows, self._slots, padding)
+            if padding is None and (ids == ids[0]).all():  # samples of one prompt, which is processed once
+                ids = ids[:1]
         else:
             ids = np.array([[text[-1]] for text in self._texts])  # (B, 1)
         if draft:
             ids = np.concatenate((ids, [draft]), axis=1)  # (1, T+G)
-        return self._model.last_logits(ids, self._cache, len(draft) + 1)
+        logits = self._model.last_logits(ids, self._cache, len(draft) + 1)
+        return logits if len(logits) == rows else logits[[0] * rows]
 
 
 def _logits_without_cache(model: NextTokenModel, texts: list[list[int]]) -> "Logits | Tensor":

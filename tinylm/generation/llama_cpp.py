@@ -83,6 +83,17 @@ class LlamaCppCache:
         self._tokens[:] = ids
         self._positions[:] = self.offset - self.padding
 
+    @property
+    def rows(self) -> int:
+        """The number of sequences."""
+        return len(self.padding)
+
+    def copy_first_row(self) -> None:
+        """Copy the keys and values of the first row to the other rows, which must be empty."""
+        memory = self._library.llama_get_memory(self.context)
+        for row in range(1, self.rows):
+            self._library.llama_memory_seq_cp(memory, 0, row, -1, -1)
+
     def rewind(self, tokens: int) -> None:
         """As `Cache.rewind`."""
         self.offset -= tokens
@@ -136,11 +147,13 @@ class LlamaCppDecoder:
         """See `NextTokenModel.last_logits`: (B, T) -> (B, count, V). Raises TinyLMError if llama.cpp fails."""
         memory = (cache or self.make_cache(*ids.shape))[0]
         rows, length = ids.shape
-        if length == 1 and memory.offset >= memory.padding.max():
+        if length == 1 and rows == memory.rows and memory.offset >= memory.padding.max():
             memory.set_step(ids[:, 0])
             failed = self._step(memory)
         else:
             failed = self._decode_rows(memory, ids, count)
+            if rows < memory.rows:
+                memory.copy_first_row()
         if failed:
             raise TinyLMError('llama.cpp could not compute the next token; use `engine="torch"`.')
         memory.offset += length
@@ -152,7 +165,7 @@ class LlamaCppDecoder:
     def _decode_rows(self, memory: LlamaCppCache, ids: Ids, count: int) -> int:
         """Process all ids except padding; compute logits for the last `count` ids per row. Returns 0 on success."""
         rows, length = ids.shape
-        positions = memory.offset + np.arange(length) - memory.padding[:, None]  # (B, T)
+        positions = memory.offset + np.arange(length) - memory.padding[:rows, None]  # (B, T)
         kept = positions >= 0
         scored = np.broadcast_to(np.arange(length) >= length - count, ids.shape)
         sequences = np.broadcast_to(np.arange(rows)[:, None], ids.shape)

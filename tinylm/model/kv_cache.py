@@ -17,7 +17,11 @@ class Cache(Protocol):
     starts: Tensor | None
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values (B, K, T, W); return those that any new token attends to, each (B, K, S, W)."""
+        """Append keys and values (B, K, T, W); return those that any new token attends to, each (B, K, S, W).
+
+        Keys and values of one row, (1, K, T, W), are appended to each row of an empty cache, and those of one row
+        are returned.
+        """
         ...
 
     def reorder(self, rows: Tensor) -> None:
@@ -58,7 +62,8 @@ class KVCache:
         self.keys[:, :, self.offset : end] = keys
         self.values[:, :, self.offset : end] = values
         self.offset = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        rows = len(keys)
+        return self.keys[:rows, :, :end], self.values[:rows, :, :end]
 
     def reorder(self, rows: Tensor) -> None:
         """As `Cache.reorder`."""
@@ -96,11 +101,14 @@ class SlidingWindowCache:
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """As `Cache.update`, (B, K, T, W) -> (B, K, S, W): at most window - 1 cached tokens and T new ones."""
-        keys, values = torch.cat((self.keys, keys), dim=2), torch.cat((self.values, values), dim=2)  # (B, K, S, W)
-        self.offset += keys.shape[2] - self.keys.shape[2]
-        kept = min(self.window - 1, keys.shape[2])
-        self.keys = keys[:, :, keys.shape[2] - kept :].clone()  # a view would keep the whole tensor alive
-        self.values = values[:, :, values.shape[2] - kept :].clone()
+        batch, rows = len(self.keys), len(keys)
+        self.offset += keys.shape[2]
+        keys = torch.cat((self.keys[:rows], keys), dim=2)  # (B, K, S, W)
+        values = torch.cat((self.values[:rows], values), dim=2)  # (B, K, S, W)
+        first = max(0, keys.shape[2] - (self.window - 1))
+        # A view of the last tokens would keep the whole tensor alive.
+        self.keys = keys[:, :, first:].expand(batch, -1, -1, -1).clone()
+        self.values = values[:, :, first:].expand(batch, -1, -1, -1).clone()
         return keys, values
 
     def reorder(self, rows: Tensor) -> None:

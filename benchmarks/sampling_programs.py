@@ -75,16 +75,25 @@ def tinylm(engine: str, job: Job) -> Choices:
     """`tinylm sample` from an open model, sampling at its default temperature; it chooses its threads itself."""
     from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
     from tinylm.generation.prompts import EncodedPrompt
+    from tinylm.generation.text_generator import TextGenerator
     from tinylm.open_generator import open_generator
     from tinylm.reporter import SilentReporter
 
     speed, quantize = SpeedConfig(engine=engine), "int8" if job.kind == "q8_0" else "none"
-    model = open_generator(job.model, speed, device="cpu", quantize=quantize, reporter=SilentReporter())
-    model.tokenizer.stop_ids = frozenset()  # all programs generate the same number of tokens
+
+    @functools.cache
+    def model(rows: int) -> TextGenerator:
+        """The model as opened for texts of the default length."""
+        requests = [GenerationConfig(num_samples=rows)]
+        opened = open_generator(
+            job.model, speed, requests, device="cpu", quantize=quantize, reporter=SilentReporter()
+        )
+        opened.tokenizer.stop_ids = frozenset()  # all programs generate the same number of tokens
+        return opened
 
     def generate(rows: int, prompt: list[int], tokens: int) -> None:
         config = GenerationConfig(max_tokens=tokens, num_samples=rows, seed=0)
-        samples = model.continue_encoded(EncodedPrompt("", prompt, prompt), config, speed).run()
+        samples = model(rows).continue_encoded(EncodedPrompt("", prompt, prompt), config, speed).run()
         assert [sample.tokens for sample in samples] == [tokens] * rows
 
     return {"": generate}

@@ -55,7 +55,7 @@ from tinylm.generation.llama_cpp import import_llama_cpp
 import_llama_cpp()
 lap("llama.cpp's module")
 path = Path(sys.argv[1])
-model = open_converted(conversion_key(path, "auto", "auto", "none"), SpeedConfig(), Console())
+model = open_converted(conversion_key(path, "auto", "auto", "none"), SpeedConfig(), [], Console())
 lap("opening")
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.generation_config import GenerationConfig

@@ -31,6 +31,7 @@ from tinylm.generation.generation_config import (
     SpeedConfig,
     is_sampled,
     settings_without_effect,
+    torch_is_faster,
 )
 from tinylm.generation.generator import NextTokenModel
 from tinylm.generation.llama_cpp import LlamaCppDecoder
@@ -194,6 +195,7 @@ class Model(TextGenerator):
         search, speed = BeamSearchConfig(beams, length_penalty), SpeedConfig(draft, cache, engine)
         policy = PromptPolicy(unknown, strict)
         self._reject_settings_without_effect(config, search, speed)
+        speed = self._with_engine(speed, [config])
         require(not stream or num_samples == 1, "`stream` is for a single sample; leave out `num_samples`.")
         chunks = self._text_chunks(Prompt(prompt, config), search, policy, speed)
         if stream:
@@ -283,20 +285,25 @@ class Model(TextGenerator):
         return translate(network, self.tokenizer, prompt, search, policy, self.reporter, first_stream)
 
     def prepare_generation(
-        self, speed: SpeedConfig | None = None, *, switches_adapters: bool = False
+        self,
+        speed: SpeedConfig | None = None,
+        requests: Sequence[GenerationConfig] = (),
+        *,
+        switches_adapters: bool = False,
     ) -> LlamaCppDecoder | None:
         """Open the model in llama.cpp, or convert, fuse and quantize the network in place.
 
         In the second case all later generation uses this network. That saves the memory of the copy that `generate`
         makes, but `evaluate` and `logits` then use the prepared weights.
 
+        requests: those to come, if known; engine "auto" is torch where torch completes all of them sooner.
         switches_adapters: whether adapters will be selected between prompts; this requires torch.
 
         Returns the model in llama.cpp, or `None` if torch is used. Raises UsageError if llama.cpp is required and
         cannot run the model with these settings, and TinyLMError if it is required and fails.
         """
         self._switches_adapters = switches_adapters
-        decoder = self._open_llama_cpp(speed or SpeedConfig())
+        decoder = self._open_llama_cpp(self._with_engine(speed or SpeedConfig(), requests))
         if decoder is None:
             self._prepare(in_place=True)
         return decoder
@@ -320,6 +327,25 @@ class Model(TextGenerator):
         self._prepared = _PreparedNetwork(network, adapters, model)
         return self._prepared
 
+    def _with_engine(self, speed: SpeedConfig, requests: Sequence[GenerationConfig]) -> SpeedConfig:
+        """The settings, with engine torch instead of auto where torch completes the requests sooner."""
+        weights = self._engine_weights()
+        if speed.engine != "auto" or weights.kind != "f32" or weights.quantized is not None:
+            return speed
+        parameters = sum(weight.numel() for weight in self.network.parameters())
+        return replace(speed, engine="torch") if torch_is_faster(requests, parameters) else speed
+
+    def _engine_weights(self) -> EngineWeights:
+        is_plain = self.quantize == "none" and not self.adapters
+        return EngineWeights(
+            self.network,
+            self.config,
+            self.tokenizer,
+            kind=GGUF_TYPES[self.dtype] if self.quantize == "none" else "q8_0",
+            quantized=self.path if is_plain and self.path.suffix == GGUF_SUFFIX else None,
+            switches_adapters=self._switches_adapters,
+        )
+
     def _open_llama_cpp(self, speed: SpeedConfig) -> LlamaCppDecoder | None:
         """The model in llama.cpp, opened at first use, or `None` if torch is to be used."""
         if self._prepared is not None and self._prepared.network is self.network:
@@ -331,15 +357,7 @@ class Model(TextGenerator):
         scales = tuple(layer.adapter_scale for adapter in self.adapters for layer in adapter.layers.values())
         key = speed.engine, speed.cache, scales
         if key not in self._llama_cpp:
-            is_plain = self.quantize == "none" and not self.adapters
-            weights = EngineWeights(
-                self.network,
-                self.config,
-                self.tokenizer,
-                kind=GGUF_TYPES[self.dtype] if self.quantize == "none" else "q8_0",
-                quantized=self.path if is_plain and self.path.suffix == GGUF_SUFFIX else None,
-                switches_adapters=self._switches_adapters,
-            )
+            weights = self._engine_weights()
             self._llama_cpp[key] = open_llama_cpp(weights, speed, self.reporter)
         return self._llama_cpp[key]
 

@@ -15,7 +15,7 @@ from tests.generation.llama_cpp_double import LlamaCppDouble
 from tests.shell import CHILD_LIMIT, environment, run_ok, story
 from tests.shell import tinylm as shell
 from tinylm import files, loaded_model
-from tinylm.generation import converted_model, engine, llama_cpp
+from tinylm.generation import converted_model, engine, generation_config, llama_cpp
 from tinylm.generation.converted_model import conversion_key
 
 OPTIONS = ("-n", 30, "--seed", 3)
@@ -100,6 +100,20 @@ def test_settings_that_need_torch_open_the_model(options: tuple[str, ...], run: 
         run_ok("sample", "-m", run, *OPTIONS)
     shell("sample", "-m", run, *OPTIONS, *options)
     assert len(loads) == 2
+
+
+def test_many_samples_open_the_model_where_torch_completes_them_sooner(
+    run: Path, loads: list[Any], double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(generation_config, "IMPORT_OPERATIONS", 0)
+    run_ok("sample", "-m", run, *OPTIONS)
+    decoded = len(double.decoded)
+    many = run_ok("sample", "-m", run, *OPTIONS, "--num-samples", 8)
+    assert len(loads) == 2 and len(double.decoded) == decoded
+    assert many.stdout == run_ok("sample", "-m", run, *OPTIONS, "--num-samples", 8, "--engine", "llama.cpp").stdout
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "the", "num_samples": 9}\n{"prompt": "old"}\n')
+    run_ok("sample", "-m", run, *OPTIONS, "-f", tmp_path / "prompts.jsonl")
+    assert len(loads) == 2 and len(double.decoded) > decoded
 
 
 def test_a_number_format_has_its_own_file(run: Path, loads: list[Any], cache: Path) -> None:

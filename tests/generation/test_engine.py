@@ -16,8 +16,8 @@ from tests.shell import assert_error, run_ok, story
 from tests.shell import tinylm as shell
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.gguf_writer import write_gguf
-from tinylm.generation import engine, llama_cpp
-from tinylm.generation.generation_config import SpeedConfig
+from tinylm.generation import engine, generation_config, llama_cpp
+from tinylm.generation.generation_config import GenerationConfig, SpeedConfig, torch_is_faster
 from tinylm.loaded_model import Model
 
 PROMPT = {"prompt": "the old man", "max_tokens": 40, "seed": 4}
@@ -62,6 +62,43 @@ def test_llama_cpp_is_not_used_where_torch_is_asked_for(
 ) -> None:
     tinylm.load(run).generate(**PROMPT, **choices)
     assert not double.opened
+
+
+def test_torch_is_taken_for_many_samples_whose_time_makes_up_for_its_import() -> None:
+    """With the parameters of 12x768 with 50,257 ids, and of 6x384."""
+    large, small = 124_000_000, 10_700_000
+    eight, seven, many = (GenerationConfig(num_samples=samples) for samples in (8, 7, 32))
+    assert torch_is_faster([eight, many], large)
+    assert not torch_is_faster([eight, seven], large)
+    assert not torch_is_faster([], large)
+    assert not torch_is_faster([many], small)
+    assert torch_is_faster([GenerationConfig(num_samples=32, max_tokens=500)], small)
+
+
+@pytest.fixture
+def instant_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes torch worth its import for every text."""
+    monkeypatch.setattr(generation_config, "IMPORT_OPERATIONS", 0)
+
+
+def test_many_samples_with_fp32_weights_are_generated_by_torch(
+    run: Path, double: LlamaCppDouble, instant_import: None
+) -> None:
+    model = tinylm.load(run)
+    chosen = model.generate(**PROMPT, num_samples=8)
+    assert not double.opened
+    assert chosen == model.generate(**PROMPT, num_samples=8, engine="llama.cpp")
+    assert len(double.opened) == 1
+    model.generate(**PROMPT, num_samples=7)
+    assert len(double.opened) == 2  # once for each engine setting
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bf16"}, {"quantize": "int8"}])
+def test_many_samples_with_smaller_weights_are_generated_by_llama_cpp(
+    options: dict[str, Any], run: Path, double: LlamaCppDouble, instant_import: None
+) -> None:
+    tinylm.load(run, **options).generate(**PROMPT, num_samples=8)
+    assert double.opened
 
 
 def test_a_model_prepared_in_place_for_torch_is_not_exported_to_llama_cpp(run: Path, double: LlamaCppDouble) -> None:

@@ -79,6 +79,7 @@ def sample(
     loaded = open_generator(
         model,
         speed,
+        [prompt.config for prompt in prompts],
         adapters=adapter or prompt_adapters,
         switches_adapters=bool(prompt_adapters),
         quantize=options.quantize.quantize,

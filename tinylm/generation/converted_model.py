@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
@@ -20,7 +21,7 @@ from tinylm.cache_directory import is_private, private_folder
 from tinylm.errors import TinyLMError
 from tinylm.files import check_regular, file_state, is_settled, read_json, replacing
 from tinylm.generation.continuation import Continuation, TokenGenerator
-from tinylm.generation.generation_config import GenerationConfig, SpeedConfig
+from tinylm.generation.generation_config import GenerationConfig, SpeedConfig, torch_is_faster
 from tinylm.generation.llama_cpp import LlamaCppDecoder, import_llama_cpp
 from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.text_generator import TextGenerator
@@ -129,10 +130,13 @@ class ConvertedModel(TextGenerator):
         return Continuation(generator, self.tokenizer, encoded, config, first_stream)
 
 
-def open_converted(key: str, speed: SpeedConfig, reporter: Reporter) -> ConvertedModel | None:
+def open_converted(
+    key: str, speed: SpeedConfig, requests: Sequence[GenerationConfig], reporter: Reporter
+) -> ConvertedModel | None:
     """The model with this key from its converted file.
 
-    `None` if there is no usable record or file, llama-cpp-python is not installed, or the settings need torch.
+    `None` if there is no usable record or file, llama-cpp-python is not installed, the settings need torch, or torch
+    completes the requests sooner.
     """
     if speed.engine == "torch" or speed.draft == "ngram" or not speed.cache or import_llama_cpp() is None:
         return None
@@ -147,6 +151,8 @@ def open_converted(key: str, speed: SpeedConfig, reporter: Reporter) -> Converte
             library = tokenizers.Tokenizer.from_str(record.tokenizer)
         tokenizer = Tokenizer(library, record.config.tokenizer.special)
         decoder = LlamaCppDecoder(file, record.config.model.context, record.threads)
+        if speed.engine == "auto" and file.stem.endswith("-f32") and torch_is_faster(requests, decoder.parameters):
+            return None
         mark_used(file)
     except (OSError, TinyLMError, TokenizerLibraryError):
         return None

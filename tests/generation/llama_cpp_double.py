@@ -18,7 +18,7 @@ from tinylm.model.build import build_empty_model
 
 
 class LlamaCppDouble:
-    """freed: names of what was freed. threads, decoded: threads and tokens of each decoding. contexts: their options."""
+    """freed: names of what was freed. threads, decoded: threads and tokens of each decoding. contexts: options."""
 
     LLAMA_FLASH_ATTN_TYPE_AUTO, LLAMA_FLASH_ATTN_TYPE_DISABLED = -1, 0
     llama_token = ctypes.c_int32

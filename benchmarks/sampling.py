@@ -11,7 +11,8 @@ ids, the others 65. Other models are run directories, Hugging Face folders or GG
 choices (one thread or all; for llama.cpp also a cache of 16 or 32 bits), found before the rounds. All take turns, and
 generate as many tokens: for one stream and for 32 after a prompt of one token, and one token after a prompt of 500.
 tinylm is `tinylm sample` without further options (q8_0: `--quantize int8`) on a model that was opened before, sampling
-at its default temperature; the others take the likeliest token.
+at its default temperature, opened for texts of its default length (256 tokens), by which it chooses its engine; the
+others take the likeliest token.
 
 `of the bandwidth`: the bytes of the weights that one stream reads per second, each weight once per token, relative to
 the bytes that all threads read from memory per second.

@@ -85,9 +85,7 @@ def tinylm(engine: str, job: Job) -> Choices:
     def model(rows: int) -> TextGenerator:
         """The model as opened for texts of the default length."""
         requests = [GenerationConfig(num_samples=rows)]
-        opened = open_generator(
-            job.model, speed, requests, device="cpu", quantize=quantize, reporter=SilentReporter()
-        )
+        opened = open_generator(job.model, speed, requests, device="cpu", quantize=quantize, reporter=SilentReporter())
         opened.tokenizer.stop_ids = frozenset()  # all programs generate the same number of tokens
         return opened
 

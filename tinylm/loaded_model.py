@@ -296,7 +296,8 @@ class Model(TextGenerator):
         In the second case all later generation uses this network. That saves the memory of the copy that `generate`
         makes, but `evaluate` and `logits` then use the prepared weights.
 
-        requests: those to come, if known; engine "auto" is torch where torch completes all of them sooner.
+        requests: settings of the prompts that will follow, if known; engine "auto" is torch if that completes them
+            sooner.
         switches_adapters: whether adapters will be selected between prompts; this requires torch.
 
         Returns the model in llama.cpp, or `None` if torch is used. Raises UsageError if llama.cpp is required and
@@ -327,13 +328,20 @@ class Model(TextGenerator):
         self._prepared = _PreparedNetwork(network, adapters, model)
         return self._prepared
 
-    def _with_engine(self, speed: SpeedConfig, requests: Sequence[GenerationConfig]) -> SpeedConfig:
-        """The settings, with engine torch instead of auto where torch completes the requests sooner."""
+    @property
+    def fp32_parameters(self) -> int:
+        """Number of parameters for generation in fp32; 0 for other number formats, and for GGUF files."""
         weights = self._engine_weights()
-        if speed.engine != "auto" or weights.kind != "f32" or weights.quantized is not None:
-            return speed
-        parameters = sum(weight.numel() for weight in self.network.parameters())
-        return replace(speed, engine="torch") if torch_is_faster(requests, parameters) else speed
+        is_fp32 = weights.kind == "f32" and weights.quantized is None
+        return sum(weight.numel() for weight in self.network.parameters()) if is_fp32 else 0
+
+    def _with_engine(self, speed: SpeedConfig, requests: Sequence[GenerationConfig]) -> SpeedConfig:
+        """The settings, with engine torch instead of auto where `tinylm sample` takes torch for these requests.
+
+        The choice is that of the command, whose start includes importing torch, so that both give the same text.
+        """
+        is_faster = speed.engine == "auto" and torch_is_faster(requests, self.fp32_parameters)
+        return replace(speed, engine="torch") if is_faster else speed
 
     def _engine_weights(self) -> EngineWeights:
         is_plain = self.quantize == "none" and not self.adapters

@@ -51,5 +51,6 @@ def open_generator(
     decoder = model.prepare_generation(speed, requests, switches_adapters=switches_adapters)
     if key is not None and decoder is not None:
         tokenizer = model.tokenizer.to_str()
-        Conversion(decoder.file.name, model.config, tokenizer, decoder.threads, model.note).write(key)
+        parameters = model.fp32_parameters
+        Conversion(decoder.file.name, model.config, tokenizer, decoder.threads, parameters, model.note).write(key)
     return model

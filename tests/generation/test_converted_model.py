@@ -105,13 +105,14 @@ def test_settings_that_need_torch_open_the_model(options: tuple[str, ...], run: 
 def test_many_samples_open_the_model_where_torch_completes_them_sooner(
     run: Path, loads: list[Any], double: LlamaCppDouble, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(generation_config, "IMPORT_OPERATIONS", 0)
+    monkeypatch.setattr(generation_config, "MIN_TORCH_WORK", 1)
     run_ok("sample", "-m", run, *OPTIONS)
     decoded = len(double.decoded)
     many = run_ok("sample", "-m", run, *OPTIONS, "--num-samples", 8)
     assert len(loads) == 2 and len(double.decoded) == decoded
     assert many.stdout == run_ok("sample", "-m", run, *OPTIONS, "--num-samples", 8, "--engine", "llama.cpp").stdout
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "the", "num_samples": 9}\n{"prompt": "old"}\n')
+    decoded = len(double.decoded)
     run_ok("sample", "-m", run, *OPTIONS, "-f", tmp_path / "prompts.jsonl")
     assert len(loads) == 2 and len(double.decoded) > decoded
 

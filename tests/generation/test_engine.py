@@ -65,20 +65,22 @@ def test_llama_cpp_is_not_used_where_torch_is_asked_for(
 
 
 def test_torch_is_taken_for_many_samples_whose_time_makes_up_for_its_import() -> None:
-    """With the parameters of 12x768 with 50,257 ids, and of 6x384."""
-    large, small = 124_000_000, 10_700_000
+    """With 256 tokens per sample and the parameters of 12x768 with 50,257 ids, and of 6x384."""
+    large, small = 116_500_000, 9_800_000
     eight, seven, many = (GenerationConfig(num_samples=samples) for samples in (8, 7, 32))
     assert torch_is_faster([eight, many], large)
     assert not torch_is_faster([eight, seven], large)
     assert not torch_is_faster([], large)
     assert not torch_is_faster([many], small)
-    assert torch_is_faster([GenerationConfig(num_samples=32, max_tokens=500)], small)
+    assert torch_is_faster([many] * 3, small)
+    assert torch_is_faster([GenerationConfig(num_samples=10, max_tokens=2000)], 10_000_000)
+    assert not torch_is_faster([GenerationConfig(num_samples=10, max_tokens=2000)], 9_999_999)
 
 
 @pytest.fixture
 def instant_import(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes torch worth its import for every text."""
-    monkeypatch.setattr(generation_config, "IMPORT_OPERATIONS", 0)
+    monkeypatch.setattr(generation_config, "MIN_TORCH_WORK", 1)
 
 
 def test_many_samples_with_fp32_weights_are_generated_by_torch(
@@ -98,6 +100,14 @@ def test_many_samples_with_smaller_weights_are_generated_by_llama_cpp(
     options: dict[str, Any], run: Path, double: LlamaCppDouble, instant_import: None
 ) -> None:
     tinylm.load(run, **options).generate(**PROMPT, num_samples=8)
+    assert double.opened
+
+
+def test_many_samples_of_a_gguf_file_are_generated_by_llama_cpp(
+    double: LlamaCppDouble, instant_import: None, tmp_path: Path
+) -> None:
+    write_gguf(tmp_path / "model.gguf", own_model("untied")[1], "q8_0")
+    tinylm.load(tmp_path / "model.gguf").generate("the", num_samples=8, max_tokens=3, seed=1)
     assert double.opened
 
 

@@ -69,6 +69,18 @@ def test_samples_of_one_prompt_continue_as_in_torch(models: tuple[Decoder, Llama
         assert ours == theirs
 
 
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0"])
+def test_a_shared_prompt_has_the_logits_of_one_that_each_row_processes(library: Any, kind: str, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", own_model("modern")[1], kind)
+    model = LlamaCppDecoder(tmp_path / "model.gguf", CONTEXT, threads=1)
+    prompt, following = np.array([[1, 2, 3, 4, 5]]), np.array([[6], [7], [8]])
+    shared, own = (model.make_cache(3, CONTEXT) for _ in range(2))
+    model.last_logits(prompt, shared, 1)
+    model.last_logits(prompt.repeat(3, axis=0), own, 1)
+    found, expected = (model.last_logits(following, cache, 1) for cache in (shared, own))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
 def test_a_prompt_of_several_samples_is_processed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     double = LlamaCppDouble()
     monkeypatch.setattr(llama_cpp, "import_llama_cpp", lambda: double)

@@ -44,13 +44,14 @@ class Conversion:
     """The record of a converted model.
 
     gguf: name of the GGUF file in GGUF_FOLDER. tokenizer: the tokenizer as JSON. threads: torch's number of threads.
-    note: see `ConvertedModel`.
+    fp32_parameters: number of parameters, 0 if some have another number format. note: see `ConvertedModel`.
     """
 
     gguf: str
     config: RunConfig
     tokenizer: str
     threads: int
+    fp32_parameters: int
     note: str
 
     def write(self, key: str) -> None:
@@ -141,7 +142,7 @@ def open_converted(
     if speed.engine == "torch" or speed.draft == "ngram" or not speed.cache or import_llama_cpp() is None:
         return None
     record = Conversion.read(key)
-    if record is None:
+    if record is None or (speed.engine == "auto" and torch_is_faster(requests, record.fp32_parameters)):
         return None
     file = private_folder(GGUF_FOLDER) / Path(record.gguf).name
     if not is_private(file):
@@ -151,8 +152,6 @@ def open_converted(
             library = tokenizers.Tokenizer.from_str(record.tokenizer)
         tokenizer = Tokenizer(library, record.config.tokenizer.special)
         decoder = LlamaCppDecoder(file, record.config.model.context, record.threads)
-        if speed.engine == "auto" and file.stem.endswith("-f32") and torch_is_faster(requests, decoder.parameters):
-            return None
         mark_used(file)
     except (OSError, TinyLMError, TokenizerLibraryError):
         return None

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from tinylm.validation import check_choice, check_numbers, require
 
 DEFAULT_TEMPERATURE = 0.8  # of a decoder
-MANY_SAMPLES = 8  # from which on a step by torch is faster than one by llama.cpp
-IMPORT_OPERATIONS = 1.5e11  # multiply-adds that torch saves the time of its import in
+MIN_TORCH_SAMPLES = 8  # decision 025
+MIN_TORCH_WORK = 2e11  # parameters x tokens that repay importing torch (decision 025)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class SpeedConfig:
     """Settings that change the speed of generation and not the text, except for rounding.
 
     engine: the library that computes the logits: auto, torch or llama.cpp. auto uses llama.cpp on a CPU if it is
-        installed and can run the model.
+        installed and can run the model, except for many samples with fp32 weights (`torch_is_faster`).
     draft: speculative decoding with draft tokens from n-grams of the training text: auto (where possible and faster),
         ngram (always) or none.
     cache: use the KV cache.
@@ -101,16 +101,14 @@ class SpeedConfig:
 
 
 def torch_is_faster(requests: Sequence[GenerationConfig], parameters: int) -> bool:
-    """Whether torch completes each request before llama.cpp does on a CPU, with fp32 weights (decision 025).
+    """Whether torch completes the requests before llama.cpp does on a CPU, with fp32 weights (decision 025).
 
-    torch computes a step of many rows up to twice as fast, which makes up for its import in long texts or large models.
+    torch computes a step of many rows up to twice as fast, which repays its import for long texts and large models.
     `False` without requests. parameters: number of the model's parameters.
     """
-    return bool(requests) and all(
-        request.num_samples >= MANY_SAMPLES
-        and request.num_samples * request.max_tokens * parameters >= IMPORT_OPERATIONS
-        for request in requests
-    )
+    tokens = sum(request.num_samples * request.max_tokens for request in requests)
+    many = all(request.num_samples >= MIN_TORCH_SAMPLES for request in requests)
+    return bool(requests) and many and tokens * parameters >= MIN_TORCH_WORK
 
 
 @dataclass(frozen=True)

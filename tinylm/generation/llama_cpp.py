@@ -106,7 +106,6 @@ class LlamaCppDecoder:
     """A model in a GGUF file, run by llama.cpp on the CPU. Implements `NextTokenModel`.
 
     context: context length in tokens. threads: maximum number of threads.
-    parameters: number of weights.
 
     Raises TinyLMError, and deletes the file, if llama.cpp cannot open it.
     """
@@ -127,8 +126,8 @@ class LlamaCppDecoder:
         self._free = weakref.finalize(self, self._library.llama_model_free, self._model)
         vocabulary = self._library.llama_model_get_vocab(self._model)
         self._vocab_size = int(self._library.llama_vocab_n_tokens(vocabulary))
-        self.parameters = int(self._library.llama_model_n_params(self._model))
-        self._is_exact = self._library.llama_model_size(self._model) >= self.parameters * np.dtype(np.float32).itemsize
+        parameters = self._library.llama_model_n_params(self._model)
+        self._is_exact = self._library.llama_model_size(self._model) >= parameters * np.dtype(np.float32).itemsize
         self._context, self.threads = context, threads
         self._step_threads = fastest_threads(threads)
         self._next_threads = next(self._step_threads)

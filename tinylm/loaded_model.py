@@ -365,8 +365,7 @@ class Model(TextGenerator):
         scales = tuple(layer.adapter_scale for adapter in self.adapters for layer in adapter.layers.values())
         key = speed.engine, speed.cache, scales
         if key not in self._llama_cpp:
-            weights = self._engine_weights()
-            self._llama_cpp[key] = open_llama_cpp(weights, speed, self.reporter)
+            self._llama_cpp[key] = open_llama_cpp(self._engine_weights(), speed, self.reporter)
         return self._llama_cpp[key]
 
     def evaluate(

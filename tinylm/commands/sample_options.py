@@ -186,7 +186,7 @@ class EngineOptions:
     engine: Annotated[
         str,
         option(
-            "Inference engine: llama.cpp, if installed, is several times as fast on a CPU (default: auto).",
+            "Inference engine. With few samples on a CPU, llama.cpp is several times as fast as torch (default: auto).",
             Panel.MACHINE,
             "auto|torch|llama.cpp",
         ),

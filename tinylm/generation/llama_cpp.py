@@ -152,10 +152,10 @@ class LlamaCppDecoder:
             failed = self._step(memory)
         else:
             failed = self._decode_rows(memory, ids, count)
-            if rows < memory.rows:
-                memory.copy_first_row()
         if failed:
             raise TinyLMError('llama.cpp could not compute the next token; use `engine="torch"`.')
+        if rows < memory.rows:
+            memory.copy_first_row()
         memory.offset += length
         address = ctypes.addressof(self._library.llama_get_logits(memory.context).contents)
         logits = (ctypes.c_float * (rows * count * self._vocab_size)).from_address(address)

@@ -472,7 +472,7 @@ def test_two_machines_restart_together_also_if_only_one_of_them_counts_a_failure
         kill_a_rank(machines, 0)
         out = "".join(child.communicate()[0] for child in machines)
         assert [child.returncode for child in machines] == [0, 0]
-    assert out.split() == [str(run)]
+    assert set(out.split()) == {str(run)}  # printed again if a rank is killed after the end of the training
     assert [record["step"] for record in read_metrics(run) if "loss" in record] == list(range(1, 61))
 
 
@@ -516,7 +516,7 @@ def test_random_kills_lose_nothing_where_torchrun_restarts(texts: Path, tmp_path
                 os.kill(rng.choice(list(ranks.values())), signal.SIGKILL)
         out = child.communicate()[0]
     assert child.returncode == 0
-    assert out.split() == [str(run)]
+    assert set(out.split()) == {str(run)}  # printed again if a rank is killed after the end of the training
     assert saved_step(run) == steps
     assert losses(run) == losses(tmp_path / "whole")
     found, expected = (last_weights(folder) for folder in (run, tmp_path / "whole"))

@@ -26,7 +26,7 @@ needs_onednn = pytest.mark.skipif(not onednn.is_available(), reason="this torch 
 @pytest.fixture(autouse=True)
 def prefer_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prepack on every processor, also where MKL is faster."""
-    monkeypatch.setattr(onednn, "_PREFERRED", onednn.is_available())
+    monkeypatch.setattr(onednn, "_PREFERRED_PREPACKED", onednn.is_available())
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_large_tied_output_layer_is_prepacked_and_the_embedding_is_not() -> No
 
 @pytest.mark.usefixtures("small_matrices_count_as_large")
 def test_nothing_is_prepacked_on_a_processor_where_mkl_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn, "_PREFERRED", False)
+    monkeypatch.setattr(onednn, "_PREFERRED_PREPACKED", False)
     model = build_model(small())
     fuse_model(model)
     assert not prepacked(model) and type(model.output) is Linear

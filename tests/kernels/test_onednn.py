@@ -122,22 +122,31 @@ def test_few_rows_and_processors_with_a_faster_library_use_torchs_linear_functio
 
 @needs_onednn
 @pytest.mark.parametrize(
-    ("capabilities", "mkl", "preferred"),
+    ("capabilities", "level", "mkl", "preferred", "prepacked"),
     [
-        ({"cpu_name": "Intel Xeon"}, True, False),
-        ({"cpu_name": "Intel Xeon"}, False, True),
-        ({"cpu_name": "AMD EPYC"}, True, True),
-        ({}, True, True),
+        ({"cpu_name": "Intel Xeon"}, "AVX512", True, False, False),
+        ({"cpu_name": "Intel Xeon"}, "AVX512", False, True, True),
+        ({"cpu_name": "AMD EPYC"}, "AVX512", True, True, True),
+        ({"cpu_name": "AMD EPYC"}, "AVX2", True, False, True),
+        ({"cpu_name": "ARM Neoverse"}, "DEFAULT", False, True, True),
+        ({}, "AVX512", True, True, True),
     ],
 )
-def test_intel_cpus_keep_mkl_if_torch_has_it(
-    capabilities: dict[str, str], mkl: bool, preferred: bool, monkeypatch: pytest.MonkeyPatch
+def test_processors_on_which_mkl_is_faster_keep_it_if_torch_has_it(
+    capabilities: dict[str, str],
+    level: str,
+    mkl: bool,
+    preferred: bool,
+    prepacked: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Empty capabilities: a version of torch that does not report them, on an AMD processor."""
     monkeypatch.setattr(cpu_features, "identify_processor", lambda: {"vendor_id": "AuthenticAMD"})
     monkeypatch.setattr(cpu_features, "capabilities", lambda: capabilities)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: level)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
-    assert loaded_again(onednn).is_preferred() == preferred
+    found = loaded_again(onednn)
+    assert (found.is_preferred(), found.is_preferred_prepacked()) == (preferred, prepacked)
 
 
 @pytest.mark.parametrize("missing", ["_linear_pointwise", "_reorder_linear_weight"])
@@ -146,7 +155,7 @@ def test_without_the_private_operations_torchs_linear_function_is_used(
 ) -> None:
     monkeypatch.setattr(torch.ops, "mkldnn", NamespaceWithout(torch.ops.mkldnn, missing))
     portable = loaded_again(onednn)
-    assert not portable.is_available() and not portable.is_preferred()
+    assert not (portable.is_available() or portable.is_preferred() or portable.is_preferred_prepacked())
     x, weight, bias = torch.randn(MIN_ROWS, 8), torch.randn(6, 8, requires_grad=True), torch.randn(6)
     found = portable.linear(x, weight, bias)
     assert found.equal(F.linear(x, weight, bias)) and found.requires_grad

@@ -33,7 +33,7 @@ def fuse_model(model: Transformer, int8: bool = False) -> None:
         model.output = _linear(embedding.weight, None)
     if int8:
         quantize_int8(model)
-    elif onednn.is_preferred() and model.device.type == "cpu":
+    elif onednn.is_preferred_prepacked() and model.device.type == "cpu":
         replace_modules(model, _is_large, _prepacked)
 
 

@@ -23,8 +23,22 @@ def is_intel() -> bool:
 
 def computes_bf16() -> bool:
     """Whether an x86 processor has bf16 dot-product or matrix instructions (AVX512_BF16, AMX)."""
-    x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return x86 and (_supports("_is_avx512_bf16_supported", "avx512_bf16") or has_amx())
+    return is_x86() and (_supports("_is_avx512_bf16_supported", "avx512_bf16") or has_amx())
+
+
+def computes_fp16() -> bool:
+    """Whether torch reports fp16 arithmetic or matrix instructions of an x86 processor (AVX512_FP16, AMX_FP16)."""
+    return bool(capabilities().get("avx512_fp16") or capabilities().get("amx_fp16"))
+
+
+def is_x86() -> bool:
+    """Whether this is a 64-bit x86 processor."""
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def has_avx512() -> bool:
+    """Whether torch uses AVX-512 on this x86 processor. Other processors do not have it."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def has_amx() -> bool:

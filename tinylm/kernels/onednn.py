@@ -1,6 +1,7 @@
 """fp32 matrix multiplication on a CPU by oneDNN, which torch itself uses on x86 for 16-bit formats only (decision 013).
 
-Intel CPUs use MKL, which is faster there (decision 015).
+CPUs from Intel use MKL, which is faster there (decision 015). So do other CPUs without AVX-512 (decision 038), except for
+prepacked weights.
 """
 
 from typing import Any
@@ -18,7 +19,8 @@ PREPACK_ROWS = 32  # number of input rows the packed layout is tuned for; fewer 
 _AVAILABLE = torch.backends.mkldnn.is_available() and all(
     hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
 )
-_PREFERRED = _AVAILABLE and not (torch.backends.mkl.is_available() and cpu_features.is_intel())
+_PREFERRED_PREPACKED = _AVAILABLE and not (torch.backends.mkl.is_available() and cpu_features.is_intel())
+_PREFERRED = _PREFERRED_PREPACKED and not (torch.backends.mkl.is_available() and not cpu_features.has_avx512())
 
 
 def is_available() -> bool:
@@ -27,8 +29,15 @@ def is_available() -> bool:
 
 
 def is_preferred() -> bool:
-    """Whether fp32 layers use oneDNN: where it is available, except on Intel CPUs with MKL, which is faster there."""
+    """Whether fp32 layers use oneDNN: where it is available, except on CPUs from Intel or without AVX-512 if torch has
+    MKL, which is faster there.
+    """
     return _PREFERRED
+
+
+def is_preferred_prepacked() -> bool:
+    """Whether fp32 layers are faster with oneDNN if `prepack` prepares their weights: except on Intel CPUs with MKL."""
+    return _PREFERRED_PREPACKED
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

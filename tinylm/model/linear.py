@@ -1,13 +1,19 @@
-"""The linear layer of all models except in experts and routers, computed by oneDNN where that is faster."""
+"""The linear layer of all models except in experts and routers, computed by the fastest kernel."""
 
 from torch import Tensor, nn
 
-from tinylm.kernels import onednn
+from tinylm.kernels import onednn, widened
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear` with the kernel of `tinylm.kernels.onednn`."""
+    """`torch.nn.Linear` with the kernels of `linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., out)"""
-        return onednn.linear(input, self.weight, self.bias)
+        return linear(input, self.weight, self.bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b by oneDNN or in fp32 where that is faster: (..., in), (out, in) and (out,) -> (..., out)."""
+    kernel = widened if widened.is_faster(x, weight) else onednn
+    return kernel.linear(x, weight, bias)

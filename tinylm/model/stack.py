@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tinylm.kernels import onednn
 from tinylm.model.block import Memory
 from tinylm.model.dropout import Dropout
 from tinylm.model.kv_cache import Cache, CrossCache
+from tinylm.model.linear import linear
 from tinylm.model.position import Position
 from tinylm.model.routing import RoutingSummary, merge_summaries, summarise_routing
 
@@ -133,5 +133,5 @@ class Transformer(Stack):
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V)"""
         if self.output is None:
-            return onednn.linear(hidden, self.embedding.weight)
+            return linear(hidden, self.embedding.weight)
         return self.output(hidden)

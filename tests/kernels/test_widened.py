@@ -1,0 +1,110 @@
+import platform
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.variants import small
+from tinylm.kernels import cpu_features, onednn, widened
+from tinylm.kernels.widened import MIN_ROWS
+from tinylm.model.build import build_model
+from tinylm.model.linear import Linear, linear
+
+EPSILONS = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
+
+
+@pytest.fixture(autouse=True)
+def processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """An x86 processor that has no instructions for 16-bit formats."""
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(cpu_features, "computes_bf16", lambda: False)
+    monkeypatch.setattr(cpu_features, "computes_fp16", lambda: False)
+    widened._computes.cache_clear()
+    yield monkeypatch
+    widened._computes.cache_clear()
+
+
+@pytest.fixture
+def widths(processor: pytest.MonkeyPatch) -> list[torch.dtype]:
+    """The dtype of the weight in each call of the other kernel."""
+    found: list[torch.dtype] = []
+    original = onednn.linear
+
+    def record(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        found.append(weight.dtype)
+        return original(x, weight, bias)
+
+    processor.setattr(onednn, "linear", record)
+    return found
+
+
+def operands(dtype: torch.dtype, rows: int = MIN_ROWS) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(rows, 24).to(dtype), torch.randn(7, 24).to(dtype), torch.randn(7).to(dtype)
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("dtype", EPSILONS)
+def test_the_product_is_rounded_once(dtype: torch.dtype, with_bias: bool, widths: list[torch.dtype]) -> None:
+    """Reference: the formula in float64. One rounding to the format changes a number by at most half its epsilon."""
+    x, weight, bias = operands(dtype)
+    with torch.no_grad():
+        found = linear(x.view(2, -1, 24), weight, bias if with_bias else None)  # (2, N/2, 7)
+    expected = x.double() @ weight.double().t() + (bias.double() if with_bias else 0.0)  # (N, 7)
+    assert found.dtype == dtype and widths == [torch.float32]
+    torch.testing.assert_close(found.double().view(-1, 7), expected, rtol=EPSILONS[dtype], atol=1e-6)
+
+
+def test_autocast_to_the_format_of_the_weights_is_widened_and_another_format_is_not(widths: list[torch.dtype]) -> None:
+    x, weight, _ = operands(torch.bfloat16)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert linear(x.float(), weight).dtype == torch.bfloat16
+    with torch.no_grad(), torch.autocast("cpu", torch.float16):
+        assert linear(x.float(), weight).dtype == torch.float16
+    assert widths == [torch.float32, torch.bfloat16]
+
+
+def test_few_rows_gradients_and_processors_with_instructions_keep_the_product_in_16_bits(
+    widths: list[torch.dtype], processor: pytest.MonkeyPatch
+) -> None:
+    x, weight, bias = operands(torch.bfloat16)
+    linear(x, weight, bias)
+    with torch.no_grad():
+        linear(x[1:], weight, bias)
+        processor.setattr(cpu_features, "computes_bf16", lambda: True)
+        widened._computes.cache_clear()
+        linear(x, weight, bias)
+    assert widths == [torch.bfloat16] * 3
+
+
+def test_processors_other_than_x86_keep_the_product_in_16_bits(
+    widths: list[torch.dtype], processor: pytest.MonkeyPatch
+) -> None:
+    processor.setattr(platform, "machine", lambda: "arm64")
+    with torch.no_grad():
+        linear(*operands(torch.bfloat16))
+    assert widths == [torch.bfloat16]
+
+
+def test_fp32_weights_are_not_converted(widths: list[torch.dtype]) -> None:
+    with torch.no_grad():
+        x, weight, _ = operands(torch.float32)
+        assert not widened.is_faster(x, weight)
+
+
+def test_all_large_products_of_a_16_bit_model_are_widened(widths: list[torch.dtype]) -> None:
+    """Also the output layer that is the embedding; the logits are those of fp32 weights up to roundings of bf16."""
+    model = build_model(small(context=MIN_ROWS))
+    layers = sum(isinstance(module, Linear) for module in model.modules())
+    rounded = build_model(small(context=MIN_ROWS))
+    rounded.load_state_dict(model.state_dict())
+    rounded.bfloat16()
+    model.load_state_dict(rounded.state_dict())
+    ids = torch.arange(MIN_ROWS).view(1, -1) % 13
+    with torch.no_grad():
+        expected = model(ids).hidden @ model.embedding.weight.t()
+        widths.clear()
+        found = rounded.logits(rounded(ids).hidden)
+    assert widths == [torch.float32] * (layers + 1)
+    torch.testing.assert_close(found.float(), expected, rtol=0.0, atol=0.05 * float(expected.abs().max()))

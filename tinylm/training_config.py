@@ -16,6 +16,7 @@ from tinylm.validation import check_choice, check_values, require
 SCHEDULES = ("trapezoid", "cosine", "linear", "inverse-sqrt", "constant")
 MUON_OPTIMIZERS = ("muon", "normuon")  # for matrices of layers, with AdamW for other parameters
 OPTIMIZERS = ("adamw", "adam", *MUON_OPTIMIZERS)
+SEQUENCE_GROWTHS = (1, 2, 4)  # see training/sequence_growth.py
 
 
 class ObjectiveKind(NamedTuple):
@@ -91,6 +92,7 @@ class TrainingConfig:
     batch_size, micro_batch: sequences per optimizer step, and at most per forward pass (on each rank).
     checkpoint_activations: store only the inputs of blocks, and compute other activations again in the backward pass.
     sequence_length: tokens per sequence; `None` for the context of the model.
+    sequence_growth: one of SEQUENCE_GROWTHS, the sequences that a window of text is split into at the beginning.
     lr, min_lr, warmup, schedule: peak and final learning rate, warmup as a fraction of the budget, shape of the decay.
     optimizer, weight_decay: one of OPTIMIZERS, and its weight decay on matrices.
     beta1, beta2, epsilon: of Adam; epsilon is added to the root of the second moment. momentum: of Muon and NorMuon.
@@ -108,6 +110,7 @@ class TrainingConfig:
     micro_batch: int
     checkpoint_activations: bool = False
     sequence_length: int | None = None
+    sequence_growth: int = 1
     lr: float
     min_lr: float
     warmup: float
@@ -147,6 +150,10 @@ class TrainingConfig:
         check_choice("objective", self.objective, tuple(OBJECTIVES))
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        require(
+            self.sequence_growth in SEQUENCE_GROWTHS,
+            f"`sequence_growth` is {self.sequence_growth}; it must be 1, 2 or 4.",
+        )
         require(
             self.micro_batch <= self.batch_size,
             f"`micro_batch` is {self.micro_batch}; it must be at most `batch_size` ({self.batch_size}).",

@@ -81,6 +81,7 @@ RANGES: dict[str, Range] = {
     "batch_size": Range(1, 1 << 20),
     "micro_batch": Range(1, 1 << 20),
     "sequence_length": Range(1, 1 << 24),
+    "sequence_growth": Range(1, 4),
     "lr": Range(0, 1000, open_low=True),
     "min_lr": Range(0, 1000),
     "warmup": Range(0, 1),

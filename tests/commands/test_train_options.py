@@ -59,7 +59,11 @@ MODEL_FLAGS = {
     "expert_mode": ("--experts 3 --expert-mode merge", "merge"),
     "expert_balance": ("--experts 3 --expert-balance 0.5", 0.5),
 }
-TRAINING_FLAGS = {"average": ("--average 0.2", 0.2), "label_smoothing": ("--label-smoothing 0.3", 0.3)}
+TRAINING_FLAGS = {
+    "average": ("--average 0.2", 0.2),
+    "label_smoothing": ("--label-smoothing 0.3", 0.3),
+    "sequence_growth": ("--sequence-growth 2", 2),
+}
 
 
 @pytest.mark.parametrize("part", [*MODEL_FLAGS, *TRAINING_FLAGS])

@@ -52,6 +52,7 @@ NEW: dict[str, dict[str, Any]] = {
     "chat": {"pack": False},
     "packed": {"pack": True, "batch_size": 2},
     "small batch": {"batch_size": 3, "micro_batch": 1, "checkpoint_activations": True},
+    "growing": {"batch_size": 3, "sequence_growth": 2},
 }
 ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
     "lora": ("finetune-lora", {"rank": 2}),

@@ -36,6 +36,7 @@ SETTINGS: dict[str, Any] = {
     "save_every": 1000,
     "log_every": 1,
 }
+OPTIONAL = ("patience", "average", "sequence_growth")
 
 
 def decoder() -> Decoder:
@@ -85,7 +86,7 @@ class Bench:
         }
         settings = dict(SETTINGS)
         parts |= {name: value for name, value in choices.items() if name in parts}
-        settings |= {name: value for name, value in choices.items() if name in (*settings, "patience", "average")}
+        settings |= {name: value for name, value in choices.items() if name in (*settings, *OPTIONAL)}
         self.config = TrainingConfig(**settings)
         self.model: Decoder = parts["model"]
         self.state: TrainerState = parts["state"] or TrainerState(micro_batch=self.config.micro_batch)

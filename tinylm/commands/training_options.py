@@ -139,6 +139,14 @@ class OptimizerOptions:
             "N",
         ),
     ] = None
+    sequence_growth: Annotated[
+        int | None,
+        option(
+            "Split windows into 2 or 4 sequences at first, and half as many after 60 % of the run (default: 1).",
+            Panel.OPTIMIZER,
+            "1|2|4",
+        ),
+    ] = None
     lr: Annotated[float | None, option("Peak learning rate.", Panel.OPTIMIZER, "X")] = None
     min_lr: Annotated[float | None, option("Learning rate at the end of the schedule.", Panel.OPTIMIZER, "X")] = None
     warmup_steps: Annotated[int | None, option("Steps of linear warmup to --lr.", Panel.OPTIMIZER, "N")] = None

@@ -1,7 +1,7 @@
 """fp32 matrix multiplication on a CPU by oneDNN, which torch itself uses on x86 for 16-bit formats only (decision 013).
 
-CPUs from Intel use MKL, which is faster there (decision 015). So do other CPUs without AVX-512 (decision 038), except for
-prepacked weights.
+CPUs from Intel use MKL, which is faster there (decision 015). So do other CPUs without AVX-512, except for weights that
+are prepacked (decision 038).
 """
 
 from typing import Any

@@ -11,7 +11,7 @@ from tinylm.planning.memory_plan import describe_remedies, describe_shortage, pl
 from tinylm.planning.model_size import choose_model, choose_sizes, with_dropout, with_tying
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.schedule import choose_length, choose_settings
-from tinylm.planning.sequence_length import choose_sequence_length
+from tinylm.planning.sequence_length import check_sequence_growth, choose_sequence_length
 from tinylm.run_config import RuntimeConfig
 from tinylm.training_config import TrainingConfig
 
@@ -66,6 +66,7 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
         context = request.base.context
         request = replace(request, base=replace(request.base, context=sequence_length))
     config = choose_model(request, size, notices)
+    check_sequence_growth(request, config)
     batch_size = choose_batch_size(machine, request, config)
     run_length = choose_length(machine, request, config, batch_size)
     config = with_tying(config, request, run_length)
@@ -100,10 +101,11 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
 def choose_compile(machine: Machine, request: PlanRequest, config: ModelConfig, seconds: float) -> bool:
     """Whether to compile layers: the user's choice, or in runs that are long enough, if compiled layers are faster.
 
-    Tensor sizes change at every step with pairs, with conversations that are not packed and with experts, and each new
-    size would be compiled again.
+    Tensor sizes change at every step with pairs, conversations that are not packed and experts, and twice with
+    growing sequences. Each new size would be compiled again.
     """
     if request.compile != "auto":
         return request.compile == "on"
-    constant_sizes = request.rows(config).constant and config.experts == 1
+    grows = request.training.get("sequence_growth", 1) > 1
+    constant_sizes = request.rows(config).constant and config.experts == 1 and not grows
     return constant_sizes and machine.compiled_is_faster and seconds >= recipes.MIN_SECONDS_TO_COMPILE

@@ -70,6 +70,15 @@ class Batch:
             # mypy infers no type for a lambda with a default.
             yield self._map(lambda tensor, part=part: tensor[part])  # type: ignore[misc]
 
+    def split_windows(self, parts: int) -> "Batch":
+        """Windows of a text as `parts` rows each: all tensors (B, T) -> (B * parts, T / parts).
+
+        A batch whose rows cannot be split evenly, as the last one of an evaluation, is not split.
+        """
+        if self.ids.shape[1] % parts:
+            return self
+        return self._map(lambda tensor: tensor.reshape(len(self) * parts, -1))  # (B * parts, T / parts)
+
     def every(self, step: int, first: int) -> "Batch":
         """The sequences number `first`, `first + step`, and so on, contiguous in memory; may be empty."""
         return self._map(lambda tensor: tensor[first::step].contiguous())

@@ -47,6 +47,7 @@ class OptimizerSettings(TypedDict, total=False):
     sequence_length: (
         int | None
     )  # with `init_from` or an adapter; default: the context, or 512 for text if it is above 1,024
+    sequence_growth: int | None  # 1, 2 or 4: windows of text are split into shorter sequences at the beginning
     lr: float | None
     min_lr: float | None
     warmup_steps: int | None

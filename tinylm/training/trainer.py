@@ -23,6 +23,7 @@ from tinylm.training.learning_rate import learning_rate
 from tinylm.training.optimizer import allocate_state, set_learning_rate
 from tinylm.training.parallel import micro_batches, release_gathered, sum_gradients, weights_finite
 from tinylm.training.prefetch import prefetch
+from tinylm.training.sequence_growth import window_parts
 from tinylm.training.sharded_tensors import full, is_sharded
 from tinylm.training.state import TrainerState, capture_rng, restore_rng
 from tinylm.training.stop_conditions import StoppingRule
@@ -196,10 +197,11 @@ class Trainer:
     def _step(self, progress: float) -> None:
         config, state = self.config, self.state
         start = time.monotonic()
-        batch, own = self._batch(state.step)
+        parts = window_parts(progress, config.sequence_growth)
+        batch, own = (windows.split_windows(parts) for windows in self._batch(state.step))
         self.ranks.seed(config.seed, state.step)
         self._allocate_optimizer()
-        loss_sum, metrics = self._accumulate(batch, own)
+        loss_sum, metrics = self._accumulate(batch, own, parts)
         # The learning rate at the middle of the step, so that it is 0 neither in the first nor in the last step.
         total_steps = self._rule.total_steps
         middle = progress + 0.5 / total_steps if total_steps else (progress + self._current_progress()) / 2
@@ -299,9 +301,12 @@ class Trainer:
             f"lower `lr` (it is {self.config.lr:g}) or more `warmup_steps`."
         )
 
-    def _accumulate(self, batch: Batch, own: Batch) -> tuple[float, dict[str, Any]]:
-        """Compute the gradient of the batch over micro-batches and ranks; `own` has the rows of this rank. Returns two
-        sums over all ranks: of the loss in nats over targets, and of each metric over sequences.
+    def _accumulate(self, batch: Batch, own: Batch, parts: int) -> tuple[float, dict[str, Any]]:
+        """Compute the gradient of the batch over micro-batches and ranks.
+
+        Returns two sums over all ranks: of the loss in nats over targets, and of each metric over sequences.
+
+        own: the rows of this rank. parts: the number of rows of a window.
 
         If memory runs out on any rank, the micro-batch is halved and the step is repeated with the same random numbers.
         Raises TinyLMError if memory runs out for one sequence, and with shards for any number, since the other ranks
@@ -309,8 +314,8 @@ class Trainer:
         """
         while True:
             rng = capture_rng()
-            parts = self.ranks.gather(self._try_to_accumulate(batch, own))
-            if all(part is not None for part in parts):
+            sums = self.ranks.gather(self._try_to_accumulate(batch, own, parts))
+            if all(part is not None for part in sums):
                 break
             if self.state.micro_batch == 1:
                 less = "" if self.config.checkpoint_activations else ", or `checkpoint_activations`"
@@ -323,23 +328,25 @@ class Trainer:
             self.hooks.report(
                 Notice(
                     f"Out of memory: the micro-batch is now {self.state.micro_batch}; the effective batch is still "
-                    f"{len(batch)}."
+                    f"{len(batch) // parts}."
                 )
             )
-        losses, all_metrics, missing = zip(*parts, strict=True)
+        losses, all_metrics, missing = zip(*sums, strict=True)
         sum_gradients(self._parameters(), missing, self.ranks)
         metrics: dict[str, Any] = {}
         for found in all_metrics:
             metrics = {name: _sum(metrics.get(name), found.get(name)) for name in metrics | found}
         return sum(losses), metrics
 
-    def _try_to_accumulate(self, batch: Batch, own: Batch) -> tuple[float, dict[str, Any], list[int]] | None:
+    def _try_to_accumulate(
+        self, batch: Batch, own: Batch, parts: int
+    ) -> tuple[float, dict[str, Any], list[int]] | None:
         """The sums of loss and metrics over the rows of this rank, and the indices of parameters without a gradient.
 
         Returns `None` if memory runs out; with shards, raises TinyLMError.
         """
         try:
-            loss_sum, metrics = self._accumulate_once(batch, own)
+            loss_sum, metrics = self._accumulate_once(batch, own, self.state.micro_batch * parts)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -351,12 +358,12 @@ class Trainer:
             return None
         return loss_sum, metrics, [index for index, p in enumerate(self._parameters()) if p.grad is None]
 
-    def _accumulate_once(self, batch: Batch, own: Batch) -> tuple[float, dict[str, Any]]:
+    def _accumulate_once(self, batch: Batch, own: Batch, rows: int) -> tuple[float, dict[str, Any]]:
         loss_sum = torch.zeros((), device=self.device)
         metrics: dict[str, Any] = {}
         n_targets = batch.n_targets  # of all ranks
         self._scaler.scale(loss_sum)  # creates the scale even if this rank gets no rows
-        for part, counts in micro_batches(batch, own, self.state.micro_batch, self._sharded, self.ranks):
+        for part, counts in micro_batches(batch, own, rows, self._sharded, self.ranks):
             with autocast(self.device.type, self.dtype):
                 loss = self.task.objective(self.model, part.to(self.device))
             mean = loss.total / n_targets + loss.aux / len(batch)
@@ -399,7 +406,9 @@ class Trainer:
     def _validation_loss(self) -> float:
         rows = evaluation_rows(self.state.micro_batch, self.config.checkpoint_activations)
         rows = min(default_batch_size(self.model.context), rows)
-        batches = self.task.validation_batches(rows, self.config.eval_tokens)
+        parts = window_parts(self._current_progress(), self.config.sequence_growth)
+        windows = self.task.validation_batches(rows, self.config.eval_tokens)
+        batches = (batch.split_windows(parts) for batch in windows)
         dtype = self.dtype
         if not self._sharded or self.device.type == "cpu" or self.dtype == "fp32":  # not rounded by `shard_model`
             dtype = choose_inference_dtype("auto", self.device.type, weights_dtype(self.model)).value

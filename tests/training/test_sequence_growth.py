@@ -1,0 +1,113 @@
+"""Windows that are split into shorter sequences at the beginning of a run."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.machines import machine
+from tests.planning.planned import planned, planned_pairs
+from tests.training.trainer_bench import Bench, assert_same, decoder, gradient, random_batch, update_of
+from tinylm.errors import UsageError
+from tinylm.model.decoder import Decoder
+from tinylm.objectives.loss import Loss, next_token
+from tinylm.text.batches import Batch
+from tinylm.training.sequence_growth import window_parts
+from tinylm.training_config import Budget
+
+
+@pytest.mark.parametrize(
+    ("growth", "expected"), [(1, [1, 1, 1, 1, 1, 1]), (2, [2, 2, 1, 1, 1, 1]), (4, [4, 4, 2, 2, 1, 1])]
+)
+def test_the_number_of_sequences_halves_after_60_and_85_percent(growth: int, expected: list[int]) -> None:
+    assert [window_parts(progress, growth) for progress in (0.0, 0.599, 0.6, 0.849, 0.85, 1.0)] == expected
+
+
+def test_a_window_is_split_into_consecutive_sequences_with_their_next_tokens() -> None:
+    text = torch.arange(25)
+    batch = Batch(torch.stack([text[0:12], text[12:24]]), torch.stack([text[1:13], text[13:25]]))
+    parts = batch.split_windows(4)
+    assert parts.ids.tolist() == [list(range(start, start + 3)) for start in range(0, 24, 3)]
+    assert torch.equal(parts.targets, parts.ids + 1)
+    assert parts.n_targets == batch.n_targets
+
+
+def test_a_window_that_cannot_be_split_evenly_stays_whole() -> None:
+    batch = random_batch(0)
+    assert batch.split_windows(4).ids.shape == batch.ids.shape
+
+
+def split_by_hand(batch: Batch) -> Batch:
+    """The halves of each row: (B, 6) -> (2 B, 3)."""
+    ids, targets = (
+        torch.stack([row[half] for row in rows for half in (slice(0, 3), slice(3, 6))])
+        for rows in (batch.ids, batch.targets)
+    )
+    return Batch(ids, targets)
+
+
+@pytest.mark.parametrize("micro_batch", [6, 4, 1])
+def test_the_gradient_is_that_of_the_shorter_sequences(micro_batch: int) -> None:
+    """Reference: the gradient of the halves, in one pass without accumulation."""
+    bench = Bench(sequence_growth=2, micro_batch=micro_batch)
+    expected = gradient(bench.model, split_by_hand(random_batch(0)))
+    assert_same(update_of(bench), expected)
+    assert not torch.allclose(expected["embedding.weight"], gradient(decoder(), random_batch(0))["embedding.weight"])
+
+
+def with_auxiliary(model: Decoder, batch: Batch) -> Loss:
+    loss = next_token(model, batch)
+    return loss._replace(aux=model(batch.ids).hidden.square().mean(dim=(1, 2)).sum())
+
+
+def test_auxiliary_losses_are_means_over_the_shorter_sequences() -> None:
+    bench = Bench(sequence_growth=2, micro_batch=4, objective=with_auxiliary)
+    expected = gradient(bench.model, split_by_hand(random_batch(0)), with_auxiliary)
+    assert_same(update_of(bench), expected)
+
+
+@pytest.mark.parametrize("micro_batch", [6, 2])
+def test_a_run_ends_with_whole_windows_and_a_micro_batch_keeps_its_number_of_tokens(micro_batch: int) -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def objective(model: Decoder, batch: Batch) -> Loss:
+        shapes.append(tuple(batch.ids.shape))
+        return next_token(model, batch)
+
+    bench = Bench(
+        sequence_growth=2, budget=Budget(steps=10), objective=objective, micro_batch=micro_batch, lr=0.01, min_lr=0.0
+    )
+    bench.run()
+    per_step = 6 // micro_batch
+    assert shapes == [(2 * micro_batch, 3)] * 6 * per_step + [(micro_batch, 6)] * 4 * per_step
+
+
+def test_the_validation_loss_is_that_of_sequences_of_the_current_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    bench = Bench(sequence_growth=2, budget=Budget(steps=10), lr=0.01)
+    task = bench.trainer.task
+
+    def record(model: Decoder, batch: Batch) -> Loss:
+        lengths.append(batch.ids.shape[1])
+        return next_token(model, batch)
+
+    monkeypatch.setattr(task, "validation_objective", record)
+    monkeypatch.setattr(bench.trainer, "config", replace(bench.config, eval_every=3))
+    bench.run()
+    assert lengths == [3, 3, 6, 6, 6]  # before steps 1, 4, 7 and 10, and at the end
+
+
+def test_other_data_than_text_and_lengths_that_it_does_not_divide_are_refused() -> None:
+    with pytest.raises(UsageError, match="`sequence_growth` is for plain text"):
+        planned_pairs([10], training={"sequence_growth": 2})
+    with pytest.raises(UsageError, match="`sequence_growth` is 4; it must divide the length of the sequences, 30"):
+        planned(model={"context": 30}, training={"sequence_growth": 4})
+    with pytest.raises(UsageError, match="`sequence_growth` is 3; it must be 1, 2 or 4"):
+        planned(model={"context": 30}, training={"sequence_growth": 3})
+    assert planned(model={"context": 32}, training={"sequence_growth": 4}).training.sequence_growth == 4
+
+
+def test_layers_are_compiled_only_if_the_length_stays_the_same() -> None:
+    compiler = machine(compiled_is_faster=True)
+    assert planned(on=compiler, budget=Budget(time=36_000)).runtime.compile
+    assert not planned(on=compiler, budget=Budget(time=36_000), training={"sequence_growth": 2}).runtime.compile

@@ -406,7 +406,8 @@ class Trainer:
     def _validation_loss(self) -> float:
         rows = evaluation_rows(self.state.micro_batch, self.config.checkpoint_activations)
         rows = min(default_batch_size(self.model.context), rows)
-        parts = window_parts(self._current_progress(), self.config.sequence_growth)
+        growth = self.config.sequence_growth
+        parts = window_parts(self._current_progress(), growth) if growth > 1 else 1
         windows = self.task.validation_batches(rows, self.config.eval_tokens)
         batches = (batch.split_windows(parts) for batch in windows)
         dtype = self.dtype

@@ -37,6 +37,11 @@ def test_a_window_that_cannot_be_split_evenly_stays_whole() -> None:
     assert batch.split_windows(4).ids.shape == batch.ids.shape
 
 
+def test_a_batch_without_rows_stays_empty() -> None:
+    """A rank has none if there are more ranks than windows."""
+    assert random_batch(0).every(6, 6).split_windows(2).ids.shape == (0, 3)
+
+
 def split_by_hand(batch: Batch) -> Batch:
     """The halves of each row: (B, 6) -> (2 B, 3)."""
     ids, targets = (

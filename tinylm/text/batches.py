@@ -75,9 +75,10 @@ class Batch:
 
         A batch whose rows cannot be split evenly, as the last one of an evaluation, is not split.
         """
-        if self.ids.shape[1] % parts:
+        length, rest = divmod(self.ids.shape[1], parts)
+        if parts == 1 or rest:
             return self
-        return self._map(lambda tensor: tensor.reshape(len(self) * parts, -1))  # (B * parts, T / parts)
+        return self._map(lambda tensor: tensor.reshape(len(self) * parts, length))  # (B * parts, T / parts)
 
     def every(self, step: int, first: int) -> "Batch":
         """The sequences number `first`, `first + step`, and so on, contiguous in memory; may be empty."""

@@ -167,10 +167,17 @@ def test_tinylm_and_the_peer_decode_the_same_tokens() -> None:
     assert [len(stream) for stream in tokens] == [20, 20, 20]
 
 
-def test_the_training_benchmark_prints_a_row_for_each_setting_and_model(capsys: pytest.CaptureFixture[str]) -> None:
-    importlib.import_module("throughput").main([*SHAPE, "--batch-size", "2"])
+@pytest.mark.parametrize(("bf16", "settings"), [(True, 4), (False, 3)])
+def test_the_training_benchmark_prints_a_row_for_each_setting_and_model(
+    bf16: bool, settings: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without settings in bf16 on a processor that has no instructions for it."""
+    throughput = importlib.import_module("throughput")
+    monkeypatch.setattr(throughput, "computes_bf16", lambda: bf16)
+    throughput.main([*SHAPE, "--batch-size", "2"])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert len(rows) == 2 + 4 * 3
+    assert len(rows) == 2 + settings * 3
+    assert any("both bf16" in row for row in rows) == bf16
 
 
 NANOGPT = """
@@ -198,10 +205,14 @@ class GPT(torch.nn.Linear):
 """
 
 
-def test_nanogpt_is_measured_if_its_file_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nanogpt_is_measured_if_its_file_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Uses a stub with nanoGPT's interface."""
     (tmp_path / "model.py").write_text(NANOGPT)
-    importlib.import_module("throughput").main([*SHAPE, "--batch-size", "2", "--nanogpt", str(tmp_path / "model.py")])
+    throughput = importlib.import_module("throughput")
+    monkeypatch.setattr(throughput, "computes_bf16", lambda: True)
+    throughput.main([*SHAPE, "--batch-size", "2", "--nanogpt", str(tmp_path / "model.py")])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 4 * 4 and sum("| nanoGPT " in row for row in rows) == 4
 

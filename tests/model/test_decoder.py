@@ -86,8 +86,8 @@ def test_one_batch_can_be_overfitted(config: ModelConfig) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     ids = torch.randint(config.vocab_size, (3, 9), generator=torch.Generator().manual_seed(0))
     ids[:, 0] = torch.arange(3)
-    # Without residual connections, gradients are small at first.
-    for _ in range(300 if config.residual else 700):
+    # Without residual connections, gradients are small at first, and how long depends on rounding.
+    for _ in range(300 if config.residual else 3000):
         loss = F.cross_entropy(logits_of(model, ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
         if loss < 0.05:
             return

@@ -516,6 +516,24 @@ def test_an_objective_that_does_not_fit_the_architecture_is_an_error(objective: 
         )
 
 
+@pytest.mark.parametrize(
+    ("growth", "kind", "length", "message"),
+    [(3, "text", None, "must be 1, 2 or 4"), (2, "chat", None, "is for plain text"), (4, "text", 6, "must divide")],
+)
+def test_a_recorded_growth_that_cannot_split_the_sequences_is_an_error(
+    growth: int, kind: str, length: int | None, message: str
+) -> None:
+    with pytest.raises(UsageError, match=f"`sequence_growth` .*{message}"):
+        RunConfig(
+            version="1",
+            created="now",
+            model=small(),
+            tokenizer=TokenizerConfig(kind="bpe", sha256="0"),
+            data=dataset(kind=kind),
+            training=training(objective=objective_for("decoder", kind), sequence_growth=growth, sequence_length=length),
+        )
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_architecture_has_an_objective_for_each_of_its_kinds_of_data(architecture: str) -> None:
     kinds = corpora_of(architecture)

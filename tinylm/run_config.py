@@ -18,7 +18,7 @@ from tinylm import __version__
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.model_config import ModelConfig
 from tinylm.serialization import from_json
-from tinylm.training_config import OBJECTIVES, TrainingConfig
+from tinylm.training_config import OBJECTIVES, TrainingConfig, check_sequence_growth
 from tinylm.validation import check_choice, check_values, describe_value, require
 
 ADAPTER_KINDS = ("lora", "bottleneck")
@@ -247,6 +247,9 @@ class RunConfig:
             objective = self.training.objective
             require(objective in fitting, f"The objective {objective} does not fit `architecture` {architecture}.")
             fitting = {objective: fitting[objective]}
+            if self.data is not None:
+                length = self.training.sequence_length or self.model.context
+                check_sequence_growth(self.training.sequence_growth, length, is_plain_text=self.data.is_plain_text)
         require(
             self.data is None or self.data.kind in {kind.corpus for kind in fitting.values()},
             f"A run of the objective {' or '.join(fitting)} is trained on "

@@ -151,10 +151,16 @@ class TrainingConfig:
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         require(
-            self.sequence_growth in SEQUENCE_GROWTHS,
-            f"`sequence_growth` is {self.sequence_growth}; it must be 1, 2 or 4.",
-        )
-        require(
             self.micro_batch <= self.batch_size,
             f"`micro_batch` is {self.micro_batch}; it must be at most `batch_size` ({self.batch_size}).",
         )
+
+
+def check_sequence_growth(growth: int, length: int, *, is_plain_text: bool) -> None:
+    """Raise UsageError if training sequences of `length` tokens cannot be split as `sequence_growth` says."""
+    require(growth in SEQUENCE_GROWTHS, f"`sequence_growth` is {growth}; it must be 1, 2 or 4.")
+    require(growth == 1 or is_plain_text, "`sequence_growth` is for plain text; leave it out.")
+    require(
+        length % growth == 0,
+        f"`sequence_growth` is {growth}; it must divide the length of the sequences, {length}.",
+    )

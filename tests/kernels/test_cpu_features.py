@@ -66,6 +66,8 @@ def test_the_features_equal_those_in_proc_cpuinfo() -> None:
         flags = next((line.split() for line in lines if line.startswith("flags")), [])
     assert cpu_features.has_amx() == ("amx_tile" in flags)
     assert cpu_features.computes_bf16() == bool({"avx512_bf16", "amx_tile"} & {*flags})
+    assert cpu_features.computes_fp16() == bool({"avx512_fp16", "amx_fp16"} & {*flags})
+    assert cpu_features.has_avx512() == ({"avx512vl", "avx512bw", "avx512dq"} <= {*flags})
 
 
 def test_the_identity_changes_with_threads_and_the_version_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from tests.machines import machine
 from tests.planning.planned import planned, planned_pairs
-from tests.training.trainer_bench import Bench, assert_same, decoder, gradient, random_batch, update_of
+from tests.training.trainer_bench import Bench, assert_same, decoder, gradient, random_batch, update_of, with_auxiliary
 from tinylm.errors import UsageError
 from tinylm.model.decoder import Decoder
 from tinylm.objectives.loss import Loss, next_token
@@ -60,11 +60,6 @@ def test_the_gradient_is_that_of_the_shorter_sequences(micro_batch: int) -> None
     assert not torch.allclose(expected["embedding.weight"], gradient(decoder(), random_batch(0))["embedding.weight"])
 
 
-def with_auxiliary(model: Decoder, batch: Batch) -> Loss:
-    loss = next_token(model, batch)
-    return loss._replace(aux=model(batch.ids).hidden.square().mean(dim=(1, 2)).sum())
-
-
 def test_auxiliary_losses_are_means_over_the_shorter_sequences() -> None:
     bench = Bench(sequence_growth=2, micro_batch=4, objective=with_auxiliary)
     expected = gradient(bench.model, split_by_hand(random_batch(0)), with_auxiliary)
@@ -108,7 +103,7 @@ def test_other_data_than_text_and_lengths_that_it_does_not_divide_are_refused() 
     with pytest.raises(UsageError, match="`sequence_growth` is 4; it must divide the length of the sequences, 30"):
         planned(model={"context": 30}, training={"sequence_growth": 4})
     with pytest.raises(UsageError, match="`sequence_growth` is 3; it must be 1, 2 or 4"):
-        planned(model={"context": 30}, training={"sequence_growth": 3})
+        planned(training={"sequence_growth": 3})
     assert planned(model={"context": 32}, training={"sequence_growth": 4}).training.sequence_growth == 4
 
 

@@ -19,6 +19,7 @@ from tests.training.trainer_bench import (
     random_batch,
     update_of,
     values,
+    with_auxiliary,
 )
 from tinylm.model.decoder import Decoder
 from tinylm.objectives.loss import Loss, next_token
@@ -41,12 +42,6 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole_batch(
     bench = Bench(batches=lambda number: batch, batch_size=rows, micro_batch=micro_batch)
     expected = gradient(bench.model, batch)
     assert_same(update_of(bench), expected)
-
-
-def with_auxiliary(model: Decoder, batch: Batch) -> Loss:
-    """The next-token loss, with the mean square of each sequence's hidden states as auxiliary loss."""
-    loss = next_token(model, batch)
-    return loss._replace(aux=model(batch.ids).hidden.square().mean(dim=(1, 2)).sum())
 
 
 def test_auxiliary_losses_of_micro_batches_add_up_to_that_of_the_whole_batch() -> None:

@@ -51,6 +51,12 @@ def random_batch(number: int, rows: int = 6, target_fraction: float | None = Non
     return Batch(ids[:, :-1], ids[:, 1:], mask)
 
 
+def with_auxiliary(model: Decoder, batch: Batch) -> Loss:
+    """The next-token loss, with the mean square of each sequence's hidden states as auxiliary loss."""
+    loss = next_token(model, batch)
+    return loss._replace(aux=model(batch.ids).hidden.square().mean(dim=(1, 2)).sum())
+
+
 @dataclass
 class FakeTask:
     """A task with the given batches and objective. `validate` returns the validation loss."""

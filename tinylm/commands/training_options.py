@@ -142,7 +142,7 @@ class OptimizerOptions:
     sequence_growth: Annotated[
         int | None,
         option(
-            "Split windows into 2 or 4 sequences at first, and half as many after 60 % of the run (default: 1).",
+            "Start with sequences of half (2) or a quarter (4) of their length, for plain text (default: 1).",
             Panel.OPTIMIZER,
             "1|2|4",
         ),

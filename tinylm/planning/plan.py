@@ -11,9 +11,9 @@ from tinylm.planning.memory_plan import describe_remedies, describe_shortage, pl
 from tinylm.planning.model_size import choose_model, choose_sizes, with_dropout, with_tying
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.schedule import choose_length, choose_settings
-from tinylm.planning.sequence_length import check_sequence_growth, choose_sequence_length
+from tinylm.planning.sequence_length import choose_sequence_length
 from tinylm.run_config import RuntimeConfig
-from tinylm.training_config import TrainingConfig
+from tinylm.training_config import TrainingConfig, check_sequence_growth
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
         context = request.base.context
         request = replace(request, base=replace(request.base, context=sequence_length))
     config = choose_model(request, size, notices)
-    check_sequence_growth(request, config)
+    growth = request.training.get("sequence_growth", 1)
+    check_sequence_growth(growth, config.context, is_plain_text=request.data.is_plain_text)
     batch_size = choose_batch_size(machine, request, config)
     run_length = choose_length(machine, request, config, batch_size)
     config = with_tying(config, request, run_length)

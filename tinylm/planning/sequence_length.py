@@ -1,6 +1,5 @@
-"""The sequence length for further training of a model with a long context, and sequences that grow during training."""
+"""The sequence length for further training of a model with a long context."""
 
-from tinylm.model_config import ModelConfig
 from tinylm.planning import recipes
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.validation import require
@@ -32,16 +31,3 @@ def choose_sequence_length(request: PlanRequest, notices: list[str]) -> int | No
         "(`sequence_length`)."
     )
     return length
-
-
-def check_sequence_growth(request: PlanRequest, config: ModelConfig) -> None:
-    """Raise UsageError if windows of the text cannot be split as `sequence_growth` says.
-
-    config: the model, with the length of the training sequences as its context
-    """
-    growth = request.training.get("sequence_growth", 1)
-    require(growth == 1 or request.data.is_plain_text, "`sequence_growth` is for plain text; leave it out.")
-    require(
-        config.context % growth == 0,
-        f"`sequence_growth` is {growth}; it must divide the length of the sequences, {config.context}.",
-    )

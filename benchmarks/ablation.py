@@ -25,7 +25,10 @@ from tinylm.run_directory.loading import read_config
 # The original stack with its own optimizer; overrides --options. The published learning rate schedule depends on the
 # number of warmup steps, a linear one does not.
 PUBLISHED = "--preset original --optimizer adam --lr 0.001 --weight-decay 0 --schedule linear"
-OPTIONS = "--size micro --batch-size 16 --optimizer adamw --schedule trapezoid --lr 0.003 --weight-decay 0.1 --tie"
+OPTIONS = (
+    "--size micro --context 128 --sequence-growth 1 --batch-size 16 --optimizer adamw --schedule trapezoid --lr 0.003 "
+    "--weight-decay 0.1 --tie"
+)
 GROUPS: dict[str, dict[str, str]] = {
     "placement in 6 layers": {
         "pre-norm": f"{PUBLISHED} --layers 6 --norm-placement pre",

@@ -55,7 +55,7 @@ TARGETS = ("attention", "mlp", "all")
 RATES = (0.001, 0.01, 0.1)
 SEEDS = (0, 1, 2)
 RATE_FACTORS = (0.3, 1, 3)  # times the default rate
-BASE_OPTIONS, EXPERT_OPTIONS = "--size micro --batch-size 16", "--experts 4 --ffn-width 176"
+BASE_OPTIONS, EXPERT_OPTIONS = "--size micro --context 128 --batch-size 16", "--experts 4 --ffn-width 176"
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from measure import describe_machine, run_tinylm, table
 from tinylm.duration import parse_duration
 from tinylm.planning.cost import muon_flops, training_flops
 from tinylm.run_directory.loading import read_config, read_tokenizer, summarise
+from tinylm.sequence_growth import mean_share
 from tinylm.text.batches import Windows, evaluation_batches
 from tinylm.text.run_tokens import reopen_tokens
 from tinylm.training_config import MUON_OPTIMIZERS
@@ -63,7 +64,8 @@ def learn(text: Path, words: Sequence[str], seed: int, run: Path) -> Learned:
     assert config.training is not None and config.data is not None
     trained = summary["step"] * config.training.batch_size * config.model.context
     passes = trained / config.data.train_tokens
-    flops = trained * training_flops(config.model)
+    length = config.model.context * mean_share(config.training.sequence_growth)
+    flops = trained * training_flops(config.model, length)
     if config.training.optimizer in MUON_OPTIMIZERS:
         flops += summary["step"] * muon_flops(config.model)
     assert config.runtime.matmul_rate

@@ -30,7 +30,7 @@ PROGRAM = (sys.executable, "-m", "tinylm")
 LIMIT = 1200  # seconds for one command
 COLOURS = 128  # of a picture, for small files
 INTERVALS = "--log-every 10 --eval-every 50"
-NANO = f"train data/corpus.txt --size nano --steps 500 {INTERVALS}"
+NANO = f"train data/corpus.txt --size nano --sequence-growth 1 --steps 500 {INTERVALS}"
 ORIGINAL = (
     "train data/corpus.txt --preset original --size micro --context 64 --layers 6 --batch-size 16 --optimizer adam "
     f"--lr 0.001 --schedule linear --steps 300 --log-gradients {INTERVALS}"
@@ -75,10 +75,10 @@ SUBJECTS = {
     ),
     "optimizers": Subject(
         {
-            "muon": f"{NANO} --batch-size 16 --optimizer muon",
-            "normuon": f"{NANO} --batch-size 16 --optimizer normuon",
-            "adamw": f"{NANO} --batch-size 16 --optimizer adamw --lr 0.003",
-            "adam": f"{NANO} --batch-size 16 --optimizer adam --lr 0.003 --weight-decay 0",
+            "muon": f"{NANO} --context 64 --batch-size 16 --optimizer muon",
+            "normuon": f"{NANO} --context 64 --batch-size 16 --optimizer normuon",
+            "adamw": f"{NANO} --context 64 --batch-size 16 --optimizer adamw --lr 0.003",
+            "adam": f"{NANO} --context 64 --batch-size 16 --optimizer adam --lr 0.003 --weight-decay 0",
         },
         (Shot("optimizers", "overview", "curves"),),
     ),
@@ -92,14 +92,14 @@ SUBJECTS = {
         (Shot("placement", "overview", "curves"), Shot("layers", "layers", "layers", 900, "dark")),
     ),
     "presets": Subject(
-        {name: f"{NANO} --batch-size 16 --preset {name}" for name in ("modern", "gpt2", "original")},
+        {name: f"{NANO} --context 64 --batch-size 16 --preset {name}" for name in ("modern", "gpt2", "original")},
         (Shot("presets", "overview", "curves"),),
     ),
     "tokenizers": Subject(
         {
-            "characters": f"{NANO} --batch-size 16 --tokenizer char",
-            "bpe-512": f"{NANO} --batch-size 16 --tokenizer bpe --vocab-size 512",
-            "bpe-2048": f"{NANO} --batch-size 16 --tokenizer bpe --vocab-size 2048",
+            "characters": f"{NANO} --context 64 --batch-size 16 --tokenizer char",
+            "bpe-512": f"{NANO} --context 64 --batch-size 16 --tokenizer bpe --vocab-size 512",
+            "bpe-2048": f"{NANO} --context 64 --batch-size 16 --tokenizer bpe --vocab-size 2048",
         },
         (Shot("tokenizers", "evaluation", "evaluation", 900),),
     ),

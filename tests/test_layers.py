@@ -44,6 +44,7 @@ LEVELS = (
         "training_config",
         "duration",
         "presets",
+        "sequence_growth",
         "validation",
         "serialization",
         "errors",

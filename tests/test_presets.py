@@ -19,7 +19,7 @@ def made(**choices: Any) -> ModelConfig:
 def test_the_presets_are_the_models_they_are_named_after() -> None:
     modern, gpt2, original = (made(preset=preset, size="micro") for preset in ("modern", "gpt2", "original"))
     for model in (modern, gpt2, original):
-        assert (model.layers, model.heads, model.width, model.context) == (4, 4, 128, 128)
+        assert (model.layers, model.heads, model.width, model.context) == (4, 4, 128, 512)
         assert model.tie and model.norm_gain and model.dropout == 0
     assert (modern.position, modern.norm, modern.norm_placement, modern.activation) == (
         "rope",
@@ -124,7 +124,11 @@ def test_a_dimension_out_of_its_range_is_a_usage_error(name: str, value: int) ->
         ({"expert_mode": "merge", "experts": 1}, "`expert_mode`", ("`experts`", "leave it out")),
         ({"expert_balance": 0.1}, "`expert_balance`", ("`experts`", "leave it out")),
         ({"expert_balance": 0.1, "experts": 2}, "`expert_balance`", ("more `experts` than `experts_per_token`",)),
-        ({"relative_clip": 99, "position": "relative"}, "`relative_clip`", ("a `context` of at least 99",)),
+        (
+            {"relative_clip": 99, "position": "relative", "context": 64},
+            "`relative_clip`",
+            ("a `context` of at least 99",),
+        ),
         ({"norm": "none", "norm_bias": True}, "`norm_bias`", ("a `norm`", "leave it out")),
     ],
 )

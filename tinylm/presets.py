@@ -38,8 +38,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 # In ascending order of parameters. "tiny" was added by decision 018.
 SIZES: dict[str, dict[str, int]] = {
-    "nano": {"layers": 3, "heads": 3, "width": 96, "context": 64},
-    "micro": {"layers": 4, "heads": 4, "width": 128, "context": 128},
+    "nano": {"layers": 3, "heads": 3, "width": 96, "context": 256},
+    "micro": {"layers": 4, "heads": 4, "width": 128, "context": 512},
     "tiny": {"layers": 4, "heads": 4, "width": 192, "context": 256},
     "mini": {"layers": 4, "heads": 4, "width": 256, "context": 256},
     "small": {"layers": 6, "heads": 6, "width": 384, "context": 512},

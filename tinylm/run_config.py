@@ -17,8 +17,9 @@ from typing import Any, Self
 from tinylm import __version__
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.model_config import ModelConfig
+from tinylm.sequence_growth import check_sequence_growth
 from tinylm.serialization import from_json
-from tinylm.training_config import OBJECTIVES, TrainingConfig, check_sequence_growth
+from tinylm.training_config import OBJECTIVES, TrainingConfig
 from tinylm.validation import check_choice, check_values, describe_value, require
 
 ADAPTER_KINDS = ("lora", "bottleneck")

@@ -16,7 +16,6 @@ from tinylm.validation import check_choice, check_values, require
 SCHEDULES = ("trapezoid", "cosine", "linear", "inverse-sqrt", "constant")
 MUON_OPTIMIZERS = ("muon", "normuon")  # for matrices of layers, with AdamW for other parameters
 OPTIMIZERS = ("adamw", "adam", *MUON_OPTIMIZERS)
-SEQUENCE_GROWTHS = (1, 2, 4)  # see training/sequence_growth.py
 
 
 class ObjectiveKind(NamedTuple):
@@ -92,7 +91,7 @@ class TrainingConfig:
     batch_size, micro_batch: sequences per optimizer step, and at most per forward pass (on each rank).
     checkpoint_activations: store only the inputs of blocks, and compute other activations again in the backward pass.
     sequence_length: tokens per sequence; `None` for the context of the model.
-    sequence_growth: one of SEQUENCE_GROWTHS, the sequences that a window of text is split into at the beginning.
+    sequence_growth: the sequences that a window of text is split into at the beginning; see sequence_growth.py.
     lr, min_lr, warmup, schedule: peak and final learning rate, warmup as a fraction of the budget, shape of the decay.
     optimizer, weight_decay: one of OPTIMIZERS, and its weight decay on matrices.
     beta1, beta2, epsilon: of Adam; epsilon is added to the root of the second moment. momentum: of Muon and NorMuon.
@@ -154,13 +153,3 @@ class TrainingConfig:
             self.micro_batch <= self.batch_size,
             f"`micro_batch` is {self.micro_batch}; it must be at most `batch_size` ({self.batch_size}).",
         )
-
-
-def check_sequence_growth(growth: int, length: int, *, is_plain_text: bool) -> None:
-    """Raise UsageError if training sequences of `length` tokens cannot be split as `sequence_growth` says."""
-    require(growth in SEQUENCE_GROWTHS, f"`sequence_growth` is {growth}; it must be 1, 2 or 4.")
-    require(growth == 1 or is_plain_text, "`sequence_growth` is for plain text; leave it out.")
-    require(
-        length % growth == 0,
-        f"`sequence_growth` is {growth}; it must divide the length of the sequences, {length}.",
-    )

@@ -57,7 +57,7 @@ def test_a_budget_of_epochs_leaves_enough_steps() -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 1000, 4096])
 def test_a_batch_of_any_size_is_split_into_micro_batches_that_fit_the_memory(batch_size: int) -> None:
-    choices = {"model": {"size": "micro"}, "training": {"batch_size": batch_size}}
+    choices = {"model": {"size": "micro", "context": 128}, "training": {"batch_size": batch_size}}
     whole = planned(**choices)
     assert whole.training.batch_size == whole.training.micro_batch == batch_size
     assert whole.notices == ()

@@ -1,18 +1,18 @@
-"""Windows that are split into shorter sequences at the beginning of a run."""
-
-from dataclasses import replace
+"""Windows that are split into shorter sequences in most steps of a run, until its end."""
 
 import pytest
 import torch
 
-from tests.machines import machine
+from tests.machines import MATMUL_RATE, machine
 from tests.planning.planned import planned, planned_pairs
 from tests.training.trainer_bench import Bench, assert_same, decoder, gradient, random_batch, update_of, with_auxiliary
 from tinylm.errors import UsageError
 from tinylm.model.decoder import Decoder
 from tinylm.objectives.loss import Loss, next_token
+from tinylm.planning.recipes import EVALUATION_SHARE, MATMUL_EFFICIENCY
+from tinylm.presets import make_model_config
+from tinylm.sequence_growth import SEQUENCE_GROWTHS, mean_share, window_parts
 from tinylm.text.batches import Batch
-from tinylm.training.sequence_growth import window_parts
 from tinylm.training_config import Budget
 
 
@@ -20,7 +20,18 @@ from tinylm.training_config import Budget
     ("growth", "expected"), [(1, [1, 1, 1, 1, 1, 1]), (2, [2, 2, 1, 1, 1, 1]), (4, [4, 4, 2, 2, 1, 1])]
 )
 def test_the_number_of_sequences_halves_after_60_and_85_percent(growth: int, expected: list[int]) -> None:
-    assert [window_parts(progress, growth) for progress in (0.0, 0.599, 0.6, 0.849, 0.85, 1.0)] == expected
+    assert [window_parts(0, progress, growth) for progress in (0.0, 0.599, 0.6, 0.849, 0.85, 1.0)] == expected
+
+
+def test_every_eighth_step_has_whole_windows() -> None:
+    assert [window_parts(step, 0.0, 4) for step in range(16)] == [4, 4, 4, 4, 4, 4, 4, 1] * 2
+
+
+@pytest.mark.parametrize("growth", SEQUENCE_GROWTHS)
+def test_the_mean_length_is_that_of_a_long_run(growth: int) -> None:
+    steps = 8000
+    lengths = [1 / window_parts(step, step / steps, growth) for step in range(steps)]
+    assert mean_share(growth) == pytest.approx(sum(lengths) / steps)
 
 
 def test_a_window_is_split_into_consecutive_sequences_with_their_next_tokens() -> None:
@@ -75,26 +86,24 @@ def test_a_run_ends_with_whole_windows_and_a_micro_batch_keeps_its_number_of_tok
         return next_token(model, batch)
 
     bench = Bench(
-        sequence_growth=2, budget=Budget(steps=10), objective=objective, micro_batch=micro_batch, lr=0.01, min_lr=0.0
+        sequence_growth=2, budget=Budget(steps=15), objective=objective, micro_batch=micro_batch, lr=0.01, min_lr=0.0
     )
     bench.run()
-    per_step = 6 // micro_batch
-    assert shapes == [(2 * micro_batch, 3)] * 6 * per_step + [(micro_batch, 6)] * 4 * per_step
+    split, whole = [[shape] * (6 // micro_batch) for shape in ((2 * micro_batch, 3), (micro_batch, 6))]
+    assert shapes == 7 * split + whole + split + 6 * whole
 
 
-def test_the_validation_loss_is_that_of_sequences_of_the_current_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_validation_loss_is_that_of_whole_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
-    bench = Bench(sequence_growth=2, budget=Budget(steps=10), lr=0.01)
-    task = bench.trainer.task
+    bench = Bench(sequence_growth=2, budget=Budget(steps=3), lr=0.01)
 
     def record(model: Decoder, batch: Batch) -> Loss:
         lengths.append(batch.ids.shape[1])
         return next_token(model, batch)
 
-    monkeypatch.setattr(task, "validation_objective", record)
-    monkeypatch.setattr(bench.trainer, "config", replace(bench.config, eval_every=3))
+    monkeypatch.setattr(bench.trainer.task, "validation_objective", record)
     bench.run()
-    assert lengths == [3, 3, 6, 6, 6]  # before steps 1, 4, 7 and 10, and at the end
+    assert set(lengths) == {6}
 
 
 def test_other_data_than_text_and_lengths_that_it_does_not_divide_are_refused() -> None:
@@ -107,7 +116,44 @@ def test_other_data_than_text_and_lengths_that_it_does_not_divide_are_refused() 
     assert planned(model={"context": 32}, training={"sequence_growth": 4}).training.sequence_growth == 4
 
 
+SHORT = Budget(time=60)  # seconds, in which layers are not compiled
+
+
+def test_sequences_of_new_decoders_on_text_grow() -> None:
+    assert planned(budget=SHORT).training.sequence_growth == 4
+    assert planned(budget=SHORT, training={"sequence_growth": 1}).training.sequence_growth == 1
+    for different in ({"preset": "gpt2"}, {"position": "learned"}, {"architecture": "encoder"}):
+        assert planned(budget=SHORT, model={"context": 256, **different}).training.sequence_growth == 1
+    base = make_model_config(vocab_size=100, preset="modern", size="mini")
+    assert planned(budget=SHORT, base=base).training.sequence_growth == 1
+    assert planned_pairs([10], budget=SHORT).training.sequence_growth == 1
+
+
+@pytest.mark.parametrize(("context", "growth"), [(64, 1), (127, 1), (128, 2), (256, 4), (258, 2), (259, 1), (512, 4)])
+def test_the_shortest_sequences_have_64_tokens(context: int, growth: int) -> None:
+    assert planned(budget=SHORT, model={"context": context}).training.sequence_growth == growth
+
+
 def test_layers_are_compiled_only_if_the_length_stays_the_same() -> None:
     compiler = machine(compiled_is_faster=True)
-    assert planned(on=compiler, budget=Budget(time=36_000)).runtime.compile
-    assert not planned(on=compiler, budget=Budget(time=36_000), training={"sequence_growth": 2}).runtime.compile
+    long = planned(on=compiler, budget=Budget(time=36_000))
+    assert (long.runtime.compile, long.training.sequence_growth) == (True, 1)
+    for growth, compiled in ((1, True), (2, False)):
+        chosen = planned(on=compiler, budget=Budget(time=36_000), training={"sequence_growth": growth})
+        assert chosen.runtime.compile == compiled
+    short = planned(on=compiler, budget=SHORT, compile="on", model={"size": "nano"})
+    assert (short.runtime.compile, short.training.sequence_growth) == (True, 1)
+
+
+def test_shorter_sequences_are_expected_to_take_less_time() -> None:
+    """Both have batches of the same number of tokens; the same FLOPs but for attention."""
+    whole, growing = [
+        planned(budget=Budget(steps=100), model={"size": "nano"}, training={"sequence_growth": growth})
+        for growth in (1, 4)
+    ]
+    config = growing.model
+    attention = 6 * config.layers * config.context * config.heads * config.head_dim
+    tokens = 100 * growing.training.batch_size * config.context
+    share = 7 / 8 * (0.6 / 4 + 0.25 / 2 + 0.15) + 1 / 8
+    saved = (1 - share) * attention * tokens / (MATMUL_EFFICIENCY["cpu"] * MATMUL_RATE)
+    assert whole.seconds - growing.seconds == pytest.approx(saved * (1 + EVALUATION_SHARE))

@@ -244,6 +244,8 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
     model, training, data = plan.model, plan.training, config.data
     assert data is not None
     micro_batch = f", micro-batch {training.micro_batch}" if training.micro_batch < training.batch_size else ""
+    parts = training.sequence_growth
+    growth = f", in most steps split into {parts} at first" if parts > 1 else ""
     about = "about " if training.budget.time is not None else ""
     held = {"ddp": "a replica", "fsdp": "a shard"}[plan.parallel]
     each = f" in the first of {plan.ranks} processes, with {held} of the model in each" if plan.ranks > 1 else ""
@@ -256,7 +258,7 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
         + (f"; {data.documents:,} conversations" if data.is_chat else ""),
         "model": f"{plan.parameters:,} parameters: {model.layers} layers, {model.heads} heads, width {model.width}, "
         f"context {model.context}" + ("" if model.tie else ", untied") + (", compiled" if plan.runtime.compile else ""),
-        "batch": f"{training.batch_size} sequences per step{micro_batch}",
+        "batch": f"{training.batch_size} sequences per step{micro_batch}{growth}",
         "length": f"{about}{plan.steps:,} steps, {plan.epochs:.1f} passes over the text",
         "time": f"about {format_duration(plan.seconds)}",
         "memory": f"about {plan.memory / 1e6:,.0f} MB{each}"

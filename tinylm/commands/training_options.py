@@ -142,7 +142,7 @@ class OptimizerOptions:
     sequence_growth: Annotated[
         int | None,
         option(
-            "Start with sequences of half (2) or a quarter (4) of their length, for plain text (default: 1).",
+            "Split each window of text into so many sequences in most steps at first (1: never).",
             Panel.OPTIMIZER,
             "1|2|4",
         ),

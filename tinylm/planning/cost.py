@@ -61,15 +61,16 @@ def block_parameters(config: ModelConfig) -> int:
     return sum(shape.numel() * layers for _, shape, layers in _layer_parameters(config))
 
 
-def training_flops(config: ModelConfig) -> float:
+def training_flops(config: ModelConfig, length: float | None = None) -> float:
     """FLOPs per token of the forward and the backward pass (Kaplan et al. 2020, section 2.1).
 
-    6 per matrix parameter, and 6 * layers * context * (heads * head_dim) for causal attention, in which a query
-    attends to half of the context on average.
+    6 per matrix parameter, and 6 * layers * length * (heads * head_dim) for causal attention, in which a query
+    attends to half of the sequence on average.
+
+    length: mean tokens per sequence; `None` for the context
     """
-    return (
-        6 * matrix_parameters(config) + 6 * layers_per_token(config) * config.context * config.heads * config.head_dim
-    )
+    length = config.context if length is None else length
+    return 6 * matrix_parameters(config) + 6 * layers_per_token(config) * length * config.heads * config.head_dim
 
 
 @functools.cache
@@ -86,12 +87,14 @@ def muon_flops(config: ModelConfig) -> int:
     return total
 
 
-def training_speed(machine: Machine, config: ModelConfig) -> float:
+def training_speed(machine: Machine, config: ModelConfig, length: float | None = None) -> float:
     """Expected tokens per second of the forward and the backward pass.
 
     The time per token is that of matrix multiplication plus a constant time per layer.
+
+    length: mean tokens per sequence; `None` for the context
     """
-    matmul_seconds = training_flops(config) / _model_matmul_rate(machine)
+    matmul_seconds = training_flops(config, length) / _model_matmul_rate(machine)
     return 1 / (matmul_seconds + layers_per_token(config) * _other_seconds(machine))
 
 
@@ -106,9 +109,14 @@ def _other_seconds(machine: Machine) -> float:
     return max(measured - matmul_seconds, recipes.MIN_OTHER_SHARE * measured)
 
 
-def training_step_seconds(machine: Machine, config: ModelConfig, tokens: float, optimizer: str) -> float:
-    """Expected seconds of an optimizer step with this number of tokens, including the matrix multiplication of Muon."""
-    seconds = tokens / training_speed(machine, config)
+def training_step_seconds(
+    machine: Machine, config: ModelConfig, tokens: float, optimizer: str, length: float | None = None
+) -> float:
+    """Expected seconds of an optimizer step with this number of tokens, including the matrix multiplication of Muon.
+
+    length: mean tokens per sequence; `None` for the context
+    """
+    seconds = tokens / training_speed(machine, config, length)
     return seconds + muon_flops(config) / _model_matmul_rate(machine) if optimizer in MUON_OPTIMIZERS else seconds
 
 

@@ -10,10 +10,12 @@ from tinylm.planning.cost import parameters_by_part
 from tinylm.planning.memory_plan import describe_remedies, describe_shortage, plan_memory
 from tinylm.planning.model_size import choose_model, choose_sizes, with_dropout, with_tying
 from tinylm.planning.plan_request import PlanRequest
-from tinylm.planning.schedule import choose_length, choose_settings
+from tinylm.planning.schedule import choose_compile, choose_length, choose_settings
+from tinylm.planning.sequence_growth import with_sequence_growth
 from tinylm.planning.sequence_length import choose_sequence_length
 from tinylm.run_config import RuntimeConfig
-from tinylm.training_config import TrainingConfig, check_sequence_growth
+from tinylm.sequence_growth import check_sequence_growth
+from tinylm.training_config import TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,8 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
         context = request.base.context
         request = replace(request, base=replace(request.base, context=sequence_length))
     config = choose_model(request, size, notices)
-    growth = request.training.get("sequence_growth", 1)
-    check_sequence_growth(growth, config.context, is_plain_text=request.data.is_plain_text)
+    request = with_sequence_growth(machine, request, config)
+    check_sequence_growth(request.sequence_growth, config.context, is_plain_text=request.data.is_plain_text)
     batch_size = choose_batch_size(machine, request, config)
     run_length = choose_length(machine, request, config, batch_size)
     config = with_tying(config, request, run_length)
@@ -85,7 +87,7 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
     return Plan(
         model=config if context is None else replace(config, context=context),
         training=TrainingConfig(**{**settings, "batch_size": batch_size, "micro_batch": micro_batch, "budget": budget}),
-        runtime=machine.runtime(compile=choose_compile(machine, request, config, seconds)),
+        runtime=machine.runtime(compile=choose_compile(machine, request, config, run_length)),
         ranks=request.ranks,
         parallel=memory_plan.parallel,
         parameters=parameters,
@@ -97,16 +99,3 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
         shortage=shortage,
         notices=tuple(notices),
     )
-
-
-def choose_compile(machine: Machine, request: PlanRequest, config: ModelConfig, seconds: float) -> bool:
-    """Whether to compile layers: the user's choice, or in runs that are long enough, if compiled layers are faster.
-
-    Tensor sizes change at every step with pairs, conversations that are not packed and experts, and twice with
-    growing sequences. Each new size would be compiled again.
-    """
-    if request.compile != "auto":
-        return request.compile == "on"
-    grows = request.training.get("sequence_growth", 1) > 1
-    constant_sizes = request.rows(config).constant and config.experts == 1 and not grows
-    return constant_sizes and machine.compiled_is_faster and seconds >= recipes.MIN_SECONDS_TO_COMPILE

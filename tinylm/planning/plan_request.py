@@ -10,6 +10,7 @@ from tinylm.planning.data_shape import DataShape, Rows, TextShape
 from tinylm.planning.recipes import DEFAULT_SECONDS, RECIPES, Recipe
 from tinylm.presets import PRESETS, SIZES
 from tinylm.run_config import AdapterConfig, DataConfig
+from tinylm.sequence_growth import mean_share
 from tinylm.training_config import MUON_OPTIMIZERS, Budget
 from tinylm.validation import check_choice, check_numbers
 
@@ -103,6 +104,15 @@ class PlanRequest:
     def seconds(self) -> float:
         """Training time in seconds; DEFAULT_SECONDS for a budget in steps or epochs."""
         return self.effective_budget.time or DEFAULT_SECONDS
+
+    @property
+    def sequence_growth(self) -> int:
+        """The chosen growth, or 1."""
+        return self.training.get("sequence_growth", 1)
+
+    def mean_length(self, config: ModelConfig) -> float:
+        """Tokens per sequence, as a mean over the run, for windows of the context of a model."""
+        return config.context * mean_share(self.sequence_growth)
 
     def rows(self, config: ModelConfig) -> Rows:
         """The training sequences for the context of a model."""

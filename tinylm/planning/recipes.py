@@ -90,6 +90,10 @@ TOKENS_PER_PARAMETER = 1.8  # decision 018
 LONG_CONTEXT, SEQUENCE_LENGTH = 1024, 512
 MAX_USEFUL_EPOCHS = 40  # not measured: tokens of later epochs do not count, since a larger model would overfit
 
+# Training sequences of new decoders: split in more parts at the beginning of a run, if these have this many tokens.
+
+MIN_GROWING_LENGTH = 64  # decision 037
+
 # Batch size.
 
 TOKENS_PER_STEP = {  # minimum and maximum

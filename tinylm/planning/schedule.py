@@ -28,9 +28,23 @@ def choose_length(machine: Machine, request: PlanRequest, config: ModelConfig, b
     rows = request.rows(config)
     steps_per_epoch = rows.steps_per_epoch(batch_size)
     tokens_per_step = batch_size * rows.tokens
-    step_seconds = training_step_seconds(machine, config, tokens_per_step, request.optimizer)
+    length = request.mean_length(config)
+    step_seconds = training_step_seconds(machine, config, tokens_per_step, request.optimizer, length)
     steps = request.effective_budget.total_steps(steps_per_epoch) or max(1, int(request.seconds / step_seconds))
     return RunLength(steps, steps / steps_per_epoch, steps * tokens_per_step, step_seconds)
+
+
+def choose_compile(machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength) -> bool:
+    """Whether to compile layers: the user's choice, or in runs that are long enough, if compiled layers are faster.
+
+    Tensor sizes change at every step with pairs, conversations that are not packed and experts, and twice with
+    growing sequences. Each new size would be compiled again.
+    """
+    if request.compile != "auto":
+        return request.compile == "on"
+    constant_sizes = request.rows(config).constant and config.experts == 1 and request.sequence_growth == 1
+    seconds = request.effective_budget.time or length.steps * length.step_seconds
+    return constant_sizes and machine.compiled_is_faster and seconds >= recipes.MIN_SECONDS_TO_COMPILE
 
 
 def choose_learning_rate(recipe: str, width: int, adapter: AdapterConfig | None = None) -> float:

@@ -17,13 +17,13 @@ from tinylm.model.stack import Transformer
 from tinylm.objectives.tasks import Task
 from tinylm.planning.memory import evaluation_rows
 from tinylm.ranks import ONE_RANK, Ranks
+from tinylm.sequence_growth import window_parts
 from tinylm.text.batches import Batch
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Stepped
 from tinylm.training.learning_rate import learning_rate
 from tinylm.training.optimizer import allocate_state, set_learning_rate
 from tinylm.training.parallel import micro_batches, release_gathered, sum_gradients, weights_finite
 from tinylm.training.prefetch import prefetch
-from tinylm.training.sequence_growth import window_parts
 from tinylm.training.sharded_tensors import full, is_sharded
 from tinylm.training.state import TrainerState, capture_rng, restore_rng
 from tinylm.training.stop_conditions import StoppingRule
@@ -197,7 +197,7 @@ class Trainer:
     def _step(self, progress: float) -> None:
         config, state = self.config, self.state
         start = time.monotonic()
-        parts = window_parts(progress, config.sequence_growth)
+        parts = window_parts(state.step, progress, config.sequence_growth)
         batch, own = (windows.split_windows(parts) for windows in self._batch(state.step))
         self.ranks.seed(config.seed, state.step)
         self._allocate_optimizer()
@@ -406,10 +406,7 @@ class Trainer:
     def _validation_loss(self) -> float:
         rows = evaluation_rows(self.state.micro_batch, self.config.checkpoint_activations)
         rows = min(default_batch_size(self.model.context), rows)
-        growth = self.config.sequence_growth
-        parts = window_parts(self._current_progress(), growth) if growth > 1 else 1
-        windows = self.task.validation_batches(rows, self.config.eval_tokens)
-        batches = (batch.split_windows(parts) for batch in windows)
+        batches = self.task.validation_batches(rows, self.config.eval_tokens)
         dtype = self.dtype
         if not self._sharded or self.device.type == "cpu" or self.dtype == "fp32":  # not rounded by `shard_model`
             dtype = choose_inference_dtype("auto", self.device.type, weights_dtype(self.model)).value

@@ -80,7 +80,9 @@ def test_dry_run_prints_the_plan_and_writes_nothing(corpus: Path, here: Path) ->
     result = run_ok("train", corpus, "--steps", 2, *TINY, "--dry-run")
     assert "model:" in result.stdout and "memory:" in result.stdout
     assert re.search(r"^model: .*, untied$", result.stdout, re.MULTILINE), "of two steps"
-    assert "untied" not in run_ok("train", corpus, "--steps", 2, *TINY, "--tie", "--dry-run").stdout
+    longer = run_ok("train", corpus, "--steps", 2, *TINY, "--tie", "--context", 256, "--dry-run").stdout
+    assert "untied" not in longer
+    assert " sequences per step, in most steps split into 4 at first" in longer
     assert snapshot(here) == before
     assert run_ok("train", corpus, "--steps", 2, *TINY, "--dry-run", "--quiet").stdout == result.stdout
     (plan,) = records(run_ok("train", corpus, "--steps", 2, *TINY, "--dry-run", "--json"))

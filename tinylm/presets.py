@@ -40,8 +40,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 SIZES: dict[str, dict[str, int]] = {
     "nano": {"layers": 3, "heads": 3, "width": 96, "context": 256},
     "micro": {"layers": 4, "heads": 4, "width": 128, "context": 512},
-    "tiny": {"layers": 4, "heads": 4, "width": 192, "context": 256},
-    "mini": {"layers": 4, "heads": 4, "width": 256, "context": 256},
+    "tiny": {"layers": 4, "heads": 4, "width": 192, "context": 512},
+    "mini": {"layers": 4, "heads": 4, "width": 256, "context": 512},
     "small": {"layers": 6, "heads": 6, "width": 384, "context": 512},
     "medium": {"layers": 8, "heads": 8, "width": 512, "context": 512},
     "base": {"layers": 12, "heads": 12, "width": 768, "context": 1024},

@@ -37,8 +37,8 @@ def choose_length(machine: Machine, request: PlanRequest, config: ModelConfig, b
 def choose_compile(machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength) -> bool:
     """Whether to compile layers: the user's choice, or in runs that are long enough, if compiled layers are faster.
 
-    Tensor sizes change at every step with pairs, conversations that are not packed and experts, and twice with
-    growing sequences. Each new size would be compiled again.
+    Tensor sizes change at every step with pairs, conversations that are not packed and experts, and between three
+    lengths with growing sequences. Each new size would be compiled again.
     """
     if request.compile != "auto":
         return request.compile == "on"

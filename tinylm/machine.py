@@ -184,7 +184,7 @@ def _measure_matmul_rate(device: str, dtype: str) -> float:
 
 def probe_config() -> ModelConfig:
     """The configuration of the decoder whose layers are timed."""
-    return make_model_config(vocab_size=64, preset="modern", size="tiny", layers=2)
+    return make_model_config(vocab_size=64, preset="modern", size="tiny", layers=2, context=256)
 
 
 def layer_seconds_entry(device: str, dtype: str) -> Measurement:

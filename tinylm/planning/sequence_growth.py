@@ -1,4 +1,4 @@
-"""Whether a run starts with short training sequences (decision 037)."""
+"""The number of sequences that each window of text is split into at first (decision 037)."""
 
 from dataclasses import replace
 

@@ -46,7 +46,7 @@ def tinylm_step(model: Decoder, batch: Batch, dtype: str) -> Callable[[], int]:
         warmup=0.0,
         schedule="constant",
     )
-    task = SimpleNamespace(objective=next_token, batch=lambda number: batch, steps_per_epoch=1)
+    task = SimpleNamespace(objective=lambda progress: next_token, batch=lambda number: batch, steps_per_epoch=1)
     job = TrainingJob(model, task, build_optimizer(model, config, dtype), config, dtype)
 
     def step() -> int:

@@ -258,7 +258,16 @@ FLAGS = sorted(
 )
 SWITCHES = {"norm_gain", "norm_bias", "residual", "attention_scale", "qk_norm", "bias", "tie", "scale_embedding"}
 FRACTIONAL = {"rope_theta", "dropout", "attention_dropout", "expert_balance", "lr", "min_lr", "weight_decay", "beta1"}
-FRACTIONAL |= {"beta2", "momentum", "grad_clip", "average", "label_smoothing", "epochs", "val_fraction"}
+FRACTIONAL |= {
+    "beta2",
+    "momentum",
+    "grad_clip",
+    "average",
+    "label_smoothing",
+    "multi_token_weight",
+    "epochs",
+    "val_fraction",
+}
 
 
 @st.composite

@@ -13,7 +13,7 @@ from tinylm.model.routing import RoutingSummary
 from tinylm.model.stack import Output
 from tinylm.model_config import ModelConfig
 from tinylm.objectives import loss as module
-from tinylm.objectives.loss import Loss, masked_token, next_token, sequence_to_sequence
+from tinylm.objectives.loss import Loss, masked_token, next_token, next_two_tokens, sequence_to_sequence
 from tinylm.text.batches import Batch
 
 
@@ -51,6 +51,25 @@ def test_the_loss_equals_the_formula_summed_over_scored_targets(
     assert loss.total.item() == pytest.approx(expected_loss(model, config, batch), rel=1e-12)
     assert loss.n_tokens == (21 if batch.mask is None else int(batch.mask.sum()))
     assert loss.aux.item() == 0
+
+
+@pytest.mark.parametrize("chunk", [1 << 25, 30])
+@pytest.mark.parametrize("tie", [True, False])
+def test_multi_token_prediction_adds_the_loss_of_the_token_after_the_next_to_the_auxiliary_loss(
+    tie: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_LOGITS", chunk)
+    config = small(tie=tie)
+    model, batch = decoder(config), batch_of(config, 3, 7)
+    weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+    second = 0.0
+    for ids, targets in zip(batch.ids.tolist(), batch.targets.tolist(), strict=True):
+        logits = reference.decoder_logits(weights, config, ids, table=np.float32)
+        second += 6 / 7 * reference.cross_entropy(logits[:-1], targets[1:])  # the reference is a mean of 6
+    loss = next_two_tokens(model, batch, smoothing=0.0, second_weight=0.3)
+    assert loss.total.item() == pytest.approx(expected_loss(model, config, batch), rel=1e-12)
+    assert loss.aux.item() == pytest.approx(0.3 * second, rel=1e-12)
+    assert loss.n_tokens == 21
 
 
 ALL = ("decoder", "encoder", "encoder-decoder")

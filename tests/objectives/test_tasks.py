@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.variants import randomised, small
 from tinylm.model.build import build_model
@@ -16,6 +17,28 @@ from tinylm.training_config import OBJECTIVES, Budget, TrainingConfig
 
 def test_every_objective_has_a_task() -> None:
     assert TASKS.keys() == OBJECTIVES.keys()
+
+
+@pytest.mark.parametrize(("progress", "weight"), [(0.0, 0.4), (0.15, 0.3), (0.3, 0.2), (0.6, 0.0), (1.0, 0.0)])
+def test_the_weight_of_the_token_after_the_next_falls_linearly_to_0_at_60_percent(progress: float, weight: float) -> None:
+    tokenizer = train_char("abc")
+    config = small(vocab_size=tokenizer.vocab_size, context=8)
+    settings = {"batch_size": 2, "micro_batch": 2, "lr": 0.1, "min_lr": 0.0, "warmup": 0.0}
+    training = TrainingConfig(budget=Budget(steps=1), multi_token_weight=0.4, **settings)
+    tokens = np.array([0, 1, 2, 1] * 20, dtype=np.uint16)
+    task = make_task(TokenFolder(Path("unused"), tokens, tokens), tokenizer, config, training)
+    model = randomised(build_model(config)).double().eval()
+    batch = task.batch(3)
+    with torch.no_grad():
+        loss = task.objective(progress)(model, batch)
+        hidden = model(batch.ids).hidden
+        second = F.cross_entropy(
+            model.logits(hidden[:, :-1]).flatten(0, 1), batch.targets[:, 1:].flatten(), reduction="sum"
+        )
+        plain = task.validation_objective(model, batch)
+    assert loss.aux.item() == pytest.approx(weight * second.item() / 8)
+    assert loss.total.item() == pytest.approx(plain.total.item())
+    assert plain.aux.item() == 0
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -37,7 +60,7 @@ def test_the_objective_of_a_task_computes_the_loss_of_its_batches(objective: str
     again = task.batch(3)
     assert torch.equal(first.ids, again.ids) and torch.equal(first.targets, again.targets)
     with torch.no_grad():
-        loss = task.objective(model, first)
+        loss = task.objective(0.0)(model, first)
         scored = [task.validation_objective(model, batch) for batch in task.validation_batches(4, 1000)]
     assert loss.n_tokens == first.n_targets > 0
     assert torch.isfinite(loss.total) and all(torch.isfinite(one.total) for one in scored)

@@ -53,6 +53,7 @@ NEW: dict[str, dict[str, Any]] = {
     "packed": {"pack": True, "batch_size": 2},
     "small batch": {"batch_size": 3, "micro_batch": 1, "checkpoint_activations": True},
     "growing": {"batch_size": 3, "sequence_growth": 2},
+    "multi-token": {"batch_size": 3, "sequence_growth": 2, "multi_token_weight": 0.5},
 }
 ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
     "lora": ("finetune-lora", {"rank": 2}),
@@ -61,7 +62,7 @@ ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 OPTIMIZERS = ("adamw", "adam", "muon", "normuon")
 ADAMS = OPTIMIZERS[:2]  # Muon trains no adapters
-ONCE = ("merged experts", "continued", "shared B")  # kinds that are trained with AdamW only
+ONCE = ("merged experts", "continued", "shared B", "multi-token")  # kinds that are trained with AdamW only
 BY_KIND = {
     kind: OPTIMIZERS[:1] if kind in ONCE else ADAMS if kind in ADAPTED else OPTIMIZERS for kind in (*NEW, *ADAPTED)
 }

@@ -62,7 +62,7 @@ class FakeTask:
     """A task with the given batches and objective. `validate` returns the validation loss."""
 
     batch: Callable[[int], Batch]
-    objective: Callable[..., Loss]
+    loss: Callable[..., Loss]
     validate: Callable[[], float]
     steps_per_epoch: float = 1
     validating: bool = False
@@ -70,6 +70,9 @@ class FakeTask:
     def validation_batches(self, rows: int, max_tokens: int) -> list[Batch]:
         self.validating = True
         return [random_batch(0, 1)]
+
+    def objective(self, progress: float) -> Callable[..., Loss]:
+        return self.loss
 
     def validation_objective(self, model: Decoder, batch: Batch) -> Loss:
         return Loss(torch.tensor(self.validate(), dtype=torch.float64), 1, torch.zeros(()))

@@ -186,6 +186,15 @@ class OptimizerOptions:
         float | None,
         option("Label smoothing: share of the target probability spread over all tokens.", Panel.OPTIMIZER, "X"),
     ] = None
+    multi_token_weight: Annotated[
+        float | None,
+        option(
+            "Multi-token prediction: weight of the loss of the token after the next in the first step; falls to 0 at 60 % "
+            "of the run.",
+            Panel.OPTIMIZER,
+            "X",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

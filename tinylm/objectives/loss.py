@@ -31,7 +31,7 @@ class Loss(NamedTuple):
 
     total: () cross-entropy in nats, summed over the scored targets.
     n_tokens: number of scored targets.
-    aux: () auxiliary loss (load balancing), summed over sequences.
+    aux: () auxiliary loss (load balancing, multi-token prediction), summed over sequences.
     metrics: to log, averaged over sequences: `router_entropy` () in nats and `expert_shares` (L, E) of a mixture of
         experts in training; otherwise empty.
     """
@@ -71,6 +71,19 @@ class Objective(Protocol):
 def next_token(model: LanguageModel, batch: Batch, smoothing: float = 0.0) -> Loss:
     """-sum log p(target | tokens before it in the same text) over the scored targets (notes 002, 004)."""
     return _loss(model, _decoder_output(model, batch), batch, smoothing)
+
+
+def next_two_tokens(model: LanguageModel, batch: Batch, smoothing: float, second_weight: float) -> Loss:
+    """`next_token` of rows of whole text, with multi-token prediction as auxiliary loss.
+
+    The logits at a position also predict the token after the next, so no weights are added. The auxiliary loss of a row
+    (T,) is -second_weight / T * sum_t log p(target t + 1 | tokens up to t), over all but the last position.
+    """
+    output = _decoder_output(model, batch)
+    loss = _loss(model, output, batch, smoothing)
+    hidden, second = output.hidden[:, :-1].flatten(0, 1), batch.targets[:, 1:].flatten()  # (B*(T-1), D), (B*(T-1),)
+    weight = second_weight / batch.targets.shape[1]
+    return loss._replace(aux=loss.aux + weight * _cross_entropy(model, hidden, second, smoothing=0.0))
 
 
 def next_token_losses(model: LanguageModel, batch: Batch) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tinylm.errors import UsageError
 from tinylm.model_config import ModelConfig
-from tinylm.objectives.loss import Objective, masked_token, next_token, sequence_to_sequence
+from tinylm.objectives.loss import Objective, masked_token, next_token, next_two_tokens, sequence_to_sequence
 from tinylm.text.batches import Batch, Windows, evaluation_batches
 from tinylm.text.chat_batches import ChatParts, chat_evaluation_batches, chat_rows, require_usable
 from tinylm.text.pair_batches import PairTokens, pair_evaluation_batches
@@ -18,18 +18,22 @@ from tinylm.text.token_masking import MaskedWindows, masked_evaluation_batches
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training_config import TrainingConfig
 
+MULTI_TOKEN_END = 0.6  # decision 039: progress from which only the next token is predicted
+
 
 class Task(Protocol):
     """A dataset with its objectives.
 
-    objective: minimised in training.
-    validation_objective: the same without label smoothing; its mean is the validation loss.
+    validation_objective: its mean is the validation loss.
     steps_per_epoch: optimizer steps per pass over the training data.
     """
 
-    objective: Objective
     validation_objective: Objective
     steps_per_epoch: float
+
+    def objective(self, progress: float) -> Objective:
+        """The function that is minimised in training, at `progress` from 0 to 1."""
+        ...
 
     def batch(self, number: int) -> Batch:
         """The training batch `number`, from 0. The same number gives the same batch, so that resuming is exact."""
@@ -44,16 +48,27 @@ class Task(Protocol):
 
 
 class NextToken:
-    """Predict each token from the tokens before it, in windows of `model.context` tokens."""
+    """Predict each token from the tokens before it, in windows of `model.context` tokens.
+
+    The token after the next counts with `multi_token_weight`, which falls linearly to 0 at MULTI_TOKEN_END.
+    """
 
     validation_objective: Objective = staticmethod(next_token)
 
     def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
-        self.objective: Objective = functools.partial(next_token, smoothing=training.label_smoothing)
+        self._smoothing = training.label_smoothing
+        self._multi_token_weight = training.multi_token_weight
         self._val = tokens.val
         self._context = model.context
         self.batch = Windows(tokens.train, model.context, training.batch_size, training.seed).batch
         self.steps_per_epoch = len(tokens.train) / (training.batch_size * model.context)
+
+    def objective(self, progress: float) -> Objective:
+        """As `Task.objective`."""
+        second_weight = self._multi_token_weight * (1 - progress / MULTI_TOKEN_END)
+        if second_weight > 0:
+            return functools.partial(next_two_tokens, smoothing=self._smoothing, second_weight=second_weight)
+        return functools.partial(next_token, smoothing=self._smoothing)
 
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
         """As `Task.validation_batches`."""
@@ -66,7 +81,7 @@ class MaskedToken:
     validation_objective: Objective = staticmethod(masked_token)
 
     def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
-        self.objective: Objective = functools.partial(masked_token, smoothing=training.label_smoothing)
+        self._smoothing = training.label_smoothing
         self._val = tokens.val
         self._context = model.context
         self._masking = {"mask_id": tokenizer.mask_id, "vocab_size": tokenizer.vocab_size}
@@ -74,6 +89,10 @@ class MaskedToken:
             tokens.train, model.context, training.batch_size, training.seed, **self._masking
         ).batch
         self.steps_per_epoch = len(tokens.train) / (training.batch_size * model.context)
+
+    def objective(self, progress: float) -> Objective:
+        """As `Task.objective`."""
+        return functools.partial(masked_token, smoothing=self._smoothing)
 
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
         """As `Task.validation_batches`."""
@@ -86,7 +105,7 @@ class SequenceToSequence:
     validation_objective: Objective = staticmethod(sequence_to_sequence)
 
     def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
-        self.objective: Objective = functools.partial(sequence_to_sequence, smoothing=training.label_smoothing)
+        self._smoothing = training.label_smoothing
         self._context = model.context
         self._val = PairTokens(tokens.val, tokenizer.end_of_text_id)
         train = PairTokens(tokens.train, tokenizer.end_of_text_id)
@@ -100,6 +119,10 @@ class SequenceToSequence:
         self.batch = batches.batch
         self.steps_per_epoch = float(batches.batches_per_epoch)
 
+    def objective(self, progress: float) -> Objective:
+        """As `Task.objective`."""
+        return functools.partial(sequence_to_sequence, smoothing=self._smoothing)
+
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
         """As `Task.validation_batches`."""
         return pair_evaluation_batches(self._val, self._context, rows, max_tokens)
@@ -111,7 +134,7 @@ class Chat:
     validation_objective: Objective = staticmethod(next_token)
 
     def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
-        self.objective: Objective = functools.partial(next_token, smoothing=training.label_smoothing)
+        self._smoothing = training.label_smoothing
         self._context = model.context
         self._packed = training.pack
         train, self._val = ChatParts.from_tokens(tokens)
@@ -121,6 +144,10 @@ class Chat:
         batches = rows.training_batches(training.batch_size, training.seed)
         self.batch = batches.batch
         self.steps_per_epoch = float(batches.batches_per_epoch)
+
+    def objective(self, progress: float) -> Objective:
+        """As `Task.objective`."""
+        return functools.partial(next_token, smoothing=self._smoothing)
 
     def validation_batches(self, rows: int, max_tokens: int) -> Iterator[Batch]:
         """As `Task.validation_batches`."""

@@ -28,11 +28,18 @@ class Recipe:
 
 ADAPTER_SETTINGS = {"schedule": "linear", "beta2": 0.99, "warmup": 0.05, "min_lr": 0.0, "weight_decay": 0.0}
 RECIPES = {
-    # Decisions 008 (Muon) and 012. The weight decay follows from the number of epochs: see below.
+    # Decisions 008 (Muon), 012, and 033 (momentum). The weight decay follows from the number of epochs: see below.
     "modern": Recipe(
         lr=6e-3,
         lr_exponent=0.5,
-        settings={"schedule": "linear", "optimizer": "muon", "beta2": 0.99, "warmup": 0.02, "min_lr": 0.0},
+        settings={
+            "schedule": "linear",
+            "optimizer": "muon",
+            "momentum": 0.9,
+            "beta2": 0.99,
+            "warmup": 0.02,
+            "min_lr": 0.0,
+        },
     ),
     # The learning rate of nanoGPT's character-level model: 0.001 at a width of 384.
     "gpt2": Recipe(lr=3e-3, lr_exponent=1.0, settings={"schedule": "cosine", "beta2": 0.99, "warmup": 0.05}),
@@ -93,6 +100,11 @@ MAX_USEFUL_EPOCHS = 40  # not measured: tokens of later epochs do not count, sin
 # Training sequences of new decoders: split in more parts at the beginning of a run, if these have this many tokens.
 
 MIN_GROWING_LENGTH = 64  # decision 037
+
+# Multi-token prediction: its weight in new decoders of plain text with at most this vocabulary.
+
+MULTI_TOKEN_WEIGHT = 0.5  # decision 039
+MULTI_TOKEN_MAX_VOCABULARY = 1024  # decision 039
 
 # Batch size.
 

@@ -171,7 +171,7 @@ class TrainingRun:
             report(Notice("Layers are not compiled, since the weights are sharded."))
         else:
             batch = next(self.task.batch(0).split(self.training.micro_batch))
-            compiled = compile_layers(self.model, batch, self.task.objective, self.runtime.dtype, report)
+            compiled = compile_layers(self.model, batch, self.task.objective(0.0), self.runtime.dtype, report)
         if not all(self.ranks.gather(compiled)):
             if compiled:  # but not on all ranks
                 discard_compiled(self.model.modules())

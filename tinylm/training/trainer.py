@@ -14,6 +14,7 @@ from tinylm.errors import DivergedError, TinyLMError, is_out_of_memory
 from tinylm.evaluation.loop import batch_losses, default_batch_size, evaluate_loss
 from tinylm.kernels.force_eager import force_eager
 from tinylm.model.stack import Transformer
+from tinylm.objectives.loss import Objective
 from tinylm.objectives.tasks import Task
 from tinylm.planning.memory import evaluation_rows
 from tinylm.ranks import ONE_RANK, Ranks
@@ -201,7 +202,7 @@ class Trainer:
         batch, own = (windows.split_windows(parts) for windows in self._batch(state.step))
         self.ranks.seed(config.seed, state.step)
         self._allocate_optimizer()
-        loss_sum, metrics = self._accumulate(batch, own, parts)
+        loss_sum, metrics = self._accumulate(self.task.objective(progress), batch, own, parts)
         # The learning rate at the middle of the step, so that it is 0 neither in the first nor in the last step.
         total_steps = self._rule.total_steps
         middle = progress + 0.5 / total_steps if total_steps else (progress + self._current_progress()) / 2
@@ -301,7 +302,7 @@ class Trainer:
             f"lower `lr` (it is {self.config.lr:g}) or more `warmup_steps`."
         )
 
-    def _accumulate(self, batch: Batch, own: Batch, parts: int) -> tuple[float, dict[str, Any]]:
+    def _accumulate(self, objective: Objective, batch: Batch, own: Batch, parts: int) -> tuple[float, dict[str, Any]]:
         """Compute the gradient of the batch over micro-batches and ranks.
 
         Returns two sums over all ranks: of the loss in nats over targets, and of each metric over sequences.
@@ -314,7 +315,7 @@ class Trainer:
         """
         while True:
             rng = capture_rng()
-            sums = self.ranks.gather(self._try_to_accumulate(batch, own, parts))
+            sums = self.ranks.gather(self._try_to_accumulate(objective, batch, own, parts))
             if all(part is not None for part in sums):
                 break
             if self.state.micro_batch == 1:
@@ -339,14 +340,14 @@ class Trainer:
         return sum(losses), metrics
 
     def _try_to_accumulate(
-        self, batch: Batch, own: Batch, parts: int
+        self, objective: Objective, batch: Batch, own: Batch, parts: int
     ) -> tuple[float, dict[str, Any], list[int]] | None:
         """The sums of loss and metrics over the rows of this rank, and the indices of parameters without a gradient.
 
         Returns `None` if memory runs out; with shards, raises TinyLMError.
         """
         try:
-            loss_sum, metrics = self._accumulate_once(batch, own, self.state.micro_batch * parts)
+            loss_sum, metrics = self._accumulate_once(objective, batch, own, self.state.micro_batch * parts)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -358,14 +359,16 @@ class Trainer:
             return None
         return loss_sum, metrics, [index for index, p in enumerate(self._parameters()) if p.grad is None]
 
-    def _accumulate_once(self, batch: Batch, own: Batch, rows: int) -> tuple[float, dict[str, Any]]:
+    def _accumulate_once(
+        self, objective: Objective, batch: Batch, own: Batch, rows: int
+    ) -> tuple[float, dict[str, Any]]:
         loss_sum = torch.zeros((), device=self.device)
         metrics: dict[str, Any] = {}
         n_targets = batch.n_targets  # of all ranks
         self._scaler.scale(loss_sum)  # creates the scale even if this rank gets no rows
         for part, counts in micro_batches(batch, own, rows, self._sharded, self.ranks):
             with autocast(self.device.type, self.dtype):
-                loss = self.task.objective(self.model, part.to(self.device))
+                loss = objective(self.model, part.to(self.device))
             mean = loss.total / n_targets + loss.aux / len(batch)
             self._scaler.scale(mean if counts else 0 * mean).backward()
             if not counts:
@@ -453,10 +456,9 @@ class Trainer:
         batch, _ = self._batch(self.state.step)
         part = next(batch.split(self.state.micro_batch))
         with torch.no_grad(), force_eager():
-            finite = all(
-                math.isfinite(loss.total.item())
-                for loss in batch_losses(self.model, self.task.objective, [part], self.dtype, sharded=self._sharded)
-            )
+            objective = self.task.objective(self._progress)
+            losses = batch_losses(self.model, objective, [part], self.dtype, sharded=self._sharded)
+            finite = all(math.isfinite(loss.total.item()) for loss in losses)
         restore_rng(rng)
         release_gathered(self.model)
         return finite

@@ -748,7 +748,7 @@ def random_model(rng: random.Random) -> tuple[str, list[Any]]:
     maybe(0.2, "--micro-batch", 2)
     maybe(0.2, "--label-smoothing", 0.1)
     if architecture == "decoder":
-        maybe(0.2, "--multi-token-weight", 0.3)
+        maybe(0.2, "--mtp-weight", 0.3)
     maybe(0.2, "--log-gradients")
     return architecture, options
 

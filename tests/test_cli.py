@@ -555,7 +555,7 @@ def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int
     """The resumed run ends with the weights of an uninterrupted run."""
     options = ("--dtype", "fp32", "--dropout", "0.1", "--log-every", 1)
     # Settings that the plan would derive from the length, which differs between the two runs.
-    options = ("--schedule", "constant", "--warmup-steps", 0, "--weight-decay", 0, "--tie", *options)
+    options = ("--schedule", "constant", "--warmup-steps", 0, "--weight-decay", 0, "--mtp-weight", 0, "--tie", *options)
     options = ("--eval-every", 100, "--save-every", 100, *options, *TINY)
     command = process("train", "corpus.txt", "--out", "my run", "--steps", 100_000, "--json", *options)
     with child_process(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:

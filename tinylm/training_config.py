@@ -88,7 +88,7 @@ class TrainingConfig:
     """The settings of a training run.
 
     objective: a key of `OBJECTIVES`. label_smoothing: weight of the uniform distribution in the target.
-    multi_token_weight: weight of the loss of the token after the next in the first step; see `tinylm.objectives.tasks`.
+    mtp_weight: weight of the loss of the token after the next in the first step; see `tinylm.objectives.tasks`.
     batch_size, micro_batch: sequences per optimizer step, and at most per forward pass (on each rank).
     checkpoint_activations: store only the inputs of blocks, and compute other activations again in the backward pass.
     sequence_length: tokens per sequence; `None` for the context of the model.
@@ -124,7 +124,7 @@ class TrainingConfig:
     grad_clip: float = 1.0
     patience: int | None = None
     label_smoothing: float = 0.0
-    multi_token_weight: float = 0.0
+    mtp_weight: float = 0.0
     average: float = 0.0
     eval_every: int = 100
     eval_tokens: int = 1_000_000
@@ -150,8 +150,8 @@ class TrainingConfig:
         )
         check_choice("objective", self.objective, tuple(OBJECTIVES))
         require(
-            self.multi_token_weight == 0 or self.objective == "next-token",
-            "`multi_token_weight` is for decoders that are trained on plain text; leave it out.",
+            self.mtp_weight == 0 or self.objective == "next-token",
+            "`mtp_weight` is for decoders that are trained on plain text; leave it out.",
         )
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)

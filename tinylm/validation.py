@@ -93,7 +93,7 @@ RANGES: dict[str, Range] = {
     "momentum": FRACTION,
     "grad_clip": Range(0, 1e6),
     "label_smoothing": FRACTION,
-    "multi_token_weight": Range(0, 1),
+    "mtp_weight": Range(0, 1),
     "average": Range(0, 0.5),
     "eval_every": COUNT_FROM_1,
     "eval_tokens": COUNT_FROM_1,

@@ -264,7 +264,7 @@ FRACTIONAL |= {
     "grad_clip",
     "average",
     "label_smoothing",
-    "multi_token_weight",
+    "mtp_weight",
     "epochs",
     "val_fraction",
 }

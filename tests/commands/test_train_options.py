@@ -62,7 +62,7 @@ MODEL_FLAGS = {
 TRAINING_FLAGS = {
     "average": ("--average 0.2", 0.2),
     "label_smoothing": ("--label-smoothing 0.3", 0.3),
-    "multi_token_weight": ("--multi-token-weight 0.2", 0.2),
+    "mtp_weight": ("--mtp-weight 0.2", 0.2),
     "sequence_growth": ("--sequence-growth 2", 2),
 }
 

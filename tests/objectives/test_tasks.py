@@ -20,11 +20,13 @@ def test_every_objective_has_a_task() -> None:
 
 
 @pytest.mark.parametrize(("progress", "weight"), [(0.0, 0.4), (0.15, 0.3), (0.3, 0.2), (0.6, 0.0), (1.0, 0.0)])
-def test_the_weight_of_the_token_after_the_next_falls_linearly_to_0_at_60_percent(progress: float, weight: float) -> None:
+def test_the_weight_of_the_token_after_the_next_falls_linearly_to_0_at_60_percent(
+    progress: float, weight: float
+) -> None:
     tokenizer = train_char("abc")
     config = small(vocab_size=tokenizer.vocab_size, context=8)
     settings = {"batch_size": 2, "micro_batch": 2, "lr": 0.1, "min_lr": 0.0, "warmup": 0.0}
-    training = TrainingConfig(budget=Budget(steps=1), multi_token_weight=0.4, **settings)
+    training = TrainingConfig(budget=Budget(steps=1), mtp_weight=0.4, **settings)
     tokens = np.array([0, 1, 2, 1] * 20, dtype=np.uint16)
     task = make_task(TokenFolder(Path("unused"), tokens, tokens), tokenizer, config, training)
     model = randomised(build_model(config)).double().eval()

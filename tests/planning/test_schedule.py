@@ -170,22 +170,22 @@ def test_weight_decay_depends_on_epochs_in_modern_models_unless_it_is_chosen() -
 
 
 def test_only_new_modern_decoders_of_text_with_a_small_vocabulary_predict_the_token_after_the_next() -> None:
-    assert planned(vocab_size=recipes.MULTI_TOKEN_MAX_VOCABULARY).training.multi_token_weight == 0.5
-    assert planned(vocab_size=recipes.MULTI_TOKEN_MAX_VOCABULARY + 1).training.multi_token_weight == 0
+    assert planned(vocab_size=recipes.MULTI_TOKEN_MAX_VOCABULARY).training.mtp_weight == 0.5
+    assert planned(vocab_size=recipes.MULTI_TOKEN_MAX_VOCABULARY + 1).training.mtp_weight == 0
     for chosen in (0.0, 0.25):
-        assert planned(training={"multi_token_weight": chosen}).training.multi_token_weight == chosen
-    assert planned(model={"preset": "gpt2"}).training.multi_token_weight == 0
-    assert planned(model={"architecture": "encoder"}).training.multi_token_weight == 0
-    assert planned(base=small(vocab_size=100)).training.multi_token_weight == 0
-    assert planned_pairs([10]).training.multi_token_weight == 0
+        assert planned(training={"mtp_weight": chosen}).training.mtp_weight == chosen
+    assert planned(model={"preset": "gpt2"}).training.mtp_weight == 0
+    assert planned(model={"architecture": "encoder"}).training.mtp_weight == 0
+    assert planned(base=small(vocab_size=100)).training.mtp_weight == 0
+    assert planned_pairs([10]).training.mtp_weight == 0
 
 
 def test_multi_token_prediction_is_an_error_where_it_has_no_effect() -> None:
-    message = "`multi_token_weight` is for decoders that are trained on plain text"
+    message = "`mtp_weight` is for decoders that are trained on plain text"
     with pytest.raises(UsageError, match=message):
-        planned(model={"architecture": "encoder"}, training={"multi_token_weight": 0.5})
+        planned(model={"architecture": "encoder"}, training={"mtp_weight": 0.5})
     with pytest.raises(UsageError, match=message):
-        planned_pairs([10], training={"multi_token_weight": 0.5})
+        planned_pairs([10], training={"mtp_weight": 0.5})
 
 
 # Intervals

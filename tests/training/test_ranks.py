@@ -53,7 +53,7 @@ NEW: dict[str, dict[str, Any]] = {
     "packed": {"pack": True, "batch_size": 2},
     "small batch": {"batch_size": 3, "micro_batch": 1, "checkpoint_activations": True},
     "growing": {"batch_size": 3, "sequence_growth": 2},
-    "multi-token": {"batch_size": 3, "sequence_growth": 2, "multi_token_weight": 0.5},
+    "multi-token": {"batch_size": 3, "sequence_growth": 2, "mtp_weight": 0.5},
 }
 ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
     "lora": ("finetune-lora", {"rank": 2}),

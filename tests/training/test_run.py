@@ -69,7 +69,7 @@ CASES = {
     "patience": Case({"patience": 2, "lr": 0.5, "budget": Budget(steps=300)}, 20),
     "averaged": Case({"average": 0.1}, 31),
     "growing sequences, killed between two lengths": Case({"sequence_growth": 4}, 40, Killed),
-    "multi-token prediction, killed": Case({"multi_token_weight": 0.5}, 40, Killed),
+    "multi-token prediction, killed": Case({"mtp_weight": 0.5}, 40, Killed),
     "averaged, killed": Case({"average": 0.1}, 40, Killed),
     "merged experts": Case({}, 31, shape={"experts": 3, "expert_mode": "merge"}),
     "adapter": Case({}, 31, adapter="adapter"),

@@ -186,14 +186,9 @@ class OptimizerOptions:
         float | None,
         option("Label smoothing: share of the target probability spread over all tokens.", Panel.OPTIMIZER, "X"),
     ] = None
-    multi_token_weight: Annotated[
+    mtp_weight: Annotated[
         float | None,
-        option(
-            "Multi-token prediction: weight of the loss of the token after the next in the first step; falls to 0 at 60 % "
-            "of the run.",
-            Panel.OPTIMIZER,
-            "X",
-        ),
+        option("Multi-token prediction: first weight of the token after next; 0 from 60 % on.", Panel.OPTIMIZER, "X"),
     ] = None
 
 

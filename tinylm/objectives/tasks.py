@@ -50,14 +50,14 @@ class Task(Protocol):
 class NextToken:
     """Predict each token from the tokens before it, in windows of `model.context` tokens.
 
-    The token after the next counts with `multi_token_weight`, which falls linearly to 0 at MULTI_TOKEN_END.
+    The token after the next counts with `mtp_weight`, which falls linearly to 0 at MULTI_TOKEN_END.
     """
 
     validation_objective: Objective = staticmethod(next_token)
 
     def __init__(self, tokens: TokenFolder, tokenizer: Tokenizer, model: ModelConfig, training: TrainingConfig) -> None:
         self._smoothing = training.label_smoothing
-        self._multi_token_weight = training.multi_token_weight
+        self._mtp_weight = training.mtp_weight
         self._val = tokens.val
         self._context = model.context
         self.batch = Windows(tokens.train, model.context, training.batch_size, training.seed).batch
@@ -65,7 +65,7 @@ class NextToken:
 
     def objective(self, progress: float) -> Objective:
         """As `Task.objective`."""
-        second_weight = self._multi_token_weight * (1 - progress / MULTI_TOKEN_END)
+        second_weight = self._mtp_weight * (1 - progress / MULTI_TOKEN_END)
         if second_weight > 0:
             return functools.partial(next_two_tokens, smoothing=self._smoothing, second_weight=second_weight)
         return functools.partial(next_token, smoothing=self._smoothing)

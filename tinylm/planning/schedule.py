@@ -73,7 +73,7 @@ def choose_weight_decay(epochs: float, parameters_per_token: float) -> float:
     return float(f"{min(max(recipes.WEIGHT_DECAY_PER_EPOCH * epochs, recipes.MIN_WEIGHT_DECAY), limit):.2g}")
 
 
-def choose_multi_token_weight(request: PlanRequest, objective: str) -> float:
+def choose_mtp_weight(request: PlanRequest, objective: str) -> float:
     """The weight of the token after the next (decision 039): not 0 in new modern models with a small vocabulary."""
     is_small = request.vocab_size <= recipes.MULTI_TOKEN_MAX_VOCABULARY
     return recipes.MULTI_TOKEN_WEIGHT if request.is_new_modern and objective == "next-token" and is_small else 0.0
@@ -139,6 +139,6 @@ def choose_settings(
         settings["weight_decay"] = choose_weight_decay(length.epochs, parameters / request.data.train_tokens)
     settings |= {name: value for name, value in request.training.items() if name != "warmup_steps"}
     settings["warmup"] = choose_warmup(request, length, notices)
-    settings.setdefault("multi_token_weight", choose_multi_token_weight(request, settings["objective"]))
+    settings.setdefault("mtp_weight", choose_mtp_weight(request, settings["objective"]))
     settings.setdefault("min_lr", settings["lr"] / recipes.MIN_LR_DIVISOR)
     return settings

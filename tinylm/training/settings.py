@@ -60,7 +60,7 @@ class OptimizerSettings(TypedDict, total=False):
     optimizer: str | None
     average: float | None
     label_smoothing: float | None
-    multi_token_weight: float | None  # of the token after the next at first; default: 0.5 with small vocabularies
+    mtp_weight: float | None  # of the token after the next at first; default: 0.5 with small vocabularies
     pack: bool | None  # conversations share rows of a batch; default: where that is faster
 
 

@@ -170,8 +170,8 @@ def test_weight_decay_depends_on_epochs_in_modern_models_unless_it_is_chosen() -
 
 
 def test_only_new_modern_decoders_of_text_with_a_small_vocabulary_predict_the_token_after_the_next() -> None:
-    assert planned(vocab_size=recipes.MULTI_TOKEN_MAX_VOCABULARY).training.mtp_weight == 0.5
-    assert planned(vocab_size=recipes.MULTI_TOKEN_MAX_VOCABULARY + 1).training.mtp_weight == 0
+    assert planned(vocab_size=recipes.MTP_MAX_VOCABULARY).training.mtp_weight == 0.5
+    assert planned(vocab_size=recipes.MTP_MAX_VOCABULARY + 1).training.mtp_weight == 0
     for chosen in (0.0, 0.25):
         assert planned(training={"mtp_weight": chosen}).training.mtp_weight == chosen
     assert planned(model={"preset": "gpt2"}).training.mtp_weight == 0

@@ -13,6 +13,7 @@ import torch
 from tests.training.trainer_bench import (
     Bench,
     Clock,
+    FakeTask,
     assert_same,
     decoder,
     gradient,
@@ -248,3 +249,11 @@ def test_extra_metrics_are_computed_with_the_gradients_and_logged() -> None:
     bench.run()
     assert [event.metrics for event in bench.reported(Logged)] == [{"of_embedding": value} for value in seen]
     assert len(seen) == 2
+
+
+def test_each_step_minimises_the_objective_of_its_progress() -> None:
+    bench = Bench(budget=Budget(steps=4))
+    bench.run()
+    task = bench.trainer.task
+    assert isinstance(task, FakeTask)
+    assert [progress for progress in dict.fromkeys(task.progress) if progress < 1] == [0, 0.25, 0.5, 0.75]

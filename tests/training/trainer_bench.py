@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,12 +66,14 @@ class FakeTask:
     validate: Callable[[], float]
     steps_per_epoch: float = 1
     validating: bool = False
+    progress: list[float] = field(default_factory=list)  # of each call of `objective`
 
     def validation_batches(self, rows: int, max_tokens: int) -> list[Batch]:
         self.validating = True
         return [random_batch(0, 1)]
 
     def objective(self, progress: float) -> Callable[..., Loss]:
+        self.progress.append(progress)
         return self.loss
 
     def validation_objective(self, model: Decoder, batch: Batch) -> Loss:

@@ -188,7 +188,11 @@ class OptimizerOptions:
     ] = None
     mtp_weight: Annotated[
         float | None,
-        option("Multi-token prediction: first weight of the token after next; 0 from 60 % on.", Panel.OPTIMIZER, "X"),
+        option(
+            "Multi-token prediction: initial loss weight of the token after next; falls to 0 at 60 % of the run.",
+            Panel.OPTIMIZER,
+            "X",
+        ),
     ] = None
 
 

@@ -18,7 +18,7 @@ from tinylm.text.token_masking import MaskedWindows, masked_evaluation_batches
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training_config import TrainingConfig
 
-MULTI_TOKEN_END = 0.6  # decision 039: progress from which only the next token is predicted
+MTP_END = 0.6  # decision 039: progress from which only the next token is predicted
 
 
 class Task(Protocol):
@@ -50,7 +50,7 @@ class Task(Protocol):
 class NextToken:
     """Predict each token from the tokens before it, in windows of `model.context` tokens.
 
-    The token after the next counts with `mtp_weight`, which falls linearly to 0 at MULTI_TOKEN_END.
+    The token after the next counts with `mtp_weight`, which falls linearly to 0 at MTP_END.
     """
 
     validation_objective: Objective = staticmethod(next_token)
@@ -65,7 +65,7 @@ class NextToken:
 
     def objective(self, progress: float) -> Objective:
         """As `Task.objective`."""
-        second_weight = self._mtp_weight * (1 - progress / MULTI_TOKEN_END)
+        second_weight = self._mtp_weight * (1 - progress / MTP_END)
         if second_weight > 0:
             return functools.partial(next_two_tokens, smoothing=self._smoothing, second_weight=second_weight)
         return functools.partial(next_token, smoothing=self._smoothing)

@@ -103,8 +103,8 @@ MIN_GROWING_LENGTH = 64  # decision 037
 
 # Multi-token prediction: its weight in new decoders of plain text with at most this vocabulary.
 
-MULTI_TOKEN_WEIGHT = 0.5  # decision 039
-MULTI_TOKEN_MAX_VOCABULARY = 1024  # decision 039
+MTP_WEIGHT = 0.5  # decision 039
+MTP_MAX_VOCABULARY = 1024  # decision 039
 
 # Batch size.
 

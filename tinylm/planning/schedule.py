@@ -75,8 +75,8 @@ def choose_weight_decay(epochs: float, parameters_per_token: float) -> float:
 
 def choose_mtp_weight(request: PlanRequest, objective: str) -> float:
     """The weight of the token after the next (decision 039): not 0 in new modern models with a small vocabulary."""
-    is_small = request.vocab_size <= recipes.MULTI_TOKEN_MAX_VOCABULARY
-    return recipes.MULTI_TOKEN_WEIGHT if request.is_new_modern and objective == "next-token" and is_small else 0.0
+    is_small = request.vocab_size <= recipes.MTP_MAX_VOCABULARY
+    return recipes.MTP_WEIGHT if request.is_new_modern and objective == "next-token" and is_small else 0.0
 
 
 def choose_intervals(machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength) -> dict[str, int]:

@@ -425,7 +425,7 @@ def test_the_finetuning_benchmark_compares_methods(
     for name, text in (("one.txt", story(6000)), ("two.txt", "no joy, no joy; no bed\n" * 200)):
         (tmp_path / name).write_text(text)
     tiny = "--layers 2 --heads 2 --width 16 --context 16 --batch-size 4"
-    arguments = ["--options", tiny, "--base-steps", "2", "--steps", "25", "--experts", "--experts 2"]
+    arguments = ["--options", tiny, "--base-steps", "30", "--steps", "25", "--experts", "--experts 2"]
     finetuning.main([str(tmp_path / "one.txt"), str(tmp_path / "two.txt"), *arguments])
     rows = [
         [cell.strip().replace(",", "") for cell in line.split("|")[1:-1]]

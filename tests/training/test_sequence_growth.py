@@ -116,33 +116,24 @@ def test_other_data_than_text_and_lengths_that_it_does_not_divide_are_refused() 
     assert planned(model={"context": 32}, training={"sequence_growth": 4}).training.sequence_growth == 4
 
 
-SHORT = Budget(time=60)  # seconds, in which layers are not compiled
-
-
 def test_sequences_of_new_decoders_on_text_grow() -> None:
-    assert planned(budget=SHORT).training.sequence_growth == 4
-    assert planned(budget=SHORT, training={"sequence_growth": 1}).training.sequence_growth == 1
+    assert planned().training.sequence_growth == 4
+    assert planned(training={"sequence_growth": 1}).training.sequence_growth == 1
     for different in ({"preset": "gpt2"}, {"position": "learned"}, {"architecture": "encoder"}):
-        assert planned(budget=SHORT, model={"context": 256, **different}).training.sequence_growth == 1
+        assert planned(model={"context": 256, **different}).training.sequence_growth == 1
     base = make_model_config(vocab_size=100, preset="modern", size="mini")
-    assert planned(budget=SHORT, base=base).training.sequence_growth == 1
-    assert planned_pairs([10], budget=SHORT).training.sequence_growth == 1
+    assert planned(base=base).training.sequence_growth == 1
+    assert planned_pairs([10]).training.sequence_growth == 1
 
 
 @pytest.mark.parametrize(("context", "growth"), [(64, 1), (127, 1), (128, 2), (256, 4), (258, 2), (259, 1), (512, 4)])
 def test_the_shortest_sequences_have_64_tokens(context: int, growth: int) -> None:
-    assert planned(budget=SHORT, model={"context": context}).training.sequence_growth == growth
+    assert planned(model={"context": context}).training.sequence_growth == growth
 
 
-def test_layers_are_compiled_only_if_the_length_stays_the_same() -> None:
-    compiler = machine(compiled_is_faster=True)
-    long = planned(on=compiler, budget=Budget(time=36_000))
-    assert (long.runtime.compile, long.training.sequence_growth) == (True, 1)
-    for growth, compiled in ((1, True), (2, False)):
-        chosen = planned(on=compiler, budget=Budget(time=36_000), training={"sequence_growth": growth})
-        assert chosen.runtime.compile == compiled
-    short = planned(on=compiler, budget=SHORT, compile="on", model={"size": "nano"})
-    assert (short.runtime.compile, short.training.sequence_growth) == (True, 1)
+def test_sequences_of_compiled_layers_grow() -> None:
+    long = planned(on=machine(compiled_is_faster=True), budget=Budget(time=36_000))
+    assert (long.runtime.compile, long.training.sequence_growth) == (True, 4)
 
 
 def test_shorter_sequences_are_expected_to_take_less_time() -> None:

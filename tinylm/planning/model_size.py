@@ -64,7 +64,7 @@ def choose_sizes(machine: Machine, request: PlanRequest) -> list[str]:
 
 def training_tokens(machine: Machine, request: PlanRequest, config: ModelConfig) -> float:
     """Tokens that a model is trained on in `request.seconds`, at most MAX_USEFUL_EPOCHS of the training data."""
-    length = with_sequence_growth(machine, request, config).mean_length(config)
+    length = with_sequence_growth(request, config).mean_length(config)
     per_step = max_tokens_per_step(machine, config.width, request.optimizer)
     steps = request.seconds / training_step_seconds(machine, config, per_step, request.optimizer, length)
     return min(steps * per_step, recipes.MAX_USEFUL_EPOCHS * request.data.train_tokens)

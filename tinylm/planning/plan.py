@@ -68,7 +68,7 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
         context = request.base.context
         request = replace(request, base=replace(request.base, context=sequence_length))
     config = choose_model(request, size, notices)
-    request = with_sequence_growth(machine, request, config)
+    request = with_sequence_growth(request, config)
     check_sequence_growth(request.sequence_growth, config.context, is_plain_text=request.data.is_plain_text)
     batch_size = choose_batch_size(machine, request, config)
     run_length = choose_length(machine, request, config, batch_size)

@@ -37,12 +37,12 @@ def choose_length(machine: Machine, request: PlanRequest, config: ModelConfig, b
 def choose_compile(machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength) -> bool:
     """Whether to compile layers: the user's choice, or in runs that are long enough, if compiled layers are faster.
 
-    Tensor sizes change at every step with pairs, conversations that are not packed and experts, and between three
-    lengths with growing sequences. Each new size would be compiled again.
+    With pairs, conversations that are not packed and experts, tensor sizes change at every step, and some of them would
+    be compiled again.
     """
     if request.compile != "auto":
         return request.compile == "on"
-    constant_sizes = request.rows(config).constant and config.experts == 1 and request.sequence_growth == 1
+    constant_sizes = request.rows(config).constant and config.experts == 1
     seconds = request.effective_budget.time or length.steps * length.step_seconds
     return constant_sizes and machine.compiled_is_faster and seconds >= recipes.MIN_SECONDS_TO_COMPILE
 

@@ -2,25 +2,22 @@
 
 from dataclasses import replace
 
-from tinylm.machine import Machine
 from tinylm.model_config import ModelConfig
 from tinylm.planning import recipes
-from tinylm.planning.batch_size import choose_batch_size
 from tinylm.planning.plan_request import PlanRequest
-from tinylm.planning.schedule import choose_compile, choose_length
 from tinylm.sequence_growth import SEQUENCE_GROWTHS
 
 
-def with_sequence_growth(machine: Machine, request: PlanRequest, config: ModelConfig) -> PlanRequest:
+def with_sequence_growth(request: PlanRequest, config: ModelConfig) -> PlanRequest:
     """The request with a choice of `sequence_growth`: the user's, or else the planned one.
 
-    Sequences of new modern decoders with RoPE grow in runs on plain text that are not compiled, as far as the shortest
-    have at least MIN_GROWING_LENGTH tokens.
+    Sequences of new modern decoders with RoPE grow on plain text, as far as the shortest have at least
+    MIN_GROWING_LENGTH tokens.
     """
     if "sequence_growth" in request.training:
         return request
     growth = 1
-    if _may_grow(request, config) and not _compiles(machine, request, config):
+    if _may_grow(request, config):
         growth = max(parts for parts in SEQUENCE_GROWTHS if parts == 1 or _is_long_enough(config.context, parts))
     return replace(request, training={**request.training, "sequence_growth": growth})
 
@@ -28,11 +25,6 @@ def with_sequence_growth(machine: Machine, request: PlanRequest, config: ModelCo
 def _may_grow(request: PlanRequest, config: ModelConfig) -> bool:
     is_plain_decoder = config.architecture == "decoder" and config.position == "rope"
     return request.is_new_modern and is_plain_decoder and request.data.is_plain_text
-
-
-def _compiles(machine: Machine, request: PlanRequest, config: ModelConfig) -> bool:
-    length = choose_length(machine, request, config, choose_batch_size(machine, request, config))
-    return choose_compile(machine, request, config, length)
 
 
 def _is_long_enough(context: int, parts: int) -> bool:

@@ -1,6 +1,6 @@
 """torch.compile for the layers of a model before it is trained."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -16,16 +16,17 @@ from tinylm.training.events import Event, Notice
 
 
 def compile_layers(
-    model: Transformer, batch: Batch, objective: Objective, dtype: str, report: Callable[[Event], None]
+    model: Transformer, batches: Iterable[Batch], objective: Objective, dtype: str, report: Callable[[Event], None]
 ) -> bool:
-    """Compile each block in place, and test the model with a forward and a backward pass on `batch`.
+    """Compile each block in place, and test the model with a forward and a backward pass on each of `batches`.
 
-    Returns False if compiling or the test fails; the blocks are then as before, and `report` receives a Notice with the
-    reason. If the test runs out of memory, it is repeated with half of the batch, down to one sequence. Gradients are
+    The compiler makes new code for the second length of sequences that it sees, which then serves other lengths too.
+
+    Returns False if compiling or a test fails; the blocks are then as before, and `report` receives a Notice with the
+    reason. If a test runs out of memory, it is repeated with half of its batch, down to one sequence. Gradients are
     cleared, and random number generators do not advance.
     """
     blocks = [module for module in model.modules() if isinstance(module, PreNormBlock)]
-    device = model.device
     try:
         prepare_compiler()
     except TinyLMError as error:
@@ -33,18 +34,28 @@ def compile_layers(
         return False
     for block in blocks:
         block.compile()
+    try:
+        for batch in batches:
+            _test(model, batch, objective, dtype)
+    except Exception as error:  # torch.compile and the C++ compiler raise many types of exceptions
+        discard_compiled(blocks)
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        report(Notice(f"torch.compile failed ({reason[:120]}); continuing without it."))
+        return False
+    return True
+
+
+def _test(model: Transformer, batch: Batch, objective: Objective, dtype: str) -> None:
+    """A forward and a backward pass on as much of the batch as fits in memory. Raises what they raise."""
     while True:
         try:
-            with torch.random.fork_rng(), autocast(device.type, dtype):
-                objective(model, batch.to(device)).total.backward()
-            return True
-        except Exception as error:  # torch.compile and the C++ compiler raise many types of exceptions
+            with torch.random.fork_rng(), autocast(model.device.type, dtype):
+                objective(model, batch.to(model.device)).total.backward()
+            return
+        except Exception as error:
             if not is_out_of_memory(error) or len(batch) == 1:
-                discard_compiled(blocks)
-                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                report(Notice(f"torch.compile failed ({reason[:120]}); continuing without it."))
-                return False
+                raise
         finally:
             model.zero_grad(set_to_none=True)
-        empty_cache(device)
+        empty_cache(model.device)
         batch = next(batch.split(-(-len(batch) // 2)))

@@ -18,6 +18,7 @@ from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.run_config import RunConfig, RuntimeConfig
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.tensor_files import WHOLE, Shard
+from tinylm.sequence_growth import SEQUENCE_GROWTHS
 from tinylm.task_kinds import make_task
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
@@ -170,8 +171,10 @@ class TrainingRun:
         if self.parallel == "fsdp":
             report(Notice("Layers are not compiled, since the weights are sharded."))
         else:
-            batch = next(self.task.batch(0).split(self.training.micro_batch))
-            compiled = compile_layers(self.model, batch, self.task.objective(0.0), self.runtime.dtype, report)
+            windows = next(self.task.batch(0).split(self.training.micro_batch))
+            growth = self.training.sequence_growth
+            batches = [windows.split_windows(parts) for parts in SEQUENCE_GROWTHS if parts <= growth]
+            compiled = compile_layers(self.model, batches, self.task.objective(0.0), self.runtime.dtype, report)
         if not all(self.ranks.gather(compiled)):
             if compiled:  # but not on all ranks
                 discard_compiled(self.model.modules())

@@ -37,7 +37,7 @@ from tinylm.training.compile_layers import compile_layers
 model, ids = build_model(small()), torch.zeros(2, 9, dtype=torch.long)
 notices = []
 batch = Batch(ids[:, :-1], ids[:, 1:])
-assert compile_layers(model, batch, next_token, "fp32", notices.append), notices
+assert compile_layers(model, [batch], next_token, "fp32", notices.append), notices
 print(json.dumps(sorted(paths)))
 """
 

@@ -284,6 +284,31 @@ def test_out_of_memory_in_the_test_of_compiled_layers_reduces_its_batch(
     assert runtime.compile
 
 
+def test_compiled_layers_are_tested_with_the_sequences_of_every_length(
+    tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, torch would compile in the middle of the run, where a failure stops it."""
+    shapes: list[torch.Size] = []
+
+    def compile(module: torch.nn.Module) -> None:
+        def call(x: torch.Tensor, *args: Any) -> Any:
+            if torch.is_grad_enabled():  # not in evaluations
+                shapes.append(x.shape[:2])
+            return module._call_impl(x, *args)
+
+        module._compiled_call_impl = call
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile)
+    shape = dataclasses.replace(SHAPE, context=16)
+    config = config_of(model=shape, budget=Budget(steps=20), batch_size=4, sequence_growth=4)
+    assert config.runtime is not None
+    wanted = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, compile=True))
+    RunSession(tmp_path / "run", tokens).begin(wanted)
+    tested, trained = shapes[:3], shapes[3:]
+    assert tested == [(2, 16), (4, 8), (8, 4)]
+    assert set(trained) == set(tested)
+
+
 def test_the_layers_of_encoder_and_decoder_are_compiled(
     tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

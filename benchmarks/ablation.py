@@ -26,8 +26,8 @@ from tinylm.run_directory.loading import read_config
 # number of warmup steps, a linear one does not.
 PUBLISHED = "--preset original --optimizer adam --lr 0.001 --weight-decay 0 --schedule linear"
 OPTIONS = (
-    "--size micro --context 128 --sequence-growth 1 --batch-size 16 --optimizer adamw --schedule trapezoid --lr 0.003 "
-    "--weight-decay 0.1 --tie"
+    "--size micro --context 128 --sequence-growth 1 --mtp-weight 0 --batch-size 16 --optimizer adamw "
+    "--schedule trapezoid --lr 0.003 --weight-decay 0.1 --tie"
 )
 GROUPS: dict[str, dict[str, str]] = {
     "placement in 6 layers": {
@@ -72,9 +72,9 @@ GROUPS: dict[str, dict[str, str]] = {
         "window of 16 in all layers": "--local-window 16 --local-layers 0,1,2,3",
     },
     "experts": {
-        "dense": "--optimizer muon",
-        "4 experts, 2 per token, half as wide": "--optimizer muon --experts 4 --ffn-width 176",
-        "8 experts, 2 per token, half as wide": "--optimizer muon --experts 8 --ffn-width 176",
+        "dense": "--optimizer muon --momentum 0.95",
+        "4 experts, 2 per token, half as wide": "--optimizer muon --momentum 0.95 --experts 4 --ffn-width 176",
+        "8 experts, 2 per token, half as wide": "--optimizer muon --momentum 0.95 --experts 8 --ffn-width 176",
     },
     "experts by AdamW": {
         "dense": "--optimizer adamw",
@@ -82,8 +82,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "8 experts, 2 per token, half as wide": "--optimizer adamw --experts 8 --ffn-width 176",
     },
     "merging of experts": {
-        "outputs mixed": "--optimizer muon --experts 4 --ffn-width 176",
-        "matrices mixed": "--optimizer muon --experts 4 --ffn-width 176 --expert-mode merge",
+        "outputs mixed": "--optimizer muon --momentum 0.95 --experts 4 --ffn-width 176",
+        "matrices mixed": "--optimizer muon --momentum 0.95 --experts 4 --ffn-width 176 --expert-mode merge",
     },
     "warmup of Adam": {
         "with": f"{PUBLISHED} --norm-placement pre",

@@ -30,7 +30,7 @@ PROGRAM = (sys.executable, "-m", "tinylm")
 LIMIT = 1200  # seconds for one command
 COLOURS = 128  # of a picture, for small files
 INTERVALS = "--log-every 10 --eval-every 50"
-NANO = f"train data/corpus.txt --size nano --sequence-growth 1 --steps 500 {INTERVALS}"
+NANO = f"train data/corpus.txt --size nano --sequence-growth 1 --mtp-weight 0 --steps 500 {INTERVALS}"
 ORIGINAL = (
     "train data/corpus.txt --preset original --size micro --context 64 --layers 6 --batch-size 16 --optimizer adam "
     f"--lr 0.001 --schedule linear --steps 300 --log-gradients {INTERVALS}"

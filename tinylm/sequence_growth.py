@@ -1,8 +1,8 @@
-"""Windows of text that are split into shorter sequences in most steps of a run, until its end (decision 037).
+"""Sequence length warmup: windows of text are split into shorter sequences until 85 % of a run (decision 037).
 
-Early in training, a model learns little from distant tokens, and short sequences cost less attention (Li et al. 2022,
-sequence length warmup). Steps with whole windows in between keep the model usable, and its validation loss comparable,
-at its full context from the beginning. Splitting windows changes neither the tokens of a batch nor their order.
+Early in training, a model learns little from distant tokens, and short sequences cost less attention (Li et al. 2022).
+Every eighth step has whole windows, which keep the model usable, and its validation loss comparable, at its full
+context from the beginning. Splitting windows changes neither the tokens of a batch nor their order.
 """
 
 import itertools

@@ -1,5 +1,7 @@
 """Reference: the float64 decoder of reference.py and its cross-entropy, summed one sequence at a time."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -53,23 +55,33 @@ def test_the_loss_equals_the_formula_summed_over_scored_targets(
     assert loss.aux.item() == 0
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("chunk", [1 << 25, 30])
 @pytest.mark.parametrize("tie", [True, False])
 def test_multi_token_prediction_adds_the_loss_of_the_token_after_the_next_to_the_auxiliary_loss(
-    tie: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+    tie: bool, chunk: int, smoothing: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Only the loss of the next token is smoothed. Both losses are those of the same logits."""
     monkeypatch.setattr(module, "MAX_LOGITS", chunk)
     config = small(tie=tie)
     model, batch = decoder(config), batch_of(config, 3, 7)
     weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
-    second = 0.0
+    first, second = 0.0, 0.0
     for ids, targets in zip(batch.ids.tolist(), batch.targets.tolist(), strict=True):
         logits = reference.decoder_logits(weights, config, ids, table=np.float32)
+        first += sum(reference_parts.label_smoothed(*pair, smoothing) for pair in zip(logits, targets, strict=True))
         second += 6 / 7 * reference.cross_entropy(logits[:-1], targets[1:])  # the reference is a mean of 6
-    loss = next_two_tokens(model, batch, smoothing=0.0, second_weight=0.3)
-    assert loss.total.item() == pytest.approx(expected_loss(model, config, batch), rel=1e-12)
-    assert loss.aux.item() == pytest.approx(0.3 * second, rel=1e-12)
-    assert loss.n_tokens == 21
+    rows: list[int] = []
+    compute = model.logits
+    monkeypatch.setattr(model, "logits", lambda hidden: (rows.append(len(hidden)), compute(hidden))[1])
+    loss = next_two_tokens(model, batch, smoothing, second_weight=0.3)
+    assert sum(rows) == 3 * 7
+    with torch.no_grad():
+        same = next_two_tokens(model, batch, smoothing, second_weight=0.3)
+    for found in (loss, same):
+        assert found.total.item() == pytest.approx(first, rel=1e-12)
+        assert found.aux.item() == pytest.approx(0.3 * second, rel=1e-12)
+        assert found.n_tokens == 21
 
 
 ALL = ("decoder", "encoder", "encoder-decoder")
@@ -182,16 +194,21 @@ def hidden_weight_and_targets() -> tuple[Tensor, Tensor, Tensor]:
     return hidden, weight, torch.randint(7, (2, 5), generator=rng)
 
 
-@pytest.mark.parametrize("scored", [None, 0.5])
+@pytest.mark.parametrize("objective", ["all targets", "scored targets", "two tokens"])
 def test_the_gradient_of_the_chunked_loss_is_that_of_finite_differences(
-    scored: float | None, monkeypatch: pytest.MonkeyPatch
+    objective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_LOGITS", 3 * 7)
     hidden, weight, targets = hidden_weight_and_targets()
-    mask = None if scored is None else torch.rand(2, 5, generator=torch.Generator().manual_seed(1)) < scored
+    model, batch = LinearModel(weight), Batch(hidden, targets)
+    if objective == "scored targets":
+        batch = Batch(hidden, targets, torch.rand(2, 5, generator=torch.Generator().manual_seed(1)) < 0.5)
 
     def loss() -> Tensor:
-        return next_token(LinearModel(weight), Batch(hidden, targets, mask), 0.1).total * 0.3
+        if objective == "two tokens":
+            both = next_two_tokens(model, batch, 0.1, second_weight=0.5)
+            return both.total * 0.3 + both.aux * 0.7
+        return next_token(model, batch, 0.1).total * 0.3
 
     loss().backward()
     for tensor in (hidden, weight):
@@ -204,18 +221,23 @@ def test_the_gradient_of_the_chunked_loss_is_that_of_finite_differences(
             assert gradient.item() == pytest.approx((found[0] - found[1]) / 2e-5, rel=1e-6, abs=1e-8)
 
 
+@pytest.mark.parametrize("second_weight", [0.0, 0.5])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_under_autocast_chunks_have_the_gradient_of_the_whole_batch_up_to_rounding(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, second_weight: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The weight is rounded once for all chunks, and its gradient is summed in single precision. Loss scale: 1024."""
     hidden, weight, targets = hidden_weight_and_targets()
-    expected = torch.nn.functional.cross_entropy((hidden @ weight.T).flatten(0, 1), targets.flatten(), reduction="sum")
+    logits = hidden @ weight.T
+    cross_entropy = functools.partial(torch.nn.functional.cross_entropy, reduction="sum")
+    second = cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
+    expected = cross_entropy(logits.flatten(0, 1), targets.flatten()) + second_weight / 5 * second
     expected.backward()
     monkeypatch.setattr(module, "MAX_LOGITS", 2 * 7)
     leaves = [tensor.detach().float().requires_grad_() for tensor in (hidden, weight)]
     with torch.autocast("cpu", dtype):
-        loss = next_token(LinearModel(leaves[1]), Batch(leaves[0], targets)).total
+        both = next_two_tokens(LinearModel(leaves[1]), Batch(leaves[0], targets), 0.0, second_weight)
+    loss = both.total + both.aux
     (loss * 1024).backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-2)
     for leaf, reference_tensor in zip(leaves, (hidden, weight), strict=True):

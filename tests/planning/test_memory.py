@@ -273,18 +273,22 @@ def test_checkpointed_layers_store_their_inputs() -> None:
     assert memory_of(checkpointed=True).evaluation == memory_of().evaluation / 4
 
 
-def test_the_memory_of_logits_is_bounded() -> None:
-    for vocabulary, expected in ((100, 24 * 100), (1 << 24, None)):
-        memory = memory_of(vocab_size=vocabulary)
-        assert memory.logits == recipes.LOGIT_BYTES * 24 * vocabulary
-        assert memory.max_logits == recipes.LOGIT_BYTES * MAX_LOGITS + 2 * 4 * 128 * vocabulary  # two gradients
-        assert expected is None or memory.logits < memory.max_logits
+@pytest.mark.parametrize(("vocabulary", "losses"), [(100, 2), (1 << 24, 1)])  # multi-token prediction: up to 1,024
+def test_the_memory_of_logits_is_bounded(vocabulary: int, losses: int) -> None:
+    memory = memory_of(vocab_size=vocabulary)
+    logit_bytes = recipes.LOGIT_BYTES + (losses - 1) * recipes.LOGIT_GRADIENT_BYTES
+    assert memory.logits == logit_bytes * 24 * vocabulary
+    gradient = 4 * 128 * vocabulary  # of the output layer: one per loss, and that of a chunk
+    assert memory.max_logits == logit_bytes * MAX_LOGITS + (losses + 1) * gradient
+    single = memory_of(vocab_size=vocabulary, training={"mtp_weight": 0.0})
+    assert single.logits == recipes.LOGIT_BYTES * 24 * vocabulary
 
 
 def test_the_memory_of_a_plan_grows_with_each_sequence() -> None:
     batches = [planned(model={"size": "nano"}, training={"batch_size": size}) for size in (100, 101)]
     one, two = batches
-    per_token = activation_bytes(machine(), one.model) + recipes.LOGIT_BYTES * 100
+    logit_bytes = recipes.LOGIT_BYTES + recipes.LOGIT_GRADIENT_BYTES  # of two losses
+    per_token = activation_bytes(machine(), one.model) + logit_bytes * 100
     assert two.memory - one.memory == per_token * one.model.context
 
 

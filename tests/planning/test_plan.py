@@ -8,7 +8,6 @@ from tests.machines import machine
 from tests.planning.planned import planned, planned_pairs
 from tinylm.machine import Machine
 from tinylm.model_config import ModelConfig
-from tinylm.planning.recipes import MIN_SECONDS_TO_COMPILE
 from tinylm.presets import PRESETS
 from tinylm.training_config import Budget
 
@@ -29,21 +28,32 @@ def test_a_chosen_budget_is_kept_and_has_no_patience(budget: Budget) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "seconds", "faster", "compiled"),
+    ("wanted", "dtype", "seconds", "faster", "compiled"),
     [
-        ("on", 1, False, True),
-        ("off", 1e6, True, False),
-        ("auto", MIN_SECONDS_TO_COMPILE, True, True),
-        ("auto", MIN_SECONDS_TO_COMPILE - 1, True, False),
-        ("auto", 1e6, False, False),
+        ("on", "fp32", 1, False, True),
+        ("off", "fp32", 1e6, True, False),
+        ("auto", "fp32", 1200, True, True),
+        ("auto", "fp32", 1199, True, False),
+        ("auto", "bf16", 600, True, True),
+        ("auto", "bf16", 599, True, False),
+        ("auto", "fp32", 1e6, False, False),
     ],
 )
 def test_long_runs_are_compiled_if_compiled_layers_are_faster(
-    wanted: str, seconds: float, faster: bool, compiled: bool
+    wanted: str, dtype: str, seconds: float, faster: bool, compiled: bool
 ) -> None:
-    on = machine(compiled_is_faster=faster)
+    on = machine(compiled_is_faster=faster, dtype=dtype)
     plan = planned(budget=Budget(time=seconds), compile=wanted, on=on, model={"size": "nano"})
     assert plan.runtime == on.runtime(compile=compiled)
+
+
+@pytest.mark.parametrize(("share", "compiled"), [(0.98, False), (1.02, True)])
+def test_a_run_of_steps_is_compiled_by_its_expected_time(share: float, compiled: bool) -> None:
+    on = machine(compiled_is_faster=True, dtype="fp32")
+    seconds_per_step = planned(budget=Budget(steps=1000), on=on, model={"size": "nano"}).seconds / 1000
+    plan = planned(budget=Budget(steps=round(share * 1200 / seconds_per_step)), on=on, model={"size": "nano"})
+    assert plan.seconds == pytest.approx(share * 1200, rel=0.01)
+    assert plan.runtime.compile == compiled
 
 
 def test_models_whose_tensors_change_size_are_compiled_only_on_request() -> None:

@@ -1,6 +1,8 @@
 """The token files of an existing run: opened, or encoded again from its text."""
 
+import contextlib
 import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +11,30 @@ import pytest
 from tests.text.corpora import TEXT, split_of
 from tinylm.cache_directory import cache_root
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.reporter import SilentReporter
 from tinylm.text.corpus import Corpus
 from tinylm.text.corpus_encoding import encode_split
 from tinylm.text.run_tokens import encode_again, has_tokens, reopen_tokens
 from tinylm.text.tokenizer import Tokenizer, train_char
 from tinylm.text.tokenizer_choice import choose_tokenizer
+
+
+class Counts(SilentReporter):
+    """Records the totals and the progress of counted work, by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.totals: dict[str, int | None] = {}
+        self.done: dict[str, int] = {}
+
+    @contextlib.contextmanager
+    def counting(self, what: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
+        self.totals[what], self.done[what] = total, 0
+
+        def advance(number: int) -> None:
+            self.done[what] += number
+
+        yield advance
 
 
 def delete_the_cache() -> None:
@@ -43,9 +64,13 @@ def test_missing_tokens_are_encoded_again_from_a_named_text(
     assert not has_tokens(tmp_path / "run", data, tokenizer)
     with pytest.raises(TinyLMError, match=r"no longer in the cache; name its training text again.*path .*corpus\.txt"):
         reopen_tokens(tmp_path / "run", data, tokenizer)
-    again = encode_again(tmp_path / "run", data, tokenizer, split.corpus, split.val_corpus)
+    counts = Counts()
+    again = encode_again(tmp_path / "run", data, tokenizer, split.corpus, split.val_corpus, counts)
     assert (again.train.tolist(), again.val.tolist()) == expected
     assert reopen_tokens(tmp_path / "run", data, tokenizer).train.tolist() == expected[0]
+    size = corpus.stat().st_size + (other.stat().st_size if with_val else 0)
+    assert counts.totals == {"reading": size, "encoding": split.characters}
+    assert counts.done == counts.totals
 
 
 @pytest.mark.parametrize("changed", ["corpus.txt", "other.txt"])
@@ -56,7 +81,7 @@ def test_a_text_that_has_changed_is_not_encoded_again(changed: str, corpus: Path
     file = tmp_path / changed
     file.write_text(file.read_text()[::-1])
     with pytest.raises(UsageError, match=rf"{changed} is not the text that .*run was trained on, or has changed"):
-        encode_again(tmp_path / "run", data, tokenizer, split.corpus, split.val_corpus)
+        encode_again(tmp_path / "run", data, tokenizer, split.corpus, split.val_corpus, SilentReporter())
 
 
 def test_a_validation_text_must_be_named_again_as_well(corpus: Path, other: Path, tmp_path: Path) -> None:
@@ -64,7 +89,7 @@ def test_a_validation_text_must_be_named_again_as_well(corpus: Path, other: Path
     tokenizer = choose_tokenizer(split, "char", None)
     _, data = encode_split(split, tokenizer)
     with pytest.raises(UsageError, match="The validation text is not the text"):
-        encode_again(tmp_path / "run", data, tokenizer, split.corpus, None)
+        encode_again(tmp_path / "run", data, tokenizer, split.corpus, None, SilentReporter())
 
 
 def test_token_files_of_another_text_are_refused(corpus: Path, other: Path, tmp_path: Path) -> None:
@@ -111,5 +136,5 @@ def test_a_run_keeps_its_tokens_when_the_version_of_the_encoder_changes(
     assert reopen_tokens(tmp_path / "run", data, tokenizer).train.tolist() == expected
     assert encode_split(split, tokenizer)[0].path != tokens.path
     delete_the_cache()
-    encode_again(tmp_path / "run", data, tokenizer, split.corpus, None)
+    encode_again(tmp_path / "run", data, tokenizer, split.corpus, None, SilentReporter())
     assert reopen_tokens(tmp_path / "run", data, tokenizer).train.tolist() == expected

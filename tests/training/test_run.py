@@ -52,6 +52,7 @@ class Case:
     shape: dict[str, Any] = field(default_factory=dict)
 
 
+GROWING = "growing sequences and multi-token prediction, killed"
 CASES = {
     "adamw, stopped at 100 of 200 while evaluating": Case(LONG, 100),
     "adamw, killed at 130 of 200 after saving at 100": Case(LONG, 130, Killed),
@@ -68,8 +69,7 @@ CASES = {
     "pairs, killed": Case({}, 40, Killed, shape={"architecture": "encoder-decoder", "encoder_layers": 1}),
     "patience": Case({"patience": 2, "lr": 0.5, "budget": Budget(steps=300)}, 20),
     "averaged": Case({"average": 0.1}, 31),
-    "growing sequences, killed between two lengths": Case({"sequence_growth": 4}, 40, Killed),
-    "multi-token prediction, killed": Case({"mtp_weight": 0.5}, 40, Killed),
+    GROWING: Case({"sequence_growth": 4, "mtp_weight": 0.5}, 40, Killed),
     "averaged, killed": Case({"average": 0.1}, 40, Killed),
     "merged experts": Case({}, 31, shape={"experts": 3, "expert_mode": "merge"}),
     "adapter": Case({}, 31, adapter="adapter"),
@@ -80,7 +80,7 @@ CASES = {
 
 
 # One case of each part of a run's state; the others are slow.
-OFTEN = ("muon", "encoder, killed", "pairs", "patience", "averaged, killed", "adapter", "epochs")
+OFTEN = ("muon", "encoder, killed", "pairs", "patience", "averaged, killed", "adapter", "epochs", GROWING)
 each_case = pytest.mark.parametrize(
     "case",
     [
@@ -284,7 +284,7 @@ def test_out_of_memory_in_the_test_of_compiled_layers_reduces_its_batch(
     assert runtime.compile
 
 
-def test_compiled_layers_are_tested_with_the_sequences_of_every_length(
+def test_compiled_layers_are_tested_with_micro_batches_of_every_size(
     tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise, torch would compile in the middle of the run, where a failure stops it."""
@@ -300,12 +300,12 @@ def test_compiled_layers_are_tested_with_the_sequences_of_every_length(
 
     monkeypatch.setattr(torch.nn.Module, "compile", compile)
     shape = dataclasses.replace(SHAPE, context=16)
-    config = config_of(model=shape, budget=Budget(steps=20), batch_size=4, sequence_growth=4)
+    config = config_of(model=shape, budget=Budget(steps=20), sequence_growth=4)  # 5 windows in micro-batches of 2
     assert config.runtime is not None
     wanted = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, compile=True))
     RunSession(tmp_path / "run", tokens).begin(wanted)
-    tested, trained = shapes[:3], shapes[3:]
-    assert tested == [(2, 16), (4, 8), (8, 4)]
+    tested, trained = shapes[:6], shapes[6:]
+    assert tested == [(2, 16), (1, 16), (4, 8), (2, 8), (8, 4), (4, 4)]
     assert set(trained) == set(tested)
 
 

@@ -1,4 +1,4 @@
-"""Windows that are split into shorter sequences in most steps of a run, until its end."""
+"""Sequence length warmup: windows that are split into shorter sequences in most steps of a run."""
 
 import pytest
 import torch
@@ -41,11 +41,6 @@ def test_a_window_is_split_into_consecutive_sequences_with_their_next_tokens() -
     assert parts.ids.tolist() == [list(range(start, start + 3)) for start in range(0, 24, 3)]
     assert torch.equal(parts.targets, parts.ids + 1)
     assert parts.n_targets == batch.n_targets
-
-
-def test_a_window_that_cannot_be_split_evenly_stays_whole() -> None:
-    batch = random_batch(0)
-    assert batch.split_windows(4).ids.shape == batch.ids.shape
 
 
 def test_a_batch_without_rows_stays_empty() -> None:
@@ -119,7 +114,8 @@ def test_other_data_than_text_and_lengths_that_it_does_not_divide_are_refused() 
 def test_sequences_of_new_decoders_on_text_grow() -> None:
     assert planned().training.sequence_growth == 4
     assert planned(training={"sequence_growth": 1}).training.sequence_growth == 1
-    for different in ({"preset": "gpt2"}, {"position": "learned"}, {"architecture": "encoder"}):
+    gpt2_with_rope = {"preset": "gpt2", "position": "rope"}
+    for different in ({"preset": "gpt2"}, gpt2_with_rope, {"position": "learned"}, {"architecture": "encoder"}):
         assert planned(model={"context": 256, **different}).training.sequence_growth == 1
     base = make_model_config(vocab_size=100, preset="modern", size="mini")
     assert planned(base=base).training.sequence_growth == 1

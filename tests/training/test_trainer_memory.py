@@ -43,6 +43,15 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_gradient() -> None:
     ]
 
 
+def test_out_of_memory_of_split_windows_halves_the_micro_batch_of_windows() -> None:
+    seen: list[int] = []
+    bench = Bench(sequence_growth=2, objective=rows_at_most(6, seen))
+    bench.run()
+    assert seen == [12, 6, 6]  # sequences; two per window
+    (notice,) = bench.reported(Notice)
+    assert notice.message == "Out of memory: the micro-batch is now 3; the effective batch is still 6."
+
+
 def test_out_of_memory_in_a_step_repeats_it_with_the_same_random_numbers() -> None:
     """The gradient of the failed attempt is discarded, and the random number generators are reset."""
     batch = random_batch(0, 8)

@@ -15,6 +15,7 @@ from tinylm.errors import ClosedOutputError, InterruptedRunError, OutputError, T
 from tinylm.launch import Launch
 from tinylm.process_signals import TERMINATION_SIGNALS
 from tinylm.run_config import RunConfig
+from tinylm.sequence_growth import SEQUENCE_GROWTHS
 
 if TYPE_CHECKING:
     from tinylm.planning.plan import Plan
@@ -244,8 +245,11 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
     model, training, data = plan.model, plan.training, config.data
     assert data is not None
     micro_batch = f", micro-batch {training.micro_batch}" if training.micro_batch < training.batch_size else ""
-    parts = training.sequence_growth
-    growth = f", in most steps split into {parts} at first" if parts > 1 else ""
+    batch = f"{training.batch_size} sequences per step{micro_batch}"
+    if training.sequence_growth > 1:
+        *early, whole = (model.context // n for n in reversed(SEQUENCE_GROWTHS) if n <= training.sequence_growth)
+        lengths = f"{', '.join(map(str, early))}, then {whole}"
+        batch = f"{training.batch_size} x {whole} tokens per step{micro_batch}, in sequences of {lengths}"
     about = "about " if training.budget.time is not None else ""
     held = {"ddp": "a replica", "fsdp": "a shard"}[plan.parallel]
     each = f" in the first of {plan.ranks} processes, with {held} of the model in each" if plan.ranks > 1 else ""
@@ -258,7 +262,7 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
         + (f"; {data.documents:,} conversations" if data.is_chat else ""),
         "model": f"{plan.parameters:,} parameters: {model.layers} layers, {model.heads} heads, width {model.width}, "
         f"context {model.context}" + ("" if model.tie else ", untied") + (", compiled" if plan.runtime.compile else ""),
-        "batch": f"{training.batch_size} sequences per step{micro_batch}{growth}",
+        "batch": batch,
         "length": f"{about}{plan.steps:,} steps, {plan.epochs:.1f} passes over the text",
         "time": f"about {format_duration(plan.seconds)}",
         "memory": f"about {plan.memory / 1e6:,.0f} MB{each}"

@@ -142,7 +142,7 @@ class OptimizerOptions:
     sequence_growth: Annotated[
         int | None,
         option(
-            "Sequences that a window of text is split into in early steps; 1: whole (default: 1, 2 or 4 by context).",
+            "Parts that windows of text are split into early in training; 1: none (default: by context).",
             Panel.OPTIMIZER,
             "1|2|4",
         ),

@@ -8,6 +8,7 @@ With label smoothing s, the target distribution is (1 - s) on the target plus s 
 becomes -(1 - s) log p(target) - s / V sum_v log p(v) (Szegedy et al. 2016).
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +25,7 @@ MAX_LOGITS = 1 << 25  # above this number, logits are computed in chunks (decisi
 # system clears larger blocks at each allocation. With a trained output layer, small chunks are slower: each chunk adds
 # to the gradient of the whole weight matrix.
 MAX_FROZEN_LOGITS = 6 << 20
+IGNORED = -100  # in place of a target that does not count
 
 
 class Loss(NamedTuple):
@@ -79,11 +81,13 @@ def next_two_tokens(model: LanguageModel, batch: Batch, smoothing: float, second
     The logits at a position also predict the token after the next, so no weights are added. The auxiliary loss of a row
     (T,) is -second_weight / T * sum_t log p(target t + 1 | tokens up to t), over all but the last position.
     """
+    assert batch.mask is None and batch.segments is None  # whole windows of text
     output = _decoder_output(model, batch)
-    loss = _loss(model, output, batch, smoothing)
-    hidden, second = output.hidden[:, :-1].flatten(0, 1), batch.targets[:, 1:].flatten()  # (B*(T-1), D), (B*(T-1),)
+    after_next = F.pad(batch.targets[:, 1:], (0, 1), value=IGNORED)  # (B, T)
+    targets = torch.stack([batch.targets.flatten(), after_next.flatten()])  # (2, B*T)
+    total, second = _cross_entropies(model, output.hidden.flatten(0, 1), targets, smoothing)
     weight = second_weight / batch.targets.shape[1]
-    return loss._replace(aux=loss.aux + weight * _cross_entropy(model, hidden, second, smoothing=0.0))
+    return Loss(total, batch.n_targets, output.aux + weight * second, _routing_metrics(output))
 
 
 def next_token_losses(model: LanguageModel, batch: Batch) -> Tensor:
@@ -119,7 +123,8 @@ def sequence_to_sequence(model: LanguageModel, batch: Batch, smoothing: float = 
 
 
 def _loss(model: LanguageModel, output: Output, batch: Batch, smoothing: float) -> Loss:
-    total = _cross_entropy(model, *_scored(output, batch), smoothing)
+    hidden, targets = _scored(output, batch)
+    (total,) = _cross_entropies(model, hidden, targets[None], smoothing)
     return Loss(total, batch.n_targets, output.aux, _routing_metrics(output))
 
 
@@ -142,62 +147,83 @@ def _routing_metrics(output: Output) -> dict[str, Tensor]:
     return {"router_entropy": output.routing.entropy, "expert_shares": output.routing.shares}
 
 
-def _cross_entropy(model: LanguageModel, hidden: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-    """Summed cross-entropy: (N, D) and (N,) -> (). Computed in chunks of rows, to bound the memory of the logits."""
+def _cross_entropies(model: LanguageModel, hidden: Tensor, targets: Tensor, smoothing: float) -> Sequence[Tensor]:
+    """Summed cross-entropies of the same logits with each row of targets: (N, D) and (K, N) -> K of ().
 
-    def chunk_loss(hidden: Tensor, targets: Tensor) -> Tensor:
-        logits = _at_least_fp32(model.logits(hidden))  # (N, V)
-        return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
+    smoothing: of the first row. Targets of the other rows do not count where they are IGNORED. Computed in chunks of
+    the N vectors, to bound the memory of the logits.
+    """
+
+    def chunk_losses(hidden: Tensor, targets: Tensor) -> list[Tensor]:
+        log_p = F.log_softmax(_at_least_fp32(model.logits(hidden)), dim=-1)  # (N, V)
+        first, *others = (F.nll_loss(log_p, row, ignore_index=IGNORED, reduction="sum") for row in targets)
+        if smoothing > 0:
+            first = (1 - smoothing) * first - smoothing * log_p.mean(dim=-1).sum()
+        return [first, *others]
 
     parameters = model.output_parameters
     rows = max(1, (MAX_LOGITS if parameters else MAX_FROZEN_LOGITS) // model.vocab_size)
     if len(hidden) <= rows:
-        return chunk_loss(hidden, targets)
+        return chunk_losses(hidden, targets)
     if torch.is_grad_enabled():
-        return _ChunkedLoss.apply(chunk_loss, rows, targets, hidden, *parameters)
-    return torch.stack(
-        [chunk_loss(*chunk) for chunk in zip(hidden.split(rows), targets.split(rows), strict=True)]
-    ).sum()
+        return _ChunkedLosses.apply(chunk_losses, rows, targets, hidden, *parameters)
+    chunks = zip(hidden.split(rows), targets.split(rows, dim=1), strict=True)
+    return [torch.stack(losses).sum() for losses in zip(*(chunk_losses(*chunk) for chunk in chunks), strict=True)]
 
 
-class _ChunkedLoss(torch.autograd.Function):
-    """The sum of `loss(hidden, targets)` over chunks of rows.
+class _ChunkedLosses(torch.autograd.Function):
+    """The sums of the K `losses(hidden, targets)` over chunks of the N vectors.
 
-    The forward pass computes the gradient of each chunk after its loss, so that its logits are neither kept nor
+    The forward pass computes the gradients of each chunk after its losses, so that its logits are neither kept nor
     recomputed.
 
-    rows: per chunk. targets, hidden: (N,) and (N, D). parameters: the trained parameters that the loss depends on.
+    rows: per chunk. targets, hidden: (K, N) and (N, D). parameters: the trained parameters that the losses depend on.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        losses: Callable[[Tensor, Tensor], list[Tensor]],
         rows: int,
         targets: Tensor,
         hidden: Tensor,
         *parameters: Tensor,
-    ) -> Tensor:
-        gradient = torch.empty_like(hidden)  # (N, D)
-        parameter_gradients: list[Tensor] = []
-        losses = []
+    ) -> tuple[Tensor, ...]:
+        sums = []
+        of_hidden = [torch.empty_like(hidden) for _ in targets]  # K of (N, D)
+        of_parameters: list[list[Tensor]] = [[] for _ in targets]
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
             with torch.enable_grad():
                 leaf = hidden[part].detach().requires_grad_()
-                chunk_loss = loss(leaf, targets[part])
-            gradient[part], *found = torch.autograd.grad(chunk_loss, (leaf, *parameters))
-            if not parameter_gradients:
-                parameter_gradients = found
-            else:
-                for total, addend in zip(parameter_gradients, found, strict=True):
-                    total.add_(addend)
-            losses.append(chunk_loss.detach())
-        ctx.save_for_backward(gradient, *parameter_gradients)
-        return torch.stack(losses).sum()
+                chunk_losses = losses(leaf, targets[:, part])
+            for k, loss in enumerate(chunk_losses):
+                is_last = k == len(chunk_losses) - 1
+                of_hidden[k][part], *found = torch.autograd.grad(loss, (leaf, *parameters), retain_graph=not is_last)
+                if not of_parameters[k]:
+                    of_parameters[k] = found
+                else:
+                    for total, addend in zip(of_parameters[k], found, strict=True):
+                        total.add_(addend)
+            sums.append(torch.stack(chunk_losses).detach())  # (K,)
+        ctx.save_for_backward(*of_hidden, *itertools.chain.from_iterable(of_parameters))
+        return torch.stack(sums).sum(dim=0).unbind()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        # In place, because the gradient of an output layer is large. A second backward pass raises RuntimeError.
-        return None, None, None, *(gradient.mul_(g) for gradient in ctx.saved_tensors)
+    def backward(ctx: Any, *g: Tensor) -> tuple[Tensor | None, ...]:
+        of_hidden, of_parameters = ctx.saved_tensors[: len(g)], ctx.saved_tensors[len(g) :]
+        n_parameters = len(of_parameters) // len(g)
+        by_input = [of_hidden, *(of_parameters[number::n_parameters] for number in range(n_parameters))]
+        return None, None, None, *(_weighted_sum(of_losses, g) for of_losses in by_input)
+
+
+def _weighted_sum(gradients: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """sum_k weights[k] * gradients[k].
+
+    In place, because the gradient of an output layer is large. A second backward pass raises RuntimeError.
+    """
+    total = gradients[0].mul_(weights[0])
+    for gradient, weight in zip(gradients[1:], weights[1:], strict=True):
+        total.addcmul_(gradient, weight)
+    return total

@@ -8,6 +8,7 @@ from tinylm.objectives.loss import MAX_FROZEN_LOGITS, MAX_LOGITS
 from tinylm.planning import recipes
 from tinylm.planning.cost import block_parameters, device_class, layer_matrices, layers_per_token
 from tinylm.planning.plan_request import PlanRequest
+from tinylm.planning.schedule import choose_mtp_weight
 from tinylm.ranks import MAX_SUM_BYTES
 from tinylm.training_config import MUON_OPTIMIZERS
 
@@ -28,7 +29,8 @@ class TrainingMemory:
     per_sequence: activations per sequence of a micro-batch
     evaluation: activations of an evaluation, per sequence of a micro-batch
     logits: logits and their gradients, per sequence of a micro-batch
-    max_logits: limit for a micro-batch: those of one chunk, and two gradients of the output layer (see `_ChunkedLoss`)
+    max_logits: limit for a micro-batch: those of one chunk, and the gradients of the output layer that `_ChunkedLosses`
+        holds: one per loss, and that of a chunk
     copies: copies of the state for saves in the background, if there is memory for them (`keeps_copies`)
     base_loading: the weights of a base model while they are read, before training; 0 on a GPU
     best: additional memory of rank 0 while it saves the best weights: all weights if they are sharded; 0 on a GPU
@@ -104,6 +106,8 @@ def training_memory(
     layer_parameters = sum(shape.numel() * layers for shape, layers in layer_matrices(config).values())
     trained = parameters if request.adapter is None else adapter_parameters(config, request)
     frozen = parameters if request.adapter is not None else 0
+    losses = 1 if choose_mtp_weight(request, config) == 0 else 2
+    logit_bytes = recipes.LOGIT_BYTES + (losses - 1) * recipes.LOGIT_GRADIENT_BYTES
     moments, update = 8 * trained, 0  # fp32: two moments of Adam
     if request.optimizer in MUON_OPTIMIZERS and request.adapter is None:
         moments -= 4 * layer_parameters
@@ -147,8 +151,8 @@ def training_memory(
         sums=min(4 * trained, MAX_SUM_BYTES) if request.ranks > 1 and state_shards == 1 else 0,
         per_sequence=longest * activation_bytes(machine, config, checkpointed=checkpointed),
         evaluation=longest * evaluation_bytes(config, checkpointed=checkpointed),
-        logits=longest * recipes.LOGIT_BYTES * config.vocab_size,
-        max_logits=recipes.LOGIT_BYTES * (MAX_FROZEN_LOGITS if frozen else MAX_LOGITS) + 2 * output,
+        logits=longest * logit_bytes * config.vocab_size,
+        max_logits=logit_bytes * (MAX_FROZEN_LOGITS if frozen else MAX_LOGITS) + (1 + losses) * output,
         copies=state // state_shards if on_cpu else 0,
         base_loading=request.base_loading_bytes if on_cpu else 0,
         best=best,

@@ -10,7 +10,7 @@ from tinylm.planning.batch_size import max_tokens_per_step
 from tinylm.planning.cost import matrix_parameters, training_step_seconds
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.schedule import RunLength
-from tinylm.planning.sequence_growth import with_sequence_growth
+from tinylm.planning.sequence_length import with_sequence_growth
 from tinylm.presets import SIZES, check_options_have_effect, make_model_config
 
 

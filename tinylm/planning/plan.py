@@ -11,8 +11,7 @@ from tinylm.planning.memory_plan import describe_remedies, describe_shortage, pl
 from tinylm.planning.model_size import choose_model, choose_sizes, with_dropout, with_tying
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.planning.schedule import choose_compile, choose_length, choose_settings
-from tinylm.planning.sequence_growth import with_sequence_growth
-from tinylm.planning.sequence_length import choose_sequence_length
+from tinylm.planning.sequence_length import choose_sequence_length, with_sequence_growth
 from tinylm.run_config import RuntimeConfig
 from tinylm.sequence_growth import check_sequence_growth
 from tinylm.training_config import TrainingConfig

@@ -97,7 +97,7 @@ TOKENS_PER_PARAMETER = 1.8  # decision 018
 LONG_CONTEXT, SEQUENCE_LENGTH = 1024, 512
 MAX_USEFUL_EPOCHS = 40  # not measured: tokens of later epochs do not count, since a larger model would overfit
 
-# Training sequences of new decoders: split in more parts at the beginning of a run, if these have this many tokens.
+# Sequence length warmup: the fewest tokens of a sequence.
 
 MIN_GROWING_LENGTH = 64  # decision 037
 
@@ -127,7 +127,8 @@ MIN_EVALUATION_TOKENS, MAX_EVALUATION_TOKENS = 20_000, 1_000_000  # not measured
 LONG_EVALUATION_SECONDS, MIN_SLOW_EVALUATION_TOKENS, SLOW_EVALUATION_SHARE = 10.0, 2048, 0.2  # not measured
 MAX_SAVE_SECONDS = 60.0  # between two saves; not measured
 LOGS, MAX_LOG_STEPS = 100, 100  # log lines per run, and maximum number of steps between them; not measured
-MIN_SECONDS_TO_COMPILE = 1200.0  # training time from which compiling pays off; decision 037: it takes 45 s, gains 5 %
+# Training time from which the 45 s of compiling pay off; decisions 018 and 037.
+MIN_SECONDS_TO_COMPILE = {"fp32": 1200.0, "bf16": 600.0, "fp16": 600.0}
 
 # Cost of a step: see cost.py. The CPU's figures were measured on two cores of an AMD EPYC for widths from 96 to 384.
 
@@ -151,3 +152,4 @@ EXTRA_LAYERS = 1  # added to the number of layers, for the gradients of activati
 CHECKPOINTED_LAYERS = 3  # with activation checkpointing: layers counted in full; of all layers, the inputs
 STORED_PER_ATTENTION_WEIGHT = 4  # numbers, with attention dropout or relative positions; not measured
 LOGIT_BYTES = 14  # per token and vocabulary entry: logits in two formats, their softmax and its gradient
+LOGIT_GRADIENT_BYTES = 4  # the same for the gradient of a second loss; not measured

@@ -43,8 +43,9 @@ def choose_compile(machine: Machine, request: PlanRequest, config: ModelConfig, 
     if request.compile != "auto":
         return request.compile == "on"
     constant_sizes = request.rows(config).constant and config.experts == 1
-    seconds = request.effective_budget.time or length.steps * length.step_seconds
-    return constant_sizes and machine.compiled_is_faster and seconds >= recipes.MIN_SECONDS_TO_COMPILE
+    steps_seconds = length.steps * length.step_seconds * (1 + recipes.EVALUATION_SHARE)
+    is_long = (request.effective_budget.time or steps_seconds) >= recipes.MIN_SECONDS_TO_COMPILE[machine.dtype]
+    return constant_sizes and machine.compiled_is_faster and is_long
 
 
 def choose_learning_rate(recipe: str, width: int, adapter: AdapterConfig | None = None) -> float:
@@ -73,10 +74,15 @@ def choose_weight_decay(epochs: float, parameters_per_token: float) -> float:
     return float(f"{min(max(recipes.WEIGHT_DECAY_PER_EPOCH * epochs, recipes.MIN_WEIGHT_DECAY), limit):.2g}")
 
 
-def choose_mtp_weight(request: PlanRequest, objective: str) -> float:
-    """The weight of the token after the next (decision 039): not 0 in new modern models with a small vocabulary."""
+def choose_mtp_weight(request: PlanRequest, config: ModelConfig) -> float:
+    """The weight of multi-token prediction: the chosen one, or in new modern decoders of plain text with a small
+    vocabulary, MTP_WEIGHT (decision 039).
+    """
+    if "mtp_weight" in request.training:
+        return request.training["mtp_weight"]
+    is_plain_decoder = config.architecture == "decoder" and request.data.is_plain_text
     is_small = request.vocab_size <= recipes.MTP_MAX_VOCABULARY
-    return recipes.MTP_WEIGHT if request.is_new_modern and objective == "next-token" and is_small else 0.0
+    return recipes.MTP_WEIGHT if request.is_new_modern and is_plain_decoder and is_small else 0.0
 
 
 def choose_intervals(machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength) -> dict[str, int]:
@@ -131,6 +137,7 @@ def choose_settings(
         "objective": objective_for(config.architecture, request.data.kind),
         "lr": choose_learning_rate(request.recipe_name, config.width, request.adapter),
         "label_smoothing": 0.0,
+        "mtp_weight": choose_mtp_weight(request, config),
         "patience": recipes.DEFAULT_PATIENCE if request.budget is None else None,
         **choose_intervals(machine, request, config, length),
         **request.shape.settings(config.context, request.training.get("pack")),
@@ -139,6 +146,5 @@ def choose_settings(
         settings["weight_decay"] = choose_weight_decay(length.epochs, parameters / request.data.train_tokens)
     settings |= {name: value for name, value in request.training.items() if name != "warmup_steps"}
     settings["warmup"] = choose_warmup(request, length, notices)
-    settings.setdefault("mtp_weight", choose_mtp_weight(request, settings["objective"]))
     settings.setdefault("min_lr", settings["lr"] / recipes.MIN_LR_DIVISOR)
     return settings

@@ -71,13 +71,11 @@ class Batch:
             yield self._map(lambda tensor, part=part: tensor[part])  # type: ignore[misc]
 
     def split_windows(self, parts: int) -> "Batch":
-        """Windows of a text as `parts` rows each: all tensors (B, T) -> (B * parts, T / parts).
-
-        A batch whose rows cannot be split evenly, as the last one of an evaluation, is not split.
-        """
-        length, rest = divmod(self.ids.shape[1], parts)
-        if parts == 1 or rest:
+        """Windows of a text as `parts` rows each: all tensors (B, T) -> (B * parts, T / parts)."""
+        if parts == 1:
             return self
+        length, rest = divmod(self.ids.shape[1], parts)
+        assert rest == 0  # by check_sequence_growth
         return self._map(lambda tensor: tensor.reshape(len(self) * parts, length))  # (B * parts, T / parts)
 
     def every(self, step: int, first: int) -> "Batch":

@@ -266,8 +266,7 @@ def encode_recorded_text(
         raise UsageError("With `resume`, the text is read from files; put standard input into a file.")
     corpus = find_run_corpus(source.paths, data, tokenizer, chat_template)
     val_corpus = find_run_corpus((source.val_data,), data, tokenizer, chat_template) if source.val_data else None
-    with reporter.counting("reading", corpus.size, "bytes") as advance:
-        return encode_again(run, data, tokenizer, corpus, val_corpus, advance)
+    return encode_again(run, data, tokenizer, corpus, val_corpus, reporter)
 
 
 class EvaluationTokens(NamedTuple):

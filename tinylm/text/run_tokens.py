@@ -8,11 +8,11 @@ import numpy as np
 
 from tinylm.cache_directory import private_folder
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.reporter import Reporter
 from tinylm.run_config import DataConfig
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_template_choice import chat_format
 from tinylm.text.chat_tokens import ids_of
-from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import STANDARD_INPUT, Corpus, find_corpus
 from tinylm.text.corpus_encoding import (
     CORPUS_TYPES,
@@ -113,17 +113,16 @@ def encode_again(
     tokenizer: Tokenizer,
     corpus: Corpus,
     val_corpus: Corpus | None,
-    progress: Progress = no_progress,
+    reporter: Reporter,
 ) -> TokenFolder:
     """Encode the text of a run whose token files are no longer in the cache, into the same folder as before.
-
-    `progress` receives the number of bytes read from the disk, then that of characters encoded.
 
     Raises UsageError unless `corpus` and `val_corpus` are the texts that the run was trained on, and TinyLMError if the
     number of tokens differs from the recorded one or the token files cannot be written.
     """
-    stats = scan_corpus(corpus, progress)
-    val_stats = scan_corpus(val_corpus, progress) if val_corpus else None
+    with reporter.counting("reading", corpus.size + (val_corpus.size if val_corpus else 0), "bytes") as advance:
+        stats = scan_corpus(corpus, advance)
+        val_stats = scan_corpus(val_corpus, advance) if val_corpus else None
     for name, part_stats, recorded in (
         (corpus.name, stats, data.fingerprint),
         (val_corpus.name if val_corpus else "The validation text", val_stats, data.val_fingerprint),
@@ -135,7 +134,8 @@ def encode_again(
             )
     split = SplitCorpus(corpus, stats, val_corpus, val_stats, data.train_characters)
     folder = run / "tokens" if data.tokens_in_run else None
-    tokens, _ = encode_split(split, tokenizer, folder, progress, encoder=data.encoder)
+    with reporter.counting("encoding", split.characters, "characters") as advance:
+        tokens, _ = encode_split(split, tokenizer, folder, advance, encoder=data.encoder)
     if (len(tokens.train), len(tokens.val)) != (data.train_tokens, data.val_tokens):
         raise TinyLMError(
             f"The text no longer has as many tokens as {run} recorded, which were encoded by {data.encoder}. Install "

@@ -20,6 +20,7 @@ from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.tensor_files import WHOLE, Shard
 from tinylm.sequence_growth import SEQUENCE_GROWTHS
 from tinylm.task_kinds import make_task
+from tinylm.text.batches import Batch
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.checkpoint_activations import checkpoint_activations
@@ -171,15 +172,22 @@ class TrainingRun:
         if self.parallel == "fsdp":
             report(Notice("Layers are not compiled, since the weights are sharded."))
         else:
-            windows = next(self.task.batch(0).split(self.training.micro_batch))
-            growth = self.training.sequence_growth
-            batches = [windows.split_windows(parts) for parts in SEQUENCE_GROWTHS if parts <= growth]
-            compiled = compile_layers(self.model, batches, self.task.objective(0.0), self.runtime.dtype, report)
+            compiled = compile_layers(
+                self.model, self._micro_batches(), self.task.objective(0.0), self.runtime.dtype, report
+            )
         if not all(self.ranks.gather(compiled)):
             if compiled:  # but not on all ranks
                 discard_compiled(self.model.modules())
             self.config = replace(self.config, runtime=replace(self.runtime, compile=False))
             self.directory.write_config(self.config)
+
+    def _micro_batches(self) -> list[Batch]:
+        """Micro-batches of the first batch on this rank, one of each size that a step may have."""
+        batch = self.task.batch(0)
+        own = self.ranks.part(batch)
+        by_rows = {len(part): part for part in (own if len(own) else batch).split(self.training.micro_batch)}
+        growths = [parts for parts in SEQUENCE_GROWTHS if parts <= self.training.sequence_growth]
+        return [part.split_windows(parts) for parts in growths for part in by_rows.values()]
 
 
 @torch.no_grad()

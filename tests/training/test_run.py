@@ -355,7 +355,7 @@ def test_compiling_changes_no_weight_and_its_failure_is_a_notice(
         assert found == expected
     else:
         assert notices == []
-        assert sum(calls) == 1 + 20 * 3  # the test pass, and every micro-batch
+        assert sum(calls) == 2 + 20 * 3  # a test pass of each size, and every micro-batch
         assert found == {**expected, "config": wanted}
 
 

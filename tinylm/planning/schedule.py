@@ -80,9 +80,9 @@ def choose_mtp_weight(request: PlanRequest, config: ModelConfig) -> float:
     """
     if "mtp_weight" in request.training:
         return request.training["mtp_weight"]
-    is_plain_decoder = config.architecture == "decoder" and request.data.is_plain_text
+    objective = request.training.get("objective", objective_for(config.architecture, request.data.kind))
     is_small = request.vocab_size <= recipes.MTP_MAX_VOCABULARY
-    return recipes.MTP_WEIGHT if request.is_new_modern and is_plain_decoder and is_small else 0.0
+    return recipes.MTP_WEIGHT if request.is_new_modern and objective == "next-token" and is_small else 0.0
 
 
 def choose_intervals(machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength) -> dict[str, int]:

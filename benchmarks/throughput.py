@@ -6,8 +6,8 @@ their logits are compared before the measurement. All models run without dropout
 
 The settings start with the defaults and add one change each, to separate their effects: number format (no
 bf16 on processors without instructions for it), optimizer, the peer's GELU, and with --compile compiled layers. (tinylm
-compiles by default in long runs, except in fp32 where it uses oneDNN. Compiling happens in the
-warm-up, so --compile needs --warmup of at least 1.)
+compiles by default in long runs, except in fp32 where it uses oneDNN. Compiling happens in the warm-up, so --compile
+needs --warmup of at least 1.)
 Within a setting the models take turns; the last two columns are ratios of speeds, computed per round. nanoGPT is not a
 package: --nanogpt names the model.py of a checkout; it is measured with its own random weights and the settings of the
 peer.

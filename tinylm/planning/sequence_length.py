@@ -1,4 +1,4 @@
-"""The lengths of training sequences: of a model that is trained further, and in the warmup of a new one."""
+"""The lengths of training sequences: of further training, and of the sequence length warmup of new models."""
 
 from dataclasses import replace
 

@@ -52,7 +52,7 @@ def _test(model: Transformer, batch: Batch, objective: Objective, dtype: str) ->
             with torch.random.fork_rng(), autocast(model.device.type, dtype):
                 objective(model, batch.to(model.device)).total.backward()
             return
-        except Exception as error:
+        except Exception as error:  # running out of memory has several types, which is_out_of_memory knows
             if not is_out_of_memory(error) or len(batch) == 1:
                 raise
         finally:

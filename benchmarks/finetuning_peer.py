@@ -1,12 +1,14 @@
-"""LoRA on a model of SmolLM2-135M's shape: tokens per second, loss and memory of tinylm beside transformers and peft.
+"""Fine-tuning of SmolLM2-135M or its shape: tokens per second, loss and memory of tinylm, transformers and peft.
 
     python benchmarks/finetuning_peer.py SmolLM2-135M-Instruct.Q4_1.gguf
     python benchmarks/finetuning_peer.py                       # random weights
     python benchmarks/finetuning_peer.py MODEL --weights bf16  # dtype of the weights on disk; default: that of the file
+    python benchmarks/finetuning_peer.py MODEL --full          # all weights instead of LoRA, beside transformers
 
 All have the same weights, batches, learning rate, AdamW settings and initial A. They take turns step by step, each in
-its own process. tinylm runs tinylm.finetune_lora, with the number format that it chooses; peft runs in a plain loop
-with fused AdamW, with bf16 weights, with autocast, and in fp32. Ratios are computed per step; their median is printed.
+its own process. tinylm runs tinylm.finetune_lora or tinylm.train, with the number format that it chooses; the peer runs
+in a plain loop with fused AdamW, with bf16 weights, with autocast, and in fp32. Ratios are computed per step; their
+median is printed.
 
 Memory is the peak resident memory of a process: `steps` from the second step to the last, `process` since its start,
 which for tinylm includes the evaluation before the first step. Linux only.
@@ -173,8 +175,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=20, help="including the first, which is not timed (default: 20)")
     parser.add_argument("--batch-size", type=int, default=4, help="default: 4")
     parser.add_argument("--context", type=int, default=256, help="default: 256")
-    parser.add_argument("--rank", type=int, default=8, help="default: 8")
-    parser.add_argument("--lr", type=float, default=1e-3, help="default: 1e-3")
+    parser.add_argument("--rank", type=int, default=8, help="of LoRA (default: 8)")
+    parser.add_argument("--full", action="store_true", help="fine-tune all weights")
+    parser.add_argument("--lr", type=float, help="default: 1e-3, with --full 2e-5")
     parser.add_argument("--compile", action="store_true", help="compile the layers of both")
     parser.add_argument("--peers", nargs="*", choices=[name for name in WORKERS if name != TINYLM], help="default: all")
     parser.add_argument("--tiny", action="store_true", help="a tiny random model, to test this program")
@@ -194,8 +197,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             home=str(home),
             steps=options.steps,
             batch_size=options.batch_size,
-            rank=options.rank,
-            lr=options.lr,
+            rank=None if options.full else options.rank,
+            lr=options.lr or (2e-5 if options.full else 1e-3),
             compile=options.compile,
         )
         np.save(settings.batches, make_batches(settings, options.context))
@@ -203,18 +206,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         workers = compare([TINYLM, *peers], home / "settings.json", options.steps)
         shutil.rmtree(home / "model")
     print(describe_machine(["torch", "transformers", "peft"]))
-    print(report(workers, options.batch_size * options.context))
+    print(report(workers, "transformers" if options.full else "peft", options.batch_size * options.context))
 
 
-def report(workers: dict[str, Worker], tokens: int) -> str:
-    """The table of results, without the time of the first step. tokens: per step."""
+def report(workers: dict[str, Worker], peer: str, tokens: int) -> str:
+    """The table of results, without the time of the first step. peer: a library. tokens: per step."""
     times = {name: worker.seconds[1:] for name, worker in workers.items()}
     rows = []
     for name, worker in workers.items():
         last = worker.losses[-max(1, len(worker.losses) // 4) :]
         rows.append(
             [
-                name,
+                name if name == TINYLM else f"{peer}, {name}",
                 tokens_per_second(times, name, tokens),
                 "" if name == TINYLM else str(speedup(times, TINYLM, name)),
                 f"{worker.losses[0]:.4f}",

@@ -1,4 +1,4 @@
-"""Fine-tune with LoRA one step at a time, so that several processes can take turns (used by finetuning_peer.py).
+"""Fine-tune a model one step at a time, so that several processes can take turns (used by finetuning_peer.py).
 
     python benchmarks/finetuning_worker.py tinylm SETTINGS.json
 
@@ -29,7 +29,7 @@ class Settings:
     """The settings that all workers share.
 
     model: Hugging Face folder. text, val: files. batches: .npy file of token ids, (steps, B, T + 1), the batches that
-        tinylm makes from the text. home: an existing folder for runs.
+        tinylm makes from the text. home: an existing folder for runs. rank: of LoRA; None fine-tunes all weights.
     """
 
     model: str
@@ -39,7 +39,7 @@ class Settings:
     home: str
     steps: int
     batch_size: int
-    rank: int
+    rank: int | None
     lr: float
     compile: bool
 
@@ -83,58 +83,53 @@ def initialise(model: nn.Module) -> None:
 
 
 def train_tinylm(settings: Settings, turns: Turns) -> None:
-    """Run tinylm.finetune_lora. The time of the first step includes the evaluation before it."""
+    """Run tinylm.finetune_lora, or tinylm.train for all weights. The first step's time includes an evaluation."""
     import tinylm
     from tinylm.training.events import Logged, Started
 
     def take_turns(event: Any) -> None:
         if isinstance(event, Started):
-            initialise(event.model)
+            initialise(event.model)  # without LoRA, nothing
         elif isinstance(event, Logged):
             turns.report(event.loss)
         if isinstance(event, Started | Logged):
             turns.wait()
 
-    tinylm.finetune_lora(
-        settings.text,
-        settings.model,
-        Path(settings.home) / "run",
-        val_data=settings.val,
-        rank=settings.rank,
-        alpha=2.0 * settings.rank,
-        steps=settings.steps,
-        batch_size=settings.batch_size,
-        micro_batch=settings.batch_size,
-        lr=settings.lr,
-        warmup_steps=0,
-        schedule="constant",
-        optimizer="adamw",
-        weight_decay=0.0,
-        beta1=BETAS[0],
-        beta2=BETAS[1],
-        grad_clip=CLIP,
-        log_every=1,
-        eval_every=settings.steps,
-        save_every=settings.steps,
-        seed=0,
-        compile="on" if settings.compile else "off",
-        callbacks=[take_turns],
-    )
+    shared: dict[str, Any] = {
+        "out": Path(settings.home) / "run",
+        "val_data": settings.val,
+        "steps": settings.steps,
+        "batch_size": settings.batch_size,
+        "micro_batch": settings.batch_size,
+        "lr": settings.lr,
+        "warmup_steps": 0,
+        "schedule": "constant",
+        "optimizer": "adamw",
+        "weight_decay": 0.0,
+        "beta1": BETAS[0],
+        "beta2": BETAS[1],
+        "grad_clip": CLIP,
+        "log_every": 1,
+        "eval_every": settings.steps,
+        "save_every": settings.steps,
+        "seed": 0,
+        "compile": "on" if settings.compile else "off",
+        "callbacks": [take_turns],
+    }
+    if settings.rank is None:
+        tinylm.train(settings.text, init_from=settings.model, **shared)
+    else:
+        tinylm.finetune_lora(settings.text, settings.model, rank=settings.rank, alpha=2.0 * settings.rank, **shared)
 
 
 def train_peer(settings: Settings, turns: Turns, weights: torch.dtype, autocast: bool) -> None:
-    """Run a minimal training loop with transformers and peft. The LoRA parameters are fp32."""
+    """Run a minimal training loop with transformers and, for LoRA, peft. The LoRA parameters are fp32."""
     import transformers
-    from peft import LoraConfig, get_peft_model
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     base = transformers.AutoModelForCausalLM.from_pretrained(settings.model, dtype=weights, use_cache=False)
-    config = LoraConfig(
-        r=settings.rank, lora_alpha=2 * settings.rank, target_modules=list(PROJECTIONS), task_type="CAUSAL_LM"
-    )
-    model = get_peft_model(base, config).train()
-    initialise(model)
+    model = (base if settings.rank is None else with_lora(base, settings.rank)).train()
     if settings.compile:
         for layer in base.model.layers:
             layer.compile()
@@ -154,12 +149,22 @@ def train_peer(settings: Settings, turns: Turns, weights: torch.dtype, autocast:
     turns.wait()
 
 
+def with_lora(base: Any, rank: int) -> nn.Module:
+    """The peer's model with peft's LoRA on the projections of attention."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(PROJECTIONS), task_type="CAUSAL_LM")
+    model = get_peft_model(base, config)
+    initialise(model)
+    return model
+
+
 TINYLM = "tinylm"
 WORKERS: dict[str, Callable[[Settings, Turns], None]] = {
     TINYLM: train_tinylm,
-    "peft, bf16 weights": lambda settings, turns: train_peer(settings, turns, torch.bfloat16, autocast=False),
-    "peft, bf16 autocast": lambda settings, turns: train_peer(settings, turns, torch.float32, autocast=True),
-    "peft, fp32": lambda settings, turns: train_peer(settings, turns, torch.float32, autocast=False),
+    "bf16 weights": lambda settings, turns: train_peer(settings, turns, torch.bfloat16, autocast=False),
+    "bf16 autocast": lambda settings, turns: train_peer(settings, turns, torch.float32, autocast=True),
+    "fp32": lambda settings, turns: train_peer(settings, turns, torch.float32, autocast=False),
 }
 
 

@@ -45,15 +45,20 @@ def test_the_opening_benchmark_prints_a_row_for_each_library_and_step(capsys: py
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
-def test_tinylm_and_peft_fine_tune_with_the_same_losses(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("method", "name"), [(("--lr", "0.01"), "peft, fp32"), (("--full", "--lr", "0.001"), "transformers, fp32")]
+)
+def test_tinylm_and_its_peer_fine_tune_with_the_same_losses(
+    method: tuple[str, ...], name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Equal first losses require equal weights and batches; equal later losses require equal initial adapters."""
-    options = ["--tiny", "--steps", "6", "--context", "32", "--lr", "0.01", "--peers", "peft, fp32"]
+    options = ["--tiny", "--steps", "6", "--context", "32", "--peers", "fp32", *method]
     importlib.import_module("finetuning_peer").main(options)
     lines = capfd.readouterr().out.splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
     header, _, tinylm, peer = rows
-    assert [tinylm[0], peer[0]] == ["tinylm", "peft, fp32"]
-    for name in ("first loss", "mean of last quarter"):
-        column = header.index(name)
+    assert [tinylm[0], peer[0]] == ["tinylm", name]
+    for title in ("first loss", "mean of last quarter"):
+        column = header.index(title)
         assert float(tinylm[column]) == pytest.approx(float(peer[column]), abs=2e-3)
     assert float(tinylm[header.index("mean of last quarter")]) < float(tinylm[header.index("first loss")]) - 0.005

@@ -182,29 +182,39 @@ def test_the_output_layer_of_other_models_is_tied_in_short_runs_as_well(model: d
     assert planned(budget=Budget(steps=1), model=model).model.tie
 
 
+@pytest.mark.parametrize("rule", [recipes.DROPOUT, recipes.PAIR_DROPOUT])
 @given(st.floats(0, 1e4), st.floats(0, 1e4), st.floats(1, 10))
 def test_dropout_grows_with_epochs_and_parameters_within_its_bounds(
-    epochs: float, per_token: float, factor: float
+    rule: recipes.DropoutRule, epochs: float, per_token: float, factor: float
 ) -> None:
-    dropout = choose_dropout(epochs, per_token)
-    assert dropout == 0 or recipes.MIN_DROPOUT <= dropout <= recipes.MAX_DROPOUT
-    assert dropout <= choose_dropout(factor * epochs, per_token)
-    assert dropout <= choose_dropout(epochs, factor * per_token)
+    dropout = choose_dropout(rule, epochs, per_token)
+    assert dropout == 0 or rule.minimum <= dropout <= rule.maximum
+    assert dropout <= choose_dropout(rule, factor * epochs, per_token)
+    assert dropout <= choose_dropout(rule, epochs, factor * per_token)
+
+
+def test_dropout_is_in_proportion_to_epochs_times_parameters_per_token() -> None:
+    """Decision 014: a 1,500th, at most 0.2. Decision 040, for pairs: a 500th, at most 0.3. Below 0.04 it is 0."""
+    assert [choose_dropout(recipes.DROPOUT, 10, per_token) for per_token in (5, 15, 1000)] == [0, 0.1, 0.2]
+    assert [choose_dropout(recipes.PAIR_DROPOUT, 10, per_token) for per_token in (1, 5, 1000)] == [0, 0.1, 0.3]
 
 
 def test_only_new_modern_models_of_text_have_planned_dropout_unless_it_is_chosen() -> None:
     budget, small_text = Budget(epochs=500), 100_000
-    assert planned(small_text, budget=budget, model={"size": "micro"}).model.dropout == recipes.MAX_DROPOUT
+    assert planned(small_text, budget=budget, model={"size": "micro"}).model.dropout == recipes.DROPOUT.maximum
     assert planned(budget=Budget(epochs=1), model={"size": "micro"}).model.dropout == 0
     assert planned(small_text, budget=budget, model={"preset": "gpt2"}).model.dropout == 0
     assert planned(small_text, budget=budget, model={"dropout": 0.1}).model.dropout == 0.1
     assert planned(small_text, budget=budget, base=small()).model.dropout == 0
 
 
-def test_models_of_few_pairs_have_dropout_and_those_of_many_have_none() -> None:
-    few = planned_pairs([10] * 20)
-    many = dataclasses.replace(data(10**8), kind="pairs", train_pairs=recipes.PAIR_DROPOUT_MAX_PAIRS)
-    assert few.model.dropout == recipes.PAIR_DROPOUT
-    assert planned_pairs([10] * 20, data=many).model.dropout == 0
-    chosen = {"architecture": "encoder-decoder", "dropout": 0.1}
-    assert planned_pairs([10] * 20, model=chosen).model.dropout == 0.1
+@pytest.mark.parametrize("preset", ["modern", "gpt2", "original"])
+def test_new_models_of_pairs_have_dropout_in_long_runs_unless_it_is_chosen(preset: str) -> None:
+    shape = {"architecture": "encoder-decoder", "preset": preset}
+    long, short = Budget(epochs=500), Budget(epochs=0.001)
+    many = dataclasses.replace(data(10**8), kind="pairs", train_pairs=10**6)
+    assert planned_pairs([10] * 20, model=shape, budget=long).model.dropout == recipes.PAIR_DROPOUT.maximum
+    assert planned_pairs([10] * 20, model=shape, budget=short, data=many).model.dropout == 0
+    assert planned_pairs([10] * 20, model={**shape, "dropout": 0.1}, budget=long).model.dropout == 0.1
+    base = small(architecture="encoder-decoder", encoder_layers=1, context=24)
+    assert planned_pairs([10] * 20, base=base, model={}, budget=long).model.dropout == base.dropout

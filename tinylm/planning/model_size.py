@@ -34,10 +34,7 @@ def choose_model(request: PlanRequest, size: str, notices: list[str]) -> ModelCo
 
 
 def _new_model(request: PlanRequest, size: str) -> ModelConfig:
-    fields = request.model_fields
-    if 0 < request.data.train_pairs < recipes.PAIR_DROPOUT_MAX_PAIRS:
-        fields.setdefault("dropout", recipes.PAIR_DROPOUT)
-    return make_model_config(vocab_size=request.vocab_size, preset=request.preset, size=size, **fields)
+    return make_model_config(vocab_size=request.vocab_size, preset=request.preset, size=size, **request.model_fields)
 
 
 def choose_sizes(machine: Machine, request: PlanRequest) -> list[str]:
@@ -82,16 +79,15 @@ def with_tying(config: ModelConfig, request: PlanRequest, length: RunLength) -> 
 
 
 def with_dropout(config: ModelConfig, request: PlanRequest, length: RunLength, parameters: int) -> ModelConfig:
-    """Set the dropout of a new modern model, unless it is trained on pairs or the user set `dropout` (decision 014)."""
-    if not request.is_new_modern or request.data.train_pairs or "dropout" in request.model:
+    """Set the dropout of a new model that is modern or trained on pairs, unless the user set `dropout`."""
+    pairs = request.data.train_pairs > 0
+    if request.base is not None or not (request.is_new_modern or pairs) or "dropout" in request.model:
         return config
-    return replace(config, dropout=choose_dropout(length.epochs, parameters / request.data.train_tokens))
+    rule = recipes.PAIR_DROPOUT if pairs else recipes.DROPOUT
+    return replace(config, dropout=choose_dropout(rule, length.epochs, parameters / request.data.train_tokens))
 
 
-def choose_dropout(epochs: float, parameters_per_token: float) -> float:
-    """Dropout proportional to epochs and to parameters per training token, at most MAX_DROPOUT (decision 014).
-
-    Below MIN_DROPOUT it is 0, since its gain would not be worth the time that it takes.
-    """
-    dropout = min(recipes.DROPOUT_PER_EPOCH * epochs * parameters_per_token, recipes.MAX_DROPOUT)
-    return float(f"{dropout:.2g}") if dropout >= recipes.MIN_DROPOUT else 0.0
+def choose_dropout(rule: recipes.DropoutRule, epochs: float, parameters_per_token: float) -> float:
+    """Dropout proportional to epochs and to parameters per training token, within the limits of the rule."""
+    dropout = min(rule.per_epoch * epochs * parameters_per_token, rule.maximum)
+    return float(f"{dropout:.2g}") if dropout >= rule.minimum else 0.0

@@ -65,20 +65,34 @@ LORA_ALPHA = 16.0  # decision 022
 MAX_ADAPTER_LR_FACTOR = 2.0  # decision 022: largest learning rate of an adapter, as a multiple of its recipe's `lr`
 MIN_LR_DIVISOR = 10  # Brown et al. 2020: the learning rate ends at a tenth of its peak
 
-# Preset modern: weight decay (also where training is continued), dropout and output layer (only of new models).
+# Preset modern: weight decay (also where training is continued) and output layer (only of new models).
 
 WEIGHT_DECAY_PER_EPOCH = 0.12  # decision 014
 MIN_WEIGHT_DECAY, MAX_WEIGHT_DECAY = 0.1, 3.0  # decision 014
 WEIGHT_DECAY_LIMIT = (1.0, 0.1)  # decision 014: upper limit = first + second x parameters per token
-DROPOUT_PER_EPOCH = 1 / 1500  # decision 014: dropout = this x epochs x parameters per token
-MIN_DROPOUT, MAX_DROPOUT = 0.04, 0.2  # decision 014: below the minimum it is 0
 UNTIED_MAX_TOKENS = 2_500_000  # decision 019: a decoder trained on more tokens ties the output layer to the embedding
 UNTIED_MAX_VOCABULARY = 4096  # decision 019: a decoder with a larger vocabulary is tied as well
 
+# Dropout of new models.
+
+
+@dataclass(frozen=True)
+class DropoutRule:
+    """Dropout is per_epoch x epochs x parameters per training token, at most `maximum`, and below `minimum` 0.
+
+    Little dropout is left out, since its gain is not worth the time that it takes.
+    """
+
+    per_epoch: float
+    minimum: float
+    maximum: float
+
+
+DROPOUT = DropoutRule(per_epoch=1 / 1500, minimum=0.04, maximum=0.2)  # decision 014; preset modern
+PAIR_DROPOUT = DropoutRule(per_epoch=1 / 500, minimum=0.04, maximum=0.3)  # decisions 008 and 040; all presets
+
 # Pairs of a source and a target.
 
-PAIR_DROPOUT = 0.3  # decision 008
-PAIR_DROPOUT_MAX_PAIRS = 1_000_000  # not measured: a run on more pairs has too few epochs to overfit
 PAIR_LABEL_SMOOTHING = 0.1  # Vaswani et al. 2017, section 5.4
 MIN_PAIR_CONTEXT, PAIR_CONTEXT_MULTIPLE = 128, 32  # not measured
 # Examples that need more than this multiple of the quantile do not lengthen the context (`fitting_context`): such pairs

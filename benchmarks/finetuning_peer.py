@@ -175,8 +175,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=20, help="including the first, which is not timed (default: 20)")
     parser.add_argument("--batch-size", type=int, default=4, help="default: 4")
     parser.add_argument("--context", type=int, default=256, help="default: 256")
-    parser.add_argument("--rank", type=int, default=8, help="of LoRA (default: 8)")
-    parser.add_argument("--full", action="store_true", help="fine-tune all weights")
+    method = parser.add_mutually_exclusive_group()
+    method.add_argument("--rank", type=int, default=8, help="of LoRA (default: 8)")
+    method.add_argument("--full", action="store_true", help="fine-tune all weights")
     parser.add_argument("--lr", type=float, help="default: 1e-3, with --full 2e-5")
     parser.add_argument("--compile", action="store_true", help="compile the layers of both")
     parser.add_argument("--peers", nargs="*", choices=[name for name in WORKERS if name != TINYLM], help="default: all")
@@ -198,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             steps=options.steps,
             batch_size=options.batch_size,
             rank=None if options.full else options.rank,
-            lr=options.lr or (2e-5 if options.full else 1e-3),
+            lr=options.lr if options.lr is not None else 2e-5 if options.full else 1e-3,
             compile=options.compile,
         )
         np.save(settings.batches, make_batches(settings, options.context))

@@ -74,7 +74,7 @@ def initial_a(layer: int, projection: str, shape: torch.Size) -> Tensor:
 
 @torch.no_grad()
 def initialise(model: nn.Module) -> None:
-    """Set the A matrices of a model. In both libraries the parameters' names contain `layers.N` and the projection."""
+    """Set the A matrices of a LoRA, if there is one. Both libraries' names contain `layers.N` and the projection."""
     for name, parameter in model.named_parameters():
         if "lora_A" in name:
             parts = name.split(".")
@@ -89,7 +89,7 @@ def train_tinylm(settings: Settings, turns: Turns) -> None:
 
     def take_turns(event: Any) -> None:
         if isinstance(event, Started):
-            initialise(event.model)  # without LoRA, nothing
+            initialise(event.model)
         elif isinstance(event, Logged):
             turns.report(event.loss)
         if isinstance(event, Started | Logged):

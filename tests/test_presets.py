@@ -19,7 +19,7 @@ def made(**choices: Any) -> ModelConfig:
 def test_the_presets_are_the_models_they_are_named_after() -> None:
     modern, gpt2, original = (made(preset=preset, size="micro") for preset in ("modern", "gpt2", "original"))
     for model in (modern, gpt2, original):
-        assert (model.layers, model.heads, model.width, model.context) == (4, 4, 128, 512)
+        assert (model.layers, model.heads, model.width) == (4, 4, 128)
         assert model.tie and model.norm_gain and model.dropout == 0
     assert (modern.position, modern.norm, modern.norm_placement, modern.activation) == (
         "rope",
@@ -94,6 +94,18 @@ def test_a_chosen_number_of_heads_is_never_replaced() -> None:
     assert made(width=100, heads=10).heads == 10
     with pytest.raises(UsageError, match=r"`heads` is 7; it must divide `width` \(100\)"):
         made(width=100, heads=7)
+
+
+@pytest.mark.parametrize(
+    ("size", "with_rope", "without"),
+    [("nano", 256, 64), ("micro", 512, 128), ("tiny", 512, 256), ("mini", 512, 256), ("small", 512, 512)],
+)
+def test_without_rope_small_sizes_have_shorter_contexts(size: str, with_rope: int, without: int) -> None:
+    """The contexts of decision 037."""
+    assert made(size=size).context == made(size=size, architecture="encoder").context == with_rope
+    for others in ({"preset": "gpt2"}, {"preset": "original"}, {"position": "none"}):
+        assert made(size=size, **others).context == without
+        assert made(size=size, context=48, **others).context == 48
 
 
 def test_sizes_are_in_ascending_order() -> None:

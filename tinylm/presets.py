@@ -36,7 +36,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-# In ascending order of parameters. "tiny" was added by decision 018.
+# In ascending order of parameters. "tiny" was added by decision 018. `context` is that of models with RoPE.
 SIZES: dict[str, dict[str, int]] = {
     "nano": {"layers": 3, "heads": 3, "width": 96, "context": 256},
     "micro": {"layers": 4, "heads": 4, "width": 128, "context": 512},
@@ -46,6 +46,8 @@ SIZES: dict[str, dict[str, int]] = {
     "medium": {"layers": 8, "heads": 8, "width": 512, "context": 512},
     "base": {"layers": 12, "heads": 12, "width": 768, "context": 1024},
 }
+# Of models with other positions, whose sequences do not grow in training (decision 037); larger sizes have those above.
+SHORT_CONTEXTS = {"nano": 64, "micro": 128, "tiny": 256, "mini": 256}
 
 
 def default_ffn_width(width: int, activation: str) -> int:
@@ -72,8 +74,8 @@ def find_preset(config: ModelConfig) -> str | None:
 def make_model_config(*, vocab_size: int, preset: str, size: str, **choices: Any) -> ModelConfig:
     """The configuration of a preset in a size. `choices` replace fields of ModelConfig; `None` leaves the default.
 
-    Defaults of `heads`, `head_dim`, `kv_heads`, `ffn_width`, `local_layers` and `encoder_layers` depend on other
-    fields.
+    Defaults of `context`, `heads`, `head_dim`, `kv_heads`, `ffn_width`, `local_layers` and `encoder_layers` depend on
+    other fields.
 
     Raises UsageError for an unknown preset or size, for fields that contradict each other, and for a choice that has
     no effect in this model.
@@ -83,6 +85,8 @@ def make_model_config(*, vocab_size: int, preset: str, size: str, **choices: Any
     check_numbers({"vocab_size": vocab_size, **choices})
     choices = {name: value for name, value in choices.items() if value is not None}
     values = {**PRESETS[preset], **SIZES[size], **choices}
+    if "context" not in choices and values.get("position", "rope") != "rope":
+        values["context"] = SHORT_CONTEXTS.get(size, values["context"])
     if "heads" not in choices:
         even = values.get("position", "rope") == "rope"  # RoPE rotates pairs of features of each head
         values["heads"] = _choose_heads(values["width"], values["heads"], values.get("kv_heads", 1), even)

@@ -98,7 +98,15 @@ def test_a_chosen_number_of_heads_is_never_replaced() -> None:
 
 @pytest.mark.parametrize(
     ("size", "with_rope", "without"),
-    [("nano", 256, 64), ("micro", 512, 128), ("tiny", 512, 256), ("mini", 512, 256), ("small", 512, 512)],
+    [
+        ("nano", 256, 64),
+        ("micro", 512, 128),
+        ("tiny", 512, 256),
+        ("mini", 512, 256),
+        ("small", 512, 512),
+        ("medium", 512, 512),
+        ("base", 1024, 1024),
+    ],
 )
 def test_without_rope_small_sizes_have_shorter_contexts(size: str, with_rope: int, without: int) -> None:
     """The contexts of decision 037."""

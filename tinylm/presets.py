@@ -85,10 +85,11 @@ def make_model_config(*, vocab_size: int, preset: str, size: str, **choices: Any
     check_numbers({"vocab_size": vocab_size, **choices})
     choices = {name: value for name, value in choices.items() if value is not None}
     values = {**PRESETS[preset], **SIZES[size], **choices}
-    if "context" not in choices and values.get("position", "rope") != "rope":
+    has_rope = values.get("position", "rope") == "rope"
+    if "context" not in choices and not has_rope:
         values["context"] = SHORT_CONTEXTS.get(size, values["context"])
     if "heads" not in choices:
-        even = values.get("position", "rope") == "rope"  # RoPE rotates pairs of features of each head
+        even = has_rope  # it rotates pairs of features of each head
         values["heads"] = _choose_heads(values["width"], values["heads"], values.get("kv_heads", 1), even)
     heads = values["heads"]
     values.setdefault("kv_heads", heads // 2 if preset == "modern" and heads % 2 == 0 else heads)

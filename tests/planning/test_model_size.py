@@ -16,7 +16,7 @@ from tinylm.planning import recipes
 from tinylm.planning.cost import matrix_parameters
 from tinylm.planning.model_size import choose_dropout, choose_sizes, training_tokens
 from tinylm.planning.plan_request import PlanRequest
-from tinylm.presets import PRESETS, SIZES, make_model_config
+from tinylm.presets import PRESETS, SHORT_CONTEXTS, SIZES, make_model_config
 from tinylm.training_config import Budget
 
 # Size
@@ -72,8 +72,8 @@ def test_an_automatic_size_fits_in_memory_if_any_does() -> None:
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_size_and_preset_are_the_chosen_ones(size: str, preset: str) -> None:
     config = planned(model={"size": size, "preset": preset}).model
-    dimensions = ("layers", "heads", "width")
-    assert {name: getattr(config, name) for name in dimensions} == {name: SIZES[size][name] for name in dimensions}
+    context = SIZES[size]["context"] if preset == "modern" else SHORT_CONTEXTS.get(size, SIZES[size]["context"])
+    assert {name: getattr(config, name) for name in SIZES[size]} == {**SIZES[size], "context": context}
     for name, value in PRESETS[preset].items():
         assert getattr(config, name) == value
 

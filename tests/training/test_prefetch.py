@@ -52,19 +52,30 @@ def test_an_error_of_a_batch_is_raised_when_it_is_asked_for() -> None:
         prefetched(7)
 
 
-def test_only_the_rows_of_this_rank_are_pinned_and_only_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned: list[torch.Tensor] = []
+class PinnableTensor(torch.Tensor):
+    """A tensor that is pinned without a GPU. A patch of `torch.Tensor` would be undone while the thread still uses it,
+    and crash the process."""
 
-    def pin(tensor: torch.Tensor) -> torch.Tensor:
-        pinned.append(tensor)
-        return tensor
+    pinned = False
 
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    def pin_memory(self, device: object = None) -> "PinnableTensor":
+        self.pinned = True
+        return self
+
+
+def pinnable_batch(number: int) -> Batch:
+    batch = random_batch(number)
+    return Batch(batch.ids.as_subclass(PinnableTensor), batch.targets.as_subclass(PinnableTensor))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_only_the_rows_of_this_rank_are_pinned_and_only_for_cuda(device: str) -> None:
     ranks = ProcessRanks(Launch(rank=1, size=4), Rendezvous(None, None, 0), 1)
-    whole, own = prefetch(random_batch, torch.device("cpu"), ranks)(3)
-    assert not pinned and own.ids.equal(whole.ids[1::4]) and whole.ids.equal(random_batch(3).ids)
-    prefetched = prefetch(random_batch, torch.device("cuda"), ranks)
-    whole, own = prefetched(3)
-    assert own.ids.equal(whole.ids[1::4]) and whole.ids.equal(random_batch(3).ids)
-    assert pinned[0] is own.ids and pinned[1] is own.targets
-    assert all(tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in pinned)
+    whole, own = prefetch(pinnable_batch, torch.device(device), ranks)(3)
+    expected = random_batch(3)
+    for part, all_rows, rows in ((own.ids, whole.ids, expected.ids), (own.targets, whole.targets, expected.targets)):
+        assert isinstance(part, PinnableTensor) and isinstance(all_rows, PinnableTensor)
+        assert part.equal(rows[1::4]) and all_rows.equal(rows)
+        assert part.pinned == (device == "cuda") and not all_rows.pinned
+        if part.pinned:
+            assert part.is_contiguous() and part.untyped_storage().nbytes() == part.nbytes

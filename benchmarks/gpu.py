@@ -3,11 +3,12 @@
     python benchmarks/gpu.py --text tinyshakespeare.txt
     python benchmarks/gpu.py --parts training,decoding
 
-Each part runs in a process with a time limit, and all of them end in 8 minutes:
+Each part runs in a process with a time limit, and all of them end in 9 minutes:
 
 - training: a step of a model of 124 M parameters at a context of 1,024, with and without compiled layers, as a share of
   the rate of a large matrix product and of the rate that the vendor specifies (gpu_rates.py). FLOPs are counted as in
-  Kaplan et al. 2020, but half for attention, since it is causal.
+  Kaplan et al. 2020, but half for attention, since it is causal. With --nanogpt, nanoGPT's model.py as well, compiled
+  as a whole, with fused AdamW.
 - decoding: one stream of a model of 1.3 billion parameters, all of which are read once per token, as a share of the
   rate of a memory copy and of the specified rate.
 - learning: `tinylm train TEXT --time T`, with increasing T, until a validation loss of the run is at most --loss, and
@@ -34,6 +35,7 @@ import torch
 from gpu_correctness import BOUNDS, differences
 from gpu_rates import peak_bandwidth, peak_flops, seconds_of
 from measure import describe_machine, run_tinylm, table
+from peer_step import build_nanogpt, peer_step
 from training_step import random_batch, tinylm_step
 
 from tinylm.console import Console
@@ -92,15 +94,25 @@ def training(options: argparse.Namespace, device: str, dtype: str) -> str:
     chosen = sizes(options.small)
     peak = peak_flops(device, dtype, chosen.square, options.rounds)
     rows = [[f"product of matrices, {dtype}", "", *peak.shares(peak.measured), ""]]
-    batch = random_batch(chosen.training, chosen.rows).to(torch.device(device))
+    batch = random_batch(chosen.training, chosen.rows)
+
+    def measure(name: str, step: Callable[[], object], goal: str) -> None:
+        speed = batch.ids.numel() / seconds_of(step, device, options.rounds)
+        rows.append([name, f"{speed:,.0f}", *peak.shares(speed * training_flops(chosen.training)), goal])
+
     for compiled in (False,) if options.small else (False, True):
         model = build_model(chosen.training).to(device)
         if compiled:
             for layer in model.layers:
                 layer.compile()
-        speed = batch.ids.numel() / seconds_of(tinylm_step(model, batch, dtype), device, options.rounds)
-        name = f"training, {dtype}{', compiled' if compiled else ''}"
-        rows.append([name, f"{speed:,.0f}", *peak.shares(speed * training_flops(chosen.training)), "50 %"])
+        measure(f"training, {dtype}{', compiled' if compiled else ''}", tinylm_step(model, batch, dtype), "50 %")
+    if options.nanogpt is not None:
+        nano = build_nanogpt(options.nanogpt, chosen.training).to(device)
+        batch = batch.to(torch.device(device))
+        if not options.small:
+            nano.compile()
+        step = peer_step(nano, lambda: nano(batch.ids, batch.targets)[1], dtype, fused=True, device=device)
+        measure(f"nanoGPT, {dtype}{'' if options.small else ', compiled'}", step, "")
     return table(["work", "tokens/s", *peak.header(), "goal"], rows)
 
 
@@ -172,7 +184,7 @@ def largest_batch(config: ModelConfig, device: str, dtype: str, most: int) -> in
     """The largest power of two, up to `most`, of rows with which a step is not repeated in smaller micro-batches."""
     model = build_model(config).to(device)
     rows = 1
-    while rows <= most and tinylm_step(model, random_batch(config, rows).to(torch.device(device)), dtype)() == rows:
+    while rows <= most and tinylm_step(model, random_batch(config, rows), dtype)() == rows:
         rows *= 2
     return rows // 2
 
@@ -201,7 +213,7 @@ class Part:
 
 
 PARTS = {
-    "training": Part(training, 120),
+    "training": Part(training, 180),
     "decoding": Part(decoding, 60),
     "learning": Part(learning, 150),
     "batch": Part(batch, 60),
@@ -234,6 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--loss", type=float, default=1.4697, help="in nats per character (default: 1.4697)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
     parser.add_argument("--device", default="auto", help="default: auto")
+    parser.add_argument("--nanogpt", type=Path, metavar="FILE", help="the model.py of a copy of nanoGPT")
     parser.add_argument("--small", action="store_true", help="tiny models, without compiled layers")
     options = parser.parse_args(arguments)
     parts = options.parts.split(",")

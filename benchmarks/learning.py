@@ -10,10 +10,12 @@ characters with nanoGPT's recipe for CPUs for the longest of the times, and eval
 To compare machines: `TFLOP` is what the training computed (6 FLOPs per matrix parameter and token, causal attention,
 and the products of Muon), and `peak TFLOP` what large matrix products in the number format of the run would have
 computed in the time of the command, by the rate in the machine profile.
-Run it on an idle machine: the results depend on its speed.
+Run it on an idle machine: the results depend on its speed. With --steps instead of --times they do not, and
+--jobs seeds may train at once.
 """
 
 import argparse
+import itertools
 import json
 import math
 import statistics
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,31 +141,37 @@ def row(text: Path, preset: str, length: str, learned: Sequence[Learned]) -> lis
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", type=Path, nargs="+")
-    parser.add_argument("--times", nargs="+", default=["80s"], help="of the whole command (default: 80s)")
+    budgets = parser.add_mutually_exclusive_group()
+    budgets.add_argument("--times", nargs="+", default=["80s"], help="of the whole command (default: 80s)")
+    budgets.add_argument("--steps", nargs="+", metavar="N", help="optimizer steps of a run, instead of its time")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="seeds at once, with --steps (default: 1)")
     parser.add_argument("--presets", nargs="+", default=["modern"], help="default: modern")
     parser.add_argument("--seeds", type=int, default=3, help="default: 3")
     parser.add_argument("--options", default="", help="more flags of tinylm train")
     parser.add_argument("--peer", action="store_true", help="also train transformers' GPT-2 by nanoGPT's recipe")
     options = parser.parse_args(arguments)
+    if options.jobs > 1 and options.steps is None:
+        parser.error("--jobs needs --steps: runs with a time share the machine")
+    flag, lengths = ("--time", options.times) if options.steps is None else ("--steps", options.steps)
     rows = []
-    with tempfile.TemporaryDirectory() as home:
-        run = Path(home) / "run"
+    with tempfile.TemporaryDirectory() as home, ThreadPoolExecutor(options.jobs) as pool:
         for text in options.texts:
-            for preset in options.presets:
-                for length in options.times:
-                    words = ["--preset", preset, "--time", length, *options.options.split()]
-                    learned = [learn(text, words, seed, run) for seed in range(options.seeds)]
-                    rows.append(row(text, preset, length, learned))
-                    print(f"{text.name}, {preset}, {length}: {rows[-1][-2]}", file=sys.stderr)
+            for preset, length in itertools.product(options.presets, lengths):
+                words = ["--preset", preset, flag, length, *options.options.split()]
+                runs = [pool.submit(learn, text, words, seed, Path(home) / f"{seed}") for seed in range(options.seeds)]
+                learned = [run.result() for run in runs]
+                rows.append(row(text, preset, length, learned))
+                print(f"{text.name}, {preset}, {length}: {rows[-1][-2]}", file=sys.stderr)
             if options.peer:
                 longest = max(options.times, key=parse_duration)
+                run = Path(home) / "peer"
                 one_step = learn(text, ["--tokenizer", "char", "--steps", "1", "--size", "nano"], 0, run)
                 losses = [learn_with_peer(run, parse_duration(longest), seed) for seed in range(options.seeds)]
                 bits = [loss * one_step.bits / one_step.loss for loss in losses]
                 peer = [text.name, "transformers", longest, "", "0.80", "", "", ""]
                 rows.append([*peer, format_losses(losses), format_losses(bits)])
     print(f"{describe_machine(['torch', 'transformers'] if options.peer else ['torch'])}\n")
-    names = ["text", "preset", "time", "seconds", "million parameters", "passes", "TFLOP", "peak TFLOP"]
+    names = ["text", "preset", "time or steps", "seconds", "million parameters", "passes", "TFLOP", "peak TFLOP"]
     print(table([*names, "nats per token", "bits per byte"], rows))
 
 

@@ -24,18 +24,18 @@ import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import torch
 from measure import add_options, chosen_shape, describe_machine, speedup, table, take_turns, tokens_per_second
 from peer import FUSED_GELU, PLAIN_GELU, TOLERANCE, build_pair, build_peer
-from torch import Tensor, nn
+from peer_step import build_nanogpt, peer_step
+from torch import Tensor
 from training_step import random_batch, tinylm_step
 from transformers import GPT2LMHeadModel
 
 from tinylm.console import Console
-from tinylm.device import DTYPES, autocast
+from tinylm.device import DTYPES
 from tinylm.kernels import onednn
 from tinylm.kernels.allocator import keep_freed_blocks, set_thresholds
 from tinylm.kernels.cpu_features import computes_bf16
@@ -88,22 +88,6 @@ def number_formats() -> list[str]:
 def peer_loss(peer: GPT2LMHeadModel, batch: Batch) -> Callable[[], Tensor]:
     """A function that computes the mean loss of a batch in nats per token."""
     return lambda: peer(batch.ids, labels=batch.targets, shift_labels=batch.targets, use_cache=False).loss
-
-
-def peer_step(peer: nn.Module, loss: Callable[[], Tensor], dtype: str, fused: bool) -> Callable[[], object]:
-    """A training step of a peer in training mode. loss: computes the loss. fused: use fused AdamW."""
-    peer.train()
-    optimizer = torch.optim.AdamW(peer.parameters(), fused=True if fused else None)
-
-    def step() -> None:
-        with autocast("cpu", dtype):
-            nats = loss()
-        nats.backward()
-        torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
 
 
 def after(prepare: Callable[[], object], step: Callable[[], object]) -> Callable[[], object]:
@@ -174,16 +158,6 @@ def print_profile(step: Callable[[], object]) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         step()
     print(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=60))
-
-
-def build_nanogpt(path: Path, config: ModelConfig) -> nn.Module:
-    """The GPT class of nanoGPT's model.py without dropout, and with biases, which are its default."""
-    spec = spec_from_file_location("nanogpt", path)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    shape = {"n_layer": config.layers, "n_head": config.heads, "n_embd": config.width, "dropout": 0.0}
-    return module.GPT(module.GPTConfig(block_size=config.context, vocab_size=config.vocab_size, **shape))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -152,7 +152,7 @@ def test_compiled_blocks_have_the_gradients_of_the_cpu(dtype: str, checkpointed:
         checkpoint_activations(model)
     model.to(device)
     events: list[Event] = []
-    assert compile_layers(model, batch_of(1), next_token, dtype, events.append), events
+    assert compile_layers(model, [batch_of(1)], next_token, dtype, events.append), events
     assert_close(loss_and_gradients(model, device, dtype), expected, BOUNDS[dtype])
 
 

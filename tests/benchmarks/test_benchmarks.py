@@ -235,24 +235,26 @@ def test_the_gpu_benchmark_runs_on_any_device(
     """Each part in a process. Even the first evaluations have a loss below that of equal probabilities."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (tmp_path / "corpus.txt").write_text(story(5000))
+    (tmp_path / "model.py").write_text(NANOGPT)
     text = ["--text", str(tmp_path / "corpus.txt"), "--times", "4s", "2s", "--loss", str(math.log(40))]
-    importlib.import_module("gpu").main(["--small", "--rounds", "1", "--device", "cpu", *text])
+    peer = ["--nanogpt", str(tmp_path / "model.py")]
+    importlib.import_module("gpu").main(["--small", "--rounds", "1", "--device", "cpu", *text, *peer])
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]
         for line in capfd.readouterr().out.splitlines()
         if line.startswith("|") and not line.startswith("| --")
     ]
     assert [row[0].split(",")[0] for row in rows] == [
-        *("work", "product of matrices", "training"),
+        *("work", "product of matrices", "training", "nanoGPT"),
         *("work", "memory copy", "decoding one stream"),
         *("text", "corpus.txt"),
         *("largest batch", "training"),
         *("correctness", "fp32", "bf16"),
     ]
     assert 0 < float(rows[2][2].strip(" %")) < 100
-    assert rows[7][0] == "corpus.txt, 2s" and 0 < float(rows[7][3]) < 60
-    assert rows[9][1:] == ["8", "16 were not tried", "256"]
-    assert float(rows[11][1]) == 0 < float(rows[12][1]) < 0.1
+    assert rows[8][0] == "corpus.txt, 2s" and 0 < float(rows[8][3]) < 60
+    assert rows[10][1:] == ["8", "16 were not tried", "256"]
+    assert float(rows[12][1]) == 0 < float(rows[13][1]) < 0.1
 
 
 def test_a_part_of_the_gpu_benchmark_is_killed_at_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +262,7 @@ def test_a_part_of_the_gpu_benchmark_is_killed_at_its_time_limit(monkeypatch: py
     monkeypatch.setitem(gpu.PARTS, "batch", gpu.Part(gpu.batch, 0.01))
     with pytest.raises(SystemExit, match="not finished in time: batch"):
         gpu.main(["--parts", "batch", "--small", "--device", "cpu"])
-    assert sum(part.limit for part in gpu.PARTS.values()) < 8 * 60
+    assert sum(part.limit for part in gpu.PARTS.values()) < 9 * 60
 
 
 def test_the_time_to_a_loss_is_that_of_the_first_evaluation_that_reaches_it() -> None:
@@ -529,12 +531,13 @@ def test_a_measured_process_is_killed_with_its_children_at_the_time_limit() -> N
     assert not memory.memory_of(child, "VmRSS")  # ended, or a zombie without memory
 
 
-def test_the_learning_benchmark_prints_a_row_for_each_text_preset_and_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("flag", "lengths"), [("--times", ["1s", "2s"]), ("--steps", ["3", "5"])])
+def test_the_learning_benchmark_prints_a_row_for_each_text_preset_and_budget(
+    flag: str, lengths: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("one.txt", "two.txt"):
         (tmp_path / name).write_text(story(6000))
-    arguments = ["--times", "1s", "2s", "--presets", "modern", "gpt2", "--seeds", "1", "--options", "--size nano"]
+    arguments = [flag, *lengths, "--presets", "modern", "gpt2", "--seeds", "1", "--options", "--size nano"]
     importlib.import_module("learning").main([str(tmp_path / "one.txt"), str(tmp_path / "two.txt"), *arguments])
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]
@@ -542,13 +545,24 @@ def test_the_learning_benchmark_prints_a_row_for_each_text_preset_and_time(
         if line.startswith(("| one", "| two"))
     ]
     assert [row[:3] for row in rows] == [
-        [text, preset, time]
-        for text in ("one.txt", "two.txt")
-        for preset in ("modern", "gpt2")
-        for time in ("1s", "2s")
+        [text, preset, length] for text in ("one.txt", "two.txt") for preset in ("modern", "gpt2") for length in lengths
     ]
     for *_, nats, bits in rows:  # characters are tokens of one byte
         assert float(bits.split()[0]) == pytest.approx(float(nats.split()[0]) / math.log(2), abs=2e-4)
+
+
+def test_seeds_that_train_at_once_have_the_results_of_seeds_in_turn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text(story(6000))
+    losses = []
+    for jobs in ("1", "2"):
+        arguments = ["--steps", "3", "--seeds", "2", "--jobs", jobs, "--options", "--size nano"]
+        importlib.import_module("learning").main([str(tmp_path / "text.txt"), *arguments])
+        losses.append([line.split("|")[-3] for line in capsys.readouterr().out.splitlines() if "| text.txt" in line])
+    assert losses[0] == losses[1] and len(losses[0]) == 1
+    with pytest.raises(SystemExit):
+        importlib.import_module("learning").main([str(tmp_path / "text.txt"), "--jobs", "2"])
 
 
 @pytest.mark.slow

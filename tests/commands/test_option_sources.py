@@ -265,6 +265,7 @@ FRACTIONAL |= {
     "average",
     "label_smoothing",
     "mtp_weight",
+    "r_drop",
     "epochs",
     "val_fraction",
 }

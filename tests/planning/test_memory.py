@@ -298,6 +298,15 @@ def test_the_memory_of_a_pair_is_that_of_a_source_and_a_target_of_maximum_length
     assert two.memory - one.memory == per_token * 2 * 20
 
 
+def test_with_r_drop_a_pair_has_two_forward_passes_and_the_divergence_of_their_logits() -> None:
+    choices: dict[str, Any] = {"model": {"architecture": "encoder-decoder", "dropout": 0.1}}
+    one, two = (
+        planned_pairs([10, 20], training={"batch_size": size, "r_drop": 1.0}, **choices) for size in (1000, 1001)
+    )
+    per_token = activation_bytes(machine(), one.model) + (recipes.LOGIT_BYTES + recipes.DIVERGENCE_BYTES) * 100
+    assert two.memory - one.memory == 2 * per_token * 2 * 20
+
+
 def test_activations_are_computed_again_if_one_sequence_does_not_fit_otherwise() -> None:
     choices: dict[str, Any] = {"model": {"size": "small", "layers": 24, "context": 4096}, "training": {"batch_size": 1}}
     plain = planned(on=machine("cuda"), **choices)

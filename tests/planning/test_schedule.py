@@ -12,6 +12,7 @@ from tests.planning.planned import adapter, data, planned, planned_pairs
 from tests.variants import small
 from tinylm.errors import UsageError
 from tinylm.planning import recipes
+from tinylm.planning.plan import Plan
 from tinylm.planning.schedule import choose_learning_rate, choose_weight_decay
 from tinylm.presets import PRESETS, SIZES, make_model_config
 from tinylm.training.learning_rate import learning_rate
@@ -178,6 +179,34 @@ def test_only_new_modern_decoders_of_text_with_a_small_vocabulary_predict_the_to
     assert planned(model={"architecture": "encoder"}).training.mtp_weight == 0
     assert planned(base=small(vocab_size=100)).training.mtp_weight == 0
     assert planned_pairs([10]).training.mtp_weight == 0
+
+
+DROPOUT = {"architecture": "encoder-decoder", "size": "nano", "dropout": 0.1}
+
+
+def test_r_drop_takes_twice_the_time_for_a_step() -> None:
+    """AdamW: Muon takes as long with R-Drop as without it."""
+
+    def plan(seconds: float, r_drop: float, **training: Any) -> Plan:
+        chosen = {"optimizer": "adamw", "r_drop": r_drop, **training}
+        return planned_pairs([10] * 100_000, model=DROPOUT, training=chosen, budget=Budget(time=seconds))
+
+    plain, twice = plan(600, 0.0, batch_size=8), plan(1200, 1.5, batch_size=8)
+    assert (plain.training.r_drop, twice.training.r_drop) == (0, 1.5)
+    assert plain.steps == twice.steps
+    assert plain.training.weight_decay == twice.training.weight_decay  # of the same number of passes
+    plain, twice = plan(170, 0.0), plan(340, 1.0)
+    assert 1100 < 20 * plain.training.batch_size < 2000  # between the limits for tokens per step
+    assert plain.training.batch_size == twice.training.batch_size
+    assert planned_pairs([10], model=DROPOUT).training.r_drop == 0
+
+
+def test_r_drop_is_for_pairs_with_dropout() -> None:
+    with pytest.raises(UsageError, match="`r_drop` compares two dropout masks, and the dropout is 0"):
+        planned_pairs([10], model={**DROPOUT, "dropout": 0.0}, training={"r_drop": 1.0})
+    planned_pairs([10], model={**DROPOUT, "dropout": 0.0, "attention_dropout": 0.1}, training={"r_drop": 1.0})
+    with pytest.raises(UsageError, match="`r_drop` is for models of pairs"):
+        planned(model={"dropout": 0.1}, training={"r_drop": 1.0})
 
 
 def test_multi_token_prediction_is_an_error_where_it_has_no_effect() -> None:

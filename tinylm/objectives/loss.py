@@ -122,6 +122,30 @@ def sequence_to_sequence(model: LanguageModel, batch: Batch, smoothing: float = 
     return _loss(model, model(batch.ids, batch.source, batch.source_lengths, batch.mask), batch, smoothing)
 
 
+def sequence_to_sequence_twice(model: LanguageModel, batch: Batch, smoothing: float, r_drop: float) -> Loss:
+    """`sequence_to_sequence` with R-Drop (Liang et al. 2021): each pair is computed with two dropout masks.
+
+    The total is the mean of both losses, plus r_drop / 4 * sum (KL(p || q) + KL(q || p)) over the scored targets, where
+    p and q are the predicted distributions.
+    """
+    inputs = (batch.ids, batch.source, batch.source_lengths, batch.mask)
+    output = model(*(None if tensor is None else torch.cat([tensor, tensor]) for tensor in inputs))
+    hidden = output.hidden.unflatten(0, (2, -1)).movedim(0, 2).flatten(0, 1)  # (2*B, T, D) -> (B*T, 2, D)
+    targets = batch.targets.flatten()  # (B*T,)
+    if batch.mask is not None:
+        hidden, targets = hidden[batch.mask.flatten()], targets[batch.mask.flatten()]  # (N, 2, D), (N,)
+
+    def losses(hidden: Tensor, targets: Tensor) -> list[Tensor]:
+        log_p = F.log_softmax(_at_least_fp32(model.logits(hidden)), dim=-1)  # (N, 2, V)
+        total = _cross_entropy(log_p.flatten(0, 1), targets[0].repeat_interleave(2), smoothing)
+        one, other = log_p.unbind(dim=1)  # (N, V) each
+        divergence = ((one.exp() - other.exp()) * (one - other)).sum()
+        return [total / 2 + r_drop / 4 * divergence]
+
+    (total,) = _in_chunks(model, losses, hidden, targets[None])
+    return Loss(total, batch.n_targets, output.aux / 2, _routing_metrics(output))
+
+
 def _loss(model: LanguageModel, output: Output, batch: Batch, smoothing: float) -> Loss:
     hidden, targets = _scored(output, batch)
     (total,) = _cross_entropies(model, hidden, targets[None], smoothing)
@@ -150,25 +174,38 @@ def _routing_metrics(output: Output) -> dict[str, Tensor]:
 def _cross_entropies(model: LanguageModel, hidden: Tensor, targets: Tensor, smoothing: float) -> Sequence[Tensor]:
     """Summed cross-entropies of the same logits with each row of targets: (N, D) and (K, N) -> K of ().
 
-    smoothing: of the first row. Targets of the other rows do not count where they are IGNORED. Computed in chunks of
-    the N vectors, to bound the memory of the logits.
+    smoothing: of the first row. Targets of the other rows do not count where they are IGNORED.
     """
 
-    def chunk_losses(hidden: Tensor, targets: Tensor) -> list[Tensor]:
+    def losses(hidden: Tensor, targets: Tensor) -> list[Tensor]:
         log_p = F.log_softmax(_at_least_fp32(model.logits(hidden)), dim=-1)  # (N, V)
-        first, *others = (F.nll_loss(log_p, row, ignore_index=IGNORED, reduction="sum") for row in targets)
-        if smoothing > 0:
-            first = (1 - smoothing) * first - smoothing * log_p.mean(dim=-1).sum()
-        return [first, *others]
+        return [_cross_entropy(log_p, row, smoothing if k == 0 else 0.0) for k, row in enumerate(targets)]
 
+    return _in_chunks(model, losses, hidden, targets)
+
+
+def _cross_entropy(log_p: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    """The sum over the targets that are not IGNORED: (N, V) and (N,) -> (). With smoothing, none may be IGNORED."""
+    loss = F.nll_loss(log_p, targets, ignore_index=IGNORED, reduction="sum")
+    return loss if smoothing == 0 else (1 - smoothing) * loss - smoothing * log_p.mean(dim=-1).sum()
+
+
+def _in_chunks(
+    model: LanguageModel, losses: Callable[[Tensor, Tensor], list[Tensor]], hidden: Tensor, targets: Tensor
+) -> Sequence[Tensor]:
+    """`losses(hidden, targets)`, K sums over N targets, computed in chunks of them to bound the memory of the logits.
+
+    hidden, targets: (N, ..., D) and (K, N)
+    """
     parameters = model.output_parameters
-    rows = max(1, (MAX_LOGITS if parameters else MAX_FROZEN_LOGITS) // model.vocab_size)
+    logits_per_target = model.vocab_size * hidden.shape[1:-1].numel()
+    rows = max(1, (MAX_LOGITS if parameters else MAX_FROZEN_LOGITS) // logits_per_target)
     if len(hidden) <= rows:
-        return chunk_losses(hidden, targets)
+        return losses(hidden, targets)
     if torch.is_grad_enabled():
-        return _ChunkedLosses.apply(chunk_losses, rows, targets, hidden, *parameters)
+        return _ChunkedLosses.apply(losses, rows, targets, hidden, *parameters)
     chunks = zip(hidden.split(rows), targets.split(rows, dim=1), strict=True)
-    return [torch.stack(losses).sum() for losses in zip(*(chunk_losses(*chunk) for chunk in chunks), strict=True)]
+    return [torch.stack(sums).sum() for sums in zip(*(losses(*chunk) for chunk in chunks), strict=True)]
 
 
 class _ChunkedLosses(torch.autograd.Function):
@@ -177,7 +214,7 @@ class _ChunkedLosses(torch.autograd.Function):
     The forward pass computes the gradients of each chunk after its losses, so that its logits are neither kept nor
     recomputed.
 
-    rows: per chunk. targets, hidden: (K, N) and (N, D). parameters: the trained parameters that the losses depend on.
+    rows: per chunk. targets, hidden: (K, N) and (N, ..., D). parameters: the trained ones that the losses depend on.
     """
 
     @staticmethod
@@ -190,7 +227,7 @@ class _ChunkedLosses(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
         sums = []
-        of_hidden = [torch.empty_like(hidden) for _ in targets]  # K of (N, D)
+        of_hidden = [torch.empty_like(hidden) for _ in targets]  # K of (N, ..., D)
         of_parameters: list[list[Tensor]] = [[] for _ in targets]
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)

@@ -29,7 +29,8 @@ def choose_length(machine: Machine, request: PlanRequest, config: ModelConfig, b
     steps_per_epoch = rows.steps_per_epoch(batch_size)
     tokens_per_step = batch_size * rows.tokens
     length = request.mean_length(config)
-    step_seconds = training_step_seconds(machine, config, tokens_per_step, request.optimizer, length)
+    computed = request.passes * tokens_per_step
+    step_seconds = training_step_seconds(machine, config, computed, request.optimizer, length)
     steps = request.effective_budget.total_steps(steps_per_epoch) or max(1, int(request.seconds / step_seconds))
     return RunLength(steps, steps / steps_per_epoch, steps * tokens_per_step, step_seconds)
 
@@ -138,6 +139,7 @@ def choose_settings(
         "lr": choose_learning_rate(request.recipe_name, config.width, request.adapter),
         "label_smoothing": 0.0,
         "mtp_weight": choose_mtp_weight(request, config),
+        "r_drop": 0.0,
         "patience": recipes.DEFAULT_PATIENCE if request.budget is None else None,
         **choose_intervals(machine, request, config, length),
         **request.shape.settings(config.context, request.training.get("pack")),

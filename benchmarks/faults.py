@@ -741,6 +741,8 @@ def random_model(rng: random.Random) -> tuple[str, list[Any]]:
         options += ["--experts", 3, "--experts-per-token", 2, "--expert-mode", rng.choice(("route", "merge"))]
     if architecture == "encoder-decoder":
         maybe(0.5, "--encoder-layers", rng.choice((1, 2)))
+        if "--dropout" in options:
+            maybe(0.3, "--r-drop", 0.5)
     maybe(0.5, "--tokenizer", rng.choice(("char", "bpe")))
     maybe(0.4, "--optimizer", rng.choice(("adamw", "adam", "muon")))
     maybe(0.3, "--schedule", rng.choice(("trapezoid", "cosine", "linear", "inverse-sqrt", "constant")))

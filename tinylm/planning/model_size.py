@@ -64,7 +64,7 @@ def training_tokens(machine: Machine, request: PlanRequest, config: ModelConfig)
     """Tokens that a model is trained on in `request.seconds`, at most MAX_USEFUL_EPOCHS of the training data."""
     length = with_sequence_growth(request, config).mean_length(config)
     per_step = max_tokens_per_step(machine, config.width, request.optimizer)
-    computed = request.passes * per_step
+    computed = request.forward_passes * per_step
     steps = request.seconds / training_step_seconds(machine, config, computed, request.optimizer, length)
     return min(steps * per_step, recipes.MAX_USEFUL_EPOCHS * request.data.train_tokens)
 
@@ -92,7 +92,7 @@ def with_dropout(config: ModelConfig, request: PlanRequest, length: RunLength, p
 def check_r_drop(request: PlanRequest, config: ModelConfig) -> None:
     """Raise UsageError for R-Drop without dropout."""
     require(
-        request.passes == 1 or config.dropout > 0 or config.attention_dropout > 0,
+        request.forward_passes == 1 or config.dropout > 0 or config.attention_dropout > 0,
         "`r_drop` compares two dropout masks, and the dropout is 0; set `dropout`, or leave out `r_drop`.",
     )
 

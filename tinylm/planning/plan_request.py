@@ -111,7 +111,7 @@ class PlanRequest:
         return self.training.get("sequence_growth", 1)
 
     @property
-    def passes(self) -> int:
+    def forward_passes(self) -> int:
         """Forward and backward passes over a batch per optimizer step: with R-Drop, one for each dropout mask."""
         return 2 if self.training.get("r_drop", 0) > 0 else 1
 

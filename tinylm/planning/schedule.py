@@ -29,7 +29,7 @@ def choose_length(machine: Machine, request: PlanRequest, config: ModelConfig, b
     steps_per_epoch = rows.steps_per_epoch(batch_size)
     tokens_per_step = batch_size * rows.tokens
     length = request.mean_length(config)
-    computed = request.passes * tokens_per_step
+    computed = request.forward_passes * tokens_per_step
     step_seconds = training_step_seconds(machine, config, computed, request.optimizer, length)
     steps = request.effective_budget.total_steps(steps_per_epoch) or max(1, int(request.seconds / step_seconds))
     return RunLength(steps, steps / steps_per_epoch, steps * tokens_per_step, step_seconds)

@@ -1,7 +1,7 @@
 # make demo    trains on data/corpus.txt for at most two minutes and prints a sample
 # make test    runs the tests that take less than seconds each, on all cores; make test-slow runs the others
 # make test-all    runs make test and make test-slow      make lint    runs ruff and mypy
-# make test-gpu    runs the tests that need a CUDA device
+# make test-gpu    runs the tests that need a CUDA device; make test-slow runs their code on the CPU
 # The tests of the report need Chromium, which make test installs with apt-get if it can; BROWSER=none leaves them out.
 # make docs-check    runs the commands of the documents
 # make wheel-check   installs a wheel into clean environments, with and without each extra, and uses it
@@ -29,6 +29,7 @@ test: $(VENV)/installed-test browser
 
 test-slow: $(VENV)/installed-test
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'slow and not llamacpp and not gpu'
+	TINYLM_TEST_DEVICE=cpu $(BIN)/python -m pytest --numprocesses auto --dist worksteal -m gpu tests/test_gpu.py
 
 test-gpu: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m gpu tests/test_gpu.py

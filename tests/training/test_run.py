@@ -66,8 +66,9 @@ CASES = {
     "encoder": Case({}, 31, shape={"architecture": "encoder"}),
     "encoder, killed": Case({}, 40, Killed, shape={"architecture": "encoder"}),
     "pairs": Case({"label_smoothing": 0.1}, 31, shape={"architecture": "encoder-decoder", "encoder_layers": 1}),
-    "pairs, killed": Case({}, 40, Killed, shape={"architecture": "encoder-decoder", "encoder_layers": 1}),
-    "R-Drop, killed": Case({"r_drop": 1.0}, 40, Killed, shape={"architecture": "encoder-decoder", "dropout": 0.2}),
+    "pairs, R-Drop, killed": Case(
+        {"r_drop": 1.0}, 40, Killed, shape={"architecture": "encoder-decoder", "encoder_layers": 1}
+    ),
     "patience": Case({"patience": 2, "lr": 0.5, "budget": Budget(steps=300)}, 20),
     "averaged": Case({"average": 0.1}, 31),
     GROWING: Case({"sequence_growth": 4, "mtp_weight": 0.5}, 40, Killed),

@@ -361,12 +361,14 @@ def test_a_dark_page_prints_on_white_without_controls(opened: Opened, two_runs: 
 
 def test_a_live_page_reloads_and_keeps_its_place_and_its_choices(opened: Opened, tmp_path: Path) -> None:
     path = tmp_path / "live.html"
-    write_page(content(made_up_run("one"), refresh=1), path)
+    write_page(content(made_up_run("one"), refresh=600), path)
+    opened.page.clock.install()  # so that the page does not reload before it is ready, however slow the machine is
     page = opened.open(path)
     page.locator("input[value=tokens]").check()
     page.locator("#samples input[type=range]").fill("1")
     page.evaluate("scrollTo(0, 700)")
     write_page(content({**made_up_run("one"), "step": 777}), path)  # without `refresh`: training has ended
+    page.clock.fast_forward(600_000)
     page.get_by_text("777").first.wait_for()
     page.wait_for_function("scrollY > 0")
     assert page.evaluate("scrollY") == 700

@@ -205,6 +205,10 @@ def test_r_drop_is_for_pairs_with_dropout() -> None:
     with pytest.raises(UsageError, match="`r_drop` compares two dropout masks, and the dropout is 0"):
         planned_pairs([10], model={**DROPOUT, "dropout": 0.0}, training={"r_drop": 1.0})
     planned_pairs([10], model={**DROPOUT, "dropout": 0.0, "attention_dropout": 0.1}, training={"r_drop": 1.0})
+    base = small(vocab_size=100, context=64, architecture="encoder-decoder", encoder_layers=2)
+    planned_pairs([10], model={}, base=base, adapter=adapter(dropout=0.1), training={"r_drop": 1.0})
+    with pytest.raises(UsageError, match="the dropout is 0"):
+        planned_pairs([10], model={}, base=base, adapter=adapter(), training={"r_drop": 1.0})
     with pytest.raises(UsageError, match="`r_drop` is for models of pairs"):
         planned(model={"dropout": 0.1}, training={"r_drop": 1.0})
 

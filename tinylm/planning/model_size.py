@@ -91,8 +91,9 @@ def with_dropout(config: ModelConfig, request: PlanRequest, length: RunLength, p
 
 def check_r_drop(request: PlanRequest, config: ModelConfig) -> None:
     """Raise UsageError for R-Drop without dropout."""
+    of_adapter = 0.0 if request.adapter is None else request.adapter.dropout
     require(
-        request.forward_passes == 1 or config.dropout > 0 or config.attention_dropout > 0,
+        request.forward_passes == 1 or max(config.dropout, config.attention_dropout, of_adapter) > 0,
         "`r_drop` compares two dropout masks, and the dropout is 0; set `dropout`, or leave out `r_drop`.",
     )
 

@@ -108,10 +108,10 @@ def training(options: argparse.Namespace, device: str, dtype: str) -> str:
         measure(f"training, {dtype}{', compiled' if compiled else ''}", tinylm_step(model, batch, dtype), "50 %")
     if options.nanogpt is not None:
         nano = build_nanogpt(options.nanogpt, chosen.training).to(device)
-        batch = batch.to(torch.device(device))
+        on_device = batch.to(torch.device(device))
         if not options.small:
             nano.compile()
-        step = peer_step(nano, lambda: nano(batch.ids, batch.targets)[1], dtype, fused=True, device=device)
+        step = peer_step(nano, lambda: nano(on_device.ids, on_device.targets)[1], dtype, fused=True, device=device)
         measure(f"nanoGPT, {dtype}{'' if options.small else ', compiled'}", step, "")
     return table(["work", "tokens/s", *peak.header(), "goal"], rows)
 

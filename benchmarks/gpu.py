@@ -5,10 +5,10 @@
 
 Each part runs in a process with a time limit, and all of them end in 9 minutes:
 
-- training: a step of a model of 124 M parameters at a context of 1,024, with and without compiled layers, as a share of
-  the rate of a large matrix product and of the rate that the vendor specifies (gpu_rates.py). FLOPs are counted as in
-  Kaplan et al. 2020, but half for attention, since it is causal. With --nanogpt, nanoGPT's model.py as well, compiled
-  as a whole, with fused AdamW.
+- training: a step of a model of 124 M parameters at a context of 1,024, and of one of 3 M at a context of 512, with and
+  without CUDA graphs and compiled layers, as a share of the rate of a large matrix product and of the rate that the
+  vendor specifies (gpu_rates.py). FLOPs are counted as in Kaplan et al. 2020, but half for attention, since it is
+  causal. With --nanogpt, nanoGPT's model.py as well, compiled as a whole, with fused AdamW.
 - decoding: one stream of a model of 1.3 billion parameters, all of which are read once per token, as a share of the
   rate of a memory copy and of the specified rate.
 - learning: `tinylm train TEXT --time T`, with increasing T, until a validation loss of the run is at most --loss, and
@@ -26,7 +26,7 @@ import json
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,12 @@ from tinylm.kernels.thread_latency import measure_thread_latency
 from tinylm.machine import choose_machine
 from tinylm.model.build import build_model
 from tinylm.model_config import ModelConfig
+from tinylm.objectives.loss import next_token
 from tinylm.planning.cost import training_flops
 from tinylm.presets import make_model_config
+from tinylm.text.batches import Batch
+from tinylm.training.compile_layers import compile_layers
+from tinylm.training.graphed_model import capture_graphs
 
 CORPUS = Path(__file__).parent.parent / "data" / "corpus.txt"
 
@@ -60,16 +64,16 @@ CORPUS = Path(__file__).parent.parent / "data" / "corpus.txt"
 class Sizes:
     """The sizes of the measured workloads.
 
-    square: rows and columns of the multiplied matrices. bytes: copied. rows: of a batch. most_rows: of the largest
-    batch that is tried. tokens: decoded. training, decoding, compared: models; `compared` is for `correctness`.
+    square: rows and columns of the multiplied matrices. bytes: copied. most_rows: of the largest batch that is tried.
+    tokens: decoded. trained: models with the rows of a batch. decoding, compared: models; `compared` is for
+    `correctness`.
     """
 
     square: int
     bytes: int
-    rows: int
     most_rows: int
     tokens: int
-    training: ModelConfig
+    trained: tuple[tuple[ModelConfig, int], ...]
     decoding: ModelConfig
     compared: ModelConfig
 
@@ -77,16 +81,18 @@ class Sizes:
 def sizes(small: bool) -> Sizes:
     """The sizes with or without --small."""
 
-    def shape(preset: str, layers: int, width: int, context: int) -> ModelConfig:
-        heads, vocabulary = max(1, width // 64), 128 if small else 50_304
-        choices = {"layers": layers, "width": width, "heads": heads, "context": context, "vocab_size": vocabulary}
-        return make_model_config(preset=preset, size="small", **choices)
+    def shape(preset: str, layers: int, width: int, context: int, vocabulary: int = 50_304) -> ModelConfig:
+        choices = {"layers": layers, "width": width, "heads": max(1, width // 64), "context": context}
+        return make_model_config(preset=preset, size="small", **choices, vocab_size=128 if small else vocabulary)
 
     if small:
         gpt2, modern = shape("gpt2", 1, 64, 32), shape("modern", 1, 64, 32)
-        return Sizes(256, 2**24, 2, 8, 8, gpt2, gpt2, modern)
-    gpt2, large, modern = shape("gpt2", 12, 768, 1024), shape("gpt2", 24, 2048, 1024), shape("modern", 12, 768, 256)
-    return Sizes(8192, 2**32, 16, 4096, 256, gpt2, large, modern)
+        return Sizes(256, 2**24, 8, 8, ((gpt2, 2),), gpt2, modern)
+    trained = (shape("gpt2", 12, 768, 1024), 16), (shape("gpt2", 4, 256, 512, 65), 4)
+    return Sizes(8192, 2**32, 4096, 256, trained, shape("gpt2", 24, 2048, 1024), shape("modern", 12, 768, 256))
+
+
+STEPS = 10  # per measured time
 
 
 def training(options: argparse.Namespace, device: str, dtype: str) -> str:
@@ -94,26 +100,40 @@ def training(options: argparse.Namespace, device: str, dtype: str) -> str:
     chosen = sizes(options.small)
     peak = peak_flops(device, dtype, chosen.square, options.rounds)
     rows = [[f"product of matrices, {dtype}", "", *peak.shares(peak.measured), ""]]
-    batch = random_batch(chosen.training, chosen.rows)
+    for config, batch_rows in chosen.trained:
+        batch = random_batch(config, batch_rows)
+        for name, goal, steps in training_variants(options, config, batch, device, dtype):
+            speed = STEPS * batch.ids.numel() / seconds_of(steps, device, options.rounds)
+            shares = peak.shares(speed * training_flops(config))
+            rows.append([f"{config.layers}x{config.width}, {dtype}: {name}", f"{speed:,.0f}", *shares, goal])
+    return table(["work", "tokens/s", *peak.header(), "goal"], rows)
 
-    def measure(name: str, step: Callable[[], object], goal: str) -> None:
-        speed = batch.ids.numel() / seconds_of(step, device, options.rounds)
-        rows.append([name, f"{speed:,.0f}", *peak.shares(speed * training_flops(chosen.training)), goal])
 
-    for compiled in (False,) if options.small else (False, True):
-        model = build_model(chosen.training).to(device)
-        if compiled:
-            for layer in model.layers:
-                layer.compile()
-        measure(f"training, {dtype}{', compiled' if compiled else ''}", tinylm_step(model, batch, dtype), "50 %")
+def training_variants(
+    options: argparse.Namespace, config: ModelConfig, batch: Batch, device: str, dtype: str
+) -> Iterator[tuple[str, str, Callable[[], object]]]:
+    """Name, goal, and a function that trains a model for STEPS steps."""
+
+    def tinylm(compiled: bool, graphs: bool) -> Callable[[], object]:
+        model = build_model(config).to(device).train()
+        if compiled and not compile_layers(model, [batch], next_token, dtype, print):
+            raise SystemExit("The layers were not compiled.")
+        graphed = capture_graphs(model, [batch], dtype, print) if graphs else None
+        if graphs and graphed is None:
+            raise SystemExit("No CUDA graphs were captured.")
+        return tinylm_step(model, batch, dtype, STEPS, graphed)
+
+    yield "tinylm", "50 %", tinylm(compiled=False, graphs=False)
+    if not options.small:
+        yield "tinylm, CUDA graphs", "50 %", tinylm(compiled=False, graphs=True)
+        yield "tinylm, CUDA graphs, compiled", "50 %", tinylm(compiled=True, graphs=True)
     if options.nanogpt is not None:
-        nano = build_nanogpt(options.nanogpt, chosen.training).to(device)
+        nano = build_nanogpt(options.nanogpt, config).to(device)
         on_device = batch.to(torch.device(device))
         if not options.small:
             nano.compile()
         step = peer_step(nano, lambda: nano(on_device.ids, on_device.targets)[1], dtype, fused=True, device=device)
-        measure(f"nanoGPT, {dtype}{'' if options.small else ', compiled'}", step, "")
-    return table(["work", "tokens/s", *peak.header(), "goal"], rows)
+        yield f"nanoGPT{'' if options.small else ', compiled'}", "", lambda: [step() for _ in range(STEPS)]
 
 
 def decoding(options: argparse.Namespace, device: str, dtype: str) -> str:
@@ -174,9 +194,10 @@ def batch(options: argparse.Namespace, device: str, dtype: str) -> str:
     chosen = sizes(options.small)
     if device == "cpu" and not options.small:
         return "batch: not measured on a CPU, where other processes are killed when memory runs out"
-    rows, most = largest_batch(chosen.training, device, dtype, chosen.most_rows), chosen.most_rows
+    trained, _ = chosen.trained[0]
+    rows, most = largest_batch(trained, device, dtype, chosen.most_rows), chosen.most_rows
     more = f"{2 * rows} were not tried" if rows == most else f"{2 * rows} do not fit"
-    cells = [f"training, {dtype}", f"{rows:,}", more, f"{rows * chosen.training.context:,}"]
+    cells = [f"training, {dtype}", f"{rows:,}", more, f"{rows * trained.context:,}"]
     return table(["largest batch", "rows", "more rows", "tokens"], [cells])
 
 

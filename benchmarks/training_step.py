@@ -10,6 +10,7 @@ from tinylm.model.stack import Transformer
 from tinylm.model_config import ModelConfig
 from tinylm.objectives.loss import next_token
 from tinylm.text.batches import Batch
+from tinylm.training.graphed_model import GraphedModel
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.state import TrainerState
 from tinylm.training.trainer import StopTraining, Trainer, TrainerHooks, TrainingJob
@@ -29,8 +30,10 @@ class NoStore:
         return 0.0
 
 
-def tinylm_step(model: Decoder, batch: Batch, dtype: str) -> Callable[[], int]:
-    """A function that runs one step of the Trainer, without evaluation, saves, logging and the end of a run.
+def tinylm_step(
+    model: Decoder, batch: Batch, dtype: str, steps: int = 1, graphed: GraphedModel | None = None
+) -> Callable[[], int]:
+    """A function that runs steps of the Trainer, without evaluation, saves, logging and the end of a run.
 
     It returns the rows of the micro-batches, which are fewer than those of the batch after memory ran out.
     """
@@ -47,17 +50,17 @@ def tinylm_step(model: Decoder, batch: Batch, dtype: str) -> Callable[[], int]:
         schedule="constant",
     )
     task = SimpleNamespace(objective=lambda progress: next_token, batch=lambda number: batch, steps_per_epoch=1)
-    job = TrainingJob(model, task, build_optimizer(model, config, dtype), config, dtype)
+    job = TrainingJob(model, task, build_optimizer(model, config, dtype), config, dtype, graphed=graphed)
 
     def step() -> int:
-        checks = iter([False, True])
+        checks = iter(range(steps + 1))
 
-        def stop_after_one() -> None:
-            if next(checks):
+        def stop_after_steps() -> None:
+            if next(checks) == steps:
                 raise StopTraining
 
         state = TrainerState(step=1, micro_batch=len(batch))
-        Trainer(job, state, NoStore(), TrainerHooks(check_stop=stop_after_one), started=0.0).run()
+        Trainer(job, state, NoStore(), TrainerHooks(check_stop=stop_after_steps), started=0.0).run()
         return state.micro_batch
 
     return step

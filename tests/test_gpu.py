@@ -8,6 +8,7 @@ import copy
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,13 +26,17 @@ from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.objectives.loss import Loss, next_token
 from tinylm.text.batches import Batch
+from tinylm.training import run as run_module
 from tinylm.training.checkpoint_activations import checkpoint_activations
 from tinylm.training.compile_layers import compile_layers
 from tinylm.training.events import Evaluated, Event, Logged, Notice
+from tinylm.training.graphed_model import GraphedModel, capture_graphs
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.parallel import shard_model
+from tinylm.training.pipeline import TrainingResult
 from tinylm.training.prefetch import prefetch
 from tinylm.training.sharded_tensors import full
+from tinylm.training.state import capture_rng, restore_rng
 from tinylm.training_config import Budget, TrainingConfig
 
 # In the other tests, warnings are errors; those of torch about GPUs differ between GPUs.
@@ -73,6 +78,17 @@ def bench_on(device: str, dtype: str = "fp32", optimizer: str = "adamw", **choic
         optimizer=lambda model: build_optimizer(model, config, dtype),
         **{"lr": chosen["lr"], "budget": chosen["budget"], **choices},
     )
+
+
+def graphed(model: Decoder, dtype: str = "fp32", parts: tuple[int, ...] = (1,)) -> GraphedModel:
+    """The model in training mode with CUDA graphs; on a CPU without."""
+    model.train()
+    if model.device.type == "cpu":
+        return GraphedModel(model, {})
+    events: list[Event] = []
+    found = capture_graphs(model, [batch_of(1).split_windows(number) for number in parts], dtype, events.append)
+    assert isinstance(found, GraphedModel), events
+    return found
 
 
 def losses(bench: Bench) -> list[float]:
@@ -140,6 +156,87 @@ def test_prefetched_batches_are_pinned_and_arrive_unchanged(device: str) -> None
         assert found.ids.device.type == device
         assert torch.equal(found.ids.cpu(), expected.ids)
         assert torch.equal(found.targets.cpu(), expected.targets)
+
+
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize("dtype", ["fp32", *HALF])
+def test_graphs_train_as_the_cpu_does(dtype: str, tie: bool, device: str) -> None:
+    """With sequences of two lengths, each with graphs of its own."""
+    config = small(width=64, ffn_width=128, context=32, tie=tie)
+    choices: dict[str, Any] = {"batches": batch_of, "sequence_growth": 2, "lr": 1e-2, "budget": Budget(steps=12)}
+    choices["optimizer"] = lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2)
+    expected = losses(Bench(model=randomised(build_model(config)), **choices))
+    model = randomised(build_model(config)).to(device)
+    bench = Bench(model=model, dtype=dtype, graphed=graphed(model, dtype, parts=(1, 2)), **choices)
+    if device == "cuda":
+        model.embed = None  # the model itself is not called
+    assert losses(bench) == pytest.approx(expected, rel=BOUNDS[dtype])
+
+
+def test_a_graph_draws_the_dropout_masks_of_the_model(device: str) -> None:
+    """Capturing does not advance the random number generator."""
+    model = build_model(small(width=64, ffn_width=128, context=32, dropout=0.5)).to(device)
+    ids = batch_of(0).ids.to(device)
+    rng = capture_rng()
+    with_graph = graphed(model)
+    found = [with_graph(ids).hidden.clone() for _ in range(2)]
+    restore_rng(rng)
+    for hidden in found:
+        torch.testing.assert_close(model(ids).hidden, hidden)
+    assert (found[0] - found[1]).norm() > 0.5 * found[0].norm()
+
+
+def test_a_model_that_cannot_be_captured_is_trained_without_graphs(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "cpu":
+        pytest.skip("captures need a GPU")
+    model = build_model(small(width=64, ffn_width=128, context=32, dropout=0.5)).to(device).train()
+    events: list[Event] = []
+    embed = model.embed
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "embed", lambda ids: embed(ids) * ids.sum().item())  # waits for the GPU
+        assert capture_graphs(model, [batch_of(1)], "fp32", events.append) is None
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert [event.message.split(" (")[0] for event in events] == ["Capturing CUDA graphs failed"]
+    ids = batch_of(0).ids.to(device)
+    rng = capture_rng()
+    one, other = model(ids).hidden, model(ids).hidden
+    restore_rng(rng)
+    assert not torch.equal(one, other)
+    assert torch.equal(model(ids).hidden, one)
+    assert isinstance(graphed(model), GraphedModel)
+
+
+def test_a_resumed_run_on_the_device_continues_exactly(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With CUDA graphs on a GPU."""
+    captured: list[GraphedModel | None] = []
+
+    def capture(*parts: Any) -> GraphedModel | None:
+        captured.append(capture_graphs(*parts))
+        return captured[-1]
+
+    monkeypatch.setattr(run_module, "capture_graphs", capture)
+    (tmp_path / "text.txt").write_text(story(20_000))
+    model = {"tokenizer": "char", "layers": 2, "heads": 2, "width": 32, "context": 32, "dropout": 0.3}
+    training = {"batch_size": 8, "lr": 1e-2, "schedule": "constant", "warmup_steps": 0, "mtp_weight": 0}
+    training |= {"sequence_growth": 1, "average": 0.0, "weight_decay": 0.1}
+    intervals = {"eval_every": 3, "save_every": 3, "log_every": 1}
+    settings: dict[str, Any] = {**model, **training, **intervals}
+
+    def run(name: str, steps: int) -> TrainingResult:
+        return tinylm.train(tmp_path / "text.txt", tmp_path / name, steps=steps, device=device, **settings)
+
+    expected = run("whole", 6).history
+    run("parts", 3)
+    found = tinylm.train(resume=tmp_path / "parts", steps=6).history
+    compared = ("step", "loss", "val_loss", "grad_norm")
+    assert [[record.get(name) for name in compared] for record in found] == [
+        [record.get(name) for name in compared] for record in expected
+    ]
+    assert [graphs is not None for graphs in captured] == [True] * (3 if device == "cuda" else 0)
 
 
 @pytest.mark.timeout(900)  # the C++ compiler of a busy machine takes minutes

@@ -276,6 +276,12 @@ def test_a_list_that_is_too_long_is_an_error() -> None:
             make(**{name: ("0",) * ((1 << 20) + 1)})
 
 
+def test_true_and_false_are_no_numbers() -> None:
+    for values in ({"lr": True}, {"average": False}, {"seed": True}):
+        with pytest.raises(UsageError, match="it must be a number"):
+            check_values(values)
+
+
 def test_the_message_about_a_long_value_is_short() -> None:
     for value in ("a" * 10**6, 10**5000, [[[]]] * 1000, {"a": 1}, b"x" * 1000):
         with pytest.raises(TypeError) as caught:

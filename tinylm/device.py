@@ -112,8 +112,13 @@ def identify_device(device: str) -> dict[str, Any]:
 
 
 def autocast(device: str, dtype: str) -> AbstractContextManager[object]:
-    """Context manager of torch.autocast to `dtype`; it does nothing for fp32."""
-    return nullcontext() if dtype == "fp32" else torch.autocast(device, dtype=DTYPES[dtype])
+    """Context manager of torch.autocast to `dtype`; it does nothing for fp32.
+
+    With CUDA, casts of weights are not cached, since a cached one would be missing in a CUDA graph.
+    """
+    if dtype == "fp32":
+        return nullcontext()
+    return torch.autocast(device, dtype=DTYPES[dtype], cache_enabled=device != "cuda")
 
 
 def can_compile(device: str) -> bool:

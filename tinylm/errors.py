@@ -139,6 +139,12 @@ class JoinError(TinyLMError):
 _MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")  # in errors of torch
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, at most 120 characters; without a message, its type."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:120]
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device or the system is out of memory. Errors of torch are recognised by their messages, since only
     some devices have an exception of their own.

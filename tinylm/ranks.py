@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinylm.errors import JoinError, PeerError, TinyLMError, UsageError, is_out_of_memory
+from tinylm.errors import JoinError, PeerError, TinyLMError, UsageError, first_line, is_out_of_memory
 from tinylm.launch import Launch
 from tinylm.machine_profile import physical_cores, usable_cores
 from tinylm.process_signals import Interrupted
@@ -403,8 +403,7 @@ def _connect(launch: Launch, reporter: Reporter) -> Rendezvous:
                 backend, store=meeting.store, rank=launch.rank, world_size=launch.size, timeout=TIMEOUT
             )
         except (RuntimeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-            raise JoinError(f"Cannot connect to the other processes of the run ({reason}).") from error
+            raise JoinError(f"Cannot connect to the other processes of the run ({first_line(error)}).") from error
     return meeting
 
 

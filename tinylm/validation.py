@@ -151,9 +151,13 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def check_numbers(values: Mapping[str, Any]) -> None:
-    """Raise UsageError for a number outside of its range in `RANGES`. Settings without a range are not checked."""
+    """Raise UsageError for a number outside of its range in `RANGES`, and for True or False in its place.
+
+    Settings without a range are not checked.
+    """
     for name, value in values.items():
-        if name in RANGES and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if name in RANGES and isinstance(value, (int, float)):
+            require(not isinstance(value, bool), f"`{name}` is {value}; it must be a number.")
             require(RANGES[name].contains(value), f"`{name}` is {describe_value(value)}; it must be {RANGES[name]}.")
 
 

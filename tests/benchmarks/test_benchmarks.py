@@ -244,8 +244,9 @@ def test_the_gpu_benchmark_runs_on_any_device(
         for line in capfd.readouterr().out.splitlines()
         if line.startswith("|") and not line.startswith("| --")
     ]
-    assert [row[0].split(",")[0] for row in rows] == [
-        *("work", "product of matrices", "training", "nanoGPT"),
+    names = [row[0].removeprefix("1x64, fp32: ").removeprefix("1x64, bf16: ").split(",")[0] for row in rows]
+    assert names == [
+        *("work", "product of matrices", "tinylm", "nanoGPT"),
         *("work", "memory copy", "decoding one stream"),
         *("text", "corpus.txt"),
         *("largest batch", "training"),
@@ -308,7 +309,7 @@ def test_rates_are_shares_of_the_measured_and_of_the_specified_peak() -> None:
 def test_the_flops_of_a_gpt2_training_step_follow_the_published_formula() -> None:
     """6 N per token, N = 12 L D^2 + V D, and 6 L D T for causal attention (Kaplan et al. 2020)."""
     gpu = importlib.import_module("gpu")
-    config = gpu.sizes(small=False).training
+    config, _ = gpu.sizes(small=False).trained[0]
     parameters = 12 * 12 * 768**2 + 50_304 * 768
     assert gpu.training_flops(config) == pytest.approx(6 * parameters + 6 * 12 * 768 * 1024, rel=1e-3)
 

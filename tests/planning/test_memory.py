@@ -15,7 +15,7 @@ from tinylm.kernels.short_attention import MAX_UNFUSED_KEYS, max_unfused_keys
 from tinylm.machine import Machine
 from tinylm.model.build import build_model
 from tinylm.model_config import ModelConfig
-from tinylm.objectives.loss import MAX_LOGITS
+from tinylm.objectives.loss import MAX_CUDA_LOGITS, MAX_FROZEN_LOGITS, MAX_LOGITS
 from tinylm.planning import recipes
 from tinylm.planning.cost import block_parameters, parameters_by_part
 from tinylm.planning.memory import TrainingMemory, activation_bytes, layer_bytes, training_memory
@@ -280,6 +280,10 @@ def test_the_memory_of_logits_is_bounded(vocabulary: int, losses: int) -> None:
     assert memory.logits == logit_bytes * 24 * vocabulary
     gradient = 4 * 128 * vocabulary  # of the output layer: one per loss, and that of a chunk
     assert memory.max_logits == logit_bytes * MAX_LOGITS + (losses + 1) * gradient
+    on_gpu = memory_of(machine("cuda"), vocab_size=vocabulary)
+    assert on_gpu.max_logits == logit_bytes * MAX_CUDA_LOGITS + (losses + 1) * gradient
+    frozen = memory_of(vocab_size=vocabulary, adapter=adapter())
+    assert frozen.max_logits == recipes.LOGIT_BYTES * MAX_FROZEN_LOGITS
     single = memory_of(vocab_size=vocabulary, training={"mtp_weight": 0.0})
     assert single.logits == recipes.LOGIT_BYTES * 24 * vocabulary
 

@@ -63,6 +63,12 @@ def test_four_steps_equal_the_formula_with_decay_on_matrices_only(optimizer: str
             np.testing.assert_allclose(parameter.detach().numpy(), x[name], rtol=1e-12, atol=1e-13, err_msg=name)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_a_decay_rate_may_be_an_integer(optimizer: str) -> None:
+    built = build_optimizer(Weights(), config(optimizer=optimizer, beta1=0), "fp32")
+    assert [group["betas"] for group in built.param_groups] == [(0.0, 0.95)] * 2
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("preset", ["modern", "gpt2"])
 def test_vectors_have_no_weight_decay_and_each_parameter_is_in_one_group(preset: str, optimizer: str) -> None:

@@ -93,6 +93,7 @@ class Bench:
             "started": trainer_module.time.monotonic(),
             "state": None,
             "ranks": ONE_RANK,
+            "graphed": None,
         }
         settings = dict(SETTINGS)
         parts |= {name: value for name, value in choices.items() if name in parts}
@@ -107,7 +108,8 @@ class Bench:
         self.saved: list[int] = []
         self.save_seconds = 0.0
         task = FakeTask(parts["batches"], parts["objective"], parts["validate"])
-        job = TrainingJob(self.model, task, optimizer(self.model), self.config, parts["dtype"], parts["ranks"])
+        shared = (parts["dtype"], parts["ranks"], parts["graphed"])
+        job = TrainingJob(self.model, task, optimizer(self.model), self.config, *shared)
 
         def check_stop() -> None:
             """Call the given function, except after the only batch of an evaluation."""

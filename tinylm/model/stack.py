@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tinylm.model.block import Memory
+from tinylm.model.cross_entropy import CrossEntropy
 from tinylm.model.dropout import Dropout
 from tinylm.model.kv_cache import Cache, CrossCache
 from tinylm.model.linear import linear
@@ -103,6 +104,7 @@ class Transformer(Stack):
     ) -> None:
         super().__init__(position, layers, norm, dropout)
         self.embedding, self.output, self.embedding_scale = embeddings
+        self.cross_entropy = CrossEntropy()
         self.context = context
 
     @property

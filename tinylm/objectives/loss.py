@@ -2,13 +2,11 @@
 
 A Loss is a sum over targets, not a mean. The trainer divides the loss of each micro-batch by the number of targets of
 the whole batch, and the auxiliary loss by the number of sequences of the whole batch, so that accumulation does not
-change the gradient.
-
-With label smoothing s, the target distribution is (1 - s) on the target plus s / V on each of the V ids: -log p(target)
-becomes -(1 - s) log p(target) - s / V sum_v log p(v) (Szegedy et al. 2016).
+change the gradient. For label smoothing, see `CrossEntropy`.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -17,15 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tinylm.model.cross_entropy import IGNORED, CrossEntropy, cross_entropy, log_softmax
 from tinylm.model.stack import Output
 from tinylm.text.batches import Batch
 
-MAX_LOGITS = 1 << 25  # above this number, logits are computed in chunks (decision 030)
-# The limit for a frozen output layer. Chunks below 32 MB are faster: the allocator reuses their memory, while the
-# system clears larger blocks at each allocation. With a trained output layer, small chunks are slower: each chunk adds
-# to the gradient of the whole weight matrix.
+MAX_LOGITS = 1 << 25
+# With a frozen output layer. Chunks below 32 MB are faster: the allocator reuses their memory, while the system clears
+# larger blocks at each allocation. With a trained one, small chunks are slower: each adds to the gradient of the whole
+# weight matrix.
 MAX_FROZEN_LOGITS = 6 << 20
-IGNORED = -100  # in place of a target that does not count
+MAX_CUDA_LOGITS = 1 << 27  # the allocator reuses blocks of any size (decision 041)
 
 
 class Loss(NamedTuple):
@@ -53,6 +52,11 @@ class LanguageModel(Protocol):
         ...
 
     @property
+    def cross_entropy(self) -> CrossEntropy:
+        """The loss of logits."""
+        ...
+
+    @property
     def output_parameters(self) -> Sequence[Tensor]:
         """The trained parameters that `logits` depends on."""
         ...
@@ -62,6 +66,16 @@ class LanguageModel(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V)"""
         ...
+
+
+def max_logits(device: str, frozen: bool) -> int:
+    """The number of logits above which training computes them in chunks (decisions 030, 041).
+
+    frozen: whether the output layer is not trained.
+    """
+    if device == "cuda":
+        return MAX_CUDA_LOGITS
+    return MAX_FROZEN_LOGITS if frozen else MAX_LOGITS
 
 
 class Objective(Protocol):
@@ -104,7 +118,7 @@ def _losses(model: LanguageModel, output: Output, batch: Batch) -> Tensor:
     hidden, targets = _scored(output, batch)
     rows = max(1, MAX_LOGITS // model.vocab_size)
     chunks = zip(hidden.split(rows), targets.split(rows), strict=True)
-    return torch.cat([F.cross_entropy(_at_least_fp32(model.logits(h)), t, reduction="none") for h, t in chunks])
+    return torch.cat([F.nll_loss(log_softmax(model.logits(h)), t, reduction="none") for h, t in chunks])
 
 
 def _decoder_output(model: LanguageModel, batch: Batch) -> Output:
@@ -136,8 +150,8 @@ def sequence_to_sequence_twice(model: LanguageModel, batch: Batch, smoothing: fl
         hidden, targets = hidden[batch.mask.flatten()], targets[batch.mask.flatten()]  # (N, 2, D), (N,)
 
     def losses(hidden: Tensor, targets: Tensor) -> list[Tensor]:
-        log_p = F.log_softmax(_at_least_fp32(model.logits(hidden)), dim=-1)  # (N, 2, V)
-        total = _cross_entropy(log_p.flatten(0, 1), targets[0].repeat_interleave(2), smoothing)
+        log_p = log_softmax(model.logits(hidden))  # (N, 2, V)
+        total = cross_entropy(log_p.flatten(0, 1), targets[0].repeat_interleave(2), smoothing)
         one, other = log_p.unbind(dim=1)  # (N, V) each
         divergence = ((one.exp() - other.exp()) * (one - other)).sum()
         return [total / 2 + r_drop / 4 * divergence]
@@ -161,10 +175,6 @@ def _scored(output: Output, batch: Batch) -> tuple[Tensor, Tensor]:
     return hidden[scored], targets[scored]  # (N, D), (N,)
 
 
-def _at_least_fp32(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
-
-
 def _routing_metrics(output: Output) -> dict[str, Tensor]:
     if output.routing is None:
         return {}
@@ -177,17 +187,13 @@ def _cross_entropies(model: LanguageModel, hidden: Tensor, targets: Tensor, smoo
     smoothing: of the first row. Targets of the other rows do not count where they are IGNORED.
     """
 
+    # Several losses are not compiled: the gradient of each would need the buffers of the same compiled code.
+    cross_entropy = model.cross_entropy if len(targets) == 1 else model.cross_entropy.forward
+
     def losses(hidden: Tensor, targets: Tensor) -> list[Tensor]:
-        log_p = F.log_softmax(_at_least_fp32(model.logits(hidden)), dim=-1)  # (N, V)
-        return [_cross_entropy(log_p, row, smoothing if k == 0 else 0.0) for k, row in enumerate(targets)]
+        return cross_entropy(model.logits(hidden), targets, smoothing)
 
     return _in_chunks(model, losses, hidden, targets)
-
-
-def _cross_entropy(log_p: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-    """The sum over the targets that are not IGNORED: (N, V) and (N,) -> (). With smoothing, none may be IGNORED."""
-    loss = F.nll_loss(log_p, targets, ignore_index=IGNORED, reduction="sum")
-    return loss if smoothing == 0 else (1 - smoothing) * loss - smoothing * log_p.mean(dim=-1).sum()
 
 
 def _in_chunks(
@@ -199,13 +205,17 @@ def _in_chunks(
     """
     parameters = model.output_parameters
     logits_per_target = model.vocab_size * hidden.shape[1:-1].numel()
-    rows = max(1, (MAX_LOGITS if parameters else MAX_FROZEN_LOGITS) // logits_per_target)
-    if len(hidden) <= rows:
+    limit = max(1, max_logits(hidden.device.type, frozen=not parameters) // logits_per_target)
+    if len(hidden) <= limit:
         return losses(hidden, targets)
+    chunks = math.ceil(len(hidden) / limit)
+    # Equal chunks if possible, since a compiled loss is faster for a constant size.
+    chunks = next((number for number in range(chunks, 2 * chunks) if len(hidden) % number == 0), chunks)
+    rows = math.ceil(len(hidden) / chunks)
     if torch.is_grad_enabled():
         return _ChunkedLosses.apply(losses, rows, targets, hidden, *parameters)
-    chunks = zip(hidden.split(rows), targets.split(rows, dim=1), strict=True)
-    return [torch.stack(sums).sum() for sums in zip(*(losses(*chunk) for chunk in chunks), strict=True)]
+    parts = zip(hidden.split(rows), targets.split(rows, dim=1), strict=True)
+    return [torch.stack(sums).sum() for sums in zip(*(losses(*part) for part in parts), strict=True)]
 
 
 class _ChunkedLosses(torch.autograd.Function):

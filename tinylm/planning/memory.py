@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tinylm.machine import Machine
 from tinylm.model_config import GATED_ACTIVATIONS, ModelConfig
-from tinylm.objectives.loss import MAX_FROZEN_LOGITS, MAX_LOGITS
+from tinylm.objectives.loss import max_logits
 from tinylm.planning import recipes
 from tinylm.planning.cost import block_parameters, device_class, layer_matrices, layers_per_token
 from tinylm.planning.plan_request import PlanRequest
@@ -154,7 +154,7 @@ def training_memory(
         per_sequence=longest * activation_bytes(machine, config, checkpointed=checkpointed),
         evaluation=longest * evaluation_bytes(config, checkpointed=checkpointed),
         logits=longest * logit_bytes * config.vocab_size,
-        max_logits=logit_bytes * (MAX_FROZEN_LOGITS if frozen else MAX_LOGITS) + (1 + losses) * output,
+        max_logits=logit_bytes * max_logits(machine.device, bool(frozen)) + (1 + losses) * output,
         copies=state // state_shards if on_cpu else 0,
         base_loading=request.base_loading_bytes if on_cpu else 0,
         best=best,

@@ -1,11 +1,11 @@
-"""torch.compile for the layers of a model before it is trained."""
+"""torch.compile for the layers and the loss of a model before it is trained."""
 
 from collections.abc import Callable, Iterable
 
 import torch
 
 from tinylm.device import autocast, empty_cache
-from tinylm.errors import TinyLMError, is_out_of_memory
+from tinylm.errors import TinyLMError, first_line, is_out_of_memory
 from tinylm.kernels.compiler_cache import prepare_compiler
 from tinylm.kernels.force_eager import discard_compiled
 from tinylm.model.block import PreNormBlock
@@ -18,29 +18,32 @@ from tinylm.training.events import Event, Notice
 def compile_layers(
     model: Transformer, batches: Iterable[Batch], objective: Objective, dtype: str, report: Callable[[Event], None]
 ) -> bool:
-    """Compile each block in place, and test the model with a forward and a backward pass on each of `batches`.
+    """Compile each block in place, with CUDA also the loss, and test them with a forward and a backward pass on each of
+    `batches`.
 
-    The compiler makes new code for the second length of sequences that it sees, which then serves other lengths too.
+    The compiler makes new code for the second length of sequences and the second number of targets that it sees, which
+    then serves others too.
 
-    Returns False if compiling or a test fails; the blocks are then as before, and `report` receives a Notice with the
+    Returns False if compiling or a test fails; the model is then as before, and `report` receives a Notice with the
     reason. If a test runs out of memory, it is repeated with half of its batch, down to one sequence. Gradients are
     cleared, and random number generators do not advance.
     """
-    blocks = [module for module in model.modules() if isinstance(module, PreNormBlock)]
     try:
         prepare_compiler()
     except TinyLMError as error:
         report(Notice(f"{error} Continuing without torch.compile."))
         return False
-    for block in blocks:
-        block.compile()
+    for module in model.modules():
+        if isinstance(module, PreNormBlock):
+            module.compile()
+    if model.device.type == "cuda":  # on a CPU, it is slower for small vocabularies (decision 041)
+        model.cross_entropy.compile()
     try:
         for batch in batches:
             _test(model, batch, objective, dtype)
     except Exception as error:  # torch.compile and the C++ compiler raise many types of exceptions
-        discard_compiled(blocks)
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        report(Notice(f"torch.compile failed ({reason[:120]}); continuing without it."))
+        discard_compiled(model.modules())
+        report(Notice(f"torch.compile failed ({first_line(error)}); continuing without it."))
         return False
     return True
 

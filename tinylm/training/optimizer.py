@@ -43,7 +43,7 @@ def build_optimizer(model: nn.Module, config: TrainingConfig, dtype: str) -> tor
     Raises UsageError for Muon and NorMuon if no weight matrix of a layer is trained.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    betas = (config.beta1, config.beta2)
+    betas = (float(config.beta1), float(config.beta2))  # torch accepts no mixture with int
     if config.optimizer not in MUON_OPTIMIZERS:
         groups = _decay_groups(trained, config.weight_decay)
         return ADAMS[config.optimizer](groups, lr=config.lr, betas=betas, eps=config.epsilon, fused=True)

@@ -1,4 +1,4 @@
-"""Training on a run directory: builds the optimizer, compiles the layers, restores a save and runs the trainer."""
+"""Training on a run directory: build the optimizer, compile, restore a save, capture CUDA graphs, run the trainer."""
 
 import dataclasses
 import functools
@@ -27,6 +27,7 @@ from tinylm.training.checkpoint_activations import checkpoint_activations
 from tinylm.training.compile_layers import compile_layers
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Sampled, metrics_record
 from tinylm.training.gradient_norms import layer_gradient_norms
+from tinylm.training.graphed_model import GraphedModel, capture_graphs
 from tinylm.training.optimizer import build_optimizer
 from tinylm.training.parallel import load_shards, rank_shard, shard_model
 from tinylm.training.run_store import open_store
@@ -153,7 +154,8 @@ class TrainingRun:
         hooks = TrainerHooks(record, check_stop)
         if self.training.log_gradients:
             hooks.extra_metrics = lambda: {"gradient_norms": layer_gradient_norms(self.model, self.ranks)}
-        job = TrainingJob(self.model, self.task, optimizer, self.training, self.runtime.dtype, self.ranks)
+        graphed = self._capture_graphs(state.micro_batch, report)
+        job = TrainingJob(self.model, self.task, optimizer, self.training, self.runtime.dtype, self.ranks, graphed)
         opened_store = open_store(self.directory, self.config, self.ranks, self.shard, saved_step, state.save_seconds)
         with self.ranks.peer_errors(), opened_store as store:
             return Trainer(job, state, store, hooks, started=started).run()
@@ -173,13 +175,37 @@ class TrainingRun:
             report(Notice("Layers are not compiled, since the weights are sharded."))
         else:
             compiled = compile_layers(
-                self.model, self._micro_batches(), self.task.objective(0.0), self.runtime.dtype, report
+                self.model, self._micro_batches(), self.task.objective(1.0), self.runtime.dtype, report
             )
         if not all(self.ranks.gather(compiled)):
             if compiled:  # but not on all ranks
                 discard_compiled(self.model.modules())
             self.config = replace(self.config, runtime=replace(self.runtime, compile=False))
             self.directory.write_config(self.config)
+
+    def _capture_graphs(self, micro_batch: int, report: Callable[[Event], None]) -> GraphedModel | None:
+        """The model with CUDA graphs; `None` on other devices, and where a step cannot use them (decision 041).
+
+        They are for models whose only input is ids, and whose tensor sizes do not depend on the tokens, as those of
+        experts do. Not tried: several ranks, and adapters.
+
+        micro_batch: of the next step
+        """
+        if (
+            self.runtime.device != "cuda"
+            or self.ranks.size > 1
+            or self.config.adapter is not None
+            or self.config.model.experts > 1
+            or self.training.checkpoint_activations
+            or micro_batch < self.training.batch_size
+        ):
+            return None
+        batches = self._micro_batches()
+        if any(
+            batch.source is not None or batch.segments is not None or batch.lengths is not None for batch in batches
+        ):
+            return None
+        return capture_graphs(self.model, batches, self.runtime.dtype, report)
 
     def _micro_batches(self) -> list[Batch]:
         """Micro-batches of the first batch on this rank, one of each size that a step may have."""

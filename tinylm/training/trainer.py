@@ -14,13 +14,14 @@ from tinylm.errors import DivergedError, TinyLMError, is_out_of_memory
 from tinylm.evaluation.loop import batch_losses, default_batch_size, evaluate_loss
 from tinylm.kernels.force_eager import force_eager
 from tinylm.model.stack import Transformer
-from tinylm.objectives.loss import Objective
+from tinylm.objectives.loss import LanguageModel, Objective
 from tinylm.objectives.tasks import Task
 from tinylm.planning.memory import evaluation_rows
 from tinylm.ranks import ONE_RANK, Ranks
 from tinylm.sequence_growth import window_parts
 from tinylm.text.batches import Batch
 from tinylm.training.events import Evaluated, Event, Logged, Notice, Stepped
+from tinylm.training.graphed_model import GraphedModel
 from tinylm.training.learning_rate import learning_rate
 from tinylm.training.optimizer import allocate_state, set_learning_rate
 from tinylm.training.parallel import micro_batches, release_gathered, sum_gradients, weights_finite
@@ -68,6 +69,7 @@ class TrainingJob:
     task: provides the batches and the objective
     dtype: number format of the forward and backward pass, under autocast: fp32, bf16 or fp16
     ranks: the processes that train the model together, each with a replica or a shard of it
+    graphed: the model with CUDA graphs, which steps use; `None` without
     """
 
     model: Transformer
@@ -76,6 +78,7 @@ class TrainingJob:
     config: TrainingConfig
     dtype: str = "fp32"
     ranks: Ranks = ONE_RANK
+    graphed: GraphedModel | None = None
 
 
 @dataclass
@@ -115,6 +118,7 @@ class Trainer:
         self, job: TrainingJob, state: TrainerState, store: Store, hooks: TrainerHooks, *, started: float
     ) -> None:
         self.model = job.model
+        self._graphed = job.graphed
         self.task = job.task
         self.optimizer = job.optimizer
         self.config = job.config
@@ -257,6 +261,8 @@ class Trainer:
 
     def _free_memory(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
+        if self._graphed is not None:
+            self._graphed.release_graphs()  # none of them has the shape of a smaller micro-batch
         empty_cache(self.device)
 
     def _parameters(self) -> list[torch.nn.Parameter]:
@@ -364,11 +370,12 @@ class Trainer:
     ) -> tuple[float, dict[str, Any]]:
         loss_sum = torch.zeros((), device=self.device)
         metrics: dict[str, Any] = {}
+        model: LanguageModel = self.model if self._graphed is None else self._graphed
         n_targets = batch.n_targets  # of all ranks
         self._scaler.scale(loss_sum)  # creates the scale even if this rank gets no rows
         for part, counts in micro_batches(batch, own, rows, self._sharded, self.ranks):
             with autocast(self.device.type, self.dtype):
-                loss = objective(self.model, part.to(self.device))
+                loss = objective(model, part.to(self.device))
             mean = loss.total / n_targets + loss.aux / len(batch)
             self._scaler.scale(mean if counts else 0 * mean).backward()
             if not counts:

@@ -1,0 +1,237 @@
+"""Where a run uses CUDA graphs. tests/test_gpu.py captures them; here, capturing is replaced by one that records."""
+
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.training.run_sessions import SHAPE, RunSession, adapter_for, config_of
+from tests.training.trainer_bench import CONFIG, Bench, decoder
+from tests.variants import randomised, small
+from tinylm.model.build import build_model
+from tinylm.model.decoder import Decoder
+from tinylm.objectives.loss import LanguageModel, Loss, next_token
+from tinylm.run_config import RunConfig
+from tinylm.text.batches import Batch
+from tinylm.text.token_files import TokenFolder
+from tinylm.training import run as run_module
+from tinylm.training.events import Event, Logged, Notice
+from tinylm.training.graphed_model import GraphedModel, capture_graphs
+from tinylm.training.run import TrainingRun
+from tinylm.training_config import Budget
+
+
+def test_a_graph_serves_its_shape_and_the_model_all_other_inputs() -> None:
+    model = randomised(build_model(small()))
+    ids = torch.arange(20).view(2, 10) % 13
+    replayed: list[torch.Size] = []
+
+    def graph(ids: Tensor) -> Tensor:
+        replayed.append(ids.shape)
+        return model(ids).hidden
+
+    graphed = GraphedModel(model, {ids.shape: graph})
+    segments = torch.ones_like(ids)
+    for inputs, expected in (((ids,), 1), ((ids[:1],), 1), ((ids, None, segments), 1), ((ids,), 2)):
+        assert torch.equal(graphed(*inputs).hidden, model(*inputs).hidden)
+        assert len(replayed) == expected
+    batch = Batch(ids, ids.roll(1, 1))
+    assert next_token(graphed, batch).total.item() == next_token(model, batch).total.item()
+
+
+class FakeGenerator:
+    """Of a GPU. state: of its random numbers; that of a failed capture is unusable until it is replaced."""
+
+    state: object = "first"
+
+    def clone_state(self) -> object:
+        return f"copy of {self.state}"
+
+    def graphsafe_set_state(self, state: object) -> None:
+        self.state = state
+
+
+@dataclasses.dataclass
+class FakeGPU:
+    """free: the fraction of the memory that is free, at each question. graphs: weak references to the captured ones."""
+
+    generator: FakeGenerator = dataclasses.field(default_factory=FakeGenerator)
+    free: list[float] = dataclasses.field(default_factory=lambda: [0.9, 0.8])
+    graphs: list[weakref.ref[Any]] = dataclasses.field(default_factory=list)
+    pools: set[object] = dataclasses.field(default_factory=set)
+
+    def capture(
+        self, module: torch.nn.Module, inputs: tuple[Tensor], *, allow_unused_input: bool, pool: object
+    ) -> Callable[[Tensor], Tensor]:
+        """Like torch's, the result is part of a reference cycle."""
+        assert torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+        assert module.training and allow_unused_input
+        self.pools.add(pool)
+
+        def graph(ids: Tensor) -> Tensor:
+            assert graph is not None
+            return module(ids)
+
+        self.graphs.append(weakref.ref(graph))
+        return graph
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
+    fake = FakeGPU()
+    generator = fake.generator
+    functions: dict[str, Any] = {
+        "default_generators": (generator,),
+        "current_device": lambda: 0,
+        "current_stream": lambda: None,
+        "stream": contextlib.nullcontext,
+        "get_rng_state": lambda: generator.state,
+        "set_rng_state": lambda state: setattr(generator, "state", f"set to {state}"),
+        "graph_pool_handle": object,
+        "make_graphed_callables": fake.capture,
+        "mem_get_info": lambda: (1000 * fake.free.pop(0), 1000),
+    }
+    for name, function in functions.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    return fake
+
+
+def captured_on(model: Decoder) -> tuple[GraphedModel | None, list[Event]]:
+    ids = torch.arange(20).view(2, 10) % 13
+    events: list[Event] = []
+    return capture_graphs(model, [Batch(ids, ids), Batch(ids[:1], ids[:1])], "bf16", events.append), events
+
+
+def test_graphs_are_captured_in_the_number_format_and_share_their_memory(gpu: FakeGPU) -> None:
+    """And the random number generator is where it was."""
+    model = randomised(build_model(small()))
+    graphed, events = captured_on(model)
+    assert isinstance(graphed, GraphedModel) and not events
+    assert len(gpu.graphs) == 2 and len(gpu.pools) == 1
+    assert gpu.generator.state == "set to first"
+    ids = torch.ones(2, 10, dtype=torch.long)
+    assert torch.equal(graphed(ids).hidden, model(ids).hidden)
+    assert all(graph() is not None for graph in gpu.graphs)
+    graphed.release_graphs()
+    assert all(graph() is None for graph in gpu.graphs)
+    assert torch.equal(graphed(ids).hidden, model(ids).hidden)
+
+
+@pytest.mark.parametrize("free", [[0.7], [0.8, 0.7]])
+def test_graphs_that_leave_too_little_memory_are_freed(free: list[float], gpu: FakeGPU) -> None:
+    gpu.free = free
+    assert captured_on(build_model(small())) == (None, [])
+    assert all(graph() is None for graph in gpu.graphs)
+
+
+@pytest.mark.parametrize("message", ["CUDA error: not permitted\nand much more", ""])
+def test_after_a_failed_capture_the_generator_gets_another_state(
+    message: str, gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(module: torch.nn.Module, inputs: tuple[Tensor], **options: Any) -> Any:
+        if len(inputs[0]) == 1:
+            raise RuntimeError(message)
+        return gpu.capture(module, inputs, **options)
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", fail)
+    reason = message.partition("\n")[0] or "RuntimeError"
+    notice = Notice(f"Capturing CUDA graphs failed ({reason}); continuing without them.")
+    assert captured_on(build_model(small())) == (None, [notice])
+    assert gpu.generator.state == "copy of first"
+    assert [graph() for graph in gpu.graphs] == [None]
+
+
+def test_steps_replay_the_graph_until_memory_runs_out() -> None:
+    """Evaluations and saves use the model. After memory ran out, steps do too, in smaller micro-batches."""
+    model = decoder()
+    replays: list[int] = []
+
+    def graph(ids: Tensor) -> Tensor:
+        replays.append(len(losses))
+        return model(ids).hidden
+
+    losses: list[int] = []
+
+    def objective(model: LanguageModel, batch: Batch) -> Loss:
+        if torch.is_grad_enabled():  # in a step
+            losses.append(len(batch))
+            if len(losses) == 5:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+        return next_token(model, batch)
+
+    shape = torch.Size((6, CONFIG.context))
+    choices: dict[str, Any] = {"budget": Budget(steps=8), "lr": 0.1, "eval_every": 2, "save_every": 3}
+    bench = Bench(model=model, graphed=GraphedModel(model, {shape: graph}), objective=objective, **choices)
+    plain = Bench(**choices)
+    bench.run()
+    plain.run()
+    assert replays == [1, 2, 3, 4]
+    assert losses[3:7] == [6, 6, 3, 3]
+    expected = [event.loss for event in plain.reported(Logged)]
+    assert [event.loss for event in bench.reported(Logged)] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[list[torch.Size]]:
+    """The shapes of each capture. `_capture_graphs` sees a CUDA device; the rest of the run uses the CPU."""
+    shapes: list[list[torch.Size]] = []
+
+    def capture(model: Decoder, batches: list[Batch], dtype: str, report: Callable[..., None]) -> None:
+        shapes.append([batch.ids.shape for batch in batches])
+
+    def on_gpu(run: TrainingRun, micro_batch: int, report: Callable[..., None]) -> Any:
+        assert run.config.runtime is not None
+        runtime = dataclasses.replace(run.config.runtime, device="cuda")
+        config = dataclasses.replace(run.config, runtime=runtime)
+        return choose(dataclasses.replace(run, config=config), micro_batch, report)
+
+    choose = TrainingRun._capture_graphs
+    monkeypatch.setattr(run_module, "capture_graphs", capture)
+    monkeypatch.setattr(TrainingRun, "_capture_graphs", on_gpu)
+    return shapes
+
+
+EXPERTS = dataclasses.replace(SHAPE, experts=2, experts_per_token=1)
+
+
+@pytest.mark.parametrize(
+    ("config", "shapes"),
+    [
+        (config_of(batch_size=5, micro_batch=5), [(5, SHAPE.context)]),
+        (config_of(batch_size=5, micro_batch=2), None),
+        (config_of(batch_size=5, micro_batch=5, checkpoint_activations=True), None),
+        (config_of(batch_size=5, micro_batch=5, model=EXPERTS), None),
+        (
+            config_of(batch_size=5, micro_batch=5, sequence_growth=2, model=dataclasses.replace(SHAPE, context=16)),
+            [(5, 16), (10, 8)],
+        ),
+    ],
+)
+def test_a_run_captures_one_graph_for_each_length_where_a_step_has_one_micro_batch(
+    config: RunConfig,
+    shapes: list[tuple[int, int]] | None,
+    tokens: TokenFolder,
+    tmp_path: Path,
+    captured: list[list[torch.Size]],
+) -> None:
+    RunSession(tmp_path / "run", tokens).begin(config)
+    assert captured == ([] if shapes is None else [[torch.Size(shape) for shape in shapes]])
+
+
+def test_the_run_of_an_adapter_captures_nothing(
+    tokens: TokenFolder, tmp_path: Path, captured: list[list[torch.Size]]
+) -> None:
+    adapter = adapter_for(tmp_path / "base", tokens)
+    RunSession(tmp_path / "run", tokens).begin(config_of(adapter, batch_size=5, micro_batch=5))
+    assert captured == []
+
+
+def test_a_run_on_a_cpu_captures_nothing(tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "capture_graphs", lambda *parts: pytest.fail("captured"))
+    RunSession(tmp_path / "run", tokens).begin(config_of(batch_size=5, micro_batch=5))

@@ -1,0 +1,125 @@
+"""CUDA graphs of the forward and the backward pass of a model in training.
+
+Most of a step of a small model on a GPU is the time in which Python launches operations. A graph launches those of a
+pass at once, and computes the same.
+"""
+
+import gc
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tinylm.device import autocast, empty_cache
+from tinylm.errors import first_line
+from tinylm.model.cross_entropy import CrossEntropy
+from tinylm.model.stack import Output, Transformer
+from tinylm.text.batches import Batch
+from tinylm.training.events import Event, Notice
+
+# Fraction of the GPU's memory that must be free after the capture. Weights, and the gradients and activations in the
+# memory of the graphs, then take at most a quarter of it, and the state of the optimizer and an average of the weights
+# at most 1.5 times as much as weights and gradients.
+MIN_FREE_MEMORY = 0.75
+
+
+class GraphedModel:
+    """A LanguageModel that replays a captured graph for ids of a captured shape, and calls the model for other inputs.
+
+    graphs: by the shape of the ids (B, T), a function from ids to hidden vectors (B, T, D)
+    """
+
+    def __init__(self, model: Transformer, graphs: dict[torch.Size, Callable[[Tensor], Tensor]]) -> None:
+        self._model = model
+        self._graphs = graphs
+
+    @property
+    def vocab_size(self) -> int:
+        """As `Transformer.vocab_size`."""
+        return self._model.vocab_size
+
+    @property
+    def cross_entropy(self) -> CrossEntropy:
+        """As `Transformer.cross_entropy`."""
+        return self._model.cross_entropy
+
+    @property
+    def output_parameters(self) -> Sequence[Tensor]:
+        """As `Transformer.output_parameters`."""
+        return self._model.output_parameters
+
+    def __call__(self, *inputs: Tensor | None) -> Output:
+        ids, *others = inputs
+        assert ids is not None
+        graph = None if others else self._graphs.get(ids.shape)
+        return self._model(*inputs) if graph is None else Output(graph(ids))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., D) -> (..., V)"""
+        return self._model.logits(hidden)
+
+    def release_graphs(self) -> None:
+        """Free the memory of the graphs; from now on, the model is called for all inputs."""
+        self._graphs.clear()
+        gc.collect()  # a graph is part of reference cycles
+        empty_cache(self._model.device)
+
+
+def capture_graphs(
+    model: Transformer, batches: Iterable[Batch], dtype: str, report: Callable[[Event], None]
+) -> GraphedModel | None:
+    """Capture a graph of a model in training for each shape of the ids of `batches`.
+
+    A step may replay one graph, once: gradients are in the memory of the graph, and its next replay overwrites them.
+
+    dtype: of autocast. The random number generators do not advance.
+
+    Returns `None` if less than MIN_FREE_MEMORY of the GPU would be free, and if capturing fails; `report` then receives
+    a Notice.
+    """
+    gc.collect()  # graphs of an earlier run in this process; freed during a capture, they would make it fail
+    empty_cache(model.device)
+    if not _enough_memory():
+        return None
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    state, spare = torch.cuda.get_rng_state(), generator.clone_state()
+    pool = torch.cuda.graph_pool_handle()  # shared, since a step uses one graph
+    graphs: dict[torch.Size, Callable[[Tensor], Tensor]] = {}
+    graphed = GraphedModel(model, graphs)
+    try:
+        with torch.cuda.stream(torch.cuda.current_stream()):  # restores it after a failed capture
+            for batch in batches:
+                ids = batch.ids.to(model.device, copy=True)  # each replay writes to it
+                with autocast(model.device.type, dtype):
+                    graphs[ids.shape] = torch.cuda.make_graphed_callables(  # type: ignore[assignment]
+                        _Hidden(model).train(), (ids,), allow_unused_input=True, pool=pool
+                    )
+        torch.cuda.set_rng_state(state)
+    except Exception as error:  # of CUDA, of torch's compiler, or because memory runs out
+        report(Notice(f"Capturing CUDA graphs failed ({first_line(error)}); continuing without them."))
+        graphs.clear()
+        generator.graphsafe_set_state(spare)  # the generator cannot be used after a failed capture
+    empty_cache(model.device)
+    if not graphs or not _enough_memory():
+        graphed.release_graphs()
+        return None
+    if hasattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch"):
+        # Gradients are added on the stream of the capture, which torch synchronises at the end of the backward pass.
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+    return graphed
+
+
+def _enough_memory() -> bool:
+    free, total = torch.cuda.mem_get_info()
+    return free >= MIN_FREE_MEMORY * total
+
+
+class _Hidden(nn.Module):
+    """The hidden vectors of a model: (B, T) -> (B, T, D)."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.model(ids).hidden

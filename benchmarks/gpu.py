@@ -124,7 +124,7 @@ def training_variants(
         return tinylm_step(model, batch, dtype, STEPS, graphed)
 
     yield "tinylm", "50 %", tinylm(compiled=False, graphs=False)
-    if not options.small:
+    if device == "cuda" and not options.small:
         yield "tinylm, CUDA graphs", "50 %", tinylm(compiled=False, graphs=True)
         yield "tinylm, CUDA graphs, compiled", "50 %", tinylm(compiled=True, graphs=True)
     if options.nanogpt is not None:

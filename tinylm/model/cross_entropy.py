@@ -8,7 +8,7 @@ IGNORED = -100  # in place of a target that does not count
 
 
 class CrossEntropy(nn.Module):
-    """Summed cross-entropies of the same logits with each row of targets, in nats: (N, V) and (K, N) -> K of ().
+    """Summed cross-entropies of the same logits with each row of targets.
 
     With label smoothing s, the target distribution is (1 - s) on the target plus s / V on each of the V ids, so that
     -log p(target) becomes -(1 - s) log p(target) - s / V sum_v log p(v) (Szegedy et al. 2016). Only the first row is
@@ -16,6 +16,7 @@ class CrossEntropy(nn.Module):
     """
 
     def forward(self, logits: Tensor, targets: Tensor, smoothing: float) -> list[Tensor]:
+        """The sums in nats: (N, V) and (K, N) -> K of ()."""
         log_p = log_softmax(logits)  # (N, V)
         return [cross_entropy(log_p, row, smoothing if k == 0 else 0.0) for k, row in enumerate(targets.unbind())]
 

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from tests import reference, reference_parts
 from tests.variants import randomised, small
+from tinylm.device import can_compile
+from tinylm.kernels.compiler_cache import prepare_compiler
 from tinylm.model.build import build_model
 from tinylm.model.cross_entropy import CrossEntropy
 from tinylm.model.decoder import Decoder
@@ -319,6 +321,34 @@ def test_under_autocast_chunks_have_the_gradient_of_the_whole_batch_up_to_roundi
     for leaf, reference_tensor in zip(leaves, (hidden, weight), strict=True):
         assert leaf.grad is not None and leaf.grad.dtype == torch.float32 and reference_tensor.grad is not None
         torch.testing.assert_close(leaf.grad.double() / 1024, reference_tensor.grad, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # the C++ compiler of a busy machine takes minutes
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+@pytest.mark.skipif(not can_compile("cpu"), reason="there is no C++ compiler")
+@pytest.mark.parametrize("second_weight", [0.0, 0.5])
+@pytest.mark.parametrize("chunk", [1 << 25, 3 * 7])
+def test_a_compiled_loss_has_the_gradients_of_the_eager_one(
+    chunk: int, second_weight: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As training on CUDA compiles it. With two losses, it runs eagerly."""
+    monkeypatch.setattr(module, "MAX_LOGITS", chunk)
+    prepare_compiler()
+    hidden, weight, targets = hidden_weight_and_targets()
+    model, batch = LinearModel(weight), Batch(hidden, targets)
+
+    def loss_and_gradients() -> list[Tensor]:
+        one, two = next_token(model, batch, 0.1), next_two_tokens(model, batch, 0.1, second_weight)
+        loss = one.total if second_weight == 0 else two.total + two.aux
+        return [loss, *torch.autograd.grad(loss, (hidden, weight))]
+
+    expected = loss_and_gradients()
+    model.cross_entropy.compile()
+    found = loss_and_gradients()
+    torch.compiler.reset()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
 def test_unscored_targets_have_no_gradient() -> None:

@@ -198,12 +198,14 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[list[torch.Size]]:
 
 
 EXPERTS = dataclasses.replace(SHAPE, experts=2, experts_per_token=1)
+ENCODER = dataclasses.replace(SHAPE, architecture="encoder")
 
 
 @pytest.mark.parametrize(
     ("config", "shapes"),
     [
         (config_of(batch_size=5, micro_batch=5), [(5, SHAPE.context)]),
+        (config_of(batch_size=5, micro_batch=5, model=ENCODER), [(5, SHAPE.context)]),
         (config_of(batch_size=5, micro_batch=2), None),
         (config_of(batch_size=5, micro_batch=5, checkpoint_activations=True), None),
         (config_of(batch_size=5, micro_batch=5, model=EXPERTS), None),

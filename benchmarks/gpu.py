@@ -58,6 +58,7 @@ from tinylm.training.compile_layers import compile_layers
 from tinylm.training.graphed_model import capture_graphs
 
 CORPUS = Path(__file__).parent.parent / "data" / "corpus.txt"
+STEPS = 10  # of training, per measured time
 
 
 @dataclass(frozen=True)
@@ -92,27 +93,24 @@ def sizes(small: bool) -> Sizes:
     return Sizes(8192, 2**32, 4096, 256, trained, shape("gpt2", 24, 2048, 1024), shape("modern", 12, 768, 256))
 
 
-STEPS = 10  # per measured time
-
-
 def training(options: argparse.Namespace, device: str, dtype: str) -> str:
     """The table of `training`."""
     chosen = sizes(options.small)
     peak = peak_flops(device, dtype, chosen.square, options.rounds)
-    rows = [[f"product of matrices, {dtype}", "", *peak.shares(peak.measured), ""]]
+    rows = [[f"product of matrices, {dtype}", "", *peak.shares(peak.measured)]]
     for config, batch_rows in chosen.trained:
         batch = random_batch(config, batch_rows)
-        for name, goal, steps in training_variants(options, config, batch, device, dtype):
+        for name, steps in training_variants(options, config, batch, device, dtype):
             speed = STEPS * batch.ids.numel() / seconds_of(steps, device, options.rounds)
             shares = peak.shares(speed * training_flops(config))
-            rows.append([f"{config.layers}x{config.width}, {dtype}: {name}", f"{speed:,.0f}", *shares, goal])
-    return table(["work", "tokens/s", *peak.header(), "goal"], rows)
+            rows.append([f"{config.layers}x{config.width}, {dtype}: {name}", f"{speed:,.0f}", *shares])
+    return table(["work", "tokens/s", *peak.header()], rows)
 
 
 def training_variants(
     options: argparse.Namespace, config: ModelConfig, batch: Batch, device: str, dtype: str
-) -> Iterator[tuple[str, str, Callable[[], object]]]:
-    """Name, goal, and a function that trains a model for STEPS steps."""
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Name, and a function that trains a model for STEPS steps."""
 
     def tinylm(compiled: bool, graphs: bool) -> Callable[[], object]:
         model = build_model(config).to(device).train()
@@ -123,17 +121,17 @@ def training_variants(
             raise SystemExit("No CUDA graphs were captured.")
         return tinylm_step(model, batch, dtype, STEPS, graphed)
 
-    yield "tinylm", "50 %", tinylm(compiled=False, graphs=False)
+    yield "tinylm", tinylm(compiled=False, graphs=False)
     if device == "cuda" and not options.small:
-        yield "tinylm, CUDA graphs", "50 %", tinylm(compiled=False, graphs=True)
-        yield "tinylm, CUDA graphs, compiled", "50 %", tinylm(compiled=True, graphs=True)
+        yield "tinylm, CUDA graphs", tinylm(compiled=False, graphs=True)
+        yield "tinylm, CUDA graphs, compiled", tinylm(compiled=True, graphs=True)
     if options.nanogpt is not None:
         nano = build_nanogpt(options.nanogpt, config).to(device)
         on_device = batch.to(torch.device(device))
         if not options.small:
             nano.compile()
         step = peer_step(nano, lambda: nano(on_device.ids, on_device.targets)[1], dtype, fused=True, device=device)
-        yield f"nanoGPT{'' if options.small else ', compiled'}", "", lambda: [step() for _ in range(STEPS)]
+        yield f"nanoGPT{'' if options.small else ', compiled'}", lambda: [step() for _ in range(STEPS)]
 
 
 def decoding(options: argparse.Namespace, device: str, dtype: str) -> str:

@@ -136,13 +136,13 @@ class JoinError(TinyLMError):
     """The processes of a run cannot be connected."""
 
 
-_MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")  # in errors of torch
-
-
 def first_line(error: Exception) -> str:
     """The first line of an error's message, at most 120 characters; without a message, its type."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:120]
+
+
+_MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")  # in errors of torch
 
 
 def is_out_of_memory(error: BaseException) -> bool:

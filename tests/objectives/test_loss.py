@@ -327,20 +327,16 @@ def test_under_autocast_chunks_have_the_gradient_of_the_whole_batch_up_to_roundi
 @pytest.mark.timeout(900)  # the C++ compiler of a busy machine takes minutes
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
 @pytest.mark.skipif(not can_compile("cpu"), reason="there is no C++ compiler")
-@pytest.mark.parametrize("second_weight", [0.0, 0.5])
 @pytest.mark.parametrize("chunk", [1 << 25, 3 * 7])
-def test_a_compiled_loss_has_the_gradients_of_the_eager_one(
-    chunk: int, second_weight: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As training on CUDA compiles it. With two losses, it runs eagerly."""
+def test_a_compiled_loss_has_the_gradients_of_the_eager_one(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As training on CUDA compiles it."""
     monkeypatch.setattr(module, "MAX_LOGITS", chunk)
     prepare_compiler()
     hidden, weight, targets = hidden_weight_and_targets()
-    model, batch = LinearModel(weight), Batch(hidden, targets)
+    model = LinearModel(weight)
 
     def loss_and_gradients() -> list[Tensor]:
-        one, two = next_token(model, batch, 0.1), next_two_tokens(model, batch, 0.1, second_weight)
-        loss = one.total if second_weight == 0 else two.total + two.aux
+        loss = next_token(model, Batch(hidden, targets), 0.1).total
         return [loss, *torch.autograd.grad(loss, (hidden, weight))]
 
     expected = loss_and_gradients()
@@ -349,6 +345,16 @@ def test_a_compiled_loss_has_the_gradients_of_the_eager_one(
     torch.compiler.reset()
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_two_losses_are_not_computed_by_compiled_code() -> None:
+    hidden, weight, targets = hidden_weight_and_targets()
+    model, batch = LinearModel(weight), Batch(hidden, targets)
+    expected = next_two_tokens(model, batch, 0.1, second_weight=0.5)
+    model.cross_entropy._compiled_call_impl = lambda *inputs: pytest.fail("compiled")
+    assert next_two_tokens(model, batch, 0.1, second_weight=0.5) == expected
+    with pytest.raises(pytest.fail.Exception, match="compiled"):
+        next_token(model, batch, 0.1)
 
 
 def test_unscored_targets_have_no_gradient() -> None:

@@ -282,8 +282,9 @@ def test_the_memory_of_logits_is_bounded(vocabulary: int, losses: int) -> None:
     assert memory.max_logits == logit_bytes * MAX_LOGITS + (losses + 1) * gradient
     on_gpu = memory_of(machine("cuda"), vocab_size=vocabulary)
     assert on_gpu.max_logits == logit_bytes * MAX_CUDA_LOGITS + (losses + 1) * gradient
-    frozen = memory_of(vocab_size=vocabulary, adapter=adapter())
-    assert frozen.max_logits == recipes.LOGIT_BYTES * MAX_FROZEN_LOGITS
+    for device, limit in (("cpu", MAX_FROZEN_LOGITS), ("mps", MAX_FROZEN_LOGITS), ("cuda", MAX_CUDA_LOGITS)):
+        frozen = memory_of(machine(device), vocab_size=vocabulary, adapter=adapter())
+        assert frozen.max_logits == recipes.LOGIT_BYTES * limit
     single = memory_of(vocab_size=vocabulary, training={"mtp_weight": 0.0})
     assert single.logits == recipes.LOGIT_BYTES * 24 * vocabulary
 

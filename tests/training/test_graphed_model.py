@@ -5,7 +5,8 @@ import dataclasses
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tests.variants import randomised, small
 from tinylm.model.build import build_model
 from tinylm.model.decoder import Decoder
 from tinylm.objectives.loss import LanguageModel, Loss, next_token
+from tinylm.ranks import Ranks
 from tinylm.run_config import RunConfig
 from tinylm.text.batches import Batch
 from tinylm.text.token_files import TokenFolder
@@ -123,11 +125,11 @@ def test_graphs_are_captured_in_the_number_format_and_share_their_memory(gpu: Fa
     assert torch.equal(graphed(ids).hidden, model(ids).hidden)
 
 
-@pytest.mark.parametrize("free", [[0.7], [0.8, 0.7]])
-def test_graphs_that_leave_too_little_memory_are_freed(free: list[float], gpu: FakeGPU) -> None:
+@pytest.mark.parametrize(("free", "captures"), [([0.7], 0), ([0.8, 0.7], 2)])
+def test_graphs_that_leave_too_little_memory_are_freed(free: list[float], captures: int, gpu: FakeGPU) -> None:
     gpu.free = free
     assert captured_on(build_model(small())) == (None, [])
-    assert all(graph() is None for graph in gpu.graphs)
+    assert [graph() for graph in gpu.graphs] == [None] * captures
 
 
 @pytest.mark.parametrize("message", ["CUDA error: not permitted\nand much more", ""])
@@ -232,6 +234,21 @@ def test_the_run_of_an_adapter_captures_nothing(
     adapter = adapter_for(tmp_path / "base", tokens)
     RunSession(tmp_path / "run", tokens).begin(config_of(adapter, batch_size=5, micro_batch=5))
     assert captured == []
+
+
+ROW = torch.zeros(5, 8, dtype=torch.long)
+
+
+@pytest.mark.parametrize("other", [None, "source", "segments", "lengths"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_pairs_conversations_and_several_ranks_capture_nothing(
+    ranks: int, other: str | None, captured: list[list[torch.Size]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = Batch(ROW, ROW, **({} if other is None else {other: ROW}))
+    monkeypatch.setattr(TrainingRun, "_micro_batches", lambda run: [batch])
+    parts: Any = (None, config_of(batch_size=5, micro_batch=5), None, None, None, None)
+    TrainingRun(*parts, ranks=cast(Ranks, SimpleNamespace(size=ranks)))._capture_graphs(5, print)
+    assert captured == ([[ROW.shape]] if ranks == 1 and other is None else [])
 
 
 def test_a_run_on_a_cpu_captures_nothing(tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

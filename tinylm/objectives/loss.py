@@ -186,12 +186,11 @@ def _cross_entropies(model: LanguageModel, hidden: Tensor, targets: Tensor, smoo
 
     smoothing: of the first row. Targets of the other rows do not count where they are IGNORED.
     """
-
-    # Several losses are not compiled: the gradient of each would need the buffers of the same compiled code.
-    cross_entropy = model.cross_entropy if len(targets) == 1 else model.cross_entropy.forward
+    # Several losses are not compiled: in chunks, each needs a backward pass, and compiled code may allow only one.
+    compute = model.cross_entropy if len(targets) == 1 else model.cross_entropy.forward
 
     def losses(hidden: Tensor, targets: Tensor) -> list[Tensor]:
-        return cross_entropy(model.logits(hidden), targets, smoothing)
+        return compute(model.logits(hidden), targets, smoothing)
 
     return _in_chunks(model, losses, hidden, targets)
 

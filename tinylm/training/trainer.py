@@ -262,7 +262,7 @@ class Trainer:
     def _free_memory(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         if self._graphed is not None:
-            self._graphed.release_graphs()  # none of them has the shape of a smaller micro-batch
+            self._graphed.release_graphs()  # no smaller micro-batch has one of their shapes
         empty_cache(self.device)
 
     def _parameters(self) -> list[torch.nn.Parameter]:

@@ -146,19 +146,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     budgets.add_argument("--steps", nargs="+", metavar="N", help="optimizer steps of a run, instead of its time")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="seeds at once, with --steps (default: 1)")
     parser.add_argument("--presets", nargs="+", default=["modern"], help="default: modern")
-    parser.add_argument("--seeds", type=int, default=3, help="default: 3")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    parser.add_argument("--first-seed", type=int, default=0, help="default: 0")
     parser.add_argument("--options", default="", help="more flags of tinylm train")
     parser.add_argument("--peer", action="store_true", help="also train transformers' GPT-2 by nanoGPT's recipe")
     options = parser.parse_args(arguments)
     if options.jobs > 1 and options.steps is None:
         parser.error("--jobs needs --steps: runs with a time share the machine")
     flag, lengths = ("--time", options.times) if options.steps is None else ("--steps", options.steps)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
     rows = []
     with tempfile.TemporaryDirectory() as home, ThreadPoolExecutor(options.jobs) as pool:
         for text in options.texts:
             for preset, length in itertools.product(options.presets, lengths):
                 words = ["--preset", preset, flag, length, *options.options.split()]
-                runs = [pool.submit(learn, text, words, seed, Path(home) / f"{seed}") for seed in range(options.seeds)]
+                runs = [pool.submit(learn, text, words, seed, Path(home) / f"{seed}") for seed in seeds]
                 learned = [run.result() for run in runs]
                 rows.append(row(text, preset, length, learned))
                 print(f"{text.name}, {preset}, {length}: {rows[-1][-2]}", file=sys.stderr)
@@ -166,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 longest = max(options.times, key=parse_duration)
                 run = Path(home) / "peer"
                 one_step = learn(text, ["--tokenizer", "char", "--steps", "1", "--size", "nano"], 0, run)
-                losses = [learn_with_peer(run, parse_duration(longest), seed) for seed in range(options.seeds)]
+                losses = [learn_with_peer(run, parse_duration(longest), seed) for seed in seeds]
                 bits = [loss * one_step.bits / one_step.loss for loss in losses]
                 peer = [text.name, "transformers", longest, "", "0.80", "", "", ""]
                 rows.append([*peer, format_losses(losses), format_losses(bits)])

@@ -552,16 +552,21 @@ def test_the_learning_benchmark_prints_a_row_for_each_text_preset_and_budget(
         assert float(bits.split()[0]) == pytest.approx(float(nats.split()[0]) / math.log(2), abs=2e-4)
 
 
-def test_seeds_that_train_at_once_have_the_results_of_seeds_in_turn(
+def test_seeds_that_train_at_once_have_the_results_of_seeds_in_turn_and_of_commands_for_one_seed_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.txt").write_text(story(6000))
-    losses = []
-    for jobs in ("1", "2"):
-        arguments = ["--steps", "3", "--seeds", "2", "--jobs", jobs, "--options", "--size nano"]
-        importlib.import_module("learning").main([str(tmp_path / "text.txt"), *arguments])
-        losses.append([line.split("|")[-3] for line in capsys.readouterr().out.splitlines() if "| text.txt" in line])
-    assert losses[0] == losses[1] and len(losses[0]) == 1
+
+    def losses(*arguments: str) -> str:
+        words = ["--steps", "3", *arguments, "--options", "--size nano"]
+        importlib.import_module("learning").main([str(tmp_path / "text.txt"), *words])
+        (row,) = [line for line in capsys.readouterr().out.splitlines() if "| text.txt" in line]
+        return row.split("|")[-3].strip()
+
+    both = losses("--seeds", "2")
+    assert losses("--seeds", "2", "--jobs", "2") == both
+    ends = re.findall(r"[0-9.]+", both)[1:]  # the mean is the first
+    assert sorted(losses("--seeds", "1", "--first-seed", seed) for seed in ("0", "1")) == ends
     with pytest.raises(SystemExit):
         importlib.import_module("learning").main([str(tmp_path / "text.txt"), "--jobs", "2"])
 

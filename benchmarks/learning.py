@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="seeds at once, with --steps (default: 1)")
     parser.add_argument("--presets", nargs="+", default=["modern"], help="default: modern")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
-    parser.add_argument("--first-seed", type=int, default=0, help="default: 0")
+    parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="the others follow (default: 0)")
     parser.add_argument("--options", default="", help="more flags of tinylm train")
     parser.add_argument("--peer", action="store_true", help="also train transformers' GPT-2 by nanoGPT's recipe")
     options = parser.parse_args(arguments)

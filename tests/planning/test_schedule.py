@@ -181,6 +181,33 @@ def test_only_new_modern_decoders_of_text_with_a_small_vocabulary_predict_the_to
     assert planned_pairs([10]).training.mtp_weight == 0
 
 
+# Averages
+
+
+def test_weights_are_averaged_where_a_new_modern_decoder_sees_its_text_eight_times() -> None:
+    """Decision 006: with a mean age of 5 % of the steps, and a learning rate that ends at a seventh of its peak."""
+    often = Budget(epochs=8)
+    for compatible in ({}, {"lr": 0.02}, {"optimizer": "normuon"}):
+        training = planned(budget=often, training=compatible).training
+        assert training.average == 0.05
+        assert training.min_lr == pytest.approx(training.lr / 7, rel=0.05)
+    few = planned(budget=Budget(epochs=7.9)).training
+    assert (few.average, few.min_lr) == (0, 0)
+    choices: list[dict[str, Any]] = [{"average": 0.0}, {"min_lr": 0.0}, {"schedule": "cosine"}, {"optimizer": "adamw"}]
+    for choice in choices:
+        assert planned(budget=often, training=choice).training.average == 0
+    assert planned(budget=often, training={"average": 0.2}).training.min_lr == 0
+    for model in ({"preset": "gpt2"}, {"architecture": "encoder"}):
+        assert planned(budget=often, model=model).training.average == 0
+    assert planned(budget=often, base=small(vocab_size=100)).training.average == 0
+    assert planned_pairs([10] * 100, budget=often).training.average == 0
+
+
+def test_planned_averages_are_in_the_memory_of_the_plan() -> None:
+    plain, averaged = (planned(budget=Budget(epochs=8), training={**one}) for one in ({"average": 0.0}, {}))
+    assert averaged.memory - plain.memory == 4 * plain.parameters
+
+
 DROPOUT = {"architecture": "encoder-decoder", "size": "nano", "dropout": 0.1}
 
 

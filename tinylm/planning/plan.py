@@ -10,7 +10,7 @@ from tinylm.planning.cost import parameters_by_part
 from tinylm.planning.memory_plan import describe_remedies, describe_shortage, plan_memory
 from tinylm.planning.model_size import check_r_drop, choose_model, choose_sizes, with_dropout, with_tying
 from tinylm.planning.plan_request import PlanRequest
-from tinylm.planning.schedule import choose_compile, choose_length, choose_settings
+from tinylm.planning.schedule import choose_compile, choose_length, choose_settings, with_average
 from tinylm.planning.sequence_length import choose_sequence_length, with_sequence_growth
 from tinylm.run_config import RuntimeConfig
 from tinylm.sequence_growth import check_sequence_growth
@@ -75,6 +75,7 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
     parameters = parameters_by_part(config)["total"]
     config = with_dropout(config, request, run_length, parameters)
     check_r_drop(request, config)
+    request = with_average(request, config, run_length)
     memory_plan = plan_memory(machine, request, config, parameters, batch_size)
     shortage = describe_shortage(machine, memory_plan, batch_size)
     if shortage is not None:

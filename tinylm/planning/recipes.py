@@ -120,6 +120,12 @@ MIN_GROWING_LENGTH = 64  # decision 037
 MTP_WEIGHT = 0.5  # decision 039
 MTP_MAX_VOCABULARY = 1024  # decision 039
 
+# Weight averages where a text is seen often, and the learning rate at the end of such a run, as a part of its peak.
+
+AVERAGE = 0.05  # decision 006
+AVERAGE_MIN_EPOCHS = 8  # decision 006
+AVERAGE_MIN_LR_DIVISOR = 7  # decision 006
+
 # Batch size.
 
 TOKENS_PER_STEP = {  # minimum and maximum

@@ -1,7 +1,7 @@
 """The schedule of a run: steps and epochs, learning rate, warmup, weight decay, intervals."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tinylm.machine import Machine
@@ -10,7 +10,7 @@ from tinylm.planning import recipes
 from tinylm.planning.cost import training_speed, training_step_seconds
 from tinylm.planning.plan_request import PlanRequest
 from tinylm.run_config import AdapterConfig
-from tinylm.training_config import objective_for
+from tinylm.training_config import MUON_OPTIMIZERS, objective_for
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,23 @@ def choose_mtp_weight(request: PlanRequest, config: ModelConfig) -> float:
     objective = request.training.get("objective", objective_for(config.architecture, request.data.kind))
     is_small = request.vocab_size <= recipes.MTP_MAX_VOCABULARY
     return recipes.MTP_WEIGHT if request.is_new_modern and objective == "next-token" and is_small else 0.0
+
+
+def with_average(request: PlanRequest, config: ModelConfig, length: RunLength) -> PlanRequest:
+    """The request with averaged weights and a learning rate that does not fall to 0, where these help (decision 006).
+
+    They help new modern decoders of plain text that see it AVERAGE_MIN_EPOCHS times. They are not planned if the user
+    chose `average`, `min_lr`, `schedule`, or an optimizer that is not a kind of Muon.
+    """
+    chosen = request.training.keys() & {"average", "min_lr", "schedule"}
+    is_plain_decoder = config.architecture == "decoder" and request.data.is_plain_text
+    if chosen or not (request.is_new_modern and is_plain_decoder and request.optimizer in MUON_OPTIMIZERS):
+        return request
+    if length.epochs < recipes.AVERAGE_MIN_EPOCHS:
+        return request
+    lr = request.training.get("lr", choose_learning_rate(request.recipe_name, config.width))
+    settings = {"average": recipes.AVERAGE, "min_lr": float(f"{lr / recipes.AVERAGE_MIN_LR_DIVISOR:.2g}")}
+    return replace(request, training={**request.training, **settings})
 
 
 def choose_intervals(machine: Machine, request: PlanRequest, config: ModelConfig, length: RunLength) -> dict[str, int]:

@@ -27,11 +27,12 @@ class WeightAverage:
     def update(self, step: int) -> None:
         """Add the current weights: those after `step` steps."""
         weight = (self._eta + 1) / (step + self._eta)
-        for parameter in self._parameters:
-            state = self._optimizer.state[parameter]
+        states = [self._optimizer.state[parameter] for parameter in self._parameters]
+        for parameter, state in zip(self._parameters, states, strict=True):
             if "average" not in state:
                 state["average"] = parameter.detach().clone()
-            state["average"].lerp_(parameter, weight)
+        averages = [local(state["average"]) for state in states]
+        torch._foreach_lerp_(averages, [local(parameter) for parameter in self._parameters], weight)
 
     @contextlib.contextmanager
     def average_parameters(self) -> Iterator[None]:

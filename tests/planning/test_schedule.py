@@ -204,7 +204,7 @@ def test_weights_are_averaged_where_a_new_modern_decoder_sees_its_text_eight_tim
 
 
 def test_planned_averages_are_in_the_memory_of_the_plan() -> None:
-    plain, averaged = (planned(budget=Budget(epochs=8), training={**one}) for one in ({"average": 0.0}, {}))
+    plain, averaged = (planned(budget=Budget(epochs=8), training=chosen) for chosen in ({"average": 0.0}, {}))
     assert averaged.memory - plain.memory == 4 * plain.parameters
 
 

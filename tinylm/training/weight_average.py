@@ -31,6 +31,7 @@ class WeightAverage:
         for parameter, state in zip(self._parameters, states, strict=True):
             if "average" not in state:
                 state["average"] = parameter.detach().clone()
+        # All in one call, since on a GPU a kernel per parameter takes longer than its work.
         averages = [local(state["average"]) for state in states]
         torch._foreach_lerp_(averages, [local(parameter) for parameter in self._parameters], weight)
 

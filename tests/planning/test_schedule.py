@@ -184,14 +184,14 @@ def test_only_new_modern_decoders_of_text_with_a_small_vocabulary_predict_the_to
 # Averages
 
 
-def test_weights_are_averaged_where_a_new_modern_decoder_sees_its_text_eight_times() -> None:
+def test_weights_are_averaged_where_a_new_modern_decoder_sees_its_text_six_times() -> None:
     """Decision 006: with a mean age of 5 % of the steps, and a learning rate that ends at a seventh of its peak."""
-    often = Budget(epochs=8)
+    often = Budget(epochs=6)
     for compatible in ({}, {"lr": 0.02}, {"optimizer": "normuon"}):
         training = planned(budget=often, training=compatible).training
         assert training.average == 0.05
         assert training.min_lr == pytest.approx(training.lr / 7, rel=0.05)
-    few = planned(budget=Budget(epochs=7.9)).training
+    few = planned(budget=Budget(epochs=5.9)).training
     assert (few.average, few.min_lr) == (0, 0)
     choices: list[dict[str, Any]] = [{"average": 0.0}, {"min_lr": 0.0}, {"schedule": "cosine"}, {"optimizer": "adamw"}]
     for choice in choices:
@@ -204,7 +204,7 @@ def test_weights_are_averaged_where_a_new_modern_decoder_sees_its_text_eight_tim
 
 
 def test_planned_averages_are_in_the_memory_of_the_plan() -> None:
-    plain, averaged = (planned(budget=Budget(epochs=8), training=chosen) for chosen in ({"average": 0.0}, {}))
+    plain, averaged = (planned(budget=Budget(epochs=6), training=chosen) for chosen in ({"average": 0.0}, {}))
     assert averaged.memory - plain.memory == 4 * plain.parameters
 
 

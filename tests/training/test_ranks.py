@@ -49,12 +49,15 @@ NEW: dict[str, dict[str, Any]] = {
     "continued": {"init_from": "base"},
     "masked": {"architecture": "encoder"},
     "pairs": {"architecture": "encoder-decoder", "label_smoothing": 0.1},
+    # Each rank draws its own masks; with so little dropout they are all ones, and the number of pairs is checked.
+    "pairs twice": {"architecture": "encoder-decoder", "r_drop": 1.0, "dropout": 1e-6},
     "chat": {"pack": False},
     "packed": {"pack": True, "batch_size": 2},
     "small batch": {"batch_size": 3, "micro_batch": 1, "checkpoint_activations": True},
     "growing": {"batch_size": 3, "sequence_growth": 2},
     "multi-token": {"batch_size": 3, "sequence_growth": 2, "mtp_weight": 0.5},
 }
+FILES = {"pairs": "pairs.tsv", "pairs twice": "pairs.tsv", "chat": "chat.jsonl", "packed": "chat.jsonl"}
 ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
     "lora": ("finetune-lora", {"rank": 2}),
     "shared B": ("finetune-lora", {"rank": 2, "share_b": True}),
@@ -62,7 +65,7 @@ ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 OPTIMIZERS = ("adamw", "adam", "muon", "normuon")
 ADAMS = OPTIMIZERS[:2]  # Muon trains no adapters
-ONCE = ("merged experts", "continued", "shared B", "multi-token")  # kinds that are trained with AdamW only
+ONCE = ("pairs twice", "merged experts", "continued", "shared B", "multi-token")  # trained with AdamW only
 BY_KIND = {
     kind: OPTIMIZERS[:1] if kind in ONCE else ADAMS if kind in ADAPTED else OPTIMIZERS for kind in (*NEW, *ADAPTED)
 }
@@ -109,7 +112,7 @@ def runs(texts: Path, out: Path, cases: list[tuple[str, str]], base: Path | None
     made = []
     for kind, optimizer in cases:
         common = {**TRAINING, "optimizer": optimizer, "parallel": parallel, "out": str(out / f"{kind} {optimizer}")}
-        file = {"pairs": "pairs.tsv", "chat": "chat.jsonl", "packed": "chat.jsonl"}.get(kind, "text.txt")
+        file = FILES.get(kind, "text.txt")
         if kind == "continued":
             made.append(["train", [str(texts / file)], {**common, "init_from": str(base)}])
         elif kind in NEW:

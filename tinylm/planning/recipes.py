@@ -123,7 +123,7 @@ MTP_MAX_VOCABULARY = 1024  # decision 039
 # Weight averages where a text is seen often, and the learning rate at the end of such a run, as a part of its peak.
 
 AVERAGE = 0.05  # decision 006
-AVERAGE_MIN_EPOCHS = 8  # decision 006
+AVERAGE_MIN_EPOCHS = 6  # decision 006
 AVERAGE_MIN_LR_DIVISOR = 7  # decision 006
 
 # Batch size.

@@ -49,7 +49,8 @@ NEW: dict[str, dict[str, Any]] = {
     "continued": {"init_from": "base"},
     "masked": {"architecture": "encoder"},
     "pairs": {"architecture": "encoder-decoder", "label_smoothing": 0.1},
-    # Each rank draws its own masks; with so little dropout they are all ones, and the number of pairs is checked.
+    # Each rank draws its own masks. With so little dropout they are all ones and the divergence is zero, so that losses
+    # can be equal; checked is how the doubled batch is shared and counted.
     "pairs twice": {"architecture": "encoder-decoder", "r_drop": 1.0, "dropout": 1e-6},
     "chat": {"pack": False},
     "packed": {"pack": True, "batch_size": 2},

@@ -82,6 +82,9 @@ def test_dry_run_prints_the_plan_and_writes_nothing(corpus: Path, here: Path) ->
     assert re.search(r"^model: .*, untied$", result.stdout, re.MULTILINE), "of two steps"
     longer = run_ok("train", corpus, "--steps", 2, *TINY, "--tie", "--context", 256, "--dry-run").stdout
     assert "untied" not in longer
+    often = run_ok("train", corpus, "--epochs", 7, *TINY, "--dry-run").stdout
+    assert re.search(r"^length: .*, 7.0 passes over the text; averaged weights are saved$", often, re.MULTILINE)
+    assert "averaged" not in result.stdout
     assert re.search(r"^batch: .* x 256 tokens per step, in sequences of 64, 128, then 256$", longer, re.MULTILINE)
     assert snapshot(here) == before
     assert run_ok("train", corpus, "--steps", 2, *TINY, "--dry-run", "--quiet").stdout == result.stdout

@@ -263,7 +263,8 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
         "model": f"{plan.parameters:,} parameters: {model.layers} layers, {model.heads} heads, width {model.width}, "
         f"context {model.context}" + ("" if model.tie else ", untied") + (", compiled" if plan.runtime.compile else ""),
         "batch": batch,
-        "length": f"{about}{plan.steps:,} steps, {plan.epochs:.1f} passes over the text",
+        "length": f"{about}{plan.steps:,} steps, {plan.epochs:.1f} passes over the text"
+        + ("; averaged weights are saved" if training.average else ""),
         "time": f"about {format_duration(plan.seconds)}",
         "memory": f"about {plan.memory / 1e6:,.0f} MB{each}"
         + (", with activations computed again in the backward pass" if training.checkpoint_activations else ""),

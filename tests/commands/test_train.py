@@ -82,15 +82,23 @@ def test_dry_run_prints_the_plan_and_writes_nothing(corpus: Path, here: Path) ->
     assert re.search(r"^model: .*, untied$", result.stdout, re.MULTILINE), "of two steps"
     longer = run_ok("train", corpus, "--steps", 2, *TINY, "--tie", "--context", 256, "--dry-run").stdout
     assert "untied" not in longer
-    often = run_ok("train", corpus, "--epochs", 7, *TINY, "--dry-run").stdout
-    assert re.search(r"^length: .*, 7.0 passes over the text; averaged weights are saved$", often, re.MULTILINE)
-    assert "averaged" not in result.stdout
     assert re.search(r"^batch: .* x 256 tokens per step, in sequences of 64, 128, then 256$", longer, re.MULTILINE)
     assert snapshot(here) == before
     assert run_ok("train", corpus, "--steps", 2, *TINY, "--dry-run", "--quiet").stdout == result.stdout
     (plan,) = records(run_ok("train", corpus, "--steps", 2, *TINY, "--dry-run", "--json"))
     assert (plan["steps"], plan["model"]["width"], plan["training"]["budget"]["steps"]) == (2, 16, 2)
     assert snapshot(here) == before
+
+
+def test_the_plan_says_whether_averaged_weights_are_saved(corpus: Path, here: Path) -> None:
+    def planned(*options: object) -> str:
+        return run_ok("train", corpus, *options, *TINY, "--dry-run").stdout
+
+    averaged = r"^length: .* passes over the text; averaged weights are saved$"
+    assert re.search(averaged, planned("--epochs", 7), re.MULTILINE)
+    assert re.search(averaged, planned("--steps", 2, "--average", 0.1), re.MULTILINE)
+    assert "averaged" not in planned("--epochs", 7, "--average", 0)
+    assert "averaged" not in planned("--steps", 2)
 
 
 def test_dry_run_in_several_processes_plans_for_all_of_them(corpus: Path, here: Path) -> None:

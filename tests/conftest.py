@@ -32,6 +32,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setattr(machine, "MEASURE_SECONDS", 0.0)  # in tests whose cache has no profile
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """A test draws the same tensors whichever tests ran before it in its process."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def machine_profile(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
     """A cache folder that holds the profile of a machine, so that no test measures this one."""

@@ -140,7 +140,7 @@ def test_a_run_has_the_losses_of_one_on_the_cpu(device: str, tmp_path: Path) -> 
     assert len(expected) == 3 and expected[0] - expected[-1] > 0.1
     assert found("device", device) == pytest.approx(expected, rel=0.02)  # evaluated in bf16 on GPUs
     texts = tinylm.load(tmp_path / "device").generate("the old man", max_tokens=50, num_samples=8, seed=0)
-    assert any(texts)  # after so few steps, one text in fifty is empty: its first token ends it
+    assert any(texts)  # after so few steps, one text in sixty is empty: its first token ends it
 
 
 def test_prefetched_batches_are_pinned_and_arrive_unchanged(device: str) -> None:

@@ -37,6 +37,29 @@ def test_the_alphabet_comes_from_both_parts_and_the_merges_only_from_training(tm
     assert len(tokenizer.encode("xyxy" * 10)) == 40
 
 
+@pytest.mark.parametrize(
+    ("characters", "choice", "vocab_size"),
+    [
+        (2_000_000, "auto", None),
+        (2_000_000, "bpe", 1024),
+        (2_000_001, "auto", 2048),
+        (3_000_000, "auto", 2048),
+        (3_000_001, "auto", 4096),
+    ],
+)
+def test_the_choice_by_length_is_that_of_the_documents(
+    characters: int, choice: str, vocab_size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table of docs/training.md."""
+    sizes: list[int] = []
+    monkeypatch.setattr(
+        tokenizer_choice, "train_bpe", lambda chunks, size, special: sizes.append(size) or train_bpe(["ab"], 257)
+    )
+    split = split_of(write_file(tmp_path / "c.txt", ("abcdefg hij\n" * characters)[:characters]))
+    assert choose_tokenizer(split, choice, None).kind == ("char" if vocab_size is None else "bpe")
+    assert sizes == ([] if vocab_size is None else [vocab_size])
+
+
 @pytest.mark.parametrize(("characters", "vocab_size"), [(5000, 1024), (15_000, 4096)])
 def test_the_default_vocab_size_grows_with_the_text_and_is_doubled_for_pairs(
     characters: int, vocab_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

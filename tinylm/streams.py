@@ -8,9 +8,10 @@ import stat
 import sys
 from typing import Any
 
-from tinylm.errors import ClosedOutputError, OutputError
+from tinylm.errors import ClosedOutputError, OutputError, UsageError
 
 CLOSED_ERRNOS = {errno.EPIPE, errno.ECONNRESET, errno.ESHUTDOWN}  # the reader has closed the stream
+MAX_STDIN_BYTES = 1 << 28  # of a prompt
 
 
 def silence_stream(name: str) -> None:
@@ -35,6 +36,34 @@ def prepare_streams() -> None:
         sys.stdout = _text_stream(_RawStdout(sys.stdout), "surrogateescape")
     if hasattr(sys.stderr, "buffer"):
         sys.stderr = _text_stream(_RawStderr(sys.stderr), "backslashreplace")
+
+
+def has_piped_input() -> bool:
+    """Whether standard input is a pipe, or a file at its start.
+
+    A file that is not at its start has another reader, such as the loop in `while read x; do tinylm sample; done < f`.
+    A socket may have no end: some programs connect one to every process that they start.
+    """
+    try:
+        descriptor = sys.stdin.fileno()
+        mode = os.fstat(descriptor).st_mode
+        return stat.S_ISFIFO(mode) or (stat.S_ISREG(mode) and os.lseek(descriptor, 0, os.SEEK_CUR) == 0)
+    except (OSError, ValueError):  # it is closed, or not a file of the operating system
+        return False
+
+
+def read_stdin() -> bytes:
+    """Standard input up to its end. Raises UsageError for more than MAX_STDIN_BYTES."""
+    data = bytearray()
+    while len(data) <= MAX_STDIN_BYTES:
+        chunk = sys.stdin.buffer.read(1 << 20)
+        if chunk is None:  # it is non-blocking, and nothing has arrived yet
+            select.select([sys.stdin], [], [])
+        elif not chunk:
+            return bytes(data)
+        else:
+            data += chunk
+    raise UsageError(f"Standard input has more than {MAX_STDIN_BYTES >> 20} MB, too much for prompts; split it.")
 
 
 def _text_stream(raw: "_RawStdout", errors: str) -> io.TextIOWrapper:

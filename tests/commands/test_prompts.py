@@ -1,6 +1,11 @@
 """Prompts of tinylm sample: formats, settings of single lines, stop sequences and separators."""
 
 import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.shell import assert_error, assert_usage_error, records, run_ok, tinylm
+from tests.shell import assert_error, assert_usage_error, default_signals, records, run_child, run_ok, tinylm
+from tinylm.commands.sample import read_prompts
+from tinylm.commands.sample_options import PromptOptions
+from tinylm.console import Console
+from tinylm.generation.generation_config import GenerationConfig
 
+posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX files")
 HUGE = 10**400
 
 
@@ -25,6 +35,129 @@ def answers(run: Path, text: str, *options: object) -> list[dict[str, Any]]:
 def sampled(run: Path, *options: object) -> list[dict[str, Any]]:
     """The records of tinylm sample with these options."""
     return records(run_ok("sample", "-m", run, "--json", "-q", *options))
+
+
+# The argument and standard input
+
+
+def test_the_prompt_may_be_an_argument(run: Path) -> None:
+    expected = sampled(run, "-p", "the old", "-n", 9, "--seed", 1)
+    assert sampled(run, "the old", "-n", 9, "--seed", 1) == expected
+    dashed = run_ok("sample", "-", "-m", run, "-n", 9, "--seed", 1, "--json", "-q", stdin="the old\n")
+    assert records(dashed) == expected
+
+
+@pytest.mark.parametrize("option", [("--prompt", "sea"), ("--prompt-file", "p.txt"), ("--prompt", "")])
+def test_two_prompts_contradict_each_other(option: tuple[str, str], run: Path, here: Path) -> None:
+    (here / "p.txt").write_text("sea")
+    assert_error(tinylm("sample", "the", "-m", run, *option), 2, f"{option[0]} contradict each other; give one of them")
+
+
+def test_an_argument_that_is_a_path_is_a_prompt_with_a_warning(run: Path, here: Path) -> None:
+    (here / "the").write_text("sea")
+    result = run_ok("sample", "the", "-m", run, "-n", 1, "--json", "-q")
+    assert records(result)[0]["prompt"] == "the"
+    assert result.stderr.startswith("Warning: The prompt is the text 'the', which is also a path.")
+    assert "use --prompt-file" in result.stderr and "use --model" in result.stderr
+
+
+def filled_pipe(text: bytes) -> int:
+    end, start = os.pipe()
+    os.write(start, text)
+    os.close(start)
+    return end
+
+
+def opened(path: Path, text: bytes = b"", flags: int = os.O_RDONLY, read: int = 0) -> int:
+    """A descriptor of a file with `text`, of which `read` bytes were read already."""
+    path.write_bytes(text)
+    descriptor = os.open(path, flags)
+    os.lseek(descriptor, read, os.SEEK_SET)
+    return descriptor
+
+
+def non_blocking(descriptor: int) -> int:
+    os.set_blocking(descriptor, False)
+    return descriptor
+
+
+def endless_socket() -> int:
+    """One of two connected sockets, as some programs connect one to the standard input of every process."""
+    one, other = socket.socketpair()
+    other.detach()
+    return one.detach()
+
+
+@posix
+@pytest.mark.parametrize(
+    "make, prompt",
+    [
+        pytest.param(lambda path: filled_pipe(b"Once\n"), "Once", id="pipe"),
+        pytest.param(lambda path: non_blocking(filled_pipe(b"Once")), "Once", id="non-blocking pipe"),
+        pytest.param(lambda path: filled_pipe(b""), "", id="empty pipe"),
+        pytest.param(lambda path: opened(path, b"Once\r\n"), "Once", id="file"),
+        pytest.param(lambda path: opened(path, b"first\nsecond\n", read=6), "", id="file that a loop reads"),
+        pytest.param(lambda path: opened(path), "", id="empty file"),
+        pytest.param(lambda path: opened(path, flags=os.O_WRONLY), "", id="file open for writing"),
+        pytest.param(lambda path: os.open(os.devnull, os.O_RDONLY), "", id="null device"),
+        pytest.param(lambda path: os.open(os.devnull, os.O_WRONLY), "", id="nohup"),
+        pytest.param(lambda path: endless_socket(), "", id="socket"),
+        pytest.param(lambda path: os.openpty()[1], "", id="terminal"),
+    ],
+)
+def test_without_a_prompt_standard_input_is_read_if_it_is_a_pipe_or_a_file_at_its_start(
+    make: Callable[[Path], int],
+    prompt: str,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    descriptor = make(here / "input.txt")
+    with open(descriptor, encoding="utf-8", closefd=False) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        for words in ("the", None):  # a prompt that is given leaves standard input to others
+            (found,) = read_prompts(words, PromptOptions(), GenerationConfig(), Console())
+            assert found.text == (prompt if words is None else words)
+    os.close(descriptor)
+    note = 'The prompt comes from standard input; with --prompt "", there is none.\n'
+    assert capsys.readouterr().err == (note if prompt else "")
+
+
+def test_a_note_says_that_the_command_waits_for_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    noted = threading.Event()
+
+    class Listener(Console):
+        def note(self, message: str) -> None:
+            notes.append(message)
+            noted.set()
+
+    def read_late() -> bytes:
+        assert noted.wait(60)
+        return b"Once"
+
+    monkeypatch.setattr("tinylm.commands.sample.WAITING_SECONDS", 0)
+    monkeypatch.setattr("tinylm.commands.sample.has_piped_input", lambda: True)
+    monkeypatch.setattr("tinylm.commands.sample.read_stdin", read_late)
+    (found,) = read_prompts(None, PromptOptions(), GenerationConfig(), Listener())
+    assert found.text == "Once"
+    assert notes[0].startswith("Waiting for the end of standard input, which has the prompt;")
+
+
+@posix
+@pytest.mark.parametrize("opening", ["rb", None], ids=["file", "closed"])
+def test_the_command_reads_a_prompt_from_a_file_on_standard_input(opening: str | None, run: Path, here: Path) -> None:
+    (here / "p.txt").write_text("the old\n")
+    command = [sys.executable, "-m", "tinylm", "sample", "-m", str(run), "-n", "9", "--seed", "1", "--json", "-q"]
+    shell = " ".join(command) + (" <p.txt" if opening else " <&-")
+    result = run_child(["sh", "-c", shell], preexec_fn=default_signals)
+    assert result.stderr == ""
+    assert result.stdout == run_ok(*command[3:], "-p", "the old" if opening else "").stdout
+
+
+def test_an_endless_standard_input_is_an_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinylm.streams.MAX_STDIN_BYTES", 1 << 20)
+    assert_error(tinylm("sample", "-", "-m", run, stdin="y" * (1 << 21)), 2, "Standard input has more than 1 MB")
 
 
 # Formats

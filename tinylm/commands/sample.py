@@ -1,11 +1,12 @@
 """tinylm sample: generate text with a model."""
 
 import secrets
-import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -15,6 +16,7 @@ from tinylm.commands.sample_options import PrintOptions, PromptOptions, SampleOp
 from tinylm.commands.trained_model_options import AdapterOption, ModelOption
 from tinylm.console import Console
 from tinylm.errors import UsageError
+from tinylm.streams import has_piped_input, read_stdin
 from tinylm.validation import check_choice, require
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from tinylm.loaded_model import Model
 
 STANDARD_INPUT = "-"
+WAITING_SECONDS = 2.0  # for standard input, before a note says so
 # By architecture: the PrintOptions without effect. Encoder-decoders accept --no-stream, which is their default.
 PRINT_OPTIONS_WITHOUT_EFFECT = {
     "decoder": (),
@@ -35,7 +38,7 @@ PRINT_OPTIONS_WITHOUT_EFFECT = {
 
 EXAMPLES = r"""Examples:
 
-tinylm sample -p "Once upon a time" -n 400
+tinylm sample "Once upon a time" -n 400
     Continue a text with the newest model.
 
 tinylm sample -m checkpoints/book -t 0.5 --seed 1
@@ -53,6 +56,14 @@ tinylm sample --num-samples 9 --no-echo --stop '\n' --separator '\n'
 @with_option_groups
 def sample(
     ctx: typer.Context,
+    words: Annotated[
+        str | None,
+        typer.Argument(
+            help="Prompt text, like --prompt; - reads standard input, as does no prompt at all in a pipe.",
+            metavar="PROMPT",
+            show_default=False,
+        ),
+    ] = None,
     model: ModelOption = None,
     adapter: AdapterOption = None,
     *,
@@ -71,7 +82,7 @@ def sample(
     printing = replace(options.printing, echo=bool(options.printing.echo)) if options.prompt.chat else options.printing
     printer = _Printer(console, printing, unescape("separator", printing.separator))
     seed = secrets.randbits(32) if options.seed.seed is None else options.seed.seed
-    prompts = read_prompts(options.prompt, options.generation_config(seed))
+    prompts = read_prompts(words, options.prompt, options.generation_config(seed), console)
     prompt_adapters = list(dict.fromkeys(prompt.adapter for prompt in prompts if prompt.adapter is not None))
     if prompt_adapters and adapter:
         raise UsageError("--adapter is for all prompts, but some lines name their own; leave --adapter out.")
@@ -116,7 +127,8 @@ def sample(
             case "encoder":
                 printer.print_filled(prompt, cast("Model", loaded).fill_mask(prompt, policy))
             case _:
-                if options.prompt.prompt is None and options.prompt.prompt_file is None:
+                given = (words, options.prompt.prompt, options.prompt.prompt_file)
+                if not prompt.text and given == (None, None, None):
                     raise UsageError(
                         "There is no source text; give it with --prompt, or one per line with --prompt-file."
                     )
@@ -132,8 +144,11 @@ def sample(
     console.note(f"{printer.tokens} tokens in {seconds:.2f} s, {rate:.0f} per second.")
 
 
-def read_prompts(options: PromptOptions, config: "GenerationConfig") -> "list[Prompt]":
-    """The prompts from --prompt, --prompt-file or standard input; without any of them, one empty prompt.
+def read_prompts(
+    words: str | None, options: PromptOptions, config: "GenerationConfig", console: Console
+) -> "list[Prompt]":
+    """The prompts from the argument `words`, --prompt, --prompt-file or standard input; without any of them, one empty
+    prompt.
 
     config: the default settings of all prompts.
 
@@ -143,7 +158,16 @@ def read_prompts(options: PromptOptions, config: "GenerationConfig") -> "list[Pr
     from tinylm.generation.prompts import FORMATS, parse_prompts, require_plain_text
     from tinylm.text.readers import JSONL_SUFFIXES
 
-    name, text = _read_text(options)
+    sources = {"The argument PROMPT": words, "--prompt": options.prompt, "--prompt-file": options.prompt_file}
+    given = [name for name, source in sources.items() if source is not None]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} contradict each other; give one of them.")
+    if words is not None and words != STANDARD_INPUT and _is_path(words):
+        console.warn(
+            f"The prompt is the text {words!r}, which is also a path. To read a prompt from a file, use --prompt-file; "
+            "to choose a model, use --model."
+        )
+    name, text = _read_text(options.prompt if words is None else words, options.prompt_file, console)
     if options.format is not None:
         check_choice("format", options.format, FORMATS)
         return parse_prompts(text, options.format, config, name or "The prompt")
@@ -154,8 +178,15 @@ def read_prompts(options: PromptOptions, config: "GenerationConfig") -> "list[Pr
     return parse_prompts(text, "text", config)
 
 
-def _read_text(options: PromptOptions) -> tuple[str | None, str]:
-    """The name and the text of the file or of standard input; for --prompt TEXT and without a prompt, `None` and the
+def _is_path(words: str) -> bool:
+    try:
+        return Path(words).exists()
+    except (OSError, ValueError):  # too long for a path, or not text that a path may have
+        return False
+
+
+def _read_text(prompt: str | None, file: Path | None, console: Console) -> tuple[str | None, str]:
+    """The name and the text of the file or of standard input; for a given text and without a prompt, `None` and the
     text.
 
     A byte-order mark at the start of a file and one line break at its end are dropped. Raises UsageError for a file
@@ -163,24 +194,41 @@ def _read_text(options: PromptOptions) -> tuple[str | None, str]:
     """
     from tinylm.generation.prompts import decode_utf8
 
-    file = options.prompt_file
-    if options.prompt is not None and file is not None:
-        raise UsageError("--prompt and --prompt-file contradict each other; give one of them.")
-    if STANDARD_INPUT in (options.prompt, str(file)):
-        name, data = "Standard input", sys.stdin.buffer.read()
-    elif file is None:
-        try:
-            data = (options.prompt or "").encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError as error:  # Windows allows lone surrogates in arguments
-            message = f"The prompt contains a lone surrogate at offset {error.start}; leave it out."
-            raise UsageError(message) from None
-        return None, decode_utf8(data, "The prompt")
-    else:
+    name = "Standard input"
+    if STANDARD_INPUT in (prompt, str(file)):
+        data = read_stdin()
+    elif file is not None:
         try:
             name, data = str(file), file.read_bytes()
         except OSError as error:
             raise UsageError(f"Cannot read --prompt-file {file}: {error.strerror}.") from error
+    elif prompt is not None:
+        try:
+            return None, decode_utf8(prompt.encode("utf-8", "surrogateescape"), "The prompt")
+        except UnicodeEncodeError as error:  # Windows allows lone surrogates in arguments
+            message = f"The prompt contains a lone surrogate at offset {error.start}; leave it out."
+            raise UsageError(message) from None
+    elif data := _piped_bytes(console):
+        console.note('The prompt comes from standard input; with --prompt "", there is none.')
+    else:
+        return None, ""
     return name, decode_utf8(data, name).removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
+
+
+def _piped_bytes(console: Console) -> bytes:
+    """Standard input, if it is a pipe or a file; `b""` if it is not, or cannot be read."""
+    if not has_piped_input():
+        return b""
+    note = 'Waiting for the end of standard input, which has the prompt; with --prompt "", there is none.'
+    timer = threading.Timer(WAITING_SECONDS, console.note, [note])
+    timer.daemon = True
+    timer.start()
+    try:
+        return read_stdin()
+    except OSError:  # opened for writing only, as by nohup
+        return b""
+    finally:
+        timer.cancel()
 
 
 def reject_settings_without_effect(prompt: "Prompt", flags: Mapping[str, str], architecture: str) -> None:

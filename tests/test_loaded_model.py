@@ -56,7 +56,7 @@ def test_generate_has_the_options_of_sample_with_their_defaults() -> None:
     of_command = option_defaults("sample")
     loading = {"model", "adapter", "device", "dtype", "quantize"}
     printing = {"separator", "echo", "quiet", "json", "config", "debug"}
-    reading = {"prompt", "prompt_file", "format", "chat", "chat_template"}
+    reading = {"words", "prompt", "prompt_file", "format", "chat", "chat_template"}
     assert set(of_command) - loading - printing - reading == set(defaults(Model.generate))
     differing = {"stop": None, "stream": None}  # a list, and whether there is a terminal
     for name, value in defaults(Model.generate).items():

@@ -166,10 +166,10 @@ def test_an_invalid_prompt_is_reported_with_its_line(translator: Path, encoder: 
 
 
 def test_each_source_has_its_own_random_stream(translator: Path) -> None:
-    """Nine different targets: the second line with seed 0 does not use the stream of the first line with seed 1."""
-    options = ("sample", "-m", translator, "-f", "-", "-t", 5, "-n", 12)
-    drawn = [run_ok(*options, "--seed", seed, stdin="abc\nabc\nabc\n").stdout.splitlines() for seed in (0, 1, 2)]
-    assert len({target for targets in drawn for target in targets}) == 9
+    """Nine different seeds: the second line with seed 0 does not use the stream of the first line with seed 1."""
+    options = ("sample", "-m", translator, "-f", "-", "-t", 5, "-n", 12, "--json")
+    drawn = [records(run_ok(*options, "--seed", seed, stdin="abc\nabc\nabc\n")) for seed in (0, 1, 2)]
+    assert len({target["seed"] for targets in drawn for target in targets}) == 9
 
 
 def test_sampled_targets_are_reproducible_with_a_seed(translator: Path) -> None:
@@ -177,6 +177,9 @@ def test_sampled_targets_are_reproducible_with_a_seed(translator: Path) -> None:
     drawn = run_ok("sample", *options).stdout
     assert run_ok("sample", *options).stdout == drawn
     assert drawn.splitlines().count("c b a") >= 2
+    options = ("sample", "-m", translator, "-f", "-", "-t", 5, "-n", 12, "--json", "--seed")
+    found = records(run_ok(*options, 1, "--num-samples", 2, stdin="abc\nbca\n"))
+    assert [records(run_ok(*options, one["seed"], stdin=one["prompt"])) for one in found] == [[one] for one in found]
     greedy = run_ok("sample", "-m", translator, "-p", "abc", "-t", 0).stdout
     assert greedy == "c b a\n"
 

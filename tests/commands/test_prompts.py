@@ -257,11 +257,16 @@ def test_a_line_with_a_seed_gives_the_same_text_at_every_position(run: Path) -> 
     assert answers(run, jsonl(line, {"prompt": "no"}), "-n", 30, "--seed", 2)[1:] == plain
 
 
-def test_the_seed_in_a_record_reproduces_its_text(run: Path) -> None:
-    first, second = answers(run, jsonl({"prompt": "the"}, {"prompt": "the", "seed": 9}), "-n", 20)
-    assert second["seed"] == 9
-    assert sampled(run, "-p", "the", "--seed", first["seed"], "-n", 20) == [first]
-    assert sampled(run, "-p", "the", "--seed", 9, "-n", 20) == [second]
+def test_the_seed_in_a_record_alone_reproduces_its_text(run: Path) -> None:
+    """Whichever prompts and samples came before it; the first sample of a seed has that seed."""
+    prompts = jsonl(
+        {"prompt": "the", "num_samples": 3}, {"prompt": "sea", "seed": 9, "num_samples": 2}, {"prompt": "a"}
+    )
+    found = answers(run, prompts, "-n", 20, "--seed", 4)
+    assert (found[0]["seed"], found[3]["seed"]) == (4, 9)
+    assert len({record["seed"] for record in found}) == 6
+    for record in found:
+        assert sampled(run, "-p", record["prompt"], "--seed", record["seed"], "-n", 20) == [record]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from tinylm.generation.generated_text import Sample
 from tinylm.generation.generation_config import DEFAULT_TEMPERATURE, GenerationConfig
 from tinylm.generation.generator import NextTokenModel, generate
 from tinylm.generation.prompts import EncodedPrompt
-from tinylm.generation.sampler import Sampler
+from tinylm.generation.sampler import Sampler, sample_seed
 from tinylm.generation.speculative import DraftModel, generate_speculatively
 from tinylm.generation.text_stream import TextStream
 from tinylm.text.tokenizer import Tokenizer
@@ -92,6 +92,12 @@ class Continuation:
                 texts[row] += text
                 yield TextChunk(row, text)
         self.samples = [
-            Sample(self.prompt, text, stream.tokens, config.seed, stream.finish_reason)
-            for text, stream in zip(texts, streams, strict=True)
+            Sample(
+                self.prompt,
+                text,
+                stream.tokens,
+                sample_seed(config.seed, self._first_stream + row),
+                stream.finish_reason,
+            )
+            for row, (text, stream) in enumerate(zip(texts, streams, strict=True))
         ]

@@ -9,7 +9,8 @@ class Sample:
 
     prompt: the prompt, without skipped characters; of a chat, the rendered conversation; of a translation, the source.
     text: the generated text, without the prompt.
-    tokens: number of generated tokens, without an end token. seed: the seed of the random streams.
+    tokens: number of generated tokens, without an end token.
+    seed: the seed that gives this text as the only sample of the prompt.
     finish_reason: `stop` (a stop sequence), `end` (an end token) or `length` (`max_tokens`).
     score: length-normalised log-likelihood of a target found by beam search; otherwise `None`.
     """

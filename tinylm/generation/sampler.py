@@ -110,7 +110,8 @@ class Sampler:
         self.sampling = sampling
         self._vocab_size = vocab_size
         self._is_checked = False
-        self._streams = [_uniform_numbers(_stream_seed(seed, first_stream + row)) for row in range(rows)]
+        seeds = (sample_seed(seed, first_stream + row) for row in range(rows))
+        self._streams = [_uniform_numbers(_mix(row_seed, 0)) for row_seed in seeds]
         self._seen = np.zeros((rows, vocab_size), dtype=bool) if sampling.repeat_penalty != 1 else None
 
     def observe(self, row: int, ids: Sequence[int]) -> None:
@@ -176,10 +177,18 @@ def _uniform_numbers(seed: int) -> Iterator[float]:
         yield from (((high << np.uint64(32) | low) & np.uint64((1 << 53) - 1)) * 2.0**-53).tolist()
 
 
-def _stream_seed(seed: int, stream: int) -> int:
-    """Mix both numbers by SplitMix64 (Steele et al. 2014), so that adjacent seeds and streams are independent."""
+def sample_seed(seed: int, stream: int) -> int:
+    """The seed whose stream 0 is the random stream (seed, stream), so that a sample can be generated alone.
+
+    For other streams than 0, a number below 2^53, which every reader of JSON keeps exactly.
+    """
+    return _mix(seed, stream) >> 10 if stream else seed
+
+
+def _mix(seed: int, number: int) -> int:
+    """Mix both numbers by SplitMix64 (Steele et al. 2014) to 63 bits that are independent for adjacent numbers."""
     mask = (1 << 64) - 1
-    z = (seed * 0x9E3779B97F4A7C15 + stream * 0xD1B54A32D192ED03 + 0x9E3779B97F4A7C15) & mask
+    z = (seed * 0x9E3779B97F4A7C15 + number * 0xD1B54A32D192ED03 + 0x9E3779B97F4A7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     return (z ^ (z >> 31)) >> 1

@@ -9,7 +9,7 @@ from tinylm.generation.generated_text import Sample
 from tinylm.generation.generation_config import BeamSearchConfig, GenerationConfig, PromptPolicy, is_sampled
 from tinylm.generation.generator import generate
 from tinylm.generation.prompts import Prompt, drop_unknown
-from tinylm.generation.sampler import Sampler
+from tinylm.generation.sampler import Sampler, sample_seed
 from tinylm.model.encoder_decoder import EncoderDecoder
 from tinylm.reporter import Reporter
 from tinylm.text.tokenizer import Tokenizer
@@ -51,13 +51,16 @@ def translate(
         max_tokens = min(config.max_tokens, model.context)
         targets = search_targets(model, sources, tokenizer.end_of_text_id, search, max_tokens)
     repeats = config.num_samples if sampled else 1
-    for line, target in zip((line for line in lines for _ in range(repeats)), targets, strict=True):
+    for number, (line, target) in enumerate(
+        zip((line for line in lines for _ in range(repeats)), targets, strict=True)
+    ):
         text = tokenizer.decode(target.tokens)
         stops = [index for stop in config.stop if (index := text.find(stop)) >= 0]
         text = text[: min(stops)] if stops else text
         reason = "stop" if stops else "end" if target.ended else "length"
         score = None if math.isnan(target.score) else target.score
-        yield Sample(line, text, len(target.tokens), config.seed, reason, score)
+        seed = sample_seed(config.seed, first_stream + number) if sampled else config.seed
+        yield Sample(line, text, len(target.tokens), seed, reason, score)
 
 
 def _source_names(prompt: Prompt, count: int) -> list[str]:

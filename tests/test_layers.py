@@ -36,7 +36,7 @@ LEVELS = (
     {"ranks", "rendezvous"},
     {"objectives", "model", "text", "device", "machine"},
     {"kernels"},
-    {"machine_profile"},
+    {"machine_profile", "machine_load"},
     {"cache_directory", "files"},
     {
         "model_config",

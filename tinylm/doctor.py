@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,7 @@ from tinylm.machine import (
     measure_layer_seconds,
     measure_matmul_rates,
 )
+from tinylm.machine_load import LoadMeter, slows_training
 from tinylm.machine_profile import identify_processor, usable_cores
 from tinylm.model.build import build_model
 from tinylm.planning.plan import plan_training
@@ -65,6 +67,7 @@ OPTIONAL_PACKAGES = {
     "trackio": "metrics to Trackio",
 }
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")  # of the kernel drivers of NVIDIA and AMD
+LOAD_SECONDS = 0.5  # this process sleeps meanwhile
 LOW_MEMORY, LOW_DISK = 1 << 30, 1 << 30  # bytes
 PLANNED_SECONDS = {"ten_minutes": 600.0, "one_day": 86_400.0}
 PLANNED_VOCABULARY, PLANNED_TOKENS = 8192, 10**11  # a text so long that only the time limits the model
@@ -203,13 +206,18 @@ def _examine_threads(diagnosis: Diagnosis, reporter: Reporter) -> None:
     if limit is not None and torch.get_num_threads() < usable_cores():
         diagnosis.warn("threads", f"OMP_NUM_THREADS={limit} leaves cores unused; unset it to use all {usable_cores()}.")
     if hasattr(os, "getloadavg"):
-        load = os.getloadavg()[0]
-        found["load"] = round(load, 1)
-        if load > usable_cores() + 1:
+        found["load"] = round(os.getloadavg()[0], 1)
+    meter = LoadMeter()
+    time.sleep(LOAD_SECONDS)
+    others = meter.read()
+    if others is not None:
+        found["cores_of_other_processes"] = round(others, 2)
+        if slows_training(others, torch.get_num_threads()):
             diagnosis.warn(
                 "load",
-                f"Other work is running (load {load:.1f} on {usable_cores()} cores): training is slower, and a "
-                "measurement of the machine would be wrong.",
+                f"Other processes take {others:.1f} of the {usable_cores()} cores: training can be several times "
+                "slower, and a measurement of the machine would be wrong. End them, or lower their priority with the "
+                "command renice -n 19; the command top shows them.",
             )
 
 

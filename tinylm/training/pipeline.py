@@ -14,6 +14,7 @@ from tinylm.errors import InterruptedRunError, TinyLMError, UsageError
 from tinylm.files import resolve_links
 from tinylm.launch import Launch
 from tinylm.machine import Machine, choose_machine
+from tinylm.machine_load import LoadMeter, LoadNotes
 from tinylm.planning.data_shape import data_shape
 from tinylm.planning.plan import Plan, plan_training
 from tinylm.planning.plan_request import PlanRequest
@@ -28,7 +29,7 @@ from tinylm.text.chat_tokens import ChatTokens, MarkedText, marked_examples
 from tinylm.text.corpus_loading import encode_text, handle_unknown_characters, load_text
 from tinylm.text.token_files import TokenFolder
 from tinylm.text.tokenizer import Tokenizer
-from tinylm.training.events import Event, Examples, Planned, Started
+from tinylm.training.events import Event, Examples, Planned, Started, Stepped
 from tinylm.training.graceful_stop import stop_on_signals
 from tinylm.training.run import TrainingRun
 from tinylm.training.shared_run import receive_run, share_run
@@ -207,8 +208,15 @@ def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
         resumed_step=resumed_step,
     )
     session.report(started)
+    load_notes = _load_notes(run, session)
+
+    def report(event: Event) -> None:
+        session.report(event)
+        if isinstance(event, Stepped) and load_notes is not None:
+            load_notes.step(event.step, event.progress)
+
     with stop_on_signals(session.stop_signals, session.ranks) as stop:
-        outcome = run.train(session.report, stop.check, started=session.started)
+        outcome = run.train(report, stop.check, started=session.started)
     session.ranks.gather(None)  # wait until rank 0 has saved the run; if it fails, all ranks fail
     state = outcome.state
     if state.best_loss is None or state.val_loss is None:
@@ -226,6 +234,21 @@ def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
         seconds=state.seconds,
         signal_number=stop.signal_number,
         base=None if run.config.adapter is None else Path(run.config.adapter.base),
+    )
+
+
+def _load_notes(run: TrainingRun, session: Session) -> LoadNotes | None:
+    """What rank 0 says about other processes; `None` on other ranks, and if the model is not on the CPU."""
+    if run.runtime.device != "cpu" or not session.ranks.is_first:
+        return None
+    processes = session.ranks.launch.local_size
+    planned = run.config.planned if run.resume_from is None else None
+    return LoadNotes(
+        session.reporter.note,
+        LoadMeter(processes),
+        threads=processes * session.ranks.share_threads(run.runtime.threads),
+        timed=run.training.budget.time is not None,
+        planned_steps=None if planned is None else planned.steps,
     )
 
 

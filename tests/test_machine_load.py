@@ -1,0 +1,133 @@
+"""The load that other processes cause, and what training and the doctor say about it."""
+
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.shell import TINY, child_process, run_ok, story
+from tinylm import machine_load
+from tinylm.doctor import diagnose
+from tinylm.machine_load import LoadMeter, LoadNotes, slows_training
+from tinylm.reporter import LogReporter
+
+BUSY_LOOP = (sys.executable, "-c", "while True: pass")
+needs_proc = pytest.mark.skipif(not machine_load.PROC_STAT.exists(), reason="needs /proc/stat")
+
+
+class Clock:
+    """The time, processor time and cores of a made-up machine with cores 0 to 3, of which this process may use 1 and 3.
+
+    A tick is 10 ms.
+    """
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.seconds, self.own, self.stat = 100.0, 7.0, folder / "stat"
+        patch.setattr(machine_load, "PROC_STAT", self.stat)
+        patch.setattr(machine_load.os, "sched_getaffinity", lambda pid: {1, 3}, raising=False)
+        patch.setattr(machine_load.os, "sysconf", lambda name: 100, raising=False)
+        patch.setattr(machine_load.os, "getloadavg", lambda: (1.75, 9.0, 9.0), raising=False)
+        patch.setattr(machine_load.time, "monotonic", lambda: self.seconds)
+        patch.setattr(machine_load.time, "process_time", lambda: self.own)
+        self.show(())
+
+    def show(self, ticks: tuple[int, ...]) -> None:
+        """Write /proc/stat: every core with the given ticks of each kind, in the order of the manual page."""
+        fields = " ".join(map(str, ticks or (0,) * 10))
+        self.stat.write_text("".join(f"cpu{core} {fields}\n" for core in ("", 0, 1, 2, 3)) + "intr 5 0 0\nctxt 7\n")
+
+
+def test_the_load_of_others_is_the_busy_time_of_the_allowed_cores_without_that_of_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(tmp_path, monkeypatch)
+    for processes, expected in ((1, 0.9), (2, 0.4)):
+        clock.show(())
+        meter = LoadMeter(processes)
+        clock.seconds, clock.own = clock.seconds + 10, clock.own + 5
+        # user 300, nice 200, system 100, idle 200, iowait 100, irq 40, softirq 30, steal 30, guests, within user: 150
+        clock.show((300, 200, 100, 200, 100, 40, 30, 30, 150, 0))
+        # 7.0 s busy on each of two cores in 10 s are 1.4 cores, of which each process uses 0.5.
+        assert meter.read() == pytest.approx(expected)
+    clock.seconds, clock.own = clock.seconds + 10, clock.own + 30
+    assert meter.read() == 0.0
+
+
+@pytest.mark.parametrize("content", [None, "", "cpu 1 2 3\n", "cpu1 a b c d e f g h\ncpu3 1 2 3 4 5 6 7 8\n"])
+def test_without_a_readable_proc_stat_the_load_average_is_taken_and_without_that_nothing(
+    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(tmp_path, monkeypatch)
+    clock.stat.unlink() if content is None else clock.stat.write_text(content)
+    meter = LoadMeter()
+    clock.seconds, clock.own = clock.seconds + 10, clock.own + 5
+    assert meter.read() == pytest.approx(1.25)
+    monkeypatch.delattr(os, "getloadavg", raising=False)
+    assert meter.read() is None
+
+
+def test_training_is_slowed_by_load_on_the_cores_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, threads, others, slow in (
+        (2, 2, 0.2, 0),
+        (2, 2, 0.3, 1),
+        (64, 32, 10, 0),
+        (64, 32, 20, 1),
+        (8, 1, 1, 0),
+    ):
+        monkeypatch.setattr(machine_load, "usable_cores", lambda cores=cores: cores)
+        assert slows_training(others, threads) == slow
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_training_says_that_others_slow_it_and_again_only_when_that_changes(
+    timed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(tmp_path, monkeypatch)
+    monkeypatch.setattr(machine_load, "usable_cores", lambda: 2)
+    said: list[str] = []
+    notes = LoadNotes(said.append, meter := LoadMeter(), threads=2, timed=timed, planned_steps=5000)
+    load = 0.05
+    monkeypatch.setattr(meter, "read", lambda: load)
+    loads = {0: 0.05, 201: 1.0, 400: 1.3, 500: 1.8, 700: 0.3, 801: 0.0}
+    spoken = []
+    for step in range(1000):
+        load = loads.get(step, load)
+        clock.seconds += 2 if 201 <= step < 801 else 1
+        notes.step(step + 1, step / 1000)
+        spoken += [step] * (len(said) - len(spoken))
+    # Readings are 10 s apart before the first note, then 60 s.
+    assert spoken == [205, 505, 715, 810]
+    assert said[0].startswith(
+        "Other processes take 1.0 of the 2 cores, which slows training: at the speed of the last "
+    )
+    assert said[0].endswith(" The plan is for an idle machine. The command top shows those processes.")
+    assert said[3].startswith("Other processes no longer slow training: at the speed of the last ")
+    if timed:
+        assert "10s, about 1,001 steps fit into the time; 5,000 were planned." in said[0]
+    else:
+        assert "10s, it ends in about 26m 30s." in said[0]  # 795 steps of two seconds
+
+
+@needs_proc
+def test_the_doctor_warns_of_a_process_that_keeps_a_core_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_load, "usable_cores", lambda: 1)  # however many there are
+    with child_process(BUSY_LOOP):
+        time.sleep(0.2)
+        diagnosis = diagnose("cpu", LogReporter())
+    assert diagnosis.sections["threads"]["cores_of_other_processes"] > 0.6
+    (message,) = [problem.message for problem in diagnosis.problems if problem.subject == "load"]
+    assert message.startswith("Other processes take") and "renice -n 19" in message and "top shows them" in message
+
+
+@needs_proc
+def test_a_training_beside_a_busy_process_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_load, "usable_cores", lambda: 1)
+    monkeypatch.setattr(machine_load, "FIRST_SECONDS", 0.3)
+    (tmp_path / "text.txt").write_text(story(3000))
+    with child_process(BUSY_LOOP):
+        result = run_ok("train", tmp_path / "text.txt", "--steps", 500, "--out", tmp_path / "run", *TINY)
+    (note,) = [line for line in result.stderr.splitlines() if "Other processes" in line]
+    assert re.search(r", it ends in about [\dms ]+\. The plan is for an idle machine\.", note)

@@ -90,6 +90,8 @@ class DataConfig:
         the run directory instead.
     train_on: the messages of a conversation that count in the loss: assistant, last (its last message) or all.
     characters, bytes, documents: size of `corpus`. train_tokens, val_tokens: tokens for training and for validation.
+    val_bytes: size in UTF-8 of the validation tokens but the first, which is not scored; plain text only, and `None` in
+        runs of older versions.
     train_pairs: number of pairs for training; 0 for other kinds.
     """
 
@@ -110,6 +112,7 @@ class DataConfig:
     documents: int
     train_tokens: int
     val_tokens: int
+    val_bytes: int | None = None
     train_pairs: int = 0
     train_on: str = "assistant"
 
@@ -261,6 +264,17 @@ class RunConfig:
     def objective(self) -> str | None:
         """The objective of training; `None` for an imported or merged model."""
         return None if self.training is None else self.training.objective
+
+    def bits_per_byte(self, val_loss: float | None) -> float | None:
+        """A validation loss in nats per token, converted to bits per byte of the whole validation text.
+
+        `None` without a loss, for other objectives than next-token, and for a run that has not recorded `val_bytes`.
+        """
+        data = self.data
+        if val_loss is None or self.objective != "next-token" or data is None or not data.val_bytes:
+            return None
+        bits = val_loss / math.log(2) * (data.val_tokens - 1) / data.val_bytes
+        return bits if math.isfinite(bits) else None
 
     @property
     def recovered_digest(self) -> str | None:

@@ -127,6 +127,7 @@ RANGES: dict[str, Range] = {
     "documents": COUNT_FROM_0,
     "train_tokens": COUNT_FROM_0,
     "val_tokens": COUNT_FROM_0,
+    "val_bytes": COUNT_FROM_0,
     "train_pairs": COUNT_FROM_0,
     # Run
     "format": COUNT_FROM_1,

@@ -264,7 +264,8 @@ def test_a_chat_model_answers_in_tinylm_chat(model: Path) -> None:
 
 def test_a_copy_of_the_run_is_enough_to_evaluate_on_its_own_data(model: Path, here: Path) -> None:
     shutil.copytree(model, here / "copy")
-    assert run_ok("eval", "-m", "copy").stdout == run_ok("eval", "-m", model).stdout
+    copy, original = (records(run_ok("eval", "-m", path, "--json"))[0] for path in ("copy", model))
+    assert copy == original | {"model": "copy", "text": "validation text of copy"}
 
 
 def test_sample_with_a_model_of_conversations_notes_the_option_chat(model: Path) -> None:

@@ -23,13 +23,13 @@ from tests.shell import (
 from tinylm.evaluation.baselines import ngram_bits_per_byte
 from tinylm.run_directory.loading import load_model, read_config, summarise
 
-KEYS = ["loss", "perplexity", "bits_per_character", "bits_per_byte", "tokens", "characters", "bytes"]
+KEYS = ["model", "text", "loss", "perplexity", "bits_per_character", "bits_per_byte", "tokens", "characters", "bytes"]
 
 
 def evaluated(*arguments: object, **how: str | bytes) -> dict[str, float]:
-    """The JSON record of tinylm eval."""
+    """The numbers in the JSON record of tinylm eval."""
     (record,) = records(run_ok("eval", *arguments, "--json", **how))
-    return record
+    return {name: value for name, value in record.items() if name not in ("model", "text")}
 
 
 @pytest.fixture
@@ -40,8 +40,9 @@ def text(here: Path) -> Path:
 
 
 def test_json_has_the_documented_keys_with_consistent_values(run: Path, text: Path) -> None:
-    record = evaluated("-m", run, text)
+    (record,) = records(run_ok("eval", "-m", run, text, "--json"))
     assert list(record) == KEYS
+    assert (record["model"], record["text"]) == (str(run), str(text))
     scored = len(text.read_text()) - 1
     assert (record["tokens"], record["characters"], record["bytes"]) == (scored, scored, scored)
     assert record["perplexity"] == pytest.approx(math.exp(record["loss"]))
@@ -78,7 +79,7 @@ def test_by_document_prints_the_loss_of_each_with_the_end_of_text_after_it(run: 
     texts = ["the old man\nsaid it", "a cold morning", "by the sea"]
     (here / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ["", *texts]))
     *documents, total = records(run_ok("eval", "-m", run, "a.jsonl", "--by-document", "--json"))
-    assert total == evaluated("-m", run, "a.jsonl")
+    assert total == records(run_ok("eval", "-m", run, "a.jsonl", "--json"))[0]
     keys = ["document", "name", "loss", "bits_per_byte", "tokens", "characters", "bytes"]
     assert all(list(document) == keys for document in documents)
     assert [document["name"] for document in documents] == [f"a.jsonl, line {line}" for line in (2, 3, 4)]
@@ -105,7 +106,7 @@ def test_the_table_of_documents_is_sorted_by_loss_and_names_lines_of_text(run: P
     assert rows[0].endswith("t.txt, line 3") and len(rows) == 3
     losses = [float(row.split()[1]) for row in rows]
     assert losses == sorted(losses, reverse=True)
-    assert metrics.startswith("nats per token")
+    assert metrics.splitlines()[2].startswith("nats per token")
 
 
 @pytest.mark.usefixtures("shelf_cache")
@@ -137,7 +138,8 @@ def test_by_document_is_an_error_for_encoders(encoder: Path, text: Path) -> None
 
 def test_without_json_a_table_is_printed(run: Path, text: Path) -> None:
     record = evaluated("-m", run, text)
-    lines = run_ok("eval", "-m", run, text).stdout.splitlines()
+    model, scored, *lines = run_ok("eval", "-m", run, text).stdout.splitlines()
+    assert (model.split(), scored.split()) == (["model", str(run)], ["text", str(text)])
     names = "nats per token,perplexity,bits per character,bits per byte,tokens scored,characters scored,bytes scored"
     assert [line.rpartition("  ")[0].strip() for line in lines] == names.split(",")
     assert lines[0].split()[-1] == f"{record['loss']:.4f}"
@@ -225,7 +227,8 @@ def test_texts_may_be_standard_input_folders_and_jsonl(run: Path, text: Path, he
 def test_a_file_named_like_an_option_can_be_given_after_two_dashes(run: Path, here: Path, text: Path) -> None:
     expected = evaluated("-m", run, text)
     text.rename(here / "--quiet")
-    assert records(run_ok("eval", "-m", run, "--json", "--", "--quiet")) == [expected]
+    (record,) = records(run_ok("eval", "-m", run, "--json", "--", "--quiet"))
+    assert record == {"model": str(run), "text": "--quiet", **expected}
 
 
 @pytest.mark.usefixtures("shelf_cache")
@@ -249,7 +252,7 @@ def test_baselines_are_compressors_and_a_character_model_of_the_training_text(
     run: Path, text: Path, shelf: Path
 ) -> None:
     record = evaluated("-m", run, text, "--baselines")
-    assert list(record) == [*KEYS, "baselines"]
+    assert list(record) == [*KEYS[2:], "baselines"]
     assert set(record["baselines"]) == {"gzip", "xz", "order-5 characters"}
     data = read_config(run).data
     assert data is not None

@@ -13,7 +13,7 @@ from tinylm.run_config import FORMAT
 from tinylm.run_directory.loading import load_model
 
 KEYS = {"run", "kind", "parameters", "step", "best_step", "val_loss", "saved", "config", "parameters_by_part"}
-KEYS |= {"seconds", "tokens", "tokens_per_second", "tokenizer", "curve", "commands"}
+KEYS |= {"val_bits_per_byte", "seconds", "tokens", "tokens_per_second", "tokenizer", "curve", "commands"}
 
 
 def test_json_is_one_object_with_the_documented_keys(run: Path) -> None:

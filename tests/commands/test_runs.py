@@ -11,7 +11,8 @@ from tinylm.commands.run_filter import KEYS
 from tinylm.errors import TinyLMError
 from tinylm.run_directory.loading import load_model, summarise
 
-RECORD = ["name", "path", "kind", "parameters", "step", "best_step", "val_loss", "saved", "seconds"]
+RECORD = ["name", "path", "kind", "parameters", "step", "best_step", "val_loss", "val_bits_per_byte"]
+RECORD += ["saved", "seconds"]
 
 
 def shelve(here: Path, **runs: Path) -> None:
@@ -26,7 +27,7 @@ def test_the_table_has_name_kind_size_steps_loss_and_age_newest_first(run: Path,
     shelve(here, young=run, tune=adapter, old=run)
     result = run_ok("runs")
     header, *rows = (line.split() for line in result.stdout.splitlines())
-    assert header == ["name", "kind", "parameters", "steps", "val", "loss", "age"]
+    assert header == ["name", "kind", "parameters", "steps", "bits/byte", "val", "loss", "age"]
     assert [row[:2] for row in rows] == [["young", "model"], ["tune", "adapter"], ["old", "model"]]
     assert [row[3] for row in rows] == ["200", "20", "200"]
     assert result.stderr == ""

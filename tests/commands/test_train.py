@@ -1,6 +1,7 @@
 """tinylm train: its output, the run directory and the texts."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from tests.shell import (
     TINY,
     assert_error,
     copied,
+    edit_config,
     records,
     run_ok,
     same_tensors,
@@ -27,12 +29,13 @@ from tinylm.errors import ClosedOutputError
 from tinylm.machine import round_measured
 from tinylm.ranks import Ranks
 from tinylm.run_directory.directory import RunDirectory
-from tinylm.run_directory.loading import load_model, read_config
+from tinylm.run_directory.loading import load_model, read_config, summarise
 from tinylm.training.graceful_stop import StopRequest
 
-LAST_RECORD = {"run", "step", "val_loss", "best_step", "best_val_loss", "parameters", "seconds", "stopped_by"}
+LAST_RECORD = {"run", "step", "val_loss", "val_bits_per_byte", "best_step", "best_val_loss", "best_val_bits_per_byte"}
+LAST_RECORD |= {"parameters", "seconds", "stopped_by"}
 LOGGED = {"step", "loss", "lr", "grad_norm", "tokens_per_second", "seconds"}
-EVALUATED = {"step", "val_loss", "seconds"}
+EVALUATED = {"step", "val_loss", "val_bits_per_byte", "seconds"}
 
 
 def test_stdout_is_the_path_and_nothing_else(corpus: Path, here: Path) -> None:
@@ -67,6 +70,38 @@ def test_json_prints_the_lines_of_metrics_jsonl_and_then_the_result(corpus: Path
     assert last["best_val_loss"] == min(line["val_loss"] for line in lines if "val_loss" in line)
     metrics = (here / "checkpoints/corpus/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in metrics] == lines
+
+
+def test_validation_losses_have_bits_per_byte_that_models_with_different_tokenizers_share(here: Path) -> None:
+    """By definition: nats of the scored tokens / ln 2 / their bytes in UTF-8."""
+    text = "the söng of the séa, wëary; " * 60
+    (here / "t.txt").write_text(text)
+    (here / "old").mkdir()
+    for tokenizer in ("char", "bpe"):
+        options = ("--tokenizer", tokenizer, "--steps", 2, "--eval-every", 1, *TINY, "--out", tokenizer, "--json")
+        *lines, last = records(run_ok("train", "t.txt", *options))
+        encoder = load_model(here / tokenizer).tokenizer
+        val = text[-int(len(text) * 0.1) :]
+        ids = encoder.encode(val)
+        scored_text = val.removeprefix(encoder.decode(ids[:1]))
+        scale = (len(ids) - 1) / math.log(2) / len(scored_text.encode())
+        evaluated = [line for line in lines if "val_loss" in line]
+        for line in evaluated:
+            assert line["val_bits_per_byte"] == pytest.approx(line["val_loss"] * scale, rel=1e-12)
+        assert last["best_val_bits_per_byte"] == min(line["val_bits_per_byte"] for line in evaluated)
+        assert summarise(here / tokenizer)["val_bits_per_byte"] == last["best_val_bits_per_byte"]
+        (scored,) = records(run_ok("eval", "-m", tokenizer, "--json"))
+        assert scored["bits_per_byte"] == pytest.approx(last["best_val_bits_per_byte"], rel=1e-5)
+        edit_config(here / tokenizer, data={"val_bytes": None})  # a run of an older version
+        assert summarise(here / tokenizer)["val_bits_per_byte"] is None
+
+
+def test_the_last_line_has_bits_per_byte_in_front_and_only_on_plain_text(corpus: Path, here: Path) -> None:
+    nats = r"\d\.\d{4} nats per token"
+    for architecture, loss in (("decoder", rf"\d\.\d{{4}} bits per byte \({nats}\)"), ("encoder", nats)):
+        options = ("--architecture", architecture, "--steps", 1, *TINY, "--force")
+        last_line = run_ok("train", corpus, *options).stderr.splitlines()[-1]
+        assert re.fullmatch(rf"Best validation loss: {loss}, at step [01]\.", last_line)
 
 
 def test_parameters_in_json_are_those_of_the_model(corpus: Path, here: Path) -> None:

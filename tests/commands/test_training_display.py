@@ -21,6 +21,7 @@ from tinylm.run_config import DataConfig, RunConfig, TokenizerConfig
 from tinylm.text.tokenizer import train_char
 from tinylm.training.events import Evaluated, Logged, Sampled, Started, Stepped
 from tinylm.training.samples import generate_sample
+from tinylm.training_config import Budget, TrainingConfig
 
 
 def test_a_sample_during_training_changes_no_state_and_compiles_nothing(
@@ -103,8 +104,8 @@ def test_progress_shows_the_best_loss_with_its_step_and_the_tokens_and_epochs_se
     assert shown == [
         "20 tokens 0.20 epochs  step 1",
         "loss 1.234  220 tokens 2.20 epochs  step 11  12,346 tok/s",
-        "loss 1.234  best 1.607@300  6.0k tokens 60.20 epochs  step 301  12,346 tok/s",
-        "loss 1.234  best 1.607@300  8.0k tokens 80.20 epochs  step 401  val 1.700@400  12,346 tok/s",
+        "best 1.607@300  loss 1.234  6.0k tokens 60.20 epochs  step 301  12,346 tok/s",
+        "best 1.607@300  loss 1.234  8.0k tokens 80.20 epochs  step 401  val 1.700@400  12,346 tok/s",
     ]
 
 
@@ -127,6 +128,21 @@ def test_a_resumed_run_shows_the_best_loss_of_earlier_sessions(
     display(Evaluated(400, 1.7, False, 1.5))
     display(Stepped(401, 0.7))
     assert shown == ["best 1.607@300  8.0k tokens 80.20 epochs  step 401  val 1.700@400"]
+
+
+def test_progress_of_plain_text_has_bits_per_byte_in_front(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The 9 scored tokens have 18 bytes: 1.6072 / ln 2 * 9 / 18 = 1.159 and 1.7 / ln 2 * 9 / 18 = 1.226."""
+    assert started.config.data is not None
+    data = dataclasses.replace(started.config.data, val_bytes=18)
+    training = TrainingConfig(budget=Budget(steps=9), batch_size=1, micro_batch=1, lr=1, min_lr=0, warmup=0)
+    config = dataclasses.replace(started.config, data=data, training=training)
+    display, shown = displaying(monkeypatch)
+    display(dataclasses.replace(started, config=config, best=(300, 1.6072)))
+    display(Evaluated(400, 1.7, False, 1.5))
+    display(Stepped(401, 0.7))
+    assert shown == [
+        "best 1.159 bits/byte (1.607)@300  8.0k tokens 80.20 epochs  step 401  val 1.226 bits/byte (1.700)@400"
+    ]
 
 
 @pytest.mark.parametrize(("rank", "message"), [(0, "`report` is"), (1, "began")])

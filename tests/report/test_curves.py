@@ -47,10 +47,11 @@ def test_training_and_validation_become_columns_with_tokens(tmp_path: Path) -> N
         {"step": 0, "val_loss": 4.0, "seconds": 1.0},
         {"step": 5, "loss": 3.0, "lr": 0.1, "grad_norm": None, "tokens_per_second": 9.5, "seconds": 2.0},
         {"step": 10, "loss": 2.0, "lr": 0.2, "grad_norm": 1.5, "tokens_per_second": 9.5, "seconds": 3.0},
-        {"step": 10, "val_loss": 2.5, "seconds": 3.5},
+        {"step": 10, "val_loss": 2.5, "val_bits_per_byte": 1.25, "seconds": 3.5},
     ]
     curves = read_curves(write(tmp_path, records), 100, 32)
-    assert curves["val"] == {"step": [0, 10], "seconds": [1.0, 3.5], "tokens": [0.0, 320.0], "val_loss": [4.0, 2.5]}
+    axes = {"step": [0, 10], "seconds": [1.0, 3.5], "tokens": [0.0, 320.0]}
+    assert curves["val"] == {**axes, "val_bits_per_byte": [None, 1.25], "val_loss": [4.0, 2.5]}
     assert curves["train"]["tokens"] == [160.0, 320.0]
     assert curves["train"]["grad_norm"] == [None, 1.5]
     assert "tokens" not in read_curves(tmp_path, 100, None)["train"]

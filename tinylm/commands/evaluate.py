@@ -148,7 +148,12 @@ def evaluate_model(
         used = {*SETTINGS_BY_ARCHITECTURE[loaded.architecture], *command_line_flags(ctx, *groups)}
         settings = {name: value for group in groups for name, value in vars(group).items() if name in used}
         evaluation = loaded.evaluate(source, batch_size=options.batch.batch_size, ranks=ranks, **settings)
-    _print_metrics(console, evaluation)
+    base = [str(model)] if model is not None else []
+    scored = {
+        "model": " with ".join([*base, *adapter]) if adapter else str(loaded.path),
+        "text": f"validation text of {loaded.path}" if source is None else ", ".join(source.paths),
+    }
+    _print_metrics(console, evaluation, scored)
 
 
 def _load_on_each_rank(model: Path | None, adapters: list[str], ranks: "Ranks", **settings: Any) -> "Model":
@@ -168,13 +173,14 @@ def _load_on_each_rank(model: Path | None, adapters: list[str], ranks: "Ranks", 
     return load(chosen if model is None and not adapters else model, adapters=adapters, **settings)
 
 
-def _print_metrics(console: Console, evaluation: "Evaluation") -> None:
+def _print_metrics(console: Console, evaluation: "Evaluation", scored: dict[str, str]) -> None:
+    """scored: the names of the model and of the text."""
     metrics = evaluation.to_json()
     if evaluation.documents is not None:
         _print_documents(console, evaluation.documents)
     if console.as_json:
         is_finite = math.isfinite(evaluation.perplexity)  # JSON has no infinity
-        console.record(metrics if is_finite else metrics | {"perplexity": None})
+        console.record(scored | (metrics if is_finite else metrics | {"perplexity": None}))
         return
     baselines = metrics.pop("baselines", {})
     metrics.pop("resampled", None)  # printed on stderr
@@ -194,6 +200,8 @@ def _print_metrics(console: Console, evaluation: "Evaluation") -> None:
     if low is not None:
         rows.insert(1, ("95 % interval", f"{low:.4f} to {high:.4f}"))
     rows += [(f"bits per byte, {name}", f"{bits:.4f}") for name, bits in baselines.items()]
+    for name, value in scored.items():
+        console.field(name, value)
     console.table(("", ""), rows)
 
 

@@ -19,6 +19,7 @@ RECORD_KEYS = {
     "parameters": "parameters",
     "steps": "step",
     "best_step": "best_step",
+    "bits_per_byte": "val_bits_per_byte",
     "loss": "val_loss",
     "time": "seconds",
 }

@@ -16,7 +16,14 @@ from tinylm.run_directory.find_run import run_directories
 from tinylm.run_directory.layout import CHECKPOINTS
 
 MAX_ERROR_LENGTH = 80  # characters of the error of a damaged run in the table; --json prints the whole error
-COLUMNS = {"kind": "kind", "parameters": "parameters", "steps": "steps", "loss": "val loss", "age": "age"}  # key: title
+COLUMNS = {  # key: title
+    "kind": "kind",
+    "parameters": "parameters",
+    "steps": "steps",
+    "bits_per_byte": "bits/byte",
+    "loss": "val loss",
+    "age": "age",
+}
 
 
 def complete_key(incomplete: str) -> list[str]:
@@ -39,7 +46,8 @@ def runs(
     *,
     output: OutputOptions,
 ) -> None:
-    """List the runs, newest first: name, kind (model or adapter), parameters, steps, validation loss and age.
+    """List the runs, newest first: name, kind (model or adapter), parameters, steps, validation loss (bits per byte,
+    and nats per token) and age.
 
     Hugging Face folders are listed, too. GGUF files and adapters of PEFT are not. Each key of --sort and --filter gets
     a column. An expression is KEY=VALUE, also with !=, <, <=, > or >=; a text may have the wildcards * and ?.
@@ -104,7 +112,9 @@ def _as_text(key: str, value: Any) -> str:
         return format_duration(max(0.0, value))
     if key == "parameters":
         return shorten_number(value)
-    return f"{value:.4f}" if key == "loss" else f"{value:.10g}" if isinstance(value, float) else str(value)
+    if key in ("bits_per_byte", "loss"):
+        return f"{value:.4f}"
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
 def _shorten_error(error: str) -> str:

@@ -109,6 +109,7 @@ class TrainingDisplay:
         self._show_progress: Callable[[float, str], None] = lambda progress, text: None
         self._loss = self._best = self._val_loss = self._speed = ""
         self._steps_per_epoch, self._epoch_tokens = 1.0, 0
+        self._bits_per_byte: Callable[[float], float | None] = lambda val_loss: None
         self._output_error: OutputError | None = None  # stdout cannot be written; training continues without metrics
 
     def __enter__(self) -> Self:
@@ -140,25 +141,28 @@ class TrainingDisplay:
             case Started():
                 self._steps_per_epoch = event.steps_per_epoch
                 self._epoch_tokens = 0 if event.config.data is None else event.config.data.train_tokens
+                self._bits_per_byte = event.config.bits_per_byte
                 if event.best is not None:
-                    self._best = _best(*event.best)
+                    step, val_loss = event.best
+                    self._best = f"best {self._short(val_loss)}@{step}"
                 self._show_progress = self._progress_context.enter_context(self._console.progress())
             case Stepped():
                 epochs = event.step / self._steps_per_epoch
                 seen = f"{shorten_number(epochs * self._epoch_tokens)} tokens {epochs:.2f} epochs"
                 # A narrow terminal drops the last fields.
-                fields = (self._loss, self._best, seen, f"step {event.step}", self._val_loss, self._speed)
+                fields = (self._best, self._loss, seen, f"step {event.step}", self._val_loss, self._speed)
                 self._show_progress(event.progress, "  ".join(filter(None, fields)))
             case Logged():
                 self._loss = f"loss {event.loss:.3f}"
                 self._speed = f"{event.tokens_per_second:,.0f} tok/s"
             case Evaluated() if event.step:  # not the untrained model at step 0
+                evaluated = f"{self._short(event.val_loss)}@{event.step}"
                 if event.best:
-                    self._best, self._val_loss = _best(event.step, event.val_loss), ""
+                    self._best, self._val_loss = f"best {evaluated}", ""
                 else:
-                    self._val_loss = f"val {event.val_loss:.3f}@{event.step}"
+                    self._val_loss = f"val {evaluated}"
             case Sampled() if self._console.on_terminal and not self._console.quiet:
-                title = f"Sample at step {event.step}, validation loss {event.val_loss:.3f}:"
+                title = f"Sample at step {event.step}, validation loss {self._short(event.val_loss)}:"
                 self._console.print_highlighted(title, [(event.text, False)])
             case Notice():
                 self._console.warn(event.message)
@@ -167,6 +171,11 @@ class TrainingDisplay:
                 self._console.record(metrics_record(event))
             except OutputError as error:
                 self._output_error = error
+
+    def _short(self, val_loss: float) -> str:
+        """A validation loss for progress: bits per byte, where they exist, with the nats per token in parentheses."""
+        bits = self._bits_per_byte(val_loss)
+        return f"{val_loss:.3f}" if bits is None else f"{bits:.3f} bits/byte ({val_loss:.3f})"
 
     def show_result(self, result: "TrainingResult", command: str) -> None:
         """Print why training stopped, the best validation loss, and the path of the run (with --json: its result).
@@ -184,13 +193,15 @@ class TrainingDisplay:
             message = f"Stopped at step {result.step}: {reason}. The run is saved in {run}."
             raise InterruptedRunError(message, result.signal_number)
         console.note(f"Stopped at step {result.step}: {reason}.")
+        best = _describe_loss(result.best_val_loss, result.best_val_bits_per_byte)
         if result.val_loss > result.best_val_loss + OVERFIT_MARGIN:
+            last = _describe_loss(result.val_loss, result.val_bits_per_byte)
             cause = "the model overfits the text" if result.epochs > 1 else "a lower --lr may help"
             console.warn(
-                f"The validation loss rose from {result.best_val_loss:.4f} at step {result.best_step} to "
-                f"{result.val_loss:.4f}: {cause}. The best weights are kept."
+                f"The validation loss rose from {best} at step {result.best_step} to {last}: {cause}. The best weights "
+                "are kept."
             )
-        console.note(f"Best validation loss: {result.best_val_loss:.4f} nats per token, at step {result.best_step}.")
+        console.note(f"Best validation loss: {best}, at step {result.best_step}.")
         try:
             if self._output_error is not None:
                 raise self._output_error
@@ -204,17 +215,19 @@ class TrainingDisplay:
             raise TinyLMError(f"The run is complete and saved in {run}. {error}") from error
 
 
-def _best(step: int, val_loss: float) -> str:
-    return f"best {val_loss:.3f}@{step}"
+def _describe_loss(nats: float, bits: float | None) -> str:
+    return f"{nats:.4f} nats per token" if bits is None else f"{bits:.4f} bits per byte ({nats:.4f} nats per token)"
 
 
 def _result_record(result: "TrainingResult") -> dict[str, Any]:
+    bits = {name: getattr(result, name) for name in ("val_bits_per_byte", "best_val_bits_per_byte")}
     return {
         "run": str(result.run),
         "step": result.step,
         "val_loss": result.val_loss,
         "best_step": result.best_step,
         "best_val_loss": result.best_val_loss,
+        **{name: value for name, value in bits.items() if value is not None},
         "parameters": result.parameters,
         "seconds": round(result.seconds, 3),
         "stopped_by": result.stopped_by,

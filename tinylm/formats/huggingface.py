@@ -106,8 +106,8 @@ def summarise_folder(path: Path) -> dict[str, Any]:
         saved = (path / CONFIG).lstat().st_mtime
     except (OSError, ValueError) as error:
         raise TinyLMError(f"{path} is damaged ({error}).") from error
-    steps = {"step": None, "best_step": None, "val_loss": None}
-    return {"kind": "hugging face", "parameters": parameters, **steps, "saved": saved, "seconds": None}
+    unknown = dict.fromkeys(("step", "best_step", "val_loss", "val_bits_per_byte"))
+    return {"kind": "hugging face", "parameters": parameters, **unknown, "saved": saved, "seconds": None}
 
 
 def write_folder(folder: Path, model: ForeignModel, dtype: torch.dtype | None = None) -> str:

@@ -76,6 +76,7 @@ def collect_run(path: Path, n_runs: int = 1) -> Run:
         "step": summary["step"],
         "best_step": summary["best_step"],
         "val_loss": number(summary["val_loss"], 6),
+        "val_bits_per_byte": number(summary["val_bits_per_byte"], 6),
         "created": config.created[:40],
         "parts": parameters_by_part(config.model),
         "settings": flatten(config.to_json() | {"id": None}),

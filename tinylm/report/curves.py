@@ -106,7 +106,7 @@ def read_curves(run: Path, points: int, tokens_per_step: int | None) -> dict[str
             layers.add({"step": record["step"], "seconds": record.get("seconds"), "norms": norms})
     curves: dict[str, Any] = {
         "train": _columns(train, (*SERIES, "router_entropy"), tokens_per_step),
-        "val": _columns(val, ("val_loss",), tokens_per_step),
+        "val": _columns(val, ("val_bits_per_byte", "val_loss"), tokens_per_step),
     }
     if names:
         rows = list(layers)

@@ -229,13 +229,13 @@
 
   // ---- Overview
   section("overview", "Overview",
-    table(["run", "kind", "parameters", "steps", "time", "validation loss", "at step"], runs.map((run, i) => {
+    table(["run", "kind", "parameters", "steps", "time", "bits per byte", "validation loss", "at step"], runs.map((run, i) => {
       const swatch = el("span", { class: "swatch" });
       swatch.style.borderTopColor = `var(--run${i % 8})`;
       return [el("span", {}, swatch, " ", run.name), unbroken(run.kind), whole(run.parameters), whole(run.step), duration(run.seconds),
-        fixed(run.val_loss), whole(run.best_step)];
+        fixed(run.val_bits_per_byte), fixed(run.val_loss), whole(run.best_step)];
     })),
-    el("p", { class: "faint" }, "Losses are in nats per token: those of different tokenizers cannot be compared; bits per byte under Evaluation can."),
+    el("p", { class: "faint" }, "Of the best weights on the validation text. Bits per byte of models with different tokenizers can be compared, losses in nats per token cannot."),
     runs.flatMap((run) => run.problems.map((text) => el("p", { class: "problem" }, `${run.name}: ${text}`))),
     report.models ? null : el("p", { class: "faint" }, "Attention, loss per token, evaluation and memorisation need the model: write the report with tinylm report."));
 
@@ -255,11 +255,14 @@
     const draw = () => {
       const shown = able.filter((run) => !hidden.has(run.name));
       const all = (name) => shown.map((run) => one(run, "train", name));
-      const list = [plot("Loss (nats per token)", axis, shown.flatMap((run) => [
+      const byte = shown.filter((run) => run.curves.val.val_bits_per_byte);
+      const list = byte.length ? [plot("Validation loss (bits per byte)", axis, byte.map((run) =>
+        one(run, "val", "val_bits_per_byte", { width: 2.5, points: run.curves.val.step.length < 80 })))] : [];
+      list.push(plot("Loss (nats per token)", axis, shown.flatMap((run) => [
         one(run, "train", "loss", { width: 1, label: `${run.name} (training)` }),
         one(run, "val", "val_loss", { width: 2.5, points: run.curves.val.step.length < 80, label: `${run.name} (validation)` }),
       ])), plot("Learning rate", axis, all("lr")), plot("Gradient norm, before clipping", axis, all("grad_norm"), { log: true }),
-      plot("Training tokens per second", axis, all("tokens_per_second"))];
+      plot("Training tokens per second", axis, all("tokens_per_second")));
       if (shown.some((run) => run.curves.train.router_entropy)) list.push(plot("Router entropy (nats)", axis, all("router_entropy")));
       replot(plots, list);
     };

@@ -120,8 +120,9 @@ def summarise(path: Path) -> dict[str, Any]:
     """The entry of a run in a list of runs, made without reading the tensors.
 
     kind: model or adapter. parameters: number of parameters. step, best_step: of the last save and of the best weights.
-    val_loss: of the best weights, in nats per token; `None` if not recorded. saved: modification time of the file of
-    the best weights (Unix time). seconds: of training until the last save; `None` if not recorded.
+    val_loss, val_bits_per_byte: of the best weights, in nats per token and in bits per byte; `None` if not recorded.
+    saved: modification time of the file of the best weights (Unix time). seconds: of training until the last save;
+    `None` if not recorded.
     """
     config = read_config(path)
     file = path / weights_file(config)
@@ -145,6 +146,7 @@ def summarise(path: Path) -> dict[str, Any]:
         "step": step,
         "best_step": header.step,
         "val_loss": header.val_loss,
+        "val_bits_per_byte": config.bits_per_byte(header.val_loss),
         "saved": saved,
         "seconds": seconds,
     }

@@ -17,6 +17,7 @@ from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats, Stream, slic
 from tinylm.text.kept_results import scan_or_recall
 from tinylm.text.pair_batches import PairTokens
 from tinylm.text.pairs import PairCorpus
+from tinylm.text.sharded_tokens import Tokens
 from tinylm.text.token_files import (
     SHARD_TOKENS,
     TEXT_ENCODING,
@@ -30,6 +31,7 @@ from tinylm.text.tokenizer import Tokenizer, describe_characters
 from tinylm.validation import check_numbers
 
 MIN_TOKENS = {"train": 3, "val": 2}  # per part
+COUNTED_TOKENS = 1 << 20  # tokens that are decoded at a time, to count their bytes
 
 CORPUS_TYPES: dict[str, type[Corpus]] = {corpus.kind: corpus for corpus in (Corpus, PairCorpus, ChatCorpus)}
 ENCODINGS: dict[str, Encoding] = {"text": TEXT_ENCODING, "pairs": TEXT_ENCODING, "chat": CHAT_ENCODING}
@@ -243,10 +245,19 @@ def encode_split(
         documents=split.stats.documents,
         train_tokens=len(tokens.train),
         val_tokens=len(tokens.val),
+        val_bytes=_scored_bytes(tokens.val, tokenizer) if kind == Corpus.kind else None,
         train_pairs=len(PairTokens(tokens.train, tokenizer.end_of_text_id)) if kind == PairCorpus.kind else 0,
         train_on=split.corpus.train_on,
     )
     return tokens, data
+
+
+def _scored_bytes(tokens: Tokens, tokenizer: Tokenizer) -> int:
+    """The number of UTF-8 bytes of the tokens, (N,), without the first."""
+    return sum(
+        tokenizer.decoded_size(tokens[start : start + COUNTED_TOKENS])[1]
+        for start in range(1, len(tokens), COUNTED_TOKENS)
+    )
 
 
 def _absolute(corpus: Corpus) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ class Logged:
 class Evaluated:
     """Sent before the first step, every `eval_every` steps, and at the end unless a signal stops training.
 
-    val_loss: nats per token
+    val_loss, val_bits_per_byte: nats per token, and the same loss in bits per byte (see `RunConfig.bits_per_byte`)
     best: whether `val_loss` is the lowest so far
     seconds: since the start of the run, in all of its sessions
     """
@@ -59,6 +59,7 @@ class Evaluated:
     val_loss: float
     best: bool
     seconds: float
+    val_bits_per_byte: float | None = None
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ Event = Planned | Examples | Started | Stepped | Logged | Evaluated | Sampled | 
 def metrics_record(event: Logged | Evaluated) -> dict[str, Any]:
     """The event as a JSON record, as in metrics.jsonl and in --json output."""
     if isinstance(event, Evaluated):
-        return {"step": event.step, "val_loss": event.val_loss, "seconds": round(event.seconds, 3)}
+        bits = {} if event.val_bits_per_byte is None else {"val_bits_per_byte": event.val_bits_per_byte}
+        return {"step": event.step, "val_loss": event.val_loss, **bits, "seconds": round(event.seconds, 3)}
     return {
         "step": event.step,
         "loss": event.loss,

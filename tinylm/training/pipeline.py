@@ -72,11 +72,13 @@ class TrainingResult:
 
     run: the run directory
     history: the records of metrics.jsonl. A training record has `step`, `loss`, `lr`, `grad_norm`, `tokens_per_second`,
-        `seconds` and the metrics of Logged; an evaluation record has `step`, `val_loss` and `seconds`.
+        `seconds` and the metrics of Logged; an evaluation record has `step`, `val_loss`, `seconds` and, on plain text,
+        `val_bits_per_byte`.
     stopped_by: steps, epochs, time, patience, or signal
     step, epochs: optimizer steps, and passes over the training data, so far
     val_loss: the last validation loss, in nats per token
     best_val_loss, best_step: the lowest validation loss, and its step
+    val_bits_per_byte, best_val_bits_per_byte: the two losses in bits per byte; `None` except on plain text
     parameters: number of trainable parameters
     seconds: training time, in all sessions
     signal_number: the signal that stopped this session, 0 if none did
@@ -93,6 +95,8 @@ class TrainingResult:
     best_step: int
     parameters: int
     seconds: float
+    val_bits_per_byte: float | None = None
+    best_val_bits_per_byte: float | None = None
     signal_number: int = 0
     base: Path | None = field(default=None, repr=False)
 
@@ -232,6 +236,8 @@ def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
         best_step=state.best_step,
         parameters=run.trainable_parameters,
         seconds=state.seconds,
+        val_bits_per_byte=run.config.bits_per_byte(state.val_loss),
+        best_val_bits_per_byte=run.config.bits_per_byte(state.best_loss),
         signal_number=stop.signal_number,
         base=None if run.config.adapter is None else Path(run.config.adapter.base),
     )

@@ -143,6 +143,8 @@ class TrainingRun:
 
         def record(event: Event) -> None:
             store.check()
+            if isinstance(event, Evaluated):
+                event = replace(event, val_bits_per_byte=self.config.bits_per_byte(event.val_loss))
             if isinstance(event, Logged | Evaluated):
                 self.directory.append_metrics(metrics_record(event))
             report(event)

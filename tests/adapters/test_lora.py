@@ -18,7 +18,6 @@ from tinylm.adapters.lora import (
     check_merged,
     max_rank,
     merge_lora,
-    peft_config,
     target_modules,
 )
 from tinylm.errors import TinyLMError, UsageError
@@ -326,7 +325,7 @@ def test_adapters_on_one_base_add_up_in_proportion_to_their_scales() -> None:
 def test_tensors_have_peft_names_and_load_back() -> None:
     model, other = adapted(small()), adapted(small(), seed=1)
     tensors = {name: tensor.detach().clone() for name, tensor in adapter_tensors(adapter_layers(model)).items()}
-    assert "base_model.model.layers.1.attention.q_proj.lora_A.weight" in tensors
+    assert "layers.1.attention.q_proj.lora_A.weight" in tensors
     assert len(tensors) == 2 * 2 * len(EVERYWHERE)
     assert not torch.equal(logits(model), logits(other))
     load_adapter_tensors(adapter_layers(other), tensors, Path("adapter"))
@@ -350,17 +349,6 @@ def test_tensors_of_another_adapter_are_refused_without_changing_the_model(how: 
     with pytest.raises(TinyLMError, match=r"adapter does not fit its config\.json: "):
         load_adapter_tensors(adapter_layers(model), tensors, Path("adapter"))
     assert torch.equal(logits(model), before)
-
-
-@pytest.mark.parametrize(
-    "architecture, task", [("decoder", "CAUSAL_LM"), ("encoder", None), ("encoder-decoder", "SEQ_2_SEQ_LM")]
-)
-def test_the_peft_config_describes_the_adapter(architecture: str, task: str | None) -> None:
-    config = peft_config(settings(rank=4, alpha=6.0, dropout=0.1, targets=("q_proj",)), architecture)
-    assert config["task_type"] == task
-    assert (config["r"], config["lora_alpha"], config["lora_dropout"]) == (4, 6.0, 0.1)
-    assert config["target_modules"] == ["q_proj"]
-    assert config["peft_type"] == "LORA"
 
 
 # The check of a merge.

@@ -272,11 +272,11 @@ def test_a_missing_run_exits_with_2(command: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("name", ["cut", "flipped", "missing"])
 def test_a_damaged_adapter_is_an_error(name: str, adapter: Path, here: Path) -> None:
     path = copied(adapter, here / "bad")
-    file = path / "adapter_model.safetensors"
+    file = path / "adapter.safetensors"
     {"cut": lambda: os.truncate(file, 200), "flipped": lambda: flip(file, -1), "missing": file.unlink}[name]()
     base = ("--model", adapter.parent / "run")
-    assert_error(tinylm("sample", "--adapter", path, *base), 1, "adapter_model.safetensors", sentences=3)
-    assert_error(tinylm("merge-lora", path, *base, "--out", "merged"), 1, "adapter_model.safetensors", sentences=3)
+    assert_error(tinylm("sample", "--adapter", path, *base), 1, "adapter.safetensors", sentences=3)
+    assert_error(tinylm("merge-lora", path, *base, "--out", "merged"), 1, "adapter.safetensors", sentences=3)
     assert [entry.name for entry in here.iterdir()] == ["bad"]
 
 

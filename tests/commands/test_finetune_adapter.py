@@ -29,7 +29,7 @@ def test_a_bottleneck_adapter_lowers_the_loss_without_changing_the_base(second: 
         "config.json",
         "tokenizer.json",
         "metrics.jsonl",
-        "adapter_model.safetensors",
+        "adapter.safetensors",
         "last",
     }
     base, adapted = (

@@ -612,7 +612,7 @@ def test_the_base_of_an_adapter_is_found_by_its_digest_and_not_by_its_recorded_p
 def reseal_adapter(adapter: Path) -> None:
     """Save the weights of an adapter again, with the digest of its present configuration."""
     config = read_config(adapter)
-    file = adapter / "adapter_model.safetensors"
+    file = adapter / "adapter.safetensors"
     header = read_header(file)
     write_weights(file, read_tensors([file]), config, header.step, header.val_loss)
 
@@ -631,6 +631,6 @@ def test_adapter_tensors_that_do_not_fit_are_an_error(name: str, adapter: Path, 
         "infinite": lambda: weights.tensors[first].fill_(torch.inf),
     }
     changes[name]()
-    write_weights(lora / "adapter_model.safetensors", weights.tensors, config, weights.step, weights.val_loss)
+    write_weights(lora / "adapter.safetensors", weights.tensors, config, weights.step, weights.val_loss)
     for command in (("sample", "--adapter", lora, "-n", 2), ("merge-lora", lora, "--out", "merged")):
         assert_error(tinylm(*command), 1, "lora", sentences=3)

@@ -22,19 +22,20 @@ from tinylm.errors import (
 
 
 @pytest.mark.parametrize(
-    ("files", "command"),
+    ("config", "command"),
     [
-        (["model.safetensors"], "train"),
-        ([], "train"),
-        (["adapter_model.safetensors", "adapter_config.json"], "finetune-lora"),
-        (["adapter_model.safetensors"], "finetune-adapter"),
+        ('{"adapter": null}', "train"),
+        ('{"adapter": {"kind": "lora"}}', "finetune-lora"),
+        ('{"adapter": {"kind": "bottleneck"}}', "finetune-adapter"),
+        ('{"adapter": {"kind": []}}', "train"),
+        ("[]", "train"),
+        ("", "train"),
     ],
 )
-def test_a_run_is_resumed_by_the_command_that_created_it(files: list[str], command: str, tmp_path: Path) -> None:
+def test_a_run_is_resumed_by_the_command_that_created_it(config: str, command: str, tmp_path: Path) -> None:
     run = tmp_path / "my run"
     run.mkdir()
-    for name in files:
-        (run / name).touch()
+    (run / "config.json").write_text(config)
     assert resume_command(run) == f"tinylm {command} --resume '{run}'"
 
 

@@ -1,4 +1,4 @@
-"""LoRA adapters with random values, made and saved by PEFT."""
+"""LoRA adapters with random values, made and saved by PEFT, and adapters loaded by PEFT."""
 
 import warnings
 from pathlib import Path
@@ -29,6 +29,14 @@ def make_adapter(peer: Any, folder: Path, **fields: Any) -> Tensor:
                     parameter.copy_(noise if "lora_" in name else parameter + noise)
         model.save_pretrained(folder)
     return peer_logits(model)
+
+
+def in_peft(base: Any, folder: Path) -> Any:
+    """The base with the adapter in a folder, of which every tensor has its place."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about tied layers, fan_in_fan_out, and PEFT's use of transformers
+        warnings.filterwarnings("error", message=".*(missing|unexpected) adapter keys")
+        return peft.PeftModel.from_pretrained(base, folder).eval()
 
 
 @torch.no_grad()

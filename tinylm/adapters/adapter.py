@@ -1,4 +1,4 @@
-"""The base class of adapter layers, and their tensors under PEFT's names."""
+"""The base class of adapter layers, and their tensors by name."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,8 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from tinylm.run_directory.weights import require_tensors
-
-PEFT_PREFIX = "base_model.model."
 
 
 class Adapter(nn.Module):
@@ -38,8 +36,8 @@ def adapter_layers(model: nn.Module) -> dict[str, Adapter]:
 
 
 def adapter_tensors(layers: Mapping[str, Adapter]) -> dict[str, Tensor]:
-    """Copies of the layers' parameters by PEFT's names; a parameter that layers share is copied for each layer."""
-    return {key: parameter.detach().clone() for key, parameter in _peft_parameters(layers).items()}
+    """Copies of the layers' parameters by name; a parameter that layers share is copied for each layer."""
+    return {key: parameter.detach().clone() for key, parameter in _parameters(layers).items()}
 
 
 def load_adapter_tensors(layers: Mapping[str, Adapter], tensors: dict[str, Tensor], file: Path) -> None:
@@ -48,16 +46,16 @@ def load_adapter_tensors(layers: Mapping[str, Adapter], tensors: dict[str, Tenso
     Raises TinyLMError, which names `file`, if names, shapes or dtypes differ from those of the layers, or values are
     not finite.
     """
-    parameters = _peft_parameters(layers)
+    parameters = _parameters(layers)
     require_tensors(tensors, parameters, file)
     with torch.no_grad():
         for key, parameter in parameters.items():
             parameter.copy_(tensors[key])
 
 
-def _peft_parameters(layers: Mapping[str, Adapter]) -> dict[str, nn.Parameter]:
+def _parameters(layers: Mapping[str, Adapter]) -> dict[str, nn.Parameter]:
     return {
-        f"{PEFT_PREFIX}{name}.{part}": parameter
+        f"{name}.{part}": parameter
         for name, layer in layers.items()
         for part, parameter in layer.trainable_parameters().items()
     }

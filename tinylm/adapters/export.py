@@ -1,4 +1,4 @@
-"""Export a LoRA adapter in PEFT's format, with the module names that its base model has in transformers."""
+"""A LoRA adapter in PEFT's format, with the module names that its base model has in transformers."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tinylm.adapters.adapter import PEFT_PREFIX, adapter_tensors
+from tinylm.adapters.adapter import adapter_tensors
 from tinylm.adapters.foreign import family_of
 from tinylm.adapters.load import AdapterSpec, load_adapter, load_base_model, set_adapter_scale
 from tinylm.errors import TinyLMError, UsageError
@@ -18,7 +18,7 @@ from tinylm.formats.peft_writer import Factors, convert_adapter, write_adapter
 from tinylm.model.stack import Transformer
 from tinylm.open_model import find_model
 from tinylm.reporter import Reporter
-from tinylm.run_config import AdapterConfig
+from tinylm.run_config import AdapterConfig, RunConfig
 from tinylm.run_directory.find_run import find_run
 from tinylm.run_directory.loading import read_config
 
@@ -91,11 +91,26 @@ def export_adapter(
     return ExportedAdapter(out, family.name, difference, change)
 
 
+def write_peft_copy(folder: Path, config: RunConfig, tensors: dict[str, Tensor]) -> None:
+    """Write the adapter of a run in PEFT's format, unless PEFT or transformers cannot represent it.
+
+    config: of the adapter's run. tensors: by the names of `adapter_tensors`. Raises OSError.
+    """
+    assert config.adapter is not None
+    if config.adapter.kind != "lora":
+        return
+    try:
+        family = family_of(config)
+        converted = convert_adapter(family, config.model, config.adapter, _factors(tensors))
+    except UsageError:  # a base of no family of Hugging Face, or a module that PEFT cannot adapt
+        return
+    write_adapter(folder, family, converted, _recorded_name(config.adapter))
+
+
 def _factors(tensors: dict[str, Tensor]) -> Factors:
-    """The low-rank matrices A and B of the adapted modules, by module name, from tensors by PEFT's names."""
+    """The low-rank matrices A and B of the adapted modules, by module name, from `adapter_tensors`."""
     modules: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        name = key.removeprefix(PEFT_PREFIX)
+    for name, tensor in tensors.items():
         part = next(part for part in (*LINEAR_PARTS, *EMBEDDING_PARTS) if name.endswith(f".{part}"))
         modules.setdefault(name.removesuffix(f".{part}"), {})[part] = tensor
     pairs = {}

@@ -5,7 +5,6 @@ r is the rank. s is alpha / r, or alpha / sqrt(r) for a rank-stabilised adapter 
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -227,24 +226,3 @@ def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -
     if change == 0.0:
         raise TinyLMError("The adapter has no effect on the model, so there is nothing to merge; train it for longer.")
     return difference, change
-
-
-PEFT_TASKS = {"decoder": "CAUSAL_LM", "encoder": None, "encoder-decoder": "SEQ_2_SEQ_LM"}
-
-
-def peft_config(config: AdapterConfig, architecture: str) -> dict[str, Any]:
-    """PEFT's adapter_config.json for a LoRA, with tinylm's module names. architecture: of the base model."""
-    return {
-        "peft_type": "LORA",
-        "task_type": PEFT_TASKS[architecture],
-        "base_model_name_or_path": config.base,
-        "r": config.rank,
-        "lora_alpha": config.alpha,
-        "lora_dropout": config.dropout,
-        "use_rslora": config.rank_stabilised,
-        "target_modules": list(config.targets),
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "modules_to_save": None,
-        "inference_mode": True,
-    }

@@ -16,7 +16,7 @@ from tinylm.errors import (
     TinyLMError,
     UnknownCharactersError,
 )
-from tinylm.run_directory.layout import ADAPTER_FILE, PEFT_FILE
+from tinylm.files import read_json
 
 
 def shell_quote(path: Path) -> str:
@@ -26,9 +26,11 @@ def shell_quote(path: Path) -> str:
 
 def resume_command(path: Path) -> str:
     """The command line that resumes the run at `path`."""
-    command = "train"
-    if (path / ADAPTER_FILE).exists():
-        command = "finetune-lora" if (path / PEFT_FILE).exists() else "finetune-adapter"
+    try:
+        adapter = read_json(path / "config.json")["adapter"]
+        command = {"lora": "finetune-lora", "bottleneck": "finetune-adapter"}[adapter["kind"]]
+    except (OSError, ValueError, KeyError, TypeError):  # a model, or a run that cannot be read
+        command = "train"
     return f"tinylm {command} --resume {shell_quote(path)}"
 
 

@@ -1,8 +1,10 @@
 """A run on disk, in JSON and safetensors only: reading a run directory executes no code.
 
     config.json  tokenizer.json  metrics.jsonl  samples.jsonl
-    model.safetensors          the best weights by validation loss (of an adapter: adapter_model.safetensors, and of a
-                               LoRA adapter also adapter_config.json, for PEFT)
+    model.safetensors          the best weights by validation loss (of an adapter: adapter.safetensors)
+    adapter_config.json, adapter_model.safetensors
+                               the same weights of a LoRA in PEFT's format, if its base is a model of a Hugging Face
+                               family; tinylm writes them and never reads them
     last/                      weights, optimizer.safetensors, state.json, and manifest.json with the SHA-256 of each;
                                of a sharded model, each rank has files of its own, such as
                                model-00001-of-00002.safetensors

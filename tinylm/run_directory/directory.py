@@ -16,7 +16,7 @@ from tinylm.files import check_folder, check_regular, flush_folder, hash_file, r
 from tinylm.run_config import RunConfig
 from tinylm.run_directory import metrics_log
 from tinylm.run_directory.commit import commit, recover_last, remove_unfinished
-from tinylm.run_directory.layout import OPTIMIZER_FILE, PEFT_FILE, staging_directory, weights_file
+from tinylm.run_directory.layout import OPTIMIZER_FILE, staging_directory, weights_file
 from tinylm.run_directory.loading import MAX_STATE_BYTES, config_digest
 from tinylm.run_directory.tensor_files import WHOLE, Shard, read_layout, read_tensors, write_tensors
 from tinylm.run_directory.weights import check_weights_file, write_weights
@@ -75,13 +75,8 @@ class RunDirectory:
         return self._current == self.path
 
     @classmethod
-    def create(
-        cls, path: Path, config: RunConfig, tokenizer: Tokenizer, adapter_config: dict[str, Any] | None = None
-    ) -> "RunDirectory":
-        """Prepare a new run in a hidden directory. Files at `path` are not replaced before the first save.
-
-        adapter_config: content of PEFT's adapter_config.json, for a LoRA adapter.
-        """
+    def create(cls, path: Path, config: RunConfig, tokenizer: Tokenizer) -> "RunDirectory":
+        """Prepare a new run in a hidden directory. Files at `path` are not replaced before the first save."""
         run = cls(path)
         run._current = staging_directory(path)
         with run._saving():
@@ -89,8 +84,6 @@ class RunDirectory:
             check_folder(run._current)
             write_text(run._current / "tokenizer.json", tokenizer.to_str())
             run.write_config(config)
-            if adapter_config is not None:
-                write_text(run._current / PEFT_FILE, json.dumps(adapter_config, indent=2) + "\n")
         return run
 
     def write_config(self, config: RunConfig) -> None:
@@ -104,6 +97,11 @@ class RunDirectory:
         """Replace the best weights, which are loaded for inference. val_loss: nats per token."""
         with self._saving():
             write_weights(self._current / weights_file(config), tensors, config, step, val_loss)
+
+    def save_copy(self, write: Callable[[Path], None]) -> None:
+        """Call `write` with the folder of the run, to replace the best weights in the format of another tool."""
+        with self._saving():
+            write(self._current)
 
     def save_last(
         self,
@@ -291,6 +289,9 @@ class ShardOnlyRun(RunDirectory):
         """Do nothing."""
 
     def save_best(self, tensors: dict[str, Tensor], config: RunConfig, step: int, val_loss: float | None) -> None:
+        """Do nothing."""
+
+    def save_copy(self, write: Callable[[Path], None]) -> None:
         """Do nothing."""
 
     def append_metrics(self, record: dict[str, Any]) -> None:

@@ -6,11 +6,12 @@ from tinylm.run_config import RunConfig
 
 CHECKPOINTS = Path("checkpoints")  # where runs are written by default
 MODEL_FILE = "model.safetensors"
-ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_FILE = "adapter.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"  # in last/
-PEFT_FILE = "adapter_config.json"  # of a LoRA adapter
+PEFT_WEIGHTS = "adapter_model.safetensors"
+PEFT_FILES = ("adapter_config.json", PEFT_WEIGHTS)  # of a LoRA adapter, for PEFT only
 FOREIGN_FILE = "tokenizer_config.json"  # of Hugging Face folders; runs have none
-RUN_FILES = ("config.json", "tokenizer.json", "metrics.jsonl", "samples.jsonl", MODEL_FILE, ADAPTER_FILE, PEFT_FILE)
+RUN_FILES = ("config.json", "tokenizer.json", "metrics.jsonl", "samples.jsonl", MODEL_FILE, ADAPTER_FILE, *PEFT_FILES)
 RUN_FOLDERS = ("last", "last.new", "last.old", "tokens")
 
 

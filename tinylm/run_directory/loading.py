@@ -20,7 +20,7 @@ from tinylm.model.build import build_empty_model
 from tinylm.model.stack import Transformer
 from tinylm.run_config import RunConfig
 from tinylm.run_directory.commit import recover_run
-from tinylm.run_directory.layout import weights_file
+from tinylm.run_directory.layout import ADAPTER_FILE, PEFT_WEIGHTS, weights_file
 from tinylm.run_directory.weights import Weights, read_header, read_weights_file, require_tensors
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.validation import COUNT_FROM_0, RANGES
@@ -78,6 +78,11 @@ def read_weights(path: Path, config: RunConfig) -> Weights:
     """The best weights of a run, verified by their digest; see `read_weights_file`."""
     file = path / weights_file(config)
     if not file.exists():
+        if file.name == ADAPTER_FILE and (path / PEFT_WEIGHTS).exists():
+            raise TinyLMError(
+                f"{path} has no {ADAPTER_FILE}. Copy the whole run directory; if an older tinylm wrote the adapter, "
+                "fine-tune the base again."
+            )
         pickles = [entry.name for entry in path.iterdir() if entry.suffix in PICKLE_SUFFIXES]
         hint = f"; {pickles[0]} is not opened, since a pickle can execute its author's code" if pickles else ""
         raise TinyLMError(f"{path} has no {file.name}{hint}. Copy the whole run directory.")

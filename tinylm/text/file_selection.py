@@ -120,7 +120,7 @@ def _entries_below(folder: Path) -> Iterator[tuple[Path, str | None]]:
     """
     entries: list[tuple[Path, str | None]] = []
     for parent, folders, names in os.walk(folder, onerror=_raise_cannot_read):
-        if "config.json" in names and {"last", "model.safetensors", "adapter_model.safetensors"} & {*names, *folders}:
+        if "config.json" in names and {"last", "model.safetensors", "adapter.safetensors"} & {*names, *folders}:
             entries.append((Path(parent), RUNS))  # its JSON files are not training text
             folders.clear()
             continue

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tinylm.adapters.lora import peft_config
 from tinylm.errors import InterruptedRunError, TinyLMError, UsageError
 from tinylm.files import resolve_links
 from tinylm.launch import Launch
@@ -147,10 +146,7 @@ class PreparedRun:
 
         Raises SaveError if the directory cannot be written.
         """
-        adapter = self.config.adapter
-        is_lora = adapter is not None and adapter.kind == "lora"
-        adapter_config = peft_config(adapter, self.model.architecture) if adapter is not None and is_lora else None
-        directory = RunDirectory.create(self.out, self.config, self.tokenizer, adapter_config)
+        directory = RunDirectory.create(self.out, self.config, self.tokenizer)
         network = self.model.build(self.plan.model, self.plan.training.seed)
         parallel = self.plan.parallel
         return TrainingRun(directory, self.config, network, self.tokenizer, self.tokens, ranks=ranks, parallel=parallel)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tinylm.adapters.adapter import adapter_layers, adapter_tensors
+from tinylm.adapters.export import write_peft_copy
 from tinylm.model.stack import Transformer
 from tinylm.ranks import Ranks
 from tinylm.run_config import RunConfig
@@ -55,6 +56,8 @@ class RunStore:
         """Save the weights with the lowest validation loss so far: nats per token, at this step."""
         tensors = full_tensors(self._weights(model), self._ranks.is_first)
         self._directory.save_best(tensors, self._config, step, val_loss)
+        if self._config.adapter is not None:
+            self._directory.save_copy(lambda folder: write_peft_copy(folder, self._config, tensors))
 
     def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
         """Start a save of everything that resuming needs. Returns the expected duration of the next save, in seconds.

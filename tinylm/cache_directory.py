@@ -18,6 +18,7 @@ SUBFOLDERS = {
     "texts": "statistics and tokenizers of long texts",
     "gguf": "models converted for llama.cpp",
     "torch": "code compiled by torch",
+    "bases": "places of the base models of adapters",
     "machine": "measurements of this machine",
 }
 

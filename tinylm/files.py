@@ -24,6 +24,7 @@ _LONE_SURROGATE = re.compile(r"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][
 MAX_JSON_BYTES = 1 << 26  # default limit, enough for a large tokenizer; most other files have smaller limits
 # A sparse file is small to send, and reading it takes hours. The ratio allows for file systems with compression.
 SPARSE_FROM, MAX_SPARSITY = 1 << 30, 64  # bytes; ratio of a file's size to the bytes that are stored
+PLACEHOLDER_BYTES = 256  # at the start of a file, which show what stands in place of it
 SETTLED_SECONDS = 2.0  # a file that changed more recently could change again without a new time
 _OPEN_FLAGS = (
     getattr(os, "O_NOFOLLOW", 0)  # Windows has none of these but O_BINARY
@@ -170,6 +171,10 @@ def parse_json(text: str) -> Any:
     """
     try:
         return json.loads(text, parse_constant=_no_constant)
+    except json.JSONDecodeError:
+        if found := describe_placeholder(text[:PLACEHOLDER_BYTES].encode("utf-8", "replace")):
+            raise ValueError(f"it is {found}") from None
+        raise
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -189,6 +194,24 @@ def parse_unicode_json(text: str) -> Any:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def describe_placeholder(start: bytes) -> str | None:
+    """What a file is that stands in place of a model's file, by its first bytes: a Git LFS pointer or an HTML page.
+
+    Completes a sentence such as "it is ". `None` for any other file.
+    """
+    if start.startswith(b"version https://git-lfs.github.com/spec/"):
+        return "a Git LFS pointer in place of the file, which git lfs pull fetches"
+    if start.removeprefix(b"\xef\xbb\xbf").lstrip().lower().startswith((b"<!doctype html", b"<html")):
+        return "an HTML page in place of the file; download the file itself, by its download link"
+    return None
+
+
+def read_start(path: Path) -> bytes:
+    """The first bytes of a regular file, for `describe_placeholder`. Raises OSError."""
+    with open_regular(path) as file:
+        return file.read(PLACEHOLDER_BYTES)
 
 
 def hash_file(path: Path) -> str:

@@ -17,7 +17,7 @@ from tinylm.device import DTYPES, autocast, choose_device, choose_inference_dtyp
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.evaluation.result import Evaluation
-from tinylm.formats.source import GGUF_SUFFIX
+from tinylm.formats.source import is_gguf
 from tinylm.generation.continuation import Continuation, TokenGenerator
 from tinylm.generation.draft_choice import NGramDrafts
 from tinylm.generation.engine import GGUF_TYPES, EngineWeights, open_llama_cpp
@@ -350,7 +350,7 @@ class Model(TextGenerator):
             self.config,
             self.tokenizer,
             kind=GGUF_TYPES[self.dtype] if self.quantize == "none" else "q8_0",
-            quantized=self.path if is_plain and self.path.suffix == GGUF_SUFFIX else None,
+            quantized=self.path if is_plain and is_gguf(self.path) else None,
             switches_adapters=self._switches_adapters,
         )
 

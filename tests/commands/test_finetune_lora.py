@@ -159,12 +159,14 @@ def test_a_renamed_base_is_found_and_a_moved_base_is_given_with_model(second: Pa
     (here / "elsewhere").mkdir()
     moved = (here / "renamed").rename(here / "elsewhere" / "base")
     commands = (("sample", "--adapter", "ad"), ("eval", "--adapter", "ad", second), ("finetune-lora", "--resume", "ad"))
+    assert not (here / "base").exists()  # where it was when the adapter was trained
     for command in commands:
         assert_error(
             tinylm(*command), 2, "is neither beside it nor directly in checkpoints/", f"{here}/base", "--model"
         )
     assert run_ok("sample", "--adapter", "ad", "-m", moved, "-n", 20, "--seed", 1).stdout == expected
     run_ok("finetune-lora", "--resume", "ad", "--model", moved, "--steps", 3)
+    run_ok("finetune-lora", "--resume", "ad", "--steps", 4)  # the new place of the base is known
 
 
 @pytest.mark.usefixtures("shelf_cache")
@@ -305,6 +307,7 @@ def test_training_a_base_further_warns_that_its_adapters_no_longer_fit(adapter: 
     edit_config(lora, adapter={"base": str(base)})
     result = run_ok("train", "--resume", base, "--steps", 400, "--eval-every", 1)
     assert "Warning: lora was trained on the weights of" in result.stderr
+    run_ok("cache", "bases", "--clear")  # which name the run that `base` is a copy of
     assert_error(
         tinylm("sample", "--adapter", lora), 2, "base does not have the weights that", "it was trained further"
     )

@@ -109,6 +109,94 @@ def test_an_imported_gpt2_is_sampled_with_int8_weights(models: dict[str, Any]) -
     assert plain and int8
 
 
+# Files that are named in other ways, or are something else.
+
+
+def test_a_gguf_file_is_known_by_its_first_bytes_and_a_link_to_it_that_was_named_is_followed(
+    models: dict[str, Any], here: Path
+) -> None:
+    """As huggingface_hub and ollama keep such files."""
+    (here / "text.txt").write_text("the old man said it was a cold morning. " * 20)
+    snapshot = here / "models--someone--small/snapshots/0123"
+    snapshot.mkdir(parents=True)
+    (here / "models--someone--small/blobs").mkdir()
+    blob = here / "models--someone--small/blobs/sha256-0a1b2c"
+    for name in (blob, here / "LOUD.GGUF"):
+        name.write_bytes((models["folder"] / "llama.gguf").read_bytes())
+    (snapshot / "model.gguf").symlink_to("../../blobs/sha256-0a1b2c")
+    options = ("-p", "the", "-n", 3, "-t", 0, "-q")
+    expected = run_ok("sample", "-m", models["folder"] / "llama.gguf", *options).stdout
+    for name in (snapshot / "model.gguf", blob, "LOUD.GGUF"):
+        assert run_ok("sample", "-m", name, *options).stdout == expected
+        assert records(run_ok("info", name, "--json"))[0]["family"] == "llama"
+    assert run_ok("import", "LOUD.GGUF", "-q").stdout == "checkpoints/LOUD\n"
+    tuned = run_ok("finetune-lora", "text.txt", "-m", snapshot / "model.gguf", "--steps", 1, "-q").stdout
+    assert tuned == "checkpoints/model-lora\n"
+
+
+@pytest.mark.parametrize("name", ["llama.gguf", "llama"])
+def test_the_base_of_an_adapter_is_found_where_it_was_or_beside_the_adapter(
+    name: str, models: dict[str, Any], here: Path
+) -> None:
+    (here / "text.txt").write_text("the old man said it was a cold morning. " * 20)
+    (here / "far").mkdir()
+    base = here / "far" / name
+    copied(models["folder"] / name, base) if name == "llama" else os.link(models["folder"] / name, base)
+    run_ok("finetune-lora", "text.txt", "-m", base, "--steps", 2, "--lr", 0.1, "--out", "near/lora")
+
+    def answer() -> Any:
+        return tinylm("chat", "--adapter", "near/lora", "-n", 3, "-t", 0, "-q", stdin="the old man\n")
+
+    expected = answer().stdout
+    assert expected and expected != tinylm("chat", "-m", base, "-n", 3, "-t", 0, "-q", stdin="the old man\n").stdout
+    run_ok("eval", "text.txt", "--adapter", "near/lora")
+    run_ok("merge-lora", "near/lora", "--out", "merged")
+    run_ok("finetune-lora", "--resume", "near/lora", "--steps", 2)
+    run_ok("cache", "bases", "--clear")
+    assert_error(answer(), 2, "is neither beside it nor directly in checkpoints/", str(base), "--model")
+    (here / "near" / name).symlink_to(base)
+    assert_error(answer(), 2, "is neither beside it nor directly in checkpoints/")
+    (here / "near" / name).unlink()
+    base.rename(here / "near" / name)
+    assert answer().stdout == expected
+
+
+PLACEHOLDERS = {
+    "pointer": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 269060552\n",
+        "is a Git LFS pointer in place of the file, which git lfs pull fetches",
+    ),
+    "page": (
+        b"\xef\xbb\xbf\n  <!DOCTYPE html>\n<html><head><title>Not found</title></head></html>\n",
+        "is an HTML page in place of the file; download the file itself, by its download link",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PLACEHOLDERS)
+def test_a_pointer_or_a_page_in_place_of_a_file_is_named(
+    kind: str, run: Path, models: dict[str, Any], here: Path
+) -> None:
+    content, message = PLACEHOLDERS[kind]
+    files = {
+        models["folder"] / "llama": ("config.json", "tokenizer.json", "model.safetensors"),
+        run: ("config.json", "tokenizer.json", "model.safetensors"),
+    }
+    for folder, names in files.items():
+        for name in names:
+            bad = copied(folder, here / f"{folder.name} {name}")
+            (bad / name).write_bytes(content)
+            assert_error(tinylm("sample", "-m", bad, "-n", 1), 1, name, message, sentences=5)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        bad = copied(models["folder"] / "lora", here / name)
+        (bad / name).write_bytes(content)
+        words = ("sample", "-m", models["folder"] / "llama", "--adapter", bad, "-n", 1)
+        assert_error(tinylm(*words), 1, name, message, sentences=5)
+    for name, code in (("model.gguf", 1), ("model", 2)):
+        (here / name).write_bytes(content)
+        assert_error(tinylm("sample", "-m", name, "-n", 1), code, name, message, sentences=5)
+
+
 # Forged models.
 
 FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors")

@@ -317,14 +317,11 @@ def test_a_sliding_window_of_llama_is_that_of_mistral(llama: Any, tmp_path: Path
 # Files that are not GGUF.
 
 
-def test_what_is_not_a_regular_file_is_an_error(tmp_path: Path, llama: Any) -> None:
-    path = write(tmp_path, *llama)
-    (tmp_path / "link.gguf").symlink_to(path)
+def test_what_is_not_a_regular_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "link.gguf").symlink_to("fifo.gguf")
     os.mkfifo(tmp_path / "fifo.gguf")
     (tmp_path / "empty.gguf").touch()
     (tmp_path / "loop.gguf").symlink_to("loop.gguf")
     for name in ("link.gguf", "loop.gguf", "fifo.gguf", "empty.gguf", "missing.gguf", "."):
         with pytest.raises(TinyLMError, match="Cannot read"):
             read_gguf(tmp_path / name)
-    with pytest.raises(TinyLMError, match="it is a symbolic link, which is not followed; name the file itself"):
-        read_gguf(tmp_path / "link.gguf")

@@ -358,6 +358,15 @@ def test_a_sentencepiece_tokenizer_adds_bos_unless_its_key_says_otherwise(tmp_pa
     assert not read(tmp_path, {**values, "tokenizer.ggml.add_bos_token": False}).special.add_bos
 
 
+def test_the_id_minus_one_is_that_of_no_token(tmp_path: Path) -> None:
+    absent = 2**32 - 1  # -1 as the converters write it
+    values = sentencepiece_metadata()
+    special = read(tmp_path, {**values, "tokenizer.ggml.padding_token_id": absent}).special
+    assert special == read(tmp_path, values).special and special.pad is None
+    with pytest.raises(ValueError, match=r"lacks tokenizer\.ggml\.eos_token_id"):
+        read(tmp_path, {**values, "tokenizer.ggml.eos_token_id": absent})
+
+
 def test_keys_of_byte_level_tokenizers_have_no_effect_on_sentencepiece(tmp_path: Path) -> None:
     """As in llama.cpp, whose converters write `pre` for SentencePiece as well."""
     values = sentencepiece_metadata()

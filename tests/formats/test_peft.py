@@ -112,6 +112,8 @@ def test_a_folder_with_a_run_of_tinylm_is_not_one_of_peft(folder: Path) -> None:
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights .* 'pissa_niter_4'"),
         ({"init_lora_weights": "olora"}, "init_lora_weights"),
         ({"frequency": 3}, "fields that tinylm does not know: 'frequency'"),
+        ({"frequency": 0, "off": False}, "fields that tinylm does not know: 'frequency'[.]"),
+        ({"frequency": {}}, "fields that tinylm does not know: 'frequency'"),
         ({"r": "8"}, "r of its adapter_config.json is '8'"),
         ({"r": 0}, "r of its"),
         ({"r": 4}, "have the rank 3; its adapter_config.json has 4"),
@@ -156,6 +158,8 @@ def test_fields_without_effect_and_missing_fields_are_accepted(folder: Path) -> 
         alpha_pattern=None,
         megatron_core=None,
         runtime_config=...,
+        feature_of_a_newer_version=None,
+        use_feature_of_a_newer_version=False,
     )
     found = read(folder)
     assert found.updates.keys() == expected.updates.keys()

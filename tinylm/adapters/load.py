@@ -11,8 +11,11 @@ from tinylm.adapters.adapter import Adapter, load_adapter_tensors
 from tinylm.adapters.bottleneck import add_bottlenecks
 from tinylm.adapters.foreign import add_foreign_adapter, family_of, require_tied
 from tinylm.adapters.lora import add_lora
+from tinylm.cache_directory import cache_root, is_private_entry, private_folder
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.files import is_link, read_bytes, replacing, resolve_links
 from tinylm.formats.peft import EMBEDDING, is_adapter_folder, read_adapter, read_base_name
+from tinylm.formats.source import is_foreign
 from tinylm.model.stack import Transformer
 from tinylm.open_model import open_model
 from tinylm.run_config import AdapterConfig, DataConfig, RunConfig
@@ -21,6 +24,8 @@ from tinylm.run_directory.loading import LoadedModel, read_config, read_weights
 from tinylm.run_directory.weights import read_header
 from tinylm.text.tokenizer import Tokenizer
 
+BASES = "bases"  # in the cache
+MAX_PATH_BYTES = 1 << 14
 MAX_SEARCHED_RUNS = 1000  # per folder, when a base model or adapters are searched for
 
 ADAPTERS: dict[str, Callable[[Transformer, AdapterConfig, int], dict[str, Adapter]]] = {
@@ -83,7 +88,8 @@ def load_base_model(path: Path, adapter: AdapterConfig, model: Path | None, devi
     run = model or find_base_model(path, adapter)
     if run is None:
         same_name = path.absolute().parent / PureWindowsPath(adapter.base).name
-        if os.path.isfile(same_name / MODEL_FILE):  # noqa: PTH113, returns False for a name that is too long
+        is_file = os.path.isfile(same_name / MODEL_FILE)  # noqa: PTH113, returns False for a name that is too long
+        if is_file and not is_link(same_name):
             raise UsageError(
                 f"{same_name} does not have the weights that {path} was trained on: it was trained further, or is "
                 "another run of the same name. Restore the weights, or fine-tune again."
@@ -101,18 +107,53 @@ def load_base_model(path: Path, adapter: AdapterConfig, model: Path | None, devi
 
 
 def find_base_model(path: Path, adapter: AdapterConfig) -> Path | None:
-    """The run beside the adapter or directly in checkpoints/ whose weights have the recorded digest, or `None`.
+    """The base model of the adapter at `path`, or `None`. The first that exists:
 
-    A run that recovered those weights by undoing all merges (`recovered_digest`) counts as well. In each of the two
-    folders, a run with the recorded name is tried first.
+    1. a run beside the adapter or directly in checkpoints/ whose weights have the recorded digest, or which recovered
+       those weights by undoing all merges (`recovered_digest`); in each folder, one with the recorded name first
+    2. a Hugging Face folder or GGUF file with the recorded name, not a link, in one of these folders
+    3. the model of 1 or 2 at the path that `remember_base` has kept for the digest
+
+    The digest of a foreign model is compared by `load_base_model`, which reads all weights.
     """
     base_name = PureWindowsPath(adapter.base).name  # splits at slashes and backslashes
     for run, config in _runs_nearby(path, first=base_name):
-        if config.adapter is None:
-            with contextlib.suppress(TinyLMError, OSError):  # skip damaged weights
-                if adapter.base_digest in (config.recovered_digest, read_header(run / MODEL_FILE).digest):
-                    return run
+        if _is_base(run, config, adapter):
+            return run
+    for folder in _folders_nearby(path):
+        named = folder / base_name
+        with contextlib.suppress(OSError):  # a name that is too long
+            if base_name not in ("", "..") and not is_link(named) and is_foreign(named):
+                return named
+    return _recall_base(adapter)
+
+
+def remember_base(digest: str, base: Path) -> None:
+    """Keep the path of a base model that an adapter was trained on in the cache, for `find_base_model`.
+
+    A stranger can write any path into an adapter, but nothing into the user's cache. Failures are ignored, since the
+    base can be named.
+    """
+    with contextlib.suppress(TinyLMError, OSError), replacing(private_folder(BASES) / digest) as unfinished:
+        unfinished.write_bytes(os.fsencode(resolve_links(base)))
+
+
+def _recall_base(adapter: AdapterConfig) -> Path | None:
+    with contextlib.suppress(TinyLMError, OSError, ValueError):
+        file = cache_root() / BASES / adapter.base_digest
+        if is_private_entry(file, BASES):
+            base = Path(os.fsdecode(read_bytes(file, MAX_PATH_BYTES)))
+            if is_foreign(base) or _is_base(base, read_config(base), adapter):
+                return base
     return None
+
+
+def _is_base(run: Path, config: RunConfig, adapter: AdapterConfig) -> bool:
+    """Whether a run has, or has recovered, the weights that the adapter was trained on."""
+    with contextlib.suppress(TinyLMError, OSError):  # damaged weights
+        digests = (config.recovered_digest, read_header(run / MODEL_FILE).digest)
+        return config.adapter is None and adapter.base_digest in digests
+    return False
 
 
 def find_adapters(path: Path) -> list[Path]:
@@ -129,12 +170,16 @@ def find_adapters(path: Path) -> list[Path]:
     return adapters
 
 
+def _folders_nearby(path: Path) -> list[Path]:
+    return list(dict.fromkeys((path.absolute().parent, CHECKPOINTS.absolute())))
+
+
 def _runs_nearby(path: Path, first: str | None = None) -> Iterator[tuple[Path, RunConfig]]:
     """Yield the runs in the folder of `path` and in checkpoints/, sorted by path, with their configurations.
 
     In each folder, a run named `first` comes first, and at most MAX_SEARCHED_RUNS are read. Damaged runs are skipped.
     """
-    for folder in dict.fromkeys((path.absolute().parent, CHECKPOINTS.absolute())):
+    for folder in _folders_nearby(path):
         runs = sorted(file.parent for file in folder.glob("[!.]*/config.json"))
         runs.sort(key=lambda run: run.name != first)
         for run in runs[:MAX_SEARCHED_RUNS]:

@@ -30,7 +30,8 @@ def cache(
 ) -> None:
     """List or clear the cache: encoded texts, text statistics, models for llama.cpp, compiled code, measurements.
 
-    Everything in the cache can be made again. To resume a run whose encoded text was deleted, name its text files.
+    Everything in the cache can be made again. To resume a run whose encoded text was deleted, name its text files; to
+    use an adapter whose base is elsewhere, name the base with --model.
     """
     console = output.console()
     for name in parts or ():

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from tinylm.files import PLACEHOLDER_BYTES, describe_placeholder
 from tinylm.text.tokenizer_errors import short_repr
 
 MAGIC = b"GGUF"
@@ -209,7 +210,8 @@ def parse_header(data: mmap.mmap | bytes) -> Header:
     """Parse and check the header of a GGUF file. data: content of the whole file. Raises ValueError."""
     cursor = _Cursor(data)
     if cursor.take(4) != MAGIC:
-        raise ValueError("it does not begin with the letters GGUF")
+        found = describe_placeholder(data[:PLACEHOLDER_BYTES])
+        raise ValueError(f"it is {found}" if found else "it does not begin with the letters GGUF")
     version = cursor.integer("<I")
     if version not in VERSIONS:
         is_big_endian = version & 0xFFFF == 0 and version > 0

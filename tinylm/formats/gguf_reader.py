@@ -3,7 +3,6 @@
 The file is untrusted; its header is checked before anything else is read (gguf_header.py).
 """
 
-import errno
 import mmap
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.files import is_link, open_regular
+from tinylm.files import open_regular, resolve_links
 from tinylm.formats.families import convert
 from tinylm.formats.gguf_architectures import ARCHITECTURES, ROPE_FACTORS, Architecture, ConfigReader
 from tinylm.formats.gguf_header import Header, Metadata, TensorInfo, parse_header
@@ -58,11 +57,10 @@ def read_gguf(path: Path) -> ForeignModel:
 def open_gguf(path: Path) -> GGUFFile:
     """Map a GGUF file and check its header.
 
-    Raises OSError for a link or a file that cannot be opened, and ValueError for a file that is damaged.
+    A link is followed: the path is one that the user named, such as one in the cache of the hub. Raises OSError for a
+    file that cannot be opened, and ValueError for a file that is damaged.
     """
-    if is_link(path):
-        raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed; name the file itself", str(path))
-    with open_regular(path) as file:
+    with open_regular(resolve_links(path)) as file:
         try:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except ValueError:

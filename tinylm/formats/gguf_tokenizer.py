@@ -20,6 +20,7 @@ from tinylm.text.tokenizer_errors import short_repr
 from tinylm.text.tokenizer_file import MAX_MERGES, TokenizerSpec, token_ids, validate_tokenizer
 
 PREFIX = "tokenizer.ggml."
+NO_TOKEN = 2**32 - 1  # -1 as an unsigned id, as converters write it for a token that does not exist
 CHAT_TEMPLATE = "tokenizer.chat_template"
 MAX_TEMPLATE = 1 << 20  # characters
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # types of tokens
@@ -287,8 +288,10 @@ def _merges_of_scores(vocabulary: _Vocabulary, scores: np.ndarray) -> list[list[
 
 def _read_special(metadata: Metadata, vocabulary: _Vocabulary, adds_bos: bool) -> SpecialTokens:
     def find(name: str) -> str | None:
-        i = metadata.integer(f"{PREFIX}{name}_token_id", None, low=0, high=len(vocabulary.tokens) - 1)
-        return None if i is None else vocabulary.tokens[i] or None
+        key = f"{PREFIX}{name}_token_id"
+        if metadata.integer(key, NO_TOKEN, low=-1, high=NO_TOKEN) in (-1, NO_TOKEN):
+            return None
+        return vocabulary.tokens[metadata.integer(key, low=0, high=len(vocabulary.tokens) - 1)] or None
 
     end_of_text, bos = find("eos"), find("bos")
     if end_of_text is None:

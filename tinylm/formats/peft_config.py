@@ -117,7 +117,8 @@ def read_peft_config(values: Any) -> PeftConfig:
         saves_biases=bias != "none",
         ensure_weight_tying=config.flag("ensure_weight_tying", False),
     )
-    config.check_others(_WITHOUT_EFFECT)
+    off = {name for name, value in values.items() if value is None or value is False}  # features of newer versions
+    config.check_others(_WITHOUT_EFFECT | off)
     return result
 
 

@@ -18,7 +18,15 @@ import safetensors
 import torch
 from torch import Tensor
 
-from tinylm.files import check_regular, is_link, parse_unicode_json, read_text, replacing, resolve_links
+from tinylm.files import (
+    describe_placeholder,
+    is_link,
+    parse_unicode_json,
+    read_start,
+    read_text,
+    replacing,
+    resolve_links,
+)
 from tinylm.formats.imported import rank_dtypes
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -63,7 +71,8 @@ def open_weights(folder: Path) -> dict[str, StoredTensor]:
 
 def open_file(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file, by name."""
-    check_regular(path)
+    if found := describe_placeholder(read_start(path)):
+        raise ValueError(f"{path.name} is {found}")
     try:
         file = safetensors.safe_open(path, framework="pt")
         names = file.keys()

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from tinylm.files import open_regular, resolve_links
+from tinylm.formats.gguf_header import MAGIC
 from tinylm.formats.gguf_reader import read_gguf
 from tinylm.formats.hub import is_reference
 from tinylm.formats.huggingface import is_model_folder, read_folder
@@ -13,21 +15,30 @@ GGUF_SUFFIX = ".gguf"
 
 def is_foreign(path: Path) -> bool:
     """Whether there is a GGUF file at `path`, or a Hugging Face model folder (see `is_model_folder`)."""
-    return _is_gguf(path) or is_model_folder(path)
+    return is_gguf(path) or is_model_folder(path)
 
 
-def _is_gguf(path: Path) -> bool:
-    """Whether the path ends in .gguf, exists and is not a folder. `open_gguf` checks that it is a regular file."""
-    return path.suffix == GGUF_SUFFIX and os.path.lexists(path) and not path.is_dir()
+def is_gguf(path: Path) -> bool:
+    """Whether a file begins as GGUF files do, or its name ends in .gguf. A link is followed."""
+    try:
+        with open_regular(resolve_links(path)) as file:
+            return file.read(len(MAGIC)) == MAGIC or _has_suffix(path)
+    except OSError:  # `open_gguf` says why a .gguf cannot be opened
+        return _has_suffix(path) and os.path.lexists(path) and not path.is_dir()
+
+
+def _has_suffix(path: Path) -> bool:
+    return path.suffix.lower() == GGUF_SUFFIX
 
 
 def read_foreign(path: Path) -> ForeignModel:
     """The model at a path for which `is_foreign` is true. Raises TinyLMError as `read_gguf` and `read_folder` do."""
-    return read_gguf(path) if _is_gguf(path) else read_folder(path)
+    return read_gguf(path) if is_gguf(path) else read_folder(path)
 
 
 def foreign_name(source: Path) -> str:
-    """The last part of a path or of a hub reference, without `@...` and without .gguf; `imported` if that is empty."""
+    """The last part of a path or of a hub reference, without `@...` and .gguf; `imported` if that is empty."""
     if is_reference(str(source)):
         source = Path(str(source).partition("@")[0])  # a revision may contain slashes
-    return source.name.partition("@")[0].removesuffix(GGUF_SUFFIX) or "imported"
+    name = Path(source.name.partition("@")[0])
+    return (name.stem if _has_suffix(name) else name.name) or "imported"

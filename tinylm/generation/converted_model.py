@@ -19,7 +19,7 @@ import tokenizers
 from tinylm import __version__
 from tinylm.cache_directory import is_private, private_folder
 from tinylm.errors import TinyLMError
-from tinylm.files import check_regular, file_state, is_settled, read_json, replacing
+from tinylm.files import check_regular, file_state, is_settled, read_json, replacing, resolve_links
 from tinylm.generation.continuation import Continuation, TokenGenerator
 from tinylm.generation.generation_config import GenerationConfig, SpeedConfig, torch_is_faster
 from tinylm.generation.llama_cpp import LlamaCppDecoder, import_llama_cpp
@@ -73,11 +73,12 @@ class Conversion:
 def conversion_key(path: Path, device: str, dtype: str, quantize: str) -> str | None:
     """The key of the model at `path`, as returned by `find_run`, with these settings.
 
-    `None` if a file cannot be read, is a symbolic link or has just changed (`is_settled`), or if the device may be a
-    GPU.
+    `None` if a file cannot be read, is a symbolic link in a folder or has just changed (`is_settled`), or if the device
+    may be a GPU.
     """
     if device not in ("auto", "cpu") or (device == "auto" and _may_have_gpu()):
         return None
+    path = resolve_links(path)  # the user named it
     try:
         paths = sorted(entry for entry in path.iterdir() if entry.suffix in SUFFIXES) if path.is_dir() else [path]
         states = [check_regular(file) for file in paths]

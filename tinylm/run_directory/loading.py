@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from tinylm.errors import AdapterNotModelError, NoRunError, TinyLMError, UsageError
-from tinylm.files import check_folder, read_json
+from tinylm.files import check_folder, describe_placeholder, read_json, read_start, resolve_links
 from tinylm.model.build import build_empty_model
 from tinylm.model.stack import Transformer
 from tinylm.run_config import RunConfig
@@ -35,6 +35,8 @@ def read_config(path: Path) -> RunConfig:
     if not path.exists():
         raise NoRunError(f"There is no run at {path}.")
     if path.is_file():
+        if found := describe_placeholder(read_start(resolve_links(path))):
+            raise UsageError(f"{path} is {found}.")
         raise UsageError(
             f"{path} is a file, and a model is a run directory. Pickled checkpoints are never opened, since opening "
             "one can execute its author's code."

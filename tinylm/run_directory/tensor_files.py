@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tinylm.device import free_memory
 from tinylm.errors import TinyLMError
-from tinylm.files import check_regular, replacing
+from tinylm.files import describe_placeholder, read_start, replacing
 
 SAFETENSORS_DTYPES = ("F32", "F16", "BF16")  # of files that can be read
 MAX_ELEMENTS = 1 << 62
@@ -71,7 +71,8 @@ def open_tensors(path: Path) -> Iterator[Any]:
     Raises TinyLMError also for an OSError, ValueError or RuntimeError in its body.
     """
     try:
-        check_regular(path)
+        if found := describe_placeholder(read_start(path)):
+            raise ValueError(f"it is {found}")
         with safetensors.safe_open(path, framework="pt") as file:
             yield file
     except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:

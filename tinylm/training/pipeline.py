@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from tinylm.adapters.load import remember_base
 from tinylm.errors import InterruptedRunError, TinyLMError, UsageError
 from tinylm.files import resolve_links
 from tinylm.launch import Launch
@@ -147,6 +148,8 @@ class PreparedRun:
         Raises SaveError if the directory cannot be written.
         """
         directory = RunDirectory.create(self.out, self.config, self.tokenizer)
+        if self.config.adapter is not None:
+            remember_base(self.config.adapter.base_digest, Path(self.config.adapter.base))
         network = self.model.build(self.plan.model, self.plan.training.seed)
         parallel = self.plan.parallel
         return TrainingRun(directory, self.config, network, self.tokenizer, self.tokens, ranks=ranks, parallel=parallel)

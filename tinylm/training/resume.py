@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tinylm.adapters.adapter import load_adapter_tensors
-from tinylm.adapters.load import add_adapter, find_adapters, find_base_model, load_base_model
+from tinylm.adapters.load import add_adapter, find_adapters, find_base_model, load_base_model, remember_base
 from tinylm.device import choose_device, describe_device
 from tinylm.duration import format_duration, format_duration_setting
 from tinylm.errors import NotTrainedError, OtherRunKindError, UsageError
@@ -104,6 +104,8 @@ def _load_adapted(path: Path, config: RunConfig, save: LastSave, base: Path | No
     """The base model, on the CPU, with the adapter of the save."""
     assert config.adapter is not None
     model = load_base_model(path, config.adapter, base, "cpu").network
+    if base is not None:
+        remember_base(config.adapter.base_digest, base)
     load_adapter_tensors(add_adapter(model, config.adapter), save.read_weights(), path)
     return model
 

@@ -73,12 +73,20 @@ def test_an_export_is_imported_as_the_same_run(run: tuple[str, Path], tmp_path: 
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_an_export_has_the_chosen_dtype(dtype: str, run: tuple[str, Path], tmp_path: Path) -> None:
+def test_an_export_has_the_chosen_dtype_and_reports_what_rounding_changes(
+    dtype: str, run: tuple[str, Path], tmp_path: Path
+) -> None:
     _, path = run
-    tinylm.export_model(path, to="hf", out=tmp_path / "hf", dtype=dtype)
+    exported = tinylm.export_model(path, to="hf", out=tmp_path / "hf", dtype=dtype)
     peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     wanted = {"f16": torch.float16, "bf16": torch.bfloat16}[dtype]
     assert {parameter.dtype for parameter in peer.parameters()} == {wanted}
+    model = tinylm.load(path)
+    shape = (2, min(64, model.context))
+    ids = torch.randint(model.tokenizer.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        difference = (peer.float()(ids).logits - model.logits(ids)).abs().max().item()
+    assert exported.difference == pytest.approx(difference, rel=0.05) and difference > 1e-4
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.importing import import_model
 from tinylm.open_model import find_model, open_model
 from tinylm.reporter import LogReporter
+from tinylm.run_directory import directory
 from tinylm.run_directory.loading import read_config
 
 TEXT = story(3000)
@@ -107,6 +108,23 @@ def test_an_imported_run_has_the_same_tensors_and_the_same_digest(halved: tuple[
         import_model(folder, tmp_path / "run", reporter=reporter)
     with pytest.raises(UsageError, match="no import"):
         import_model(tmp_path / "run", tmp_path / "other", reporter=reporter)
+
+
+def test_an_import_that_is_written_wrongly_does_not_appear(
+    halved: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = directory.write_weights
+
+    def damage(path: Path, *arguments: Any) -> None:
+        write(path, *arguments)
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+
+    monkeypatch.setattr(directory, "write_weights", damage)
+    with pytest.raises(TinyLMError, match="its content does not match its digest"):
+        import_model(halved[1], tmp_path / "run", reporter=LogReporter())
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("kind", ["saved", "halved"])

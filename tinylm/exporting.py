@@ -35,7 +35,7 @@ class Exported:
 
     family: the model family (of an adapter, its base model's) as Hugging Face names it, or the architecture as GGUF
         names it.
-    difference: the largest difference between the logits of the export and of the same weights in tinylm; `None` for
+    difference: the largest difference between the logits of the export and of the model, or of an adapter's; `None` for
         GGUF, where tensors and tokens are compared instead.
     """
 
@@ -147,10 +147,10 @@ def _check_gguf_free(out: Path, force: bool) -> None:
 
 @torch.no_grad()
 def _compare(original: LoadedModel, written: LoadedModel, out: Path) -> float:
-    """The largest difference between the logits of an export, and of the original model with the exported weights.
+    """The largest difference between the logits of an export and of the original model.
 
-    Raises TinyLMError if it exceeds TOLERANCE, if a tensor, the tokens of a text or a special token differ, or if a
-    logit is not finite.
+    Raises TinyLMError if the logits differ by more than TOLERANCE from those of the original model with the exported
+    weights, if a tensor, the tokens of a text or a special token differ, or if a logit is not finite.
     """
     for name, tensor in original.weights.tensors.items():
         found = written.weights.tensors.get(name)
@@ -169,14 +169,14 @@ def _compare(original: LoadedModel, written: LoadedModel, out: Path) -> float:
         generator=torch.Generator().manual_seed(0),
     )  # (2, T)
     exported = written.network.float()
-    logits, expected = (  # (2, T, V) each
-        network.logits(network.probe(ids).hidden) for network in (exported, rounded_original)
+    logits, expected, unrounded = (  # (2, T, V) each
+        network.logits(network.probe(ids).hidden) for network in (exported, rounded_original, original.network.float())
     )
     if not expected.isfinite().all():
         raise TinyLMError("The logits of the model are not finite numbers; nothing was exported.")
     difference = _largest(logits - expected)
     _require_same(difference <= TOLERANCE * max(1.0, _largest(expected)), out, f"a logit, by {difference:.1e},")
-    return difference
+    return _largest(logits - unrounded)
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -10,7 +10,8 @@ from tinylm.open_model import find_model, open_model
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_directory.commit import reserve
 from tinylm.run_directory.directory import RunDirectory
-from tinylm.run_directory.layout import CHECKPOINTS
+from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE
+from tinylm.run_directory.weights import check_weights_file
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ def import_model(
     source: a Hugging Face folder, hf:OWNER/NAME[@REVISION], or a GGUF file.
     out: run directory to write. Default: the model's name under checkpoints/. force: replace an existing run there.
 
+    The written file is read again before the run appears at `out`.
+
     Raises UsageError for a source or path that cannot be used, and TinyLMError for a failed download, for damaged files
     and for a model that tinylm cannot represent.
     """
@@ -40,10 +43,11 @@ def import_model(
     out = CHECKPOINTS / foreign_name(source) if out is None else Path(out)
     if resolve_links(out) == resolve_links(path):
         raise UsageError(f"{out} is the model to import, which is never overwritten; choose another `out`.")
-    with reserve(out, force):
+    with reserve(out, force) as staging:
         model = open_model(path)
         run = RunDirectory.create(out, model.config, model.tokenizer)
         run.save_best(model.weights.tensors, model.config, model.weights.step, model.weights.val_loss)
+        check_weights_file(staging / MODEL_FILE, model.config)
         run.commit()
     assert model.config.family is not None
     parameters = sum(parameter.numel() for parameter in model.network.parameters())

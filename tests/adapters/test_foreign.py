@@ -230,6 +230,39 @@ def test_a_merge_into_16_bit_weights_is_undone_in_16_bits(saved: Any, tmp_path: 
         torch.testing.assert_close(tensor, expected[name], atol=0.02, rtol=0.01)
 
 
+def test_a_merge_reports_the_logits_of_the_file_and_what_rounding_takes_of_the_effect(
+    saved: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = tmp_path / "base"
+    make_peer("llama").bfloat16().save_pretrained(base)
+    shutil.copy(saved("llama") / "tokenizer.json", base)
+    ids = torch.randint(300, (4, 64), generator=torch.Generator().manual_seed(0))  # as `probe_logits` draws them
+
+    def merge(alpha: float, dtype: str) -> tuple[float, float]:
+        """The shares of the adapter's effect that differ in the written file: reported, and measured."""
+        adapter, out = tmp_path / f"adapter {alpha}", tmp_path / f"merged {alpha} {dtype}"
+        if not adapter.exists():
+            make_adapter(make_peer("llama"), adapter, **LLAMA, lora_alpha=alpha)
+        caplog.clear()
+        found = merge_adapter(adapter, out, base, LogReporter(), dtype=dtype)
+        plain, adapted, merged = (
+            tinylm.load(path, adapters=adapters, dtype="fp32").logits(ids)
+            for path, adapters in ((base, []), (base, [adapter]), (out, []))
+        )
+        measured = (merged - adapted).abs().max() / (adapted - plain).abs().max()
+        return found.difference / found.change, measured.item()
+
+    for alpha, dtype, low, high in ((5, "auto", 1e-4, 0.1), (0.02, "auto", 0.1, 1), (0.02, "fp32", 0, 1e-3)):
+        reported, measured = merge(alpha, dtype)
+        assert low < reported < high and reported == pytest.approx(measured, rel=0.02, abs=1e-3)
+        assert ("Rounding the weights to bf16 loses a part of the adapter's effect" in caplog.text) == (reported > 0.1)
+    with pytest.raises(
+        TinyLMError, match=r"Rounding the weights to bf16 loses the adapter's effect: .* Nothing was wri"
+    ):
+        merge(1e-5, "auto")
+    assert not (tmp_path / "merged 1e-05 auto").exists()
+
+
 def test_a_merge_is_undone_unless_parameters_were_replaced(saved: Any, tmp_path: Path) -> None:
     base, reporter = saved("llama"), LogReporter()
     make_adapter(make_peer("llama"), tmp_path / "adapter", **LLAMA)

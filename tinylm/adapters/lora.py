@@ -201,20 +201,21 @@ def merge_lora(model: nn.Module, sign: float = 1.0) -> None:
         replace_modules(model, lambda _, module, kind=kind: isinstance(module, kind), merge)  # type: ignore[misc]
 
 
+@torch.inference_mode()
+def probe_logits(model: Transformer) -> Tensor:
+    """The logits (B, T, V) of a fixed batch of random tokens."""
+    rng = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.vocab_size, (4, min(64, model.context)), generator=rng)
+    return model.logits(model.probe(ids).hidden)
+
+
 def check_merged(base: Transformer, adapted: Transformer, merged: Transformer) -> tuple[float, float]:
-    """Maximum absolute differences of logits on a batch of random tokens: merged - adapted, and adapted - base.
+    """Maximum absolute differences of `probe_logits`: merged - adapted, and adapted - base.
 
     Raises TinyLMError if the logits of the merged and the adapted model differ by more than MERGE_TOLERANCE or are not
     finite, and if the adapter has no effect.
     """
-    rng = torch.Generator().manual_seed(0)
-    ids = torch.randint(base.vocab_size, (4, min(64, base.context)), generator=rng)
-
-    @torch.inference_mode()
-    def logits(model: Transformer) -> Tensor:
-        return model.logits(model.probe(ids).hidden)
-
-    base_logits, adapted_logits, merged_logits = logits(base), logits(adapted), logits(merged)
+    base_logits, adapted_logits, merged_logits = map(probe_logits, (base, adapted, merged))
     difference = (merged_logits - adapted_logits).abs().max().item()
     change = (adapted_logits - base_logits).abs().max().item()
     if not math.isfinite(change):

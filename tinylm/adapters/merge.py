@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from tinylm.adapters.load import (
@@ -16,28 +17,31 @@ from tinylm.adapters.load import (
     load_foreign_base,
     read_adapter_config,
 )
-from tinylm.adapters.lora import check_merged, merge_lora
+from tinylm.adapters.lora import check_merged, merge_lora, probe_logits
 from tinylm.adapters.replacement import Replacement
-from tinylm.errors import NotMergeableError, UsageError
+from tinylm.device import DTYPES
+from tinylm.errors import NotMergeableError, TinyLMError, UsageError
 from tinylm.files import resolve_links
 from tinylm.formats.peft import adapter_digest, is_adapter_folder
-from tinylm.model.stack import Transformer
 from tinylm.open_model import find_model, open_model
 from tinylm.reporter import Reporter
 from tinylm.run_config import AdapterConfig, DataConfig, RunConfig
 from tinylm.run_directory.commit import reserve
 from tinylm.run_directory.directory import RunDirectory
 from tinylm.run_directory.find_run import find_run
-from tinylm.run_directory.loading import LoadedModel, read_weights
+from tinylm.run_directory.loading import LoadedModel, load_model, read_weights
 from tinylm.run_directory.weights import Weights
 from tinylm.text.tokenizer import Tokenizer
+from tinylm.validation import check_choice
+
+MAX_LOSS = 0.1  # share of an adapter's effect that rounding may take without a warning
 
 
 @dataclass(frozen=True)
 class Merge:
     """A run that was written by merging.
 
-    difference: largest difference between the logits of the merged model and of the base with the adapter
+    difference: largest difference between the logits of the model that was written and of the base with the adapter
     change: largest difference between the logits of the base with and without the adapter
     """
 
@@ -47,32 +51,38 @@ class Merge:
 
 
 def merge_adapter(
-    adapter: Path, out: Path, model: Path | None, reporter: Reporter, *, force: bool = False, undo: bool = False
+    adapter: Path,
+    out: Path,
+    model: Path | None,
+    reporter: Reporter,
+    *,
+    dtype: str = "auto",
+    force: bool = False,
+    undo: bool = False,
 ) -> Merge:
     """Write a run with the adapter merged into its base; with `undo`, one with the adapter subtracted from `model`.
 
     adapter: a LoRA of tinylm or PEFT
     model: the base; with `undo`, the merged model. Required with `undo` and for an adapter of PEFT; otherwise by
-        default the base beside the adapter or directly in checkpoints/
+        default the base that `find_base_model` finds
+    dtype: number format of the weights to write: auto, that of the base, or fp32
     force: replace an existing run at `out`
 
     Raises NotMergeableError for an adapter that is not a LoRA; UsageError if `out` is also an input, a required `model`
     is missing, no base model is found, or `model` was not made by merging the adapter; TinyLMError for damaged files,
-    and if the merged model computes other logits.
+    and if the merged model computes other logits or 16 bits cannot hold the effect of the adapter.
     """
+    check_choice("dtype", dtype, ("auto", "fp32"))
     adapter = find_run(adapter, reporter)
     model = model and find_model(model, reporter)
     config = None if is_adapter_folder(adapter) else read_adapter_config(adapter)[1]
     model = model if model or undo or config is None else find_base_model(adapter, config)
     if any(resolve_links(out) == resolve_links(source) for source in (adapter, model) if source is not None):
         raise UsageError(f"{out} is one of the models to merge, which are never overwritten; choose another `out`.")
-    with reserve(out, force):
+    with reserve(out, force) as staging:
         source = _Source.of(adapter, config)
         merged = _subtract(source, model) if undo else _add(source, model)
-        reporter.note(
-            f"Checked: merged and unmerged logits differ by {merged.difference:.1e}; the adapter changes the base's by "
-            f"{merged.change:.1e}."
-        )
+        tensors = merged.tensors if dtype == "fp32" else merged.rounded()
         if undo and not merged.history.steps:
             reporter.note("The merged model does not record the step of its base, so step 0 is recorded.")
         base = merged.base_config
@@ -86,9 +96,35 @@ def merge_adapter(
             unmerged_digest=merged.unmerged_digest,
         )
         run = RunDirectory.create(out, new, merged.tokenizer)
-        run.save_best(merged.tensors, new, merged.step, merged.val_loss)
+        run.save_best(tensors, new, merged.step, merged.val_loss)
+        difference = merged.compare(load_model(staging))
+        _check_rounding(tensors, difference, merged.change, reporter)
         run.commit()
-    return Merge(out, merged.difference, merged.change)
+    reporter.note(
+        f"Checked: merged and unmerged logits differ by {difference:.1e}; the adapter changes the base's by "
+        f"{merged.change:.1e}."
+    )
+    return Merge(out, difference, merged.change)
+
+
+def _check_rounding(tensors: dict[str, Tensor], difference: float, change: float, reporter: Reporter) -> None:
+    """Warn if the rounding of 16-bit weights takes more than MAX_LOSS of an adapter's effect.
+
+    difference, change: as in Merge. Raises TinyLMError if it takes all of it.
+    """
+    dtypes = {tensor.dtype for tensor in tensors.values()}
+    names = " and ".join(name for name, dtype in DTYPES.items() if dtype in dtypes and name != "fp32")
+    if not names or difference <= MAX_LOSS * change:
+        return
+    effect = f"that changes the logits by {change:.1e}, and rounding changes them by {difference:.1e}"
+    if not difference < change:
+        raise TinyLMError(
+            f"Rounding the weights to {names} loses the adapter's effect: {effect}. Nothing was written; "
+            '`dtype="fp32"` keeps the effect.'
+        )
+    reporter.warn(
+        f'Rounding the weights to {names} loses a part of the adapter\'s effect: {effect}. `dtype="fp32"` keeps it.'
+    )
 
 
 @dataclass(frozen=True)
@@ -146,9 +182,16 @@ class _History:
 
 @dataclass(frozen=True, kw_only=True)
 class _Merged:
-    """The model to write, with its origin and the differences of logits that `check_merged` returned."""
+    """The model to write, with its origin.
+
+    tensors: in fp32. base_dtypes: of the base's tensors.
+    expected: `probe_logits` of the base with the adapter; with `undo`, those of the model from which it was subtracted.
+    change: as in Merge.
+    subtracted: the adapter to add before the comparison with `expected`; `None` for a model into which it was merged.
+    """
 
     tensors: dict[str, Tensor]
+    base_dtypes: dict[str, torch.dtype]
     base_config: RunConfig
     tokenizer: Tokenizer
     data: DataConfig | None
@@ -156,8 +199,21 @@ class _Merged:
     unmerged_digest: str | None
     step: int
     val_loss: float | None
-    difference: float
+    expected: Tensor
     change: float
+    subtracted: AdapterSpec | None = None
+
+    def rounded(self) -> dict[str, Tensor]:
+        """The weights in the dtypes of the base; an untied output layer has that of the embedding."""
+        dtypes = self.base_dtypes
+        return {name: tensor.to(dtypes.get(name, dtypes["embedding.weight"])) for name, tensor in self.tensors.items()}
+
+    def compare(self, written: LoadedModel) -> float:
+        """The largest difference between `expected` and the logits of the model that was written."""
+        network = written.network.float()
+        if self.subtracted is not None:
+            load_adapter(network, self.subtracted, written.config)
+        return (probe_logits(network.eval()) - self.expected).abs().max().item()
 
 
 def _add(source: _Source, model: Path | None) -> _Merged:
@@ -168,7 +224,7 @@ def _add(source: _Source, model: Path | None) -> _Merged:
     for network in (base, adapted, merged):  # 16-bit weights are merged in fp32, and rounded once
         network.float()
     merge_lora(merged)
-    difference, change = check_merged(base, adapted, merged)
+    _, change = check_merged(base, adapted, merged)
     step = weights.step if source.step is None else source.step
     history, unmerged_digest = _History((), ()), None
     replaces = any(isinstance(layer, Replacement) for layer in loaded.layers.values())
@@ -177,7 +233,8 @@ def _add(source: _Source, model: Path | None) -> _Merged:
         base_digest = weights.digest if source.config is None else source.config.base_digest
         unmerged_digest = base_config.unmerged_digest or (None if base_config.merged else base_digest)
     return _Merged(
-        tensors=_rounded(merged, weights),
+        tensors=merged.state_dict(),
+        base_dtypes=_dtypes(weights),
         base_config=_with_template(adapted_config, loaded.chat_template),
         tokenizer=tokenizer,
         data=loaded.data,
@@ -185,17 +242,13 @@ def _add(source: _Source, model: Path | None) -> _Merged:
         unmerged_digest=unmerged_digest,
         step=step,
         val_loss=source.val_loss,
-        difference=difference,
+        expected=probe_logits(adapted),
         change=change,
     )
 
 
-def _rounded(network: Transformer, weights: Weights) -> dict[str, Tensor]:
-    """The weights of `network` in the dtypes of `weights`; an untied output layer has that of the embedding."""
-    dtypes = {name: tensor.dtype for name, tensor in weights.tensors.items()}
-    return {
-        name: tensor.to(dtypes.get(name, dtypes["embedding.weight"])) for name, tensor in network.state_dict().items()
-    }
+def _dtypes(weights: Weights) -> dict[str, torch.dtype]:
+    return {name: tensor.dtype for name, tensor in weights.tensors.items()}
 
 
 def _with_template(config: RunConfig, chat_template: str | None) -> RunConfig:
@@ -219,10 +272,11 @@ def _subtract(source: _Source, model: Path | None) -> _Merged:
     merge_lora(base, sign=-1.0)
     adapted = copy.deepcopy(base)
     load_adapter(adapted, AdapterSpec(source.path), config)
-    difference, change = check_merged(base, adapted.eval(), merged)
+    _, change = check_merged(base, adapted.eval(), merged)
     history = _History.of(config, weights.step).without(source.digest)
     return _Merged(
-        tensors=_rounded(base, weights),
+        tensors=base.state_dict(),
+        base_dtypes=_dtypes(weights),
         base_config=config,
         tokenizer=tokenizer,
         data=None,
@@ -230,6 +284,7 @@ def _subtract(source: _Source, model: Path | None) -> _Merged:
         unmerged_digest=config.unmerged_digest,
         step=history.steps[-1] if history.steps else 0,
         val_loss=None,
-        difference=difference,
+        expected=probe_logits(merged),
         change=change,
+        subtracted=AdapterSpec(source.path),
     )

@@ -61,9 +61,9 @@ def export_model(
     else:
         rounding = dtype or (exporting.DEFAULT_GGUF_DTYPE if to == "gguf" else "f32")
         same = "the written tensors and tokens are the model's"
+        logits = "" if exported.difference is None else f", and logits differ by {exported.difference:.1e}"
         if rounding != "f32":
             same += f", up to the rounding of {rounding}"
-        logits = "" if exported.difference is None else f", and logits differ by {exported.difference:.1e}"
         console.note(f"Checked: {same}{logits}.")
     if console.as_json:
         console.record({"path": str(exported.path), "family": exported.family, "difference": exported.difference})

@@ -17,6 +17,9 @@ def merge_lora(
     ],
     out: Annotated[Path, option("Run directory to write.", Panel.RUN, "DIR", "--out", "-o")],
     model: ModelOption = None,
+    dtype: Annotated[
+        str, option("Number format of the weights to write (default: auto, that of the base).", None, "auto|fp32")
+    ] = "auto",
     force: Annotated[bool, option("Replace an existing run.", Panel.RUN, None, "--force")] = False,
     undo: Annotated[
         bool, option("Subtract the adapter from the merged model named by --model.", Panel.RUN, None, "--undo")
@@ -24,14 +27,14 @@ def merge_lora(
     *,
     output: OutputOptions,
 ) -> None:
-    """Merge a LoRA adapter into its base model, and check that the merged model computes the same logits.
+    """Merge a LoRA adapter into its base model, and check that the model that was written computes the same logits.
 
     With --undo: subtract a merged adapter from a model.
     """
     from tinylm.adapters.merge import merge_adapter
 
     console = output.console()
-    merge = merge_adapter(adapter, out, model, console, force=force, undo=undo)
+    merge = merge_adapter(adapter, out, model, console, dtype=dtype, force=force, undo=undo)
     if console.as_json:
         console.record({"run": str(merge.run), "difference": merge.difference, "change": merge.change})
     else:

@@ -69,7 +69,7 @@ def test_without_a_readable_proc_stat_the_load_average_is_taken_and_without_that
     assert meter.read() is None
 
 
-def test_training_is_slowed_by_load_on_the_cores_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_is_slowed_by_load_on_the_cores_that_it_needs() -> None:
     for cores, threads, others, slow in (
         (2, 2, 0.2, 0),
         (2, 2, 0.3, 1),
@@ -77,8 +77,7 @@ def test_training_is_slowed_by_load_on_the_cores_that_it_needs(monkeypatch: pyte
         (64, 32, 20, 1),
         (8, 1, 1, 0),
     ):
-        monkeypatch.setattr(machine_load, "usable_cores", lambda cores=cores: cores)
-        assert slows_training(others, threads) == slow
+        assert slows_training(others, threads, cores) == slow
 
 
 @pytest.mark.parametrize("timed", [False, True])

@@ -212,11 +212,11 @@ def _examine_threads(diagnosis: Diagnosis, reporter: Reporter) -> None:
     others = meter.read()
     if others is not None:
         found["cores_of_other_processes"] = round(others, 2)
-        if slows_training(others, torch.get_num_threads()):
+        if slows_training(others, torch.get_num_threads(), meter.cores):
             diagnosis.warn(
                 "load",
-                f"Other processes take {others:.1f} of the {usable_cores()} cores: training can be several times "
-                "slower, and a measurement of the machine would be wrong. End them, or lower their priority with the "
+                f"Other processes take {others:.1f} of the {meter.cores} cores: training is up to twice as "
+                "slow, and a measurement of the machine would be wrong. End them, or lower their priority with the "
                 "command renice -n 19; the command top shows them.",
             )
 

@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tinylm.duration import format_duration
@@ -21,11 +21,15 @@ class LoadMeter:
 
     On Linux, it compares the busy time of the cores that this process may use, steal included, with the processor time
     of this process. On other systems, it takes the load average, which lags by a minute, in place of the busy time.
+
+    cores: number of cores that this process might use at the beginning; training may keep its threads on some of them
     """
 
     def __init__(self, processes: int = 1) -> None:
         """Begin to measure. processes: number of processes on this machine that work like this one."""
         self._processes = processes
+        self.cores = usable_cores()
+        self._core_ids = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         self._last = self._times()
 
     def read(self) -> float | None:
@@ -42,30 +46,30 @@ class LoadMeter:
             used = os.getloadavg()[0]
         else:
             return None
-        return min(max(used - self._processes * (own - own_before) / seconds, 0.0), float(usable_cores()))
+        return min(max(used - self._processes * (own - own_before) / seconds, 0.0), float(self.cores))
 
     def _times(self) -> tuple[float, float | None, float]:
         """Three times in seconds: now, busy time of the cores, and processor time of this process."""
-        return time.monotonic(), _busy_seconds(), time.process_time()
+        return time.monotonic(), _busy_seconds(self._core_ids), time.process_time()
 
 
-def _busy_seconds() -> float | None:
-    """The time that the cores of this process have been busy, for any process; `None` if /proc/stat cannot be read."""
+def _busy_seconds(cores: Iterable[int]) -> float | None:
+    """The time that the cores have been busy, for any process; `None` if /proc/stat cannot be read."""
     try:
         rows = (line.split() for line in PROC_STAT.read_text(encoding="ascii").splitlines() if line[:3] == "cpu")
         times = {name.removeprefix("cpu"): fields for name, *fields in rows}
-        ticks = sum(int(times[str(core)][field]) for core in os.sched_getaffinity(0) for field in BUSY_FIELDS)
+        ticks = sum(int(times[str(core)][field]) for core in cores for field in BUSY_FIELDS)
         return ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, LookupError, AttributeError):
         return None
 
 
-def slows_training(others: float, threads: int) -> bool:
-    """Whether other processes that use `others` cores slow training with `threads` threads.
+def slows_training(others: float, threads: int, cores: int) -> bool:
+    """Whether other processes that use `others` of the cores slow training with `threads` threads.
 
     They do if they need cores that the threads need. A core may be half of a physical one, whose other half then slows.
     """
-    return others >= max(MIN_LOAD, 0.75 * usable_cores() - threads)
+    return others >= max(MIN_LOAD, 0.75 * cores - threads)
 
 
 class LoadNotes:
@@ -103,7 +107,7 @@ class LoadNotes:
         if self._said and not ended:
             is_news = abs(others - self._said) >= MIN_CHANGE * max(1.0, self._said)
         else:
-            is_news = ended or slows_training(others, self._threads)
+            is_news = ended or slows_training(others, self._threads, self._meter.cores)
         if not is_news:
             return
         self._said = 0.0 if ended else others
@@ -118,6 +122,6 @@ class LoadNotes:
             self._note(f"Other processes no longer slow training: {expected}")
         else:
             self._note(
-                f"Other processes take {others:.1f} of the {usable_cores()} cores, which slows training: {expected} "
+                f"Other processes take {others:.1f} of the {self._meter.cores} cores, which slows training: {expected} "
                 "The plan is for an idle machine. The command top shows those processes."
             )

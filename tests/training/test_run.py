@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from tests.kernels.test_openmp_spin import two_cores
 from tests.training.run_sessions import SHAPE, TOKENIZER, Killed, RunSession, adapter_for, config_of, contents
 from tinylm.adapters.bottleneck import SUBLAYERS
 from tinylm.adapters.load import add_adapter
 from tinylm.device import DTYPES
 from tinylm.errors import UsageError
 from tinylm.evaluation.loop import evaluate_loss
+from tinylm.kernels import thread_placement
+from tinylm.machine_load import LoadMeter
 from tinylm.model.build import build_model
 from tinylm.model.stack import Transformer
 from tinylm.objectives.loss import next_token
@@ -155,6 +158,33 @@ def test_a_run_interrupted_many_times_equals_an_uninterrupted_run(tokens: TokenF
         assert RunSession(tmp_path / "resumed", tokens, until).resume().state.step == until
     RunSession(tmp_path / "resumed", tokens).resume()
     assert contents(tmp_path / "resumed") == contents(tmp_path / "straight")
+
+
+@two_cores
+def test_weights_do_not_depend_on_where_threads_run_beside_busy_processes(
+    tokens: TokenFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = dataclasses.replace(SHAPE, width=64, heads=4, ffn_width=256, context=64)
+    config = config_of(None, model, batch_size=16, micro_batch=16, budget=Budget(steps=24))
+    config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, threads=2))
+    moves: list[set[int]] = []
+    move_threads = thread_placement._move_threads
+
+    def moved(old: set[int], new: set[int]) -> None:
+        moves.append(new)
+        move_threads(old, new)
+
+    try:
+        RunSession(tmp_path / "alone", tokens).begin(config)
+        monkeypatch.setattr(thread_placement, "_move_threads", moved)
+        monkeypatch.setattr(thread_placement, "INTERVAL", 0.0)
+        monkeypatch.setattr(thread_placement, "HOLD", 1)
+        monkeypatch.setattr(LoadMeter, "read", lambda meter: 1.0)
+        RunSession(tmp_path / "beside", tokens).begin(config)
+    finally:
+        torch.set_num_threads(1)
+    assert len(moves) > 5
+    assert contents(tmp_path / "beside") == contents(tmp_path / "alone")
 
 
 def test_seeds_and_dropout_change_the_weights(tokens: TokenFolder, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Training on a run directory: build the optimizer, compile, restore a save, capture CUDA graphs, run the trainer."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +13,8 @@ from torch import Tensor
 from tinylm.device import DTYPES, weights_dtype
 from tinylm.kernels.allocator import keep_freed_blocks
 from tinylm.kernels.force_eager import discard_compiled
+from tinylm.kernels.thread_placement import ThreadPlacement, can_place_threads
+from tinylm.machine_load import LoadMeter, slows_training
 from tinylm.model.stack import Transformer
 from tinylm.objectives.tasks import Task
 from tinylm.planning.memory_plan import require_repeatable_dropout
@@ -159,8 +163,18 @@ class TrainingRun:
         graphed = self._capture_graphs(state.micro_batch, report)
         job = TrainingJob(self.model, self.task, optimizer, self.training, self.runtime.dtype, self.ranks, graphed)
         opened_store = open_store(self.directory, self.config, self.ranks, self.shard, saved_step, state.save_seconds)
-        with self.ranks.peer_errors(), opened_store as store:
+        with self.ranks.peer_errors(), opened_store as store, self._place_threads(hooks):
             return Trainer(job, state, store, hooks, started=started).run()
+
+    def _place_threads(self, hooks: TrainerHooks) -> AbstractContextManager[object]:
+        """Choose the cores of this process beside busy processes, if it is the only rank and computes on a CPU."""
+        threads = torch.get_num_threads()
+        if self.runtime.device != "cpu" or self.ranks.size > 1 or not can_place_threads():
+            return contextlib.nullcontext()
+        meter = LoadMeter()
+        placement = ThreadPlacement(meter.read, lambda others: slows_training(others, threads, meter.cores))
+        hooks.step_done = placement.step
+        return placement
 
     def _read_optimizer(self, save: LastSave) -> dict[str, Tensor]:
         """The saved state of the optimizer; with sharded parameters, the rows of this rank."""

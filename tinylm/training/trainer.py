@@ -89,11 +89,13 @@ class TrainerHooks:
     check_stop: called between steps and between evaluation batches; raises StopTraining to end training
     extra_metrics: called before the update of a step that is logged, when the gradients are complete; its values are
         logged with the step
+    step_done: called after each step with its tokens and its duration in seconds
     """
 
     report: Callable[[Event], None] = lambda event: None
     check_stop: Callable[[], None] = lambda: None
     extra_metrics: Callable[[], dict[str, Any]] = dict
+    step_done: Callable[[int, float], None] = lambda tokens, seconds: None
 
 
 @dataclass(frozen=True)
@@ -221,8 +223,10 @@ class Trainer:
         state.n_tokens += batch.n_targets
         state.n_sequences += len(batch)
         state.metrics = {name: _sum(state.metrics.get(name), value) for name, value in metrics.items()}
-        state.step_seconds += time.monotonic() - start
+        seconds = time.monotonic() - start
+        state.step_seconds += seconds
         self._throughput.add(batch.n_tokens)
+        self.hooks.step_done(batch.n_tokens, seconds)
         self.hooks.report(Stepped(state.step, progress))
         if logging:
             self._log(progress, lr, norm, extra_metrics)

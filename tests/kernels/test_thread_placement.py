@@ -1,0 +1,128 @@
+"""Placement of threads beside busy processes. The machine is a double whose speed depends on the placement; one test
+moves the threads of this process."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.kernels.test_openmp_spin import two_cores
+from tinylm.kernels import thread_placement
+from tinylm.kernels.thread_placement import HOLD, INTERVAL, TASKS, ThreadPlacement
+
+TOKENS = 1000
+
+
+class Machine:
+    """Four cores and a process with two threads, 11 and 12, beside a third one, 13, that someone else has placed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cores = {11: {0, 1, 2, 3}, 12: {0, 1, 2, 3}, 13: {2}}
+        self.busy: float | None = 0.0
+        self.teams = 0  # second teams that exist
+
+        class Team:
+            def __init__(team) -> None:
+                self.teams += 1
+
+            def end(team) -> None:
+                self.teams -= 1
+
+        class Tasks:
+            iterdir = staticmethod(lambda: iter([TASKS / str(task) for task in self.cores]))
+
+        def set_cores(task: int, cores: set[int]) -> None:
+            self.cores[task] = set(cores)
+
+        monkeypatch.setattr(thread_placement, "_SecondTeam", Team)
+        monkeypatch.setattr(thread_placement, "TASKS", Tasks)
+        monkeypatch.setattr(thread_placement, "can_place_threads", lambda: True)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda task: self.cores[task or 11], raising=False)
+        monkeypatch.setattr(os, "sched_setaffinity", set_cores, raising=False)
+
+    def placement(self) -> ThreadPlacement:
+        return ThreadPlacement(lambda: self.busy, lambda busy: busy >= 0.5)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def intervals(placement: ThreadPlacement, count: int, spread: float, confined: float) -> Iterator[bool]:
+    """Train for intervals at the speeds (tokens per second) of both placements; yields the placement of each."""
+    for _ in range(count):
+        before = placement.confined
+        placement.step(TOKENS, max(INTERVAL, TOKENS / (confined if before else spread)))
+        yield before
+
+
+def test_threads_stay_where_they_are_without_busy_processes(machine: Machine) -> None:
+    placement = machine.placement()
+    assert not any(intervals(placement, 100, spread=100, confined=900))
+    machine.busy = None  # the system does not tell
+    assert not any(intervals(placement, 100, spread=100, confined=900))
+
+
+def test_threads_share_the_free_cores_beside_a_busy_process_while_that_is_faster(machine: Machine) -> None:
+    with machine.placement() as placement:
+        machine.busy = 1.0
+        found = [*intervals(placement, 3 + HOLD, spread=100, confined=300)]
+        assert found == [False, False] + [True] * (HOLD + 1)
+        assert machine.cores == {11: {0, 1, 2}, 12: {0, 1, 2}, 13: {2}}
+        assert machine.teams == 1
+        # The other placement is tried again for one interval.
+        assert [*intervals(placement, 4, spread=100, confined=300)] == [True, False, True, True]
+        machine.busy = 0.0
+        assert [*intervals(placement, 3, spread=900, confined=300)] == [True, False, False]
+        assert machine.cores == {11: {0, 1, 2, 3}, 12: {0, 1, 2, 3}, 13: {2}}
+        assert machine.teams == 0
+
+
+def test_threads_use_all_cores_where_that_is_faster_and_other_cores_in_the_next_trial(machine: Machine) -> None:
+    placement = machine.placement()
+    machine.busy = 2.2
+    assert [*intervals(placement, 3 + HOLD, spread=300, confined=100)] == [False, False, True] + [False] * HOLD
+    assert (machine.cores[11], machine.teams) == ({0, 1, 2, 3}, 0)
+    assert [*intervals(placement, 1, spread=300, confined=100)] == [False]
+    assert (machine.cores[11], machine.teams) == ({1, 2}, 1)  # {0, 1} in the first trial
+    assert [*intervals(placement, 2, spread=300, confined=100)] == [True, False]
+
+
+@pytest.mark.parametrize(("busy", "count"), [(0.5, 3), (1.4, 3), (2.2, 2), (3.9, 1)])
+def test_as_many_cores_are_left_as_other_processes_use(machine: Machine, busy: float, count: int) -> None:
+    placement = machine.placement()
+    machine.busy = busy
+    assert [*intervals(placement, 2, spread=100, confined=100)] == [False, False]
+    assert len(machine.cores[11]) == count
+
+
+def test_threads_use_all_cores_again_after_an_error(machine: Machine) -> None:
+    machine.busy = 1.0
+    with pytest.raises(KeyError), machine.placement() as placement:
+        list(intervals(placement, 3, spread=100, confined=300))
+        assert placement.confined
+        raise KeyError
+    assert (machine.cores[11], machine.teams) == ({0, 1, 2, 3}, 0)
+
+
+@two_cores
+def test_all_threads_of_the_process_move_and_return_and_compute_the_same() -> None:
+    cores, before = os.sched_getaffinity(0), len(list(TASKS.iterdir()))
+    torch.set_num_threads(2)
+    try:
+        x = torch.randn(256, 1024)
+        expected = x @ x.T
+        with ThreadPlacement(lambda: len(cores) - 1, lambda busy: True) as placement:
+            [*intervals(placement, 2, spread=100, confined=100)]
+            assert placement.confined
+            assert {len(os.sched_getaffinity(int(task.name))) for task in TASKS.iterdir()} == {1}
+            assert torch.equal(x @ x.T, expected)
+        assert {*map(frozenset, (os.sched_getaffinity(int(task.name)) for task in TASKS.iterdir()))} == {
+            frozenset(cores)
+        }
+        assert torch.equal(x @ x.T, expected)
+        assert len(list(TASKS.iterdir())) <= before + 1  # the second thread of torch, where it was not yet started
+    finally:
+        torch.set_num_threads(1)

@@ -1,0 +1,136 @@
+"""The cores on which the threads of training run beside other busy processes (decision 042).
+
+The threads wait for each other after every operation. If a busy process uses one of two cores as well, a wait can last
+a time slice of the scheduler. Threads that share the free core and do not spin wait for each other only.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+TASKS = Path("/proc/self/task")  # one entry per thread of this process
+INTERVAL = 1.0  # seconds of training over which a speed is measured
+HOLD = 30  # intervals until both placements are compared again
+ELEMENTS_PER_THREAD = 32_768  # torch does not split smaller elementwise operations
+
+
+class ThreadPlacement:
+    """Keeps the threads of this process on fewer cores while that trains faster, and only beside busy processes.
+
+    The number of threads stays the same, so results do not depend on the placement. A context manager that lets the
+    threads use all cores again at its end.
+
+    busy_cores: returns the cores that other processes have used since its last call, `None` if that is not known
+    is_disturbing: whether so many busy cores slow training
+    """
+
+    def __init__(self, busy_cores: Callable[[], float | None], is_disturbing: Callable[[float], bool]) -> None:
+        self._busy_cores = busy_cores
+        self._is_disturbing = is_disturbing
+        self._cores = sorted(os.sched_getaffinity(0)) if can_place_threads() else []
+        self._first = 0  # index of the first core that a confined process uses
+        self._team: _SecondTeam | None = None  # while the threads are confined
+        self._speeds: dict[bool, float] = {}  # tokens per second when confined (True) and when not (False)
+        self._hold = 1  # the interval in which a process starts or ends says nothing
+        self._tokens, self._seconds = 0, 0.0
+
+    def __enter__(self) -> "ThreadPlacement":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._release()
+
+    @property
+    def confined(self) -> bool:
+        """Whether the threads run on fewer cores than the process may use."""
+        return self._team is not None
+
+    def step(self, tokens: int, seconds: float) -> None:
+        """Take the tokens and the duration of a training step, and change the placement if that pays."""
+        self._tokens += tokens
+        self._seconds += seconds
+        if self._seconds < INTERVAL or not self._cores:
+            return
+        speed, self._tokens, self._seconds = self._tokens / self._seconds, 0, 0.0
+        busy = self._busy_cores()
+        if busy is None or not self._is_disturbing(busy):
+            self._release()
+            self._speeds, self._hold = {}, 1
+        elif self._hold > 0:
+            self._hold -= 1
+        else:
+            self._compare(speed, busy)
+
+    def _compare(self, speed: float, busy: float) -> None:
+        """Note the speed of the current placement; try the other one, or keep the faster of both."""
+        self._speeds[self.confined] = speed
+        if len(self._speeds) == 1:
+            faster = not self.confined
+        else:
+            faster = self._speeds[True] > self._speeds[False]
+            self._first += not faster  # other cores in the next trial
+            self._speeds, self._hold = {}, HOLD
+        if faster and not self.confined:
+            self._confine(max(1, len(self._cores) - max(1, round(busy))))
+        elif not faster:
+            self._release()
+
+    def _confine(self, count: int) -> None:
+        first = self._first % len(self._cores)
+        cores = {*(self._cores[first:] + self._cores[:first])[:count]}
+        self._team = _SecondTeam()
+        _move_threads({*self._cores}, cores)
+
+    def _release(self) -> None:
+        if self._team is not None:
+            self._team.end()
+            self._team = None
+            _move_threads(set(os.sched_getaffinity(0)), {*self._cores})
+
+
+def can_place_threads() -> bool:
+    """Whether this is Linux, and the process may use several cores and computes with several threads."""
+    return hasattr(os, "sched_setaffinity") and len(os.sched_getaffinity(0)) > 1 and torch.get_num_threads() > 1
+
+
+def _move_threads(old: set[int], new: set[int]) -> None:
+    """Allow the threads of this process that may use the cores `old` to use the cores `new` instead.
+
+    Threads that have other cores, set by someone else, or that end meanwhile, are left as they are.
+    """
+    with contextlib.suppress(OSError):
+        for task in TASKS.iterdir():
+            with contextlib.suppress(OSError):
+                if os.sched_getaffinity(int(task.name)) == old:
+                    os.sched_setaffinity(int(task.name), new)
+
+
+class _SecondTeam:
+    """A second team of OpenMP threads, which sleeps, and whose existence ends the spinning of the first.
+
+    libgomp polls at most 100 times if it has more threads than there are cores ("GOMP_SPINCOUNT" in its manual).
+    Threads that share a core and spin would wait for a whole time slice each.
+    """
+
+    def __init__(self) -> None:
+        self._started, self._ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tinylm-second-team", daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    def _run(self) -> None:
+        torch.ones(ELEMENTS_PER_THREAD * torch.get_num_threads(), device="cpu").add_(1)  # starts the team
+        self._started.set()
+        self._ended.wait()
+
+    def end(self) -> None:
+        """End the thread, and with it its team."""
+        self._ended.set()
+        self._thread.join()

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import tokenizers
 from tests.forgeries import forged_tokenizers
 from tests.published import TEXT, published
 from tinylm.errors import TinyLMError
+from tinylm.text.decoding import decode_after
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer
 from tinylm.text.tokenizer_file import validate_tokenizer
 
@@ -197,12 +197,4 @@ def test_a_panic_during_encoding_or_decoding_raises_tinylm_error(
     with pytest.raises(TinyLMError, match=r"cannot decode the tokens \(.{1,120}\)\. Use another"):
         tokenizer.decode([1])
     with pytest.raises(TinyLMError, match="cannot decode"):
-        tokenizer.stream_decoder().finish()
-
-
-def test_the_text_of_a_decoder_that_rewrites_earlier_text_is_buffered_until_the_end(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.load(saved(tmp_path, PUBLISHED["bert"]))
-    ids = tokenizer.encode("the cat's hat, don't they?").tolist()
-    stream = tokenizer.stream_decoder()
-    text = "".join([*(stream.push(i) for i in ids), stream.finish()])
-    assert re.sub(r"\s", "", text) == re.sub(r"\s", "", tokenizer.decode(ids))
+        decode_after(tokenizer, [], [1])

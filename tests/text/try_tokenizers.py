@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.published import TEXT
 from tinylm.errors import TinyLMError
+from tinylm.text.decoding import stream_decoder
 from tinylm.text.tokenizer import Tokenizer
 
 TEXTS = (
@@ -37,9 +38,9 @@ def use(path: Path) -> str:
             assert all(0 <= i < tokenizer.vocab_size for i in ids)
             tokenizer.decode(ids)
             tokenizer.decoded_size(ids)
-            stream = tokenizer.stream_decoder()
+            stream = stream_decoder(tokenizer, ids[:10])
             for i in ids[:200]:
-                stream.push(i)
+                stream.decode([i])
             stream.finish()
             tokenizer.unknown_characters(text)
             tokenizer.safe_split_point(text)

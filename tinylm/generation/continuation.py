@@ -78,7 +78,8 @@ class Continuation:
         sampler = Sampler(sampling, config.seed, config.num_samples, vocab_size, self._first_stream)
         for row in rows:
             sampler.observe(row, self._encoded.ids)
-        streams = [TextStream(self._tokenizer, config.stop, self._encoded.end_ids) for _ in rows]
+        contexts = self._generator.prompts or [self._encoded.start] * config.num_samples
+        streams = [TextStream(self._tokenizer, config.stop, self._encoded.end_ids, context) for context in contexts]
         texts = [""] * config.num_samples
         for tokens in self._generator.tokens(self._encoded.start, sampler, config.num_samples, config.max_tokens):
             for row, (stream, token) in enumerate(zip(streams, tokens, strict=True)):

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from tinylm.text.tokenizer import StreamDecoder, Tokenizer
+from tinylm.text.decoding import stream_decoder
+from tinylm.text.tokenizer import Tokenizer
 
 
 class TextStream:
@@ -12,9 +13,15 @@ class TextStream:
     tokens: number of tokens so far, without an end token.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], end_ids: frozenset[int] = frozenset()) -> None:
-        """end_ids: tokens that end the text, besides those of the tokenizer."""
-        self._decoder: StreamDecoder = tokenizer.stream_decoder()
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str],
+        end_ids: frozenset[int] = frozenset(),
+        context: Sequence[int] = (),
+    ) -> None:
+        """end_ids: tokens that end the text, besides those of the tokenizer. context: the ids before the sample."""
+        self._decoder = stream_decoder(tokenizer, context)
         self._stop_ids = tokenizer.stop_ids | end_ids
         self._stops = [stop for stop in stops if stop]
         self._buffer = ""
@@ -32,7 +39,7 @@ class TextStream:
             self.finish_reason = "end"
             return self._release(self._buffer + self._decoder.finish())
         self.tokens += 1
-        return self._release(self._buffer + self._decoder.push(token))
+        return self._release(self._buffer + self._decoder.decode([token]))
 
     def finish(self) -> str:
         """End the text after the last token. Returns the remaining text, including the buffered text."""

@@ -22,7 +22,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.files import read_text
 from tinylm.run_config import SpecialTokens
 from tinylm.text.corpus import code_points
-from tinylm.text.gigatoken_bpe import GigatokenBPE, added_tokens_are_special, is_byte_level_bpe
+from tinylm.text.gigatoken_bpe import GigatokenBPE, added_tokens_are_special, byte_alphabet, is_byte_level_bpe
 from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
 from tinylm.text.tokenizer_file import TokenizerSpec, token_ids, validate_tokenizer
 
@@ -39,10 +39,11 @@ class Tokenizer:
     """A tokenizer of the `tokenizers` library.
 
     kind: "char", "bpe" (byte-level BPE with GPT-2's pre-tokenizer), or "other" for any other tokenizer.json.
-    vocab_size: the largest id plus one. special: the special tokens; all but the padding token must be in the
-    vocabulary, except that <|endoftext|> is added if it is missing. end_of_text_id: separates documents. stop_ids: end
-    generated text. bos_id: begins each document; `None` for none. sha256: hash of `to_str()`, and of `special` unless
-    it is the default, in hexadecimal.
+    vocab_size: the largest id plus one. decoder_steps: the steps of the decoder in tokenizer.json; none if it joins the
+    tokens with spaces. special: the special tokens; all but the padding token must be in the vocabulary, except that
+    <|endoftext|> is added if it is missing. end_of_text_id: separates documents. stop_ids: end generated text.
+    bos_id: begins each document; `None` for none. sha256: hash of `to_str()`, and of `special` unless it is the
+    default, in hexadecimal.
 
     `encode` encodes the name of a special token as ordinary text. Raises TinyLMError if two tokens have the same id,
     and for a special token other than the padding token without an id.
@@ -68,6 +69,7 @@ class Tokenizer:
         identity = file + (json.dumps(asdict(special)) if special != SpecialTokens() else "")
         self.sha256 = hashlib.sha256(identity.encode()).hexdigest()
         spec = json.loads(file)
+        self.decoder_steps = _flat_steps(spec["decoder"])
         self._table = _character_table(spec)
         self._gigatoken = GigatokenBPE(spec) if self._table is None and is_byte_level_bpe(spec) else None
         self.kind = "char" if self._table is not None else "bpe" if self._gigatoken is not None else "other"
@@ -283,28 +285,20 @@ class Tokenizer:
         """Return the text of token ids; special tokens are skipped. Raises TinyLMError if the library fails."""
         return _decode(self._library, [int(i) for i in ids])
 
-    def decode_bytes(self, ids: np.ndarray) -> bytes:
-        """The UTF-8 bytes of the text of token ids, (N,), which may begin or end inside a character.
+    @functools.cached_property
+    def token_bytes(self) -> "TokenBytes | None":
+        """The bytes of each id, for a decoder that joins the bytes of all tokens; `None` for other decoders."""
+        kinds = [step["type"] for step in self.decoder_steps]
+        return TokenBytes(self, byte_level=kinds == ["ByteLevel"]) if kinds in (["ByteLevel"], ["Fuse"]) else None
 
-        Special tokens are skipped. With a tokenizer of the kind "other", returns what `decode` does; with others, it is
-        faster. Raises TinyLMError if the library fails.
-        """
-        if self.kind == "other":
-            return self.decode(ids).encode()
-        if self._character_codes is not None:
-            codes = self._character_codes[ids]
-            return codes[codes >= 0].astype("<u4").tobytes().decode("utf-32-le").encode()
-        return b"".join(map(self._token_bytes.__getitem__, ids.tolist()))
+    def decoded_token(self, i: int) -> str | None:
+        """The token of an id, as the decoder receives it; `None` for a special token and for an id without a token."""
+        return None if i in self._special_ids else self._library.id_to_token(i)
 
     @functools.cached_property
-    def _character_codes(self) -> np.ndarray | None:
-        """The code point of each id of a character tokenizer, or -1: (V,); `None` for other kinds."""
-        if self._table is None:
-            return None
-        codes = np.full(self.vocab_size, -1, dtype=np.int32)
-        characters = np.flatnonzero(self._table >= 0)
-        codes[self._table[characters]] = characters
-        return codes
+    def _special_ids(self) -> frozenset[int]:
+        added = self._library.get_added_tokens_decoder()
+        return frozenset(i for i, token in added.items() if token.special)
 
     @functools.cached_property
     def _token_bytes(self) -> list[bytes]:
@@ -370,42 +364,22 @@ class Tokenizer:
                 return end
         return 0
 
-    def stream_decoder(self) -> "StreamDecoder":
-        """A decoder for ids that are generated one at a time."""
-        return StreamDecoder(self._library)
 
+class TokenBytes(dict[int, bytes]):
+    """The bytes that each id adds to a text, computed at first use; none for special tokens."""
 
-class StreamDecoder:
-    """Decodes ids one at a time into text; text that has been returned does not change with later ids.
+    def __init__(self, tokenizer: Tokenizer, *, byte_level: bool) -> None:
+        """byte_level: whether the characters of a token stand for bytes, as in byte-level BPE."""
+        self._tokenizer = tokenizer
+        self._byte_of = dict(byte_alphabet()) if byte_level else {}
 
-    The library's stream fails for decoders that change earlier text; `finish` then returns all of the remaining text.
-    """
-
-    def __init__(self, library: tokenizers.Tokenizer) -> None:
-        self._library = library
-        self._stream = decoders.DecodeStream(skip_special_tokens=True)
-        self._ids: list[int] = []
-        self._emitted = 0
-        self._buffering = False
-
-    def push(self, token_id: int) -> str:
-        """Add an id and return the text that it completes: "" inside a character or after a failure of the library."""
-        self._ids.append(token_id)
-        text: str | None = None
-        if not self._buffering:
-            try:
-                with wrap_library_errors():
-                    text = self._stream.step(self._library, token_id)
-            except TokenizerLibraryError:
-                self._buffering = True
-        if text is None:
-            return ""
-        self._emitted += len(text)
-        return text
-
-    def finish(self) -> str:
-        """Return the rest of the text, such as an incomplete character. Raises TinyLMError if the library fails."""
-        return _decode(self._library, self._ids)[self._emitted :]
+    def __missing__(self, i: int) -> bytes:
+        token = self._tokenizer.decoded_token(i) or ""
+        try:
+            self[i] = bytes(self._byte_of[character] for character in token)
+        except KeyError:  # as the library does with a token that has another character
+            self[i] = token.encode()
+        return self[i]
 
 
 def _unusable(source: Path, error: Exception) -> TinyLMError:
@@ -416,6 +390,12 @@ def _special_id(vocabulary: dict[str, int], token: str) -> int:
     if token not in vocabulary:
         raise TinyLMError(f"its special token {token[:60]!r} is not in the vocabulary")
     return vocabulary[token]
+
+
+def _flat_steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if step is None:
+        return []
+    return [step] if step["type"] != "Sequence" else [flat for part in step["decoders"] for flat in _flat_steps(part)]
 
 
 def _decode(library: tokenizers.Tokenizer, ids: list[int], skip_special_tokens: bool = True) -> str:

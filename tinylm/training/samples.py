@@ -12,6 +12,7 @@ from tinylm.kernels.force_eager import force_eager
 from tinylm.model.decoder import Decoder
 from tinylm.model.stack import Transformer
 from tinylm.run_config import RunConfig
+from tinylm.text.decoding import decode_after
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.training.events import Evaluated
 from tinylm.training.sharded_tensors import is_sharded
@@ -54,9 +55,10 @@ def generate_sample(model: Transformer, tokenizer: Tokenizer, config: RunConfig,
     was_training = model.training
     model.eval()
     sampler = sampling.Sampler(SamplingConfig(), 0, 1, tokenizer.vocab_size)
+    start = start_tokens(tokenizer, config.data, [])
     try:
         with force_eager(), autocast(model.device.type, dtype):
-            ids = [row[0] for row in generate(model, [start_tokens(tokenizer, config.data, [])], sampler, tokens)]
+            ids = [row[0] for row in generate(model, [start], sampler, tokens)]
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -65,4 +67,4 @@ def generate_sample(model: Transformer, tokenizer: Tokenizer, config: RunConfig,
         return None
     finally:
         model.train(was_training)
-    return tokenizer.decode(ids)
+    return decode_after(tokenizer, start, ids)

@@ -1,0 +1,129 @@
+"""Ids decoded one at a time after a context, compared with two calls of the library's `decode`."""
+
+import json
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models
+
+from tests.published import TEXT, published
+from tinylm.text.decoding import BYTE_TOKEN, decode_after, stream_decoder
+from tinylm.text.tokenizer import Tokenizer
+
+SPACES = decoders.Replace("▁", " ")
+BYTES, FUSE, STRIP = decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
+STREAMED: dict[str, Any] = {
+    "none": None,
+    "fuse": FUSE,
+    "byte level": decoders.ByteLevel(),
+    "metaspace, first": decoders.Metaspace("▁", "first"),
+    "metaspace, always": decoders.Metaspace("▁", "always"),
+    "metaspace, never": decoders.Metaspace("▁", "never"),
+    "word pieces": decoders.WordPiece("##", cleanup=False),
+    "word pieces, cleaned": decoders.WordPiece("##", cleanup=True),
+    "end of word": decoders.BPEDecoder("</w>"),
+    "llama": decoders.Sequence([SPACES, BYTES, FUSE, STRIP]),
+    "gemma": decoders.Sequence([SPACES, BYTES, FUSE]),
+    "strip of several": decoders.Sequence([SPACES, BYTES, decoders.Sequence([FUSE, decoders.Strip(" ", 3, 0)])]),
+    "bytes and metaspace": decoders.Sequence([BYTES, decoders.Metaspace("▁", "first")]),
+}
+BUFFERED: dict[str, Any] = {
+    "ctc": decoders.CTC("a", "▁", True),
+    "replacement across tokens": decoders.Sequence([SPACES, FUSE, decoders.Replace(" .", ".")]),
+    "word pieces, fused before": decoders.Sequence([FUSE, decoders.WordPiece("##", cleanup=True)]),
+    "strip of each token": decoders.Sequence([decoders.Metaspace("▁", "first"), decoders.Strip("a", 2, 0)]),
+    "strip of texts that may be empty": decoders.Sequence([decoders.Replace("a", ""), FUSE, decoders.Strip("b", 1, 0)]),
+}
+TOKENS = "▁ ▁▁ ▁a a b aa . ' n't do ##s ## a</w> </w> ab</w> \ufffd 日".split()
+BYTE_TOKENS = ["<0xE6>", "<0x97>", "<0xa5>", "<0xFF>", "<0x0A>", "<0x20>", "<0x61>"]
+BYTE_LETTERS = ["Ġ", "æ", "Ĺ", "¥", "æĹ¥", "ÿ", "ĊĊ"]
+
+
+def library_of(decoder: Any) -> tokenizers.Tokenizer:
+    words = ["<unk>", *TOKENS, *BYTE_TOKENS, *BYTE_LETTERS]
+    vocabulary = {token: i for i, token in enumerate(words)} | {"é": 40}  # ids 36 to 39 have no token
+    library = tokenizers.Tokenizer(models.WordLevel(vocabulary, "<unk>"))
+    library.add_special_tokens([AddedToken("<s>", special=True)])
+    library.add_tokens([AddedToken("▁[X]", special=False)])
+    library.decoder = decoder
+    return library
+
+
+LIBRARIES = {name: library_of(decoder) for name, decoder in (STREAMED | BUFFERED).items()}
+TOKENIZERS = {name: Tokenizer(library_of(decoder)) for name, decoder in (STREAMED | BUFFERED).items()}
+CHARACTER = [TOKENIZERS["none"].encode(token).item() for token in BYTE_TOKENS[:3]]
+ids = st.lists(st.integers(0, 1 + TOKENIZERS["none"].vocab_size), max_size=12)
+
+
+def streamed(tokenizer: Tokenizer, context: list[int], following: list[int]) -> str:
+    decoder = stream_decoder(tokenizer, context)
+    return "".join([*(decoder.decode([i]) for i in following), decoder.finish()])
+
+
+def is_open(tokenizer: Tokenizer, i: int) -> bool:
+    """Whether later ids may change the text of this one."""
+    return BYTE_TOKEN.fullmatch(tokenizer.decoded_token(i) or "") is not None
+
+
+@pytest.mark.parametrize("name", STREAMED)
+@settings(max_examples=300)
+@given(context=ids, following=ids)
+@example(context=CHARACTER * 3, following=[*CHARACTER, 4])  # adjacent byte tokens are decoded together
+def test_streamed_text_is_that_of_all_ids_without_that_of_the_context(
+    name: str, context: list[int], following: list[int]
+) -> None:
+    library, tokenizer = LIBRARIES[name], TOKENIZERS[name]
+    if name == "byte level" and library.decode(context).endswith("\ufffd"):
+        context = []  # whether the rest of a character belongs to the context is no question of decoders
+    start = len(library.decode(context))
+    decoder, text = stream_decoder(tokenizer, context), ""
+    for count, i in enumerate(following, start=1):
+        text += decoder.decode([i])
+        expected = library.decode(context + following[:count])[start:]
+        if name == "byte level":  # without an incomplete character
+            assert text in (expected, expected.removesuffix("\ufffd"))
+        elif not is_open(tokenizer, i) and tokenizer.decoded_token(i) is not None:
+            assert text == expected
+    assert text + decoder.finish() == library.decode(context + following)[start:]
+
+
+@pytest.mark.parametrize("name", BUFFERED)
+@settings(max_examples=300)
+@given(context=ids, following=ids)
+@example(context=[5], following=[*[4] * 9, 5])  # b, and a, which is removed
+def test_text_that_any_later_id_can_change_is_returned_at_the_end(
+    name: str, context: list[int], following: list[int]
+) -> None:
+    start = len(LIBRARIES[name].decode(context))
+    expected = LIBRARIES[name].decode(context + following)[start:]
+    assert streamed(TOKENIZERS[name], context, following) == expected
+
+
+@pytest.mark.parametrize("model", published())
+def test_published_tokenizers_stream_any_part_of_a_text(model: str) -> None:
+    file = json.dumps(published()[model])
+    library, tokenizer = tokenizers.Tokenizer.from_str(file), Tokenizer(tokenizers.Tokenizer.from_str(file))
+    encoded = library.encode(TEXT, add_special_tokens=False).ids
+    for cut in range(len(encoded)):
+        before = library.decode(encoded[:cut])
+        if not before.endswith("\ufffd"):
+            expected = library.decode(encoded)[len(before) :]
+            assert streamed(tokenizer, encoded[:cut], encoded[cut:]) == expected
+            assert decode_after(tokenizer, encoded[:cut], encoded[cut:]) == expected
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_the_cost_of_an_id_does_not_grow_with_the_ids_before_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = TOKENIZERS[name]
+    lengths = [0]
+    decode = Tokenizer.decode
+    monkeypatch.setattr(Tokenizer, "decode", lambda self, ids: lengths.append(len(ids)) or decode(self, ids))
+    repeated = [0, tokenizer.encode("▁")[0], *(tokenizer.encode(token)[0] for token in ("\ufffd", "ÿ"))]
+    for i in map(int, repeated):
+        decoder = stream_decoder(tokenizer, [i] * 100)
+        text = "".join(decoder.decode([i]) for _ in range(100)) + decoder.finish()
+        assert len(text) >= 97
+    assert max(lengths) < 20

@@ -8,14 +8,18 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+import tokenizers
 import torch
 import transformers
 
 import tinylm
 from tests.formats.peers import EOS, SMALL, VOCABULARY, edit_json, save_peer, save_tokenizer
+from tests.published import published
 from tests.shell import story
 from tinylm.adapters.merge import merge_adapter
+from tinylm.chat_session import ChatSession
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.generation.generation_config import GenerationConfig
 from tinylm.importing import import_model
 from tinylm.open_model import find_model, open_model
 from tinylm.reporter import LogReporter
@@ -41,11 +45,11 @@ def halved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 
 @torch.no_grad()
-def greedy(peer: Any, ids: list[int], count: int) -> list[int]:
+def greedy(peer: Any, ids: list[int], count: int, vocab_size: int = VOCABULARY - 8) -> list[int]:
     """The ids and their greedy continuation by the peer's logits, without the padding rows of its embedding."""
     ids = list(ids)
     for _ in range(count):
-        ids.append(int(peer(torch.tensor([ids[-64:]])).logits[0, -1, : VOCABULARY - 8].argmax()))
+        ids.append(int(peer(torch.tensor([ids[-64:]])).logits[0, -1, :vocab_size].argmax()))
     return ids
 
 
@@ -55,6 +59,31 @@ def test_a_folder_is_loaded_by_path_and_continues_a_prompt_as_the_peer(saved: tu
     ids = [0, *model.encode("Once upon")]  # the prompt begins with <s>
     expected = itertools.takewhile(lambda i: i != 1, greedy(peer, ids, 30)[len(ids) :])
     assert model.generate("Once upon", max_tokens=30, temperature=0) == model.decode(expected)
+
+
+def test_text_continues_the_prompt_with_a_decoder_that_strips_the_first_space(tmp_path: Path) -> None:
+    file = json.dumps(published()["llama2"])
+    library = tokenizers.Tokenizer.from_str(file)
+    library.encode_special_tokens = True
+    torch.manual_seed(3)
+    size = library.get_vocab_size()
+    peer = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SMALL, "vocab_size": size})).eval()
+    peer.save_pretrained(tmp_path / "llama")
+    (tmp_path / "llama/tokenizer.json").write_text(file)
+    edit = {"bos_token": "<bos>", "eos_token": "<unk>", "chat_template": "{{ messages[0].content }}"}
+    (tmp_path / "llama/tokenizer_config.json").write_text(json.dumps(edit))
+    model = tinylm.load(tmp_path / "llama")
+    for prompt in ("the cat's", "we have", "a", ""):
+        ids = library.encode(prompt).ids or [1]  # begins with <bos>
+        following = itertools.takewhile(lambda i: i > 0, greedy(peer, ids, 40, size)[len(ids) :])
+        expected = library.decode([*ids, *following])[len(library.decode(ids)) :]
+        assert model.generate(prompt, max_tokens=40, temperature=0) == expected
+        assert "".join(model.generate(prompt, max_tokens=40, temperature=0, stream=True)) == expected
+    config = GenerationConfig(max_tokens=40, temperature=0)
+    ids = library.encode("the cat", add_special_tokens=False).ids
+    following = itertools.takewhile(lambda i: i > 0, greedy(peer, ids, 40, size)[len(ids) :])
+    expected = library.decode([*ids, *following])[len(library.decode(ids)) :]
+    assert "".join(ChatSession(model, model.chat_format(), config).ask("the cat")) == expected
 
 
 def test_the_loss_of_a_text_is_that_of_the_peer(saved: tuple[Any, Path]) -> None:

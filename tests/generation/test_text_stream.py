@@ -1,11 +1,15 @@
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.text.test_decoding import STREAMED, library_of
 from tinylm.generation.text_stream import TextStream
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 CHAR = train_char("abc\n ")
+STRIPPED = Tokenizer(library_of(STREAMED["llama"]))
 BPE = train_bpe(["abab abab abcab é日本 cabba", "aab cab bca é日"] * 20, 300)
 
 
@@ -14,14 +18,15 @@ def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
     return st.lists(st.sampled_from(ids), max_size=30)
 
 
-def reference(tokenizer: Tokenizer, ids: list[int], stops: list[str]) -> tuple[str, bool]:
+def reference(tokenizer: Tokenizer, ids: list[int], stops: list[str], context: Sequence[int] = ()) -> tuple[str, bool]:
     """By definition: decode token by token until the text contains a stop sequence, and return the text before it."""
+    start = len(tokenizer.decode(context))
     for count in range(len(ids) + 1):
-        text = tokenizer.decode(ids[:count])
+        text = tokenizer.decode([*context, *ids[:count]])[start:]
         starts = [text.index(stop) for stop in stops if stop in text]
         if starts:
             return text[: min(starts)], True
-    return tokenizer.decode(ids), False
+    return tokenizer.decode([*context, *ids])[start:], False
 
 
 def streamed(stream: TextStream, ids: list[int]) -> list[str]:
@@ -50,6 +55,24 @@ def test_text_ends_before_the_first_stop_sequence_and_no_part_of_it_is_shown(ids
 def test_stop_sequences_match_across_and_within_tokens_of_several_bytes(ids: list[int], stops: list[str]) -> None:
     expected, stopped = reference(BPE, ids, stops)
     stream = TextStream(BPE, stops)
+    assert "".join(streamed(stream, ids)) == expected
+    assert stream.finish_reason == ("stop" if stopped else "length")
+
+
+WORDS = [STRIPPED.encode(token).item() for token in ("▁", "▁▁", "▁a", "a", "b", ".")]
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.sampled_from(WORDS), max_size=4),
+    st.lists(st.sampled_from(WORDS), max_size=20),
+    st.lists(st.text("ab .", min_size=1, max_size=4), max_size=3),
+)
+def test_stop_sequences_match_spaces_that_the_decoder_removes_only_at_the_beginning(
+    context: list[int], ids: list[int], stops: list[str]
+) -> None:
+    expected, stopped = reference(STRIPPED, ids, stops, context)
+    stream = TextStream(STRIPPED, stops, context=context)
     assert "".join(streamed(stream, ids)) == expected
     assert stream.finish_reason == ("stop" if stopped else "length")
 

@@ -37,7 +37,7 @@ BUFFERED: dict[str, Any] = {
     "strip of each token": decoders.Sequence([decoders.Metaspace("▁", "first"), decoders.Strip("a", 2, 0)]),
     "strip of texts that may be empty": decoders.Sequence([decoders.Replace("a", ""), FUSE, decoders.Strip("b", 1, 0)]),
 }
-TOKENS = "▁ ▁▁ ▁a a b aa . ' n't do ##s ## a</w> </w> ab</w> \ufffd 日".split()
+TOKENS = ["▁", "▁▁", "▁a", "a", "b", ".", "'", "n't", "do", "##s", "##", "a</w>", "</w>", "ab</w>", "\ufffd", "日"]
 BYTE_TOKENS = ["<0xE6>", "<0x97>", "<0xa5>", "<0xFF>", "<0x0A>", "<0x20>", "<0x61>"]
 BYTE_LETTERS = ["Ġ", "æ", "Ĺ", "¥", "æĹ¥", "ÿ", "ĊĊ"]
 

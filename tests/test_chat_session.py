@@ -88,7 +88,7 @@ def test_an_answer_that_is_left_early_is_kept_as_far_as_it_was_read(loaded: tupl
 
 def test_the_end_token_of_the_template_ends_an_answer(loaded: tuple[Any, tinylm.Model]) -> None:
     _, model = loaded
-    assert model.chat_format().end_token() == "</s>"
+    assert model.chat_format().end_token == "</s>"
 
 
 def test_a_model_without_a_template_says_what_to_give(tmp_path: Path) -> None:

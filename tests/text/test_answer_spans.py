@@ -159,8 +159,8 @@ def test_a_template_that_renders_nothing_is_refused() -> None:
 
 def test_the_end_token_of_a_template_is_that_after_its_answers() -> None:
     ends = {CHATML: "<|im_end|>", LLAMA_2: "</s>", LLAMA_3: "<|eot_id|>", QWEN: "<|im_end|>"}
-    assert {template: chat(template).end_token() for template in ends} == ends
-    assert chat("{% for m in messages %}{{ m.content }}\n{% endfor %}").end_token() is None
+    assert {template: chat(template).end_token for template in ends} == ends
+    assert chat("{% for m in messages %}{{ m.content }}\n{% endfor %}").end_token is None
 
 
 def test_ordinary_text_is_what_is_between_special_tokens() -> None:

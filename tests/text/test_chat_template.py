@@ -1,20 +1,23 @@
 """Chat templates: equal to transformers' rendering, and harmless if they are hostile."""
 
+import contextlib
+import errno
+import gc
 import json
+import os
 import subprocess
 import sys
+import threading
 import time
-import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from tinylm.errors import TinyLMError, UsageError
-from tinylm.text import chat_template
-from tinylm.text.chat_template import CHATML, ChatTemplate
+from tinylm.text import chat_template, template_worker
+from tinylm.text.chat_template import CHATML, ChatTemplate, Job
 
 CONVERSATION = [
     {"role": "system", "content": "Be brief."},
@@ -90,6 +93,19 @@ TEMPLATES = {
         "{{ 'ab'[::-1] }}{{ (1, 2)[1:] }}{{ (1, 2).list is defined }}"
         "{% for group in messages | groupby('role') %}{{ group.grouper }}{{ group.list | length }}{% endfor %}"
     ),
+    # What Jinja's sandbox allows beyond what published templates commonly use.
+    "formats": (
+        "{{ '%5.1f|%s' | format(3.14159, 'x') }}{{ '%d of %s' % (3, 'é') }}{{ '{:>5}{a}'.format('r', a=1) }}"
+        "{{ 3.14159 | round(2) }}{{ 2.5 | round(method='ceil') | int }}{{ 'a b/ü' | urlencode }}{{ 'a'.zfill(3) }}"
+        "{{ 2 ** 3 }}{{ 'x'.ljust(3) ~ 'x'.center(4) }}|{{ {'b': 1} | pprint }}{{ 123456 | filesizeformat }}"
+        "{{ 'a b c' | truncate(4) }}{{ 'a long text' | wordwrap(4) }}{{ '<b>a &amp; b</b>' | striptags }}"
+        "{{ 'a b' | wordcount }}{{ range(5) | batch(2) | list }}{{ range(4) | slice(2) | list }}"
+        "{{ {'class': 'x'} | xmlattr }}{{ 'a'.encode() }}{{ dict.fromkeys(['a'], 1) }}{{ namespace(a=1, self=2).self }}"
+        "{{ messages | map('upper') | list | length }}{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}"
+        "{{ 'é' | tojson }}{{ (1.5, none, true) | tojson }}{{ lipsum(n=1, min=3, max=4) | length > 3 }}"
+        "{% block a %}{{ 1 }}{% endblock %}{% autoescape true %}{{ '<' }}{% endautoescape %}"
+        "{{ strftime_now('%Y') | length }}{{ 1 in [1] in [[1]] }}{{ 'a' if nothing else 'b' }}"
+    ),
     # A filter that selects yields its values once, and is true even if there are none.
     "generators": (
         "{% set found = messages | selectattr('role', 'eq', 'user') %}{{ found | list | length }}"
@@ -149,53 +165,34 @@ def test_marks_that_a_template_itself_writes_do_not_appear_in_the_text() -> None
     assert template.render(CONVERSATION) == template.marked(CONVERSATION)[0] == "abcde"
 
 
-def test_a_template_that_writes_a_lone_surrogate_is_refused() -> None:
-    with pytest.raises(TinyLMError, match="surrogates not allowed"):
-        ChatTemplate("{{ '\\ud800' }}").render(CONVERSATION)
+@pytest.mark.parametrize("source", ["{{ '\\ud800' }}", "{{ '\\ufdd0' }}"])
+def test_a_template_that_writes_what_is_not_a_character_is_refused(source: str) -> None:
+    with pytest.raises(TinyLMError, match=r"writes U\+(D800|FDD0), which is not a character"):
+        ChatTemplate(source).render(CONVERSATION)
 
 
-# Texts that are not a template, with a part of the error.
+# Texts that cannot be compiled, with a part of the error.
 NOT_TEMPLATES = {
     "{% for %}": "line 1: ",
     "\n\n{{ 'x' | pickle }}": "line 3: No filter named 'pickle'",
     "{% break %}": "'break' outside loop",
-    "{% if 1 %}{% continue %}{% endif %}": "'continue' not properly in loop",
-    "{% for a in b %}{% macro f() %}{% break %}{% endmacro %}{% endfor %}": "'break' outside loop",
-    "{% macro f(a, a) %}{% endmacro %}": "duplicate argument",
     "{{ dict(a=1, a=2) }}": "keyword argument repeated",
-    "{{ messages[1:2, 3] }}": "invalid syntax",
-    "{{ 1 in [1] in [[1]] }}": "a chain of comparisons with in is not supported",
-    "{% include '/etc/passwd' %}": "{% include %} is not supported",
-    "{% if 0 %}{% import 'os' as os %}{% endif %}": "{% import %} is not supported",
-    "{% from 'os' import system %}": "{% from %} is not supported",
-    "{% extends 'x' %}": "{% extends %} is not supported",
-    "{% block a %}{% endblock %}": "{% block %} is not supported",
-    "{% autoescape true %}{% endautoescape %}": "{% autoescape %} is not supported",
     "{{ " + "(" * 5000 + ")" * 5000 + " }}": "nested too deeply",
-    "{{ " + "[" * 150 + "]" * 150 + " }}": "nested",
-    "{{ " + "-" * 9000 + "1 }}": "nested too deeply",
-    "{{ " + "+".join(["1"] * 9000) + " }}": "nested too deeply",
-    "{{ 1" + "|string" * 9000 + " }}": "nested too deeply",
+    "{{ " + "+".join(["a"] * 9000) + " }}": "nested too deeply",
     "{% if 1 %}" * 150 + "{% endif %}" * 150: "too many levels of indentation",
-    "{% if 1 %}" * 5000 + "{% endif %}" * 5000: "nested too deeply",
-    "{% if 0 %}" + "{% elif 0 %}" * 5000 + "{% endif %}": "nested too deeply",
-    "{% for a in b %}" * 30 + "{% endfor %}" * 30: "too many statically nested blocks",
     "{% \x1b[31m %}": "unexpected char '\\x1b'",
+    "{{ 9 ** (9 ** 9) }}": "it computes for more than 0 s",  # by Jinja's optimizer
     "{{ 'x' }}" * 20_000: "can have at most 131072",
 }
 
 
 @pytest.mark.parametrize("source", NOT_TEMPLATES, ids=lambda source: source[:40])
-def test_what_cannot_be_compiled_is_an_error_in_one_line(source: str) -> None:
+def test_what_cannot_be_compiled_is_an_error_in_one_line(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 0.4)
     with pytest.raises(TinyLMError) as info:
-        ChatTemplate(source)
+        ChatTemplate(source).render(CONVERSATION)
     assert NOT_TEMPLATES[source] in str(info.value)
     assert str(info.value).isprintable()
-
-
-def test_compiling_warns_of_nothing() -> None:
-    with pytest.raises(TinyLMError, match="not subscriptable"):  # Python warns when it compiles 1[1:2] and 1()
-        ChatTemplate("{{ 1[1:2] }}{{ 1() }}{{ 'a'() }}").render(CONVERSATION)
 
 
 def test_reasons_are_one_line_of_printable_characters() -> None:
@@ -211,128 +208,49 @@ def test_reasons_are_one_line_of_printable_characters() -> None:
 
 LOOP, END = "{% for i in range(99999) %}", "{% endfor %}"
 SPACE = "{% set ns = namespace(x='x', y=[], t=(), d={}) %}"
-LONG = "{% set b = 'x' * 1000000 %}{% set c = b ~ 'y' %}{% set d = b ~ 'z' %}"
-# Small lists and tuples of many entries that are the same large one, and what reads all of them.
-LISTS = SPACE + "".join(f"{{% set ns.{name} = [range(29999) | list] * 149999 %}}" for name in "xy")
-TUPLES = SPACE + "{% macro f() %}{% set ns.x = (varargs,) * 149999 %}{% endmacro %}{{ f(*range(29999)) }}"
-LIST_USES = (
-    *("{{ ns.x }}", "{{ ns.x | tojson }}", "{{ ns.x | tojson(indent=2) }}", "{{ ns.x ~ '' }}", "{{ ns.x | join }}"),
-    *("{{ ns.x == ns.y }}", "{{ ns.x in [ns.y] }}", "{{ [ns.x, ns.y] | sort }}", "{{ [ns.x, ns.y] | max }}"),
-    *("{{ ns.x | string }}", "{{ ns.x | trim }}", "{{ ns.x is eq(ns.y) }}", "{{ raise_exception(ns.x) }}"),
-    *("{{ messages[ns.x].y }}", "{{ [ns.x].index(ns.y) }}", "{{ 'x' | replace('x', ns.x) }}"),
-    "{% for i in [ns.x, ns.y] %}{{ loop.changed(i) }}{% endfor %}",
-)
-TUPLE_USES = (
-    *("{{ {ns.x: 1} }}", "{{ messages[0].get(ns.x) }}", "{{ ns.x in messages[0] }}", "{{ dict([(ns.x, 1)]) }}"),
-    *("{{ messages[0][ns.x] }}", "{{ [ns.x] | unique | list }}", "{{ ns.x in ns.d.keys() }}"),
-)
+LONG = "{% set b = 'x' * 1000000 %}"
 ATTACKS = {
     "a class": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "a class by subscript": "{{ ''['__class__']['__mro__'] }}",
     "a class by filter": "{{ [''] | map(attribute='__class__.__mro__') | list }}",
+    "a class by a filter of attributes": "{{ '' | attr('__class__') | attr('__mro__') }}",
     "a format": "{{ '{0.__class__}'.format(messages) }}",
+    "a format that is called later": "{{ ['{0.__class__}'.format] | map('call', messages) | list }}",
     "a format of a dict": "{{ '{a.__class__}'.format_map({'a': 1}) }}",
     "globals of a function": "{{ raise_exception.__globals__ }}",
     "globals of a method": "{{ cycler.__init__.__globals__.os.system('true') }}",
     "self": "{{ self._TemplateReference__context }}",
     "a namespace's class": "{{ namespace().__class__.__init__.__globals__ }}",
-    "a generic alias": SPACE + "{% for i in range(60) %}{% set ns.x = dict[ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-    "bytes": "{{ (1).to_bytes(1000000000, 'big') | length }}",
+    "a namespace with hidden entries": "{% set ns = namespace(__class__=1) %}{{ ns }}",
+    "a file": "{% include '/etc/passwd' %}",
+    "a module": "{% import 'os' as os %}{{ os }}",
+    "a change of the conversation": "{{ messages.append(1) }}",
+    "bytes": "{{ (1).to_bytes(100000000000, 'big') | length }}",
     "nested loops": LOOP + LOOP + END + END,
-    "a loop filter": LOOP + "{% for j in range(99999) if false %}{% endfor %}" + END,
-    "loops over characters": LONG + "{% for i in b %}{% for j in b %}{% endfor %}{% endfor %}",
-    "a large body": LOOP + "{% if a %}{% endif %}" * 5000 + END,
-    "a recursive macro": "{% macro f(n) %}{{ f(n - 1) }}{{ f(n - 1) }}{% endmacro %}{{ f(900) }}",
     "exponential calls": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "a recursive macro": "{% macro f(n) %}{{ f(n - 1) }}{{ f(n - 1) }}{% endmacro %}{{ f(900) }}",
     "a recursive loop": "{% for a in messages recursive %}{{ loop(messages) }}{% endfor %}",
-    "a wide recursive loop": (
-        "{% for a in messages recursive %}{% if loop.depth < 60 %}{{ loop([a, a]) }}{% endif %}{% endfor %}"
-    ),
     "a large range": "{% for i in range(1000000000) %}{% endfor %}",
-    "a long text": "{{ ('x' * 2000000000) | length }}{{ 'x' * 1000000000000 }}",
+    "a long text": "{% set n = 100000000000 %}{{ ('x' * n) | length }}",
     "a doubled text": SPACE + LOOP + "{% set ns.x = ns.x + ns.x %}" + END,
-    "a joined text": SPACE + LOOP + "{% set ns.x = ns.x ~ ns.x %}" + END,
     "a captured text": SPACE + LOOP + "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}" + END,
-    "a literal text, captured": "{% set x %}{% for i in range(50000) %}"
-    + "y" * 30000
-    + END
-    + "{% endset %}{{ x | length }}",
-    "a literal text of a macro": (
-        "{% macro f() %}" + "y" * 60000 + "{% endmacro %}{% set x %}" + LOOP + "{{ f() }}" + END + "{% endset %}"
-    ),
-    "many texts": SPACE + LONG + LOOP + "{% set n = namespace(a=ns.x) %}{% set n.b = b[1:] %}{% set ns.x = n %}" + END,
-    "many lists": SPACE
-    + LOOP
-    + "{% set n = namespace(a=ns.x) %}{% set n.b = range(9999) | list %}{% set ns.x = n %}"
-    + END,
-    "many parts of texts": (
-        SPACE
-        + "{% set b = '€€,' * 200000 %}"
-        + LOOP
-        + "{% set n = namespace(a=ns.x) %}{% set n.b = b.split(',') %}{% set ns.x = n %}"
-        + END
-    ),
-    "chained generators": SPACE + (LOOP + "{% set ns.y = ns.y | map('upper') %}" + END) * 2 + "{{ ns.y | list }}",
-    "a replaced text": LONG + "{{ b | replace('x', b[:1500]) | length }}",
-    "a method that replaces": LONG + "{{ b.replace('', b[:1500]) | length }}",
-    "a joined list": LONG + "{{ range(1500) | join(b) | length }}",
-    "a method that joins": LONG + "{{ b.join(range(1500) | map('string')) | length }}",
-    "a method that joins long texts": LONG + "{{ ''.join([b] * 1500) | length }}",
-    "a padded text": "{{ 'x'.ljust(1000000000000) }}{{ 'x'.zfill(1000000000000) }}",
-    "a formatted text": "{{ '%1000000000d' % 1 }}",
-    "a text formatted by a test": "{{ '%1000000000d' is even }}",
-    "a text formatted by a division": "{{ '%1000000000d' is divisibleby 3 }}",
-    "an undefined value in a format": "{{ '%1000000000s' % nothing }}",
-    "a huge number": "{{ 9 ** (9 ** 9) }}",
+    "many lists": SPACE + LOOP + "{% set n = namespace(a=ns.x, b=range(9999) | list) %}{% set ns.x = n %}" + END,
+    "a text without end": LONG + LOOP + "{{ b }}" + END,
+    "a replaced text": LONG + "{{ b | replace('x', b) | length }}",
+    "a padded text": "{{ 'x'.ljust(100000000000) }}",
+    "a formatted text": "{% set n = 1 %}{{ '%100000000000d' % n }}",
+    "a format of width": "{{ '{:>100000000000}'.format(1) }}",
+    "a huge number": "{% set n = 9 %}{{ n ** (n ** n) }}",
     "a squared number": "{% set ns = namespace(n=3) %}" + LOOP + "{% set ns.n = ns.n * ns.n %}" + END,
-    "a number of many digits": (
-        "{% set n = ('f' * 99999) | int(base=16) %}{% set m = ('e' * 49999) | int(base=16) %}"
-        + LOOP
-        + "{{ n // m }}"
-        + END
-    ),
-    "an infinite number": "{{ 1e999 }}",
-    "an indented text": "{{ ('x\n' * 10000) | indent(1000000000) | length }}",
-    "an indented JSON": "{{ messages | tojson(indent=1000000000) }}",
-    "long separators": LONG + "{{ (range(1500) | list) | tojson(separators=(b, b)) | length }}",
-    "searching for a short text": LONG + "{% set n = 'x' * 90 ~ 'y' %}" + LOOP + "{{ n in b }}" + END,
+    "an indented JSON": "{{ messages | tojson(indent=100000000000) }}",
     "searching from the end": LONG + LOOP + "{{ b.rfind('xy' ~ b[:500000]) }}" + END,
-    "splitting from the end": LONG + LOOP + "{{ b.rsplit(sep='xy' ~ b[:500000]) | length }}" + END,
-    "stripping many characters": LONG + LOOP + "{{ b.strip('y' * 1000000 ~ 'x') | length }}" + END,
-    "trimming many characters": LONG + LOOP + "{{ b | trim('y' * 1000000 ~ 'x') | length }}" + END,
-    "searching in a list": LONG + LOOP + "{{ c in [d, d] }}" + END,
-    "searching in a range": LOOP + "{{ 'a' in range(99999) }}" + END,
-    "equal beginnings": LONG + "{{ ([c] * 99999) | select('equalto', d) | list | length }}",
-    "a sum of lists": "{{ ([[1]] * 299999) | sum(start=[]) | length }}",
-    "a long attribute": LONG + "{{ range(99999) | sort(attribute=b.replace('x', 'x,')) }}",
-    "filters in loops": LOOP + "{{ range(99999) | list | length * 0 }}" + END,
-    "selecting nothing": LOOP + "{{ range(99999) | select('string') | first }}" + END,
-    "selecting nothing without a test": LOOP + "{{ ([0] * 9999) | select | list | length }}" + END,
-    "slices in loops": LONG + LOOP + "{% set x = b[1:] %}" + END,
-    "differences of keys": (
-        "{% set d = dict((range(9999) | map('string') | list) | groupby(0)) %}"
-        + LOOP
-        + "{{ d.keys() - d.keys() }}"
-        + END
-    ),
-    "doubled arguments": (
-        "{% macro f(n) %}{% if n %}{{ f(n - 1, varargs, varargs) }}{% else %}{{ varargs }}{% endif %}{% endmacro %}"
-        "{{ f(60, 1) }}"
-    ),
-    "deep namespaces": SPACE + LOOP + "{% set ns.x = namespace(x=ns.x) %}" + END,
     "deep tuples": SPACE + LOOP + "{% set ns.t = (ns.t,) %}" + END + "{{ {ns.t: 1} | length }}",
-    "a cyclic namespace": "{% set ns = namespace() %}{% set ns.x = [ns] %}{{ ns.x | tojson }}",
-    "batches": "{{ range(99999) | batch(1000000000, 'x') | list | length }}",
-    "rounding": "{{ 1.5 | round(1000000000) }}",
-    "a date": "{{ strftime_now('%1000000000Y') | length }}{{ strftime_now('%c' * 1000) }}",
+    "a cyclic namespace": "{% set ns = namespace() %}{% set ns.x = [ns] %}{{ ns.x }}{{ ns.x | tojson }}",
+    "batches": "{{ range(99999) | batch(100000000000, 'x') | list | length }}",
+    "a date": "{{ strftime_now('%1000000000Y') | length }}",
     "a slice": "{{ messages[::0] }}",
     "nested lists": SPACE + "{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-    "nested tuples": SPACE + "{% for i in range(60) %}{% set ns.x = (ns.x, ns.x) %}{% endfor %}{{ {ns.x: 1} }}",
     "nested dicts": SPACE + "{% for i in range(60) %}{% set ns.x = {1: ns.x, 2: ns.x} %}{% endfor %}{{ ns.x }}",
-    "nested namespaces": SPACE
-    + "{% for i in range(60) %}{% set ns.x = namespace(a=ns.x, b=ns.x) %}{% endfor %}{{ ns.x }}",
-    **{f"large lists: {use}": LISTS + use for use in LIST_USES},
-    **{f"large tuples: {use}": TUPLES + use for use in TUPLE_USES},
 }
 
 
@@ -341,8 +259,7 @@ import json, resource, sys, time
 from tinylm.errors import TinyLMError
 from tinylm.text import chat_template
 
-resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-chat_template.MAX_WORK = 10_000_000  # a fifth, to be done sooner
+chat_template.SECONDS = 0.4
 messages, attacks = json.load(sys.stdin)
 for name, source in attacks.items():
     start = time.monotonic()
@@ -350,20 +267,20 @@ for name, source in attacks.items():
         text = chat_template.ChatTemplate(source).render(messages)
     except TinyLMError as error:
         text = str(error)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
     print(json.dumps([name, text[:1000], time.monotonic() - start, memory]), flush=True)
 """
 
 
 @pytest.fixture(scope="module")
 def attacked() -> dict[str, tuple[str, float, float]]:
-    """Of each attack, run in order in a process of their own: text or error, seconds, and MB at the most so far."""
+    """Of each attack, run in order: text or error, seconds, and MB of the template's process at the most so far."""
     data = json.dumps([CONVERSATION, {"nothing": ""} | ATTACKS])
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        output, _ = process.communicate(data, timeout=100)
+        output, _ = process.communicate(data, timeout=200)
     except subprocess.TimeoutExpired:
         process.kill()
         output, _ = process.communicate()
@@ -377,126 +294,118 @@ def test_a_hostile_template_ends_without_effect(name: str, attacked: dict[str, t
     assert text.isprintable() and len(text) < 400
     assert "root" not in text and "class '" not in text  # what is denied is an empty text
     assert seconds < 20
-    assert memory < attacked["nothing"][2] + 150
+    assert memory < template_worker.MEMORY / 1e6
 
 
-NAMES = st.sampled_from(["ns.x", "ns.x", "ns.y", "messages", "messages[0]", "messages[0].content", "f", "i", "nothing"])
-CONSTANTS = st.sampled_from(
-    ["0", "1", "-3", "9999", "1.5", "true", "none", "''", "'x'", "'%9999d'", "'é'", "[]", "()", "{}", "1000000000"]
-)
-METHODS = (
-    "join",
-    "replace",
-    "split",
-    "rsplit",
-    "strip",
-    "rfind",
-    "get",
-    "items",
-    "keys",
-    "upper",
-    "count",
-    "format",
-    "x",
-)
-FILTERS = (
-    *("join", "replace", "tojson", "indent", "list", "map", "select", "selectattr", "sort", "unique", "groupby", "sum"),
-    *(
-        "length",
-        "trim",
-        "string",
-        "upper",
-        "reverse",
-        "first",
-        "items",
-        "dictsort",
-        "default",
-        "int",
-        "max",
-        "e",
-        "safe",
-    ),
-)
-TESTS = ("even", "in", "equalto", "lt", "string", "sequence", "defined", "divisibleby", "lower")
-OPERATORS = ("+", "-", "*", "/", "//", "%", "~", "==", "<", "in", "and", "or")
+IN_PROCESS = "import sys; sys.path += sys.argv[1:]; from tinylm.text.template_worker import lock_down; "
 
 
-def larger(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    """Expressions of others."""
-    arguments = st.lists(parts, max_size=2).map(", ".join)
-    return st.one_of(
-        st.builds("({} {} {})".format, parts, st.sampled_from(OPERATORS), parts),
-        st.builds("[{0}, {0}, {1}]".format, parts, parts),
-        st.builds("({0}, {0})".format, parts),
-        st.builds("{{{}: {}}}".format, parts, parts),
-        st.builds("({})[{}]".format, parts, parts),
-        st.builds("({})[{}:{}:{}]".format, parts, parts, parts, parts),
-        st.builds("({}).{}({})".format, parts, st.sampled_from(METHODS), arguments),
-        st.builds("({} | {}({}))".format, parts, st.sampled_from(FILTERS), arguments),
-        st.builds("({} is {}({}))".format, parts, st.sampled_from(TESTS), arguments),
-        st.builds("({} if {} else {})".format, parts, parts, parts),
-        st.builds(
-            "{}({})".format, st.sampled_from(["f", "f", "range", "dict", "namespace", "loop", "caller"]), arguments
-        ),
-        st.builds("f(*({}))".format, parts),
-    )
+def in_worker(code: str) -> str:
+    """What code prints in the process of a template."""
+    command = [sys.executable, "-I", "-S", "-c", IN_PROCESS + code, *filter(None, sys.path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={"TOKEN": "secret"}).stdout.strip()
 
 
-EXPRESSIONS = st.recursive(NAMES | CONSTANTS, larger, max_leaves=4)
+def test_the_process_of_a_template_starts_without_torch_and_numpy() -> None:
+    assert in_worker("print([name for name in ('torch', 'numpy', 'tokenizers') if name in sys.modules])") == "[]"
 
 
-def blocks(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    """Statements around others."""
-    return st.one_of(
-        st.builds("{}{}".format, parts, parts),
-        st.builds("{{% for i in {} %}}{}{{% endfor %}}".format, EXPRESSIONS | st.just("range(9999)"), parts),
-        st.builds(
-            "{{% for i in {} recursive %}}{}{{{{ loop({}) }}}}{{% endfor %}}".format, EXPRESSIONS, parts, EXPRESSIONS
-        ),
-        st.builds("{{% for i in {} if {} %}}{}{{% endfor %}}".format, EXPRESSIONS, EXPRESSIONS, parts),
-        st.builds("{{% if {} %}}{}{{% endif %}}".format, EXPRESSIONS, parts),
-        st.builds("{{% macro f(b={}) %}}{}{{% endmacro %}}".format, EXPRESSIONS, parts),
-        st.builds("{{% call f({}) %}}{}{{% endcall %}}".format, EXPRESSIONS, parts),
-        st.builds("{{% set ns.x %}}{}{{% endset %}}".format, parts),
-        st.builds("{{% filter replace('x', {}) %}}{}{{% endfilter %}}".format, EXPRESSIONS, parts),
-        st.builds("{{% generation %}}{}{{% endgeneration %}}".format, parts),
-    )
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such limits")
+def test_a_template_that_escaped_from_the_sandbox_could_open_no_file_and_see_no_environment() -> None:
+    code = """
+import os, socket; lock_down(); print(dict(os.environ))
+for act in (lambda: open('/etc/passwd'), lambda: open('new', 'w'), socket.socket, os.pipe):
+    try: print(act())
+    except OSError as error: print(error.errno)"""
+    assert in_worker(code.strip()).split() == ["{}", *[str(errno.EMFILE)] * 4]
 
 
-STATEMENTS = st.recursive(
-    st.one_of(
-        st.builds("{{{{ {} }}}}".format, EXPRESSIONS),
-        st.builds("{{% set ns.x = {} %}}".format, EXPRESSIONS),
-        st.builds("{{% set ns.y = [ns.y, {}] %}}".format, EXPRESSIONS),
-        st.sampled_from(["{% break %}", "{% continue %}", "text", "{% set ns.x = ns.x + ns.x %}", "{% set ns = ns %}"]),
-    ),
-    blocks,
-    max_leaves=6,
-)
+def process_of(template: ChatTemplate) -> "subprocess.Popen[bytes]":
+    assert template._process is not None
+    return template._process._child
 
 
-@settings(max_examples=75)
-@given(STATEMENTS, st.integers(0, 2))
-def test_any_template_ends_within_its_budget_of_time_and_memory(statements: str, loops: int) -> None:
-    macro = "{% macro f(b='x') %}{{ b }}{{ varargs }}{% endmacro %}"
-    source = SPACE + macro + LOOP * loops + statements + END * loops + "{{ ns.x }}{{ ns.y | tojson }}"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat_template, "MAX_WORK", 500_000)  # a hundredth
-        start = time.monotonic()
-        tracemalloc.start()
-        try:
-            ChatTemplate(source).render(CONVERSATION[:2])
-        except TinyLMError as error:
-            assert str(error).isprintable()
-        finally:
-            _, peak = tracemalloc.get_traced_memory()
-            tracemalloc.stop()
-    assert time.monotonic() - start < 10
-    assert peak < 50e6
+def test_the_process_starts_with_the_first_rendering_and_ends_with_the_template() -> None:
+    template = ChatTemplate(CHATML)
+    assert template._process is None
+    first = template.render(CONVERSATION)
+    child = process_of(template)
+    assert template.render(CONVERSATION) == first and process_of(template) is child
+    child.kill()
+    child.wait()
+    assert template.render(CONVERSATION) == first  # in a new process
+    child = process_of(template)
+    del template
+    gc.collect()
+    assert child.returncode is not None
+
+
+def test_a_rendering_that_was_interrupted_does_not_answer_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate("{{ messages[0].content }}")
+    texts = [[{"role": "user", "content": text}] for text in ("a", "b")]
+    assert template.render(texts[0]) == "a"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Timer, "start", interrupt)
+        template.render(texts[0])
+    assert template.render(texts[1]) == "b"
+
+
+def interrupt(timer: threading.Timer) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_made_by_fork_renders_in_a_process_of_its_own() -> None:
+    program = """
+import os, sys
+from tinylm.text.chat_template import CHATML, ChatTemplate
+template = ChatTemplate(CHATML)
+template.render([])
+first = template._process._child.pid
+child = os.fork()
+template.render([])
+own = template._process._child.pid == first
+if not child: sys.exit(own)
+print(own, os.waitpid(child, 0)[1], template.render([{"role": "user", "content": "a"}])[:12])
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert result.stdout == "True 0 <|im_start|>\n"
+
+
+PARENT = """
+import signal, sys, time
+from tinylm.text.chat_template import CHATML, ChatTemplate
+if sys.argv[1] == "ignored":
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP): signal.signal(number, signal.SIG_IGN)
+template = ChatTemplate(CHATML)
+template.render([])
+print(template._process._child.pid, flush=True)
+if sys.argv[1] != "exit": time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@pytest.mark.parametrize("end", ["exit", "ignored", "kill"])
+def test_the_process_ends_with_its_parent_even_if_that_is_killed(end: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT, end], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        if end != "exit":
+            parent.kill()
+        parent.wait(60)
+    for _ in range(600):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, 0)
+            if Path(f"/proc/{child}/stat").exists() and Path(f"/proc/{child}/stat").read_text().split()[2] == "Z":
+                return  # not yet reaped by process 1
+            time.sleep(0.1)
+            continue
+        return
+    pytest.fail("the process is still there")
 
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
-def test_the_budget_is_enough_for_long_conversations(name: str) -> None:
+def test_the_limits_are_enough_for_long_conversations(name: str) -> None:
     """Of thousands of messages, and of a message of a million characters."""
     many = [{"role": ("user", "assistant")[i % 2], "content": "a word and another " * (i % 9)} for i in range(2000)]
     long = [*CONVERSATION, {"role": "user", "content": "a word,\nand <another>\n" * 50_000}]
@@ -508,28 +417,25 @@ def test_the_budget_is_enough_for_long_conversations(name: str) -> None:
         assert ChatTemplate(TEMPLATES[name], SPECIAL).render(messages, tools) == expected[0]
 
 
+def test_a_batch_with_a_hostile_rendering_gives_the_others_and_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 0.4)
+    template = ChatTemplate("{% if messages[0].content == 'x' %}" + LOOP + LOOP + END + END + "{% endif %}a")
+    jobs = [Job([{"role": "user", "content": text}], None, [(1, False)]) for text in "axa"]
+    assert [next(iter(found)) for found in template.render_each([jobs[0], jobs[2]])] == ["a", "a"]
+    first, failed, last = (found[0] for found in template.render_each(jobs))
+    assert (first, last) == ("a", "a") and "computes for more than" in str(failed)
+
+
 def test_deeply_nested_data_are_an_error() -> None:
     value: Any = "x"
     for _ in range(10_000):
         value = [value]
-    messages = [{"role": "user", "content": "a", "extra": value}]
-    assert ChatTemplate("{{ messages[0].content }}").render(messages) == "a"
-    for expression in ("messages | tojson", "messages", "m.extra == m.extra[0]", "messages | string | length"):
-        with pytest.raises(TinyLMError, match="nested too deeply"):
-            ChatTemplate("{% set m = messages[0] %}{{ " + expression + " }}").render(messages)
+    with pytest.raises(UsageError, match="nested too deeply"):
+        ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": "a", "extra": value}])
 
 
 def test_data_with_the_names_of_methods_and_attributes_are_data() -> None:
-    data = {
-        "role": "user",
-        "content": "a",
-        "copy": 1,
-        "pop": 2,
-        "__class__": 3,
-        "format": "4",
-        "items": 5,
-        "number": 6**999,
-    }
-    source = "{{ m.copy }}{{ m.pop }}{{ m['__class__'] }}{{ m.format }}{{ m['items'] }}{{ m.items() | list | length }}"
-    assert ChatTemplate("{% set m = messages[0] %}" + source).render([data]) == "123458"
+    data = {"role": "user", "content": "a", "__class__": 3, "number": 6**999, "keys": "4"}
+    source = "{% set m = messages[0] %}{{ m['__class__'] }}{{ m['keys'] }}{{ m.keys() | list | length }}"
+    assert ChatTemplate(source).render([data]) == "345"
     assert json.loads(ChatTemplate("{{ messages | tojson }}").render([data])) == [data]

@@ -21,6 +21,6 @@ def encode_conversation(conversation: Conversation, format: ChatFormat, tokenize
         raise UsageError(f"{conversation.location}: {error}") from error
     if not ids:
         raise UsageError(f"{conversation.location}: the chat template renders no text.")
-    end = format.end_token()
+    end = format.end_token
     end_ids = frozenset() if end is None else frozenset(int(i) for i in tokenizer.encode_with_special(end)[0])
     return EncodedPrompt(without_marks(text), ids, ids, end_ids)

@@ -74,7 +74,9 @@ class TextGenerator(ABC):
         source = self.chat_template if template is None else read_template(template)
         if source is None:
             raise UsageError("The model has no chat template; give a `chat_template`.")
-        return chat_format(source, self.tokenizer)
+        format = chat_format(source, self.tokenizer)
+        format.template.compile()
+        return format
 
     def answer(
         self, prompt: Prompt, format: ChatFormat, speed: SpeedConfig | None = None, first_stream: int = 0

@@ -1,15 +1,22 @@
 """The text of a conversation and its scored characters."""
 
+import contextlib
 import functools
+import itertools
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.chat import Conversation
-from tinylm.text.chat_template import ChatTemplate
+from tinylm.text.chat_template import BEGIN, ChatTemplate, Job, Rendering, text_of, unmarked
 from tinylm.text.literal_tokens import LiteralTokens, without_marks
+
+BATCH = 256  # conversations that are rendered at a time
+BATCH_CHARACTERS = 1 << 18
+
+_Result = TypeVar("_Result")
 
 
 class ScoredText(NamedTuple):
@@ -40,24 +47,45 @@ class ChatFormat:
     def prompt(self, conversation: Conversation) -> str:
         """The text of a conversation up to the beginning of the next answer, marked as in `ScoredText`.
 
-        Raises UsageError for a text that contains LITERAL, and the errors of `ChatTemplate.render`.
+        Raises UsageError for a text that contains LITERAL, for tools or calls that the template does not write, and the
+        errors of `ChatTemplate.render`.
         """
         marked = self._marked(conversation)
-        return self.template.render(marked.messages, marked.tools, add_generation_prompt=True)
+        probe = _probe(marked)
+        job = Job(marked.messages, marked.tools, [(len(marked.messages), True)])
+        (rendering,), *probed = self.template.render_each([job, *probe.jobs])
+        text = unmarked(text_of(rendering))[0]
+        _require_written(probe, probed)
+        return text
 
     def render(self, conversation: Conversation) -> ScoredText:
-        """The text and the scored spans of a conversation.
+        """The text and the scored spans of a conversation. Errors as for `render_each`."""
+        return next(self.render_each([conversation]))
+
+    def render_each(self, conversations: Iterable[Conversation]) -> Iterator[ScoredText]:
+        """Yield the text and the scored spans of each conversation.
 
         `{% generation %}` blocks of the template are the spans of answers. Without such blocks, an answer is the text
         that its message adds to the earlier messages, rendered with the generation prompt; white space after a special
         token at the end of an answer is not scored. With `train_on` last, messages after the last answer are left out.
+        Answers with the `weight` 0 are not scored.
 
         Raises UsageError, with the location, for a conversation that the template refuses or fails on or that has
-        invalid characters, for one that is rendered as no text, and, without `{% generation %}` blocks, for one whose
-        beginning is rendered differently when more messages follow.
+        invalid characters, for one that is rendered as no text, for tools or calls that the template does not write,
+        and, without `{% generation %}` blocks, for one whose beginning is rendered differently when more messages
+        follow.
         """
+        for batch in _batches(conversations):
+            requests = [self._located(conversation, self._request, conversation) for conversation in batch]
+            answers = self.template.render_each([job for request in requests for job in request.jobs])
+            for request in requests:
+                renderings = list(itertools.islice(answers, len(request.jobs)))
+                yield self._located(request.source, self._scored, request, *renderings)
+
+    def _located(self, conversation: Conversation, function: Callable[..., _Result], *args: Any) -> _Result:
+        """The result of a function, whose errors get the location of the conversation."""
         try:
-            return self._render(self._marked(conversation))
+            return function(*args)
         except TinyLMError as error:
             if str(error).startswith(conversation.location):
                 raise
@@ -73,73 +101,190 @@ class ChatFormat:
     def _literal(self) -> LiteralTokens:
         return LiteralTokens(self.control_tokens)
 
-    def _render(self, conversation: Conversation) -> ScoredText:
+    def _request(self, source: Conversation) -> "_Request":
+        """What to render to find the scored text of a conversation."""
+        conversation = self._marked(source)
+        blocks = self.template.marks_answers
         answers = conversation.answers()
-        if self.train_on == "last" and answers:
-            conversation = replace(conversation, messages=conversation.messages[: answers[-1] + 1])
-        messages, tools = conversation.messages, conversation.tools
-        text, spans = self.template.marked(messages, tools)
+        scored = [index for index in answers if conversation.messages[index].get("weight") != 0]
+        if self.train_on == "last" and scored:
+            scored = scored[-1:]
+            conversation = replace(conversation, messages=conversation.messages[: scored[-1] + 1])
+            answers = [index for index in answers if index <= scored[-1]]
+        wanted: list[int] | None = scored
+        if self.train_on == "all":
+            wanted = [index for index in answers if index not in scored]
+        elif blocks and scored == answers:
+            wanted = None
+        # The text before each answer, and that with the answer.
+        prefixes = [prefix for index in wanted or () for prefix in ((index, not blocks), (index + 1, False))]
+        whole = (len(conversation.messages), False)
+        job = Job(conversation.messages, conversation.tools, [whole, *prefixes], len(prefixes) if blocks else 2)
+        probe = _probe(conversation)
+        return _Request(source, conversation, wanted, [job, *probe.jobs], probe)
+
+    def _scored(self, request: "_Request", renderings: list[Rendering], *probed: list[Rendering]) -> ScoredText:
+        """The text and the scored spans, by the renderings of a request."""
+        rendered = text_of(renderings[0])
+        text, spans = unmarked(rendered)
         if not text:
             raise UsageError("The chat template renders no text.")
+        _require_written(request.probe, probed)
+        if request.answers is not None:
+            blocks, spans = spans, []
+            for index, before, after in zip(request.answers, renderings[1::2], renderings[2::2], strict=False):
+                if self.template.marks_answers:
+                    first = _text(rendered, before).count(BEGIN) if index else 0
+                    spans += blocks[first : _text(rendered, after).count(BEGIN)]
+                else:
+                    spans.append(self._span_of(request, index, text, before, after))
         if self.train_on == "all":
-            return ScoredText(text, [range(len(text))])
-        if self.template.marks_answers:
-            if self.train_on == "last" and answers:
-                earlier = len(self.template.marked(messages[: answers[-1]], tools)[1]) if answers[-1] else 0
-                spans = spans[earlier:]
-        else:
-            wanted = answers[-1:] if self.train_on == "last" else answers
-            spans = [self._span_of(conversation, index, text) for index in wanted]
+            edges = [0, *(edge for span in spans for edge in (span.start, span.stop)), len(text)]
+            spans = [range(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
         return ScoredText(text, [span for span in spans if span])
 
-    def _span_of(self, conversation: Conversation, index: int, text: str) -> range:
-        """The span of the answer at `index` in the text of the whole conversation, found by rendering prefixes."""
-        messages, tools = conversation.messages, conversation.tools
-        prompt = self.template.render(messages[:index], tools, add_generation_prompt=True)
-        answered = text if index + 1 == len(messages) else self.template.render(messages[: index + 1], tools)
+    def _span_of(self, request: "_Request", index: int, text: str, before: Rendering, after: Rendering) -> range:
+        """The span of the answer at `index` in the text, by the renderings before it and with it."""
+        if isinstance(before, TinyLMError):
+            before = self._opening(request, index, _text(text, after), before)
+        prompt, answered = _text(text, before), _text(text, after)
         if not answered.startswith(prompt):
-            self._raise_changed(conversation, index, prompt, answered, "message {} is its answer")
+            self._raise_changed(request.source, index, prompt, answered, "message {} is its answer")
         if not text.startswith(answered):
-            self._raise_changed(conversation, index, answered, text, "other messages follow message {}")
+            self._raise_changed(request.source, index, answered, text, "other messages follow message {}")
         answer = answered[len(prompt) :]
         stripped = answer.rstrip()
         if stripped.endswith(self.special_tokens):
             answer = stripped
         return range(len(prompt), len(prompt) + len(answer))
 
+    def _opening(self, request: "_Request", index: int, answered: str, error: TinyLMError) -> int:
+        """The length of the text before an answer, for a template that does not render the messages before it alone,
+        such as none. There, the answer follows the only occurrence of the generation prompt.
+
+        Raises UsageError if the generation prompt does not occur once.
+        """
+        messages, tools = request.conversation.messages[: index + 1], request.conversation.tools
+        following = self.template.render(messages, tools, add_generation_prompt=True)
+        opening = following.removeprefix(answered)
+        if not opening or opening == following or answered.count(opening) != 1:
+            raise UsageError(
+                f"The beginning of the answer in message {index + 1} cannot be found, since the template does not "
+                f"render the messages before it alone: {error} {self._advice(request.source)}"
+            )
+        return answered.index(opening) + len(opening)
+
     def _raise_changed(self, conversation: Conversation, index: int, expected: str, found: str, when: str) -> NoReturn:
         """Raise UsageError about a text `found` that does not start with the text `expected`."""
         at = next((i for i, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), len(found))
         before, after = (without_marks(text[at : at + 40]) for text in (expected, found))
-        last = (
-            "set `train_on` to last, which works here, or to" if self._finds_last(conversation) else "set `train_on` to"
-        )
         raise UsageError(
             f"{conversation.location}: the chat template renders the beginning of this conversation differently when "
-            f"{when.format(index + 1)}: {before!r} becomes {after!r}. So its answers cannot be found; {last} all, or "
-            "use a `chat_template` with {% generation %} blocks."
+            f"{when.format(index + 1)}: {before!r} becomes {after!r}. So its answers cannot be found; "
+            f"{self._advice(conversation)}"
         )
 
-    def _finds_last(self, conversation: Conversation) -> bool:
-        """Whether the span of the last answer can be found with `train_on` last; False if that is already set."""
-        if self.train_on == "last":
-            return False
-        try:
-            return bool(replace(self, train_on="last")._render(conversation).spans)
-        except TinyLMError:
-            return False
+    def _advice(self, conversation: Conversation) -> str:
+        """What to do where answers cannot be found. It says whether the last answer can be found."""
+        last = ""
+        if self.train_on != "last":
+            with contextlib.suppress(TinyLMError):
+                found = replace(self, train_on="last").render(conversation).spans
+                last = "last, which works here, or to " if found else ""
+        return f"set `train_on` to {last}all, or use a `chat_template` with {{% generation %}} blocks."
 
     def ordinary_text(self, text: str) -> Iterator[str]:
         """Yield the non-empty parts of a rendered text between special tokens, without marks."""
         parts = token_pattern(self.special_tokens).split(text) if self.special_tokens else [text]
         return map(without_marks, filter(None, parts))
 
+    @functools.cached_property
     def end_token(self) -> str | None:
         """The special token at the end of an answer; `None` for a template without one. Errors as for `render`."""
         probe = Conversation(({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}))
         text, spans = ChatFormat(self.template, self.special_tokens, "last").render(probe)
         answer = text[spans[-1].start : spans[-1].stop] if spans else ""
         return next((token for token in self.special_tokens if answer.endswith(token)), None)
+
+
+class _Request(NamedTuple):
+    """A conversation, as it is read and as it is rendered (marked and cut), with the jobs that render it.
+
+    answers: the messages whose spans are wanted; `None` for all `{% generation %}` blocks.
+    """
+
+    source: Conversation
+    conversation: Conversation
+    answers: list[int] | None
+    jobs: list[Job]
+    probe: "_Probe"
+
+
+def _text(whole: str, rendering: Rendering) -> str:
+    return whole[:rendering] if isinstance(rendering, int) else text_of(rendering)
+
+
+def _batches(conversations: Iterable[Conversation]) -> Iterator[list[Conversation]]:
+    """Yield lists of conversations with at most BATCH of them, and about BATCH_CHARACTERS."""
+    batch: list[Conversation] = []
+    characters = 0
+    for conversation in conversations:
+        batch.append(conversation)
+        characters += sum(len(message["content"]) for message in conversation.messages)
+        if len(batch) == BATCH or characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+class _Probe(NamedTuple):
+    """Shows whether a template writes tools and calls: without them, an answer of a call alone would be an empty text.
+
+    jobs: the conversation with a new name for each call and each tool; no job without calls and tools. names: a phrase
+    for messages by each of these names.
+    """
+
+    jobs: list[Job]
+    names: dict[str, str]
+
+
+def _probe(conversation: Conversation) -> _Probe:
+    names: dict[str, str] = {}
+
+    def renamed(entries: Sequence[Any], phrase: str) -> list[Any]:
+        return [_with_name(entry, names, phrase) for entry in entries]
+
+    messages = [
+        {**message, "tool_calls": renamed(message["tool_calls"], f"the tool calls of message {number}")}
+        if message.get("tool_calls")
+        else message
+        for number, message in enumerate(conversation.messages, start=1)
+    ]
+    tools = None if conversation.tools is None else renamed(conversation.tools, "the tools")
+    return _Probe([Job(messages, tools, [(len(messages), False)])] if names else [], names)
+
+
+def _with_name(entry: dict[str, Any], names: dict[str, str], phrase: str) -> dict[str, Any]:
+    """A tool or a call with a new name, which is added to `names`; as it is if it has no name."""
+    if isinstance(entry.get("function"), dict):
+        return {**entry, "function": _with_name(entry["function"], names, phrase)}
+    if not isinstance(entry.get("name"), str):
+        return entry
+    name = f"name_{len(names)}_of_tinylm"
+    names[name] = phrase
+    return {**entry, "name": name}
+
+
+def _require_written(probe: _Probe, probed: Sequence[list[Rendering]]) -> None:
+    """Raise UsageError if a new name is not in the text that was rendered for a probe."""
+    for (rendering,) in probed:
+        text = text_of(rendering)
+        for name, phrase in probe.names.items():
+            if name not in text:
+                raise UsageError(
+                    f"The chat template does not write {phrase}. Choose a `chat_template` that does, or leave them out."
+                )
 
 
 def token_pattern(tokens: Collection[str]) -> re.Pattern[str]:

@@ -55,24 +55,19 @@ class ChatCorpus(Corpus):
         Raises UsageError as `conversations` and `ChatFormat.render` do.
         """
         assert self.chat is not None
-        return map(self.chat.render, self.conversations(progress))
+        return self.chat.render_each(self.conversations(progress))
 
     def examples_between(self, start: int, stop: int, progress: Progress = no_progress) -> Iterator[ScoredText]:
         """Yield the examples that begin in the characters from `start` up to `stop` of the stream; as `examples`."""
         assert self.chat is not None
-        position = 0
-        lengths = iter(self._lengths)
-        for conversation in self.conversations(progress):
-            if position >= stop:
-                return
-            known_length = next(lengths, None)
-            if position < start and known_length is not None:  # skip rendering, which takes most of the time
-                position += known_length
-                continue
-            example = self.chat.render(conversation)
-            if position >= start:
-                yield example
-            position += self._length(example)
+        # The lengths tell which conversations to render, which takes most of the time.
+        starts = itertools.accumulate(self._known_lengths(), initial=0)
+        conversations = zip(self.conversations(progress), starts, strict=False)
+        between = itertools.takewhile(lambda item: item[1] < stop, conversations)
+        return self.chat.render_each(conversation for conversation, position in between if position >= start)
+
+    def _known_lengths(self) -> list[int]:
+        return self._lengths or [self._length(example) for example in self.examples()]
 
     def _length(self, example: ScoredText) -> int:
         assert self.chat is not None
@@ -114,6 +109,5 @@ class ChatCorpus(Corpus):
 
     def safe_split_point(self, characters: int) -> int:
         """The largest number of characters, at most `characters`, that make up whole conversations."""
-        lengths = self._lengths or [self._length(example) for example in self.examples()]
-        totals = np.fromiter(itertools.accumulate(lengths, initial=0), dtype=np.int64)
+        totals = np.fromiter(itertools.accumulate(self._known_lengths(), initial=0), dtype=np.int64)
         return int(totals[np.searchsorted(totals, characters, side="right") - 1])

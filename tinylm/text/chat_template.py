@@ -1,28 +1,37 @@
 """Chat templates: Jinja programs that turn a conversation into the text that a chat model was trained on.
 
-A template is untrusted, so it runs in the environment of `template_sandbox`, with a budget of work.
+A template is untrusted, so it runs in a process of its own (`tinylm.text.template_worker`), which has limits of time
+and memory.
 """
 
+import contextlib
+import itertools
+import json
+import os
 import re
+import signal
+import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.run_config import MAX_TEMPLATE
-from tinylm.text.template_sandbox import RefusedError, TemplateEnvironment, size
 
 Message = Mapping[str, Any]  # role, content, and other keys that the template uses
 
-# The work budget of a rendering, which then takes seconds at most. It is enough for hundreds of messages with published
+# Limits of the renderings of a conversation. The processor time is enough for hundreds of messages with published
 # templates that nest two loops over all messages, and for more than 10,000 messages with all others.
-MAX_WORK = 50_000_000
-WORK_PER_INPUT = 200  # added to MAX_WORK for each unit of work that copying the conversation takes
+SECONDS = 10.0  # of processor time
+SECONDS_PER_BYTE = 5e-6  # added for each byte of the conversation as JSON
+SECONDS_PER_PREFIX = 0.01  # added for each rendering of a part of the conversation
+DEADLINE = 6  # elapsed time relative to the processor time; the only limit on Windows
+MAX_TEXT = 1 << 23  # characters of the texts
+TEXT_PER_BYTE = 64  # characters added for each byte of the conversation as JSON
 
 CHATML = """\
 {%- for message in messages -%}
@@ -43,15 +52,38 @@ CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 # Unicode noncharacters that mark the scored spans in the output of a template; no conversation may contain them.
 BEGIN, END = "\ufdd0", "\ufdd1"
 _INVALID = re.compile(f"[{BEGIN}{END}\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_MAX_JSON_PER_CHARACTER = 12  # bytes: two escapes of six
+
+_WORKER = "import sys; sys.path += sys.argv[1:]; from tinylm.text.template_worker import main; main()"
+_CREATE_NEW_PROCESS_GROUP = 0x200  # Windows
+
+
+class Job(NamedTuple):
+    """A conversation to render.
+
+    prefixes: what to render, each a number of the first messages and `add_generation_prompt`.
+    texts: after this many texts that are no prefix of the first one, the other renderings are left out.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Any] | None
+    prefixes: Sequence[tuple[int, bool]]
+    texts: int = 0
+
+
+# A rendering: its text, with BEGIN and END around answers; its length, if it is a prefix of the first rendering of the
+# job; or why there is none.
+Rendering = str | int | TinyLMError
 
 
 class ChatTemplate:
-    """A chat template, compiled.
+    """A chat template. It is compiled, and its process started, when it is first rendered.
 
     special: texts of the tokenizer's special tokens by their names in templates: bos_token, eos_token, pad_token.
     marks_answers: whether the source has `{% generation %}` blocks.
 
-    Raises TinyLMError for a source that is not a Jinja template or has more than MAX_TEMPLATE characters.
+    Raises TinyLMError for a source of more than MAX_TEMPLATE characters.
     """
 
     def __init__(self, source: str, special: Mapping[str, str] | None = None) -> None:
@@ -59,12 +91,9 @@ class ChatTemplate:
             raise TinyLMError(f"The chat template has {len(source)} characters; it can have at most {MAX_TEMPLATE}.")
         self.source = source
         self.special = dict(special or {})
-        self._environment = TemplateEnvironment([_Generation, loopcontrols])
-        try:
-            self._template = self._environment.from_string(source)
-        except Exception as error:  # of Jinja, or of Python, which compiles what Jinja generates
-            raise TinyLMError(f"The chat template is not a Jinja template ({_reason(error)}).") from error
         self.marks_answers = "endgeneration" in source
+        self._process: _Process | None = None
+        self._lock = threading.Lock()
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, add_generation_prompt: bool = False
@@ -72,81 +101,200 @@ class ChatTemplate:
         """The text of a conversation; with `add_generation_prompt`, up to where the next answer begins.
 
         Raises UsageError for a conversation that the template refuses or that has invalid characters, and TinyLMError
-        for a template that fails.
+        for a template that fails or is not a Jinja template.
         """
-        text = self._render(messages, tools, add_generation_prompt)
-        return text.replace(BEGIN, "").replace(END, "")
+        ((rendering,),) = self.render_each([Job(messages, tools, [(len(messages), add_generation_prompt)])])
+        return unmarked(text_of(rendering))[0]
 
     def marked(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> tuple[str, list[range]]:
         """The text of a conversation, and the ranges of its characters that come from `{% generation %}` blocks.
 
         Raises UsageError and TinyLMError as `render` does.
         """
-        plain, spans, length = [], [], 0
-        for number, part in enumerate(self._render(messages, tools, False).split(BEGIN)):
-            answer, _, rest = part.partition(END) if number else ("", "", part)
-            rest = rest.replace(END, "")
-            if number:
-                spans.append(range(length, length + len(answer)))
-            plain += [answer, rest]
-            length += len(answer) + len(rest)
-        return "".join(plain), spans
+        ((rendering,),) = self.render_each([Job(messages, tools, [(len(messages), False)])])
+        return unmarked(text_of(rendering))
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Any] | None, prompt: bool) -> str:
-        _require_valid_texts((messages, tools))
-        self._environment.left = MAX_WORK + WORK_PER_INPUT * size((messages, tools), sys.maxsize)
+    def render_each(self, jobs: Sequence[Job]) -> Iterator[list[Rendering]]:
+        """Yield the renderings of each job, in the order of its prefixes.
+
+        Raises TinyLMError if the source is not a Jinja template, or if its process cannot be started.
+        """
+        requests = [self._request(job) for job in jobs]
+        answers = self._answers([request for request in requests if isinstance(request, _Request)])
+        for request in requests:
+            if isinstance(request, TinyLMError):
+                yield [request]
+            else:
+                yield [self._rendering(value) for value in next(answers)]
+
+    def compile(self) -> None:
+        """Compile the template before it is first rendered. Raises the errors of `render_each`."""
+        with self._lock:
+            self._running()
+
+    def _running(self) -> "_Process":
+        if self._process is None or not self._process.usable:
+            self._process = _Process(self.source)
+        return self._process
+
+    def _request(self, job: Job) -> "_Request | TinyLMError":
+        """The job as JSON with its limits, or why it cannot be rendered."""
+        values = {**self.special, "messages": job.messages, "tools": job.tools, "documents": None}
         try:
-            values = {"messages": list(messages), "tools": tools, "documents": None, "add_generation_prompt": prompt}
-            text = "".join(self._template.generate(**self.special, **values))
-            text.encode()
-        except RefusedError as error:
-            raise UsageError(f"The chat template refuses the conversation: {_reason(error)}.") from error
-        except Exception as error:  # whatever the compiled template raises
-            raise TinyLMError(f"The chat template fails on the conversation ({_reason(error)}).") from error
-        return text
+            text = json.dumps(values, ensure_ascii=False, default=lambda value: f"<{type(value).__name__}>")
+        except RecursionError:
+            return UsageError("The conversation is nested too deeply.")
+        if not text.isascii() and (found := _INVALID.search(text)):
+            return UsageError(f"The conversation contains U+{ord(found[0]):04X}, which is not a character; remove it.")
+        size = len(text.encode())
+        seconds = SECONDS + SECONDS_PER_BYTE * size + SECONDS_PER_PREFIX * len(job.prefixes)
+        characters = MAX_TEXT + TEXT_PER_BYTE * size
+        others = {"prefixes": job.prefixes, "texts": job.texts, "seconds": seconds, "characters": characters}
+        return _Request(f'{json.dumps(others)[:-1]}, "values": {text}}}', seconds, characters)
+
+    def _answers(self, requests: Sequence["_Request"]) -> Iterator[list[Any]]:
+        """Yield the answer to each request. If the process ends, they are sent again one by one."""
+        if not requests:
+            return
+        seconds = max(request.seconds for request in requests)
+        text = f"[{','.join(request.text for request in requests)}]"
+        try:
+            with self._lock:
+                answers = self._running().ask(text, seconds, sum(request.characters for request in requests))
+            if not isinstance(answers, list) or len(answers) != len(requests) or not all(answers):
+                raise _EndedError("its process answers nonsense")
+        except _EndedError as error:
+            answers = [[["failed", str(error)]]]
+            if len(requests) > 1:
+                answers = itertools.chain.from_iterable(self._answers([request]) for request in requests)
+        yield from answers
+
+    def _rendering(self, value: Any) -> Rendering:
+        match value:
+            case ["refused", str(reason)]:
+                return UsageError(f"The chat template refuses the conversation: {_one_line(reason)}.")
+            case ["failed", str(reason)]:
+                return TinyLMError(f"The chat template fails on the conversation ({_one_line(reason)}).")
+            case str():
+                invalid = _SURROGATE if self.marks_answers else _INVALID
+                if not value.isascii() and (found := invalid.search(value)):
+                    return TinyLMError(f"The chat template writes U+{ord(found[0]):04X}, which is not a character.")
+        return value
 
 
-def _require_valid_texts(values: Any) -> None:
-    """Raise UsageError if a text in the JSON values has a lone surrogate, BEGIN or END."""
-    pending = [values]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, str):
-            if not value.isascii() and (found := _INVALID.search(value)):
-                raise UsageError(
-                    f"The conversation contains U+{ord(found[0]):04X}, which is not a character; remove it."
-                )
-        elif isinstance(value, Mapping):
-            pending += [*value.keys(), *value.values()]
-        elif isinstance(value, (list, tuple)):
-            pending += value
+class _Request(NamedTuple):
+    """A job as JSON, its limit of processor time, and that of the characters of all its renderings."""
+
+    text: str
+    seconds: float
+    characters: int
 
 
-class _Generation(Extension):
-    """`{% generation %}answer{% endgeneration %}`: puts BEGIN and END around the answer."""
-
-    tags = {"generation"}  # noqa: RUF012, as Jinja declares it
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """Parse the block into a call of `_mark` with the content of the block."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
-
-    def _mark(self, caller: Callable[[], str]) -> str:
-        return f"{BEGIN}{caller()}{END}"
+class _EndedError(Exception):
+    """The process has ended; the text says why."""
 
 
-def _reason(error: Exception) -> str:
-    """The message of an error in one line of printable characters."""
-    if isinstance(error, (RecursionError, MemoryError)):
-        return "it is nested too deeply or too large"
-    text = str(error)
-    if isinstance(error, SyntaxError):  # without the line number, which refers to the compiled template
-        text = error.msg
-    elif isinstance(error, jinja2.TemplateError):
-        text = error.message or ""
-    if isinstance(error, jinja2.TemplateSyntaxError):
-        text = f"line {error.lineno}: {text}"
-    line = " ".join((text or type(error).__name__)[:1000].split())[:200].rstrip(".")
+class _Process:
+    """The process of a template, which ends with this object and with this process, even after SIGKILL.
+
+    Raises TinyLMError if it cannot be started, or if `source` is not a Jinja template.
+    """
+
+    def __init__(self, source: str) -> None:
+        own_group: dict[str, Any] = {"start_new_session": True}  # Ctrl-C in a terminal does not reach it
+        if os.name == "nt":
+            own_group = {"creationflags": _CREATE_NEW_PROCESS_GROUP}
+        path = [str(Path(__file__).parents[2]), *filter(None, sys.path)]
+        try:
+            self._child = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-W", "ignore", "-c", _WORKER, *path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                **own_group,
+            )
+        except OSError as error:
+            raise TinyLMError(f"Cannot start a process that renders the chat template: {error.strerror}.") from error
+        self._owner = os.getpid()
+        self._end = weakref.finalize(self, _end, self._child, self._owner)
+        first = json.dumps({"source": source, "marks": (BEGIN, END), "seconds": SECONDS})
+        try:
+            problem = self.ask(first, SECONDS, MAX_TEXT)
+        except _EndedError as error:
+            problem = ["failed", str(error)]
+        if problem is not None:
+            self._end()
+            raise TinyLMError(f"The chat template is not a Jinja template ({_one_line(problem[1])}).")
+
+    @property
+    def usable(self) -> bool:
+        """Whether the process runs, and belongs to this process, not to one that has forked it."""
+        return self._end.alive and self._owner == os.getpid() and self._child.poll() is None
+
+    def ask(self, request: str, seconds: float, characters: int) -> Any:
+        """The answer to a line of JSON. `seconds`: limit of its processor time. `characters`: limit of the answer.
+
+        Raises _EndedError, also for an answer that is too long.
+        """
+        assert self._child.stdin is not None and self._child.stdout is not None
+        start = time.monotonic()
+        timer = threading.Timer(DEADLINE * seconds, self._child.kill)
+        timer.daemon = True
+        answer = b""
+        try:
+            timer.start()
+            with contextlib.suppress(OSError):  # the process has ended
+                self._child.stdin.write(request.encode("utf-8", "surrogatepass") + b"\n")
+                self._child.stdin.flush()
+                answer = self._child.stdout.readline(_MAX_JSON_PER_CHARACTER * characters)
+        except BaseException:  # an interrupt: the answer would be taken for that to the next line
+            self._end()
+            raise
+        finally:
+            timer.cancel()
+        if answer.endswith(b"\n"):
+            with contextlib.suppress(ValueError, RecursionError):
+                return json.loads(answer)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(1)
+        self._end()
+        if time.monotonic() - start > DEADLINE * seconds or self._child.returncode == -getattr(signal, "SIGPROF", 0):
+            raise _EndedError(f"it computes for more than {seconds:.0f} s")
+        raise _EndedError("its process ended; it may need too much memory")
+
+
+def _end(child: "subprocess.Popen[bytes]", owner: int) -> None:
+    if owner != os.getpid():  # a copy of the owner, made by fork
+        return
+    child.kill()
+    for stream in filter(None, (child.stdin, child.stdout)):
+        with contextlib.suppress(OSError):  # what was not yet sent
+            stream.close()
+    child.wait()
+
+
+def text_of(rendering: Rendering) -> str:
+    """The text of a rendering that is not a number. Raises the error if there is none."""
+    if isinstance(rendering, TinyLMError):
+        raise rendering
+    assert isinstance(rendering, str)
+    return rendering
+
+
+def unmarked(text: str) -> tuple[str, list[range]]:
+    """A text without BEGIN and END, and the ranges of the characters that were between them."""
+    plain, spans, length = [], [], 0
+    for number, part in enumerate(text.split(BEGIN)):
+        answer, _, rest = part.partition(END) if number else ("", "", part)
+        rest = rest.replace(END, "")
+        if number:
+            spans.append(range(length, length + len(answer)))
+        plain += [answer, rest]
+        length += len(answer) + len(rest)
+    return "".join(plain), spans
+
+
+def _one_line(text: str) -> str:
+    """A message of the template's process in one line of printable characters."""
+    line = " ".join(text.split())[:200].rstrip(".")
     return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in line)

@@ -52,7 +52,7 @@ def chat_format(
     tokenizer: `None` if it will be trained on the conversations, and have the special tokens of the template.
     extended: whether the tokenizer will get the special tokens of the template that it lacks.
 
-    Raises TinyLMError if the source is not a valid template.
+    Raises TinyLMError if the source is too long. Whether it is a template shows when it is rendered.
     """
     special = tokenizer.special if tokenizer is not None else SpecialTokens()
     tokens = tokenizer.added_tokens if tokenizer is not None else (END_OF_TEXT,)

@@ -67,7 +67,7 @@ class InitialModel:
     def choose_chat_format(self, text: TextSource) -> ChatFormat:
         """The format of conversations. Also sets `chat_template`: that of `text`, that of the model, or ChatML.
 
-        Raises UsageError for a file that cannot be read, and TinyLMError for one that is not a template.
+        Raises UsageError for a file that cannot be read, and TinyLMError for one that is too long.
         """
         source = read_template(text.chat_template) if text.chat_template else self.chat_template or CHATML
         extended = self.adds_tokens and source != self.chat_template
@@ -143,7 +143,7 @@ class NewModel(StartingPoint):
         if isinstance(split.corpus, ChatCorpus) and split.corpus.chat is not None:
             chat = split.corpus.chat
             missing = [token for token in chat.special_tokens if token not in tokenizer.added_tokens]
-            tokenizer = tokenizer.with_special_tokens(missing, [chat.end_token() or END_OF_TEXT])
+            tokenizer = tokenizer.with_special_tokens(missing, [chat.end_token or END_OF_TEXT])
         return tokenizer.with_mask_token() if model.architecture == "encoder" else tokenizer
 
 
@@ -188,7 +188,7 @@ class TrainedModel(StartingPoint):
             missing = [token for token in chat.special_tokens if token not in tokenizer.added_tokens]
             if missing:
                 end_of_text = tokenizer.special.end_of_text
-                eos = dict.fromkeys((chat.end_token() or end_of_text, *tokenizer.special.eos, end_of_text))
+                eos = dict.fromkeys((chat.end_token or end_of_text, *tokenizer.special.eos, end_of_text))
                 tokenizer = tokenizer.with_special_tokens(missing, list(eos))
                 reporter.note(f"Added to the vocabulary: {', '.join(missing)}.")
         assert model.network is not None and model.config is not None

@@ -217,7 +217,7 @@ def test_data_in_which_nothing_is_scored_is_an_error(here: Path) -> None:
         ({"messages": [{"role": "bot", "content": "a"}]}, "chats.jsonl, line 31, message 1: 'role' is 'bot'"),
         ({"prompt": "a"}, "chats.jsonl, line 31: there is no 'completion'"),
         ({"messages": [{"role": "user", "content": ""}]}, "line 31, message 1: the user's 'content' is empty"),
-        ({"text": "a"}, "chats.jsonl, line 31: expected either 'messages', or 'prompt' and 'completion'"),
+        ({"text": "a"}, "chats.jsonl, line 31: expected 'messages', 'conversations', 'prompt' and 'completion', or"),
     ],
 )
 def test_a_malformed_line_is_named(chats: Path, record: dict[str, Any], words: str) -> None:

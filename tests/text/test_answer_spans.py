@@ -8,6 +8,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.text.templates import CONVERSATIONS, LLAMA_2, LLAMA_3, QWEN, QWEN_3, SPECIAL, SPECIAL_TOKENS, messages
 from tinylm.errors import UsageError
+from tinylm.text import answer_spans
 from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat import Conversation
 from tinylm.text.chat_template import CHATML, ChatTemplate
@@ -167,3 +168,112 @@ def test_ordinary_text_is_what_is_between_special_tokens() -> None:
     text = "<|im_start|>user\nHello<|im_end|><|im_end|> </s"
     assert list(chat(CHATML).ordinary_text(text)) == ["user\nHello", " </s"]
     assert list(ChatFormat(ChatTemplate(CHATML)).ordinary_text(text)) == [text]
+
+
+# An answer that is not scored, between two that are.
+WEIGHTS = messages(
+    ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"), ("user", "e"), ("assistant", "f")
+)
+WEIGHTS = [{**turn, "weight": turn["content"] != "d"} for turn in WEIGHTS]
+
+
+@pytest.mark.parametrize("template", ANSWERS)
+def test_answers_with_the_weight_0_are_context(template: str) -> None:
+    text, spans = chat(template).render(conversation(WEIGHTS))
+    answers = [range(*match.span(1)) for match in re.finditer(ANSWERS[template], text, re.DOTALL)]
+    assert spans == [answers[0], answers[2]]
+    assert text == ChatTemplate(template, SPECIAL).render(WEIGHTS)
+    everything = chat(template, "all").render(conversation(WEIGHTS))
+    assert everything == (text, [range(answers[1].start), range(answers[1].stop, len(text))])
+    # The last answer that is scored, without what follows it.
+    for turns, count in ((WEIGHTS[:4], 2), (WEIGHTS, 6)):
+        last = chat(template, "last").render(conversation(turns))
+        assert last.text == ChatTemplate(template, SPECIAL).render(turns[:count])
+        assert last.text[last.spans[0].start :].strip().startswith("b" if count == 2 else "f") and len(last.spans) == 1
+    unscored = [{**turn, "weight": 0} for turn in WEIGHTS]
+    assert chat(template).render(conversation(unscored)).spans == []
+
+
+# As Hermes and Qwen: tools and calls as JSON.
+WITH_TOOLS = (
+    "{%- if tools %}{{- tools | tojson }}{%- endif %}"
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content }}"
+    "{%- for call in m.tool_calls or [] %}{{- '<call>' + call.function | tojson + '</call>' }}{%- endfor %}"
+    "{{- '<|im_end|>\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "w"}}]}
+CALLS = [*messages(("user", "weather?")), CALL, *messages(("tool", "sunny"), ("assistant", "It is sunny."))]
+TOOLS = ({"type": "function", "function": {"name": "weather"}},)
+
+
+def test_calls_of_tools_are_scored_where_the_template_writes_them() -> None:
+    text, spans = chat(WITH_TOOLS).render(Conversation(tuple(CALLS), TOOLS))
+    (expected,), _ = render_jinja_template([CALLS], chat_template=WITH_TOOLS, tools=list(TOOLS))
+    assert text == expected
+    assert [text[span.start : span.stop] for span in spans] == [
+        '<call>{"name": "w"}</call><|im_end|>',
+        "It is sunny.<|im_end|>",
+    ]
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "last", "all"])
+def test_calls_and_tools_that_the_template_does_not_write_are_refused(train_on: str) -> None:
+    cases = [
+        (CHATML, CALLS, None, "the tool calls of message 2"),
+        (CHATML, CALLS, TOOLS, "the tool calls of message 2"),
+        (CHATML, CONVERSATIONS[0], TOOLS, "the tools"),
+        # Only the last of several calls.
+        (
+            WITH_TOOLS.replace("m.tool_calls or []", "(m.tool_calls or [])[-1:]"),
+            [CALLS[0], {**CALL, "tool_calls": CALL["tool_calls"] * 2}],
+            None,
+            "the tool calls of message 2",
+        ),
+    ]
+    for template, turns, tools, words in cases:
+        asked = Conversation(tuple(turns), tools, "chat.jsonl, line 7")
+        with pytest.raises(UsageError, match=rf"line 7: The chat template does not write {words}\."):
+            chat(template, train_on).render(asked)
+        with pytest.raises(UsageError, match="does not write"):
+            chat(template).prompt(asked)
+
+
+def test_tools_without_a_name_are_left_to_the_template() -> None:
+    hosted = ({"type": "web_search"},)
+    assert chat(CHATML).render(Conversation(tuple(CONVERSATIONS[0]), hosted)).spans
+
+
+# Templates that read the first message, as most published ones do, and cannot render a conversation without messages.
+READS_FIRST = (
+    "{%- if messages[0].role == 'system' %}{{- 'Begin: ' }}{%- endif %}"
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [READS_FIRST, QWEN, CHATML])
+def test_a_conversation_may_begin_with_the_assistant(template: str) -> None:
+    turns = messages(("assistant", "Good day."), ("user", "Who are you?"), ("assistant", "A clerk."))
+    text, spans = chat(template).render(conversation(turns))
+    (expected,), _ = render_jinja_template([turns], chat_template=template)
+    assert text == expected
+    assert [text[span.start : span.stop] for span in spans] == ["Good day.<|im_end|>", "A clerk.<|im_end|>"]
+
+
+def test_a_first_answer_that_cannot_be_found_is_an_error_that_says_what_works() -> None:
+    template = READS_FIRST.replace("{%- if add", "{%- if false and add")  # without a generation prompt
+    turns = messages(("assistant", "Good day."), ("user", "Who are you?"), ("assistant", "A clerk."))
+    with pytest.raises(UsageError, match="line 7: The beginning of the answer in message 1 cannot be found") as caught:
+        chat(template).render(conversation(turns))
+    assert "set `train_on` to last, which works here, or to all" in str(caught.value)
+
+
+def test_conversations_are_rendered_alike_alone_and_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [conversation(turns) for turns in CONVERSATIONS * 5]
+    for template in ANSWERS:
+        found = list(chat(template).render_each(many))
+        assert found == [chat(template).render(one) for one in many[:3]] * 5
+        for size in (1, 4):
+            monkeypatch.setattr(answer_spans, "BATCH", size)
+            assert list(chat(template).render_each(many)) == found

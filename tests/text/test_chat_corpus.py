@@ -55,11 +55,13 @@ CHATS = {
     "an array": '[\n {"prompt": "a", "completion": "b"}]',
     "messages that end later": '{"messages": [{"role": "us',
     "a prompt that ends later": '{"prompt": "a',
+    "an instruction that ends later": '{"instruction": "a", "input": "b',
 }
 OTHERS = {
     "a text": '{"text": "a"}',
     "a text and messages": '{"text": "a", "messages": []}',
     "a prompt alone": '{"prompt": "a", "answer": "b"}',
+    "an output alone": '{"output": "a", "input": "b"}',
     "a list of texts": '["messages"]',
     "plain text": "The messages, the prompt and the completion.",
     "another object that ends later": '{"source": "a',

@@ -10,10 +10,13 @@ from typing import ClassVar
 import numpy as np
 
 from tinylm.text.answer_spans import ChatFormat, ScoredText
-from tinylm.text.chat import Conversation, read_conversations
+from tinylm.text.chat import KEYS, Conversation, read_conversations
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import Corpus, CorpusStats, Stream, scan_stream
+from tinylm.text.parquet import is_parquet, parquet_columns
 from tinylm.text.tokenizer import LITERAL
+
+MAX_NOTED_KEYS = 100
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class ChatCorpus(Corpus):
     # Set by `scan`, per conversation: characters without special tokens, and whether it has a special token's text.
     _lengths: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
     _with_literal_tokens: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
+    _unused: dict[str, None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     kind: ClassVar[str] = "chat"
     detects_json: ClassVar[bool] = True
@@ -45,9 +49,23 @@ class ChatCorpus(Corpus):
         """
         for file in self.files:
             for conversation in read_conversations(file, self.encoding, progress):
+                self._note_keys(conversation)
                 kept = conversation if self.drop_unknown is None else conversation.map_contents(self.drop_unknown)
                 if kept is not None:
                     yield kept
+
+    def _note_keys(self, conversation: Conversation) -> None:
+        assert self.chat is not None
+        used = self.chat.template.source
+        for key in itertools.chain(conversation.unused, *conversation.messages):
+            if len(self._unused) < MAX_NOTED_KEYS and key not in ("role", "content", "weight") and key not in used:
+                self._unused[key] = None
+
+    @property
+    def unused_keys(self) -> list[str]:
+        """The keys and columns without effect: in no layout of conversations, and not named by the template."""
+        columns = [name for file in self.files if is_parquet(file) for name in parquet_columns(file)]
+        return list(dict.fromkeys([*self._unused, *(name for name in columns if name not in KEYS)]))
 
     def examples(self, progress: Progress = no_progress) -> Iterator[ScoredText]:
         """Yield the text of each conversation with its scored spans.

@@ -13,6 +13,7 @@ from tinylm.errors import UsageError
 from tinylm.reporter import Reporter
 from tinylm.run_config import TRAIN_ON, DataConfig
 from tinylm.text.answer_spans import ChatFormat
+from tinylm.text.chat import LAYOUTS
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_tokens import CHAT_ENCODING
 from tinylm.text.compression import SPOOL_FILE
@@ -33,7 +34,7 @@ from tinylm.text.file_selection import describe_skipped, format_size, holds_chat
 from tinylm.text.run_tokens import encode_again, find_run_corpus, reopen_part
 from tinylm.text.token_files import TokenFolder, encode_in_memory, encode_stream
 from tinylm.text.tokenizer import Tokenizer, describe_characters
-from tinylm.validation import check_choice, require
+from tinylm.validation import check_choice, describe_value, require
 
 DEFAULT_VAL_FRACTION = 0.1
 OTHER_FORMATS = {  # by the kind of text that a model takes: formats of other kinds, and why they do not fit
@@ -42,8 +43,9 @@ OTHER_FORMATS = {  # by the kind of text that a model takes: formats of other ki
 }
 RECORD_KEYS = {  # phrases for messages: the JSON keys of the kinds of corpus to which `text_key` does not apply
     "pairs": "pairs has the keys 'source' and 'target'",
-    "chat": "conversations has the keys 'messages', or 'prompt' and 'completion'",
+    "chat": f"conversations has the keys {LAYOUTS}",
 }
+MAX_LISTED_KEYS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +100,7 @@ def load_text(
     with reporter.counting("reading", sum(part.size for part in (corpus, *val_corpus)), "bytes") as advance:
         split = split_corpus(corpus, val_corpus[0] if val_corpus else None, fraction, advance)
     for part in (corpus, *val_corpus):
-        _report_literal_tokens(part, reporter)
+        _report_conversations(part, reporter)
     return split
 
 
@@ -164,10 +166,7 @@ def _with_chat_format(
     given = [name for name in ("chat_template", "train_on") if getattr(source, name) and name not in source.ignorable]
     if given:
         names = " and ".join(f"`{name}`" for name in given)
-        raise UsageError(
-            f"{names} is for conversations, and the text has none: JSONL with 'messages', or with 'prompt' and "
-            "'completion'."
-        )
+        raise UsageError(f"{names} is for conversations, and the text has none: JSONL with {LAYOUTS}.")
     return list(corpora)
 
 
@@ -185,8 +184,14 @@ def _report_skipped(corpus: Corpus, reporter: Reporter) -> None:
         report(f"Skipped in {folder}: {describe_skipped(files)}. Read: {format_size(corpus.size)}.")
 
 
-def _report_literal_tokens(corpus: Corpus, reporter: Reporter) -> None:
-    if isinstance(corpus, ChatCorpus) and corpus.n_with_literal_tokens:
+def _report_conversations(corpus: Corpus, reporter: Reporter) -> None:
+    if not isinstance(corpus, ChatCorpus):
+        return
+    if corpus.unused_keys:
+        names = ", ".join(map(describe_value, corpus.unused_keys[:MAX_LISTED_KEYS]))
+        others = ", ..." if len(corpus.unused_keys) > MAX_LISTED_KEYS else ""
+        reporter.note(f"{corpus.name}: these keys of its conversations have no effect: {names}{others}.")
+    if corpus.n_with_literal_tokens:
         reporter.warn(
             f"{corpus.name}: {corpus.n_with_literal_tokens:,} of its conversations contain the text of special tokens. "
             "In messages and tools it is encoded as other text; only the chat template writes special tokens."
@@ -367,7 +372,7 @@ def known_text(
     `unknown` is "error".
     """
     stats = corpus.scan()
-    _report_literal_tokens(corpus, reporter)
+    _report_conversations(corpus, reporter)
     require_text(corpus, stats)
     unknown_characters = tokenizer.unknown_characters(stats.alphabet)
     if not unknown_characters:

@@ -132,8 +132,8 @@ def is_json(text: str) -> bool:
 def is_chat(text: str) -> bool:
     """Whether a text begins with a JSON object, or an array of objects, with the keys of a conversation and no `text`.
 
-    The keys are `messages`, or `prompt` and `completion`. If the text ends within the object, so that later keys are
-    unknown, `prompt` or `completion` is enough.
+    The keys are those of a layout in `tinylm.text.chat`. If the text ends within the object, so that later keys are
+    unknown, `prompt`, `completion` or `instruction` is enough.
     """
     return has_chat_keys(*_first_keys(text))
 
@@ -142,7 +142,10 @@ def has_chat_keys(keys: set[str], complete: bool = True) -> bool:
     """Whether these are the keys of a conversation. `complete`: whether the object has no other keys."""
     if "text" in keys:
         return False
-    return "messages" in keys or len(keys & {"prompt", "completion"}) > (1 if complete else 0)
+    pairs = ({"prompt", "completion"}, {"instruction", "output"})
+    if not complete and keys & {"prompt", "completion", "instruction"}:
+        return True
+    return bool(keys & {"messages", "conversations"}) or any(pair <= keys for pair in pairs)
 
 
 def _first_keys(text: str) -> tuple[set[str], bool]:

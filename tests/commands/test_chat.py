@@ -1,10 +1,12 @@
 """tinylm chat: the conversation on standard input and output, its commands, and Ctrl-C."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ import pytest
 from tests.formats.peers import save_peer
 from tests.shell import assert_error, records, run_ok
 from tests.shell import tinylm as shell
+from tinylm.commands.chat import _print_answer
+from tinylm.console import Console
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
@@ -35,6 +39,31 @@ def test_questions_come_from_standard_input_and_answers_go_to_standard_output(mo
     lines = records(run_ok("chat", *options, "--json", stdin="hi\nyou\n"))
     assert [line["content"] for line in lines] == both.removesuffix("\n").split("\n") or len(lines) == 2
     assert lines[0]["content"] + "\n" == first and lines[0]["finish_reason"] in ("length", "end")
+
+
+def test_an_answer_is_shown_without_line_breaks_around_it(capsys: pytest.CaptureFixture[str]) -> None:
+    class Session:
+        dropped, finish_reason = 0, "end"
+
+        def ask(self, question: str) -> Iterator[str]:
+            yield from ("\n", "\r\n\na", "\n", "\nb\n", "\n")
+
+    _print_answer(Session(), "?", Console())  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "a\n\nb\n"
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_a_question_that_is_not_utf_8_is_a_usage_error_that_names_the_byte(model: Path, locale: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "tinylm", "chat", "--model", str(model), "-n", "3", "--quiet"],
+        input=b"caf\xe9?\n",
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, "LC_ALL": locale},
+        check=False,
+    )
+    assert ran.returncode == 2 and ran.stdout == b""
+    assert b"Error: Standard input is not valid UTF-8 (byte 0xE9); convert it." in ran.stderr
 
 
 def test_commands_save_and_reset_the_conversation(model: Path, tmp_path: Path) -> None:

@@ -122,7 +122,9 @@ def test_each_entry_of_a_json_array_is_a_document(here: Path) -> None:
 
 @pytest.mark.parametrize("command", [("train",), ("train-tokenizer",)])
 def test_text_key_on_the_command_line_is_an_error_without_jsonl(command: tuple[str], corpus: Path) -> None:
-    assert_error(tinylm(*command, corpus, "--text-key", "body"), 2, "--text-key is for JSONL and Parquet, and no file")
+    assert_error(
+        tinylm(*command, corpus, "--text-key", "body"), 2, "--text-key is for JSONL, Parquet and CSV, and no file"
+    )
 
 
 def test_text_key_in_the_environment_applies_only_to_jsonl(corpus: Path, here: Path) -> None:
@@ -161,7 +163,7 @@ def test_train_tokenizer_reads_pairs_with_format_pairs(here: Path) -> None:
     run_ok("train-tokenizer", pairs, "--kind", "char", "--format", "pairs", "--out", "pairs.json")
     assert Tokenizer.load(here / "pairs.json").unknown_characters("\t\n") == "\t\n"
     result = run_ok("train-tokenizer", pairs, "--kind", "char", "--out", "text.json")
-    assert "Warning: TSV is read as plain text here, its tabs included; --format pairs" in result.stderr
+    assert "--format pairs reads TSV as sources and targets." in result.stderr
     run_ok("train-tokenizer", pairs, "--format", "pairs", "--vocab-size", 300, "--out", "bpe.json")
     bpe = ("bpe" if option == "char" else option for option in BOTH)
     run_ok("train", pairs, "--out", "run", "--steps", 1, *bpe, "--vocab-size", 300)

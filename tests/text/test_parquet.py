@@ -41,9 +41,19 @@ def test_text_key_names_the_column(tmp_path: Path) -> None:
         read_documents(file)
 
 
-def test_dictionaries_and_nulls_are_read(tmp_path: Path) -> None:
-    column = pa.array(["a", None, "b", "a", ""]).dictionary_encode()
+def test_dictionaries_are_read_and_empty_texts_are_skipped(tmp_path: Path) -> None:
+    column = pa.array(["a", "b", "a", ""]).dictionary_encode()
     assert read_documents(write_table(tmp_path / "a.parquet", {"text": column})) == ["a", "b", "a"]
+
+
+def test_a_text_that_is_null_is_the_error_that_it_is_in_json(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "a.parquet", {"text": ["a", None]})
+    lines = write_file(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": null}\n')
+    for file, place in ((table, "row 2"), (lines, "line 2")):
+        with pytest.raises(
+            UsageError, match=rf"{file.name}, {place}: the value under 'text' is null, which is not a string"
+        ):
+            read_documents(file)
 
 
 @pytest.mark.parametrize("column", [[1, 2], [b"bytes", b"x"], [["a"], ["b"]], [{"a": "b"}, {"a": "c"}]], ids=str)

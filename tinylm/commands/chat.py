@@ -127,8 +127,8 @@ def talk(session: "ChatSession", console: Console) -> None:
 def _read_lines(console: Console) -> Iterator[str]:
     """Yield the lines of standard input, each joined with its continuation lines.
 
-    A prompt is shown if standard input and output are terminals and the output is not JSON. Raises UsageError for a
-    line that is not UTF-8.
+    A prompt is shown if standard input and output are terminals and the output is not JSON. A line that is not UTF-8 is
+    then an error message, and otherwise raises UsageError.
     """
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and not console.as_json
     if terminal:
@@ -137,13 +137,24 @@ def _read_lines(console: Console) -> Iterator[str]:
     line = ""
     while True:
         try:
-            line += input("> " if terminal and not line else "") if terminal else _next_line()
+            added = input("> " if not line else "") if terminal else _next_line()
+            added.encode()  # Python reads invalid bytes as surrogates in some locales
         except EOFError:
             if line:
                 yield line
             if terminal:
                 console.result("")
             return
+        except (UnicodeDecodeError, UnicodeEncodeError) as error:
+            invalid = error.object[error.start]
+            byte = ord(invalid) & 0xFF if isinstance(invalid, str) else invalid
+            problem = f"Standard input is not valid UTF-8 (byte 0x{byte:02X}); convert it."
+            if not terminal:
+                raise UsageError(problem) from None
+            console.error(problem)
+            line = ""
+            continue
+        line += added
         if line.endswith("\\"):
             line = line[:-1] + "\n"
             continue
@@ -152,11 +163,8 @@ def _read_lines(console: Console) -> Iterator[str]:
 
 
 def _next_line() -> str:
-    """The next line of standard input. Raises EOFError at its end, and UsageError for a line that is not UTF-8."""
-    try:
-        line = sys.stdin.readline()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"Standard input is not valid UTF-8 ({error.reason}); convert it.") from None
+    """The next line of standard input. Raises EOFError at its end."""
+    line = sys.stdin.readline()
     if not line:
         raise EOFError
     return line.removesuffix("\n").removesuffix("\r")
@@ -166,11 +174,15 @@ def _print_answer(session: "ChatSession", question: str, console: Console) -> No
     dropped = session.dropped
     answer = session.ask(question)
     parts: list[str] = []
+    held, shown = "", False  # line breaks around an answer are not shown, since one follows each
     with _ctrl_c_stops() as stopped, contextlib.closing(answer):
         for chunk in answer:
             parts.append(chunk)
             if not console.as_json:
-                console.result(chunk, end="")
+                text = held + chunk if shown else chunk.lstrip("\r\n")
+                visible = text.rstrip("\r\n")
+                console.result(visible, end="")
+                held, shown = text[len(visible) :], shown or bool(visible)
             if stopped:
                 break
     if console.as_json:

@@ -36,7 +36,6 @@ def train_tokenizer(
     """Train a tokenizer: the characters of a text, or byte-level BPE on the first 90 % of the text."""
     from tinylm.text.chat_template import CHATML
     from tinylm.text.chat_template_choice import chat_format
-    from tinylm.text.compression import content_suffix
     from tinylm.text.corpus_loading import load_text
     from tinylm.text.tokenizer_choice import choose_tokenizer
 
@@ -49,8 +48,6 @@ def train_tokenizer(
         split = load_text(
             text_source(ctx, corpus, text), Path(folder), content, console, lambda source: chat_format(CHATML)
         )
-        if text.format == "auto" and any(content_suffix(file) == ".tsv" for file in split.corpus.files):
-            console.warn("TSV is read as plain text here, its tabs included; --format pairs reads sources and targets.")
         tokenizer = choose_tokenizer(split, kind, vocab_size)
     try:
         with replacing(out) as unfinished:

@@ -1,8 +1,8 @@
 """Find the files of a corpus and read them as one stream of text.
 
 A stream yields chunks of text, so that files larger than memory can be read, and `None` between two documents. A
-document is a line of JSONL, an element of a JSON array, a row of Parquet, a line of a file with the format "lines", or
-else a whole file. Empty documents are skipped.
+document is a line of JSONL, an element of a JSON array, a row of Parquet or of CSV with the column of the text, a line
+of a file with the format "lines", or else a whole file. Empty documents are skipped.
 """
 
 import hashlib
@@ -19,7 +19,16 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.compression import CHUNK_BYTES, SPOOL_FILE, Progress, display_name, no_progress
 from tinylm.text.file_selection import FileRules, SkippedFile, check_named_file, expand_globs, find_text_files
 from tinylm.text.parquet import is_parquet
-from tinylm.text.readers import FORMATS, decoded_chunks, is_json_file, numbered_lines, records, text_of_record
+from tinylm.text.readers import (
+    FORMATS,
+    decoded_chunks,
+    is_json_file,
+    is_table,
+    numbered_lines,
+    records,
+    table_columns,
+    text_of_record,
+)
 from tinylm.validation import check_choice
 
 STANDARD_INPUT = "-"
@@ -35,8 +44,8 @@ class Corpus:
 
     `paths` are the files, folders and patterns that the user named, and `files` the files found there that are read.
     `skipped` lists the files and subfolders that are not read. `text_key` is the key of the text in a JSON object, or
-    its column in Parquet. `format` is one of FORMATS. `drop_unknown` removes the unknown characters from a chunk of
-    text; `None` keeps all.
+    its column in Parquet, CSV and TSV. `format` is one of FORMATS. `drop_unknown` removes the unknown characters from a
+    chunk of text; `None` keeps all.
     """
 
     paths: tuple[str, ...]
@@ -94,8 +103,12 @@ class Corpus:
         return scan_stream(self.stream(progress))
 
     def has_records(self, file: Path) -> bool:
-        """Whether the file is read as JSONL, a JSON array or Parquet."""
-        return self.format == "jsonl" or is_parquet(file) or (self.format == "auto" and is_json_file(file))
+        """Whether the file is read as JSONL, a JSON array, Parquet, or CSV or TSV with the column `text_key`."""
+        if self.format == "jsonl" or is_parquet(file):
+            return True
+        return self.format == "auto" and (
+            is_json_file(file) or (is_table(file) and self.text_key in table_columns(file, self.encoding))
+        )
 
     @property
     def has_keys(self) -> bool:

@@ -16,7 +16,7 @@ from tinylm.text.answer_spans import ChatFormat
 from tinylm.text.chat import LAYOUTS
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_tokens import CHAT_ENCODING
-from tinylm.text.compression import SPOOL_FILE
+from tinylm.text.compression import SPOOL_FILE, content_suffix, display_name
 from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats, find_corpus
 from tinylm.text.corpus_encoding import (
     CORPUS_TYPES,
@@ -31,6 +31,7 @@ from tinylm.text.corpus_encoding import (
     split_corpus,
 )
 from tinylm.text.file_selection import describe_skipped, format_size, holds_chat
+from tinylm.text.readers import is_table, table_columns
 from tinylm.text.run_tokens import encode_again, find_run_corpus, reopen_part
 from tinylm.text.token_files import TokenFolder, encode_in_memory, encode_stream
 from tinylm.text.tokenizer import Tokenizer, describe_characters
@@ -132,14 +133,36 @@ def _find_corpora(
     if kind == Corpus.kind and format == "auto" and not requires_records and any(map(_holds_chat, corpora)):
         kind = _require_chat(chat, corpora[0].name)
     corpora = _with_chat_format(source, corpora, kind, chat)
+    if kind == Corpus.kind and format == "auto":
+        _report_tables(corpora, reporter, required=requires_records)
     if requires_records and not any(corpus.has_keys for corpus in corpora):
         raise UsageError(
-            "`text_key` is for JSONL and Parquet, and no file is either; leave it out, or read the files as JSONL with "
-            '`format="jsonl"`.'
+            "`text_key` is for JSONL, Parquet and CSV, and no file is such; leave it out, or read the files as JSONL "
+            'with `format="jsonl"`.'
         )
     for corpus in corpora:
         _report_skipped(corpus, reporter)
     return corpora
+
+
+def _report_tables(corpora: Sequence[Corpus], reporter: Reporter, *, required: bool) -> None:
+    """Warn of CSV and TSV that are read as plain text; raise UsageError for the first if a column is `required`."""
+    texts = [
+        (corpus, file) for corpus in corpora for file in corpus.files if is_table(file) and not corpus.has_records(file)
+    ]
+    for corpus, file in texts[:1]:
+        columns = ", ".join(table_columns(file, corpus.encoding))[:200]
+        if required:
+            raise UsageError(
+                f"{display_name(file)}: no column {corpus.text_key!r} (found: {columns}); name the column of the text "
+                "with `text_key`."
+            )
+        others = f" and {len(texts) - 1:,} others are" if len(texts) > 1 else " is"
+        pairs = '; `format="pairs"` reads TSV as sources and targets' if content_suffix(file) == ".tsv" else ""
+        reporter.warn(
+            f"{display_name(file)}{others} read as plain text, with the first line and the separators. `text_key` "
+            f"takes the texts of a column ({columns}){pairs}."
+        )
 
 
 def _holds_chat(corpus: Corpus) -> bool:

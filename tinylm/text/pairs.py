@@ -13,7 +13,7 @@ from tinylm.errors import UsageError
 from tinylm.text.compression import Progress, display_name, no_progress
 from tinylm.text.corpus import Corpus
 from tinylm.text.format_detection import is_json
-from tinylm.text.readers import decoded_chunks, json_records, numbered_lines, records, require_encodable
+from tinylm.text.readers import decoded_chunks, is_table, json_records, numbered_lines, records, require_encodable
 
 
 class Pair(NamedTuple):
@@ -29,6 +29,10 @@ class PairCorpus(Corpus):
 
     kind: ClassVar[str] = "pairs"
     detects_json: ClassVar[bool] = True
+
+    def has_records(self, file: Path) -> bool:
+        """Whether the file is read as JSONL, a JSON array or Parquet."""
+        return not is_table(file) and super().has_records(file)
 
     def pairs(self, progress: Progress = no_progress) -> Iterator[Pair]:
         """Yield the pairs of all files. `progress` receives the number of bytes read from the disk.

@@ -26,8 +26,8 @@ def parquet_columns(file: Path) -> tuple[str, ...]:
 def parquet_rows(file: Path, columns: Sequence[str], progress: Progress) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the location of each row, for messages, and its values in those of `columns` that the file has.
 
-    Null values are left out, also within lists and structs, and rows of nulls are skipped. `progress` receives numbers
-    of bytes in proportion to the rows read.
+    Null values within lists and structs are left out, since Parquet fills them in. `progress` receives numbers of bytes
+    in proportion to the rows read.
 
     Raises UsageError for a file that cannot be read, is not Parquet or has none of the columns, and if pyarrow is not
     installed.
@@ -45,8 +45,7 @@ def parquet_rows(file: Path, columns: Sequence[str], progress: Progress) -> Iter
             for batch in table.iter_batches(BATCH_ROWS, row_groups=[group], columns=present):
                 for row in batch.to_pylist():
                     number += 1
-                    if values := _without_nulls(row):
-                        yield f"{file}, row {number}", values
+                    yield f"{file}, row {number}", {name: _without_nulls(value) for name, value in row.items()}
                 progress(size * number // total - done)
                 done = size * number // total
 

@@ -1,6 +1,8 @@
 """Decode one file into text, lines or JSON records, in chunks of bounded size."""
 
 import codecs
+import contextlib
+import csv
 import itertools
 import json
 import re
@@ -9,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from tinylm.errors import UsageError
-from tinylm.text.compression import Progress, content_suffix, decompressed_chunks, display_name
+from tinylm.text.compression import Progress, content_suffix, decompressed_chunks, display_name, no_progress
 from tinylm.text.parquet import is_parquet, parquet_rows
 
 FORMATS = ("auto", "text", "jsonl", "lines", "pairs", "chat")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 JSON_SUFFIXES = (*JSONL_SUFFIXES, ".json")
+TABLE_SUFFIXES = (".csv", ".tsv")
 MAX_RECORD = 1 << 28  # characters of a line or of an element of a JSON array, which is held in memory
+MAX_FIELD = 1 << 24  # characters of a field or a line of CSV
 
 _BLANK = re.compile(r"[ \t\r\n]*")
 _MAX_LOOKAHEAD = 16  # the JSON parser reports incomplete text at most this many characters before its end
@@ -24,6 +28,75 @@ _MAX_LOOKAHEAD = 16  # the JSON parser reports incomplete text at most this many
 def is_json_file(file: Path) -> bool:
     """Whether the name of a file has a JSON suffix; a compression suffix after it is ignored."""
     return content_suffix(file) in JSON_SUFFIXES
+
+
+def is_table(file: Path) -> bool:
+    """Whether the name of a file has the suffix of CSV or TSV; a compression suffix after it is ignored."""
+    return content_suffix(file) in TABLE_SUFFIXES
+
+
+def table_columns(file: Path, encoding: str) -> list[str]:
+    """The names in the first line of CSV or TSV; none if it cannot be read as such. Raises as `decoded_chunks`."""
+    chunks = decoded_chunks(file, encoding, no_progress)
+    with contextlib.suppress(UsageError, StopIteration), contextlib.closing(chunks):  # type: ignore[type-var]
+        return next(_table_rows(chunks, file))[1]
+    return []
+
+
+def table_texts(file: Path, encoding: str, column: str, progress: Progress) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the location of each row of CSV or TSV after the first, and its text in a column as the only value.
+
+    The separator is the comma, semicolon or tab that occurs most often in the first line; in TSV, the tab.
+
+    Raises UsageError, with the location, for a row with another number of fields than the first, for invalid quotes and
+    for a field or line of more than MAX_FIELD characters, and as `decoded_chunks` does.
+    """
+    rows = _table_rows(decoded_chunks(file, encoding, progress), file)
+    names: list[str] = []
+    for location, row in rows:
+        if not names:
+            names = row
+        elif len(row) != len(names):
+            raise UsageError(f"{location}: it has {len(row)} fields, but the first line has {len(names)}; correct it.")
+        else:
+            yield location, {column: row[names.index(column)]}
+
+
+def _table_rows(chunks: Iterator[str], file: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the location and the fields of each row that is not empty."""
+    name = display_name(file)
+    lines = _whole_lines(chunks, name)
+    first = next(lines, "")
+    separator = "\t" if content_suffix(file) == ".tsv" else max(",;\t", key=first.count)
+    csv.field_size_limit(MAX_FIELD)
+    reader = csv.reader(itertools.chain([first], lines), delimiter=separator, strict=True)
+    while True:
+        start = reader.line_num + 1
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise UsageError(f"{name}, from line {start}: invalid CSV ({error}); correct it.") from None
+        if row:
+            yield f"{name}, line {start}", row
+
+
+def _whole_lines(chunks: Iterator[str], name: str) -> Iterator[str]:
+    """Yield the lines of a text with their line feeds. Raises UsageError for one of more than MAX_FIELD characters."""
+    pending: list[str] = []
+    length = 0
+    for chunk in chunks:
+        *complete, rest = chunk.split("\n")
+        for line in complete:
+            yield "".join((*pending, line, "\n"))
+            pending, length = [], 0
+        pending.append(rest)
+        length += len(rest)
+        if length > MAX_FIELD:
+            raise UsageError(f"{name}: a line has more than {MAX_FIELD:,} characters; split it.")
+    if length:
+        yield "".join(pending)
 
 
 def decoded_chunks(file: Path, encoding: str, progress: Progress) -> Iterator[str]:
@@ -189,13 +262,15 @@ def _invalid_json_error(error: Exception, location: str, advice: str = "") -> Us
 
 
 def records(file: Path, encoding: str, columns: Sequence[str], progress: Progress) -> Iterator[tuple[str, Any]]:
-    """Yield the location and the value of each record of a file of JSONL, a JSON array or Parquet.
+    """Yield the location and the value of each record of a file of JSONL, a JSON array, Parquet, CSV or TSV.
 
-    columns: the columns to read from Parquet. `progress` and errors as for `decoded_chunks`, `json_records` and
-    `parquet_rows`.
+    columns: the columns to read from Parquet; the first of them is read from CSV and TSV. `progress` and errors as for
+    `decoded_chunks`, `json_records`, `parquet_rows` and `table_texts`.
     """
     if is_parquet(file):
         return parquet_rows(file, columns, progress)
+    if is_table(file):
+        return table_texts(file, encoding, columns[0], progress)
     return json_records(decoded_chunks(file, encoding, progress), display_name(file))
 
 

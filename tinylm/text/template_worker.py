@@ -208,6 +208,7 @@ def _text(template: jinja2.Template, values: dict[str, Any], limit: int) -> str:
 
 def main() -> None:
     """Answer the lines of standard input until its end, which comes when the parent has ended."""
+    answers = os.fdopen(1, "wb")
     lock_down()
     limit_memory(0)
     template: jinja2.Template | None = None
@@ -227,5 +228,5 @@ def main() -> None:
                 limit_time(job["seconds"])
                 answer.append(results(template, job))
         limit_time(0)
-        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
-        sys.stdout.buffer.flush()
+        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.flush()

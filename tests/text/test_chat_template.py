@@ -259,7 +259,7 @@ import json, resource, sys, time
 from tinylm.errors import TinyLMError
 from tinylm.text import chat_template
 
-chat_template.SECONDS = 0.4
+chat_template.SECONDS = 0.2
 messages, attacks = json.load(sys.stdin)
 for name, source in attacks.items():
     start = time.monotonic()
@@ -287,6 +287,7 @@ def attacked() -> dict[str, tuple[str, float, float]]:
     return {name: tuple(result) for name, *result in map(json.loads, output.splitlines())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_hostile_template_ends_without_effect(name: str, attacked: dict[str, tuple[str, float, float]]) -> None:
     assert name in attacked, "it did not end"

@@ -128,7 +128,8 @@ class TextOptions:
         ),
     ] = "auto"
     text_key: Annotated[
-        str | None, option("Key of the text in JSONL, its column in Parquet and CSV (default: text).", Panel.DATA, "KEY")
+        str | None,
+        option("Key of the text in JSONL, its column in Parquet and CSV (default: text).", Panel.DATA, "KEY"),
     ] = None
     encoding: Annotated[str, option("Encoding of the text files (default: utf-8).", Panel.DATA, "NAME")] = "utf-8"
 

@@ -30,8 +30,11 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from tinylm.text.template_prefixes import PROMPT, Ends, MarkedTemplate, ends_in, marked_template
+
 MEMORY = 512 << 20  # bytes of address space of the process, besides those for the conversations
 MEMORY_PER_INPUT = 64  # bytes of address space, per byte of the line with the conversations
+MIN_MARKED = 3  # prefixes from which on they are not rendered one by one, if possible
 
 
 class RefusedError(jinja2.TemplateError):
@@ -103,23 +106,82 @@ def _now(format: str) -> str:
     return datetime.datetime.now().strftime(format)
 
 
-def compiled(source: str, marks: Sequence[str]) -> jinja2.Template:
-    """The template, with the functions and the filter that transformers gives to chat templates.
+class Renderer:
+    """A compiled template, with the functions and the filter that transformers gives to chat templates.
 
     marks: texts before and after each answer in `{% generation %}` blocks.
     """
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.extend(marks=marks)
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {
-        "dict": _Dict(),
-        "namespace": _Namespace,
-        "raise_exception": _refuse,
-        "strftime_now": _now,
-    }
-    return environment.from_string(source)
+
+    def __init__(self, source: str, marks: Sequence[str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.extend(marks=marks)
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {
+            "dict": _Dict(),
+            "namespace": _Namespace,
+            "raise_exception": _refuse,
+            "strftime_now": _now,
+        }
+        self._template = environment.from_string(source)
+        self._marked: MarkedTemplate | None = None
+        with contextlib.suppress(RecursionError):  # its copy of the end is nested more deeply
+            self._marked = marked_template(environment, source)
+
+    def results(self, job: dict[str, Any]) -> list[Any]:
+        """The renderings of a job: of its `values`, with each pair of a number of the first messages and
+        `add_generation_prompt` in its `prefixes`. If there are several pairs, the first is for all messages.
+
+        Each is a text; the length of the text if it is a prefix of the first one; or the kind and the message of an
+        error. All texts have at most `characters` together. After `texts` texts besides the first, the others are left
+        out.
+        """
+        found: list[Any] = []
+        texts: list[str] = []
+        ends: list[Ends] = []
+        for count, prompt in job["prefixes"]:
+            try:
+                if self._marked and len(ends) > count >= self._marked.first:
+                    end = ends[count].with_prompt if prompt else ends[count].without_prompt
+                    length = ends[count].length
+                    if texts[0].startswith(end, length):
+                        found.append(length + len(end))
+                        continue
+                    text = texts[0][:length] + end
+                else:
+                    room = job["characters"] - sum(map(len, texts))
+                    text = _text(self._template, job["values"], count, prompt, room)
+            except Exception as error:  # whatever the compiled template raises
+                found.append(_failure(error))
+                if not texts:
+                    break
+                continue
+            if texts and texts[0].startswith(text):
+                found.append(len(text))
+                continue
+            texts.append(text)
+            found.append(text)
+            if len(texts) == 1 and len(job["prefixes"]) > MIN_MARKED and self._marked:
+                with contextlib.suppress(Exception):
+                    marked = _text(self._marked.template, job["values"], count, prompt, job["characters"])
+                    ends = ends_in(marked, text)
+            if len(texts) > job["texts"]:
+                break
+        return found
+
+
+def _text(template: jinja2.Template, values: dict[str, Any], count: int, prompt: bool, limit: int) -> str:
+    """What a template writes for the first `count` messages: at most `limit` characters."""
+    messages = values["messages"][:count]
+    parts: list[str] = []
+    length = 0
+    for part in template.generate({**values, "messages": messages, PROMPT: prompt}):
+        length += len(part)
+        if length > limit:
+            raise ValueError("it renders too long a text")
+        parts.append(part)
+    return "".join(parts)
 
 
 def lock_down() -> None:
@@ -167,66 +229,27 @@ def _failure(error: Exception) -> list[str]:
     return ["refused" if isinstance(error, RefusedError) else "failed", (text or type(error).__name__)[:1000]]
 
 
-def results(template: jinja2.Template, job: dict[str, Any]) -> list[Any]:
-    """The renderings of a job: of its `values`, with each pair of a number of the first messages and
-    `add_generation_prompt` in its `prefixes`.
-
-    Each is a text; the length of the text if it is a prefix of the first one; or the kind and the message of an error.
-    All texts have at most `characters` together. After `texts` texts besides the first, the others are left out.
-    """
-    found: list[Any] = []
-    texts: list[str] = []
-    for count, prompt in job["prefixes"]:
-        values = {**job["values"], "messages": job["values"]["messages"][:count], "add_generation_prompt": prompt}
-        try:
-            text = _text(template, values, job["characters"] - sum(map(len, texts)))
-        except Exception as error:  # whatever the compiled template raises
-            found.append(_failure(error))
-            if not texts:
-                break
-            continue
-        if texts and texts[0].startswith(text):
-            found.append(len(text))
-            continue
-        texts.append(text)
-        found.append(text)
-        if len(texts) > job["texts"]:
-            break
-    return found
-
-
-def _text(template: jinja2.Template, values: dict[str, Any], limit: int) -> str:
-    parts: list[str] = []
-    length = 0
-    for part in template.generate(values):
-        length += len(part)
-        if length > limit:
-            raise ValueError("it renders too long a text")
-        parts.append(part)
-    return "".join(parts)
-
-
 def main() -> None:
     """Answer the lines of standard input until its end, which comes when the parent has ended."""
     answers = os.fdopen(1, "wb")
     lock_down()
     limit_memory(0)
-    template: jinja2.Template | None = None
+    renderer: Renderer | None = None
     answer: list[Any] | None
     for line in sys.stdin.buffer:
         limit_memory(len(line))
         request = json.loads(line)
-        if template is None:
+        if renderer is None:
             limit_time(request["seconds"])
             try:
-                template, answer = compiled(request["source"], request["marks"]), None
+                renderer, answer = Renderer(request["source"], request["marks"]), None
             except Exception as error:  # of Jinja, or of Python, which compiles what Jinja generates
                 answer = _failure(error)
         else:
             answer = []
             for job in request:
                 limit_time(job["seconds"])
-                answer.append(results(template, job))
+                answer.append(renderer.results(job))
         limit_time(0)
         answers.write(json.dumps(answer).encode() + b"\n")
         answers.flush()

@@ -60,7 +60,7 @@ def export_model(
     to: hf, a folder for transformers and vLLM; gguf, a file for llama.cpp and ollama, with a Modelfile beside it; or
         peft, a folder for PEFT.
     dtype: of the weights: f32, f16 or bf16, and for GGUF q8_0. Default: their own; for GGUF f16.
-    base: for peft, the base model of the adapter, if it is neither beside the adapter nor directly in checkpoints/.
+    base: for peft, the base model of the adapter. Default: the one that `find_base_model` finds.
     force: replace an earlier export at `out`.
 
     Raises UsageError for a model that the format cannot represent and for a path that cannot be used; TinyLMError for

@@ -24,6 +24,7 @@ _LONE_SURROGATE = re.compile(r"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][
 MAX_JSON_BYTES = 1 << 26  # default limit, enough for a large tokenizer; most other files have smaller limits
 # A sparse file is small to send, and reading it takes hours. The ratio allows for file systems with compression.
 SPARSE_FROM, MAX_SPARSITY = 1 << 30, 64  # bytes; ratio of a file's size to the bytes that are stored
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # how a pointer of Git LFS begins
 PLACEHOLDER_BYTES = 256  # at the start of a file, which show what stands in place of it
 SETTLED_SECONDS = 2.0  # a file that changed more recently could change again without a new time
 _OPEN_FLAGS = (
@@ -201,7 +202,7 @@ def describe_placeholder(start: bytes) -> str | None:
 
     Completes a sentence such as "it is ". `None` for any other file.
     """
-    if start.startswith(b"version https://git-lfs.github.com/spec/"):
+    if start.startswith(LFS_POINTER):
         return "a Git LFS pointer in place of the file, which git lfs pull fetches"
     if start.removeprefix(b"\xef\xbb\xbf").lstrip().lower().startswith((b"<!doctype html", b"<html")):
         return "an HTML page in place of the file; download the file itself, by its download link"

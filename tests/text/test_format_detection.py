@@ -114,6 +114,10 @@ def test_utf_8_with_an_invalid_byte_is_not_another_encoding() -> None:
     ("head", "name"),
     [
         (b"\x89PNG\r\n\x1a\n" + bytes(20), "a PNG image"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n",
+            "a Git LFS pointer (git lfs pull fetches the file)",
+        ),
         (b"%PDF-1.7\nplain so far\n", "a PDF document"),
         (b"{\\rtf1\\ansi Hello}", "an RTF document"),
         (b"PK\x03\x04\x14\0", "a zip archive or an office document"),

@@ -53,8 +53,8 @@ def export_adapter(
 ) -> ExportedAdapter:
     """Write a LoRA adapter of tinylm as a folder that `PeftModel.from_pretrained(base, out)` of PEFT loads.
 
-    adapter: run directory or name. model: the base model; default: the one beside the adapter or directly in
-        checkpoints/.
+    adapter: run directory or name. model: the base model; default: the one that `find_base_model`
+        finds.
     out: folder to write. force: replace an exported adapter there, and nothing else.
     base_name: name of the base for PEFT: a name on the Hugging Face hub, or the folder of an exported model. Default:
         the folder, or the name on the hub, of the model that the adapter was trained on.

@@ -41,7 +41,7 @@ def export_model(
     base: Annotated[
         Path | None,
         option(
-            "Base model of the adapter, for peft (default: beside it or directly in checkpoints/).",
+            "Base model of the adapter, for peft (default: beside it, in checkpoints/, or where it was).",
             None,
             "MODEL",
             "--base",

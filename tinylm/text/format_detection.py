@@ -4,6 +4,8 @@ import codecs
 import json
 import re
 
+from tinylm.files import LFS_POINTER
+
 HEAD_BYTES = 8192
 # Signatures of common binary formats. Valid text may begin with a printable one, such as "GIF8".
 _SIGNATURES = (
@@ -19,8 +21,9 @@ _SIGNATURES = (
     (b"\x7fELF", "a program"),
     (b"SQLite format 3\0", "a SQLite database"),
     (b"\xd0\xcf\x11\xe0", "an office document"),
+    (LFS_POINTER, "a Git LFS pointer (git lfs pull fetches the file)"),
 )
-_ALWAYS_BINARY = (b"%PDF-", b"{\\rtf")  # formats that can be entirely printable but are not plain text
+_ALWAYS_BINARY = (b"%PDF-", b"{\\rtf", LFS_POINTER)  # formats that can be entirely printable but are not plain text
 _TAR = slice(257, 262)  # position of the signature of a tar archive
 _BYTE_ORDER_MARKS = (  # longer ones first: UTF-32's begins with UTF-16's
     (codecs.BOM_UTF32_LE, "utf-32"),

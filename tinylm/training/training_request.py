@@ -76,7 +76,7 @@ class ResumeRequest:
     run: run directory
     adapter_kind: lora or bottleneck if the run trains an adapter, `None` if it trains a model
     text: the text of the run, if its encoded tokens are neither in the cache nor in the run
-    base: the base model of an adapter; by default, the run with its weights beside the adapter or in checkpoints/
+    base: the base model of an adapter; by default, the one that `find_base_model` finds
     training: fields of TrainingConfig to change: those of IntervalSettings, and `patience`
     budget: replaces that of the run
     parallel: auto, ddp or fsdp; independent of earlier sessions

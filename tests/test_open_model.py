@@ -61,6 +61,18 @@ def test_a_folder_is_loaded_by_path_and_continues_a_prompt_as_the_peer(saved: tu
     assert model.generate("Once upon", max_tokens=30, temperature=0) == model.decode(expected)
 
 
+def test_a_prompt_that_does_not_fit_with_bos_keeps_bos_and_its_end(saved: tuple[Any, Path]) -> None:
+    peer, folder = saved
+    model = tinylm.load(folder)
+    ids = model.encode(TEXT)[:64]
+    prompt = model.decode(ids)
+    assert model.encode(prompt) == ids and model.context == 64
+    expected = greedy(peer, [0, *ids[1:]], 1)[-1:]
+    assert model.generate(prompt, max_tokens=1, temperature=0) == model.decode(expected)
+    with pytest.raises(UsageError, match="The prompt has 64 tokens and <s> before them, more than the context of 64"):
+        model.generate(prompt, max_tokens=1, strict=True)
+
+
 def test_text_continues_the_prompt_with_a_decoder_that_strips_the_first_space(tmp_path: Path) -> None:
     file = json.dumps(published()["llama2"])
     library = tokenizers.Tokenizer.from_str(file)

@@ -81,6 +81,7 @@ def dataset(**choices: Any) -> DataConfig:
         "tuple[str, ...]": ("a",),
         "bool": True,
         "str | None": "a",
+        "int | None": 1,
     }
     plain = {field.name: by_type[str(field.type)] for field in dataclasses.fields(DataConfig)}
     return DataConfig(**{**plain, "kind": "text", "train_on": "last", **choices})
@@ -460,7 +461,10 @@ datasets = st.builds(
     corpus=words,
     val_corpus=words,
     **dict.fromkeys(("text_key", "encoding", "format", "unknown", "fingerprint", "val_fingerprint", "encoder"), text),
-    **{n: counted(n) for n in ("train_characters", "characters", "bytes", "documents", "train_tokens", "val_tokens")},
+    **{
+        n: counted(n)
+        for n in ("train_characters", "characters", "bytes", "documents", "line_breaks", "train_tokens", "val_tokens")
+    },
 )
 runtimes = st.builds(
     RuntimeConfig,

@@ -184,7 +184,7 @@ def _continue(model: Model, prefixes: Sequence[str], config: MemorisationConfig,
 def _encode(model: Model, prefix: str) -> EncodedPrompt:
     known = prefix.translate(dict.fromkeys(map(ord, model.tokenizer.unknown_characters(prefix))))
     ids = model.encode(known)[-model.context :] if known else []
-    return EncodedPrompt(known, ids, start_tokens(model.tokenizer, model.data, ids))
+    return EncodedPrompt(known, ids, start_tokens(model.tokenizer, model.data, ids, model.context))
 
 
 @contextlib.contextmanager

@@ -89,7 +89,8 @@ class DataConfig:
         from it, the fingerprints, `train_characters` and the tokenizer; with `tokens_in_run`, the encoded text is in
         the run directory instead.
     train_on: the messages of a conversation that count in the loss: assistant, last (its last message) or all.
-    characters, bytes, documents: size of `corpus`. train_tokens, val_tokens: tokens for training and for validation.
+    characters, bytes, documents, line_breaks: size of `corpus`; `line_breaks` is `None` if not counted.
+    train_tokens, val_tokens: tokens for training and for validation.
     val_bytes: size in UTF-8 of the validation tokens but the first, which is not scored; plain text only, and `None` in
         runs of older versions.
     train_pairs: number of pairs for training; 0 for other kinds.
@@ -110,6 +111,7 @@ class DataConfig:
     characters: int
     bytes: int
     documents: int
+    line_breaks: int | None = None
     train_tokens: int
     val_tokens: int
     val_bytes: int | None = None

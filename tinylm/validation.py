@@ -125,6 +125,7 @@ RANGES: dict[str, Range] = {
     "characters": COUNT_FROM_0,
     "bytes": COUNT_FROM_0,
     "documents": COUNT_FROM_0,
+    "line_breaks": COUNT_FROM_0,
     "train_tokens": COUNT_FROM_0,
     "val_tokens": COUNT_FROM_0,
     "val_bytes": COUNT_FROM_0,

@@ -127,7 +127,7 @@ def test_an_empty_prompt_starts_as_the_training_text_of_its_adapter(
     run_ok("finetune-adapter", second, "-m", run, "-o", "one", *SHORT)
     documents: list[int] = []
 
-    def start(tokenizer: object, data: DataConfig, prompt: object) -> list[int]:
+    def start(tokenizer: object, data: DataConfig, prompt: object, context: int) -> list[int]:
         documents.append(data.documents)
         return [1]
 

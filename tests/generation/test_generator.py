@@ -131,6 +131,25 @@ def test_the_cost_of_a_token_stays_constant() -> None:
     assert len(prefills) <= steps // (model.context // 2)
 
 
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_bos_stays_first_when_the_window_advances(use_cache: bool) -> None:
+    """The reference is one forward pass per step over BOS and the end of the text. Without BOS, nothing stays."""
+    model = float64_model(config := small())
+    prompts = [[7], [7, *range(12)], [3, 4]]
+    tokens = fixed_sampler(len(prompts), config.vocab_size).tokens
+    sampler = FixedSampler(tokens)
+    list(generate(model, prompts, sampler, STEPS, use_cache, bos_id=7))
+    for row, prompt in enumerate(prompts):
+        text = [*prompt, *tokens[row].tolist()]
+        for step in range(STEPS):
+            length = len(prompt) + step
+            start = window_start(length, config.context)
+            window = text[start:length] if prompt[0] != 7 else [7, *text[start + 1 : length]]
+            with torch.inference_mode():
+                expected = model.logits(model(torch.tensor([window])).hidden[0, -1])
+            torch.testing.assert_close(sampler.logits[step][row], expected, rtol=0, atol=1e-10)
+
+
 def test_tokens_are_computed_when_they_are_asked_for() -> None:
     model = float64_model(small())
     sampler = fixed_sampler(1, 13)

@@ -1,15 +1,41 @@
 import dataclasses
+import re
 
 import pytest
+import tokenizers
+from tokenizers import models
 
 from tinylm.errors import UsageError
-from tinylm.generation.generation_config import GenerationConfig
-from tinylm.generation.prompts import parse_prompts, start_tokens
-from tinylm.run_config import DataConfig
+from tinylm.generation.generation_config import GenerationConfig, PromptPolicy
+from tinylm.generation.prompts import Prompt, encode_prompt, parse_prompts, start_tokens
+from tinylm.reporter import SilentReporter
+from tinylm.run_config import DataConfig, SpecialTokens
 from tinylm.text.tokenizer import Tokenizer, train_bpe, train_char
 
 CHAR = train_char("abc\n ")
 BPE = train_bpe(["abab abab abcab é日本 cabba", "aab cab bca é日"] * 20, 300)
+
+
+def _library() -> tokenizers.Tokenizer:
+    library = tokenizers.Tokenizer(models.BPE({token: i for i, token in enumerate(["</s>", "<s>", *"abc"])}, []))
+    library.add_special_tokens(["</s>", "<s>"])
+    return library
+
+
+class Recorder(SilentReporter):
+    """Keeps notes and warnings."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+
 DATA = DataConfig(
     corpus=("x",),
     train_characters=9,
@@ -22,18 +48,92 @@ DATA = DataConfig(
 )
 
 
-@pytest.mark.parametrize("tokenizer", [CHAR, BPE], ids=["char", "bpe"])
-def test_generation_starts_from_the_prompt_or_else_from_what_precedes_a_document(tokenizer: Tokenizer) -> None:
-    many = dataclasses.replace(DATA, documents=2)
-    assert start_tokens(tokenizer, DATA, [4, 5]) == [4, 5]
-    assert start_tokens(tokenizer, DATA, []) == tokenizer.encode("\n").tolist()
-    assert start_tokens(tokenizer, None, []) == tokenizer.encode("\n").tolist()
-    assert start_tokens(tokenizer, many, []) == [tokenizer.end_of_text_id]
+BOS = Tokenizer(_library(), SpecialTokens(end_of_text="</s>", bos="<s>", add_bos=True))
+PLAIN_BOS = Tokenizer(_library(), SpecialTokens(end_of_text="</s>", bos="<s>"))
+WITHOUT_LINES = train_char("abc. ")
 
 
-def test_generation_starts_from_the_end_of_text_token_if_the_vocabulary_has_no_newline() -> None:
-    tokenizer = train_char("abc")
-    assert start_tokens(tokenizer, DATA, []) == [tokenizer.end_of_text_id]
+@pytest.mark.parametrize(
+    ("tokenizer", "documents", "line_breaks", "expected"),
+    [
+        (CHAR, 1, 50, "\n"),
+        (BPE, 1, 50, "\n"),
+        (CHAR, 1, None, "\n"),
+        (BPE, 1, None, "\n"),  # the record of an older version
+        (BPE, 2, None, None),
+        (BPE, 21, 10_000, None),  # the end-of-text token
+        (BPE, 3, 10_000, "\n"),  # a few books
+        (BPE, 3, 1, None),  # a few lines
+        (BPE, 1, 1, "."),  # one line
+        (WITHOUT_LINES, 1, 0, ". "),
+        (train_char("abc "), 1, 0, " "),
+        (train_char("ACGT"), 1, 0, None),
+    ],
+)
+def test_without_a_prompt_generation_starts_from_what_precedes_a_text_a_line_or_a_sentence(
+    tokenizer: Tokenizer, documents: int, line_breaks: int | None, expected: str | None
+) -> None:
+    data = dataclasses.replace(DATA, documents=documents, line_breaks=line_breaks)
+    ids = [tokenizer.end_of_text_id] if expected is None else tokenizer.encode(expected).tolist()
+    assert start_tokens(tokenizer, data, [], 8) == ids
+    assert start_tokens(tokenizer, data, [4, 5], 8) == [4, 5]
+
+
+def test_models_of_other_tools_start_from_their_bos_token() -> None:
+    assert start_tokens(PLAIN_BOS, None, [], 8) == start_tokens(BOS, None, [], 8) == [1]
+    assert start_tokens(PLAIN_BOS, None, [4, 5], 8) == [4, 5]
+    assert start_tokens(BPE, None, [], 8) == BPE.encode("\n").tolist()
+
+
+@pytest.mark.parametrize("length", range(2, 9))
+def test_bos_and_the_end_of_a_prompt_that_does_not_fit_with_it_are_kept(length: int) -> None:
+    text = "abcabcab"[:length]
+    ids = BOS.encode(text).tolist()
+    reporter = Recorder()
+    encoded = encode_prompt(Prompt(text), BOS, 4, None, PromptPolicy(), reporter)
+    assert encoded.ids == ids
+    if length <= 3:
+        assert (encoded.start, reporter.warnings) == ([1, *ids], [])
+        return
+    assert encoded.start == [1, *ids[-3:]]
+    message = f"The prompt has {length} tokens and <s> before them, more than the context of 4"
+    assert reporter.warnings == [f"{message}: only <s> and its last tokens are used."]
+    with pytest.raises(UsageError, match=re.escape(message)):
+        encode_prompt(Prompt(text), BOS, 4, None, PromptPolicy(strict=True), reporter)
+
+
+def test_special_tokens_that_a_prompt_writes_are_named_in_a_note() -> None:
+    reporter = Recorder()
+    encode_prompt(Prompt("a</s>b<s>"), BOS, 64, None, PromptPolicy("skip"), reporter)
+    (note,) = reporter.notes
+    assert note.startswith("The prompt contains </s>, <s>, which is read as ordinary text") and "`chat`" in note
+    encode_prompt(Prompt("ab"), BOS, 64, None, PromptPolicy(), reporter)
+    assert len(reporter.notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("known", "prompt", "message"),
+    [
+        ("aé", "ae\u0301", "The model knows its composed form (NFC), 'é' (U+00E9): write 'é' in place of"),
+        ("ae\u0301", "aé", "knows its decomposed form (NFD), 'e' (U+0065), '\u0301' (U+0301): write"),
+        ("한", "\u1112\u1161\u11ab", "its composed form (NFC), '한' (U+D55C)"),
+        ("a ", "a\xa0a", "knows ' ' (U+0020): write ' ' in place of '\\xa0' (U+00A0)"),
+        ("aA", "aＡ", "knows 'A' (U+0041)"),
+        ("fi", "ﬁ", "knows 'f' (U+0066), 'i' (U+0069): write 'fi'"),
+        ("a'", "a’", 'knows "\'" (U+0027)'),
+        ("a’", "a'", "knows '’' (U+2019)"),
+        ('a"', "“a", "knows '\"' (U+0022)"),
+        ("a.", "a…", "write '...' in place of '…' (U+2026)"),
+        ("a", "aß", "'ß' (U+00DF) at offset 1. Replace it, or leave"),
+        ("a", "a\u0301", "'\u0301' (U+0301) at offset 1. Replace it, or leave"),
+    ],
+)
+def test_the_error_for_an_unknown_character_names_a_form_that_the_model_knows(
+    known: str, prompt: str, message: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        encode_prompt(Prompt(prompt), train_char(known), 64, None, PromptPolicy(), Recorder())
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("line", ['{"messages": null}', '{"prompt": null}', "{}", "[]"])

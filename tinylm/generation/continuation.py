@@ -26,12 +26,17 @@ class TokenGenerator:
     use_cache: bool
     prompts: Sequence[Sequence[int]] | None = None
 
-    def tokens(self, prompt: Sequence[int], sampler: Sampler, num_samples: int, max_tokens: int) -> Iterator[list[int]]:
-        """Yield the next token of each sample, `max_tokens` times. A draft model needs a single sample."""
+    def tokens(
+        self, prompt: Sequence[int], sampler: Sampler, num_samples: int, max_tokens: int, bos_id: int | None
+    ) -> Iterator[list[int]]:
+        """Yield the next token of each sample, `max_tokens` times. A draft model needs a single sample.
+
+        bos_id: see `generate`.
+        """
         if self.draft is None:
             prompts = [prompt] * num_samples if self.prompts is None else self.prompts
-            return generate(self.model, prompts, sampler, max_tokens, self.use_cache)
-        return generate_speculatively(self.model, prompt, sampler, max_tokens, self.draft)
+            return generate(self.model, prompts, sampler, max_tokens, self.use_cache, bos_id)
+        return generate_speculatively(self.model, prompt, sampler, max_tokens, self.draft, bos_id=bos_id)
 
 
 class TextChunk(NamedTuple):
@@ -78,10 +83,11 @@ class Continuation:
         sampler = Sampler(sampling, config.seed, config.num_samples, vocab_size, self._first_stream)
         for row in rows:
             sampler.observe(row, self._encoded.ids)
-        contexts = self._generator.prompts or [self._encoded.start] * config.num_samples
+        start, bos_id = self._encoded.start, self._tokenizer.start_id
+        contexts = self._generator.prompts or [start] * config.num_samples
         streams = [TextStream(self._tokenizer, config.stop, self._encoded.end_ids, context) for context in contexts]
         texts = [""] * config.num_samples
-        for tokens in self._generator.tokens(self._encoded.start, sampler, config.num_samples, config.max_tokens):
+        for tokens in self._generator.tokens(start, sampler, config.num_samples, config.max_tokens, bos_id):
             for row, (stream, token) in enumerate(zip(streams, tokens, strict=True)):
                 if not stream.finished and (text := stream.push(token)):
                     texts[row] += text

@@ -51,17 +51,24 @@ def window_start(length: int, context: int) -> int:
 
 
 def generate(
-    model: NextTokenModel, prompts: Sequence[Sequence[int]], sampler: Sampler, max_tokens: int, use_cache: bool = True
+    model: NextTokenModel,
+    prompts: Sequence[Sequence[int]],
+    sampler: Sampler,
+    max_tokens: int,
+    use_cache: bool = True,
+    bos_id: int | None = None,
 ) -> Iterator[list[int]]:
     """Yield one new token per prompt, `max_tokens` times. Prompts have at least one token; their lengths may differ.
+
+    bos_id: the token that stays the first of a window that advances, if a prompt begins with it.
 
     Continues past the context length, with the cache at a constant amortised cost per token. The tokens are the same
     with and without the cache, except for rounding.
     """
     texts = [list(prompt) for prompt in prompts]
-    window = ContextWindow(model, texts, max_tokens) if use_cache else None
+    window = ContextWindow(model, texts, max_tokens, bos_id) if use_cache else None
     for _ in range(max_tokens):
-        logits = window.next_logits()[:, -1] if window else _logits_without_cache(model, texts)  # (B, V)
+        logits = window.next_logits()[:, -1] if window else _logits_without_cache(model, texts, bos_id)  # (B, V)
         tokens = sampler(logits)
         for text, token in zip(texts, tokens, strict=True):
             text.append(token)
@@ -72,13 +79,16 @@ class ContextWindow:
     """The context window of each text, see `window_start`, and the KV cache of all windows.
 
     texts: the ids of each text, to which the caller appends new tokens. max_tokens: maximum number of appended tokens
-    per text.
+    per text. bos_id: see `generate`.
 
     When the window of one text advances, the cache is recomputed for all texts; the other windows do not move.
     """
 
-    def __init__(self, model: NextTokenModel, texts: list[list[int]], max_tokens: int) -> None:
+    def __init__(
+        self, model: NextTokenModel, texts: list[list[int]], max_tokens: int, bos_id: int | None = None
+    ) -> None:
         self._model = model
+        self._bos_id = bos_id
         self._texts = texts
         self._slots = min(model.context, max(map(len, texts)) + max_tokens)
         self._starts: list[int] = []
@@ -105,7 +115,7 @@ class ContextWindow:
         starts = [window_start(len(text), self._model.context) for text in self._texts]
         if starts != self._starts:
             self._starts = starts
-            ids, padding = _left_padded(self._texts, starts)
+            ids, padding = _left_padded(self._texts, starts, self._bos_id)
             self._cache = self._model.make_cache(rows, self._slots, padding)
             if padding is None and (ids == ids[0]).all():  # samples of one prompt, which is processed once
                 ids = ids[:1]
@@ -117,16 +127,20 @@ class ContextWindow:
         return logits if len(logits) == rows else logits[[0] * rows]
 
 
-def _logits_without_cache(model: NextTokenModel, texts: list[list[int]]) -> "Logits | Tensor":
+def _logits_without_cache(model: NextTokenModel, texts: list[list[int]], bos_id: int | None) -> "Logits | Tensor":
     """The logits after each text, computed from its whole window: (B, V)."""
-    ids, padding = _left_padded(texts, [window_start(len(text), model.context) for text in texts])
+    ids, padding = _left_padded(texts, [window_start(len(text), model.context) for text in texts], bos_id)
     cache = None if padding is None else model.make_cache(len(texts), ids.shape[1], padding)
     return model.last_logits(ids, cache, 1)[:, -1]
 
 
-def _left_padded(texts: list[list[int]], starts: list[int]) -> tuple[Ids, Ids | None]:
-    """The windows as one left-padded batch (B, T), and the padding per row (B,), or `None` without padding."""
-    rows = [text[start:] for text, start in zip(texts, starts, strict=True)]
+def _left_padded(texts: list[list[int]], starts: list[int], bos_id: int | None) -> tuple[Ids, Ids | None]:
+    """The windows as one left-padded batch (B, T), and the padding per row (B,), or `None` without padding.
+
+    The BOS token of a text replaces the first token of its window.
+    """
+    kept = [int(text[0] == bos_id) for text in texts]
+    rows = [text[:keep] + text[start + keep :] for text, start, keep in zip(texts, starts, kept, strict=True)]
     longest = max(map(len, rows))
     padding = [longest - len(row) for row in rows]
     ids = np.array([[0] * pad + row for pad, row in zip(padding, rows, strict=True)])

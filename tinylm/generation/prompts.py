@@ -2,9 +2,10 @@
 
 import json
 import typing
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from tinylm.errors import UsageError
 from tinylm.generation.generation_config import GenerationConfig, PromptPolicy
@@ -12,10 +13,18 @@ from tinylm.reporter import Reporter
 from tinylm.run_config import DataConfig
 from tinylm.text.chat import Conversation, parse_conversation
 from tinylm.text.readers import parse_json_line, require_encodable
-from tinylm.text.tokenizer import Tokenizer, describe_characters
+from tinylm.text.tokenizer import MAX_LISTED, Tokenizer, describe_characters
 from tinylm.validation import RANGES, describe_value, require
 
 FORMATS = ("text", "jsonl", "lines")
+LEARNED = 20  # occurrences in the training text, from which on a model continues a separator or a line break well
+NORMAL_FORMS: dict[Literal["NFC", "NFD", "NFKC", "NFKD"], str] = {
+    "NFC": "its composed form (NFC), ",
+    "NFD": "its decomposed form (NFD), ",
+    "NFKC": "",
+    "NFKD": "",
+}
+SIMILAR = ("'\u2018\u2019", '"\u201c\u201d\u201e\u00ab\u00bb', "-\u2013\u2014\u2212")  # quotes and dashes
 
 
 @dataclass(frozen=True)
@@ -67,30 +76,53 @@ def encode_prompt(
     Raises UsageError for a character that is not in the vocabulary, unless the policy skips it, and under a strict
     policy for a prompt longer than the context.
     """
+    if written := [token for token in tokenizer.control_tokens if len(token) > 1 and token in prompt.text]:
+        reporter.note(
+            f"{prompt.name} contains {', '.join(written[:MAX_LISTED])}, which is read as ordinary text and not as a "
+            "special token. To give special tokens, write the messages of a conversation and use `chat`."
+        )
     text = drop_unknown(prompt.text, tokenizer, policy, prompt.name, reporter)
     ids = [int(i) for i in tokenizer.encode(text)] if text else []
-    if len(ids) > context:
-        message = f"{prompt.name} has {len(ids)} tokens, more than the context of {context}"
+    begins = tokenizer.bos_id is not None
+    if len(ids) + begins > context:
+        bos = tokenizer.special.bos
+        count = f"{len(ids)} tokens{f' and {bos} before them' if begins else ''}"
+        message = f"{prompt.name} has {count}, more than the context of {context}"
         if policy.strict:
             raise UsageError(f"{message}; shorten it, or leave out `strict` to use its last tokens.")
-        reporter.warn(f"{message}: only its last tokens are used.")
-    return EncodedPrompt(text, ids, start_tokens(tokenizer, data, ids))
+        reporter.warn(f"{message}: only {f'{bos} and ' if begins else ''}its last tokens are used.")
+    return EncodedPrompt(text, ids, start_tokens(tokenizer, data, ids, context))
 
 
-def start_tokens(tokenizer: Tokenizer, data: DataConfig | None, prompt: Sequence[int]) -> list[int]:
-    """The ids to generate from, at least one: those of the prompt or, for an empty prompt, the end-of-text token.
+def start_tokens(tokenizer: Tokenizer, data: DataConfig | None, prompt: Sequence[int], context: int) -> list[int]:
+    """The ids to generate from, at least one: those of the prompt or, for an empty one, `empty_start`.
 
-    In training, the end-of-text token separates documents. A corpus of a single document does not contain it, so after
-    training on one, or on unknown data (`None`), generation starts from a newline, if that is in the vocabulary. If the
-    tokenizer has a token that begins documents (`bos_id`), it begins every prompt.
+    If the tokenizer has a token that begins documents (`bos_id`), it begins every prompt, and the end of a longer
+    prompt follows it.
     """
     if tokenizer.bos_id is not None:
-        return [tokenizer.bos_id, *prompt]
-    if prompt:
-        return list(prompt)
-    if (data is not None and data.documents > 1) or tokenizer.unknown_characters("\n"):
+        return [tokenizer.bos_id, *prompt[max(0, len(prompt) + 1 - context) :]]
+    return list(prompt) if prompt else empty_start(tokenizer, data)
+
+
+def empty_start(tokenizer: Tokenizer, data: DataConfig | None) -> list[int]:
+    """What precedes a text or a line in the training text `data`, to generate from without a prompt.
+
+    The end-of-text token separates documents. A text of one document, or of a few long ones, does not teach it, so a
+    line break is used or, in a text without lines, the end of a sentence. Without a record of the training text, the
+    model comes from another tool and starts with its BOS token.
+    """
+    if data is None and tokenizer.start_id is not None:
+        return [tokenizer.start_id]
+    separators = 0 if data is None else data.documents - 1
+    line_breaks = None if data is None or not data.is_plain_text else data.line_breaks
+    if separators > 0 and (line_breaks is None or separators >= min(LEARNED, line_breaks)):
         return [tokenizer.end_of_text_id]
-    return [int(i) for i in tokenizer.encode("\n")]
+    ends = [". ", " "] if tokenizer.kind == "char" else ["."]  # in other tokenizers, the space belongs to the next word
+    if line_breaks is None or line_breaks >= LEARNED:
+        ends.insert(0, "\n")
+    known = next((end for end in ends if not tokenizer.unknown_characters(end)), None)
+    return [tokenizer.end_of_text_id] if known is None else [int(i) for i in tokenizer.encode(known)]
 
 
 def drop_unknown(text: str, tokenizer: Tokenizer, policy: PromptPolicy, name: str, reporter: Reporter) -> str:
@@ -102,12 +134,40 @@ def drop_unknown(text: str, tokenizer: Tokenizer, policy: PromptPolicy, name: st
     if not unknown:
         return text
     if policy.unknown == "error":
+        index = text.index(unknown[0])
         raise UsageError(
             f"{name} has a character that is not in the vocabulary: {describe_characters(unknown[0])} at offset "
-            f'{text.index(unknown[0])}. Replace it, or leave such characters out with `unknown="skip"`.'
+            f"{index}. {_replacement(text, index, tokenizer)}, or leave such characters out with "
+            '`unknown="skip"`.'
         )
     reporter.warn(f"{name}: skipped characters that are not in the vocabulary: {describe_characters(unknown)}.")
     return "".join(character for character in text if character not in unknown)
+
+
+def _replacement(text: str, index: int, tokenizer: Tokenizer) -> str:
+    """What to write for the unknown character at `index`, as the beginning of a sentence: another form of it and of the
+    marks that belong to it, or a similar character, if the vocabulary has that.
+    """
+    first, end = index, index + 1
+    while first and _continues(text[first]):
+        first -= 1
+    while end < len(text) and _continues(text[end]):
+        end += 1
+    written = text[first:end]
+    forms = [(name, unicodedata.normalize(form, written)) for form, name in NORMAL_FORMS.items()]
+    similar = [("", other) for group in SIMILAR for other in group if written in group]
+    for name, form in (*forms, *similar):
+        if form and not tokenizer.unknown_characters(form):
+            return (
+                f"The model knows {name}{describe_characters(form)}: write {form!r} in place of "
+                f"{describe_characters(written)}"
+            )
+    return "Replace it"
+
+
+def _continues(character: str) -> bool:
+    """Whether a character belongs to the one before it: a combining mark, or a Hangul vowel or final consonant."""
+    return unicodedata.combining(character) > 0 or "\u1160" <= character <= "\u11ff"
 
 
 def decode_utf8(data: bytes, name: str) -> str:

@@ -44,15 +44,16 @@ def generate_speculatively(
     max_tokens: int,
     draft: DraftModel,
     max_draft_tokens: int = MAX_DRAFT_TOKENS,
+    bos_id: int | None = None,
 ) -> Iterator[list[int]]:
-    """Yield the same tokens as `generate` for a single prompt.
+    """Yield the same tokens as `generate` for a single prompt, with the same `bos_id`.
 
     max_draft_tokens: maximum number of draft tokens per forward pass.
 
     Raises ValueError when a draft token is rejected and the caches cannot drop it (sliding windows).
     """
     text = list(prompt)
-    window = ContextWindow(model, [text], max_tokens)
+    window = ContextWindow(model, [text], max_tokens, bos_id)
     pauses = _Pauses()
     remaining = max_tokens
     while remaining:

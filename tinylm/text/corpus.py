@@ -200,14 +200,15 @@ def _spool_standard_input(folder: Path) -> Path:
 class CorpusStats:
     """Statistics of a stream of text.
 
-    `bytes` is its size in UTF-8, `alphabet` its distinct characters, sorted, and `fingerprint` a SHA-256 of the text
-    and of the document boundaries. `sample` contains up to MAX_EXCERPTS evenly spaced excerpts of at most
-    EXCERPT_CHARACTERS characters.
+    `bytes` is its size in UTF-8, `line_breaks` the number of its line breaks, `alphabet` its distinct characters,
+    sorted, and `fingerprint` a SHA-256 of the text and of the document boundaries. `sample` contains up to MAX_EXCERPTS
+    evenly spaced excerpts of at most EXCERPT_CHARACTERS characters.
     """
 
     characters: int
     bytes: int
     documents: int
+    line_breaks: int
     alphabet: str
     fingerprint: str
     sample: tuple[str, ...] = field(default=(), compare=False)  # depends on the chunks: excerpts end at their ends
@@ -217,7 +218,7 @@ def scan_stream(stream: Stream) -> CorpusStats:
     """The statistics of a stream, computed in one pass."""
     seen = np.zeros(0x110000, dtype=bool)
     digest = hashlib.sha256()
-    characters = size = separators = 0
+    characters = size = separators = line_breaks = 0
     sample: list[str] = []
     stride = EXCERPT_CHARACTERS  # characters between the starts of two excerpts
     for chunk in stream:
@@ -234,10 +235,11 @@ def scan_stream(stream: Stream) -> CorpusStats:
             del sample[1::2]
             stride *= 2
         characters += len(chunk)
+        line_breaks += chunk.count("\n")
         seen[code_points(chunk)] = True
     alphabet = "".join(map(chr, np.flatnonzero(seen)))
     documents = separators + 1 if characters else 0
-    return CorpusStats(characters, size, documents, alphabet, digest.hexdigest(), tuple(sample))
+    return CorpusStats(characters, size, documents, line_breaks, alphabet, digest.hexdigest(), tuple(sample))
 
 
 def code_points(text: str) -> np.ndarray:

@@ -243,6 +243,7 @@ def encode_split(
         characters=split.stats.characters,
         bytes=split.stats.bytes,
         documents=split.stats.documents,
+        line_breaks=split.stats.line_breaks,
         train_tokens=len(tokens.train),
         val_tokens=len(tokens.val),
         val_bytes=_scored_bytes(tokens.val, tokenizer) if kind == Corpus.kind else None,

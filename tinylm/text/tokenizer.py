@@ -42,8 +42,8 @@ class Tokenizer:
     vocab_size: the largest id plus one. decoder_steps: the steps of the decoder in tokenizer.json; none if it joins the
     tokens with spaces. special: the special tokens; all but the padding token must be in the vocabulary, except that
     <|endoftext|> is added if it is missing. end_of_text_id: separates documents. stop_ids: end generated text.
-    bos_id: begins each document; `None` for none. sha256: hash of `to_str()`, and of `special` unless it is the
-    default, in hexadecimal.
+    start_id: the BOS token; `None` for none. bos_id: the same if it begins each document, else `None`.
+    sha256: hash of `to_str()`, and of `special` unless it is the default, in hexadecimal.
 
     `encode` encodes the name of a special token as ordinary text. Raises TinyLMError if two tokens have the same id,
     and for a special token other than the padding token without an id.
@@ -62,8 +62,8 @@ class Tokenizer:
         self.special = special
         self.end_of_text_id = _special_id(vocabulary, special.end_of_text)
         self.stop_ids = frozenset(_special_id(vocabulary, token) for token in special.eos or (special.end_of_text,))
-        bos_id = None if special.bos is None else _special_id(vocabulary, special.bos)
-        self.bos_id = bos_id if special.add_bos else None
+        self.start_id = None if special.bos is None else _special_id(vocabulary, special.bos)
+        self.bos_id = self.start_id if special.add_bos else None
         self.vocab_size = 1 + max(vocabulary.values())  # not the number of tokens: ids may have gaps
         file = self.to_str()
         identity = file + (json.dumps(asdict(special)) if special != SpecialTokens() else "")

@@ -55,10 +55,10 @@ def generate_sample(model: Transformer, tokenizer: Tokenizer, config: RunConfig,
     was_training = model.training
     model.eval()
     sampler = sampling.Sampler(SamplingConfig(), 0, 1, tokenizer.vocab_size)
-    start = start_tokens(tokenizer, config.data, [])
+    start = start_tokens(tokenizer, config.data, [], model.context)
     try:
         with force_eager(), autocast(model.device.type, dtype):
-            ids = [row[0] for row in generate(model, [start], sampler, tokens)]
+            ids = [row[0] for row in generate(model, [start], sampler, tokens, bos_id=tokenizer.start_id)]
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

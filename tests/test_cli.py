@@ -114,7 +114,8 @@ def test_help_has_every_option_with_its_description(name: str, monkeypatch: pyte
     for parameter in command.params:
         assert parameter.help, parameter.name
         assert parameter.help in shown, parameter.name
-        for spelling in (*parameter.opts, *parameter.secondary_opts):
+        is_option = parameter.param_type_name == "option"
+        for spelling in (*parameter.opts, *parameter.secondary_opts) if is_option else (parameter.metavar or name,):
             assert spelling in shown
     assert run_ok(name, "-h").stdout == run_ok(name, "--help").stdout
 
@@ -346,8 +347,8 @@ def test_a_file_can_set_lists_texts_and_switches(here: Path, trained: Path) -> N
 @pytest.mark.parametrize(
     "content, parts",
     [
-        ("layer = 2", ("my.toml sets layer, which tinylm train does not have", "tinylm train --help")),
-        ("[train]\nsteps = 2", ("my.toml sets train,",)),
+        ("layer = 2", ("my.toml sets layer, which tinylm train does not have; use layers.",)),
+        ("[train]\nsteps = 2", ("my.toml sets train,", "tinylm train --help")),
         ("max-tokens = 2", ("my.toml sets max-tokens,",)),
         ("steps = ", ("my.toml is not valid TOML",)),
         (b"out = '\xff'", ("my.toml is not valid TOML",)),

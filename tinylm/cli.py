@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from tinylm import __version__
 from tinylm.commands.flags import long_flag
 from tinylm.commands.option_sources import describe_source
+from tinylm.commands.suggestions import explain_extra_argument, explain_unknown_command, explain_unknown_option
 from tinylm.console import Console, printable
 from tinylm.errors import InterruptedRunError, JoinError, OutputError, TinyLMError, is_out_of_memory
 from tinylm.process_signals import was_interrupted
@@ -88,6 +89,12 @@ class CommandGroup(TyperGroup):
             _make_printable(error)
             raise
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command of the first argument. For an unknown one, the error suggests a command."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}. {explain_unknown_command(args[0], list(COMMANDS))}".rstrip())
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Parse the arguments of a command and run it. On an error, print it and exit with its exit code."""
         try:
@@ -97,6 +104,7 @@ class CommandGroup(TyperGroup):
                 raise
             if hasattr(error, "exit_code") and not isinstance(error, TinyLMError):  # an error of Typer, which prints it
                 _append_source(error)
+                _append_suggestion(error)
                 _make_printable(error)
                 raise
             exit_code = _print_error(ctx, error)
@@ -153,6 +161,20 @@ def _append_source(error: Any) -> None:
     from_variable = ctx.get_parameter_source(parameter.name).name == "ENVIRONMENT"
     value = parameter.resolve_envvar_value(ctx) if from_variable else ctx.lookup_default(parameter.name)
     error.message += f" (in {source}: {value!r})"
+
+
+def _append_suggestion(error: Any) -> None:
+    """Append to Typer's error for an unknown option or too many arguments what the user may have meant."""
+    if (ctx := getattr(error, "ctx", None)) is None:
+        return
+    sentence = ""
+    if hasattr(error, "possibilities"):  # NoSuchOption
+        error.possibilities = None
+        sentence = explain_unknown_option(ctx, error.option_name)
+    elif error.message.startswith("Got unexpected extra argument"):
+        sentence = explain_extra_argument(ctx)
+    if sentence:
+        error.message = f"{error.message.rstrip('.')}. {sentence}"
 
 
 def _make_printable(error: Any) -> None:

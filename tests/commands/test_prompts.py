@@ -43,6 +43,7 @@ def sampled(run: Path, *options: object) -> list[dict[str, Any]]:
 def test_the_prompt_may_be_an_argument(run: Path) -> None:
     expected = sampled(run, "-p", "the old", "-n", 9, "--seed", 1)
     assert sampled(run, "the old", "-n", 9, "--seed", 1) == expected
+    assert run_ok("sample", "", "-m", run, "-q").stderr == ""
     dashed = run_ok("sample", "-", "-m", run, "-n", 9, "--seed", 1, "--json", "-q", stdin="the old\n")
     assert records(dashed) == expected
 

@@ -15,6 +15,7 @@ import typer
 from tinylm.commands.flags import find_option, long_flag, settings_to_flags
 from tinylm.commands.next_steps import next_step
 from tinylm.commands.option_sources import append_sources, warn_about_unknown_variables
+from tinylm.commands.suggestions import reject_addresses
 from tinylm.console import Console
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.validation import check_numbers
@@ -49,6 +50,7 @@ def with_option_groups(command: Command) -> Command:
         ctx = values[CTX] if takes_context else values.pop(CTX)
         warn_about_unknown_variables(Console(), ctx)
         try:
+            reject_addresses(ctx, values)
             check_numbers(values)  # first: later steps compute with these numbers
             for name, group in groups.items():
                 values[name] = _build_group(group, values, ctx)

@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from tinylm.commands.flags import long_flag
+from tinylm.commands.suggestions import suggest_options
 from tinylm.console import Console
 from tinylm.errors import UsageError
 from tinylm.validation import describe_value
@@ -48,9 +49,13 @@ def _read_defaults(ctx: typer.Context, file: Path) -> dict[str, Any]:
     unknown = [key for key in values if key.replace("-", "_") not in parameters]
     if unknown:
         more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+        known = [name.replace("_", "-") for name in parameters]
+        is_option = len(unknown) == 1 and not isinstance(values[unknown[0]], dict)
+        meant = suggest_options(unknown[0], known) if is_option else []
+        advice = f"use {' or '.join(meant)}." if meant else f"see {ctx.command_path} --help."
         raise UsageError(
             f"--config {file} sets {', '.join(key[:60] for key in unknown[:3])}{more}, which {ctx.command_path} "
-            f"does not have; see {ctx.command_path} --help."
+            f"does not have; {advice}"
         )
     defaults: dict[str, Any] = {}
     for key, value in values.items():

@@ -16,6 +16,7 @@ from tinylm.commands.sample_options import PrintOptions, PromptOptions, SampleOp
 from tinylm.commands.trained_model_options import AdapterOption, ModelOption
 from tinylm.console import Console
 from tinylm.errors import UsageError
+from tinylm.run_directory.find_run import path_exists
 from tinylm.streams import has_piped_input, read_stdin
 from tinylm.validation import check_choice, require
 
@@ -162,7 +163,7 @@ def read_prompts(
     given = [name for name, source in sources.items() if source is not None]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} contradict each other; give one of them.")
-    if words is not None and words != STANDARD_INPUT and _is_path(words):
+    if words and words != STANDARD_INPUT and path_exists(Path(words)):
         console.warn(
             f"The prompt is the text {words!r}, which is also a path. To read a prompt from a file, use --prompt-file; "
             "to choose a model, use --model."
@@ -176,13 +177,6 @@ def read_prompts(
     if name is not None:
         require_plain_text(text, name)
     return parse_prompts(text, "text", config)
-
-
-def _is_path(words: str) -> bool:
-    try:
-        return Path(words).exists()
-    except (OSError, ValueError):  # too long for a path, or not text that a path may have
-        return False
 
 
 def _read_text(prompt: str | None, file: Path | None, console: Console) -> tuple[str | None, str]:

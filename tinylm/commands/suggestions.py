@@ -1,0 +1,198 @@
+"""What a user may have meant by an unknown option or command, or by an address in place of a path."""
+
+import difflib
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from tinylm.commands.flags import long_flag
+from tinylm.errors import UsageError
+from tinylm.run_directory.find_run import path_exists
+
+MAX_SUGGESTIONS = 3
+NEARNESS = 0.75  # of similar names, as difflib measures it
+
+# Names in nanoGPT, transformers, PEFT, litgpt, mlx-lm, llama.cpp and ollama, by the option of tinylm.
+OTHER_OPTIONS = {
+    "adapter": "adapter-path adapters lora lora-adapter peft-model",
+    "activation": "act hidden-act activation-function nonlinearity",
+    "alpha": "lora-alpha",
+    "attention-dropout": "attn-dropout attn-pdrop",
+    "baselines": "baseline gzip",
+    "batch-size": "batch bs bsz n-batch global-batch-size train-batch-size eval-batch-size",
+    "beams": "num-beams beam beam-size beam-width",
+    "beta1": "adam-beta1",
+    "beta2": "adam-beta2",
+    "checkpoint-activations": "gradient-checkpointing grad-checkpoint activation-checkpointing",
+    "compile": "torch-compile",
+    "context": "block-size n-ctx ctx ctx-size ctx-len num-ctx context-size context-window max-seq-len max-seq-length "
+    "seq-len n-positions max-position-embeddings",
+    "device": "gpu cuda accelerator n-gpu-layers",
+    "dropout": "lora-dropout resid-pdrop",
+    "dtype": "precision torch-dtype outtype mixed-precision fp16 bf16",
+    "epochs": "num-epochs n-epochs max-epochs num-train-epochs",
+    "eval-every": "eval-interval eval-steps steps-per-eval val-every",
+    "experts": "num-experts n-experts num-local-experts",
+    "experts-per-token": "num-experts-per-tok",
+    "ffn-width": "d-ff intermediate-size ffn-dim mlp-dim n-inner",
+    "force": "overwrite overwrite-output-dir",
+    "format": "data-format dataset-format",
+    "grad-clip": "clip clip-grad max-norm max-grad-norm gradient-clip-val",
+    "heads": "n-head n-heads num-heads num-attention-heads",
+    "init-from": "model base-model model-path model-name-or-path pretrained checkpoint weights",
+    "kv-heads": "n-kv-head n-kv-heads num-kv-heads num-key-value-heads",
+    "layers": "n-layer n-layers num-layers num-hidden-layers depth",
+    "log-every": "log-interval logging-steps steps-per-report",
+    "log-to": "report-to wandb tensorboard",
+    "lr": "learning-rate max-lr peak-lr",
+    "max-tokens": "max-new-tokens max-length max-len length n-predict num-predict num-tokens max-output-tokens",
+    "micro-batch": "micro-batch-size per-device-train-batch-size device-batch-size",
+    "min-lr": "min-learning-rate final-lr",
+    "model": "model-path model-name model-name-or-path base-model checkpoint checkpoint-dir ckpt ckpt-path run",
+    "norm": "norm-type normalization",
+    "num-samples": "n-samples samples count num-return-sequences num-sequences",
+    "optimizer": "optim opt",
+    "out": "output output-dir output-path out-dir outfile save-dir save-path adapter-path",
+    "parallel": "ddp fsdp strategy",
+    "patience": "early-stopping early-stopping-patience",
+    "position": "positional-encoding position-embedding pos-encoding",
+    "preset": "arch model-type",
+    "prompt": "text input start",
+    "prompt-file": "file input-file prompts",
+    "quantize": "quantization quant load-in-8bit int8",
+    "rank": "lora-r lora-rank r",
+    "repeat-penalty": "repetition-penalty rep-penalty",
+    "resume": "resume-from resume-from-checkpoint continue",
+    "rope-theta": "rope-base rope-freq-base",
+    "save-every": "save-interval save-steps checkpoint-interval",
+    "schedule": "scheduler lr-schedule lr-scheduler lr-scheduler-type",
+    "seed": "random-seed rng-seed manual-seed random-state",
+    "sequence-length": "block-size max-seq-len max-seq-length seq-len context",
+    "steps": "iters max-iters num-iters iterations max-steps num-steps train-steps",
+    "stop": "stop-sequence stop-sequences stop-string stop-words reverse-prompt eos",
+    "system": "system-prompt sys",
+    "target": "target-modules lora-target lora-layers",
+    "temperature": "temp",
+    "text-key": "text-column text-field dataset-text-field column field",
+    "tie": "tie-weights tie-word-embeddings",
+    "time": "max-time time-limit duration minutes max-seconds",
+    "to": "format",
+    "tokenizer": "tokenizer-path tokenizer-name tokeniser",
+    "train-on": "mask-prompt train-on-inputs completion-only",
+    "val-data": "validation-data eval-data val-file validation-file valid",
+    "val-fraction": "val-split validation-split val-ratio test-size",
+    "vocab-size": "n-vocab vocab num-embeddings",
+    "warmup-steps": "warmup warmup-iters num-warmup-steps lr-warmup-steps",
+    "weight-decay": "wd",
+    "width": "n-embd n-embed d-model hidden-size hidden-dim embed-dim embedding-size dim",
+}
+# The same for positional arguments.
+OTHER_ARGUMENTS = {
+    "adapter": "adapter adapter-path lora",
+    "corpus": "data dataset train-data train-file train input input-file text file",
+    "folder": "folder dir path",
+    "model": "model model-path run checkpoint input",
+    "runs": "run model checkpoint name",
+    "source": "model model-path input hf-path",
+    "text": "data dataset eval-data test-data test input input-file file corpus",
+}
+# Commands of other tools, by the command line of tinylm.
+OTHER_COMMANDS = {
+    "tinylm cache": "clean clear prune",
+    "tinylm chat": "talk ask",
+    "tinylm compare": "diff",
+    "tinylm doctor": "check env benchmark bench",
+    "tinylm eval": "evaluate evaluation test perplexity ppl score",
+    "tinylm export": "save quantize to-gguf to-hf",
+    "tinylm finetune-lora": "finetune fine-tune lora qlora peft sft",
+    "tinylm import": "load pull download create from-hf",
+    "tinylm import or tinylm export": "convert",
+    "tinylm info": "show describe inspect",
+    "tinylm merge-lora": "merge fuse merge-adapter",
+    "tinylm report": "plot dashboard html curves",
+    "tinylm runs": "list ls ps models checkpoints",
+    "tinylm sample": "generate gen run infer inference predict complete completion prompt",
+    "tinylm train": "pretrain pre-train fit new start",
+    "tinylm train --resume RUN": "resume continue",
+    "tinylm train-tokenizer": "tokenize tokenizer tokenise bpe",
+    "tinylm --help": "help",
+    "tinylm --version": "version",
+    "tinylm export --to gguf, then llama-server -m FILE": "serve server api",
+    "rm -r checkpoints/NAME": "rm remove delete",
+}
+_ADDRESS = re.compile(r"(https?|ftp|s3|gs|hf):/{1,2}(.+)", re.IGNORECASE)  # a Path has one slash of two
+_HUB_MODEL = re.compile(r"(?:www\.)?huggingface\.co/([\w.-]+/[\w.-]+)/?")
+NOT_PATHS = ("words", "prompt", "system", "stop", "separator")  # parameters whose values may be any text
+
+
+def _known_names(table: Mapping[str, str], name: str) -> list[str]:
+    return [ours for ours, others in table.items() if name in others.split()]
+
+
+def suggest_options(name: str, options: list[str]) -> list[str]:
+    """Those of the options, without dashes, that a user may mean by an option `name` that is not among them."""
+    name = name.lstrip("-").replace("_", "-").lower()
+    known = [option for option in _known_names(OTHER_OPTIONS, name) if option in options]
+    begun = [option for option in options if option.startswith(name)]
+    found = known or (begun if len(begun) <= MAX_SUGGESTIONS else [])
+    return found or difflib.get_close_matches(name, options, MAX_SUGGESTIONS, NEARNESS)
+
+
+def explain_unknown_option(ctx: typer.Context, name: str) -> str:
+    """A sentence that leads from an unknown option to one of the running command or to its argument, or ""."""
+    word = name.lstrip("-").replace("_", "-").lower()
+    parameters: list[Any] = ctx.command.get_params(ctx)
+    for argument in (parameter for parameter in parameters if parameter.param_type_name == "argument"):
+        if word in OTHER_ARGUMENTS.get(argument.name, "").split():
+            return f"It is an argument without a flag: {ctx.command_path} {argument.metavar or argument.name.upper()}."
+    flags = [flag for parameter in parameters for flag in (*parameter.opts, *parameter.secondary_opts)]
+    options = [flag.removeprefix("--") for flag in flags if flag.startswith("--")]
+    found = [f"--{option}" for option in suggest_options(name, options)]
+    return f"Did you mean {' or '.join(found)}?" if found else ""
+
+
+def explain_extra_argument(ctx: typer.Context) -> str:
+    """A sentence for a command line with more arguments than the command has; "" where none helps."""
+    options: list[Any] = [parameter for parameter in ctx.command.params if parameter.param_type_name == "option"]
+    flags = {str(option.name): long_flag(option) for option in options}
+    if "prompt" in flags and "prompt_file" in flags:
+        return f'Quote a prompt of several words: {ctx.command_path} "Once upon a time".'
+    if "system" in flags:
+        return 'To answer a single question: tinylm sample --chat "QUESTION".'
+    return f"The path to write is given with {flags['out']}." if "out" in flags else ""
+
+
+def explain_unknown_command(name: str, commands: list[str]) -> str:
+    """A sentence that leads from an unknown command to one of these; "" without one."""
+    if "." in name and path_exists(Path(name)):
+        return f"Did you mean: tinylm train {shlex.quote(name)}?"
+    name = name.lower().replace("_", "-")
+    if known := _known_names(OTHER_COMMANDS, name):
+        return f"Did you mean: {known[0]}?"
+    begun = [command for command in commands if command.startswith(name)]
+    near = begun or difflib.get_close_matches(name, commands, MAX_SUGGESTIONS, NEARNESS)
+    return f"Did you mean: {' or '.join(f'tinylm {command}' for command in near)}?" if near else ""
+
+
+def reject_addresses(ctx: typer.Context, values: Mapping[str, Any]) -> None:
+    """Raise UsageError for the address of a text or a model on the internet in place of a path.
+
+    values: the parameters of the running command, by name.
+    """
+    for name, value in values.items():
+        for entry in value if isinstance(value, list) else [value]:
+            if name in NOT_PATHS or not isinstance(entry, (str, Path)) or not (found := _ADDRESS.fullmatch(str(entry))):
+                continue
+            address = f"{found[1].lower()}://{found[2]}"
+            hub = _HUB_MODEL.fullmatch(found[2]) if found[1].lower() != "hf" else re.fullmatch(r"(.+?)/?", found[2])
+            if hub and name not in ("corpus", "text"):
+                raise UsageError(f"{address} is an address; a model of the Hugging Face hub is written hf:{hub[1]}.")
+            quoted = shlex.quote(address)
+            advice = f"fetch it first: curl -fLO {quoted}"
+            if name in ("corpus", "text"):
+                advice = f"fetch and pipe it: curl -fL {quoted} | {ctx.command_path} -"
+            raise UsageError(f"{address} is an address, and {ctx.command_path} reads files; {advice}.")

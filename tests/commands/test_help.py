@@ -42,6 +42,12 @@ def test_the_help_of_seed_names_its_default(name: str, default: str) -> None:
     assert f"(default: {default}" in help_
 
 
+def test_the_help_says_which_n_is_the_length_and_which_the_number_of_samples() -> None:
+    options = {flag: parameter for parameter in COMMANDS["sample"].params for flag in parameter.opts}
+    assert options["-n"] is options["--max-tokens"] and options["-N"] is options["--num-samples"]
+    assert "For the number of samples, see -N." in options["-n"].help
+
+
 def test_train_uses_seed_0_by_default(corpus: Path, here: Path) -> None:
     run_ok("train", corpus, "--out", "run", "--steps", 1, *TINY)
     assert json.loads((here / "run/config.json").read_text())["training"]["seed"] == 0

@@ -353,7 +353,7 @@ def test_an_empty_stop_sequence_is_an_error(run: Path) -> None:
 
 
 def test_samples_can_be_printed_one_per_line(run: Path) -> None:
-    options = ("--num-samples", 4, "--no-echo", "--stop", r"\n", "--separator", r"\n", "--seed", 3)
+    options = ("-N", 4, "--no-echo", "--stop", r"\n", "--separator", r"\n", "--seed", 3)
     names = [record["text"] for record in sampled(run, *options)]
     assert len(names) == 4
     assert run_ok("sample", "-m", run, *options).stdout == "".join(name + "\n" for name in names)

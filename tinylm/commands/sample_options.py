@@ -132,10 +132,18 @@ class TextLengthOptions:
     """How much text is generated, and where it ends."""
 
     max_tokens: Annotated[
-        int, option("Maximum number of tokens per sample (default: 256).", Panel.TEXT, "N", "--max-tokens", "-n")
+        int,
+        option(
+            "Length of each sample: at most N tokens (default: 256). For the number of samples, see -N.",
+            Panel.TEXT,
+            "N",
+            "--max-tokens",
+            "-n",
+        ),
     ] = 256
     num_samples: Annotated[
-        int, option("Samples per prompt, generated as one batch (default: 1).", Panel.TEXT, "N", "--num-samples")
+        int,
+        option("Samples per prompt, generated as one batch (default: 1).", Panel.TEXT, "N", "--num-samples", "-N"),
     ] = 1
     stop: Annotated[
         list[str] | None,

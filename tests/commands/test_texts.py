@@ -262,3 +262,38 @@ def test_skipping_every_character_of_a_text_is_an_error(run: Path, here: Path) -
 )
 def test_unknown_is_an_error_where_it_has_no_effect(flags: str, message: str, corpus: Path) -> None:
     assert_error(tinylm("train", corpus, *flags.split()), 2, message)
+
+
+# A text per line
+
+
+NAMES = "ab\ncd\nef\ngh\n" * 30
+
+
+def test_a_model_of_lines_prints_one_text_per_line_and_ends_it_where_it_ends(here: Path) -> None:
+    """Greedy text would not be one of the lines if sampling went on after the end of a line."""
+    (here / "names.txt").write_text(NAMES)
+    run_ok("train", "names.txt", "--format", "lines", "--steps", 150, "--lr", 0.01, *TINY)
+    options = ("sample", "-N", 20, "--seed", 1, "-n", 50)
+    printed = run_ok(*options).stdout
+    assert len(printed.splitlines()) == 20 and printed.endswith("\n")
+    assert sum(line in NAMES.split() for line in printed.splitlines()) >= 15
+    texts = [record["text"] for record in records(run_ok(*options, "--json"))]
+    assert printed.splitlines() == texts
+    assert run_ok(*options, "--separator", "|").stdout == "|".join(texts) + "\n"
+
+
+def test_a_list_of_short_lines_gets_the_command_for_texts_of_one_line(here: Path) -> None:
+    (here / "my names.txt").write_text(NAMES)
+    (here / "prose.txt").write_text(story(2000))
+    hint = "my names.txt is a list of short lines. If each is a text of its own, such as a name: tinylm train"
+    command = f"{hint} 'my names.txt' --format lines"
+    plan = ("train", "my names.txt", "--dry-run", *ONE_STEP)
+    assert run_ok(*plan).stderr.splitlines().count(command) == 1
+    for words in (
+        (*plan, "--format", "lines"),
+        (*plan, "--format", "text"),
+        (*plan, "--quiet"),
+        ("train", "prose.txt", *plan[2:]),
+    ):
+        assert "list of short lines" not in run_ok(*words).stderr

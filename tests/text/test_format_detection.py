@@ -11,6 +11,7 @@ from tinylm.text.format_detection import (
     HEAD_BYTES,
     binary_format,
     is_json,
+    is_list,
     is_single_json_object,
     is_text,
     other_encoding,
@@ -167,3 +168,33 @@ def test_objects_with_keys_are_detected_as_json(text: str, expected: bool) -> No
 )
 def test_an_object_over_several_lines_is_a_single_object(text: str, expected: bool) -> None:
     assert is_single_json_object(text) is expected
+
+
+NAMES = "Ada\nTom\nNell van Hask\nJonas\nBess\n" * 8
+
+
+@pytest.mark.parametrize(
+    "text", [NAMES, NAMES + "cut at the end of what was re", "münchen\nköln\n" * 20, "12\n7\n" * 20]
+)
+def test_short_lines_without_empty_ones_are_a_list(text: str) -> None:
+    assert is_list(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(ENGLISH, GERMAN, RUSSIAN, JAPANESE, CHINESE),
+        "Ada\nTom\n" * 5,  # too few
+        NAMES + "\n" + NAMES,
+        "Ada\tshe\nTom\the\n" * 20,
+        "x = 1\nif x:\n    y()\n" * 20,
+        "The sea was grey,\nthe sky was blue,\nand so were you.\n" * 20,
+        "and the one who came\nbefore the others had seen the light of the sea\n" * 20,
+        NAMES + "a" * 61 + "\n",
+        "",
+        "\n" * 50,
+        "a" * 500,
+    ],
+)
+def test_prose_verse_code_and_tables_are_no_list(text: str) -> None:
+    assert not is_list(text)

@@ -49,8 +49,8 @@ tinylm sample -f prompts.jsonl --json
     Many prompts, one JSON object per line, such as
     {"prompt": "The sea", "max_tokens": 50}.
 
-tinylm sample --num-samples 9 --no-echo --stop '\n' --separator '\n'
-    Nine samples, one per line.
+tinylm sample -N 9 --no-echo --stop '\n' --separator '\n'
+    Nine samples, one per line, as a model of --format lines gives.
 """
 
 
@@ -81,7 +81,7 @@ def sample(
     speed = SpeedConfig(**vars(options.speed), **vars(options.engine))
     beam_search = BeamSearchConfig(**vars(options.beam_search))
     printing = replace(options.printing, echo=bool(options.printing.echo)) if options.prompt.chat else options.printing
-    printer = _Printer(console, printing, unescape("separator", printing.separator))
+    separator = None if printing.separator is None else unescape("separator", printing.separator)
     seed = secrets.randbits(32) if options.seed.seed is None else options.seed.seed
     prompts = read_prompts(words, options.prompt, options.generation_config(seed), console)
     prompt_adapters = list(dict.fromkeys(prompt.adapter for prompt in prompts if prompt.adapter is not None))
@@ -104,6 +104,9 @@ def sample(
         console.note(
             "This model was trained on conversations; --chat answers prompts, and without it they are continued."
         )
+    if separator is None:
+        separator = "\n" if loaded.data is not None and loaded.data.format == "lines" else "\n---\n"
+    printer = _Printer(console, printing, separator)
     flags = command_line_flags(ctx, *vars(options).values())
     start = time.monotonic()
     next_stream = 0  # number of the random stream of the next sample
@@ -250,7 +253,7 @@ def reject_settings_without_effect(prompt: "Prompt", flags: Mapping[str, str], a
 class _Printer:
     """Prints generated texts, as text or JSON records, and counts the generated tokens.
 
-    separator: `options.separator` with its escapes replaced. tokens: number of generated tokens, or of filled masks.
+    separator: the text between two samples. tokens: number of generated tokens, or of filled masks.
     """
 
     console: Console

@@ -161,11 +161,14 @@ class PrintOptions:
     """How prompts and samples are printed."""
 
     separator: Annotated[
-        str,
+        str | None,
         option(
-            r"Text between two samples; escapes as in --stop (default: \n---\n).", Panel.TEXT, "TEXT", "--separator"
+            r"Text between samples; escapes as in --stop (default: \n---\n; \n if trained with --format lines).",
+            Panel.TEXT,
+            "TEXT",
+            "--separator",
         ),
-    ] = r"\n---\n"
+    ] = None
     stream: Annotated[
         bool | None, option("Print tokens as they are generated (default: yes, for a single sample).", Panel.TEXT)
     ] = None

@@ -1,11 +1,13 @@
 """The arguments that every training command takes: the texts or the run to resume, and settings."""
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
+from tinylm.commands.next_steps import shell_quote
 from tinylm.commands.option_groups import non_default_options, options_from_env_or_file, reject_fixed_options
 from tinylm.errors import UsageError
 
@@ -61,6 +63,23 @@ class TrainingArguments:
         log_to, dry_run = tuple(settings.pop("log_to", ())), settings.pop("dry_run", False)
         ignorable = options_from_env_or_file(ctx, run, *groups)
         return cls(command, tuple(corpus or ()), resume, out, report, log_to, dry_run, settings, ignorable)
+
+    def line_hint(self) -> str | None:
+        """A note with the command for texts of one line each, if the corpus is a file that looks like such a list."""
+        from tinylm.text.format_detection import HEAD_BYTES, decode_head, is_list
+
+        if len(self.files) != 1 or "format" in self.settings or Path(self.files[0]).suffix not in ("", ".txt"):
+            return None
+        try:
+            file = Path(self.files[0])
+            with file.open("rb") if file.is_file() else io.BytesIO() as opened:
+                text = decode_head(opened.read(HEAD_BYTES), self.settings.get("encoding", "utf-8"))
+        except (OSError, ValueError, LookupError):  # training raises an error that says what is wrong
+            return None
+        if text is None or not is_list(text.replace("\r\n", "\n")):
+            return None
+        command = f"{self.command} {shell_quote(file)} --format lines"
+        return f"{file} is a list of short lines. If each is a text of its own, such as a name: {command}"
 
     def resume_request(self, adapter_kind: str | None = None, base: Path | None = None) -> "ResumeRequest":
         """The request to continue the run `resume`. adapter_kind, base: as in ResumeRequest.

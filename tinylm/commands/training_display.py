@@ -70,6 +70,8 @@ def run_training(
         return [*trackers, *([] if given.report is None else [LiveReport(given.report, console)])]
 
     launch = Launch.of(os.environ)
+    if launch.rank == 0 and isinstance(request, TrainingRequest) and (hint := given.line_hint()) is not None:
+        console.note(hint)
     if given.dry_run and isinstance(request, TrainingRequest):
         if launch.rank > 0:
             return

@@ -36,6 +36,9 @@ _BYTE_ORDER_MARKS = (  # longer ones first: UTF-32's begins with UTF-16's
 _CONTROLS = frozenset(map(chr, (*range(8), *range(14, 27), *range(28, 32), 127)))
 _CONTROL = re.compile(f"[{re.escape(''.join(sorted(_CONTROLS)))}]")
 _MAX_CONTROL_SHARE = 0.03  # of the characters or bytes; 10 % of random bytes are controls
+_MIN_LIST_LINES = 20
+_MEAN_ITEM, _LONGEST_ITEM = 24, 60  # characters of the lines of a list
+_NOT_IN_LISTS = re.compile(r"\t|^\s|[.,:;!?。，！？；：、=(){}\[\]<>|]$", re.MULTILINE)  # tables, indentation, prose and code
 _MIN_UTF16_BYTES = 8  # in fewer, zeros at every second position may be chance
 _MIN_UTF8_CHARACTERS = 8  # non-ASCII characters; fewer in another encoding, such as GBK, may be valid UTF-8 by chance
 _JSON_OBJECT = re.compile(r'\s*(?:\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
@@ -62,6 +65,21 @@ def is_text(head: bytes, encoding: str) -> bool:
     if text is None or "\0" in text or head.startswith(_ALWAYS_BINARY):
         return False
     return len(_CONTROL.findall(text)) <= _MAX_CONTROL_SHARE * len(text)
+
+
+def is_list(text: str) -> bool:
+    """Whether the whole lines of a text look like short texts of their own, such as names: without empty lines, short,
+    and at most a few of them indented or ending like sentences or code.
+    """
+    lines = text.split("\n")[:-1]
+    lengths = [len(line) for line in lines]
+    return (
+        len(lines) >= _MIN_LIST_LINES
+        and min(lengths) > 0
+        and max(lengths) <= _LONGEST_ITEM
+        and sum(lengths) <= _MEAN_ITEM * len(lines)
+        and sum(_NOT_IN_LISTS.search(line) is not None for line in lines) <= 0.05 * len(lines)
+    )
 
 
 def is_undecodable_text(head: bytes, encoding: str) -> bool:

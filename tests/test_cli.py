@@ -40,16 +40,16 @@ COMMANDS = (
     "train",
     "sample",
     "chat",
-    "eval",
-    "compare",
-    "finetune-lora",
-    "finetune-adapter",
-    "import",
-    "export",
-    "merge-lora",
     "runs",
     "info",
+    "eval",
+    "compare",
     "report",
+    "finetune-lora",
+    "finetune-adapter",
+    "merge-lora",
+    "import",
+    "export",
     "train-tokenizer",
     "doctor",
     "cache",
@@ -159,6 +159,10 @@ def test_version_is_printed_and_no_argument_prints_the_usage() -> None:
     bare = shell()
     assert bare.exit_code == 2
     assert "Usage: tinylm" in bare.output
+    places = [
+        bare.output.index(words) for words in ("tinylm train book.txt", 'tinylm sample "Once', "Options", "Start here")
+    ]
+    assert places == sorted(places)
 
 
 def test_the_environment_variable_tinylm_version_sets_no_option() -> None:

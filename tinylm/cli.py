@@ -12,41 +12,47 @@ from typer.core import TyperGroup
 
 from tinylm import __version__
 from tinylm.commands.flags import long_flag
+from tinylm.commands.option_groups import COMMAND_LINE
 from tinylm.commands.option_sources import describe_source
 from tinylm.commands.suggestions import explain_extra_argument, explain_unknown_command, explain_unknown_option
 from tinylm.console import Console, printable
 from tinylm.errors import InterruptedRunError, JoinError, OutputError, TinyLMError, is_out_of_memory
 from tinylm.process_signals import was_interrupted
 
-COMMANDS = {  # the function in tinylm.commands of each command, in the order of `tinylm --help`
-    "train": "train.train",
-    "sample": "sample.sample",
-    "chat": "chat.chat",
-    "eval": "evaluate.evaluate_model",
-    "compare": "compare.compare",
-    "finetune-lora": "finetune_lora.finetune_lora",
-    "finetune-adapter": "finetune_adapter.finetune_adapter",
-    "import": "import_model.import_model",
-    "export": "export_model.export_model",
-    "merge-lora": "merge_lora.merge_lora",
-    "runs": "runs.runs",
-    "info": "info.info",
-    "report": "report.report",
-    "train-tokenizer": "train_tokenizer.train_tokenizer",
-    "doctor": "doctor.doctor",
-    "cache": "cache.cache",
+PANELS = {  # the groups of commands in `tinylm --help`, with the function in tinylm.commands of each command
+    "Start here": {"train": "train.train", "sample": "sample.sample", "chat": "chat.chat"},
+    "Look at models": {
+        "runs": "runs.runs",
+        "info": "info.info",
+        "eval": "evaluate.evaluate_model",
+        "compare": "compare.compare",
+        "report": "report.report",
+    },
+    "Fine-tune": {
+        "finetune-lora": "finetune_lora.finetune_lora",
+        "finetune-adapter": "finetune_adapter.finetune_adapter",
+        "merge-lora": "merge_lora.merge_lora",
+    },
+    "Models of other tools": {"import": "import_model.import_model", "export": "export_model.export_model"},
+    "Tokenizer and machine": {
+        "train-tokenizer": "train_tokenizer.train_tokenizer",
+        "doctor": "doctor.doctor",
+        "cache": "cache.cache",
+    },
 }
+COMMANDS = {name: (function, panel) for panel, functions in PANELS.items() for name, function in functions.items()}
 MEMORY_OPTIONS = {"size", "context", "micro_batch", "batch_size", "num_samples", "beams"}  # smaller needs less memory
 
 
 @functools.cache
 def load_command(name: str) -> Any:
     """The Typer command `name`. Imports its module. Raises KeyError for an unknown name."""
-    module_name, function = COMMANDS[name].split(".")
+    path, panel = COMMANDS[name]
+    module_name, function = path.split(".")
     module = importlib.import_module(f"tinylm.commands.{module_name}")
     # `get_command` of an application with one command returns that command, not a group.
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    single.command(name, epilog=getattr(module, "EXAMPLES", None))(getattr(module, function))
+    single.command(name, epilog=getattr(module, "EXAMPLES", None), rich_help_panel=panel)(getattr(module, function))
     return typer.main.get_command(single)
 
 
@@ -81,10 +87,13 @@ class CommandGroup(TyperGroup):
                 Console().error(str(error))
             sys.exit(error.exit_code)
 
-    def make_context(self, *args: Any, **extra: Any) -> Any:
-        """Parse the arguments before the command name. Typer prints the errors."""
+    def make_context(self, info_name: str | None, args: list[str], *others: Any, **extra: Any) -> Any:
+        """Parse the arguments before the command name, and keep all for messages. Typer prints the errors."""
+        words = ("tinylm", *args)
         try:
-            return super().make_context(*args, **extra)
+            ctx = super().make_context(info_name, args, *others, **extra)
+            ctx.meta[COMMAND_LINE] = words
+            return ctx
         except Exception as error:
             _make_printable(error)
             raise
@@ -183,13 +192,26 @@ def _make_printable(error: Any) -> None:
         error.message = printable(error.message, sys.stderr)
 
 
+HELP = """Train, fine-tune, evaluate and sample small language models.
+
+Start with a text file:
+
+tinylm train book.txt
+    Train a model on it; everything is chosen automatically.
+
+tinylm sample "Once upon a time"
+    Continue a text with that model.
+
+tinylm COMMAND --help
+    The options of a command, with examples.
+"""
 app = typer.Typer(
     name="tinylm",
     cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"auto_envvar_prefix": "TINYLM", "help_option_names": ["--help", "-h"]},
-    help="Train, fine-tune, evaluate and sample small language models.",
+    help=HELP,
 )
 
 

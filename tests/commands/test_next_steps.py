@@ -1,9 +1,12 @@
 """Messages name the command to run next."""
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from tests.shell import TINY, assert_error, run_ok, story, tinylm
 from tinylm.cli import COMMANDS, load_command
 from tinylm.commands.next_steps import next_step, resume_command
 from tinylm.errors import (
@@ -43,7 +46,6 @@ def test_a_run_is_resumed_by_the_command_that_created_it(config: str, command: s
     ("error", "words"),
     [
         (NoRunError("There is no run."), "tinylm runs."),
-        (RunExistsError(Path("a")), "tinylm train --resume a."),
         (AdapterNotModelError(Path("a"), "lora"), "tinylm merge-lora a "),
         (NotResumableError("It is damaged.", Path("a"), is_adapter=False), "tinylm train --init-from a "),
         (SaveError("Cannot write a.", Path("a"), resumable=True), "tinylm train --resume a."),
@@ -58,6 +60,37 @@ def test_the_next_step_is_a_sentence_with_a_command(error: TinyLMError, words: s
     sentence = next_step(error)
     assert words in sentence and sentence.endswith(".")
     assert "tinylm " not in str(error)
+
+
+@pytest.mark.parametrize(
+    "out", [(), ("--out", "checkpoints/my book"), ("-o", "checkpoints/my book"), ("--out=checkpoints/my book",)]
+)
+def test_where_a_run_exists_the_commands_that_keep_replace_and_continue_it_work(
+    out: tuple[str, ...], here: Path
+) -> None:
+    (here / "my book.txt").write_text(story(2000))
+    command = ("train", "my book.txt", "--steps", "1", *out, *TINY)
+    run_ok(*command)
+    (here / "checkpoints/my book-2").mkdir()
+    result = tinylm(*command)
+    assert_error(
+        result, 2, "checkpoints/my book already holds a run; --force replaces it, and another --out keeps both."
+    )
+    found = re.search(
+        r"To keep both: tinylm (.*); to replace it: tinylm (.*); to continue it: tinylm (.*)\.$", result.stderr
+    )
+    assert found is not None
+    keep, replace, resume = map(shlex.split, found.groups())
+    assert keep == ["train", "my book.txt", "--steps", "1", *TINY, "--out", "checkpoints/my book-3"]
+    assert replace == [*command, "--force"]
+    assert resume == ["train", "--resume", "checkpoints/my book"]
+    for words in (keep, replace, [*resume, "--steps", "2"]):
+        run_ok(*words)
+
+
+def test_a_run_without_a_last_save_is_not_continued(tmp_path: Path) -> None:
+    assert next_step(RunExistsError(tmp_path)) == ""
+    assert "continue" not in next_step(RunExistsError(tmp_path), ("tinylm", "import", "a", "--out", str(tmp_path)))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Command lines that messages suggest: how to resume a run, and the next step after an error."""
 
+import itertools
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from tinylm.errors import (
@@ -16,7 +18,8 @@ from tinylm.errors import (
     TinyLMError,
     UnknownCharactersError,
 )
-from tinylm.files import read_json
+from tinylm.files import is_link, read_json
+from tinylm.run_directory.find_run import path_exists
 
 
 def shell_quote(path: Path) -> str:
@@ -34,15 +37,41 @@ def resume_command(path: Path) -> str:
     return f"tinylm {command} --resume {shell_quote(path)}"
 
 
-def next_step(error: TinyLMError) -> str:
-    """A sentence with the command to run after this error, or "" for an error without such a command."""
+def _ways_past(run: Path, command: Sequence[str]) -> str:
+    """A sentence with the command lines that keep the run beside a new one, replace it, and continue it if possible.
+
+    command: the words of the command line that failed.
+    """
+    lines = []
+    if command:
+        words = iter(command)
+        kept = [
+            word for word in words if not word.startswith("--out=") and not (word in ("--out", "-o") and next(words))
+        ]
+        named = run if run.name else run.resolve()
+        others = (named.with_name(f"{named.name}-{number}") for number in itertools.count(2))
+        free = next(other for other in others if not path_exists(other))
+        lines += [
+            f"keep both: {shlex.join([*kept, '--out', str(free)])}",
+            f"replace it: {shlex.join([*command, '--force'])}",
+        ]
+    if (run / "last").is_dir() and not is_link(run / "last"):
+        lines.append(f"continue it: {resume_command(run)}")
+    return f"To {'; to '.join(lines)}." if lines else ""
+
+
+def next_step(error: TinyLMError, command: Sequence[str] = ()) -> str:
+    """A sentence with the command to run after this error, or "" for an error without such a command.
+
+    command: the words of the command line that failed.
+    """
     match error:
         case NoRunError():
             return "List the runs with: tinylm runs."
         case NoModelError():
             return "Train one with: tinylm train corpus.txt."
         case RunExistsError():
-            return f"To continue it: {resume_command(error.path)}."
+            return _ways_past(error.path, command)
         case AdapterNotModelError(kind="lora"):
             return f"To merge both: tinylm merge-lora {shell_quote(error.path)} --out merged."
         case NotResumableError(is_adapter=False):

@@ -21,6 +21,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.validation import check_numbers
 
 Command = Callable[..., None]
+COMMAND_LINE = "tinylm.command_line"  # key in `ctx.meta` of the words of the command line
 CTX = "ctx"  # name of a command's parameter for the Typer context
 
 
@@ -56,7 +57,8 @@ def with_option_groups(command: Command) -> Command:
                 values[name] = _build_group(group, values, ctx)
             command(**values)
         except TinyLMError as error:
-            error.args = (f"{settings_to_flags(ctx, str(error))} {next_step(error)}".rstrip(),)
+            step = next_step(error, ctx.meta.get(COMMAND_LINE, ()))
+            error.args = (f"{settings_to_flags(ctx, str(error))} {step}".rstrip(),)
             if isinstance(error, UsageError):
                 append_sources(ctx, error)
             raise

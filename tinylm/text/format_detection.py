@@ -38,7 +38,8 @@ _CONTROL = re.compile(f"[{re.escape(''.join(sorted(_CONTROLS)))}]")
 _MAX_CONTROL_SHARE = 0.03  # of the characters or bytes; 10 % of random bytes are controls
 _MIN_LIST_LINES = 20
 _MEAN_ITEM, _LONGEST_ITEM = 24, 60  # characters of the lines of a list
-_NOT_IN_LISTS = re.compile(r"\t|^\s|[.,:;!?。，！？；：、=(){}\[\]<>|]$", re.MULTILINE)  # tables, indentation, prose and code
+# Tables, indentation, and the ends of lines of prose and code.
+_NOT_IN_LISTS = re.compile(r"\t|^\s|[.,:;!?。，！？；：、=(){}\[\]<>|]$", re.MULTILINE)
 _MIN_UTF16_BYTES = 8  # in fewer, zeros at every second position may be chance
 _MIN_UTF8_CHARACTERS = 8  # non-ASCII characters; fewer in another encoding, such as GBK, may be valid UTF-8 by chance
 _JSON_OBJECT = re.compile(r'\s*(?:\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')

@@ -318,11 +318,21 @@ def test_the_time_left_of_a_resumed_run_counts_from_its_first_fraction(
     assert capsys.readouterr().err == " 58%  00:27 left  resumed\n 66%  00:22 left  resumed\n"
 
 
-def test_counting_works_without_a_total(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
-    with Console().counting("reading", None, "characters") as advance:
-        clock[0] += 10
-        advance(50)
-    assert "reading: 50 characters" in capsys.readouterr().err
+def test_counting_without_a_total_shows_no_percentage(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+    for unit, count in (("characters", 50), ("seconds", 10)):
+        with Console().counting("reading", None, unit) as advance:
+            clock[0] += 10
+            advance(count)
+    assert capsys.readouterr().err == "reading: 50 characters, 5/s\nreading: 10 seconds\n"
+
+
+@posix
+@pytest.mark.parametrize("columns, time", [(60, " 00:00"), (40, "")])
+def test_a_terminal_shows_no_percentage_without_a_total(columns: int, time: str) -> None:
+    with terminal(columns) as shown, Console().counting("training the tokenizer", None, "seconds") as advance:
+        advance(7)
+        lines = [line.rstrip() for line in shown().split("\r")]
+    assert lines[-1] == f"training the tokenizer: 7 seconds{time}"
 
 
 def test_a_table_aligns_numbers_right_and_truncates_nothing(capsys: pytest.CaptureFixture[str]) -> None:

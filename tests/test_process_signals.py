@@ -1,16 +1,19 @@
 """Signals outside of training end a command quietly, with the exit code of the signal and without temporary files."""
 
 import os
+import random
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.shell import TINY, default_signals, environment, run_ok, story
+from tinylm import process_signals
 from tinylm.process_signals import TERMINATION_SIGNALS
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
@@ -158,6 +161,48 @@ def test_a_signal_that_was_ignored_at_start_stays_ignored(number: int) -> None:
     result = work("os.kill(os.getpid(), number)", number, preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
     assert (result.returncode, result.stderr) == (0, "")
     assert "went on" in result.stdout
+
+
+@pytest.mark.parametrize("number", TERMINATION_SIGNALS)
+def test_a_signal_interrupts_a_long_call_into_a_library(number: int) -> None:
+    """The call takes hours and releases the interpreter lock, as the training of a tokenizer does."""
+    code = """import hashlib, threading
+        from tinylm.process_signals import interruptible
+        threading.Timer(0.5, os.kill, [os.getpid(), number]).start()
+        interruptible(lambda: hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1))"""
+    result = work(code, number)
+    assert (result.returncode, result.stderr) == (-number, "")
+    folder, *rest = result.stdout.splitlines()
+    assert not rest and not Path(folder).exists()
+
+
+def test_an_interruptible_call_returns_its_result_and_raises_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+    monkeypatch.setattr(process_signals, "WAIT_SECONDS", 0.01)
+    slept = process_signals.interruptible(lambda: time.sleep(0.1) or threading.current_thread(), waits.append)
+    assert slept is not threading.main_thread() and waits
+    with pytest.raises(ZeroDivisionError):
+        process_signals.interruptible(lambda: 1 / 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_training_of_a_tokenizer(number: int, code: int, tmp_path: Path) -> None:
+    """The text is one word of 4 million letters; on an idle machine, training takes 18 s."""
+    (tmp_path / "dna.txt").write_text("".join(random.Random(1).choices("ACGT", k=4_000_000)))
+    (tmp_path / "out").mkdir()
+    for command in ("train", "train-tokenizer"):
+        options = ("--tokenizer", "bpe", *TINY) if command == "train" else ("--kind", "bpe")
+        with start(command, tmp_path / "dna.txt", *options, "--out", tmp_path / "out/new") as child:
+            assert child.stderr is not None
+            shown = next(line for line in child.stderr if "training the tokenizer: " in line)
+            child.send_signal(number)
+            sent = time.monotonic()
+            _, rest = child.communicate(timeout=LIMIT)
+        assert shown.endswith(" seconds\n")
+        assert child.returncode in (code, -number) and time.monotonic() - sent < 10
+        assert rest == "" or "seconds" in rest
+        assert not list((tmp_path / "out").iterdir())
 
 
 def test_an_exception_that_a_library_raises_for_a_signal_is_not_reported(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ FIELD_NAME_COLUMNS = 20
 PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
 BAR_START = "{percentage:3.0f}% {desc}"
 BAR = BAR_START + " |{bar}| {elapsed}"
+UNKNOWN_BAR = "{desc} {elapsed}"  # if the fraction done is unknown
 MIN_BAR = 14  # columns of the bar and the elapsed time; with less room they are left out
 # Characters that a terminal interprets: C0 without tab and newline, delete, C1, and bidirectional controls.
 _CONTROLS = [*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
@@ -169,13 +170,15 @@ class Console:
                 nonlocal done
                 done += count
                 rate = done / max(time.monotonic() - start, 1e-9)
-                show(done / total if total else 0.0, f"{what}: {shorten_number(done)} {unit}, {shorten_number(rate)}/s")
+                speed = "" if unit == "seconds" else f", {shorten_number(rate)}/s"
+                show(None if total is None else done / max(total, 1), f"{what}: {shorten_number(done)} {unit}{speed}")
 
             yield advance
 
     @contextlib.contextmanager
-    def progress(self) -> Iterator[Callable[[float, str], None]]:
-        """Context manager that yields a function, which takes the fraction done, from 0 to 1, and a description.
+    def progress(self) -> Iterator[Callable[[float | None, str], None]]:
+        """Context manager that yields a function, which takes the fraction done, from 0 to 1 or `None` if it is unknown,
+        and a description.
 
         A terminal shows a bar, other streams at most one line per PLAIN_SECONDS, both with the expected time left. A
         quiet console shows nothing. Fields of the description are separated by two spaces, the most important first: a
@@ -192,7 +195,11 @@ class Console:
 
             time_left = _TimeLeft()
 
-            def show(fraction: float, description: str) -> None:
+            def show(fraction: float | None, description: str) -> None:
+                if fraction is None:
+                    bar.bar_format = UNKNOWN_BAR
+                    bar.set_description_str(printable(description, sys.stderr))
+                    return
                 seconds = time_left(fraction)
                 clock = "" if seconds is None else f"-{tqdm.format_interval(seconds)} "  # as in -01:23
                 bar.set_description_str(clock + printable(description, sys.stderr), refresh=False)
@@ -203,17 +210,18 @@ class Console:
             finally:
                 self._bar = None
 
-    def _plain_progress(self) -> Callable[[float, str], None]:
+    def _plain_progress(self) -> Callable[[float | None, str], None]:
         last = time.monotonic()
         time_left = _TimeLeft()
 
-        def show(fraction: float, description: str) -> None:
+        def show(fraction: float | None, description: str) -> None:
             nonlocal last
-            seconds = time_left(fraction)
+            seconds = None if fraction is None else time_left(fraction)
             if time.monotonic() - last >= PLAIN_SECONDS:
                 last = time.monotonic()
+                done = "" if fraction is None else f"{fraction:4.0%}  "
                 left = "" if seconds is None else f"{tqdm.format_interval(seconds)} left  "
-                self.note(f"{fraction:4.0%}  {left}{description}")
+                self.note(f"{done}{left}{description}")
 
         return show
 
@@ -242,13 +250,14 @@ class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no annotations
     @staticmethod
     def format_meter(*args: Any, ncols: int | None = None, prefix: str = "", bar_format: str = BAR, **rest: Any) -> str:
         if ncols:
-            room = ncols - len(tqdm.format_meter(*args, bar_format=BAR_START, **rest))  # without a description
+            start = "{desc}" if bar_format == UNKNOWN_BAR else BAR_START
+            room = ncols - len(tqdm.format_meter(*args, bar_format=start, **rest))  # without a description
             fields = prefix.split("  ")
             while len(fields) > 1 and cell_len("  ".join(fields)) > room:
                 fields.pop()
             prefix = "  ".join(fields)
             if room - cell_len(prefix) < MIN_BAR:
-                bar_format = BAR_START
+                bar_format = start
         return tqdm.format_meter(*args, ncols=ncols, prefix=prefix, bar_format=bar_format, **rest)
 
 

@@ -6,11 +6,16 @@ During training, `tinylm.training.graceful_stop` replaces these handlers: a sign
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 TERMINATION_SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+
+WAIT_SECONDS = 1  # on Windows, only the end of a wait lets Ctrl-C through
+
+Result = TypeVar("Result")
 
 
 class Interrupted(BaseException):
@@ -86,6 +91,37 @@ def end_by_signal(number: int) -> None:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     os._exit(128 + number)  # on Windows, and in process 1 of a container, where signals have no default effect
+
+
+def interruptible(call: Callable[[], Result], waiting: Callable[[int], object] = lambda seconds: None) -> Result:
+    """The result of `call`, a long call into a library that releases the interpreter lock, or the error that it raises.
+
+    Python handles a signal between two instructions of the main thread, so not before such a call returns. Here the call
+    runs in another thread, and a signal interrupts the main thread, which waits. The call itself then goes on until the
+    process ends: it must not write anything that remains.
+
+    waiting: called every second with the number of seconds since its last call, 1
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    results: list[Result] = []
+    errors: list[BaseException] = []
+    ended = threading.Event()
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            ended.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    while not ended.wait(WAIT_SECONDS):
+        waiting(WAIT_SECONDS)
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def _is_importing(frame: FrameType | None) -> bool:

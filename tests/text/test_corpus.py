@@ -308,11 +308,11 @@ def test_rechunk_splits_only_at_safe_points_or_the_limit(parts: list[list[str]],
     assert documents_of(iter(chunks)) == ["".join(p) for p in parts]
     for chunk, following in pairwise(chunks):
         if chunk is not None and following is not None:
-            assert len(chunk) > limit if not every else len(chunk) % every == 0 or len(chunk) > limit
+            assert len(chunk) == limit if not every else len(chunk) % every == 0 or len(chunk) == limit
 
 
 def test_text_without_a_safe_split_point_is_buffered_up_to_the_limit() -> None:
-    assert list(rechunk(iter("abcdefg"), lambda text: 0, 3)) == ["abcd", "efg"]
+    assert list(rechunk(iter("abcdefg"), lambda text: 0, 3)) == ["abc", "def", "g"]
     assert list(rechunk(iter("abcdefg"), lambda text: 0, 100)) == ["abcdefg"]
 
 

@@ -27,6 +27,7 @@ from tinylm.errors import TinyLMError, UsageError
 from tinylm.run_config import SpecialTokens
 from tinylm.text import gigatoken_bpe
 from tinylm.text import tokenizer as t
+from tinylm.text import tokenizer as tokenizer_module
 from tinylm.text.corpus import rechunk
 from tinylm.text.decoding import stream_decoder
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, describe_characters, train_bpe, train_char
@@ -258,6 +259,36 @@ def test_bpe_may_be_split_before_white_space_and_after_letters_or_digits(text: s
     assert BPE.safe_split_point(text) == end
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_word_is_encoded_in_parts_of_bounded_length(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gigatoken holds the interpreter lock for 24 s on a word of 16 million letters. Other text is split at spaces."""
+    monkeypatch.setattr(tokenizer_module, "MAX_ENCODED_WORD", 100)
+    tokenizer = train_bpe([SAMPLE], 400)
+    if not fast:
+        monkeypatch.setattr(tokenizer._gigatoken, "encode", lambda text: None)
+    word = "theword" * 50
+    parts = [word[start : start + 100] for start in range(0, len(word), 100)]
+    expected = [i for part in parts for i in library_ids(library_of(tokenizer), part)]
+    assert tokenizer.encode(word).tolist() == expected
+    assert tokenizer.decode(expected) == word
+    assert tokenizer.encode(SAMPLE).tolist() == library_ids(library_of(tokenizer), SAMPLE)
+
+
+def test_the_search_for_a_split_point_ends_in_a_long_word() -> None:
+    """Otherwise a text of one word, which arrives in chunks, is searched from its start for each of them."""
+    searched = "x" * (tokenizer_module.SPLIT_SEARCH - 1)
+    assert BPE.safe_split_point(f"a {searched[2:]}") == 1
+    assert BPE.safe_split_point(f"a {searched}") == 0
+
+
+def test_a_long_text_is_encoded_without_the_interpreter_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = library_ids(BPE_LIBRARY, SAMPLE)
+    monkeypatch.setattr(tokenizer_module, "LONG_TEXT", 10)
+    assert BPE._encode_by_library(SAMPLE).tolist() == expected
+    ids, _ = BPE.encode_with_special(SAMPLE)
+    assert ids.tolist() == expected
+
+
 def test_characters_may_be_split_anywhere() -> None:
     assert train_char("ab").safe_split_point("abba") == 4
 
@@ -385,6 +416,18 @@ def test_merges_equal_those_of_a_plain_implementation() -> None:
         token: i for i, token in enumerate([END_OF_TEXT, *characters, *(a + b for a, b in merges)])
     }
     assert (tokenizer.kind, tokenizer.vocab_size) == ("bpe", 287)
+
+
+@pytest.mark.parametrize("letter", ["a", "\u0e01"])
+def test_the_trainer_cuts_words_after_128_bytes(letter: str) -> None:
+    """It takes quadratic time in the length of a word: eleven minutes for one of two million letters."""
+    tokenizer = train_bpe([letter * 100_000], 1000)
+    lengths = [len(token) for token in library_of(tokenizer).get_vocab() if token != END_OF_TEXT]  # in bytes
+    assert max(lengths) == 128 if letter == "a" else max(lengths) <= 128
+    assert tokenizer.kind == "bpe"  # the file has GPT-2's pre-tokenizer
+    text = letter * 1001
+    assert tokenizer.encode(text).tolist() == library_ids(library_of(tokenizer), text)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_a_small_text_gives_a_small_vocabulary_of_at_least_all_bytes() -> None:

@@ -1,5 +1,7 @@
 """The tokenizer that is chosen for a text, and the sample that BPE is trained on."""
 
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -53,7 +55,7 @@ def test_the_choice_by_length_is_that_of_the_documents(
     """The table of docs/training.md."""
     sizes: list[int] = []
     monkeypatch.setattr(
-        tokenizer_choice, "train_bpe", lambda chunks, size, special: sizes.append(size) or train_bpe(["ab"], 257)
+        tokenizer_choice, "train_bpe", lambda chunks, size, *rest: sizes.append(size) or train_bpe(["ab"], 257)
     )
     split = split_of(write_file(tmp_path / "c.txt", ("abcdefg hij\n" * characters)[:characters]))
     assert choose_tokenizer(split, choice, None).kind == ("char" if vocab_size is None else "bpe")
@@ -67,7 +69,7 @@ def test_the_default_vocab_size_grows_with_the_text_and_is_doubled_for_pairs(
     monkeypatch.setattr(tokenizer_choice, "VOCAB_SIZES", ((10_000, 1024), (20_000, 4096)))
     sizes: list[int] = []
     monkeypatch.setattr(
-        tokenizer_choice, "train_bpe", lambda chunks, size, special: sizes.append(size) or train_bpe(chunks, 257)
+        tokenizer_choice, "train_bpe", lambda chunks, size, *rest: sizes.append(size) or train_bpe(chunks, 257)
     )
     split = split_of(write_file(tmp_path / "c.txt", "abcde" * (characters // 5)))
     choose_tokenizer(split, "bpe", None)
@@ -116,10 +118,10 @@ def test_a_link_to_a_tokenizer_is_followed_only_if_the_user_named_it(tmp_path: P
 # The sample for BPE training.
 
 
-@given(st.lists(st.text("ab \n", min_size=1, max_size=40), max_size=8), st.integers(1, 40), st.integers(1, 200))
-def test_a_bpe_sample_consists_of_parts_of_the_text_in_order(chunks: list[str], chunk: int, limit: int) -> None:
+@given(st.lists(st.text("ab \n", min_size=1, max_size=40), max_size=8), st.integers(1, 200))
+def test_a_bpe_sample_consists_of_parts_of_the_text_in_order(chunks: list[str], limit: int) -> None:
     text = "".join(chunks)
-    sample = list(sample_for_tokenizer(iter(chunks), len(text), limit, chunk))
+    sample = list(sample_for_tokenizer(iter(chunks), len(text), limit))
     position = 0
     for part in sample:
         position = text.index(part, position) + len(part)
@@ -129,17 +131,44 @@ def test_a_bpe_sample_consists_of_parts_of_the_text_in_order(chunks: list[str], 
 
 def test_a_bpe_sample_is_evenly_spread() -> None:
     text = "".join(f"line {i:04d}\n" for i in range(1000))
-    sample = list(sample_for_tokenizer(iter([text[i : i + 100] for i in range(0, len(text), 100)]), 10_000, 2500, 100))
+    sample = list(sample_for_tokenizer(iter([text[i : i + 100] for i in range(0, len(text), 100)]), 10_000, 2500))
     assert 2000 <= sum(map(len, sample)) <= 3000
     assert all(part.endswith("\n") for part in sample)
     assert min(int(part[5:9]) for part in sample) < 100
     assert max(int(part[5:9]) for part in sample) > 900
 
 
+@pytest.mark.parametrize(
+    ("seconds", "share"), [(None, 1.0), (1e6, 1.0), (60.0, 60 * 20_000 / 4e6), (1.0, 2**18 / 4e6)]
+)
+def test_a_time_budget_limits_the_text_that_bpe_is_trained_on(
+    seconds: float | None, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 0.2 million characters per second, which a text of random letters takes, to a tenth of the budget."""
+    seen: list[int] = []
+
+    def record(chunks: Iterable[str], *rest: object) -> Tokenizer:
+        seen.append(sum(map(len, chunks)))
+        return train_bpe(["ab"], 257)
+
+    monkeypatch.setattr(tokenizer_choice, "train_bpe", record)
+    split = split_of(write_file(tmp_path / "c.txt", "x" * 4_000_000))
+    choose_tokenizer(split, "bpe", None, seconds)
+    assert seen[0] == pytest.approx(share * split.train_characters, rel=0.4)
+
+
+@pytest.mark.parametrize("characters", [2501, 5000, 100_000])
+def test_a_bpe_sample_of_one_long_line_has_the_length_of_any_other(characters: int) -> None:
+    """Regression: a line was one chunk of the text, which was chosen by chance or not at all."""
+    sample = list(sample_for_tokenizer(iter(["x" * characters]), characters, 2500))
+    assert 1000 <= sum(map(len, sample)) <= 2500 + 2500 // 16
+
+
 def test_a_bpe_sample_has_documents_of_every_kind_where_they_alternate() -> None:
     for period in (2, 3, 4, 5):
         documents = [f"{'abcde'[n % period]} {n:03d}\n" for n in range(600)]
-        sample = list(sample_for_tokenizer(iter(documents), 6 * 600, 6 * 600 // period, 6))
+        stream = chain.from_iterable((document, None) for document in documents)
+        sample = list(sample_for_tokenizer(stream, 6 * 600, 6 * 600 // period))
         counts = [sum(text.startswith(letter) for text in sample) for letter in "abcde"[:period]]
         assert min(counts) > 0.5 * sum(counts) / period
         assert 0.8 * 600 / period <= sum(counts) <= 1.2 * 600 / period

@@ -48,7 +48,7 @@ def train_tokenizer(
         split = load_text(
             text_source(ctx, corpus, text), Path(folder), content, console, lambda source: chat_format(CHATML)
         )
-        tokenizer = choose_tokenizer(split, kind, vocab_size)
+        tokenizer = choose_tokenizer(split, kind, vocab_size, reporter=console)
     try:
         with replacing(out) as unfinished:
             unfinished.write_text(tokenizer.to_str(), encoding="utf-8")

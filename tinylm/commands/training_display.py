@@ -108,7 +108,7 @@ class TrainingDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._progress_context = contextlib.ExitStack()
-        self._show_progress: Callable[[float, str], None] = lambda progress, text: None
+        self._show_progress: Callable[[float | None, str], None] = lambda progress, text: None
         self._loss = self._best = self._val_loss = self._speed = ""
         self._steps_per_epoch, self._epoch_tokens = 1.0, 0
         self._bits_per_byte: Callable[[float], float | None] = lambda val_loss: None

@@ -270,7 +270,7 @@ def rechunk(stream: Stream, safe_split_point: Callable[[str], int], limit: int) 
     """Yield the same stream in chunks that end at safe split points and at the ends of documents.
 
     `safe_split_point(text)` returns the length of a prefix that can be processed separately, or 0 if more text is
-    needed. Text without a safe split point is also yielded when it is longer than `limit` characters, to bound memory.
+    needed. Text without a safe split point is cut after `limit` characters, to bound memory.
     """
     buffer = ""
     for chunk in stream:
@@ -281,7 +281,7 @@ def rechunk(stream: Stream, safe_split_point: Callable[[str], int], limit: int) 
             yield None
             continue
         buffer += chunk
-        while end := safe_split_point(buffer) or (len(buffer) if len(buffer) > limit else 0):
+        while end := safe_split_point(buffer) or (limit if len(buffer) > limit else 0):
             yield buffer[:end]
             buffer = buffer[end:]
     if buffer:

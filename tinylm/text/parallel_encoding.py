@@ -48,12 +48,15 @@ def encode_batches(
     TinyLMError if a process is killed or cannot be started.
     """
     workers = min(usable_cores(), MAX_WORKERS)
-    with ThreadPoolExecutor(workers) as threads:
+    threads = ThreadPoolExecutor(workers)
 
-        def submit(batch: TextBatch) -> Future[np.ndarray]:
-            return threads.submit(_encode, encode, batch.content, tokenizer, dtype)
+    def submit(batch: TextBatch) -> Future[np.ndarray]:
+        return threads.submit(_encode, encode, batch.content, tokenizer, dtype)
 
+    try:
         yield from _in_order(_until(PROCESSES_FROM, batches) if _can_start(workers) else batches, submit, workers)
+    finally:  # after a signal, a batch that a thread encodes is not waited for
+        threads.shutdown(wait=False, cancel_futures=True)
     for batch in batches:
         yield from _encode_by_processes(itertools.chain([batch], batches), encode, tokenizer, dtype, workers)
 
@@ -105,15 +108,20 @@ def _encode_by_processes(
         except OSError as error:
             raise TinyLMError(f"Cannot start a process that encodes the text: {error.strerror}.") from error
 
+    wait = False  # after a signal, the workers end with this process
     try:
         yield from _in_order(batches, submit, workers)
-    except BrokenProcessPool as error:
+        wait = True
+    except Exception as error:
+        wait = True
+        if not isinstance(error, BrokenProcessPool):
+            raise
         raise TinyLMError(
             "A process that encodes the text was killed, probably because memory ran out. Close other programs, or "
             "allow fewer cores (taskset), and run the command again."
         ) from error
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=wait, cancel_futures=True)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.files import read_text
+from tinylm.process_signals import interruptible
 from tinylm.run_config import SpecialTokens
 from tinylm.text.corpus import code_points
 from tinylm.text.gigatoken_bpe import GigatokenBPE, added_tokens_are_special, byte_alphabet, is_byte_level_bpe
@@ -33,6 +34,13 @@ LITERAL = "\ufdd2"  # a Unicode noncharacter; with it after its first character,
 COUNT_CHUNK = 1 << 20  # ids counted at a time, since np.bincount converts them to int64
 MAX_LISTED = 10  # characters listed in a message
 MIN_BPE_VOCAB_SIZE = 257  # the 256 bytes and the end-of-text token
+# Bytes of a longer word are separate words for the trainer, which takes quadratic time in the length of a word. Longer
+# tokens are useless; 128 bytes are 42 Chinese characters.
+MAX_TRAINED_WORD = 128
+# Characters of a text without spaces that are encoded as one word: gigatoken takes 0.4 s, and holds the interpreter lock.
+MAX_ENCODED_WORD = 1 << 19
+SPLIT_SEARCH = 1 << 12  # characters at the end of a text in which a safe split point is searched
+LONG_TEXT = 1 << 16  # characters; the library encodes longer texts without the interpreter lock
 
 
 class Tokenizer:
@@ -164,9 +172,24 @@ class Tokenizer:
             if not known.all() or (ids < 0).any():
                 raise UsageError(f"Unknown characters: {describe_characters(self.unknown_characters(text))}.")
             return ids.astype(np.uint32)
-        if self._gigatoken is not None and (encoded := self._gigatoken.encode(text)) is not None:
-            return encoded
-        return self._encode_by_library(text)
+        if self._gigatoken is None:
+            return self._encode_by_library(text)
+        return np.concatenate([self._encode_byte_pairs(part) for part in self._split_long_words(text)])
+
+    def _split_long_words(self, text: str) -> Iterator[str]:
+        """Yield parts of at most MAX_ENCODED_WORD characters, which end at safe split points unless a word is longer."""
+        start = 0
+        while len(text) - start > MAX_ENCODED_WORD:
+            part = text[start : start + MAX_ENCODED_WORD]
+            part = part[: self.safe_split_point(part) or len(part)]
+            yield part
+            start += len(part)
+        yield text[start:]
+
+    def _encode_byte_pairs(self, text: str) -> np.ndarray:
+        assert self._gigatoken is not None
+        encoded = self._gigatoken.encode(text)
+        return self._encode_by_library(text) if encoded is None else encoded
 
     def _encode_by_library(self, text: str) -> np.ndarray:
         return np.array(self._encoding(self._library, text).ids, dtype=np.uint32)
@@ -174,7 +197,10 @@ class Tokenizer:
     def _encoding(self, library: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
         try:
             with wrap_library_errors():
-                return library.encode(text, add_special_tokens=False)
+                if len(text) <= LONG_TEXT:
+                    return library.encode(text, add_special_tokens=False)
+                # `encode` holds the interpreter lock, `encode_batch` does not.
+                return interruptible(lambda: library.encode_batch([text], add_special_tokens=False)[0])
         except TokenizerLibraryError as error:
             raise TinyLMError(
                 f"The tokenizer cannot encode the text ({error}). Use another tokenizer or another text."
@@ -348,6 +374,7 @@ class Tokenizer:
     def safe_split_point(self, text: str) -> int:
         """The length of a prefix that can be encoded separately without changing any id, or 0 if there may be none.
 
+        Only the last SPLIT_SEARCH characters are searched, so that a text of one long word takes no quadratic time.
         This holds for any continuation of `text`. With a tokenizer of the kind "other", it holds if its pre-tokenizer
         splits before each space that follows another character, as those of most such tokenizers do.
         """
@@ -355,7 +382,7 @@ class Tokenizer:
             return len(text)
         if not self._splits_at_spaces:
             return 0
-        for end in range(len(text) - 1, 0, -1):
+        for end in range(len(text) - 1, max(0, len(text) - SPLIT_SEARCH), -1):
             if self._gigatoken is not None:
                 splits = _always_splits(text[end - 1], text[end])
             else:  # not checked: Digits, Punctuation or Split, for example, need not split here
@@ -419,11 +446,17 @@ def train_char(alphabet: str, special: Sequence[str] = ()) -> Tokenizer:
     return Tokenizer(library)
 
 
-def train_bpe(chunks: Iterable[str], vocab_size: int, special: Sequence[str] = ()) -> Tokenizer:
+def train_bpe(
+    chunks: Iterable[str],
+    vocab_size: int,
+    special: Sequence[str] = (),
+    waiting: Callable[[int], object] = lambda seconds: None,
+) -> Tokenizer:
     """Train a byte-level BPE tokenizer (Sennrich et al. 2016; Radford et al. 2019) on chunks of text.
 
-    The tokenizer has `vocab_size` ids, or fewer if the text has too few distinct pairs to merge. `special` are special
-    tokens besides the end-of-text token. Memory grows with the number of distinct words in `chunks`.
+    The tokenizer has `vocab_size` ids, or fewer if the text has too few distinct pairs to merge, and no token of more
+    than MAX_TRAINED_WORD bytes. `special` are special tokens besides the end-of-text token. `waiting` is called as by
+    `interruptible`. Memory grows with the number of distinct words in `chunks`.
 
     Raises UsageError for a `vocab_size` below MIN_BPE_VOCAB_SIZE plus the number of `special` tokens.
     """
@@ -433,7 +466,8 @@ def train_bpe(chunks: Iterable[str], vocab_size: int, special: Sequence[str] = (
             f"bytes and {', '.join(('the end-of-text token', *special))}."
         )
     library = tokenizers.Tokenizer(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.FixedLength(length=MAX_TRAINED_WORD)])
     library.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -441,7 +475,8 @@ def train_bpe(chunks: Iterable[str], vocab_size: int, special: Sequence[str] = (
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    library.train_from_iterator(chunks, trainer)
+    interruptible(lambda: library.train_from_iterator(chunks, trainer), waiting)
+    library.pre_tokenizer = words
     return Tokenizer(library)
 
 

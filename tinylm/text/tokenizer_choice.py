@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tinylm.errors import UsageError
 from tinylm.files import resolve_links
+from tinylm.reporter import Reporter, SilentReporter
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.corpus import Corpus, Stream, rechunk
 from tinylm.text.corpus_encoding import SplitCorpus
@@ -21,14 +22,26 @@ VOCAB_SIZES = ((2_000_000, 1024), (3_000_000, 2048), (10_000_000, 4096), (100_00
 LARGEST_VOCAB_SIZE = 16_384  # for longer texts
 SAMPLE_SEED = 0  # for the random choice of chunks of a longer text
 BPE_SAMPLE = 1 << 23  # characters to train BPE on, to bound memory: one million distinct words take 1 GB
+# With a time budget, the trainer takes at most a tenth of it: 0.2 million characters per second if every word is new, as
+# in DNA or base64, and 1.3 million in source code.
+SAMPLE_PER_SECOND = 20_000  # characters
+MIN_BPE_SAMPLE = 1 << 18
+MAX_SAMPLE_CHUNK = 1 << 16  # characters that are chosen together
 
 
-def choose_tokenizer(split: SplitCorpus, tokenizer: str, vocab_size: int | None) -> Tokenizer:
+def choose_tokenizer(
+    split: SplitCorpus,
+    tokenizer: str,
+    vocab_size: int | None,
+    seconds: float | None = None,
+    reporter: Reporter = SilentReporter(),  # noqa: B008, has no state
+) -> Tokenizer:
     """Train or load a tokenizer: "auto", "char", "bpe", or the path of a tokenizer.json.
 
     A character tokenizer has the characters of the training and the validation text; BPE is trained on the training
     text alone. A loaded tokenizer may have no ids for some characters of the text (see `require_known_characters`). A
-    tokenizer trained on conversations has the special tokens of their chat template.
+    tokenizer trained on conversations has the special tokens of their chat template. `seconds` is the time budget of the
+    run, which limits the text that BPE is trained on.
 
     Raises UsageError for contradictory settings, a `vocab_size` that is too small and a missing file, and TinyLMError
     for a file that is not a tokenizer.
@@ -46,11 +59,14 @@ def choose_tokenizer(split: SplitCorpus, tokenizer: str, vocab_size: int | None)
     if tokenizer == "bpe":
         size = _default_vocab_size(split.stats.characters, pairs) if vocab_size is None else vocab_size
 
-        def train() -> Tokenizer:
-            sample = sample_for_tokenizer(split.train_stream(), split.train_characters, BPE_SAMPLE)
-            return train_bpe(sample, size, special)
+        limit = BPE_SAMPLE if seconds is None else min(BPE_SAMPLE, max(MIN_BPE_SAMPLE, int(seconds * SAMPLE_PER_SECOND)))
 
-        settings = [split.train_characters, size, list(special), BPE_SAMPLE, SAMPLE_SEED]
+        def train() -> Tokenizer:
+            sample = sample_for_tokenizer(split.train_stream(), split.train_characters, limit)
+            with reporter.counting("training the tokenizer", None, "seconds") as advance:
+                return train_bpe(sample, size, special, advance)
+
+        settings = [split.train_characters, size, list(special), limit, SAMPLE_SEED]
         return train_or_recall(split.stats, settings, train)
     loaded = load_tokenizer_file(tokenizer)
     assert loaded is not None
@@ -82,17 +98,16 @@ def _default_vocab_size(characters: int, pairs: bool) -> int:
     return 2 * size if pairs else size  # sources and targets are often in two languages (decision 009)
 
 
-def sample_for_tokenizer(stream: Stream, characters: int, limit: int, chunk: int = 1 << 16) -> Iterator[str]:
+def sample_for_tokenizer(stream: Stream, characters: int, limit: int) -> Iterator[str]:
     """Yield text to train BPE on: the whole stream, or chunks from all of it with about `limit` characters in total.
 
-    `characters` is the length of the stream. A chunk ends at the last line break within `chunk` characters, or at the
-    end of a document. Without a line break there, it ends once more than 4 * `chunk` characters are read: the parts of
-    a split word would be new words, and the memory of the trainer grows with the number of distinct words. One of every
-    `ceil(characters / limit)` consecutive chunks is chosen at random (with a fixed seed), since documents may alternate
-    in a regular way.
+    `characters` is the length of the stream. A chunk ends at the last line break within MAX_SAMPLE_CHUNK characters, and
+    within 1/16 of `limit`, or else there, or at the end of a document. One of every `ceil(characters / limit)`
+    consecutive chunks is chosen at random (with a fixed seed), since documents may alternate in a regular way.
     """
     stride = max(1, -(-characters // limit))
-    chunks = rechunk(stream, lambda text: text.rfind("\n", 0, chunk) + 1 if len(text) >= chunk else 0, 4 * chunk)
+    chunk = max(1, min(MAX_SAMPLE_CHUNK, limit // 16))
+    chunks = rechunk(stream, lambda text: text.rfind("\n", 0, chunk) + 1 if len(text) >= chunk else 0, chunk)
     rng = random.Random(SAMPLE_SEED)
     chosen = 0
     for index, text in enumerate(c for c in chunks if c is not None):

@@ -303,7 +303,7 @@ class _Setup:
         kinds = corpora_of(model.architecture)
         choose_chat_format = model.choose_chat_format if ChatCorpus.kind in kinds else None
         split = load_text(request.text, staging, kinds[0], reporter, choose_chat_format)
-        tokenizer = request.start.fit_tokenizer(model, split, reporter)
+        tokenizer = request.start.fit_tokenizer(model, split, request.budget, reporter)
         unknown = request.text.unknown
         split = handle_unknown_characters(
             split, tokenizer, unknown, reporter, vocabulary_owner=model.vocabulary_owner, model=self.source

@@ -31,6 +31,7 @@ from tinylm.text.corpus_encoding import SplitCorpus
 from tinylm.text.corpus_loading import TextSource
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, describe_characters
 from tinylm.text.tokenizer_choice import choose_tokenizer, load_tokenizer_file
+from tinylm.training_config import Budget
 from tinylm.validation import check_choice
 
 DEFAULT_RANK = 8
@@ -106,7 +107,9 @@ class StartingPoint(Protocol):
         """
         ...
 
-    def fit_tokenizer(self, model: InitialModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
+    def fit_tokenizer(
+        self, model: InitialModel, split: SplitCorpus, budget: Budget | None, reporter: Reporter
+    ) -> Tokenizer:
         """The tokenizer for the text: trained on it, loaded from a file, or that of the model, extended if needed.
 
         Raises UsageError for a tokenizer that cannot be used or extended.
@@ -138,8 +141,11 @@ class NewModel(StartingPoint):
         loaded = load_tokenizer_file(self.tokenizer or "auto")
         return InitialModel(architecture, f"The tokenizer {self.tokenizer}", loaded_tokenizer=loaded, adds_tokens=True)
 
-    def fit_tokenizer(self, model: InitialModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
-        tokenizer = choose_tokenizer(split, self.tokenizer or "auto", self.vocab_size)
+    def fit_tokenizer(
+        self, model: InitialModel, split: SplitCorpus, budget: Budget | None, reporter: Reporter
+    ) -> Tokenizer:
+        seconds = None if budget is None else budget.time
+        tokenizer = choose_tokenizer(split, self.tokenizer or "auto", self.vocab_size, seconds, reporter)
         if isinstance(split.corpus, ChatCorpus) and split.corpus.chat is not None:
             chat = split.corpus.chat
             missing = [token for token in chat.special_tokens if token not in tokenizer.added_tokens]
@@ -171,7 +177,9 @@ class TrainedModel(StartingPoint):
         model = _initial_model(f"The tokenizer of {source}", config, network.float(), tokenizer)
         return replace(model, adds_tokens=True, loading_bytes=loading_bytes)
 
-    def fit_tokenizer(self, model: InitialModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
+    def fit_tokenizer(
+        self, model: InitialModel, split: SplitCorpus, budget: Budget | None, reporter: Reporter
+    ) -> Tokenizer:
         """With `extend_vocab`, add the unknown characters of the text to the tokenizer.
 
         Special tokens of a chat template that the tokenizer lacks are always added. The network gets rows for new ids,
@@ -311,7 +319,9 @@ class NewAdapter(StartingPoint):
         model = _initial_model(f"The model {source}", config, network, tokenizer)
         return replace(model, adapter=adapter, loading_bytes=_loading_bytes(source, weights))
 
-    def fit_tokenizer(self, model: InitialModel, split: SplitCorpus, reporter: Reporter) -> Tokenizer:
+    def fit_tokenizer(
+        self, model: InitialModel, split: SplitCorpus, budget: Budget | None, reporter: Reporter
+    ) -> Tokenizer:
         assert model.tokenizer is not None
         if isinstance(split.corpus, ChatCorpus) and model.chat_template is not None:
             missing = [

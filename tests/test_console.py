@@ -220,6 +220,16 @@ def test_a_lone_surrogate_of_a_json_file_is_escaped(capsys: pytest.CaptureFixtur
     assert json.loads(record) == {"text": text}
 
 
+def test_a_path_that_is_not_utf_8_is_escaped_in_json_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = os.fsdecode(b"caf\xe9 \xc3\xa9")
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape", newline="")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    Console().result(path)
+    Console().record({"run": path})
+    stdout.flush()
+    assert stdout.buffer.getvalue() == b'caf\xe9 \xc3\xa9\n{"run": "caf\\udce9 \xc3\xa9"}\n'
+
+
 def test_a_record_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     Console().record({"text": "é\n", "n": 1})
     out = capsys.readouterr().out

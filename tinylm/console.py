@@ -26,6 +26,7 @@ MIN_BAR = 14  # columns of the bar and the elapsed time; with less room they are
 _CONTROLS = [*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 # Bytes decoded with surrogateescape (U+DC80 to U+DCFF) would be written unchanged, and may be C1 codes.
 _ESCAPES = {code: f"\\u{code:04x}" for code in (*_CONTROLS, *range(0xDC80, 0xDD00))}
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NOT_UNICODE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # lone surrogates, as from "\\ud800" in a JSON file
 
 
@@ -116,8 +117,11 @@ class Console:
         sys.stdout.flush()
 
     def record(self, values: dict[str, Any]) -> None:
-        """Print one JSON object as a line on stdout. Raises OutputError."""
-        self.result(json.dumps(values, ensure_ascii=False))
+        """Print one JSON object as a line on stdout. Raises OutputError.
+
+        JSON is UTF-8, so a byte of a path that is not is written as the escape of a surrogate: \\udce9 for the byte E9.
+        """
+        self.result(_escape_surrogates(json.dumps(values, ensure_ascii=False)))
 
     def field(self, name: str, value: str) -> None:
         """Print a name and a value on stdout; on a terminal, a long value is wrapped and indented.
@@ -177,8 +181,9 @@ class Console:
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Callable[[float | None, str], None]]:
-        """Context manager that yields a function, which takes the fraction done, from 0 to 1 or `None` if it is unknown,
-        and a description.
+        """Context manager that yields a function, which takes the fraction done and a description.
+
+        The fraction is from 0 to 1, or `None` if it is unknown.
 
         A terminal shows a bar, other streams at most one line per PLAIN_SECONDS, both with the expected time left. A
         quiet console shows nothing. Fields of the description are separated by two spaces, the most important first: a
@@ -270,7 +275,11 @@ def printable(text: str, stream: TextIO) -> str:
     """
     if stream.isatty():
         text = text.translate(_ESCAPES)
-    return _NOT_UNICODE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _escape_surrogates(text, _NOT_UNICODE)
+
+
+def _escape_surrogates(text: str, which: re.Pattern[str] = _SURROGATE) -> str:
+    return which.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _line(cells: Sequence[str], columns: Sequence[tuple[int, bool]]) -> str:

@@ -105,6 +105,19 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(_open(path, os.O_RDONLY), "rb")
 
 
+@contextlib.contextmanager
+def unicode_path(path: Path) -> Iterator[Path]:
+    """Context manager for a path of the same file that is valid UTF-8, for libraries that open no other.
+
+    Linux has file names that are not. The caller checks that the file is a regular one. Raises OSError.
+    """
+    if is_unicode(str(path)):
+        yield path
+        return
+    with path.open("rb") as file:
+        yield Path(f"/proc/self/fd/{file.fileno()}")
+
+
 def open_append(path: Path) -> BufferedWriter:
     """Open or create a regular file for appending. Follows no symbolic link. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):

@@ -94,11 +94,11 @@ def end_by_signal(number: int) -> None:
 
 
 def interruptible(call: Callable[[], Result], waiting: Callable[[int], object] = lambda seconds: None) -> Result:
-    """The result of `call`, a long call into a library that releases the interpreter lock, or the error that it raises.
+    """The result of `call`, a long call into a library that releases the interpreter lock. Raises the error of `call`.
 
-    Python handles a signal between two instructions of the main thread, so not before such a call returns. Here the call
-    runs in another thread, and a signal interrupts the main thread, which waits. The call itself then goes on until the
-    process ends: it must not write anything that remains.
+    Python handles a signal between two instructions of the main thread, so not before such a call returns. Here the
+    call runs in another thread, and a signal interrupts the main thread, which waits. The call itself then goes on
+    until the process ends: it must not write anything that remains.
 
     waiting: called every second with the number of seconds since its last call, 1
     """

@@ -4,7 +4,9 @@ import bz2
 import glob
 import gzip
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,42 @@ def data_of(run: Path) -> DataConfig:
     data = read_config(run).data
     assert data is not None
     return data
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_texts_and_models_may_have_names_that_are_not_utf_8(here: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    text, rows, run, lora, folder, adapter, report = (
+        Path(os.fsdecode(b"caf\xe9" + end)) for end in (b".txt", b".parquet", b"", b"-lora", b"-hf", b"-peft", b".html")
+    )
+    text.write_text(story(3000))
+    with rows.open("wb") as file:
+        parquet.write_table(pyarrow.table({"text": [story(900, seed) for seed in range(3)]}), file)
+    (trained,) = records(run_ok("train", text, *ONE_STEP, "--json"))[-1:]
+    run = Path("checkpoints", run)
+    assert trained["run"] == str(run) == "checkpoints/caf\udce9"  # Python's form of the byte E9
+    commands: tuple[tuple[object, ...], ...] = (
+        ("train", rows, "--steps", 1, *TINY, "--out", "rows", "--json"),
+        ("train", "--resume", run, "--steps", 2, "--json"),
+        ("sample", "--model", run.name, "-p", "the", "-n", 2, "--json"),
+        ("eval", text, "--model", run, "--by-document", "--json"),
+        ("compare", run, "rows", text, "--json"),
+        ("finetune-lora", text, "--model", run, "--steps", 1, "--out", lora, "--json"),
+        ("merge-lora", lora, "--out", "merged", "--json"),
+        ("export", run, "--to", "hf", "--out", folder, "--json"),
+        ("import", folder, "--out", "imported", "--json"),
+        ("export", lora, "--to", "peft", "--out", adapter, "--json"),
+        ("sample", "--model", run, "--adapter", adapter, "-p", "the", "-n", 2, "--json"),
+        ("info", run, "--json"),
+        ("runs", "--json"),
+        ("report", run, "--out", report, "--json"),
+    )
+    for command in commands:
+        result = run_ok(*command)
+        assert records(result) and "damaged" not in result.stdout, command
+    assert "caf\\udce9" in report.read_text(encoding="utf-8")
 
 
 # Folders and globs

@@ -138,9 +138,7 @@ def test_a_bpe_sample_is_evenly_spread() -> None:
     assert max(int(part[5:9]) for part in sample) > 900
 
 
-@pytest.mark.parametrize(
-    ("seconds", "share"), [(None, 1.0), (1e6, 1.0), (60.0, 60 * 20_000 / 4e6), (1.0, 2**18 / 4e6)]
-)
+@pytest.mark.parametrize(("seconds", "share"), [(None, 1.0), (1e6, 1.0), (60.0, 60 * 20_000 / 4e6), (1.0, 2**18 / 4e6)])
 def test_a_time_budget_limits_the_text_that_bpe_is_trained_on(
     seconds: float | None, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ import lzma
 
 import numpy as np
 
+from tinylm.process_signals import interruptible
 from tinylm.reporter import Reporter
 from tinylm.text.corpus import code_points
 from tinylm.text.sharded_tokens import Tokens
@@ -29,15 +30,16 @@ def baseline_bits_per_byte(
         # Every token encodes at least one byte, except special tokens, which are few.
         return tokenizer.decode(np.asarray(ids[:MAX_BYTES])).encode()[:MAX_BYTES].decode("utf-8", "ignore")
 
-    text = beginning(tokens)
-    if not text:  # special tokens only
-        return {}
+    def scores() -> dict[str, float]:
+        text = beginning(tokens)
+        if not text:  # special tokens only
+            return {}
+        model = {} if training is None else {"order-5 characters": ngram_bits_per_byte(beginning(training), text)}
+        return compression_bits_per_byte(text) | model
+
     if tokenizer.decoded_size(tokens)[1] > MAX_BYTES:
         reporter.note(f"The baselines use the first {MAX_BYTES // 10**6} MB.")
-    scores = compression_bits_per_byte(text)
-    if training is not None:
-        scores["order-5 characters"] = ngram_bits_per_byte(beginning(training), text)
-    return scores
+    return interruptible(scores)  # xz takes five seconds for 5 MB
 
 
 def compression_bits_per_byte(text: str) -> dict[str, float]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tinylm.errors import UsageError
-from tinylm.files import write_text
+from tinylm.files import is_unicode, write_text
 from tinylm.formats.family import Family, Rule
 from tinylm.formats.peft import ADAPTER_WEIGHTS, EMBEDDING, EMBEDDING_PARTS, LINEAR_PARTS, OUTPUT, PREFIX
 from tinylm.formats.peft_config import ADAPTER_CONFIG
@@ -162,7 +162,7 @@ def _config_fields(family: Family, adapter: PeftAdapter, base: str | None) -> di
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": base if base is not None and is_unicode(base) else None,  # JSON is UTF-8
         "r": config.rank,
         "lora_alpha": _number(config.alpha),
         "lora_dropout": config.dropout if adapter.has_dropout else 0.0,  # PEFT has none for stacked experts

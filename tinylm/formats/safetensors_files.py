@@ -26,6 +26,7 @@ from tinylm.files import (
     read_text,
     replacing,
     resolve_links,
+    unicode_path,
 )
 from tinylm.formats.imported import rank_dtypes
 
@@ -74,7 +75,8 @@ def open_file(path: Path) -> dict[str, StoredTensor]:
     if found := describe_placeholder(read_start(path)):
         raise ValueError(f"{path.name} is {found}")
     try:
-        file = safetensors.safe_open(path, framework="pt")
+        with unicode_path(path) as opened:
+            file = safetensors.safe_open(opened, framework="pt")
         names = file.keys()
         if len(names) > MAX_TENSORS:
             raise ValueError(f"{path.name} has {len(names)} tensors; at most {MAX_TENSORS} are supported")

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from tinylm.device import free_memory
 from tinylm.errors import TinyLMError
-from tinylm.files import describe_placeholder, read_start, replacing
+from tinylm.files import describe_placeholder, read_start, replacing, unicode_path
+from tinylm.process_signals import interruptible
 
 SAFETENSORS_DTYPES = ("F32", "F16", "BF16")  # of files that can be read
 MAX_ELEMENTS = 1 << 62
@@ -61,7 +62,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     """Replace a safetensors file. Raises OSError and SafetensorError; the old file then stays intact."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(path) as unfinished:
-        safetensors.torch.save_file(tensors, unfinished, metadata)
+        interruptible(lambda: safetensors.torch.save_file(tensors, unfinished, metadata))
 
 
 @contextlib.contextmanager
@@ -73,7 +74,7 @@ def open_tensors(path: Path) -> Iterator[Any]:
     try:
         if found := describe_placeholder(read_start(path)):
             raise ValueError(f"it is {found}")
-        with safetensors.safe_open(path, framework="pt") as file:
+        with unicode_path(path) as opened, safetensors.safe_open(opened, framework="pt") as file:
             yield file
     except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error

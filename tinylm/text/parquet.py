@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tinylm.errors import UsageError
+from tinylm.files import unicode_path
 from tinylm.text.compression import CHUNK_BYTES, Progress
 
 SIGNATURE = b"PAR1"  # the first bytes of a file
@@ -68,7 +69,10 @@ def _opened(file: Path) -> Iterator[Any]:
         ) from None
     try:
         # Without pre_buffer, a column is read in chunks of buffer_size bytes, not a row group at once.
-        with pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=CHUNK_BYTES) as table:
+        with (
+            unicode_path(file) as path,
+            pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=CHUNK_BYTES) as table,
+        ):
             yield table
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         strerror = getattr(error, "strerror", None)

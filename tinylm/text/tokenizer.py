@@ -37,7 +37,7 @@ MIN_BPE_VOCAB_SIZE = 257  # the 256 bytes and the end-of-text token
 # Bytes of a longer word are separate words for the trainer, which takes quadratic time in the length of a word. Longer
 # tokens are useless; 128 bytes are 42 Chinese characters.
 MAX_TRAINED_WORD = 128
-# Characters of a text without spaces that are encoded as one word: gigatoken takes 0.4 s, and holds the interpreter lock.
+# Characters of a word that are encoded together: gigatoken takes 0.4 s for them, and holds the interpreter lock.
 MAX_ENCODED_WORD = 1 << 19
 SPLIT_SEARCH = 1 << 12  # characters at the end of a text in which a safe split point is searched
 LONG_TEXT = 1 << 16  # characters; the library encodes longer texts without the interpreter lock
@@ -177,7 +177,7 @@ class Tokenizer:
         return np.concatenate([self._encode_byte_pairs(part) for part in self._split_long_words(text)])
 
     def _split_long_words(self, text: str) -> Iterator[str]:
-        """Yield parts of at most MAX_ENCODED_WORD characters, which end at safe split points unless a word is longer."""
+        """Yield parts of at most MAX_ENCODED_WORD characters, which end at safe split points, except in a long word."""
         start = 0
         while len(text) - start > MAX_ENCODED_WORD:
             part = text[start : start + MAX_ENCODED_WORD]

@@ -22,8 +22,8 @@ VOCAB_SIZES = ((2_000_000, 1024), (3_000_000, 2048), (10_000_000, 4096), (100_00
 LARGEST_VOCAB_SIZE = 16_384  # for longer texts
 SAMPLE_SEED = 0  # for the random choice of chunks of a longer text
 BPE_SAMPLE = 1 << 23  # characters to train BPE on, to bound memory: one million distinct words take 1 GB
-# With a time budget, the trainer takes at most a tenth of it: 0.2 million characters per second if every word is new, as
-# in DNA or base64, and 1.3 million in source code.
+# With a time budget, the trainer takes at most a tenth of it: 0.2 million characters per second if every word is new,
+# as in DNA or base64, and 1.3 million in source code.
 SAMPLE_PER_SECOND = 20_000  # characters
 MIN_BPE_SAMPLE = 1 << 18
 MAX_SAMPLE_CHUNK = 1 << 16  # characters that are chosen together
@@ -40,8 +40,8 @@ def choose_tokenizer(
 
     A character tokenizer has the characters of the training and the validation text; BPE is trained on the training
     text alone. A loaded tokenizer may have no ids for some characters of the text (see `require_known_characters`). A
-    tokenizer trained on conversations has the special tokens of their chat template. `seconds` is the time budget of the
-    run, which limits the text that BPE is trained on.
+    tokenizer trained on conversations has the special tokens of their chat template. `seconds` is the time budget of
+    the run, which limits the text that BPE is trained on.
 
     Raises UsageError for contradictory settings, a `vocab_size` that is too small and a missing file, and TinyLMError
     for a file that is not a tokenizer.
@@ -59,7 +59,9 @@ def choose_tokenizer(
     if tokenizer == "bpe":
         size = _default_vocab_size(split.stats.characters, pairs) if vocab_size is None else vocab_size
 
-        limit = BPE_SAMPLE if seconds is None else min(BPE_SAMPLE, max(MIN_BPE_SAMPLE, int(seconds * SAMPLE_PER_SECOND)))
+        limit = (
+            BPE_SAMPLE if seconds is None else min(BPE_SAMPLE, max(MIN_BPE_SAMPLE, int(seconds * SAMPLE_PER_SECOND)))
+        )
 
         def train() -> Tokenizer:
             sample = sample_for_tokenizer(split.train_stream(), split.train_characters, limit)
@@ -101,8 +103,8 @@ def _default_vocab_size(characters: int, pairs: bool) -> int:
 def sample_for_tokenizer(stream: Stream, characters: int, limit: int) -> Iterator[str]:
     """Yield text to train BPE on: the whole stream, or chunks from all of it with about `limit` characters in total.
 
-    `characters` is the length of the stream. A chunk ends at the last line break within MAX_SAMPLE_CHUNK characters, and
-    within 1/16 of `limit`, or else there, or at the end of a document. One of every `ceil(characters / limit)`
+    `characters` is the length of the stream. A chunk ends at the last line break within MAX_SAMPLE_CHUNK characters,
+    and within 1/16 of `limit`, or else there, or at the end of a document. One of every `ceil(characters / limit)`
     consecutive chunks is chosen at random (with a fixed seed), since documents may alternate in a regular way.
     """
     stride = max(1, -(-characters // limit))

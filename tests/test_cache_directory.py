@@ -16,9 +16,11 @@ def test_environment_variables_choose_the_cache_folder(monkeypatch: pytest.Monke
     assert cache_root() == Path("/own")
     monkeypatch.delenv("TINYLM_CACHE")
     assert cache_root() == Path("/xdg/tinylm")
-    monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("LOCALAPPDATA", raising=False)
     monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # invalid by the specification
+    assert cache_root() == Path("/home/me/.cache/tinylm")
+    monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_root() == Path("/home/me/.cache/tinylm")
 
 

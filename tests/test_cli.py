@@ -269,6 +269,18 @@ def test_a_path_that_is_not_utf_8_is_an_ordinary_error() -> None:
     assert result.stderr.decode().startswith("Error: There is no run at \\udcff🌍.")
 
 
+@posix
+def test_a_deleted_working_directory_is_an_error_that_says_so(tmp_path: Path) -> None:
+    """Regression: a message of oneMKL, for a model named by its absolute path."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = 'rmdir "$1"; shift; exec "$@"'
+    command = ["sh", "-c", script, "sh", str(gone), *process("info", tmp_path)]
+    result = subprocess.run(command, cwd=gone, capture_output=True, text=True, env=environment(), timeout=60)
+    message = "Error: The working directory was deleted; go to another one (cd) and run the command again.\n"
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", message)
+
+
 def test_no_color_is_honoured() -> None:
     colour = re.compile(r"\x1b\[[0-9;]*3[0-9]")
     assert colour.search(shell("info", "x", env={"FORCE_COLOR": "1"}).stderr)
@@ -284,7 +296,7 @@ def planned(*arguments: object, env: dict[str, str] | None = None) -> str:
 
 
 def test_flag_beats_environment_beats_file_beats_default(here: Path) -> None:
-    (here / "my.toml").write_text("steps = 11\n")
+    (here / "my.toml").write_bytes(b"\xef\xbb\xbfsteps = 11\n")  # with a byte-order mark, as Notepad writes it
     file, variable = ("--config", "my.toml"), {"TINYLM_TRAIN_STEPS": "12"}
     assert "length:    11 steps" in planned(*file)
     assert "length:    12 steps" in planned(*file, env=variable)

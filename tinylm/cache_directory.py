@@ -33,13 +33,14 @@ class DiskUsage(NamedTuple):
 def cache_root() -> Path:
     """The folder $TINYLM_CACHE, or tinylm/ in the user's cache folder ($XDG_CACHE_HOME, %LOCALAPPDATA% or ~/.cache).
 
-    Raises TinyLMError if none of the variables is set and the user has no home folder.
+    A relative $XDG_CACHE_HOME is ignored, as the XDG Base Directory Specification demands. Raises TinyLMError if none
+    of the variables is set and the user has no home folder.
     """
     if own := os.environ.get("TINYLM_CACHE"):
         return Path(own).absolute()
-    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    bases = (Path(os.environ.get(name, "")) for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"))
     try:
-        return (Path(base) if base else Path.home() / ".cache") / "tinylm"
+        return (next(filter(Path.is_absolute, bases), None) or Path.home() / ".cache") / "tinylm"
     except RuntimeError as error:
         raise TinyLMError("There is no home folder for the cache; set TINYLM_CACHE to a folder.") from error
 

@@ -4,6 +4,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +17,7 @@ from tinylm.commands.option_groups import COMMAND_LINE
 from tinylm.commands.option_sources import describe_source
 from tinylm.commands.suggestions import explain_extra_argument, explain_unknown_command, explain_unknown_option
 from tinylm.console import Console, printable
-from tinylm.errors import InterruptedRunError, JoinError, OutputError, TinyLMError, is_out_of_memory
+from tinylm.errors import InterruptedRunError, JoinError, OutputError, TinyLMError, UsageError, is_out_of_memory
 from tinylm.process_signals import was_interrupted
 
 PANELS = {  # the groups of commands in `tinylm --help`, with the function in tinylm.commands of each command
@@ -231,4 +232,10 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Options that come before the command name."""
+    """Options that come before the command name. Raises UsageError if the working directory was deleted."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:  # oneMKL would end the process
+        raise UsageError(
+            "The working directory was deleted; go to another one (cd) and run the command again."
+        ) from None

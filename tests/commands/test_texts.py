@@ -81,6 +81,25 @@ def test_skipped_files_are_a_note_or_if_they_are_most_of_a_folder_a_warning(here
     assert "Warning: Skipped in texts: 2 binary" in run_ok("train", "texts", "--out", "more", "-q", *ONE_STEP).stderr
 
 
+def test_a_text_that_is_named_twice_is_read_once(here: Path) -> None:
+    (here / "a.txt").write_text(story(2000))
+    (here / "b.txt").symlink_to("a.txt")
+    (once,) = records(run_ok("train", "a.txt", "--dry-run", "--json", *ONE_STEP))
+    for others, names in ((["./*.txt"], "a.txt, b.txt"), (["a.txt"], "a.txt"), ([here], "a.txt, b.txt")):
+        result = run_ok("train", "a.txt", *others, "--dry-run", "--json", *ONE_STEP)
+        assert f"{names.count(',') + 1} named twice ({names}). Read: " in result.stderr
+        assert records(result)[0]["data"]["characters"] == once["data"]["characters"]
+
+
+def test_a_text_for_training_and_validation_is_a_warning(here: Path) -> None:
+    (here / "a.txt").write_text(story(2000))
+    (here / "b.txt").write_text(story(2000, 1))
+    words = "Warning: a.txt is text for training and for validation"
+    options = ("--dry-run", *ONE_STEP)
+    assert words in run_ok("train", "a.txt", "b.txt", "--val-data", "a.txt", *options).stderr
+    assert words not in run_ok("train", "a.txt", "--val-data", "b.txt", *options).stderr
+
+
 def test_a_file_in_another_encoding_is_an_error_and_nothing_is_written(here: Path) -> None:
     (here / "texts").mkdir()
     (here / "texts/a.txt").write_text(story(1000))

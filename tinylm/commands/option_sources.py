@@ -85,7 +85,7 @@ def _parse_toml(file: Path) -> dict[str, Any]:
     if len(data) > MAX_CONFIG_BYTES:
         raise UsageError(f"--config {file} is larger than {MAX_CONFIG_BYTES >> 10} kB; name a file of options.")
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        return tomllib.loads(data.decode("utf-8-sig"))
     except RecursionError:
         raise UsageError(f"--config {file} is not valid TOML: it is nested too deeply.") from None
     except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, and integers with more digits than Python parses

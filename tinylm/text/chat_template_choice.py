@@ -24,7 +24,7 @@ def read_template(choice: str) -> str:
     if not path.is_file():
         raise UsageError(f"`chat_template` is {choice[:200]!r}; it must be chatml or the path of a file.")
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             source = file.read(MAX_TEMPLATE + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"

@@ -16,8 +16,16 @@ from typing import ClassVar
 import numpy as np
 
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.files import resolve_links
 from tinylm.text.compression import CHUNK_BYTES, SPOOL_FILE, Progress, display_name, no_progress
-from tinylm.text.file_selection import FileRules, SkippedFile, check_named_file, expand_globs, find_text_files
+from tinylm.text.file_selection import (
+    TWICE,
+    FileRules,
+    SkippedFile,
+    check_named_file,
+    expand_globs,
+    find_text_files,
+)
 from tinylm.text.parquet import is_parquet
 from tinylm.text.readers import (
     FORMATS,
@@ -148,6 +156,8 @@ def find_corpus(
     Standard input is copied to the folder `spool`; without one it cannot be read. Hidden, empty and binary files in
     folders, among others, are skipped and listed in the result, which is a `corpus_type`.
 
+    A file that has been found by another of the paths is skipped.
+
     Raises UsageError for a missing path, a folder without text, a file that is binary or in another encoding, JSON that
     would be read as plain text, and an unknown encoding or format, and TinyLMError if standard input cannot be copied.
     """
@@ -181,7 +191,11 @@ def find_corpus(
             )
         else:
             raise UsageError(f"There is no file or folder {name!r}; check the path, or use - for standard input.")
-    return corpus_type(paths, tuple(files), text_key, encoding, format, tuple(skipped))
+    unique: dict[Path, Path] = {}
+    for file in files:
+        if unique.setdefault(resolve_links(file), file) is not file:
+            skipped.append(SkippedFile(str(file.parent), file, TWICE, 0))
+    return corpus_type(paths, tuple(unique.values()), text_key, encoding, format, tuple(skipped))
 
 
 def _spool_standard_input(folder: Path) -> Path:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tinylm.errors import UsageError
+from tinylm.files import resolve_links
 from tinylm.reporter import Reporter
 from tinylm.run_config import TRAIN_ON, DataConfig
 from tinylm.text.answer_spans import ChatFormat
@@ -97,6 +98,13 @@ def load_text(
         raise UsageError("Standard input cannot be both the text and `val_data`; put one of them into a file.")
     parts = [source.paths] if source.val_data is None else [source.paths, (source.val_data,)]
     corpus, *val_corpus = _find_corpora(source, parts, spool, kind, reporter, chat)
+    val_files = {resolve_links(file) for part in val_corpus for file in part.files}
+    for file in corpus.files:
+        if resolve_links(file) in val_files:
+            reporter.warn(
+                f"{file} is text for training and for validation, so the validation loss does not show what the model "
+                "learns beyond it. Name another file with `val_data`."
+            )
     fraction = DEFAULT_VAL_FRACTION if source.val_fraction is None else source.val_fraction
     with reporter.counting("reading", sum(part.size for part in (corpus, *val_corpus)), "bytes") as advance:
         split = split_corpus(corpus, val_corpus[0] if val_corpus else None, fraction, advance)

@@ -17,6 +17,7 @@ from tinylm.text.readers import is_json_file
 # Reasons to skip a file or a subfolder, as they appear in messages.
 BINARY, EMPTY, HIDDEN, NO_DOCUMENTS = "binary", "empty", "hidden", "JSON without documents"
 RUNS = "run directories"
+TWICE = "named twice"
 LINKS, SPECIAL = "links to folders or to nothing", "pipes or devices"
 _MAX_LISTED_NAMES = 3  # per reason
 

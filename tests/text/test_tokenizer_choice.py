@@ -26,8 +26,8 @@ def test_auto_chooses_characters_for_short_texts_with_small_alphabets_and_else_b
     letters = "".join(map(chr, range(0x4E00, 0x4F00)))
     assert choose_tokenizer(split_of(write_file(tmp_path / "256.txt", letters)), "auto", None).kind == "char"
     assert choose_tokenizer(split_of(write_file(tmp_path / "257.txt", letters + "x")), "auto", None).kind == "bpe"
-    monkeypatch.setattr(tokenizer_choice, "MAX_CHAR_TEXT", len(TEXT) - 1)
-    assert choose_tokenizer(split_of(corpus), "auto", None).kind == "bpe"
+    monkeypatch.setattr(tokenizer_choice, "MAX_CHAR_TEXT", 255)
+    assert choose_tokenizer(split_of(tmp_path / "256.txt"), "auto", None).kind == "bpe"
 
 
 def test_the_alphabet_comes_from_both_parts_and_the_merges_only_from_training(tmp_path: Path) -> None:
@@ -57,9 +57,13 @@ def test_the_choice_by_length_is_that_of_the_documents(
     monkeypatch.setattr(
         tokenizer_choice, "train_bpe", lambda chunks, size, *rest: sizes.append(size) or train_bpe(["ab"], 257)
     )
-    split = split_of(write_file(tmp_path / "c.txt", ("abcdefg hij\n" * characters)[:characters]))
+    letters = "abcdefghijklmnopq"
+    split = split_of(write_file(tmp_path / "c.txt", (f"{letters}\n" * characters)[:characters]))
     assert choose_tokenizer(split, choice, None).kind == ("char" if vocab_size is None else "bpe")
     assert sizes == ([] if vocab_size is None else [vocab_size])
+    if choice == "auto":  # 16 letters, as in hexadecimal
+        split = split_of(write_file(tmp_path / "c.txt", (f"{letters[1:]} \t\n" * characters)[:characters]))
+        assert choose_tokenizer(split, choice, None).kind == "char"
 
 
 @pytest.mark.parametrize(("characters", "vocab_size"), [(5000, 1024), (15_000, 4096)])

@@ -17,6 +17,7 @@ from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer, train_bpe, train_char
 # Limits up to which `tokenizer="auto"` chooses a character tokenizer (decision 016).
 MAX_CHAR_ALPHABET = 256  # distinct characters
 MAX_CHAR_TEXT = 2_000_000  # characters
+MAX_TINY_ALPHABET = 16  # characters other than white space, as in DNA or hexadecimal; such a text may have any length
 # Default BPE vocabulary sizes by length of the text: (characters up to which it applies, size), decision 016.
 VOCAB_SIZES = ((2_000_000, 1024), (3_000_000, 2048), (10_000_000, 4096), (100_000_000, 8192))
 LARGEST_VOCAB_SIZE = 16_384  # for longer texts
@@ -49,6 +50,7 @@ def choose_tokenizer(
     pairs = isinstance(split.corpus, PairCorpus)
     if tokenizer == "auto":
         small = len(split.alphabet) <= MAX_CHAR_ALPHABET and split.stats.characters <= MAX_CHAR_TEXT
+        small |= len("".join(split.alphabet.split())) <= MAX_TINY_ALPHABET
         # Pairs always get BPE, which makes their sequences short.
         tokenizer = "char" if small and not pairs and vocab_size is None else "bpe"
     if vocab_size is not None and tokenizer != "bpe":

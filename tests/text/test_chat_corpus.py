@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import tinylm
@@ -201,6 +203,20 @@ def test_a_run_opens_its_conversations_again_and_encodes_them_again(tmp_path: Pa
     write_file(file, lines(PAIRS[:-1]))
     with pytest.raises(UsageError, match="has changed since"):
         encode_recorded_text(tmp_path / "run", data, tokenizer, source, LogReporter(), CHATML)
+
+
+def test_keys_without_effect_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    turns = [{"role": "user", "content": "a", "name": "Ann"}, {"role": "assistant", "content": "b", "weight": 1}]
+    records = [{"messages": turns, "prompt": "a", "id": i, "tools": None, "score": 0.5} for i in range(10)]
+    loaded(tmp_path, write_file(tmp_path / "a.jsonl", lines(records)))
+    assert "these keys of its conversations have no effect: 'prompt', 'id', 'score', 'name'." in caplog.text
+    assert caplog.text.count("have no effect") == 1
+    caplog.clear()
+    table = {"prompt": ["a"] * 10, "completion": ["b"] * 10, "source": [None] * 10}
+    pq.write_table(pa.table(table), tmp_path / "b.parquet")
+    loaded(tmp_path, tmp_path / "b.parquet")
+    assert "have no effect: 'source'." in caplog.text
 
 
 def test_a_malformed_line_has_its_file_and_number(tmp_path: Path) -> None:

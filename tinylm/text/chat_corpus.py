@@ -11,6 +11,7 @@ import numpy as np
 
 from tinylm.text.answer_spans import ChatFormat, ScoredText
 from tinylm.text.chat import KEYS, Conversation, read_conversations
+from tinylm.text.chat_template import is_named
 from tinylm.text.compression import Progress, no_progress
 from tinylm.text.corpus import Corpus, CorpusStats, Stream, scan_stream
 from tinylm.text.parquet import is_parquet, parquet_columns
@@ -56,9 +57,11 @@ class ChatCorpus(Corpus):
 
     def _note_keys(self, conversation: Conversation) -> None:
         assert self.chat is not None
-        used = self.chat.template.source
-        for key in itertools.chain(conversation.unused, *conversation.messages):
-            if len(self._unused) < MAX_NOTED_KEYS and key not in ("role", "content", "weight") and key not in used:
+        for key in conversation.unused:
+            if len(self._unused) < MAX_NOTED_KEYS:
+                self._unused[key] = None
+        for key in sorted(set().union(*conversation.messages) - {"role", "content", "weight"} - self._unused.keys()):
+            if len(self._unused) < MAX_NOTED_KEYS and not is_named(key, self.chat.template.source):
                 self._unused[key] = None
 
     @property

@@ -5,6 +5,7 @@ and memory.
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -271,6 +272,12 @@ def _end(child: "subprocess.Popen[bytes]", owner: int) -> None:
         with contextlib.suppress(OSError):  # what was not yet sent
             stream.close()
     child.wait()
+
+
+@functools.lru_cache(maxsize=1000)
+def is_named(key: str, source: str) -> bool:
+    """Whether the source of a template has the name of a key of messages."""
+    return re.search(rf"\b{re.escape(key)}\b", source) is not None
 
 
 def text_of(rendering: Rendering) -> str:

@@ -152,7 +152,10 @@ def _validation_text(a: Model, b: Model, reporter: Reporter) -> Callable[[], Str
     """
     recorded = [
         model.data
-        and (model.data.kind, model.data.fingerprint, model.data.val_fingerprint, model.data.train_characters)
+        and (
+            *(model.data.kind, model.data.fingerprint, model.data.val_fingerprint),
+            *(model.data.train_characters, model.data.val_records),
+        )
         for model in (a, b)
     ]
     if a.data is None or not a.data.is_plain_text or recorded[0] != recorded[1]:

@@ -18,6 +18,7 @@ from tinylm.formats.imported import ForeignModel
 from tinylm.formats.modelfile import check_name, from_line, make_modelfile, modelfile_path
 from tinylm.open_model import find_model, open_model
 from tinylm.reporter import LogReporter, Reporter
+from tinylm.run_config import run_of
 from tinylm.run_directory.find_run import newest_model
 from tinylm.run_directory.loading import LoadedModel, restore_model
 from tinylm.text.tokenizer import Tokenizer
@@ -84,7 +85,7 @@ def export_model(
     opened = open_model(path)
     if to == "gguf":
         exported = _foreign(opened)
-        architecture = write_gguf(out, exported, dtype or DEFAULT_GGUF_DTYPE, name=path.stem)
+        architecture = write_gguf(out, exported, dtype or DEFAULT_GGUF_DTYPE, name=run_of(path).stem)
         try:
             write_text(modelfile_path(out), make_modelfile(out, exported))
         except OSError as error:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
+import os
 import re
 import typing
 import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from tinylm import __version__
@@ -27,6 +29,7 @@ DEVICES = ("cuda", "mps", "cpu")
 DTYPES = ("fp32", "bf16", "fp16")
 CORPUS_KINDS = ("text", "pairs", "chat")
 TRAIN_ON = ("assistant", "last", "all")  # the messages of a conversation that count in the loss
+LAST = "last"  # in a run directory, the folder of the last save, which the run is resumed from
 MAX_TEMPLATE = 1 << 17  # characters of a chat template; published ones have up to 20,000
 
 
@@ -82,12 +85,14 @@ class DataConfig:
     kind: text, pairs of a source and a target, or chat (conversations).
     corpus, val_corpus: paths, for information only: resuming a run does not open them.
     text_key, encoding, format, unknown: the settings with which the corpus was read.
-    train_characters: number of characters of `corpus`, from its beginning, for training. Validation is on `val_corpus`,
-        or without one on the other characters of `corpus`.
+    val_records: number of validation records (lines, JSON, pairs, conversations): those of `val_corpus`, or else drawn
+        from `corpus`. 0 if the validation text is continuous.
+    train_characters: number of characters of `corpus` for training, about that if records were drawn. Otherwise they
+        are at its beginning, and without a `val_corpus` the rest is the validation text.
     fingerprint, val_fingerprint: SHA-256 of the documents, and of a separate validation corpus.
     encoder: the version of the code that encoded the text. The key of the encoded text in the user's cache is computed
-        from it, the fingerprints, `train_characters` and the tokenizer; with `tokens_in_run`, the encoded text is in
-        the run directory instead.
+        from it, the fingerprints, `train_characters`, `val_records` and the tokenizer; with `tokens_in_run`, the
+        encoded text is in the run directory instead.
     train_on: the messages of a conversation that count in the loss: assistant, last (its last message) or all.
     characters, bytes, documents, line_breaks: size of `corpus`; `line_breaks` is `None` if not counted.
     train_tokens, val_tokens: tokens for training and for validation.
@@ -115,6 +120,7 @@ class DataConfig:
     train_tokens: int
     val_tokens: int
     val_bytes: int | None = None
+    val_records: int = 0
     train_pairs: int = 0
     train_on: str = "assistant"
 
@@ -201,6 +207,12 @@ class AdapterConfig:
     def scale(self) -> float:
         """The factor of a LoRA update B A."""
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
+
+
+def run_of(path: Path) -> Path:
+    """The run directory of a path that names weights: the parent of a `last/` in a run, otherwise the path itself."""
+    is_last = path.name == LAST and not os.path.lexists(path / "config.json")
+    return path.parent if is_last and os.path.lexists(path.parent / "config.json") else path
 
 
 def new_run_id() -> str:

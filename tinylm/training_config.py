@@ -51,6 +51,7 @@ def objective_for(architecture: str, corpus: str, preferred: str | None = None) 
     return preferred if preferred in fitting else fitting[0]
 
 
+KEEP = ("best", "last")
 MIN_AVERAGE = 1e-6  # smallest mean age of averaged weights, as a fraction of the steps; the inverse must be finite
 
 
@@ -99,6 +100,7 @@ class TrainingConfig:
     beta1, beta2, epsilon: of Adam; epsilon is added to the root of the second moment. momentum: of Muon and NorMuon.
     grad_clip: maximum norm of the gradient; 0 disables clipping.
     patience: evaluations without a lower validation loss before training stops; `None` disables early stopping.
+    keep: the weights for inference: best (of the lowest validation loss) or last (of the last evaluation).
     average: mean age of averaged weights, as a fraction of the steps so far; 0 disables averaging.
     eval_every, save_every, log_every: intervals in steps; eval_tokens: maximum validation tokens per evaluation.
     pack: conversations share rows of a batch, without attention between conversations.
@@ -124,6 +126,7 @@ class TrainingConfig:
     momentum: float = 0.95
     grad_clip: float = 1.0
     patience: int | None = None
+    keep: str = "best"
     label_smoothing: float = 0.0
     mtp_weight: float = 0.0
     r_drop: float = 0.0
@@ -159,6 +162,7 @@ class TrainingConfig:
             self.r_drop == 0 or self.objective == "sequence-to-sequence",
             "`r_drop` is for models of pairs; leave it out.",
         )
+        check_choice("keep", self.keep, KEEP)
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         require(

@@ -129,6 +129,7 @@ RANGES: dict[str, Range] = {
     "train_tokens": COUNT_FROM_0,
     "val_tokens": COUNT_FROM_0,
     "val_bytes": COUNT_FROM_0,
+    "val_records": COUNT_FROM_0,
     "train_pairs": COUNT_FROM_0,
     # Run
     "format": COUNT_FROM_1,

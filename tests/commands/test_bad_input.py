@@ -27,7 +27,7 @@ TEXTS: dict[str, tuple[bytes | None, str]] = {
     "empty": (b"", "text.txt contains no text; give a file that does."),
     "byte order mark": (b"\xef\xbb\xbf", "text.txt contains no text; give a file that does."),
     "one character": (b"x", "text.txt leaves 0 tokens for training, and at least 3 are needed; give more text"),
-    "four characters": (b"abcd", "text.txt leaves 1 tokens for validation, and at least 2 are needed; give more text"),
+    "four characters": (b"abcd", "text.txt leaves 1 token for validation, and at least 2 are needed; give more text"),
     "invalid UTF-8": (b"the sea \xff\xfe", "text.txt is not valid UTF-8 (byte 0xFF at offset 8), and looks"),
     "cut UTF-8": (
         "the sea é".encode()[:-1],

@@ -25,7 +25,7 @@ def data(train_tokens: int) -> DataConfig:
         bytes=train_tokens,
         documents=1,
         train_tokens=train_tokens,
-        val_tokens=10,
+        val_tokens=1000,
     )
 
 
@@ -36,7 +36,7 @@ def planned(tokens: int = 1_000_000, on: Machine | None = None, **choices: Any) 
 
 def planned_pairs(train: list[int], val: Sequence[int] = (10,), **choices: Any) -> Plan:
     """The plan of pairs that need contexts of these numbers of tokens."""
-    pairs = dataclasses.replace(data(20 * len(train)), kind="pairs", train_pairs=len(train))
+    pairs = dataclasses.replace(data(20 * len(train)), kind="pairs", train_pairs=len(train), val_records=100)
     contexts = PairContexts(np.array(train), np.array(val))
     return planned(
         **{"data": pairs, "shape": PairShape(contexts), "model": {"architecture": "encoder-decoder"}, **choices}

@@ -20,6 +20,7 @@ from tests.run_directory.saved_runs import (
     TOKENIZER,
     best_save,
     last_save,
+    save,
     saved_run,
     state_of,
     weights_of,
@@ -37,7 +38,10 @@ def check_reads(path: Path) -> None:
         with contextlib.suppress(TinyLMError):
             assert read(path) == 1
     with contextlib.suppress(TinyLMError):
-        summarise(path)
+        assert best_save(path / "last") == 1
+    for named in (path, path / "last"):
+        with contextlib.suppress(TinyLMError):
+            summarise(named)
     with contextlib.suppress(TinyLMError):
         RunDirectory(path).truncate_metrics(1)
 
@@ -47,6 +51,30 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("damage") / "run"
     saved_run(path, 1).append_metrics({"step": 1, "val_loss": 2.0})
     return path
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_last_weights_are_those_of_the_folder_last(ranks: int, tmp_path: Path) -> None:
+    """Its files are those of one process, or of several with a shard each."""
+    run = saved_run(tmp_path / "run", 0)
+    save(run, 1, ranks)
+    run.save_best(weights_of(5), CONFIG, 5, state_of(5)["val_loss"])
+    assert (best_save(tmp_path / "run"), best_save(tmp_path / "run/last")) == (5, 1)
+    best, last = (summarise(path) for path in (tmp_path / "run", tmp_path / "run/last"))
+    assert (last["best_step"], last["val_loss"]) == (1, state_of(1)["val_loss"])
+    assert {name: value for name, value in best.items() if name in ("kind", "parameters", "step", "seconds")} == {
+        name: value for name, value in last.items() if name in ("kind", "parameters", "step", "seconds")
+    }
+
+
+def test_a_link_named_last_is_not_followed_and_a_run_of_that_name_is_a_run(tmp_path: Path) -> None:
+    saved_run(tmp_path / "other/last", 3)
+    assert best_save(tmp_path / "other/last") == 3
+    saved_run(tmp_path / "run", 1)
+    (tmp_path / "run/last").rename(tmp_path / "moved")
+    (tmp_path / "run/last").symlink_to(tmp_path / "moved")
+    with pytest.raises(TinyLMError, match="links inside a run are not followed"):
+        load_model(tmp_path / "run/last")
 
 
 FILES = (

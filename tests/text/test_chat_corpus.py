@@ -21,7 +21,7 @@ from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_template import CHATML
 from tinylm.text.chat_template_choice import chat_format, read_template, template_tokens
 from tinylm.text.chat_tokens import ChatTokens, marked_examples
-from tinylm.text.corpus_encoding import SplitCorpus, encode_split
+from tinylm.text.corpus_encoding import SplitCorpus, draw_records, encode_split
 from tinylm.text.corpus_loading import TextSource, encode_recorded_text, load_text
 from tinylm.text.format_detection import is_chat
 from tinylm.text.run_tokens import reopen_ids, reopen_tokens
@@ -105,7 +105,7 @@ def test_documents_have_no_special_tokens_and_the_alphabet_is_theirs(tmp_path: P
     split = loaded(tmp_path, file, val_fraction=0.4)
     assert documents_of(split.corpus.stream()) == ["user\nab\nassistant\nc\n", "user\nd\nassistant\ne\n"]
     assert split.alphabet == "".join(sorted(set("user\nabassistant\ncde")))
-    assert split.train_characters == len("user\nab\nassistant\nc\n")
+    assert len(list(split.train_documents())) == len(list(split.val_documents())) == 1
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe"])
@@ -115,8 +115,13 @@ def test_both_parts_are_encoded_as_whole_conversations(kind: str, tmp_path: Path
     assert (len(train), len(val), data.documents, data.kind) == (15, 5, 20, "chat")
     assert {"<|im_start|>", "<|im_end|>", END_OF_TEXT} == set(tokenizer.added_tokens)
     assert tokenizer.vocab_size <= 300
-    for number, record in enumerate(PAIRS):
-        part, index = (train, number) if number < 15 else (val, number - 15)
+    drawn = [number for number, chosen in enumerate(draw_records(20, 5)) if chosen]
+    others = [number for number in range(20) if number not in drawn]
+    for part, index, number in [
+        *((val, index, number) for index, number in enumerate(drawn)),
+        *((train, index, number) for index, number in enumerate(others)),
+    ]:
+        record = PAIRS[number]
         ids, scored = part.tokens(index)
         expected = (
             f"<|im_start|>user\n{record['prompt']}<|im_end|>\n<|im_start|>assistant\n{record['completion']}<|im_end|>\n"
@@ -124,8 +129,13 @@ def test_both_parts_are_encoded_as_whole_conversations(kind: str, tmp_path: Path
         assert tokenizer.decode_with_special(ids) == expected
         assert tokenizer.decode_with_special(ids[scored]) == f"{record['completion']}<|im_end|>"
     (example,) = marked_examples(train, tokenizer, 1)
-    assert [text for text, scored in example if scored] == ["It is 0.<|im_end|>"]
-    assert "".join(text for text, _ in example).startswith("<|im_start|>user\nWhat is 0?")
+    assert [text for text, scored in example if scored] == [f"It is {others[0]}.<|im_end|>"]
+    assert "".join(text for text, _ in example).startswith(f"<|im_start|>user\nWhat is {others[0]}?")
+
+
+def test_a_single_conversation_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"a\.jsonl has one record, and none is left for validation"):
+        loaded(tmp_path, write_file(tmp_path / "a.jsonl", lines(PAIRS[:1])))
 
 
 def test_a_separate_validation_text_is_read_as_conversations_too(tmp_path: Path) -> None:
@@ -166,8 +176,8 @@ def test_special_tokens_in_contents_are_text_and_are_counted_in_a_warning(
     ids = np.concatenate([part.tokens(i)[0] for part in (train, val) for i in range(len(part))]).tolist()
     for token, count in (("<|im_start|>", 2 * len(records)), ("<|im_end|>", 2 * len(records)), (END_OF_TEXT, 0)):
         assert ids.count(tokenizer.encode_with_special(token)[0][0]) == count
-    text = tokenizer.decode(train.tokens(len(PAIRS))[0])  # special tokens are skipped
-    assert text == f"user\n{forged}\nassistant\nc<|im_end|>\n"
+    texts = [tokenizer.decode(part.tokens(i)[0]) for part in (train, val) for i in range(len(part))]
+    assert f"user\n{forged}\nassistant\nc<|im_end|>\n" in texts  # special tokens are skipped
     assert tokenizer.unknown_characters("<|>") == ""
 
 

@@ -1,15 +1,18 @@
 """Splitting and encoding of corpora, compared with slices of the text."""
 
 import hashlib
+import itertools
+import json
+import random
 from pathlib import Path
 
 import gigatoken
 import numpy as np
 import pytest
 
-from tests.text.corpora import TEXT, split_of, write_file
+from tests.text.corpora import TEXT, documents_of, split_of, write_file
 from tinylm.cache_directory import cache_root
-from tinylm.errors import UsageError
+from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.corpus import find_corpus
 from tinylm.text.corpus_encoding import encode_split, split_corpus
 from tinylm.text.tokenizer import END_OF_TEXT, train_char
@@ -38,6 +41,47 @@ def test_with_a_validation_corpus_all_of_the_corpus_is_training_text(corpus: Pat
     assert "".join(filter(None, split.train_stream())) == TEXT
     assert "".join(filter(None, split.val_stream())) == "Zebras!\n"
     assert split.alphabet == "".join(sorted({*TEXT, *"Zebras!\n"}))
+
+
+def drawn(records: int, number: int) -> list[int]:
+    """By definition: the record at a random place of each of `number` runs of consecutive records."""
+    random_number = random.Random(0).random
+    edges = [records * index // number for index in range(number + 1)]
+    return [start + int(random_number() * (stop - start)) for start, stop in itertools.pairwise(edges)]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+@pytest.mark.parametrize(("records", "number"), [(10, 1), (47, 4), (200, 20)])
+def test_validation_records_are_drawn_from_all_of_the_text(
+    name: str, records: int, number: int, tmp_path: Path
+) -> None:
+    """Regression: they were the last tenth, such as the last facts of a list of questions."""
+    texts = [f"text {index}" for index in range(records)]
+    content = [json.dumps({"text": text}) if name == "a.jsonl" else text for text in texts]
+    file = write_file(tmp_path / name, "\n".join(content) + "\n")
+    corpus = find_corpus([str(file)], format="lines" if name == "a.txt" else "auto")
+    split = split_corpus(corpus, None, 0.1)
+    chosen = drawn(records, number)
+    assert len(set(chosen)) == number and chosen != list(range(records - number, records))
+    assert documents_of(split.val_stream()) == [texts[index] for index in chosen]
+    assert documents_of(split.train_stream()) == [text for index, text in enumerate(texts) if index not in chosen]
+    _, data = encode_split(split, choose_tokenizer(split, "char", None))
+    assert data.val_records == number
+    assert data.train_tokens + data.val_tokens == sum(map(len, texts)) + records - 2  # ends of text between documents
+
+
+def test_of_a_few_long_documents_the_end_is_validation(tmp_path: Path) -> None:
+    file = write_file(tmp_path / "a.jsonl", "".join(json.dumps({"text": c * 100}) + "\n" for c in "abc"))
+    split = split_of(file, fraction=0.1)
+    assert (split.val_records, documents_of(split.val_stream())) == (0, ["c" * 30])
+
+
+def test_drawn_records_of_a_file_that_changes_meanwhile_are_refused(tmp_path: Path) -> None:
+    file = write_file(tmp_path / "a.txt", "ab\n" * 50)
+    split = split_corpus(find_corpus([str(file)], format="lines"), None, 0.1)
+    write_file(file, "ab\n" * 51)
+    with pytest.raises(TinyLMError, match="changed while it was being read"):
+        list(split.train_stream())
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 1.5, float("nan")])
@@ -100,8 +144,8 @@ def test_tokens_can_be_stored_in_the_run_directory(corpus: Path, tmp_path: Path)
     [
         ("a", 0.1, "leaves 0 tokens for training, and at least 3 are needed"),
         ("abc", 0.1, "leaves 2 tokens for training"),
-        ("abcd", 0.1, "leaves 1 tokens for validation, and at least 2 are needed"),
-        ("abcdefgh", 0.9, "leaves 1 tokens for training"),
+        ("abcd", 0.1, "leaves 1 token for validation, and at least 2 are needed"),
+        ("abcdefgh", 0.9, "leaves 1 token for training"),
     ],
 )
 def test_a_text_that_is_too_short_is_refused(text: str, fraction: float, words: str, tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.text.corpora import PAIRS, tsv, write_pairs
+from tests.text.corpora import PAIRS, documents_of, tsv, write_pairs
 from tinylm.errors import UsageError
+from tinylm.text.corpus_encoding import split_corpus
 from tinylm.text.pairs import Pair
 
 
@@ -61,7 +62,8 @@ def test_a_pair_is_two_documents_of_a_stream_and_is_never_split(tmp_path: Path) 
         None,
         "iiii",
     ]
-    sizes = [len(source) + len(target) for source, target in PAIRS]
-    ends = [sum(sizes[:n]) for n in range(5)]
-    for characters in range(ends[-1] + 1):
-        assert corpus.safe_split_point(characters) == max(end for end in ends if end <= characters)
+    split = split_corpus(corpus, None, 0.5)
+    halves = [documents_of(stream) for stream in (split.train_stream(), split.val_stream())]
+    assert split.val_records == 2
+    pairs = [pair for half in halves for pair in zip(half[::2], half[1::2], strict=True)]
+    assert sorted(pairs) == sorted(PAIRS) and len(halves[1]) == 4

@@ -18,7 +18,7 @@ from tinylm.formats.peft import EMBEDDING, is_adapter_folder, read_adapter, read
 from tinylm.formats.source import is_foreign
 from tinylm.model.stack import Transformer
 from tinylm.open_model import open_model
-from tinylm.run_config import AdapterConfig, DataConfig, RunConfig
+from tinylm.run_config import LAST, AdapterConfig, DataConfig, RunConfig, run_of
 from tinylm.run_directory.layout import CHECKPOINTS, MODEL_FILE
 from tinylm.run_directory.loading import LoadedModel, read_config, read_weights
 from tinylm.run_directory.weights import read_header
@@ -87,7 +87,7 @@ def load_base_model(path: Path, adapter: AdapterConfig, model: Path | None, devi
     """
     run = model or find_base_model(path, adapter)
     if run is None:
-        same_name = path.absolute().parent / PureWindowsPath(adapter.base).name
+        same_name = run_of(path.absolute()).parent / PureWindowsPath(adapter.base).name
         is_file = os.path.isfile(same_name / MODEL_FILE)  # noqa: PTH113, returns False for a name that is too long
         if is_file and not is_link(same_name):
             raise UsageError(
@@ -110,16 +110,20 @@ def find_base_model(path: Path, adapter: AdapterConfig) -> Path | None:
     """The base model of the adapter at `path`, or `None`. The first that exists:
 
     1. a run beside the adapter or directly in checkpoints/ whose weights have the recorded digest, or which recovered
-       those weights by undoing all merges (`recovered_digest`); in each folder, one with the recorded name first
+       those weights by undoing all merges (`recovered_digest`), or its `last/`; in each folder, one with the recorded
+       name first
     2. a Hugging Face folder or GGUF file with the recorded name, not a link, in one of these folders
     3. the model of 1 or 2 at the path that `remember_base` has kept for the digest
 
     The digest of a foreign model is compared by `load_base_model`, which reads all weights.
     """
-    base_name = PureWindowsPath(adapter.base).name  # splits at slashes and backslashes
+    base = PureWindowsPath(adapter.base)  # splits at slashes and backslashes
+    base_name = base.parent.name if base.name == LAST else base.name
     for run, config in _runs_nearby(path, first=base_name):
         if _is_base(run, config, adapter):
             return run
+        if not is_link(run / LAST) and _is_base(run / LAST, config, adapter):
+            return run / LAST
     for folder in _folders_nearby(path):
         named = folder / base_name
         with contextlib.suppress(OSError):  # a name that is too long
@@ -171,7 +175,7 @@ def find_adapters(path: Path) -> list[Path]:
 
 
 def _folders_nearby(path: Path) -> list[Path]:
-    return list(dict.fromkeys((path.absolute().parent, CHECKPOINTS.absolute())))
+    return list(dict.fromkeys((run_of(path.absolute()).parent, CHECKPOINTS.absolute())))
 
 
 def _runs_nearby(path: Path, first: str | None = None) -> Iterator[tuple[Path, RunConfig]]:

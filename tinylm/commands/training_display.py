@@ -14,7 +14,7 @@ from tinylm.duration import format_duration
 from tinylm.errors import ClosedOutputError, InterruptedRunError, OutputError, TinyLMError
 from tinylm.launch import Launch
 from tinylm.process_signals import TERMINATION_SIGNALS
-from tinylm.run_config import RunConfig
+from tinylm.run_config import LAST, RunConfig
 from tinylm.sequence_growth import SEQUENCE_GROWTHS
 
 if TYPE_CHECKING:
@@ -199,10 +199,10 @@ class TrainingDisplay:
         if result.val_loss > result.best_val_loss + OVERFIT_MARGIN:
             last = _describe_loss(result.val_loss, result.val_bits_per_byte)
             cause = "the model overfits the text" if result.epochs > 1 else "a lower --lr may help"
-            console.warn(
-                f"The validation loss rose from {best} at step {result.best_step} to {last}: {cause}. The best weights "
-                "are kept."
-            )
+            kept = f"The best weights are kept; those of the last step are in {result.run / LAST}."
+            if result.kept_step != result.best_step:
+                kept = "The last weights are kept, since the validation data are too few to choose by."
+            console.warn(f"The validation loss rose from {best} at step {result.best_step} to {last}: {cause}. {kept}")
         console.note(f"Best validation loss: {best}, at step {result.best_step}.")
         try:
             if self._output_error is not None:
@@ -273,6 +273,7 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
         "tokenizer": f"{config.tokenizer.kind}, {model.vocab_size:,} ids",
         "text": f"{data.train_tokens:,} tokens to train on, {data.val_tokens:,} to validate with"
         + (f" (each time {training.eval_tokens:,} of them)" if sampled else "")
+        + (f" ({data.val_records:,} records)" if data.val_records else "")
         + (f"; {data.train_pairs:,} pairs" if data.train_pairs else "")
         + (f"; {data.documents:,} conversations" if data.is_chat else ""),
         "model": f"{plan.parameters:,} parameters: {model.layers} layers, {model.heads} heads, width {model.width}, "
@@ -284,6 +285,9 @@ def _plan_lines(plan: "Plan", config: RunConfig, trainable_parameters: int) -> d
         "memory": f"about {plan.memory / 1e6:,.0f} MB{each}"
         + (", with activations computed again in the backward pass" if training.checkpoint_activations else ""),
     }
+    if training.keep == "last":
+        few = f"{data.val_records} records" if data.val_records else f"{data.val_tokens} tokens"
+        lines["weights"] = f"the last ones are kept: {few} to validate with do not show which are better"
     if config.adapter is not None:
         shape = {"lora": "rank {} on", "bottleneck": "hidden size {} after"}[config.adapter.kind]
         targets = ", ".join(config.adapter.targets)

@@ -27,7 +27,7 @@ from tinylm.generation.prompts import EncodedPrompt
 from tinylm.generation.text_generator import TextGenerator
 from tinylm.machine_profile import usable_cores
 from tinylm.reporter import Reporter
-from tinylm.run_config import DataConfig, RunConfig
+from tinylm.run_config import DataConfig, RunConfig, run_of
 from tinylm.serialization import from_json
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
@@ -80,7 +80,8 @@ def conversion_key(path: Path, device: str, dtype: str, quantize: str) -> str | 
         return None
     path = resolve_links(path)  # the user named it
     try:
-        paths = sorted(entry for entry in path.iterdir() if entry.suffix in SUFFIXES) if path.is_dir() else [path]
+        folders = dict.fromkeys((path, run_of(path))) if path.is_dir() else ()
+        paths = sorted(entry for folder in folders for entry in folder.iterdir() if entry.suffix in SUFFIXES) or [path]
         states = [check_regular(file) for file in paths]
     except OSError:
         return None

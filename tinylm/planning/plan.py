@@ -14,7 +14,7 @@ from tinylm.planning.schedule import choose_compile, choose_length, choose_setti
 from tinylm.planning.sequence_length import choose_sequence_length, with_sequence_growth
 from tinylm.run_config import RuntimeConfig
 from tinylm.sequence_growth import check_sequence_growth
-from tinylm.training_config import TrainingConfig
+from tinylm.training_config import Budget, TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,9 @@ def _plan(machine: Machine, request: PlanRequest, size: str) -> Plan:
     check_sequence_growth(request.sequence_growth, config.context, is_plain_text=request.data.is_plain_text)
     batch_size = choose_batch_size(machine, request, config)
     run_length = choose_length(machine, request, config, batch_size)
+    if request.budget is None and request.keep == "last" and run_length.epochs > recipes.UNVALIDATED_EPOCHS:
+        request = replace(request, budget=Budget(epochs=recipes.UNVALIDATED_EPOCHS))
+        run_length = choose_length(machine, request, config, batch_size)
     config = with_tying(config, request, run_length)
     parameters = parameters_by_part(config)["total"]
     config = with_dropout(config, request, run_length, parameters)

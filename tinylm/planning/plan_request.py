@@ -7,7 +7,13 @@ from typing import Any
 from tinylm.errors import UsageError
 from tinylm.model_config import ModelConfig
 from tinylm.planning.data_shape import DataShape, Rows, TextShape
-from tinylm.planning.recipes import DEFAULT_SECONDS, RECIPES, Recipe
+from tinylm.planning.recipes import (
+    DEFAULT_SECONDS,
+    MIN_VALIDATION_RECORDS,
+    MIN_VALIDATION_TOKENS,
+    RECIPES,
+    Recipe,
+)
 from tinylm.presets import PRESETS, SIZES
 from tinylm.run_config import AdapterConfig, DataConfig
 from tinylm.sequence_growth import mean_share
@@ -22,7 +28,7 @@ class PlanRequest:
     data, vocab_size, shape: the encoded corpus, the size of its vocabulary, and the result of `data_shape`
     model: the user's choices of `preset`, `size` and fields of ModelConfig; empty with a `base`
     training: the user's choices of fields of TrainingConfig, and of `warmup_steps`
-    budget: without one, a run ends when the validation loss stops improving, or after DEFAULT_SECONDS
+    budget: without one, a run ends when the validation loss stops improving, or after DEFAULT_SECONDS; see also `keep`
     compile: auto, on or off
     base: the model to train further, or the base model of `adapter`
     adapter: the adapter to train; `None` trains the model itself
@@ -94,6 +100,16 @@ class PlanRequest:
     def is_new_modern(self) -> bool:
         """Whether a model of preset modern is trained from scratch: decisions 014 and 019 apply to it."""
         return self.base is None and self.recipe_name == "modern"
+
+    @property
+    def keep(self) -> str:
+        """The weights to keep, one of KEEP: the last ones if the validation data are too few to choose weights by
+        (decision 043), unless the user relies on them by a `patience`.
+        """
+        few = self.data.val_records < MIN_VALIDATION_RECORDS
+        if not self.data.val_records:
+            few = self.data.val_tokens <= MIN_VALIDATION_TOKENS  # the first is not scored
+        return "last" if few and self.training.get("patience") is None else "best"
 
     @property
     def effective_budget(self) -> Budget:

@@ -103,6 +103,10 @@ PAIR_CONTEXT_QUANTILE, PAIR_CONTEXT_FACTOR = 0.99, 2
 
 DEFAULT_SECONDS = 600.0  # not measured
 DEFAULT_PATIENCE = 10  # evaluations; not measured
+# Decision 043: with less validation data, the loss does not show which weights are better.
+MIN_VALIDATION_RECORDS = 20
+MIN_VALIDATION_TOKENS = 640  # of a continuous text
+UNVALIDATED_EPOCHS = 40  # decision 043: at most, without a chosen budget, where validation cannot end the run
 
 # Size of the model: the largest that gets enough training tokens per parameter.
 

@@ -157,7 +157,8 @@ def choose_settings(
         "label_smoothing": 0.0,
         "mtp_weight": choose_mtp_weight(request, config),
         "r_drop": 0.0,
-        "patience": recipes.DEFAULT_PATIENCE if request.budget is None else None,
+        "patience": recipes.DEFAULT_PATIENCE if request.budget is None and request.keep == "best" else None,
+        "keep": request.keep,
         **choose_intervals(machine, request, config, length),
         **request.shape.settings(config.context, request.training.get("pack")),
     }

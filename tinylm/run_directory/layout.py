@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tinylm.run_config import RunConfig
+from tinylm.run_config import LAST, RunConfig
 
 CHECKPOINTS = Path("checkpoints")  # where runs are written by default
 MODEL_FILE = "model.safetensors"
@@ -12,7 +12,7 @@ PEFT_WEIGHTS = "adapter_model.safetensors"
 PEFT_FILES = ("adapter_config.json", PEFT_WEIGHTS)  # of a LoRA adapter, for PEFT only
 FOREIGN_FILE = "tokenizer_config.json"  # of Hugging Face folders; runs have none
 RUN_FILES = ("config.json", "tokenizer.json", "metrics.jsonl", "samples.jsonl", MODEL_FILE, ADAPTER_FILE, *PEFT_FILES)
-RUN_FOLDERS = ("last", "last.new", "last.old", "tokens")
+RUN_FOLDERS = (LAST, "last.new", "last.old", "tokens")
 
 
 def weights_file(config: RunConfig) -> str:

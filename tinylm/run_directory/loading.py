@@ -18,19 +18,24 @@ from tinylm.errors import AdapterNotModelError, NoRunError, TinyLMError, UsageEr
 from tinylm.files import check_folder, describe_placeholder, read_json, read_start, resolve_links
 from tinylm.model.build import build_empty_model
 from tinylm.model.stack import Transformer
-from tinylm.run_config import RunConfig
+from tinylm.run_config import LAST, RunConfig, run_of
 from tinylm.run_directory.commit import recover_run
 from tinylm.run_directory.layout import ADAPTER_FILE, PEFT_WEIGHTS, weights_file
-from tinylm.run_directory.weights import Weights, read_header, read_weights_file, require_tensors
+from tinylm.run_directory.tensor_files import read_layout
+from tinylm.run_directory.weights import Weights, read_header, read_weights_files, require_tensors
 from tinylm.text.tokenizer import Tokenizer
 from tinylm.validation import COUNT_FROM_0, RANGES
 
+MAX_SHARDS = 4096
 MAX_CONFIG_BYTES, MAX_STATE_BYTES = 1 << 24, 1 << 22  # a config.json may list many corpus files
 PICKLE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 
 
 def read_config(path: Path) -> RunConfig:
-    """The configuration of the run at `path`. Recovers an interrupted replacement of the run first."""
+    """The configuration of the run at `path`, or of the run whose `last/` is at `path`.
+
+    Recovers an interrupted replacement of the run first.
+    """
     recover_run(path)
     if not path.exists():
         raise NoRunError(f"There is no run at {path}.")
@@ -41,8 +46,11 @@ def read_config(path: Path) -> RunConfig:
             f"{path} is a file, and a model is a run directory. Pickled checkpoints are never opened, since opening "
             "one can execute its author's code."
         )
-    file = path / "config.json"
+    run = run_of(path)
+    file = run / "config.json"
     try:
+        if run != path:
+            check_folder(path)
         values = read_json(file, MAX_CONFIG_BYTES)
         recorded = values.pop("digest", None) if isinstance(values, dict) else None
         config = RunConfig.from_json(values)
@@ -65,7 +73,7 @@ def config_digest(values: dict[str, Any]) -> str:
 
 def read_tokenizer(path: Path, config: RunConfig) -> Tokenizer:
     """The tokenizer of a run, verified by its digest in the configuration."""
-    file = path / "tokenizer.json"
+    file = run_of(path) / "tokenizer.json"
     if not file.exists():
         raise TinyLMError(f"{path} has no tokenizer.json; copy the whole run directory.")
     tokenizer = Tokenizer.load(file, config.tokenizer.special)
@@ -77,8 +85,10 @@ def read_tokenizer(path: Path, config: RunConfig) -> Tokenizer:
 
 
 def read_weights(path: Path, config: RunConfig) -> Weights:
-    """The best weights of a run, verified by their digest; see `read_weights_file`."""
+    """The weights of a run, verified by their digest; see `read_weights_files`. Of its `last/`, the last weights."""
     file = path / weights_file(config)
+    if not file.exists() and (shards := _shards(path, config)):
+        return read_weights_files(shards, config)
     if not file.exists():
         if file.name == ADAPTER_FILE and (path / PEFT_WEIGHTS).exists():
             raise TinyLMError(
@@ -88,7 +98,13 @@ def read_weights(path: Path, config: RunConfig) -> Weights:
         pickles = [entry.name for entry in path.iterdir() if entry.suffix in PICKLE_SUFFIXES]
         hint = f"; {pickles[0]} is not opened, since a pickle can execute its author's code" if pickles else ""
         raise TinyLMError(f"{path} has no {file.name}{hint}. Copy the whole run directory.")
-    return read_weights_file(file, config)
+    return read_weights_files([file], config)
+
+
+def _shards(path: Path, config: RunConfig) -> list[Path]:
+    """The files of the weights in a `last/` that several processes wrote, each its rows of them; without, []."""
+    stem, _, suffix = weights_file(config).rpartition(".")
+    return sorted(path.glob(f"{stem}-*-of-*.{suffix}"))[:MAX_SHARDS] if run_of(path) != path else []
 
 
 class LoadedModel(NamedTuple):
@@ -126,19 +142,22 @@ def restore_model(config: RunConfig, tensors: dict[str, Tensor], source: Path) -
 def summarise(path: Path) -> dict[str, Any]:
     """The entry of a run in a list of runs, made without reading the tensors.
 
-    kind: model or adapter. parameters: number of parameters. step, best_step: of the last save and of the best weights.
-    val_loss, val_bits_per_byte: of the best weights, in nats per token and in bits per byte; `None` if not recorded.
-    saved: modification time of the file of the best weights (Unix time). seconds: of training until the last save;
+    kind: model or adapter. parameters: number of parameters. step, best_step: of the last save and of these weights,
+    which are the best of the run, or the last ones (of its `last/`, or if its validation data are few).
+    val_loss, val_bits_per_byte: of these weights, in nats per token and in bits per byte; `None` if not recorded.
+    saved: modification time of the file of these weights (Unix time). seconds: of training until the last save;
     `None` if not recorded.
     """
     config = read_config(path)
-    file = path / weights_file(config)
-    header = read_header(file)
+    shards = _shards(path, config)
+    file = shards[0] if shards else path / weights_file(config)
+    header, last = read_header(file), run_of(path) / LAST
+    shapes = {name: shape for name, (_, shape) in read_layout(shards).items()} if shards else header.shapes
     step, seconds = header.step, None
     try:
-        if os.path.lexists(path / "last"):
-            check_folder(path / "last")
-            state = read_json(path / "last" / "state.json", MAX_STATE_BYTES)
+        if os.path.lexists(last):
+            check_folder(last)
+            state = read_json(last / "state.json", MAX_STATE_BYTES)
             step, seconds = state["step"], state.get("seconds")
             if type(step) is not int or not COUNT_FROM_0.contains(step):
                 raise ValueError(f"its step is {str(step)[:40]}")
@@ -146,10 +165,10 @@ def summarise(path: Path) -> dict[str, Any]:
                 raise ValueError(f"its seconds are {str(seconds)[:40]}")
         saved = file.stat().st_mtime
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TinyLMError(f"{path / 'last'} is damaged ({error}). If it was copied, copy it again.") from error
+        raise TinyLMError(f"{last} is damaged ({error}). If it was copied, copy it again.") from error
     return {
         "kind": "model" if config.adapter is None else "adapter",
-        "parameters": _count_parameters(header.shapes, shared_b=config.adapter is not None and config.adapter.share_b),
+        "parameters": _count_parameters(shapes, shared_b=config.adapter is not None and config.adapter.share_b),
         "step": step,
         "best_step": header.step,
         "val_loss": header.val_loss,

@@ -8,7 +8,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,19 +80,23 @@ def _read_metadata(file: Path, metadata: dict[str, str]) -> tuple[int, float | N
         raise TinyLMError(f"{file} is damaged ({str(error)[:200]}). If it was copied, copy it again.") from error
 
 
-def read_weights_file(file: Path, config: RunConfig) -> Weights:
-    """All tensors of a weights file, verified by their digest.
+def read_weights_files(files: Sequence[Path], config: RunConfig) -> Weights:
+    """All tensors of the weights in N files, of which file i has part i of N, verified by their digests.
 
     The digest proves that the file is complete and belongs to `config`. It does not prove who wrote the file.
     """
-    tensors, header = read_tensors([file]), read_header(file)
+    tensors, header = read_tensors(files), read_header(files[0])
     weights = Weights(tensors, config, header.step, header.val_loss)
-    _check_digest(weights, header, file)
+    if len(files) == 1:
+        _check_digest(weights, header, files[0])
+    else:
+        for file in files:
+            check_weights_file(file, config)
     return weights
 
 
 def check_weights_file(file: Path, config: RunConfig) -> None:
-    """Verify the digest of a weights file as `read_weights_file` does, with its tensors memory-mapped, not copied."""
+    """Verify the digest of a weights file as `read_weights_files` does, with its tensors memory-mapped, not copied."""
     header = read_header(file)
     with open_tensors(file) as opened:
         names = opened.keys()

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-import numpy as np
-
 from tinylm.text.answer_spans import ChatFormat, ScoredText
 from tinylm.text.chat import KEYS, Conversation, read_conversations
 from tinylm.text.chat_template import is_named
@@ -28,8 +26,7 @@ class ChatCorpus(Corpus):
     """
 
     chat: ChatFormat | None = None
-    # Set by `scan`, per conversation: characters without special tokens, and whether it has a special token's text.
-    _lengths: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
+    # Set by `scan`, per conversation: whether it has a special token's text.
     _with_literal_tokens: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
     _unused: dict[str, None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -78,21 +75,10 @@ class ChatCorpus(Corpus):
         assert self.chat is not None
         return self.chat.render_each(self.conversations(progress))
 
-    def examples_between(self, start: int, stop: int, progress: Progress = no_progress) -> Iterator[ScoredText]:
-        """Yield the examples that begin in the characters from `start` up to `stop` of the stream; as `examples`."""
+    def selected_examples(self, selected: Iterable[bool]) -> Iterator[ScoredText]:
+        """Yield the examples of the conversations for which `selected` has True; as `examples`."""
         assert self.chat is not None
-        # The lengths tell which conversations to render, which takes most of the time.
-        starts = itertools.accumulate(self._known_lengths(), initial=0)
-        conversations = zip(self.conversations(progress), starts, strict=False)
-        between = itertools.takewhile(lambda item: item[1] < stop, conversations)
-        return self.chat.render_each(conversation for conversation, position in between if position >= start)
-
-    def _known_lengths(self) -> list[int]:
-        return self._lengths or [self._length(example) for example in self.examples()]
-
-    def _length(self, example: ScoredText) -> int:
-        assert self.chat is not None
-        return sum(map(len, self._drop_unknown(self.chat.ordinary_text(example.text))))
+        return self.chat.render_each(itertools.compress(self.conversations(), selected))
 
     def _drop_unknown(self, parts: Iterable[str]) -> Iterable[str]:
         return parts if self.drop_unknown is None else map(self.drop_unknown, parts)
@@ -105,30 +91,22 @@ class ChatCorpus(Corpus):
     def scan(self, progress: Progress = no_progress) -> CorpusStats:
         """As `Corpus.scan`. The fingerprint is a hash of the texts with special tokens and of the scored spans."""
         assert self.chat is not None
-        chat, lengths, digest = self.chat, self._lengths, hashlib.sha256()
-        lengths.clear()
+        chat, digest = self.chat, hashlib.sha256()
         self._with_literal_tokens.clear()
 
         def stream() -> Stream:
             for example in self.examples(progress):
-                if lengths:
+                if self._with_literal_tokens:
                     yield None
                 spans = [(span.start, span.stop) for span in example.spans]
                 digest.update(json.dumps([example.text, spans]).encode())
                 self._with_literal_tokens.append(LITERAL in example.text)
-                parts = list(self._drop_unknown(chat.ordinary_text(example.text)))
-                lengths.append(sum(map(len, parts)))
-                yield from filter(None, parts)
+                yield from filter(None, self._drop_unknown(chat.ordinary_text(example.text)))
 
         stats = scan_stream(stream())
-        return replace(stats, documents=len(lengths), fingerprint=digest.hexdigest())
+        return replace(stats, documents=len(self._with_literal_tokens), fingerprint=digest.hexdigest())
 
     @property
     def n_with_literal_tokens(self) -> int:
         """The number of conversations, in the last scan, that contain the text of a special token as ordinary text."""
         return sum(self._with_literal_tokens)
-
-    def safe_split_point(self, characters: int) -> int:
-        """The largest number of characters, at most `characters`, that make up whole conversations."""
-        totals = np.fromiter(itertools.accumulate(self._known_lengths(), initial=0), dtype=np.int64)
-        return int(totals[np.searchsorted(totals, characters, side="right") - 1])

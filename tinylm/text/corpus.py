@@ -65,6 +65,7 @@ class Corpus:
     drop_unknown: Callable[[str], str] | None = None
 
     kind: ClassVar[str] = "text"
+    documents_per_record: ClassVar[int] = 1
     detects_json: ClassVar[bool] = False  # whether JSON is read as such in a file without a JSON suffix
 
     def stream(self, progress: Progress = no_progress, started: Callable[[str], None] = lambda name: None) -> Stream:
@@ -123,9 +124,10 @@ class Corpus:
         """Whether any file has records, so that `text_key` applies."""
         return any(map(self.has_records, self.files))
 
-    def safe_split_point(self, characters: int) -> int:
-        """The largest split point between training and validation text, at most `characters`: here, `characters`."""
-        return characters
+    @property
+    def is_records(self) -> bool:
+        """Whether the corpus consists of records and not of continuous text: lines, JSON, Parquet, pairs, chats."""
+        return self.kind != Corpus.kind or self.format == "lines" or all(map(self.has_records, self.files))
 
     @property
     def train_on(self) -> str:

@@ -1,7 +1,13 @@
-"""Split a corpus into training and validation text, and encode both parts into token files."""
+"""Split a corpus into training and validation text, and encode both parts into token files.
+
+The validation text is the end of a continuous text. Of records (lines, JSON, pairs, conversations) it is a sample that
+is drawn with a fixed seed: the last records of a file are often about something else than the others.
+"""
 
 import glob
+import itertools
 import os
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +37,7 @@ from tinylm.text.tokenizer import Tokenizer, describe_characters
 from tinylm.validation import check_numbers
 
 MIN_TOKENS = {"train": 3, "val": 2}  # per part
+DRAW_SEED = 0  # of validation records; the same in all runs, whose validation losses can then be compared
 COUNTED_TOKENS = 1 << 20  # tokens that are decoded at a time, to count their bytes
 
 CORPUS_TYPES: dict[str, type[Corpus]] = {corpus.kind: corpus for corpus in (Corpus, PairCorpus, ChatCorpus)}
@@ -43,8 +50,9 @@ Warn = Callable[[str], None]
 class SplitCorpus:
     """A corpus split into training and validation text, with statistics from one pass over its files.
 
-    The first `train_characters` characters of `corpus` are for training. The validation text is `val_corpus`, or if
-    that is `None` the rest of `corpus`; `val_fraction` is the requested share of the characters in that rest.
+    The validation text is `val_corpus` if there is one. Otherwise it is `val_records` records of `corpus` (see
+    `draw_records`) or, if that is 0, the characters after the first `train_characters`. `val_fraction` is its requested
+    share of the records or characters. With `val_corpus`, `val_records` is the number of its records, 0 if it has none.
     """
 
     corpus: Corpus
@@ -53,6 +61,12 @@ class SplitCorpus:
     val_stats: CorpusStats | None
     train_characters: int
     val_fraction: float = 0.0
+    val_records: int = 0
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the validation text is drawn from the records of `corpus`."""
+        return self.val_records > 0 and self.val_corpus is None
 
     @property
     def characters(self) -> int:
@@ -66,12 +80,14 @@ class SplitCorpus:
 
     def train_stream(self) -> Stream:
         """The training text. Raises TinyLMError at its end if its length differs from that in the first pass."""
+        if self.is_drawn:
+            return self._records(drawn=False)
         return _require_length(self.train_characters, slice_stream(self.corpus.stream(), 0, self.train_characters))
 
     def train_documents(self) -> Iterator[Any]:
         """The training text as input of its encoding in ENCODINGS: `train_stream`, or rendered conversations."""
         if isinstance(self.corpus, ChatCorpus):
-            return self.corpus.examples_between(0, self.train_characters)
+            return self.corpus.selected_examples(self._selection(drawn=False))
         return self.train_stream()
 
     def val_documents(self) -> Iterator[Any]:
@@ -79,7 +95,7 @@ class SplitCorpus:
         if isinstance(self.val_corpus, ChatCorpus):
             return self.val_corpus.examples()
         if isinstance(self.corpus, ChatCorpus):
-            return self.corpus.examples_between(self.train_characters, self.stats.characters)
+            return self.corpus.selected_examples(self._selection(drawn=True))
         return self.val_stream()
 
     def val_stream(self) -> Stream:
@@ -87,10 +103,49 @@ class SplitCorpus:
         if self.val_corpus is not None:
             assert self.val_stats is not None
             return _require_length(self.val_stats.characters, self.val_corpus.stream())
+        if self.is_drawn:
+            return self._records(drawn=True)
         characters = self.stats.characters
         return _require_length(
             characters - self.train_characters, slice_stream(self.corpus.stream(), self.train_characters, characters)
         )
+
+    def _selection(self, *, drawn: bool) -> Iterator[bool]:
+        """Whether each record of `corpus` is in the validation text (`drawn`) or in the training text."""
+        if not self.is_drawn:
+            return itertools.repeat(not drawn)
+        records = self.stats.documents // self.corpus.documents_per_record
+        return (chosen == drawn for chosen in draw_records(records, self.val_records))
+
+    def _records(self, *, drawn: bool) -> Stream:
+        """The stream of the records in one part."""
+        selection, size = self._selection(drawn=drawn), self.corpus.documents_per_record
+        selected, document = next(selection), 0
+        started = separator_pending = False
+        for chunk in _require_length(self.stats.characters, self.corpus.stream()):
+            if chunk is None:
+                document += 1
+                if document % size == 0:
+                    selected = next(selection, False)
+                separator_pending = started
+            elif selected:
+                if separator_pending:
+                    yield None
+                started, separator_pending = True, False
+                yield chunk
+
+
+def draw_records(records: int, drawn: int) -> Iterator[bool]:
+    """Yield for each of `records` records whether it is one of the `drawn` records for validation.
+
+    One record is drawn from each of `drawn` runs of consecutive records of nearly equal length, so that a file that is
+    sorted by subject is drawn from evenly. The draw depends on the two numbers only.
+    """
+    random_fraction = random.Random(DRAW_SEED).random  # Python promises the same sequence in all versions
+    for index in range(drawn):
+        start, stop = (records * edge // drawn for edge in (index, index + 1))
+        chosen = start + int((stop - start) * random_fraction())
+        yield from (record == chosen for record in range(start, stop))
 
 
 def _require_length(characters: int, stream: Stream) -> Stream:
@@ -105,17 +160,28 @@ def _require_length(characters: int, stream: Stream) -> Stream:
 def split_corpus(
     corpus: Corpus, val_corpus: Corpus | None, val_fraction: float, progress: Progress = no_progress
 ) -> SplitCorpus:
-    """Scan all the text and choose the split point. `progress` receives the number of bytes read from the disk.
+    """Scan all the text and choose the split. `progress` receives the number of bytes read from the disk.
 
-    Raises UsageError for a text that is empty or cannot be read, and for a `val_fraction` outside of (0, 1).
+    Raises UsageError for a text that is empty or cannot be read, for a single pair or conversation, and for a
+    `val_fraction` outside of (0, 1).
     """
     check_numbers({"val_fraction": val_fraction})
     stats = scan_corpus(corpus, progress)
     val_stats = scan_corpus(val_corpus, progress) if val_corpus is not None else None
-    held_out = 0 if val_stats else max(1, int(stats.characters * val_fraction))
-    return SplitCorpus(
-        corpus, stats, val_corpus, val_stats, corpus.safe_split_point(stats.characters - held_out), val_fraction
-    )
+    if val_corpus is not None and val_stats is not None:
+        val_records = val_stats.documents // val_corpus.documents_per_record if val_corpus.is_records else 0
+        return SplitCorpus(corpus, stats, val_corpus, val_stats, stats.characters, val_fraction, val_records)
+    records = stats.documents // corpus.documents_per_record if corpus.is_records else 0
+    if corpus.kind != Corpus.kind and records < 2:
+        raise UsageError(f"{corpus.name} has one record, and none is left for validation; give more, or `val_data`.")
+    val_records = min(int(records * val_fraction), records - 1) if records else 0
+    if corpus.kind != Corpus.kind:
+        val_records = max(1, val_records)
+    if val_records:
+        train_characters = stats.characters * (records - val_records) // records
+    else:  # also where a tenth of a few long documents is less than one of them
+        train_characters = stats.characters - max(1, int(stats.characters * val_fraction))
+    return SplitCorpus(corpus, stats, None, None, train_characters, val_fraction, val_records)
 
 
 def scan_corpus(corpus: Corpus, progress: Progress) -> CorpusStats:
@@ -211,21 +277,29 @@ def encode_split(
         check_encoder(tokenizer, [*split.stats.sample, *val_sample], warn)
     encoder = encoder or (tokenizer.encoder_with_special if kind == ChatCorpus.kind else tokenizer.encoder)
     val_fingerprint = split.val_stats.fingerprint if split.val_stats else None
-    key = token_key(split.stats.fingerprint, val_fingerprint, split.train_characters, tokenizer, encoder)
+    key = token_key(
+        split.stats.fingerprint, val_fingerprint, split.train_characters, tokenizer, encoder, split.val_records
+    )
     path = folder or private_folder("tokens") / key
     # Windows cannot rename a folder that contains a mapped file, and a new run directory is renamed when complete.
     mapped = folder is None or os.name != "nt"
     documents = SplitDocuments(split.train_documents, split.val_documents, ENCODINGS[kind])
     resumable = is_resumable(split, folder)
     tokens = encode_to_folder(path, key, documents, tokenizer, progress, mapped=mapped, resumable=resumable)
+    if split.val_corpus is not None and len(tokens.val) < MIN_TOKENS["val"]:
+        raise UsageError(
+            f"{split.val_corpus.name} has {len(tokens.val)} tokens, of which the first is not scored; give more "
+            "`val_data`."
+        )
     for part, minimum, n_tokens in (
         ("training", MIN_TOKENS["train"], len(tokens.train)),
         ("validation", MIN_TOKENS["val"], len(tokens.val)),
     ):
         if n_tokens < minimum:
+            tokens_left = "1 token" if n_tokens == 1 else f"{n_tokens} tokens"
             raise UsageError(
-                f"{split.corpus.name} leaves {n_tokens} tokens for {part}, and at least {minimum} are needed; give "
-                "more text, or another `val_fraction`."
+                f"{split.corpus.name} leaves {tokens_left} for {part}, and at least {minimum} are needed; give more "
+                "text, or another `val_fraction`."
             )
     data = DataConfig(
         kind=kind,
@@ -236,6 +310,7 @@ def encode_split(
         format=split.corpus.format,
         unknown="error" if split.corpus.drop_unknown is None else "skip",
         train_characters=split.train_characters,
+        val_records=split.val_records,
         fingerprint=split.stats.fingerprint,
         val_fingerprint=val_fingerprint,
         encoder=encoder,

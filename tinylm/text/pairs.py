@@ -29,6 +29,7 @@ class PairCorpus(Corpus):
 
     kind: ClassVar[str] = "pairs"
     detects_json: ClassVar[bool] = True
+    documents_per_record: ClassVar[int] = 2
 
     def has_records(self, file: Path) -> bool:
         """Whether the file is read as JSONL, a JSON array or Parquet."""
@@ -66,15 +67,6 @@ class PairCorpus(Corpus):
         for pair in self.pairs(progress):
             yield "", [pair.source]
             yield "", [pair.target]
-
-    def safe_split_point(self, characters: int) -> int:
-        """The largest number of characters, at most `characters`, that make up whole pairs."""
-        total = 0
-        for source, target in self.pairs():
-            if total + len(source) + len(target) > characters:
-                break
-            total += len(source) + len(target)
-        return total
 
 
 def _from_tsv(line: str, location: str) -> Pair:

@@ -9,7 +9,7 @@ import numpy as np
 from tinylm.cache_directory import private_folder
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.reporter import Reporter
-from tinylm.run_config import DataConfig
+from tinylm.run_config import DataConfig, run_of
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_template_choice import chat_format
 from tinylm.text.chat_tokens import ids_of
@@ -89,8 +89,7 @@ def open_folder(folder: Path, data: DataConfig, tokenizer: Tokenizer) -> TokenFo
             f"The encoded text in {folder} is not on this machine. All machines of a run need a file system in common: "
             "set TINYLM_CACHE to a folder on it."
         )
-    key = token_key(data.fingerprint, data.val_fingerprint, data.train_characters, tokenizer, data.encoder)
-    return TokenFolder.open(folder, key, ENCODINGS[data.kind].codes_per_id * tokenizer.vocab_size)
+    return TokenFolder.open(folder, _key(data, tokenizer), ENCODINGS[data.kind].codes_per_id * tokenizer.vocab_size)
 
 
 def has_tokens(run: Path, data: DataConfig, tokenizer: Tokenizer) -> bool:
@@ -103,8 +102,14 @@ def has_tokens(run: Path, data: DataConfig, tokenizer: Tokenizer) -> bool:
 
 def _locate_tokens(run: Path, data: DataConfig, tokenizer: Tokenizer) -> tuple[Path, str]:
     """The token folder of a run and its key. Raises TinyLMError if the folder is in a cache that cannot be used."""
-    key = token_key(data.fingerprint, data.val_fingerprint, data.train_characters, tokenizer, data.encoder)
-    return (run / "tokens" if data.tokens_in_run else private_folder("tokens") / key), key
+    key = _key(data, tokenizer)
+    return (run_of(run) / "tokens" if data.tokens_in_run else private_folder("tokens") / key), key
+
+
+def _key(data: DataConfig, tokenizer: Tokenizer) -> str:
+    return token_key(
+        data.fingerprint, data.val_fingerprint, data.train_characters, tokenizer, data.encoder, data.val_records
+    )
 
 
 def encode_again(
@@ -132,7 +137,12 @@ def encode_again(
                 f"{name} is not the text that {run} was trained on, or has changed since. Restore it, or start a new "
                 "run from the weights of this one."
             )
-    split = SplitCorpus(corpus, stats, val_corpus, val_stats, data.train_characters)
+    if corpus.kind != Corpus.kind and val_corpus is None and not data.val_records:
+        raise TinyLMError(
+            f"{run} was trained by an older version, which split the text in another way. Start a new run from the "
+            "weights of this one."
+        )
+    split = SplitCorpus(corpus, stats, val_corpus, val_stats, data.train_characters, val_records=data.val_records)
     folder = run / "tokens" if data.tokens_in_run else None
     with reporter.counting("encoding", split.characters, "characters") as advance:
         tokens, _ = encode_split(split, tokenizer, folder, advance, encoder=data.encoder)

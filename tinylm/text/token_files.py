@@ -196,14 +196,20 @@ def _map(file: BufferedReader, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def token_key(
-    fingerprint: str, val_fingerprint: str | None, train_characters: int, tokenizer: Tokenizer, encoder: str
+    fingerprint: str,
+    val_fingerprint: str | None,
+    train_characters: int,
+    tokenizer: Tokenizer,
+    encoder: str,
+    val_records: int = 0,
 ) -> str:
     """The key of a token folder in the cache: a hash of the text, its split, the tokenizer and the encoder.
 
     `encoder` contains the version of the package that encodes, if any, since another version could give other ids.
     """
-    identity = json.dumps([FORMAT_VERSION, fingerprint, val_fingerprint, train_characters, tokenizer.sha256, encoder])
-    return hashlib.sha256(identity.encode()).hexdigest()[:32]
+    identity = [FORMAT_VERSION, fingerprint, val_fingerprint, train_characters, tokenizer.sha256, encoder]
+    identity += [val_records] if val_records else []
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
 
 
 class Encoding(NamedTuple):

@@ -70,7 +70,7 @@ def choose_tokenizer(
             with reporter.counting("training the tokenizer", None, "seconds") as advance:
                 return train_bpe(sample, size, special, advance)
 
-        settings = [split.train_characters, size, list(special), limit, SAMPLE_SEED]
+        settings = [split.train_characters, split.val_records, size, list(special), limit, SAMPLE_SEED]
         return train_or_recall(split.stats, settings, train)
     loaded = load_tokenizer_file(tokenizer)
     assert loaded is not None

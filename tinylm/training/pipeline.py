@@ -79,6 +79,7 @@ class TrainingResult:
     val_loss: the last validation loss, in nats per token
     best_val_loss, best_step: the lowest validation loss, and its step
     val_bits_per_byte, best_val_bits_per_byte: the two losses in bits per byte; `None` except on plain text
+    kept_step: the step of the weights that are kept: `best_step` or, if the validation data are few, the last one
     parameters: number of trainable parameters
     seconds: training time, in all sessions
     signal_number: the signal that stopped this session, 0 if none did
@@ -95,13 +96,14 @@ class TrainingResult:
     best_step: int
     parameters: int
     seconds: float
+    kept_step: int
     val_bits_per_byte: float | None = None
     best_val_bits_per_byte: float | None = None
     signal_number: int = 0
     base: Path | None = field(default=None, repr=False)
 
     def load(self) -> "Model":
-        """Load the model with the weights of the lowest validation loss.
+        """Load the model with the weights that are kept, those of `kept_step`.
 
         If the run trained an adapter, load it on its base model.
         """
@@ -233,6 +235,7 @@ def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
         val_loss=state.val_loss,
         best_val_loss=state.best_loss,
         best_step=state.best_step,
+        kept_step=state.best_step if run.training.keep == "best" else state.last_eval_step,
         parameters=run.trainable_parameters,
         seconds=state.seconds,
         val_bits_per_byte=run.config.bits_per_byte(state.val_loss),

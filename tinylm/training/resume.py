@@ -13,7 +13,7 @@ from tinylm.errors import NotTrainedError, OtherRunKindError, UsageError
 from tinylm.files import resolve_links
 from tinylm.model.stack import Transformer
 from tinylm.open_model import find_model
-from tinylm.run_config import RunConfig, new_run_id
+from tinylm.run_config import RunConfig, new_run_id, run_of
 from tinylm.run_directory.directory import LastSave, RunDirectory
 from tinylm.run_directory.find_run import find_run
 from tinylm.run_directory.loading import read_config, read_tokenizer, restore_model
@@ -44,7 +44,7 @@ def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
     """
     if not session.ranks.is_first:
         return train_to_end(receive_run(session.ranks), session)
-    path = find_run(request.run, session.reporter)
+    path = run_of(find_run(request.run, session.reporter))
     base = request.base and find_model(request.base, session.reporter)
     config = read_config(path)
     if config.training is None or config.runtime is None or config.data is None:
@@ -91,7 +91,7 @@ def resume_run(request: ResumeRequest, session: Session) -> TrainingResult:
             if training.budget.time is not None and not rule.patience_exhausted(state) and not restarted:
                 raise UsageError(message)
             session.reporter.warn(message)
-        session.reporter.note(f"Resuming {path} at step {state.step}.")
+        session.reporter.note(f"Resuming {path} at step {state.step}, on the text as it was when the run began.")
         for notice in notices:
             session.reporter.warn(notice)
         note_sharding(run, session)

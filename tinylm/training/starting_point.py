@@ -17,7 +17,7 @@ from tinylm.model.stack import Transformer
 from tinylm.model_config import ARCHITECTURES, ModelConfig
 from tinylm.open_model import find_model, open_model
 from tinylm.reporter import Reporter
-from tinylm.run_config import AdapterConfig, RunConfig
+from tinylm.run_config import AdapterConfig, RunConfig, run_of
 from tinylm.run_directory.find_run import newest_model
 from tinylm.run_directory.layout import CHECKPOINTS
 from tinylm.run_directory.weights import Weights
@@ -309,7 +309,8 @@ class NewAdapter(StartingPoint):
         if is_foreign(source):  # not next to the base, which may be in the Hugging Face cache
             named = source if self.base is None or not self.base.name else self.base
             return CHECKPOINTS / (foreign_name(named) + self.method.suffix)
-        return source.with_name(source.name + self.method.suffix)
+        run = run_of(source)
+        return run.with_name(run.name + self.method.suffix)
 
     def load(self, source: Path | None, seed: int) -> InitialModel:
         assert source is not None

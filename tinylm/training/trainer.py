@@ -42,7 +42,9 @@ class Store(Protocol):
         ...
 
     def save_best(self, model: Transformer, step: int, val_loss: float) -> None:
-        """Save the weights with the lowest validation loss so far."""
+        """Save the weights for inference: those of the lowest validation loss so far or, if the last ones are kept,
+        those of the last evaluation.
+        """
         ...
 
     def save_last(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> float:
@@ -402,7 +404,9 @@ class Trainer:
         self._throughput.exclude(state.eval_seconds)
 
     def _validate(self) -> bool:
-        """Compute the validation loss, and save the weights if it is the lowest so far; returns whether it is."""
+        """Compute the validation loss, and save the weights for inference if they are better, or if the last ones are
+        kept; returns whether the loss is the lowest so far.
+        """
         state = self.state
         val_loss = self._validation_loss()
         if not math.isfinite(val_loss):
@@ -413,6 +417,7 @@ class Trainer:
         best = state.best_loss is None or val_loss < state.best_loss
         if best:
             state.best_loss, state.best_step = val_loss, state.step
+        if best or self.config.keep == "last":
             self.store.save_best(self.model, state.step, val_loss)
         state.val_loss = val_loss
         return best

@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import signal
-import subprocess
 import sys
 import typing
 from collections.abc import Callable, Iterator
@@ -18,11 +17,13 @@ import safetensors.torch
 import torch
 
 import tinylm
-from tests.shell import run_ok, same_tensors, snapshot, story
+from tests.shell import environment as child_environment
+from tests.shell import run_child, run_ok, same_tensors, snapshot, story
 from tinylm.commands.finetune_adapter import finetune_adapter
 from tinylm.commands.finetune_lora import finetune_lora
 from tinylm.commands.train import train
 from tinylm.errors import TinyLMError, UsageError
+from tinylm.kernels.openmp_spin import choose_spin_count
 from tinylm.ranks import Ranks
 from tinylm.run_config import RunConfig
 from tinylm.run_directory.directory import LastSave, RunDirectory
@@ -48,12 +49,40 @@ def trained(out: str = "run", **settings: Any) -> Any:
     return tinylm.train("one.txt", out, **{**TINY, "steps": 6, "eval_every": 3, "log_every": 2, **settings})
 
 
-def test_importing_tinylm_imports_no_torch() -> None:
-    code = "import sys, tinylm; assert 'torch' not in sys.modules; tinylm.train; assert 'torch' in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=Path(__file__).parent.parent)
-    assert {"train", "finetune_lora", "finetune_adapter"} <= set(dir(tinylm))
+def python(code: str, **environment: str) -> str:
+    """What a program prints that is run in a process of its own."""
+    return run_child([sys.executable, "-c", code], env={**child_environment(), **environment}).stdout
+
+
+def test_importing_tinylm_imports_no_torch_and_shows_only_the_public_names() -> None:
+    functions = "export_model finetune_adapter finetune_lora import_model load train"
+    printed = python("import sys, tinylm; print('torch' in sys.modules, *dir(tinylm)); from tinylm import model, Model")
+    assert printed.split() == ["False", "Model", "__version__", *functions.split()]
+    program = (
+        "from tinylm import *; import tinylm.text.tokenizer; print(load.__name__, 'torch' in __import__('sys').modules)"
+    )
+    assert python(program).split() == ["load", "True"]
     with pytest.raises(AttributeError, match="has no attribute 'trian'"):
         tinylm.trian  # noqa: B018
+
+
+def test_the_first_use_imports_torch_with_the_spin_of_the_commands_and_counts_the_import_as_training_time(
+    here: Path,
+) -> None:
+    program = """
+import os, time
+begun = time.monotonic()
+import tinylm
+late = []
+first = lambda event: late.append(time.monotonic() - begun - event.seconds) if hasattr(event, "seconds") else None
+tinylm.train("one.txt", steps=1, layers=1, heads=2, width=16, callbacks=[first])
+imported = tinylm._last_import[1] - tinylm._last_import[0]
+print(late[0] / imported, os.environ["GOMP_SPINCOUNT"])
+"""
+    late, spin = python(program).split()
+    assert float(late) < 0.3
+    assert spin == str(choose_spin_count())
+    assert python("import tinylm, os; tinylm.load; print(os.environ['GOMP_SPINCOUNT'])", GOMP_SPINCOUNT="5") == "5\n"
 
 
 NOT_SETTINGS = {
@@ -96,14 +125,20 @@ def test_training_returns_the_result_that_the_command_prints(here: Path) -> None
     result = trained()
     printed = [json.loads(line) for line in (here / "run/metrics.jsonl").read_text().splitlines()]
     assert result.run == Path("run")
-    assert result.history == printed
+    for columns, key in ((result.history.training, "loss"), (result.history.validation, "val_loss")):
+        records = [record for record in printed if key in record]
+        assert list(columns)[:2] == ["step", key]
+        assert [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)] == records
+    assert repr(result.history) == (
+        "History(training: 3 x step, loss, lr, grad_norm, tokens_per_second, seconds; "
+        "validation: 3 x step, val_loss, val_bits_per_byte, seconds)"
+    )
     assert (result.stopped_by, result.step, result.is_adapter) == ("steps", 6, False)
-    losses = {record["step"]: record["val_loss"] for record in result.history if "val_loss" in record}
+    losses = dict(zip(result.history.validation["step"], result.history.validation["val_loss"], strict=True))
     assert sorted(losses) == [0, 3, 6]
     assert (result.best_val_loss, result.best_step) == min((loss, step) for step, loss in losses.items())
     assert result.val_loss == losses[6]
-    steps = [record["step"] for record in result.history if "loss" in record]
-    assert steps == [2, 4, 6]
+    assert result.history.training["step"] == [2, 4, 6]
 
 
 def test_the_same_seed_gives_the_weights_of_the_command(here: Path) -> None:
@@ -153,6 +188,11 @@ def test_a_result_loads_its_best_weights(here: Path) -> None:
     saved = safetensors.torch.load_file(here / "run/model.safetensors")
     assert all(torch.equal(tensor, saved[name]) for name, tensor in model.network.state_dict().items())
     assert sum(parameter.numel() for parameter in model.network.parameters()) == result.parameters
+    shown = f"Model('run': decoder, {result.parameters:,} parameters, 1 layers x width 16, context 16;\n"
+    assert repr(model) == shown + "      char tokenizer, 28 ids; cpu in fp32)"
+    tinylm.finetune_lora("one.txt", "run", "lora", steps=1)
+    lines = repr(tinylm.load("run", adapters=["lora=0.5"], quantize="int8")).splitlines()
+    assert lines[1:] == ["      char tokenizer, 28 ids; cpu in fp32, int8 weights;", "      adapter 'lora', scale 0.5)"]
 
 
 def test_resuming_gives_the_weights_of_an_uninterrupted_run(here: Path) -> None:
@@ -161,7 +201,7 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(here: Path) -> None:
     trained("parts", schedule="constant", mtp_weight=0.0, steps=3, dropout=0.1)
     result = tinylm.train(resume="parts", steps=6)
     assert result.step == 6
-    assert [record["step"] for record in result.history if "val_loss" in record] == [0, 3, 6]
+    assert result.history.validation["step"] == [0, 3, 6]
     assert same_tensors(here / "whole/last/model.safetensors", here / "parts/last/model.safetensors")
 
 

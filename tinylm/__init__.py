@@ -4,6 +4,8 @@ The functions and the class `Model` are imported on first access, and import tor
 """
 
 import importlib
+import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +18,16 @@ if TYPE_CHECKING:
     from tinylm.training.api import train as train
 
 __version__ = "0.1.0"
+__all__ = [
+    "Model",
+    "__version__",
+    "export_model",
+    "finetune_adapter",
+    "finetune_lora",
+    "import_model",
+    "load",
+    "train",
+]
 
 _MODULES = {  # module of each public name, imported on first use (PEP 562)
     "load": "tinylm.loaded_model",
@@ -28,12 +40,22 @@ _MODULES = {  # module of each public name, imported on first use (PEP 562)
 }
 
 
+_last_import = (0.0, 0.0)  # `time.monotonic()` before and after; `tinylm.train(time="10s")` may import torch first
+
+
 def __getattr__(name: str) -> Any:
+    global _last_import
     if name not in _MODULES:
         raise AttributeError(f"module 'tinylm' has no attribute {name!r}")
+    begun = time.monotonic()
+    if "torch" not in sys.modules:
+        from tinylm.kernels.openmp_spin import set_spin_count
+
+        set_spin_count()
     value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+    _last_import = begun, time.monotonic()
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    return __all__

@@ -84,10 +84,9 @@ def _set_torch_environment() -> None:
     """
     from tinylm.errors import TinyLMError
     from tinylm.kernels.compiler_cache import use_private_folders
-    from tinylm.kernels.openmp_spin import SPIN_VARIABLES, choose_spin_count
+    from tinylm.kernels.openmp_spin import set_spin_count
 
-    if not any(name in os.environ for name in SPIN_VARIABLES):
-        os.environ["GOMP_SPINCOUNT"] = str(choose_spin_count())
+    set_spin_count()
     with contextlib.suppress(TinyLMError):  # raised again when something is compiled
         use_private_folders()
 

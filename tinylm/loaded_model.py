@@ -68,7 +68,7 @@ MAX_ADAPTER_SCALE = 1000
 Ids = Sequence[Sequence[int]] | Tensor
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Model(TextGenerator):
     """A trained model with its tokenizer and adapters. Made by `load`.
 
@@ -98,6 +98,18 @@ class Model(TextGenerator):
         self._switches_adapters = False
         self._llama_cpp: dict[tuple[Any, ...], LlamaCppDecoder | None] = {}  # by engine, cache and adapter scales
         self._drafts = NGramDrafts(self.path, self.tokenizer)
+
+    def __repr__(self) -> str:
+        model, quantized = self.config.model, "" if self.quantize == "none" else f", {self.quantize} weights"
+        parameters = sum(parameter.numel() for parameter in self.network.parameters())
+        lines = [
+            f"Model({str(self.path)!r}: {model.architecture}, {parameters:,} parameters, {model.layers} layers x width "
+            f"{model.width}, context {model.context}",
+            f"{self.tokenizer.kind} tokenizer, {self.tokenizer.vocab_size:,} ids; {self.network.device.type} in "
+            f"{self.dtype}{quantized}",
+            *(f"adapter {str(adapter.path)!r}, scale {adapter.scale:g}" for adapter in self.adapters),
+        ]
+        return ";\n      ".join(lines) + ")"
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text. Raises UsageError for characters that are not in the vocabulary."""

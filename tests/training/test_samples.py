@@ -1,11 +1,15 @@
 """Samples during training: when they are drawn, and where they are stored."""
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.shell import TINY, run_ok, story
+from tests.training.trainer_bench import SETTINGS
 from tests.variants import randomised, small
 from tinylm.model.build import build_model
 from tinylm.run_config import RunConfig, TokenizerConfig
@@ -13,6 +17,7 @@ from tinylm.run_directory.directory import RunDirectory
 from tinylm.text.tokenizer import train_char
 from tinylm.training import samples
 from tinylm.training.events import Evaluated
+from tinylm.training_config import Budget, TrainingConfig
 
 
 def test_samples_take_at_most_their_share_of_the_time_and_grow_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,6 +41,28 @@ def test_samples_take_at_most_their_share_of_the_time_and_grow_rarer(monkeypatch
     assert drawn[0] >= samples.MIN_SECONDS
     assert all(0.5 * (n - 1) <= samples.MAX_SHARE * t for n, t in enumerate(drawn, start=1))
     assert len(drawn) < 300
+
+
+def test_a_sample_takes_at_most_its_share_of_a_time_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second per token, as on a busy machine: after the last evaluation, a run of 100 s has 2 s for a sample."""
+    tokenizer = train_char("abc")
+    shape = small(vocab_size=tokenizer.vocab_size)
+    config = RunConfig.new(model=shape, tokenizer=TokenizerConfig(kind="char", sha256=tokenizer.sha256))
+    training = TrainingConfig(**SETTINGS | {"budget": Budget(time=100.0)})
+    clock = [1000.0]
+    generate = samples.generate
+
+    def slow(*arguments: Any, **options: Any) -> Iterator[Any]:
+        for row in generate(*arguments, **options):
+            clock[0] += 1.0
+            yield row
+
+    monkeypatch.setattr(samples, "generate", slow)
+    monkeypatch.setattr(samples.time, "monotonic", lambda: clock[0])
+    sampler = samples.Sampler(randomised(build_model(shape)), tokenizer, replace(config, training=training))
+    clock[0] = 1100.0
+    assert sampler.sample_if_due(Evaluated(1, 1.0, True, 100.0))
+    assert clock[0] == 1102.0
 
 
 def test_a_run_stores_its_samples_and_a_resumed_one_draws_those_after_its_save_again(

@@ -23,6 +23,8 @@ def test_progress_is_the_used_fraction_of_steps_or_of_time_without_setup_and_res
     assert TIMED.reserve(timed_state()) == pytest.approx(reserve)
     assert TIMED.reserve(timed_state(step=1)) == pytest.approx(20 + 1.1 * (5 + 3) + EXIT_SECONDS)
     assert TIMED.progress(timed_state(), 50) == pytest.approx((50 - 4) / (100 - reserve - 4))
+    slow_reserve = 3 * (2 + 1.1 * (5 + 3)) + EXIT_SECONDS
+    assert TIMED.progress(timed_state(), 50, slowdown=3) == pytest.approx((50 - 4) / (100 - slow_reserve - 4))
 
 
 @pytest.mark.parametrize(("seconds", "finished_by"), [(50, None), (88.9, None), (89.1, "time"), (200, "time")])

@@ -78,6 +78,19 @@ def test_a_budget_of_time_includes_start_and_exit(
     assert bench.saved[-1] == outcome.state.step == bench.reported(Evaluated)[-1].step
 
 
+def test_a_budget_of_time_holds_when_everything_takes_longer_from_some_moment_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As beside another process, which also slows the last evaluation and the last save."""
+    clock = Clock(monkeypatch)
+    bench = clock.bench(100, 0.5, 3, 1)
+    spend = clock.spend
+    monkeypatch.setattr(clock, "spend", lambda seconds: spend(4 * seconds if clock.now >= 1070 else seconds))
+    bench.run()
+    assert bench.state.step < 130  # at full speed about 150
+    assert 95 <= clock.now - 1000 <= 105
+
+
 def test_a_budget_used_up_before_training_still_evaluates_and_saves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

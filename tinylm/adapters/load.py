@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
 
 from tinylm.adapters.adapter import Adapter, load_adapter_tensors
@@ -46,17 +46,18 @@ class AdapterSpec:
 class LoadedAdapter:
     """An adapter on its base model.
 
-    layers: its layers by name. scale: as in AdapterSpec.
+    path: as in AdapterSpec. layers: its layers by name. scale: as in AdapterSpec.
     data, objective: description of the text it was trained on, and the objective; `None` for a PEFT adapter.
     chat_template: Jinja source of its chat template.
     note: a notice for the user.
     """
 
-    layers: dict[str, Adapter]
+    path: Path
+    layers: dict[str, Adapter] = field(repr=False)
     scale: float
-    data: DataConfig | None
+    data: DataConfig | None = field(repr=False)
     objective: str | None = None
-    chat_template: str | None = None
+    chat_template: str | None = field(default=None, repr=False)
     note: str | None = None
 
 
@@ -221,7 +222,9 @@ def load_adapter(model: Transformer, spec: AdapterSpec, base: RunConfig) -> Load
             require_tied(model, base, spec.path)
         layers = add_adapter(model, adapter)
         load_adapter_tensors(layers, weights.tensors, spec.path)
-        loaded = LoadedAdapter(layers, spec.scale, config.data, config.objective, config.tokenizer.chat_template)
+        loaded = LoadedAdapter(
+            spec.path, layers, spec.scale, config.data, config.objective, config.tokenizer.chat_template
+        )
     set_adapter_scale(loaded.layers, spec.scale)
     return loaded
 
@@ -238,7 +241,7 @@ def _load_foreign_adapter(model: Transformer, spec: AdapterSpec, base: RunConfig
         f"{spec.path} is a PEFT adapter, which records no digest of its base model"
         f"{'' if recorded is None else f' ({recorded[:200]})'}: only names and shapes were compared with this model."
     )
-    return LoadedAdapter(layers, spec.scale, None, note=note)
+    return LoadedAdapter(spec.path, layers, spec.scale, None, note=note)
 
 
 def load_adapted_model(

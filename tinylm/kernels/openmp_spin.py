@@ -16,6 +16,15 @@ SLOW_WAKE_UP = 7e-6  # seconds; above it, spinning gains more on an idle machine
 SERIES, PAUSE = 5, 0.005  # number of medians, some of which other processes disturb, and seconds between them
 
 
+def set_spin_count() -> None:
+    """Set `GOMP_SPINCOUNT` for this process and its children, unless the user has set how threads wait.
+
+    Called before torch is imported: OpenMP reads the variable when it is loaded.
+    """
+    if not any(name in os.environ for name in SPIN_VARIABLES):
+        os.environ["GOMP_SPINCOUNT"] = str(choose_spin_count())
+
+
 def choose_spin_count() -> int:
     """The value for `GOMP_SPINCOUNT`: threads spin if waking one takes long, as on some virtual machines.
 

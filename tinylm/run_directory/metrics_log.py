@@ -3,8 +3,9 @@
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tinylm.errors import TinyLMError
 from tinylm.files import is_system_failure, open_append, open_regular, parse_json, write_text
@@ -13,6 +14,42 @@ from tinylm.validation import COUNT_FROM_0
 METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
 MAX_LINES, MAX_LINE_BYTES = 1 << 21, 1 << 16
 MAX_LOSS = 1e300
+MAX_COLUMNS = 64  # of a History, so that a forged file cannot use more memory than its records do
+
+
+@dataclass(frozen=True, repr=False)
+class History:
+    """The records of a run's metrics.jsonl, as columns: a list for each key. A value that a record lacks is `None`.
+
+    training: `step`, `loss`, `lr`, `grad_norm`, `tokens_per_second`, `seconds` and the metrics of each Logged event
+    validation: `step`, `val_loss`, `seconds` and, on plain text, `val_bits_per_byte`
+
+    `plt.plot("step", "val_loss", data=history.validation)` plots a curve, and `pandas.DataFrame(history.training)`
+    makes a table.
+    """
+
+    training: dict[str, list[Any]]
+    validation: dict[str, list[Any]]
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """The history of a run, without damaged lines; empty if there is no file. Raises TinyLMError as
+        `iterate_metrics`."""
+        training: list[dict[str, Any]] = []
+        validation: list[dict[str, Any]] = []
+        for record in read_metrics(directory):
+            (training if record.get("val_loss") is None else validation).append(record)
+        return cls(_columns(training, "step", "loss"), _columns(validation, "step", "val_loss"))
+
+    def __repr__(self) -> str:
+        kinds = {"training": self.training, "validation": self.validation}
+        shown = (f"{name}: {len(columns['step']):,} x {', '.join(columns)}" for name, columns in kinds.items())
+        return f"History({'; '.join(shown)})"
+
+
+def _columns(records: list[dict[str, Any]], *first: str) -> dict[str, list[Any]]:
+    names = list(dict.fromkeys([*first, *(name for record in records for name in record)]))[:MAX_COLUMNS]
+    return {name: [record.get(name) for record in records] for name in names}
 
 
 def append_metrics(directory: Path, record: dict[str, Any], file: str = METRICS_FILE) -> None:
@@ -24,7 +61,7 @@ def append_metrics(directory: Path, record: dict[str, Any], file: str = METRICS_
 def truncate_metrics(directory: Path, step: int) -> None:
     """Delete the records and samples after `step`, which a resumed run logs again, and damaged lines.
 
-    Raises OSError if a file cannot be written, and TinyLMError as `read_metrics` does.
+    Raises OSError if a file cannot be written, and TinyLMError as `iterate_metrics` does.
     """
     for file in (METRICS_FILE, SAMPLES_FILE):
         kept = [record for record in iterate_metrics(directory, file) if record["step"] <= step]
@@ -33,20 +70,20 @@ def truncate_metrics(directory: Path, step: int) -> None:
 
 
 def read_curve(directory: Path) -> list[dict[str, Any]]:
-    """The records that have a validation loss. Raises TinyLMError as `read_metrics` does."""
+    """The records that have a validation loss. Raises TinyLMError as `iterate_metrics` does."""
     return [record for record in iterate_metrics(directory) if record.get("val_loss") is not None]
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """The records of a run, without damaged and incomplete lines; empty if there is no file.
-
-    Raises TinyLMError if metrics.jsonl is not a regular file, cannot be read or has too many lines.
-    """
+    """The records of metrics.jsonl. Raises TinyLMError as `iterate_metrics` does."""
     return list(iterate_metrics(directory))
 
 
 def iterate_metrics(directory: Path, file: str = METRICS_FILE) -> Iterator[dict[str, Any]]:
-    """As `read_metrics`, for metrics.jsonl or samples.jsonl, one record at a time."""
+    """Yield the records of metrics.jsonl or samples.jsonl, without damaged and incomplete lines; none without a file.
+
+    Raises TinyLMError if it is not a regular file, cannot be read or has too many lines.
+    """
     path = directory / file
     remedy = f"Deleting it loses only the {'samples' if file == SAMPLES_FILE else 'curves'} of the run."
     try:

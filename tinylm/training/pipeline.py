@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from tinylm.adapters.load import remember_base
 from tinylm.errors import InterruptedRunError, TinyLMError, UsageError
@@ -23,7 +23,7 @@ from tinylm.reporter import LogReporter, Reporter
 from tinylm.run_config import Estimates, RunConfig, TokenizerConfig, new_run_id
 from tinylm.run_directory.commit import reserve
 from tinylm.run_directory.directory import RunDirectory
-from tinylm.run_directory.metrics_log import read_metrics
+from tinylm.run_directory.metrics_log import History
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_tokens import ChatTokens, MarkedText, marked_examples
 from tinylm.text.corpus_loading import encode_text, handle_unknown_characters, load_text
@@ -71,9 +71,7 @@ class TrainingResult:
     """The result of training a run, over all of its sessions.
 
     run: the run directory
-    history: the records of metrics.jsonl. A training record has `step`, `loss`, `lr`, `grad_norm`, `tokens_per_second`,
-        `seconds` and the metrics of Logged; an evaluation record has `step`, `val_loss`, `seconds` and, on plain text,
-        `val_bits_per_byte`.
+    history: losses and other metrics by step, as columns of training and of validation
     stopped_by: steps, epochs, time, patience, or signal
     step, epochs: optimizer steps, and passes over the training data, so far
     val_loss: the last validation loss, in nats per token
@@ -87,7 +85,7 @@ class TrainingResult:
     """
 
     run: Path
-    history: list[dict[str, Any]] = field(repr=False)
+    history: History = field(repr=False)
     stopped_by: str
     step: int
     epochs: float
@@ -228,7 +226,7 @@ def train_to_end(run: TrainingRun, session: Session) -> TrainingResult:
         raise InterruptedRunError("Stopped before the first save; nothing was written.", stop.signal_number)
     return TrainingResult(
         run=run.directory.path,
-        history=read_metrics(run.directory.path),
+        history=History.read(run.directory.path),
         stopped_by=outcome.stopped_by,
         step=state.step,
         epochs=state.step / run.task.steps_per_epoch,

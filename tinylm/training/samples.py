@@ -1,5 +1,6 @@
 """Short texts sampled during training."""
 
+import math
 import time
 
 from tinylm.device import autocast
@@ -21,6 +22,7 @@ TOKENS = 120  # per sample
 MIN_SECONDS = 5.0  # of training before the first sample
 SECONDS_PER_PARAMETER = 1e-9  # and per token: expected time of the first sample, an overestimate on most machines
 MAX_SHARE = 0.01  # of the training time that samples may take
+MAX_BUDGET_SHARE = 0.02  # of a time budget that one sample may take: the last one is sampled after the last evaluation
 MIN_GROWTH = 0.02  # interval between samples as a fraction of the training time: at most about 500 samples in a day
 
 
@@ -31,20 +33,26 @@ class Sampler:
         self._model, self._tokenizer, self._config = model, tokenizer, config
         expected = TOKENS * SECONDS_PER_PARAMETER * sum(parameter.numel() for parameter in model.parameters())
         self._next = time.monotonic() + max(MIN_SECONDS, expected / MAX_SHARE)  # time of the next sample
+        budget = None if config.training is None else config.training.budget.time
+        self._max_seconds = math.inf if budget is None else MAX_BUDGET_SHARE * budget
 
     def sample_if_due(self, evaluated: Evaluated) -> str | None:
         """A sample; `None` before the first step, before the time of the next sample, and as `generate_sample`."""
         start = time.monotonic()
         if evaluated.step == 0 or start < self._next:
             return None
-        text = generate_sample(self._model, self._tokenizer, self._config)
+        text = generate_sample(self._model, self._tokenizer, self._config, TOKENS, self._max_seconds)
         cost = time.monotonic() - start
         self._next = start + max(cost / MAX_SHARE, MIN_GROWTH * evaluated.seconds)
         return text
 
 
-def generate_sample(model: Transformer, tokenizer: Tokenizer, config: RunConfig, tokens: int = TOKENS) -> str | None:
+def generate_sample(
+    model: Transformer, tokenizer: Tokenizer, config: RunConfig, tokens: int = TOKENS, seconds: float = math.inf
+) -> str | None:
     """A sample of at most `tokens` tokens without a prompt; the random number generators of training do not advance.
+
+    It ends after `seconds`, with the token that is then being generated.
 
     `None` for models other than decoders, for sharded models, and for runs on conversations; also if memory runs out
     and for logits that are not finite, since a sample must not end the training run.
@@ -56,9 +64,13 @@ def generate_sample(model: Transformer, tokenizer: Tokenizer, config: RunConfig,
     model.eval()
     sampler = sampling.Sampler(SamplingConfig(), 0, 1, tokenizer.vocab_size)
     start = start_tokens(tokenizer, config.data, [], model.context)
+    end, ids = time.monotonic() + seconds, []
     try:
         with force_eager(), autocast(model.device.type, dtype):
-            ids = [row[0] for row in generate(model, [start], sampler, tokens, bos_id=tokenizer.start_id)]
+            for row in generate(model, [start], sampler, tokens, bos_id=tokenizer.start_id):
+                ids.append(row[0])
+                if time.monotonic() >= end:
+                    break
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -30,21 +30,25 @@ class StoppingRule:
         """The rule of a training configuration; an epoch has `steps_per_epoch` optimizer steps."""
         return cls(config.budget, config.budget.total_steps(steps_per_epoch), config.patience)
 
-    def progress(self, state: TrainerState, seconds: float) -> float:
+    def progress(self, state: TrainerState, seconds: float, slowdown: float = 1.0) -> float:
         """The used fraction of the budget after `seconds` of training in all sessions; 1 or more if it is used up.
 
         Of a time budget, the fraction of the time between the first step and the `reserve` at the end.
+        slowdown: as in `reserve`
         """
         if self.total_steps is not None:
             return state.step / self.total_steps
         assert self.budget.time is not None
-        available = max(self.budget.time - self.reserve(state) - state.setup_seconds, 0.01)
+        available = max(self.budget.time - self.reserve(state, slowdown) - state.setup_seconds, 0.01)
         return (seconds - state.setup_seconds) / available
 
-    def reserve(self, state: TrainerState) -> float:
-        """Seconds to keep for one more step, an evaluation, a save and the exit, from their durations so far."""
+    def reserve(self, state: TrainerState, slowdown: float = 1.0) -> float:
+        """Seconds to keep for one more step, an evaluation, a save and the exit, from their durations so far.
+
+        slowdown: how many times longer they take now, as when other processes have begun to use the processor
+        """
         step_seconds = state.step_seconds / max(state.step, 1)
-        return step_seconds + 1.1 * (state.eval_seconds + state.save_seconds) + EXIT_SECONDS
+        return slowdown * (step_seconds + 1.1 * (state.eval_seconds + state.save_seconds)) + EXIT_SECONDS
 
     def patience_exhausted(self, state: TrainerState) -> bool:
         """Whether the last `patience` evaluations brought no lower validation loss."""

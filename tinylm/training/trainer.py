@@ -55,6 +55,7 @@ class Store(Protocol):
         ...
 
 
+PACE_STEPS = 5
 MAX_SKIPPED_STEPS = 30  # consecutive; the loss scale of fp16, halved each time from 65,536, is then below 1e-4
 
 
@@ -144,6 +145,8 @@ class Trainer:
         # Step and last_eval_step of the last save that was begun.
         self._saved = (state.step, state.last_eval_step) if state.last_eval_step >= 0 else (-1, -1)
         self._throughput = _Throughput()
+        self._pace: float | None = None  # seconds per step, mean of about the last PACE_STEPS
+        self._evaluated_pace: float | None = None  # at the last evaluation
 
     def run(self) -> Outcome:
         """Train, evaluate and save at their intervals and at the end.
@@ -185,7 +188,7 @@ class Trainer:
         """The used fraction of the budget. It never decreases, even if the time reserved for the final evaluation and
         save is estimated lower than before.
         """
-        progress = self._rule.progress(self.state, self._seconds())
+        progress = self._rule.progress(self.state, self._seconds(), self._slowdown())
         if self._rule.total_steps is None:  # the clocks of the ranks differ
             progress = self.ranks.first(progress)
         self._progress = max(self._progress, progress)
@@ -198,7 +201,13 @@ class Trainer:
         if self._rule.total_steps is not None:
             return False
         seconds = self._seconds() + self.state.save_seconds
-        return bool(self.ranks.first(self._rule.progress(self.state, seconds) >= 1))
+        return bool(self.ranks.first(self._rule.progress(self.state, seconds, self._slowdown()) >= 1))
+
+    def _slowdown(self) -> float:
+        """How many times longer steps take now than at the last evaluation; at least 1."""
+        if self._pace is None or self._evaluated_pace is None:
+            return 1.0
+        return max(1.0, self._pace / self._evaluated_pace)
 
     def _seconds(self) -> float:
         return time.monotonic() - self._started
@@ -227,6 +236,7 @@ class Trainer:
         state.metrics = {name: _sum(state.metrics.get(name), value) for name, value in metrics.items()}
         seconds = time.monotonic() - start
         state.step_seconds += seconds
+        self._pace = seconds if self._pace is None else self._pace + (seconds - self._pace) / PACE_STEPS
         self._throughput.add(batch.n_tokens)
         self.hooks.step_done(batch.n_tokens, seconds)
         self.hooks.report(Stepped(state.step, progress))
@@ -401,6 +411,7 @@ class Trainer:
             assert state.val_loss is not None
             self.hooks.report(Evaluated(state.step, state.val_loss, best, self._seconds()))
         state.eval_seconds = time.monotonic() - start
+        self._evaluated_pace = self._pace
         self._throughput.exclude(state.eval_seconds)
 
     def _validate(self) -> bool:

@@ -41,6 +41,14 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_run(corpus: Path, her
     assert steps[0] == steps[1]
 
 
+def test_a_text_that_has_changed_since_has_no_effect_and_resuming_says_so(corpus: Path) -> None:
+    run_ok("train", corpus, "--steps", 2, *TINY)
+    corpus.write_text("xyz" * 500)
+    said = run_ok("train", "--resume", "checkpoints/corpus", "--steps", 3).stderr
+    assert "Resuming checkpoints/corpus at step 2, on the text as it was when the run began." in said
+    assert_error(tinylm("train", corpus, "--resume", "checkpoints/corpus", "--steps", 4), 2, "has changed since")
+
+
 @pytest.mark.usefixtures("shelf_cache")
 def test_steps_logged_after_the_last_save_are_not_in_the_metrics_twice(run: Path, here: Path) -> None:
     """As after the process was killed between two saves."""

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,10 @@ def test_a_run_opens_its_conversations_again_and_encodes_them_again(tmp_path: Pa
         encode_recorded_text(tmp_path / "run", data, tokenizer, source, LogReporter())
     again = encode_recorded_text(tmp_path / "run", data, tokenizer, source, LogReporter(), CHATML)
     assert np.array_equal(again.train, expected)
+    assert data.val_records == 2
+    older = replace(data, val_records=0)  # the last two conversations were for validation
+    with pytest.raises(TinyLMError, match="older version, which split the text in another way"):
+        encode_recorded_text(tmp_path / "run", older, tokenizer, source, LogReporter(), CHATML)
     write_file(file, lines(PAIRS[:-1]))
     with pytest.raises(UsageError, match="has changed since"):
         encode_recorded_text(tmp_path / "run", data, tokenizer, source, LogReporter(), CHATML)

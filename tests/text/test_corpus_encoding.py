@@ -154,6 +154,12 @@ def test_a_text_that_is_too_short_is_refused(text: str, fraction: float, words: 
         encode_split(split, train_char("abcdefgh"))
 
 
+def test_a_validation_text_of_one_token_is_refused_by_its_name(corpus: Path, tmp_path: Path) -> None:
+    split = split_of(corpus, val=write_file(tmp_path / "val.txt", "T"))
+    with pytest.raises(UsageError, match=r"val\.txt has 1 token, which is not scored; give more `val_data`"):
+        encode_split(split, choose_tokenizer(split, "char", None))
+
+
 def test_a_text_of_the_minimum_length_is_encoded(tmp_path: Path) -> None:
     tokens, _ = encode_split(split_of(write_file(tmp_path / "s.txt", "abcde"), fraction=0.4), train_char("abcde"))
     assert (tokens.train.tolist(), tokens.val.tolist()) == ([1, 2, 3], [4, 5])

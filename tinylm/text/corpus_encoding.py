@@ -288,8 +288,7 @@ def encode_split(
     tokens = encode_to_folder(path, key, documents, tokenizer, progress, mapped=mapped, resumable=resumable)
     if split.val_corpus is not None and len(tokens.val) < MIN_TOKENS["val"]:
         raise UsageError(
-            f"{split.val_corpus.name} has {len(tokens.val)} tokens, of which the first is not scored; give more "
-            "`val_data`."
+            f"{split.val_corpus.name} has {len(tokens.val)} token, which is not scored; give more `val_data`."
         )
     for part, minimum, n_tokens in (
         ("training", MIN_TOKENS["train"], len(tokens.train)),

@@ -9,7 +9,7 @@ import torch
 from tinylm.commands.training_options import ModelOptions
 from tinylm.errors import UsageError
 from tinylm.model.build import build_model
-from tinylm.model_config import ACTIVATIONS, ARCHITECTURES
+from tinylm.model_config import ACTIVATIONS, ARCHITECTURES, ModelConfig
 from tinylm.presets import PRESETS, make_model_config
 
 # For each option, values to try, each with other options that it may need.
@@ -59,9 +59,13 @@ def test_every_option_of_a_model_is_tested() -> None:
 def traces(preset: str, architecture: str, choices: dict[str, Any]) -> list[torch.Tensor]:
     """All that a choice may change: initial weights, logits in training mode, auxiliary loss, and the context."""
     shape = {"layers": 2, "heads": 2, "kv_heads": 2, "width": 16, "context": 16, "ffn_width": 12}
-    config = make_model_config(
-        vocab_size=13, preset=preset, size="nano", architecture=architecture, **{**shape, **choices}
+    return traces_of(
+        make_model_config(vocab_size=13, preset=preset, size="nano", architecture=architecture, **{**shape, **choices})
     )
+
+
+def traces_of(config: ModelConfig) -> list[torch.Tensor]:
+    """As `traces`, for a configuration."""
     model = build_model(config, seed=1).train()
     drawn = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     torch.manual_seed(3)
@@ -94,3 +98,51 @@ def test_an_option_changes_the_model_or_is_a_usage_error(name: str, preset: str,
             a.shape == b.shape and torch.equal(a, b) for a, b in zip(before, changed, strict=True)
         )
         assert not same, f"--{name} {value} beside {beside} changes nothing"
+
+
+HIDDEN: dict[str, tuple[Any, ...]] = {  # settings that `effective` can leave out: other values
+    "rope_theta": (100.0,),
+    "relative_clip": (3,),
+    "norm_gain": (True, False),
+    "norm_bias": (True, False),
+    "qk_norm": (True, False),
+    "norm_unit_offset": (True,),
+    "local_layers": ((0,),),
+    "experts_per_token": (1,),
+    "expert_mode": ("merge",),
+    "expert_balance": (0.5,),
+    "normalise_top_k": (True, False),
+    "scale_embedding": (True, False),
+}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"position": "learned"},
+        {"position": "relative"},
+        {"norm": "none", "qk_norm": False},
+        {"embedding_scale": 2.0},
+        {"experts": 3, "local_window": 3, "local_layers": (1,)},
+    ],
+    ids=str,
+)
+def test_a_setting_that_is_not_shown_has_no_effect(shape: dict[str, Any]) -> None:
+    sizes = {"layers": 2, "heads": 2, "kv_heads": 2, "width": 16, "context": 16, "ffn_width": 12, "vocab_size": 13}
+    config = ModelConfig(**{**sizes, "norm_bias": False, **shape})
+    shown, before = config.effective(), traces_of(config)
+    assert {f.name for f in dataclasses.fields(config) if getattr(config, f.name) is not None} - set(shown) <= {
+        *HIDDEN,
+        "experts",
+    }
+    for name, values in HIDDEN.items():
+        for value in values:
+            try:
+                changed = traces_of(dataclasses.replace(config, **{name: value}))
+            except UsageError:
+                continue
+            if name not in shown and getattr(config, name) is not None:
+                assert len(before) == len(changed) and all(
+                    a.shape == b.shape and torch.equal(a, b) for a, b in zip(before, changed, strict=True)
+                ), f"{name}={value} changes the model"

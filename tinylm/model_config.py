@@ -184,6 +184,23 @@ class ModelConfig:
             )
         self._check_size()
 
+    def effective(self) -> dict[str, Any]:
+        """The settings that have an effect on this model, by name: those of what it does not have are left out."""
+        without_effect: set[str] = set()
+        if self.position != "rope":
+            without_effect |= {"rope_theta"}
+        if self.position != "relative":
+            without_effect |= {"relative_clip"}
+        if self.norm == "none":
+            without_effect |= {"norm_gain", "norm_bias", "qk_norm", "norm_unit_offset"}
+        if self.local_window is None:
+            without_effect |= {"local_layers"}
+        if self.experts == 1:
+            without_effect |= {"experts", "experts_per_token", "expert_mode", "expert_balance", "normalise_top_k"}
+        if self.embedding_scale is not None:
+            without_effect |= {"scale_embedding"}
+        return {name: value for name, value in vars(self).items() if value is not None and name not in without_effect}
+
     def _check_heads(self) -> None:
         """Check the numbers of heads, and fill in `head_dim` if it is not given."""
         if typing.cast(int | None, self.head_dim) is None:

@@ -129,6 +129,12 @@ class DataConfig:
         check_choice("kind", self.kind, CORPUS_KINDS)
         check_choice("train_on", self.train_on, TRAIN_ON)
 
+    def effective(self) -> dict[str, Any]:
+        """The settings that have an effect on this kind of data, and its sizes, by name."""
+        others = set() if self.is_chat else {"train_on"}
+        others |= set() if self.kind == "pairs" else {"train_pairs"}
+        return {name: value for name, value in vars(self).items() if value is not None and name not in others}
+
     @property
     def is_plain_text(self) -> bool:
         """Whether the data are plain text, from which windows of any length can be taken."""
@@ -202,6 +208,11 @@ class AdapterConfig:
         check_choice("kind", self.kind, ADAPTER_KINDS)
         check_values(vars(self))
         require(len(self.targets) > 0, "`target` names no module.")
+
+    def effective(self) -> dict[str, Any]:
+        """The settings that have an effect on this kind of adapter, by name."""
+        others = () if self.kind == "lora" else ("alpha", "rank_stabilised", "share_b")
+        return {name: value for name, value in vars(self).items() if name not in others}
 
     @property
     def scale(self) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tinylm.errors import UsageError
 from tinylm.validation import check_choice, check_values, require
@@ -138,6 +138,23 @@ class TrainingConfig:
     log_gradients: bool = False
     pack: bool = True
     seed: int = 0
+
+    def effective(self) -> dict[str, Any]:
+        """The settings that have an effect on this run, by name."""
+        without_effect: set[str] = set()
+        if self.optimizer not in MUON_OPTIMIZERS:
+            without_effect |= {"momentum"}
+        if self.schedule == "constant":
+            without_effect |= {"min_lr"}
+        if self.objective != "chat":
+            without_effect |= {"pack"}
+        if self.objective != "next-token":
+            without_effect |= {"mtp_weight"}
+        if self.objective != "sequence-to-sequence":
+            without_effect |= {"r_drop"}
+        if OBJECTIVES[self.objective].corpus != "text":
+            without_effect |= {"sequence_growth"}
+        return {name: value for name, value in vars(self).items() if value is not None and name not in without_effect}
 
     def __post_init__(self) -> None:
         require(

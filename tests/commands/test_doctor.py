@@ -7,6 +7,8 @@ import pytest
 
 from tests.shell import records, run_ok, tinylm
 from tinylm import doctor
+from tinylm.commands.fields import print_fields
+from tinylm.console import Console
 
 SECTIONS = [
     "versions",
@@ -57,3 +59,24 @@ def test_a_package_that_is_not_installed_is_named_with_what_it_is_for(monkeypatc
 def test_the_command_that_solves_a_problem_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "LOW_DISK", 1 << 60)
     assert "are free on the disk of this folder. To free some: tinylm cache --clear." in run_ok("doctor").stdout
+
+
+def test_numbers_are_printed_with_their_units(capsys: pytest.CaptureFixture[str]) -> None:
+    fields = {
+        "memory_gb": 8.6,
+        "disk_gb": None,
+        "matmul_tflops": {"fp32": 0.213, "bf16": 0.438},
+        "bandwidth_gb_per_second": 57.3,
+        "wake_up_microseconds": 5.1,
+        "one_day": {"layers": 8, "tokens": 118_300_672, "memory_gb": 2.6},
+    }
+    print_fields(Console(), "speeds", fields, first=True)
+    assert [line.split(maxsplit=1 if "day" not in line else 2) for line in capsys.readouterr().out.splitlines()] == [
+        ["speeds"],
+        ["memory", "8.6 GB"],
+        ["disk", "-"],
+        ["matmul", "fp32 0.213, bf16 0.438 TFLOP/s"],
+        ["bandwidth", "57.3 GB/s"],
+        ["wake", "up              5.1 µs"],
+        ["one", "day", "layers 8, tokens 118,300,672, memory 2.6 GB"],
+    ]

@@ -52,11 +52,11 @@ def test_info_describes_a_model(name: str, format: str, numbers: str, size: int,
         f"  format               {format}",
         "  family               llama",
         f"  parameters           {expected:,}",
-        "  context              64",
-        "  chat template        yes",
-        f"  vocab size           {size}",
+        f"  model                decoder, {record['config']['model']['layers']} layers x width 32, context 64",
+        f"  tokenizer            bpe, {size:,} ids, with a chat template",
     ):
         assert line in shown
+    assert "  chat template        yes" in run_ok("info", path, "--all").stdout.splitlines()
     (sample,) = [line.partition("tinylm ")[2] for line in shown if line.startswith("  sample:")]
     assert sample == f'sample --model {path} --prompt "..."'
 

@@ -1,6 +1,7 @@
 """tinylm info."""
 
 import json
+import math
 import re
 import shlex
 import statistics
@@ -34,16 +35,43 @@ def test_json_is_one_object_with_the_documented_keys(run: Path) -> None:
     assert record["tokens_per_second"] == pytest.approx(statistics.median(speeds), rel=1e-3, abs=0.5)
 
 
-def test_text_shows_configuration_parameters_tokenizer_corpus_curve_and_commands(run: Path, shelf: Path) -> None:
-    stdout = run_ok("info", run).stdout
-    for title in ("run", "model", "parameters", "tokenizer", "data", "training", "runtime", "curve", "commands"):
-        assert f"\n{title}\n" in "\n" + stdout
+SETTINGS = ["model", "parameters", "tokenizer", "data", "training", "runtime"]
+
+
+def titles(stdout: str) -> list[str]:
+    return [line for line in stdout.splitlines() if re.match("[a-z]", line)]
+
+
+def test_text_shows_size_losses_a_sample_and_commands_and_the_settings_only_with_all(
+    run: Path, shelf: Path, here: Path
+) -> None:
+    path = copied(run, here / "mine")
+    (record,) = records(run_ok("info", path, "--json"))
+    lines = run_ok("info", path).stdout.splitlines()
+    bits = record["val_loss"] / math.log(2)  # a byte is a token
     for line in (
-        "  width                16",
-        "  kind                 char",
-        f"  corpus               {shelf / 'one.txt'}",
+        f"  parameters           {record['parameters']:,}",
+        "  model                decoder, 1 layers x width 16, context 16",
+        f"  validation loss      {bits:.4f} bits per byte ({record['val_loss']:.4f} nats per token), the best, at step "
+        f"{record['best_step']}",
+        f"  settings:  tinylm info {path} --all",
     ):
-        assert line in stdout.splitlines()
+        assert line in lines
+    assert any(line.startswith(f"  text                 {shelf / 'one.txt'}: ") for line in lines)
+    (path / "samples.jsonl").write_text(
+        json.dumps({"step": 50, "text": "old"}) + "\n" + json.dumps({"step": 90, "text": "so it\ncommands\rend"})
+    )
+    stdout = run_ok("info", path).stdout
+    assert titles(stdout) == ["run", "curve", "sample", "commands"]
+    assert "\nsample\n  so it\n  commands\n" in stdout
+    everything = run_ok("info", path, "--all").stdout
+    assert titles(everything) == ["run", "curve", "sample", "commands", *SETTINGS]
+    assert "  rope theta           10000.0" in everything.splitlines()
+    assert not re.search("expert|relative clip|train on  |train pairs", everything)
+
+
+def test_the_comparison_and_json_have_no_all(run: Path) -> None:
+    assert records(run_ok("info", run, "--json", "--all")) == records(run_ok("info", run, "--json"))
 
 
 @pytest.mark.usefixtures("shelf_cache")
@@ -66,7 +94,8 @@ def test_the_commands_for_an_adapter_use_the_adapter_option(adapter: Path) -> No
     assert record["kind"] == "adapter"
     assert set(record["commands"]) == {"resume", "sample", "evaluate", "merge"}
     assert "--adapter" in record["commands"]["sample"]
-    assert "\nadapter\n" in run_ok("info", adapter).stdout
+    assert re.search(r"^  adapter +LoRA of rank 8 on ", run_ok("info", adapter).stdout, re.MULTILINE)
+    assert "\nadapter\n" in run_ok("info", adapter, "--all").stdout
 
 
 def test_a_merged_model_has_no_resume_command(adapter: Path) -> None:
@@ -101,7 +130,7 @@ def drawing(stdout: str) -> list[str]:
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_the_curve_is_drawn_without_colours_within_the_columns(columns: int, run: Path) -> None:
     stdout = run_ok("info", run, env={"COLUMNS": str(columns)}).stdout
-    curve = stdout[stdout.index("\ncurve\n") : stdout.index("\ncommands\n")]
+    curve = stdout.partition("\ncurve\n")[2].partition("\n\n")[0]
     assert "\x1b" not in stdout
     assert max(map(len, curve.splitlines())) <= columns
     rows = drawing(curve)

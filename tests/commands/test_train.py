@@ -178,7 +178,7 @@ def test_a_run_records_the_matmul_rate_of_its_plan(corpus: Path, here: Path) -> 
     run_ok("train", corpus, "--steps", 1, *TINY)
     runtime = read_config(here / "checkpoints/corpus").runtime
     assert runtime is not None and runtime.matmul_rate == round_measured(MATMUL_RATE)
-    assert "matmul rate" in run_ok("info", "checkpoints/corpus").stdout
+    assert "  matmul " in run_ok("info", "checkpoints/corpus", "--all").stdout
 
 
 def test_a_machine_profile_that_others_can_write_is_one_warning(corpus: Path) -> None:

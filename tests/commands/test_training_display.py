@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.shell import tinylm
+from tests.shell import TINY, run_ok, story, tinylm
 from tests.variants import randomised, small
 from tinylm.commands.training_display import TrainingDisplay, process_start
 from tinylm.console import Console
@@ -171,3 +171,28 @@ def test_the_report_and_trackers_are_opened_on_the_first_rank_and_their_errors_r
         monkeypatch.setenv(name, str(rank))
     tinylm("train", tmp_path / "text.txt", "--report", tmp_path / "missing" / "report.html")
     assert len(published) == 1 and message in published[0]
+
+
+def test_on_a_terminal_a_training_ends_with_a_sample_of_the_saved_weights_and_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text.txt").write_text(story(3000))
+    run = tmp_path / "run"
+    command = ("train", tmp_path / "text.txt", "--out", run, "--force", "--steps", 5, *TINY)
+    quiet = run_ok(*command, "--quiet")
+    logged = run_ok(*command)
+    monkeypatch.setattr(Console, "on_terminal", True)
+    shown = run_ok(*command)
+    sample = run_ok("sample", "--model", run, "--seed", 0, "-n", 120, "--engine", "torch").stdout
+    use = f'To use it: tinylm sample --model {run} --prompt "..."'
+    title = "Sample of the saved weights:"
+    assert shown.stderr.endswith(f"{title}\n{sample}{use}\n")
+    assert [result.stdout for result in (quiet, logged, shown)] == [f"{run}\n"] * 3
+    assert not any(text in result.stderr for text in (title, "To use it") for result in (quiet, logged))
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("tinylm.loaded_model.load", fail)
+    failed = run_ok(*command)
+    assert failed.stdout == f"{run}\n" and failed.stderr.endswith(f"{use}\n") and title not in failed.stderr

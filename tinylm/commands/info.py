@@ -11,7 +11,7 @@ import typer
 
 from tinylm.commands.fields import print_fields
 from tinylm.commands.info_columns import compare_records
-from tinylm.commands.next_steps import resume_command, shell_quote
+from tinylm.commands.next_steps import shell_quote, use_commands
 from tinylm.commands.option_groups import with_option_groups
 from tinylm.commands.options import OutputOptions
 from tinylm.commands.terminal_plot import Curve, draw
@@ -20,17 +20,13 @@ from tinylm.console import Console
 from tinylm.duration import format_duration
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.report.curves import MAX_NUMBER
-from tinylm.run_config import RunConfig
+from tinylm.run_config import RunConfig, RuntimeConfig
 from tinylm.run_directory.find_run import newest_model
 
 LETTERS = string.ascii_uppercase  # the labels of the runs in a comparison
 POINTS = 2000  # about the most points that are drawn per curve
 MAX_PLOT_COLUMNS, PLOT_ROWS = 100, 13
-EXAMPLE_INPUTS = {  # by architecture: a prompt, and two text files
-    "decoder": ("...", "text.txt", "other.txt"),
-    "encoder": ("... <mask> ...", "text.txt", "other.txt"),
-    "encoder-decoder": ("...", "pairs.tsv", "other.tsv"),
-}
+SAMPLE_LINES, SAMPLE_CHARACTERS = 8, 400  # of the last sample of training, the most that are shown
 Points = list[tuple[float, float]]
 
 
@@ -38,13 +34,17 @@ Points = list[tuple[float, float]]
 class _Described:
     """The data of a model or an adapter that `tinylm info` prints.
 
-    record: the output of --json, without the curve. parts: the printed fields, by section title.
+    record: the output of --json, without the curve.
+    summary: the fields that are printed first. settings: those that --all adds, by section title.
+    sample: the last text that was sampled in training.
     training, validation: steps and losses in nats per token, thinned; `None` for models and adapters of other tools.
     """
 
     path: Path
     record: dict[str, Any]
-    parts: dict[str, dict[str, Any]]
+    summary: dict[str, Any]
+    settings: dict[str, dict[str, Any]]
+    sample: str | None = None
     training: Points | None = None
     validation: Points | None = None
 
@@ -60,10 +60,13 @@ def info(
             autocompletion=complete_run,
         ),
     ] = None,
+    all_settings: Annotated[
+        bool, typer.Option("--all", help="Show all settings, and the parameters by part.", show_default=False)
+    ] = False,
     *,
     output: OutputOptions,
 ) -> None:
-    """Show a run: configuration, parameters by part, tokenizer, corpus, loss curve, and commands that use it.
+    """Show a run: size, losses, a sample of its text, and commands that use it; with --all, its settings as well.
 
     Several runs are compared: a table of the results and of the settings that differ, with a column for each run, and a
     plot of the validation losses. For a model of another tool, its family and dtypes are shown as well; for an adapter
@@ -91,18 +94,24 @@ def info(
         for run in found:
             console.record(run.record if run.training is None else run.record | {"curve": read_curve(run.path)})
     elif len(found) == 1:
-        _print_run(console, found[0])
+        _print_run(console, found[0], all_settings)
     else:
         _print_comparison(console, found)
 
 
-def _print_run(console: Console, run: _Described) -> None:
-    for title, fields in run.parts.items():
-        print_fields(console, title, fields, first=title == "run")
+def _print_run(console: Console, run: _Described, all_settings: bool) -> None:
+    print_fields(console, "run", run.summary, first=True)
     _print_curve(console, run)
+    if run.sample:
+        console.result("\nsample")
+        for line in run.sample[:SAMPLE_CHARACTERS].splitlines()[:SAMPLE_LINES]:
+            console.result(f"  {line}")
     console.result("\ncommands")
-    for purpose, command in run.record["commands"].items():
+    more = {} if all_settings or not run.settings else {"settings": f"tinylm info {shell_quote(run.path)} --all"}
+    for purpose, command in (run.record["commands"] | more).items():
         console.result(f"  {purpose + ':':<10} {command}")
+    for title, fields in run.settings.items() if all_settings else ():
+        print_fields(console, title, fields)
 
 
 def _print_curve(console: Console, run: _Described) -> None:
@@ -161,7 +170,7 @@ def _describe(path: Path) -> _Described:
 
 
 def _describe_run(path: Path) -> _Described:
-    from tinylm.report.curves import read_curves
+    from tinylm.report.curves import read_curves, read_samples
     from tinylm.run_directory.loading import read_config, read_tokenizer, summarise
 
     config, summary = read_config(path), summarise(path)
@@ -174,14 +183,54 @@ def _describe_run(path: Path) -> _Described:
         "tokens_per_second": round(statistics.median(speeds)) if speeds else None,
         **_describe_config(config),
         "tokenizer": {"kind": config.tokenizer.kind, "vocab_size": read_tokenizer(path, config).vocab_size},
-        "commands": _commands(path, config),
+        "commands": use_commands(path, config),
     }
-    names = ("run", "kind", "parameters", "step", "tokens", "tokens_per_second", "val_loss", "best_step")
-    shown = {name: record[name] for name in names}
-    if summary["seconds"] is not None:
-        shown["time"] = format_duration(summary["seconds"])
-    parts = {"run": shown, **_config_parts(config, record)}
-    return _Described(path, record, parts, _points(curves["train"], "loss"), _points(curves["val"], "val_loss"))
+    samples = read_samples(path, 1)
+    return _Described(
+        path,
+        record,
+        _run_summary(config, record),
+        _settings(config, record),
+        samples[-1]["text"] if samples else None,
+        _points(curves["train"], "loss"),
+        _points(curves["val"], "val_loss"),
+    )
+
+
+def _run_summary(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
+    adapter, data = config.adapter, config.data
+    shown = {"run": record["run"], "kind": record["kind"], **_model_summary(config, record)}
+    if adapter is not None:
+        kind = f"LoRA of rank {adapter.rank}" if adapter.kind == "lora" else f"bottleneck of size {adapter.rank}"
+        shown["adapter"] = f"{kind} on {', '.join(adapter.targets)}, for {adapter.base}"
+    if data is not None:
+        shown["text"] = f"{', '.join(data.corpus)}: {data.train_tokens:,} tokens to train on"
+    done = [f"{record['step']:,} steps"]
+    if record["tokens"] is not None:
+        done.append(f"{record['tokens']:,} tokens")
+    if record["seconds"] is not None:
+        done.append(format_duration(record["seconds"]))
+    if record["tokens_per_second"] is not None:
+        done.append(f"{record['tokens_per_second']:,} tokens per second")
+    shown["training"] = ", ".join(done)
+    if record["val_loss"] is not None:
+        loss = f"{record['val_loss']:.4f} nats per token"
+        if (bits := record.get("val_bits_per_byte")) is not None:
+            loss = f"{bits:.4f} bits per byte ({loss})"
+        shown["validation_loss"] = f"{loss}, the best, at step {record['best_step']:,}"
+    return shown
+
+
+def _model_summary(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
+    model = config.model
+    own = "" if config.adapter is None else f"; {record['parameters']:,} in the adapter"
+    return {
+        "parameters": f"{record['parameters_by_part']['total']:,}{own}",
+        "model": f"{model.architecture}, {model.layers} layers x width {model.width}, context {model.context:,}"
+        + (f", {model.experts} experts" if model.experts > 1 else ""),
+        "tokenizer": f"{record['tokenizer']['kind']}, {record['tokenizer']['vocab_size']:,} ids"
+        + (", with a chat template" if config.tokenizer.chat_template is not None else ""),
+    }
 
 
 def _points(columns: dict[str, Any], name: str) -> Points:
@@ -210,9 +259,9 @@ def _describe_foreign(path: Path) -> _Described:
         **summary,
         **described,
         "tokenizer": {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size},
-        "commands": _commands(path, config),
+        "commands": use_commands(path, config),
     }
-    return _Described(path, record, {"run": summary, **_config_parts(config, record)})
+    return _Described(path, record, {**summary, **_model_summary(config, record)}, _settings(config, record))
 
 
 def _describe_peft(path: Path) -> _Described:
@@ -242,7 +291,7 @@ def _describe_peft(path: Path) -> _Described:
         "merge": f"tinylm merge-lora {quoted} --model BASE --out merged",
     }
     record = {**summary, "adapter": settings, "commands": commands}
-    return _Described(path, record, {"run": summary, "adapter": settings})
+    return _Described(path, record, summary | settings, {})
 
 
 def _describe_config(config: RunConfig) -> dict[str, Any]:
@@ -251,39 +300,37 @@ def _describe_config(config: RunConfig) -> dict[str, Any]:
     return {"config": config.to_json(), "parameters_by_part": parameters_by_part(config.model)}
 
 
-def _config_parts(config: RunConfig, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    model = {name: value for name, value in dataclasses.asdict(config.model).items() if value is not None}
-    parts = {"model": model, "parameters": record["parameters_by_part"]}
-    for title in ("adapter", "tokenizer", "data", "training", "runtime"):
-        part = getattr(config, title)
-        if part is not None:
-            parts[title] = dataclasses.asdict(part)
-    tokenizer = parts["tokenizer"]
-    tokenizer["vocab_size"] = record["tokenizer"]["vocab_size"]
+def _settings(config: RunConfig, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The settings by section, without those that have no effect on this run."""
+    tokenizer = {**vars(config.tokenizer), "vocab_size": record["tokenizer"]["vocab_size"]}
     tokenizer["chat_template"] = config.tokenizer.chat_template is not None
-    return parts
-
-
-def _commands(path: Path, config: RunConfig) -> dict[str, str]:
-    """Command lines that use the run or model at `path`, by purpose."""
-    quoted = shell_quote(path)
-    adapter = config.adapter
-    prompt, file, other = EXAMPLE_INPUTS[config.model.architecture]
-    if adapter is not None:
-        use = {
-            "resume": resume_command(path),
-            "sample": f'tinylm sample --adapter {quoted} --prompt "{prompt}"',
-            "evaluate": f"tinylm eval --adapter {quoted} {file}",
-        }
-        if adapter.kind != "lora":
-            return use
-        return {
-            **use,
-            "merge": f"tinylm merge-lora {quoted} --out {shell_quote(path.with_name(path.name + '-merged'))}",
-        }
-    commands = {
-        "sample": f'tinylm sample --model {quoted} --prompt "{prompt}"',
-        "evaluate": f"tinylm eval --model {quoted} {file}",
-        "fine-tune": f"tinylm finetune-lora --model {quoted} {other}",
+    sections = {
+        "model": config.model.effective(),
+        "parameters": record["parameters_by_part"],
+        "adapter": {} if config.adapter is None else config.adapter.effective(),
+        "tokenizer": tokenizer,
+        "data": {} if config.data is None else config.data.effective(),
+        "training": {} if config.training is None else config.training.effective(),
+        "runtime": {} if config.runtime is None else _runtime_settings(config.runtime),
     }
-    return {"resume": resume_command(path), **commands} if config.training is not None else commands
+    return {
+        title: {name: _plain(value) for name, value in section.items()}
+        for title, section in sections.items()
+        if section
+    }
+
+
+def _runtime_settings(runtime: RuntimeConfig) -> dict[str, Any]:
+    """The settings with the measured speeds in the units of `tinylm doctor`."""
+    shown = {name: value for name, value in vars(runtime).items() if value is not None}
+    rate, seconds = shown.pop("matmul_rate", None), shown.pop("layer_seconds", None)
+    if rate is not None:
+        shown["matmul_tflops"] = round(rate / 1e12, 3)
+    if seconds is not None:
+        shown["layer_microseconds"] = round(seconds * 1e6, 1)
+    return shown
+
+
+def _plain(value: Any) -> Any:
+    """The value; a dict for a dataclass."""
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value

@@ -4,6 +4,7 @@ import itertools
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tinylm.errors import (
     AdapterNotModelError,
@@ -21,6 +22,9 @@ from tinylm.errors import (
 from tinylm.files import is_link, read_json
 from tinylm.run_directory.find_run import path_exists
 
+if TYPE_CHECKING:
+    from tinylm.run_config import RunConfig
+
 
 def shell_quote(path: Path) -> str:
     """The path as one word of a shell command."""
@@ -35,6 +39,31 @@ def resume_command(path: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError):  # a model, or a run that cannot be read
         command = "train"
     return f"tinylm {command} --resume {shell_quote(path)}"
+
+
+EXAMPLE_INPUTS = {  # by architecture: a prompt, and two text files
+    "decoder": ("...", "text.txt", "other.txt"),
+    "encoder": ("... <mask> ...", "text.txt", "other.txt"),
+    "encoder-decoder": ("...", "pairs.tsv", "other.tsv"),
+}
+
+
+def use_commands(path: Path, config: "RunConfig") -> dict[str, str]:
+    """Command lines that use the run or model at `path`, by purpose."""
+    quoted, adapter = shell_quote(path), config.adapter
+    prompt, file, other = EXAMPLE_INPUTS[config.model.architecture]
+    option = "--model" if adapter is None else "--adapter"
+    commands = {
+        "sample": f'tinylm sample {option} {quoted} --prompt "{prompt}"',
+        "evaluate": f"tinylm eval {option} {quoted} {file}",
+    }
+    if config.training is not None:
+        commands["resume"] = resume_command(path)
+    if adapter is None:
+        commands["fine-tune"] = f"tinylm finetune-lora --model {quoted} {other}"
+    elif adapter.kind == "lora":
+        commands["merge"] = f"tinylm merge-lora {quoted} --out {shell_quote(path.with_name(path.name + '-merged'))}"
+    return commands
 
 
 def _ways_past(run: Path, command: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from tinylm.commands.next_steps import shell_quote
+from tinylm.commands.next_steps import shell_quote, use_commands
 from tinylm.commands.training_arguments import TrainingArguments
 from tinylm.console import Console, shorten_number
 from tinylm.duration import format_duration
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from tinylm.training.pipeline import TrainingResult
     from tinylm.training.training_request import ResumeRequest, TrainingRequest
 
+SAMPLE_TOKENS = 120  # of the sample at the end, on a terminal
+SAMPLE_SECONDS, SAMPLE_SHARE = 2.0, 0.02  # the most that it may take, and of a time budget
+LOADING_SECONDS = 4e-9  # per parameter, about 1 GB of fp32 weights per second
 OVERFIT_MARGIN = 0.01  # nats per token by which the validation loss may rise without a warning
 STOP_REASONS = {
     "steps": "all steps are done",
@@ -112,6 +115,8 @@ class TrainingDisplay:
         self._loss = self._best = self._val_loss = self._speed = ""
         self._steps_per_epoch, self._epoch_tokens = 1.0, 0
         self._bits_per_byte: Callable[[float], float | None] = lambda val_loss: None
+        self._config: RunConfig | None = None
+        self._sampled_step = -1  # of the last sample that was shown
         self._output_error: OutputError | None = None  # stdout cannot be written; training continues without metrics
 
     def __enter__(self) -> Self:
@@ -141,6 +146,7 @@ class TrainingDisplay:
             case Examples():
                 _show_examples(self._console, event.examples)
             case Started():
+                self._config = event.config
                 self._steps_per_epoch = event.steps_per_epoch
                 self._epoch_tokens = 0 if event.config.data is None else event.config.data.train_tokens
                 self._bits_per_byte = event.config.bits_per_byte
@@ -164,6 +170,7 @@ class TrainingDisplay:
                 else:
                     self._val_loss = f"val {evaluated}"
             case Sampled() if self._console.on_terminal and not self._console.quiet:
+                self._sampled_step = event.step
                 title = f"Sample at step {event.step}, validation loss {self._short(event.val_loss)}:"
                 self._console.print_highlighted(title, [(event.text, False)])
             case Notice():
@@ -215,6 +222,43 @@ class TrainingDisplay:
             raise
         except OutputError as error:
             raise TinyLMError(f"The run is complete and saved in {run}. {error}") from error
+        if console.on_terminal and self._config is not None:
+            self._show_use(result, self._config)
+
+    def _show_use(self, result: "TrainingResult", config: RunConfig) -> None:
+        """Show a sample of the saved weights, unless one was just shown or it takes long, and the command for more."""
+        is_chat = config.data is not None and config.data.is_chat
+        if config.model.architecture == "decoder" and not is_chat and self._sampled_step != result.kept_step:
+            # The run is complete: no failure of the sample may end the command as one of the run.
+            with contextlib.suppress(Exception):
+                text = _sample(result, config)
+                if text:
+                    self._console.print_highlighted("Sample of the saved weights:", [(text, False)])
+        command = use_commands(result.run, config)["sample"]
+        if is_chat:
+            option = "--adapter" if result.is_adapter else "--model"
+            command = f"tinylm chat {option} {shell_quote(result.run)}"
+        self._console.note(f"To use it: {command}")
+
+
+def _sample(result: "TrainingResult", config: RunConfig) -> str:
+    """The beginning of a text by the saved weights; "" for an adapter, whose base may be large, and without time."""
+    from tinylm.loaded_model import load
+    from tinylm.reporter import SilentReporter
+
+    assert config.training is not None and config.runtime is not None
+    budget = config.training.budget.time
+    seconds = SAMPLE_SECONDS if budget is None else min(SAMPLE_SECONDS, SAMPLE_SHARE * budget)
+    end = time.monotonic() + seconds
+    if result.is_adapter or LOADING_SECONDS * result.parameters > seconds / 2:
+        return ""
+    model = load(result.run, device=config.runtime.device, reporter=SilentReporter())
+    text = ""
+    for chunk in model.generate(max_tokens=SAMPLE_TOKENS, seed=0, engine="torch", stream=True):
+        text += chunk
+        if time.monotonic() >= end:
+            break
+    return text
 
 
 def _describe_loss(nats: float, bits: float | None) -> str:

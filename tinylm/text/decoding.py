@@ -6,6 +6,7 @@ a context that ends inside a character, and cannot return the rest at the end (t
 """
 
 import codecs
+import functools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -107,11 +108,11 @@ class _WindowDecoder(StreamDecoder):
 def _window_size(tokenizer: Tokenizer) -> int:
     """Number of ids, before open ones, whose text contains all effects of the beginning of a text.
 
-    WordPiece and Metaspace treat the first token in a special way. Strip removes up to `start` characters, and each id
-    has at least one byte.
+    WordPiece and Metaspace treat the first token in a special way. Strip removes up to `start` characters: the last id
+    has at least one, and each id before it at least one byte.
     """
     stripped = sum(step["start"] for step in tokenizer.decoder_steps if step["type"] == "Strip")
-    return 2 + MAX_CHARACTER_BYTES * stripped
+    return 1 + MAX_CHARACTER_BYTES * max(0, stripped - 1)
 
 
 def _open_ids(tokenizer: Tokenizer) -> Callable[[int], bool]:
@@ -127,7 +128,7 @@ def _open_ids(tokenizer: Tokenizer) -> Callable[[int], bool]:
         return lambda i: True
     if "ByteFallback" not in before:
         return lambda i: False
-    return lambda i: BYTE_TOKEN.fullmatch(tokenizer.decoded_token(i) or "") is not None
+    return functools.cache(lambda i: BYTE_TOKEN.fullmatch(tokenizer.decoded_token(i) or "") is not None)
 
 
 def decoded_stream(ids: Tokens, tokenizer: Tokenizer) -> Stream:

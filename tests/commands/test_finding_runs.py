@@ -49,7 +49,7 @@ def test_a_line_of_prompts_may_name_an_adapter(shelved: Path) -> None:
 def test_a_path_takes_precedence_over_a_run_name_with_a_note(run: Path, shelved: Path) -> None:
     copied(run, shelved / "base")
     edit_config(shelved / "base", model={"dropout": 0.25})
-    result = run_ok("info", "base")
+    result = run_ok("info", "base", "--all")
     assert "Using the path base; the run of that name under checkpoints/ is checkpoints/base." in result.stderr
     assert "0.25" in result.stdout
     assert "Using the path" not in run_ok("info", "checkpoints/base").stderr

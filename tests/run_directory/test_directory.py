@@ -101,6 +101,7 @@ def test_a_summary_describes_both_saves(tmp_path: Path) -> None:
         "step": 5,
         "best_step": 3,
         "val_loss": 0.25,
+        "val_bits_per_byte": None,  # of a run without the number of bytes of its validation text
         "seconds": None,  # this state has none
     }
     shutil.rmtree(tmp_path / "run" / "last")

@@ -584,9 +584,14 @@ def test_a_signal_saves_the_work_and_prints_the_command_that_resumes(number: int
         _, stderr = child.communicate()
     assert child.returncode == code
     message = stderr.splitlines()[-1]
-    match = re.fullmatch(r"Stopped at step (\d+); the run is saved\. Resume it with: tinylm (.*)", message)
+    match = re.fullmatch(
+        r"Stopped at step (\d+); the run is saved\. Its weights are those of step 0, the best that were evaluated; "
+        r"those of step (\d+) are 'my run/last'\. Resume it with: tinylm (.*)",
+        message,
+    )
     assert match, stderr
-    assert match[2] == "train --resume 'my run'"
+    assert match[1] == match[2] and match[3] == "train --resume 'my run'"
+    assert run_ok("info", "my run/last", "--json").stdout.count(f'"best_step": {match[1]}') == 1
     more = int(match[1]) + 2
     result = run_ok("train", "--resume", "my run", "--steps", more)
     assert f"at step {match[1]}" in result.stderr

@@ -195,7 +195,13 @@ class TrainingDisplay:
         console, run = self._console, result.run
         if result.stopped_by == "signal":
             resume = f"{command} --resume {shell_quote(run)}"
-            message = f"Stopped at step {result.step}; the run is saved. Resume it with: {resume}"
+            message = f"Stopped at step {result.step}; the run is saved."
+            if result.kept_step < result.step:
+                message += (
+                    f" Its weights are those of step {result.kept_step}, the best that were evaluated; those of step "
+                    f"{result.step} are {shell_quote(run / LAST)}."
+                )
+            message += f" Resume it with: {resume}"
             raise InterruptedRunError(message, result.signal_number)
         reason = STOP_REASONS[result.stopped_by]
         if result.signal_number:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.shell import assert_error, copied, edit_config, records, run_ok, tinylm
 from tinylm.run_config import FORMAT
-from tinylm.run_directory.loading import load_model
+from tinylm.run_directory.loading import load_model, read_config
 
 KEYS = {"run", "kind", "parameters", "step", "best_step", "val_loss", "saved", "config", "parameters_by_part"}
 KEYS |= {"val_bits_per_byte", "seconds", "tokens", "tokens_per_second", "tokenizer", "curve", "commands"}
@@ -140,7 +140,9 @@ def test_the_curve_is_drawn_without_colours_within_the_columns(columns: int, run
     assert f"* best: {load_model(run)[3].val_loss:.4f} at step {load_model(run)[3].step}" in curve
 
 
-def test_several_runs_are_compared_in_columns_with_the_settings_that_differ(run: Path, bpe_run: Path) -> None:
+def test_several_runs_are_compared_in_columns_with_the_settings_that_differ(
+    run: Path, bpe_run: Path, here: Path
+) -> None:
     result = run_ok("info", run, bpe_run)
     lines = result.stdout.splitlines()
     assert lines[1].split() == ["A", str(run)] and lines[2].split() == ["B", str(bpe_run)]
@@ -154,7 +156,13 @@ def test_several_runs_are_compared_in_columns_with_the_settings_that_differ(run:
     assert ["tokenizer.kind", "char", "bpe"] in rows
     assert next(row for row in rows if row[0] == "training.lr")[:2] == ["training.lr", "0.02"]
     assert not any(row[0] in ("model.width", "id", "created", "planned.steps") for row in rows)
-    assert "tinylm compare" in result.stderr
+    data = [read_config(path).data for path in (run, bpe_run)]
+    bits = [one.val_loss / math.log(2) * (d.val_tokens - 1) / d.val_bytes for one, d in zip(weights, data, strict=True)]
+    assert ["best bits per byte", *(f"{number:.4f}" for number in bits)] in rows
+    assert "validation loss, bits per byte" in lines and not result.stderr
+    edit_config(copied(run, here / "older"), data={"val_bytes": None})
+    older = run_ok("info", here / "older", bpe_run)
+    assert "validation loss, nats per token" in older.stdout.splitlines() and "tinylm compare" in older.stderr
     marks = "".join(drawing("\n".join(lines)))
     assert marks.count("A") >= 4 and "B" in marks
 

@@ -152,12 +152,24 @@ def _print_comparison(console: Console, runs: list[_Described]) -> None:
         console.field(letter, str(run.path))
     console.result("\ncomparison")
     console.table(("", *letters), compare_records([run.record for run in runs]))
-    curves = [Curve(run.validation or [], letter) for letter, run in zip(letters, runs, strict=True)]
-    _draw(console, "validation loss, nats per token", curves)
-    if len({run.record["config"]["tokenizer"]["sha256"] for run in runs if "config" in run.record}) > 1:
+    known = [scale for run in runs if (scale := _bits_per_nat(run.record)) is not None]
+    in_bits = len(known) == len(runs)
+    curves = [
+        Curve([(step, loss * scale) for step, loss in run.validation or []], letter)
+        for letter, run, scale in zip(letters, runs, known if in_bits else [1.0] * len(runs), strict=True)
+    ]
+    _draw(console, f"validation loss, {'bits per byte' if in_bits else 'nats per token'}", curves)
+    tokenizers = {run.record["config"]["tokenizer"]["sha256"] for run in runs if "config" in run.record}
+    if not in_bits and len(tokenizers) > 1:
         console.note(
             "The tokenizers differ, so the losses per token cannot be compared; tinylm compare shows bits per byte."
         )
+
+
+def _bits_per_nat(record: dict[str, Any]) -> float | None:
+    """Bits per byte of a validation loss of one nat per token; `None` for runs without bits per byte."""
+    bits, loss = record.get("val_bits_per_byte"), record.get("val_loss")
+    return bits / loss if bits and loss else None
 
 
 def _describe(path: Path) -> _Described:

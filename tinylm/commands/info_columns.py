@@ -20,6 +20,7 @@ def compare_records(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
         "parameters": [_count(record.get("parameters")) for record in records],
         "steps": [_count(record.get("step")) for record in records],
         "tokens": [_count(record.get("tokens")) for record in records],
+        "best bits per byte": [_loss(record.get("val_bits_per_byte")) for record in records],
         "best val loss": [_loss(record.get("val_loss")) for record in records],
         "at step": [_count(record.get("best_step")) for record in records],
         "tokens per second": [_count(record.get("tokens_per_second")) for record in records],

@@ -69,11 +69,17 @@ class ParallelOptions:
 class ValidationOptions:
     """The text on which the validation loss is computed."""
 
-    val_data: Annotated[str | None, option("Validation text (default: the end of the corpus).", Panel.DATA, "FILE")] = (
+    val_data: Annotated[str | None, option("Validation text (default: a part of the corpus).", Panel.DATA, "FILE")] = (
         None
     )
     val_fraction: Annotated[
-        float | None, option("Fraction of the corpus, at its end, for validation (default: 0.1).", Panel.DATA, "X")
+        float | None,
+        option(
+            "Fraction of the corpus for validation: the end of a continuous text, or records drawn from all parts "
+            "(default: 0.1).",
+            Panel.DATA,
+            "X",
+        ),
     ] = None
 
 

@@ -55,10 +55,10 @@ class TextSource:
     """Texts and how they are read. `paths` are files, folders and glob patterns, or - for standard input.
 
     `format`, `text_key`, `encoding` and `unknown` are the settings of the same names in a DataConfig. The validation
-    text is at the path `val_data`, or else the last `val_fraction` of the text (default: 0.1). Conversations are
-    rendered by `chat_template` (chatml or the path of a file; default: that of the model) and scored according to
-    `train_on`. A setting that does not apply to the text is an error, unless its name is in `ignorable`; then it is
-    ignored.
+    text is at the path `val_data`, or else the share `val_fraction` of the text (default: 0.1; see `split_corpus`).
+    Conversations are rendered by `chat_template` (chatml or the path of a file; default: that of the model) and scored
+    according to `train_on`. A setting that does not apply to the text is an error, unless its name is in `ignorable`;
+    then it is ignored.
     """
 
     paths: tuple[str, ...]

@@ -269,6 +269,13 @@ def test_a_missing_run_exits_with_2(command: tuple[str, ...]) -> None:
     assert_error(tinylm(*command, "nowhere"), 2, "There is no run at nowhere. List the runs with: tinylm runs.")
 
 
+@pytest.mark.parametrize("path", ["nope.gguf", "models/hf", "../run"])
+@pytest.mark.parametrize("command", [("sample", "--model"), ("import",), ("sample", "--adapter")])
+def test_a_missing_file_or_folder_is_not_called_a_run(command: tuple[str, ...], path: str) -> None:
+    result = tinylm(*command, path)
+    assert_error(result, 2, f"Error: There is no file or folder at {path}; check the path.", sentences=1)
+
+
 @pytest.mark.parametrize("name", ["cut", "flipped", "missing"])
 def test_a_damaged_adapter_is_an_error(name: str, adapter: Path, here: Path) -> None:
     path = copied(adapter, here / "bad")

@@ -73,7 +73,7 @@ def test_a_misspelled_name_is_answered_with_similar_names(command: tuple[str, ..
 def test_a_run_name_cannot_leave_checkpoints(run: Path, here: Path) -> None:
     copied(run, here / "run")
     (here / "checkpoints").mkdir()
-    assert_error(tinylm("info", "../run"), 2, "There is no run at ../run.")
+    assert_error(tinylm("info", "../run"), 2, "There is no file or folder at ../run; check the path.")
 
 
 def test_the_newest_model_may_be_in_a_subfolder(run: Path, here: Path) -> None:

@@ -89,7 +89,7 @@ def test_the_last_weights_of_a_model_are_named_by_their_folder(here: Path) -> No
     assert run_ok("info", "run/last", "--json").stdout
     run_ok("train", "--resume", "run/last", "--steps", 31)
     assert 31 in losses(here / "run")
-    assert_error(tinylm("sample", "-m", "run/lost"), 2, "There is no run at run/lost")
+    assert_error(tinylm("sample", "-m", "run/lost"), 2, "There is no file or folder at run/lost")
 
 
 def test_the_last_weights_of_an_adapter_are_named_by_their_folder_and_can_be_a_base(run: Path, here: Path) -> None:

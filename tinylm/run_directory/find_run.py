@@ -40,8 +40,8 @@ def find_run(name: Path, reporter: Reporter) -> Path:
     """The run directory at the path `name`, or the run with that name under checkpoints/.
 
     If there are both, the run at the path is used, with a note. The result is not always a run: it may be a file or
-    another folder at the path. If nothing is found, raises UsageError with the names of similar runs, or NoRunError
-    if there are none.
+    another folder at the path. If nothing is found, raises UsageError with the names of similar runs; if there are
+    none, UsageError for a path, or else NoRunError.
     """
     by_name = CHECKPOINTS / name
     is_name = not name.is_absolute() and ".." not in name.parts and name.name and path_exists(by_name)
@@ -54,9 +54,13 @@ def find_run(name: Path, reporter: Reporter) -> Path:
         return name
     names = [path.relative_to(CHECKPOINTS).as_posix() for path in run_directories(CHECKPOINTS)]
     similar = difflib.get_close_matches(name.as_posix().removeprefix(f"{CHECKPOINTS}/"), names, 3, 0.6)
+    is_path = name.suffix == ".gguf" or (len(name.parts) > 1 and name.parts[0] != str(CHECKPOINTS))
+    missing = f"There is no file or folder at {name}" if is_path else f"There is no run at {name}"
     if similar:
-        raise UsageError(f"There is no run at {name}; perhaps you mean {' or '.join(similar)}.")
-    raise NoRunError(f"There is no run at {name}.")
+        raise UsageError(f"{missing}; perhaps you mean {' or '.join(similar)}.")
+    if is_path:
+        raise UsageError(f"{missing}; check the path.")
+    raise NoRunError(f"{missing}.")
 
 
 def path_exists(path: Path) -> bool:

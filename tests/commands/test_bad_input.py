@@ -87,6 +87,11 @@ def test_a_named_pipe_is_an_error(here: Path) -> None:
     [
         ("{", "lines.jsonl, line 2: invalid JSON"),
         ('{"body": "x"}', "lines.jsonl, line 2: no text under 'text' (found: body); name the key with --text-key."),
+        (
+            '{"question": "x", "answer": "y"}',
+            "no text under 'text' (found: question, answer); name the key with --text-key. For training on questions "
+            "and answers, rename their keys to 'prompt' and 'completion'.",
+        ),
         ('{"text": 7}', "lines.jsonl, line 2: the value under 'text' is 7, which is not a string"),
         ("[1]", "lines.jsonl, line 2: no text under 'text' (found: list)"),
     ],

@@ -285,6 +285,8 @@ def text_of_record(record: Any, location: str, text_key: str) -> str:
         keys = ", ".join(record) if isinstance(record, dict) else type(record).__name__
         pairs = isinstance(record, dict) and {"source", "target"} <= record.keys()
         advice = 'read pairs with `format="pairs"`' if pairs else "name the key with `text_key`"
+        if not pairs and isinstance(record, dict) and sum(isinstance(value, str) for value in record.values()) > 1:
+            advice += ". For training on questions and answers, rename their keys to 'prompt' and 'completion'"
         raise UsageError(f"{location}: no text under {text_key!r} (found: {keys[:200]}); {advice}.")
     text = record[text_key]
     if not isinstance(text, str):

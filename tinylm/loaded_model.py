@@ -458,12 +458,12 @@ class Model(TextGenerator):
         ranks.require_device(self.network.device.type)
         if not ranks.is_first:
             ranks.wait()
-            kind, names = ranks.first(None)
-            return EvaluationTokens(kind, ranks.broadcast({})["codes"].numpy(), names)
+            kind, *others = ranks.first(None)
+            return EvaluationTokens(kind, ranks.broadcast({})["codes"].numpy(), *others)
         text = self._encode(source)
         ranks.announce()
         if ranks.size > 1:
-            ranks.first([text.kind, list(text.names)])
+            ranks.first([text.kind, list(text.names), text.document_end])
             ranks.broadcast({"codes": torch.from_numpy(np.array(text.codes))})
         return text
 

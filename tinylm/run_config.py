@@ -96,8 +96,8 @@ class DataConfig:
     train_on: the messages of a conversation that count in the loss: assistant, last (its last message) or all.
     characters, bytes, documents, line_breaks: size of `corpus`; `line_breaks` is `None` if not counted.
     train_tokens, val_tokens: tokens for training and for validation.
-    val_bytes: size in UTF-8 of the validation tokens but the first, which is not scored; plain text only, and `None` in
-        runs of older versions.
+    val_bytes: size in UTF-8 of the validation tokens but the first, which is not scored, with the line breaks between
+        documents that are lines; plain text only, and `None` in runs of older versions.
     train_pairs: number of pairs for training; 0 for other kinds.
     """
 

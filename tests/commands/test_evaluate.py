@@ -109,6 +109,23 @@ def test_the_table_of_documents_is_sorted_by_loss_and_names_lines_of_text(run: P
     assert metrics.splitlines()[2].startswith("nats per token")
 
 
+def test_the_size_of_lines_includes_their_line_breaks(here: Path) -> None:
+    content = "".join(f"name {'ü' * (index % 7)}{index}\n" for index in range(100))
+    (here / "t.txt").write_text(content)
+    options = ("--format", "lines", "--tokenizer", "char", "--steps", 2, "--eval-every", 1, *TINY, "--json")
+    *_, trained = records(run_ok("train", "t.txt", *options, "--out", "lines", "--val-data", "t.txt"))
+    *documents, scored = records(run_ok("eval", "-m", "lines", "t.txt", "--format", "lines", "--by-document", "--json"))
+    characters, size = len(content) - 2, len(content.encode()) - 2  # but the first character and the last line break
+    assert (scored["tokens"], scored["characters"], scored["bytes"]) == (characters, characters, size)
+    assert scored["bits_per_byte"] == pytest.approx(scored["loss"] * characters / size / math.log(2))
+    assert [document["bytes"] for document in documents[1:-1]] == [
+        len(line.encode()) for line in content.splitlines(keepends=True)[1:-1]
+    ]
+    (own,) = records(run_ok("eval", "-m", "lines", "--json"))
+    assert own["bits_per_byte"] == pytest.approx(scored["bits_per_byte"])
+    assert trained["best_val_bits_per_byte"] == pytest.approx(scored["bits_per_byte"], rel=1e-5)
+
+
 @pytest.mark.usefixtures("shelf_cache")
 def test_the_documents_of_a_recorded_validation_text_have_numbers_and_no_names(run: Path) -> None:
     document, total = records(run_ok("eval", "-m", run, "--by-document", "--json"))

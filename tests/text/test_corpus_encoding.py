@@ -70,6 +70,26 @@ def test_validation_records_are_drawn_from_all_of_the_text(
     assert data.train_tokens + data.val_tokens == sum(map(len, texts)) + records - 2  # ends of text between documents
 
 
+@pytest.mark.parametrize("tokenizer", ["char", "bpe"])
+@pytest.mark.parametrize(("name", "line_end"), [("a.txt", "\n"), ("a.txt", "\r\n"), ("a.jsonl", "\n")])
+def test_the_scored_bytes_of_lines_include_their_line_breaks(
+    name: str, line_end: str, tokenizer: str, tmp_path: Path
+) -> None:
+    """Regression: a line's end was a scored token without a byte, so that bits per byte seemed larger than those of the
+    same file as continuous text.
+    """
+    texts = [f"{'ünï' * (index % 4)} {index}" for index in range(200)]
+    content = [json.dumps(text) if name == "a.jsonl" else text for text in texts]
+    file = write_file(tmp_path / name, "".join(line + line_end for line in content))
+    split = split_corpus(find_corpus([str(file)], format="lines" if name == "a.txt" else "auto"), None, 0.1)
+    encoder = choose_tokenizer(split, tokenizer, 300 if tokenizer == "bpe" else None)
+    _, data = encode_split(split, encoder)
+    lines = [texts[index] for index in drawn(200, 20)]
+    between = "" if name == "a.jsonl" else "\n"
+    unscored = encoder.decode(encoder.encode(lines[0])[:1])
+    assert data.val_bytes == len(between.join(lines).encode()) - len(unscored.encode())
+
+
 def test_of_a_few_long_documents_the_end_is_validation(tmp_path: Path) -> None:
     file = write_file(tmp_path / "a.jsonl", "".join(json.dumps({"text": c * 100}) + "\n" for c in "abc"))
     split = split_of(file, fraction=0.1)

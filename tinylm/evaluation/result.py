@@ -38,7 +38,8 @@ class Evaluation:
     accuracy: fraction of the masked tokens whose logit is the largest. Encoders only.
     exact_match, bleu, chrf: agreement of the targets found by beam search with the references: fraction of equal ones,
         and sacrebleu's BLEU and chrF (`None` without sacrebleu). Encoder-decoders only.
-    tokens: number of scored tokens. characters, bytes: size of their text; decoders only. pairs: number of pairs,
+    tokens: number of scored tokens. characters, bytes: size of their text, in which the end of a document that is a
+        line counts as its line break, and that of others as nothing; decoders only. pairs: number of pairs,
         including those left out of the loss; encoder-decoders only.
     baselines: bits per byte of other models, by name. Decoders only.
     loss_low, loss_high: 95 % confidence interval of the loss on text like this one, by bootstrap; `None` for a text too

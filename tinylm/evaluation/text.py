@@ -1,7 +1,6 @@
 """Evaluation of a decoder on a text: each token but the first is scored once, given earlier tokens of a window."""
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -51,7 +50,7 @@ def evaluate_text(
     with reporter.counting("scoring", len(tokens) - 1, "tokens") as advance:
         losses = token_losses(model, batches, dtype, advance, ranks)
     result = EvaluationLoss(float(losses.sum(dtype=np.float64)), len(losses))
-    characters, n_bytes = tokenizer.decoded_size(tokens[1:])
+    characters, n_bytes = tokenizer.decoded_size(tokens[1:], text.document_end)
     evaluation = Evaluation(
         loss=result.loss,
         perplexity=result.perplexity,
@@ -64,7 +63,7 @@ def evaluate_text(
     edges = document_edges(tokens, tokenizer.end_of_text_id)
     evaluation = _with_interval(evaluation, losses, edges, reporter)
     if config.by_document:
-        documents = _document_losses(tokenizer, tokens, losses, edges, text.names)
+        documents = _document_losses(tokenizer, text, losses, edges)
         evaluation = replace(evaluation, documents=documents)
     return evaluation
 
@@ -105,20 +104,20 @@ def _with_interval(evaluation: Evaluation, losses: np.ndarray, edges: np.ndarray
 
 
 def _document_losses(
-    tokenizer: Tokenizer, tokens: np.ndarray, losses: np.ndarray, edges: np.ndarray, names: Sequence[str]
+    tokenizer: Tokenizer, text: EvaluationTokens, losses: np.ndarray, edges: np.ndarray
 ) -> tuple[DocumentLoss, ...]:
     nats = sums_between(losses, _loss_indices(edges))
     documents = []
     for index, (start, stop) in enumerate(itertools.pairwise(edges)):
-        scored = tokens[max(start, 1) : stop]
+        scored = text.codes[max(start, 1) : stop]
         if not len(scored):
             continue
         result = EvaluationLoss(float(nats[index]), len(scored))
-        characters, n_bytes = tokenizer.decoded_size(scored)
+        characters, n_bytes = tokenizer.decoded_size(scored, text.document_end)
         documents.append(
             DocumentLoss(
                 document=index + 1,
-                name=names[index] if len(names) == len(edges) - 1 else "",
+                name=text.names[index] if len(text.names) == len(edges) - 1 else "",
                 loss=result.loss,
                 bits_per_byte=result.bits_per(n_bytes),
                 tokens=result.tokens,

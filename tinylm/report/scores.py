@@ -7,6 +7,7 @@ from tinylm.errors import TinyLMError
 from tinylm.evaluation.evaluation_config import EvaluationConfig
 from tinylm.loaded_model import Model
 from tinylm.report.curves import number
+from tinylm.text.corpus import document_end
 from tinylm.text.corpus_loading import EvaluationTokens
 from tinylm.text.run_tokens import reopen_part
 from tinylm.text.sharded_tokens import Tokens
@@ -25,7 +26,7 @@ def score_validation(model: Model, run: Path) -> dict[str, Any] | None:
     task, tokenizer, reporter = model.task_kind(model.data.kind), model.tokenizer, model.reporter
     parameters = sum(parameter.numel() for parameter in model.network.parameters())
     tokens = task.excerpt(tokenizer, reopen_part(run, model.data, tokenizer, "val"), parameters)
-    text = EvaluationTokens(model.data.kind, tokens)
+    text = EvaluationTokens(model.data.kind, tokens, document_end=document_end(model.data.format))
     result = task.evaluate(model.network, tokenizer, text, EvaluationConfig(), model.dtype, reporter)
     baselines = {} if task.baselines is None else task.baselines(tokenizer, tokens, _training(model, run), reporter)
     return {

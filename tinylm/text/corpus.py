@@ -258,6 +258,11 @@ def scan_stream(stream: Stream) -> CorpusStats:
     return CorpusStats(characters, size, documents, line_breaks, alphabet, digest.hexdigest(), tuple(sample))
 
 
+def document_end(format: str) -> str:
+    """What ends a document in a file of this format, and counts as text that is scored: a line break, or nothing."""
+    return "\n" if format == "lines" else ""
+
+
 def code_points(text: str) -> np.ndarray:
     """The code points of a text, (len(text),) of uint32."""
     return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)

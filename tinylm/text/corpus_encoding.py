@@ -19,7 +19,7 @@ from tinylm.run_config import DataConfig
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_tokens import CHAT_ENCODING
 from tinylm.text.compression import Progress, no_progress
-from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats, Stream, slice_stream
+from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats, Stream, document_end, slice_stream
 from tinylm.text.kept_results import scan_or_recall
 from tinylm.text.pair_batches import PairTokens
 from tinylm.text.pairs import PairCorpus
@@ -320,17 +320,17 @@ def encode_split(
         line_breaks=split.stats.line_breaks,
         train_tokens=len(tokens.train),
         val_tokens=len(tokens.val),
-        val_bytes=_scored_bytes(tokens.val, tokenizer) if kind == Corpus.kind else None,
+        val_bytes=_scored_bytes(tokens.val, tokenizer, split.corpus.format) if kind == Corpus.kind else None,
         train_pairs=len(PairTokens(tokens.train, tokenizer.end_of_text_id)) if kind == PairCorpus.kind else 0,
         train_on=split.corpus.train_on,
     )
     return tokens, data
 
 
-def _scored_bytes(tokens: Tokens, tokenizer: Tokenizer) -> int:
-    """The number of UTF-8 bytes of the tokens, (N,), without the first."""
+def _scored_bytes(tokens: Tokens, tokenizer: Tokenizer, format: str) -> int:
+    """The number of UTF-8 bytes of the tokens, (N,), of a corpus of this format, without the first."""
     return sum(
-        tokenizer.decoded_size(tokens[start : start + COUNTED_TOKENS])[1]
+        tokenizer.decoded_size(tokens[start : start + COUNTED_TOKENS], document_end(format))[1]
         for start in range(1, len(tokens), COUNTED_TOKENS)
     )
 

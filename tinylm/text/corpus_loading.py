@@ -18,7 +18,7 @@ from tinylm.text.chat import LAYOUTS
 from tinylm.text.chat_corpus import ChatCorpus
 from tinylm.text.chat_tokens import CHAT_ENCODING
 from tinylm.text.compression import SPOOL_FILE, content_suffix, display_name
-from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats, find_corpus
+from tinylm.text.corpus import STANDARD_INPUT, Corpus, CorpusStats, document_end, find_corpus
 from tinylm.text.corpus_encoding import (
     CORPUS_TYPES,
     SplitCorpus,
@@ -309,12 +309,14 @@ class EvaluationTokens(NamedTuple):
     """An encoded text.
 
     kind: of the corpus. codes: (N,), ids, or codes of conversations. names: of the documents (see `Corpus.stream`), ""
-    for those of pairs; no names for conversations and for the validation text of a run.
+    for those of pairs; no names for conversations and for the validation text of a run. document_end: the text that
+    each end-of-text id stands for.
     """
 
     kind: str
     codes: np.ndarray
     names: Sequence[str] = ()
+    document_end: str = ""
 
 
 @contextlib.contextmanager
@@ -366,7 +368,8 @@ def evaluation_tokens(
             raise UsageError(f"{run} has no validation {kind} of its own; name a file to evaluate on.")
         name = "conversations" if data.is_chat else data.kind
         reporter.note(f"Evaluating on the validation {name} of {run}.")
-        return EvaluationTokens(data.kind, np.asarray(reopen_part(run, data, tokenizer, "val")))
+        codes = np.asarray(reopen_part(run, data, tokenizer, "val"))
+        return EvaluationTokens(data.kind, codes, document_end=document_end(data.format))
     names: list[str] = []
     with opened_corpus(source, kind, reporter, chat) as corpus:
         corpus, stats = known_text(corpus, tokenizer, source.unknown, run, reporter)
@@ -376,7 +379,7 @@ def evaluation_tokens(
             else:
                 check_encoder(tokenizer, stats.sample, reporter.warn)
                 codes = encode_stream(corpus.stream(started=names.append), tokenizer, advance)
-        return EvaluationTokens(corpus.kind, codes, names)
+        return EvaluationTokens(corpus.kind, codes, names, document_end(corpus.format))
 
 
 @contextlib.contextmanager

@@ -333,12 +333,17 @@ class Tokenizer:
             return self._gigatoken.token_bytes(self.vocab_size)
         return [self.decode([i]).encode() for i in range(self.vocab_size)]
 
-    def decoded_size(self, ids: Sequence[int] | np.ndarray) -> tuple[int, int]:
-        """The number of characters and of UTF-8 bytes that the ids, (N,), decode to.
+    def decoded_size(self, ids: Sequence[int] | np.ndarray, document_end: str = "") -> tuple[int, int]:
+        """The number of characters and of UTF-8 bytes that the ids, (N,), decode to, where each end-of-text id stands
+        for `document_end`.
 
         An incomplete character at either end of the ids counts if the ids contain its first byte. With a tokenizer of
         the kind "other", the ids are decoded, as by `decode`. Raises TinyLMError if the library fails.
         """
+        if document_end:
+            ends = int(np.count_nonzero(np.asarray(ids) == self.end_of_text_id))
+            characters, size = self.decoded_size(ids)
+            return characters + ends * len(document_end), size + ends * len(document_end.encode())
         if self.kind == "other":
             text = self.decode(ids)
             return len(text), len(text.encode())

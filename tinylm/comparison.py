@@ -23,7 +23,7 @@ from tinylm.loaded_model import Model, load
 from tinylm.model.decoder import Decoder
 from tinylm.reporter import LogReporter, Reporter
 from tinylm.text.batches import evaluation_batches
-from tinylm.text.corpus import Stream
+from tinylm.text.corpus import Stream, document_end
 from tinylm.text.corpus_loading import TextSource, known_text, opened_corpus
 from tinylm.text.decoding import decoded_stream
 from tinylm.text.run_tokens import reopen_ids
@@ -36,7 +36,8 @@ class Comparison:
     """Two models, a and b, on the same text.
 
     a, b: names of the models.
-    bits_per_byte_a, bits_per_byte_b: mean losses, in which separators of documents count as tokens but not as bytes.
+    bits_per_byte_a, bits_per_byte_b: mean losses, in which separators of documents count as tokens but not as bytes,
+        except that of two lines, which counts as one byte.
     loss_a, loss_b: the same losses in nats per token of the model's own tokenizer.
     difference: bits_per_byte_b - bits_per_byte_a; negative if b is better. difference_low, difference_high: its 95 %
         confidence interval; `None` if the text has too few parts for one.
@@ -75,7 +76,7 @@ class Comparison:
 class ComparedParts:
     """The parts of a text that two models are compared on.
 
-    bytes: (U,), size of each part without separators of documents.
+    bytes: (U,), size of each part.
     edges_a, edges_b: (U + 1,), indices of the tokens of each model: the first token of each part, and the end of the
         last part.
     resampled: description of the parts, for messages.
@@ -130,12 +131,15 @@ def compare_models(
         )
     if source is None:
         encoded = _encode(a, b, _validation_text(a, b, reporter), reporter)
+        assert a.data is not None
+        end = document_end(a.data.format)
     else:
         with opened_corpus(source, "text", reporter) as corpus:
             for model in (a, b):
                 corpus, _ = known_text(corpus, model.tokenizer, source.unknown, model.path, reporter)
             encoded = _encode(a, b, corpus.stream, reporter)
-    parts = compared_parts(*encoded)
+        end = document_end(corpus.format)
+    parts = compared_parts(*encoded, separator_bytes=len(end))
     reporter.note(f"95 % interval of the difference: paired bootstrap of {parts.resampled}.")
     keep_freed_blocks()
     nats = [
@@ -184,8 +188,9 @@ def _token_losses(model: Model, ids: np.ndarray, batch_size: int | None, reporte
         return token_losses(model.network, evaluation_batches(ids, model.context, rows), model.dtype, advance)
 
 
-def compared_parts(a: PositionedTokens, b: PositionedTokens) -> ComparedParts:
-    """The parts of a text, encoded by two tokenizers: its documents or blocks of it (see `choose_units`).
+def compared_parts(a: PositionedTokens, b: PositionedTokens, separator_bytes: int) -> ComparedParts:
+    """The parts of a text, encoded by two tokenizers: its documents or blocks of it (see `choose_units`). The separator
+    of two documents counts as 0 or 1 byte of text.
 
     Parts begin at token boundaries of both tokenizers. The first token of each tokenizer is not scored, so it is in no
     part. Raises UsageError if the tokenizers have no common token boundary.
@@ -199,7 +204,9 @@ def compared_parts(a: PositionedTokens, b: PositionedTokens) -> ComparedParts:
     edges = np.unique(shared[np.searchsorted(shared, units.edges)])  # (U + 1,), in bytes
     separators = np.searchsorted(a.documents[1:-1] - 1, edges)  # (U + 1,), number of separators before each edge
     return ComparedParts(
-        np.diff(edges) - np.diff(separators) - (edges[1:] == end),  # `end` counts a separator after the last document
+        np.diff(edges)
+        - (1 - separator_bytes) * np.diff(separators)
+        - (edges[1:] == end),  # `end` counts a separator after the last document
         a.first_tokens(edges),
         b.first_tokens(edges),
         units.describe(len(a.documents) - 1, "bytes"),

@@ -66,6 +66,17 @@ def test_the_difference_and_its_interval_are_those_of_a_paired_bootstrap_over_do
     assert record["better"] == "a" and record["difference"] > 0
 
 
+def test_the_size_of_lines_includes_their_line_breaks_as_in_eval(run: Path, other: Path, here: Path) -> None:
+    text = story(1500, seed=5)
+    (here / "t.txt").write_text(text)
+    lines = [line for line in text.splitlines() if line.strip()]
+    record = compared(run, other, "t.txt", "--format", "lines")
+    assert record["bytes"] == len("\n".join(lines)) - 1  # the first character is not scored
+    for name, path in (("a", run), ("b", other)):
+        expected = sum(document_bits(path, lines)) / record["bytes"]
+        assert record[f"bits_per_byte_{name}"] == pytest.approx(expected, rel=1e-5)
+
+
 def test_several_processes_are_an_error(run: Path, other: Path, here: Path) -> None:
     torchrun = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
     torchrun |= {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}

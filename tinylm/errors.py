@@ -58,12 +58,13 @@ class NotMergeableError(UsageError):
 class UnknownCharactersError(UsageError):
     """A text has characters that are not in the vocabulary.
 
-    model: a model whose vocabulary can be extended, or `None`.
+    model: a model whose vocabulary can be extended, or `None`. text: the paths of the text.
     """
 
-    def __init__(self, message: str, model: Path | None) -> None:
+    def __init__(self, message: str, model: Path | None, text: tuple[str, ...]) -> None:
         super().__init__(message)
         self.model = model
+        self.text = text
 
 
 class SaveError(TinyLMError):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,41 @@ def test_missing_tokens_of_the_template_are_added_if_the_weights_are_trained(
     run_ok("train", corpus, "--out", "bpe", *SHORT, "--tokenizer", "bpe", "--vocab-size", 300)
     result = run_ok("finetune-lora", pairs, "-m", "bpe", "--out", "lora", "--steps", 2)
     assert "<|im_start|>, <|im_end|> of the chat template are not special tokens of the model" in result.stderr
+
+
+@pytest.mark.parametrize("unknown", ["error", "skip"])
+def test_characters_of_the_template_that_the_base_does_not_know_are_added_by_the_command_of_the_error(
+    unknown: str, corpus: Path, pairs: Path, here: Path
+) -> None:
+    run_ok("train", corpus, "--out", "base", *SHORT, "--tokenizer", "char")
+    result = tinylm("finetune-lora", pairs, "-m", "base", "--steps", 2, "--unknown", unknown)
+    written = "characters that the chat template writes, '<' (U+003C), '>' (U+003E), '_' (U+005F)"
+    assert_error(result, 2, written, "cannot be skipped", sentences=2)
+    assert "--unknown" not in result.stderr
+    _, advised = result.stderr.strip().removesuffix(".").split(": tinylm ")
+    run_ok(*shlex.split(advised), "--steps", 2)
+    run_ok("finetune-lora", pairs, "-m", "checkpoints/pairs", "--steps", 2)
+
+
+@pytest.mark.slow
+def test_an_adapter_on_a_base_without_the_end_token_ends_its_answers_at_the_text_of_it(
+    corpus: Path, here: Path
+) -> None:
+    answers = {"who": "old man", "what": "a boat"}
+    known = [{"prompt": question, "completion": answer} for question, answer in answers.items()]
+    file = write_lines(here / "pairs.jsonl", known * 5)
+    size = ("--layers", 1, "--heads", 2, "--width", 64, "--context", 128, "--batch-size", 4, "--dtype", "fp32")
+    run_ok("train", corpus, "--out", "base", *size, "--steps", 20, "--tokenizer", "bpe", "--vocab-size", 280)
+    learned = ("--rank", 16, "--target", "all", "--steps", 150, "--lr", "0.01", "--dtype", "fp32")
+    run_ok("finetune-lora", file, "-m", "base", "--out", "adapter", *learned)
+    greedy = ("--adapter", "adapter", "-t", 0, "-n", 40)
+    spoken = run_ok("chat", *greedy, "--json", stdin="".join(f"{question}\n" for question in answers))
+    found = [(answer["content"], answer["finish_reason"]) for answer in records(spoken)]
+    assert found == [(answer, "end") for answer in answers.values()]
+    for question, answer in answers.items():
+        assert run_ok("sample", question, "--chat", *greedy).stdout == f"{answer}\n"
+        (record,) = records(run_ok("sample", question, "--chat", *greedy, "--json"))
+        assert (record["text"], record["finish_reason"]) == (answer, "end")
 
 
 def test_examples_are_shown_with_their_scored_parts_marked(chats: Path) -> None:

@@ -52,7 +52,10 @@ def test_a_run_is_resumed_by_the_command_that_created_it(config: str, command: s
         (NotTrainedError(Path("a")), "tinylm train --init-from a "),
         (OtherRunKindError(Path("a")), "tinylm train --resume a."),
         (NotMergeableError(Path("a"), "bottleneck"), "--adapter, in tinylm sample and tinylm eval"),
-        (UnknownCharactersError("It has no id.", Path("a")), "tinylm train --init-from a --extend-vocab"),
+        (
+            UnknownCharactersError("It has no id.", Path("a"), ("my b.txt",)),
+            "tinylm train 'my b.txt' --init-from a --extend-vocab",
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -60,6 +63,13 @@ def test_the_next_step_is_a_sentence_with_a_command(error: TinyLMError, words: s
     sentence = next_step(error)
     assert words in sentence and sentence.endswith(".")
     assert "tinylm " not in str(error)
+
+
+def test_the_copy_with_new_characters_is_trained_on_the_same_text_read_in_the_same_way() -> None:
+    error = UnknownCharactersError("It has no id.", Path("a"), ("b.jsonl",))
+    command = ("finetune-lora", "b.jsonl", "--train-on", "last", "--unknown=skip", "--chat-template=c", "--rank", "4")
+    expected = "tinylm train b.jsonl --train-on last --chat-template=c --init-from a --extend-vocab."
+    assert next_step(error, command).endswith(f": {expected}")
 
 
 @pytest.mark.parametrize(

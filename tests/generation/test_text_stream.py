@@ -123,6 +123,23 @@ def test_of_stop_sequences_that_end_at_one_token_the_one_that_starts_first_count
     assert "".join(streamed(TextStream(CHAR, stops), CHAR.encode("cabb").tolist())) == "c"
 
 
+@pytest.mark.parametrize(
+    ("text", "shown", "reason"),
+    [
+        ("babcac", "b", "end"),
+        ("bacabc", "b", "stop"),
+        ("bab", "bab", "length"),
+        ("abab\nabc", "abab\n", "end"),
+    ],
+)
+def test_an_end_text_is_cut_off_as_a_stop_sequence_is_and_the_first_of_them_is_the_reason(
+    text: str, shown: str, reason: str
+) -> None:
+    stream = TextStream(CHAR, ["ac"], end_texts=["abc"])
+    assert "".join(streamed(stream, CHAR.encode(text).tolist())) == shown
+    assert stream.finish_reason == reason
+
+
 def test_an_empty_stop_sequence_is_ignored() -> None:
     stream = TextStream(CHAR, [""])
     assert "".join(streamed(stream, CHAR.encode("abc").tolist())) == "abc"

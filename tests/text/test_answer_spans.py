@@ -161,7 +161,15 @@ def test_a_template_that_renders_nothing_is_refused() -> None:
 def test_the_end_token_of_a_template_is_that_after_its_answers() -> None:
     ends = {CHATML: "<|im_end|>", LLAMA_2: "</s>", LLAMA_3: "<|eot_id|>", QWEN: "<|im_end|>"}
     assert {template: chat(template).end_token for template in ends} == ends
-    assert chat("{% for m in messages %}{{ m.content }}\n{% endfor %}").end_token is None
+    assert {chat(template).end_text for template in ends} == {None}
+
+
+def test_without_an_end_token_the_text_after_an_answer_ends_it() -> None:
+    lines = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    ends = {CHATML: "<|im_end|>", lines: None, lines.replace("}}", "}}\n## END "): "## END"}
+    formats = {template: ChatFormat(ChatTemplate(template), ("</s>",)) for template in ends}
+    assert {template: format.end_text for template, format in formats.items()} == ends
+    assert {format.end_token for format in formats.values()} == {None}
 
 
 def test_ordinary_text_is_what_is_between_special_tokens() -> None:

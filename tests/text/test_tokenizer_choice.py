@@ -89,7 +89,8 @@ def test_unknown_characters_of_a_given_tokenizer_are_listed(corpus: Path, other:
     file = write_file(tmp_path / "mine.json", train_char("".join(sorted(set(TEXT)))).to_str())
     assert choose_tokenizer(split_of(corpus), str(file), None).sha256 == Tokenizer.load(file).sha256
     with pytest.raises(UsageError) as caught:
-        require_known_characters(Tokenizer.load(file), split_of(corpus, val=other).alphabet, f"The tokenizer {file}")
+        split = split_of(corpus, val=other)
+        require_known_characters(split.corpus, split.alphabet, Tokenizer.load(file), f"The tokenizer {file}")
     assert "mine.json has no id for 4 of the text's characters, '!' (U+0021), 'Z' (U+005A), 'b'" in str(caught.value)
 
 

@@ -25,6 +25,8 @@ from tinylm.run_directory.find_run import path_exists
 if TYPE_CHECKING:
     from tinylm.run_config import RunConfig
 
+TEXT_OPTIONS = ("--format", "--text-key", "--encoding", "--val-data", "--val-fraction", "--chat-template", "--train-on")
+
 
 def shell_quote(path: Path) -> str:
     """The path as one word of a shell command."""
@@ -89,6 +91,18 @@ def _ways_past(run: Path, command: Sequence[str]) -> str:
     return f"To {'; to '.join(lines)}." if lines else ""
 
 
+def _text_options(command: Sequence[str]) -> list[str]:
+    """The words of a command line, also of `finetune-lora` or `eval`, that say how `train` reads the same text."""
+    words = iter(command)
+    kept: list[str] = []
+    for word in words:
+        if word in TEXT_OPTIONS:
+            kept += [word, next(words, "")]
+        elif word.startswith(tuple(f"{option}=" for option in TEXT_OPTIONS)):
+            kept.append(word)
+    return kept
+
+
 def next_step(error: TinyLMError, command: Sequence[str] = ()) -> str:
     """A sentence with the command to run after this error, or "" for an error without such a command.
 
@@ -116,7 +130,8 @@ def next_step(error: TinyLMError, command: Sequence[str] = ()) -> str:
         case OtherRunKindError():
             return f"To continue it: {resume_command(error.path)}."
         case UnknownCharactersError(model=Path() as model):
-            return f"To add them to a copy of the model: tinylm train --init-from {shell_quote(model)} --extend-vocab."
+            words = [*error.text, *_text_options(command), "--init-from", str(model), "--extend-vocab"]
+            return f"To add them to a copy of the model and train all its weights: tinylm train {shlex.join(words)}."
         case SaveError(resumable=True):
             return f"Remove the cause, then continue: {resume_command(error.path)}."
     return ""

@@ -9,7 +9,7 @@ from tinylm.text.tokenizer import Tokenizer
 
 
 def encode_conversation(conversation: Conversation, format: ChatFormat, tokenizer: Tokenizer) -> EncodedPrompt:
-    """Encode a conversation as the prompt for the model's answer. The template's end token ends the answer.
+    """Encode a conversation as the prompt for the model's answer. The template's end token or end text ends the answer.
 
     Raises UsageError, with the conversation's location, if the template rejects the conversation or renders no text,
     and for characters that are not in the vocabulary.
@@ -23,4 +23,5 @@ def encode_conversation(conversation: Conversation, format: ChatFormat, tokenize
         raise UsageError(f"{conversation.location}: the chat template renders no text.")
     end = format.end_token
     end_ids = frozenset() if end is None else frozenset(int(i) for i in tokenizer.encode_with_special(end)[0])
-    return EncodedPrompt(without_marks(text), ids, ids, end_ids)
+    end_texts = () if format.end_text is None else (format.end_text,)
+    return EncodedPrompt(without_marks(text), ids, ids, end_ids, end_texts)

@@ -85,7 +85,8 @@ class Continuation:
             sampler.observe(row, self._encoded.ids)
         start, bos_id = self._encoded.start, self._tokenizer.start_id
         contexts = self._generator.prompts or [start] * config.num_samples
-        streams = [TextStream(self._tokenizer, config.stop, self._encoded.end_ids, context) for context in contexts]
+        ends = self._encoded.end_ids, self._encoded.end_texts
+        streams = [TextStream(self._tokenizer, config.stop, *ends, context=context) for context in contexts]
         texts = [""] * config.num_samples
         for tokens in self._generator.tokens(start, sampler, config.num_samples, config.max_tokens, bos_id):
             for row, (stream, token) in enumerate(zip(streams, tokens, strict=True)):

@@ -11,7 +11,8 @@ class Sample:
     text: the generated text, without the prompt.
     tokens: number of generated tokens, without an end token.
     seed: the seed that gives this text as the only sample of the prompt.
-    finish_reason: `stop` (a stop sequence), `end` (an end token) or `length` (`max_tokens`).
+    finish_reason: `stop` (a stop sequence), `end` (an end token, or the text that ends an answer in a chat) or
+        `length` (`max_tokens`).
     score: length-normalised log-likelihood of a target found by beam search; otherwise `None`.
     """
 

@@ -54,13 +54,14 @@ class EncodedPrompt:
 
     text: the prompt, without skipped characters; of a chat, the rendered conversation.
     ids: the tokens of the text. start: the ids to generate from (see `start_tokens`).
-    end_ids: tokens that end the continuation, besides those of the tokenizer.
+    end_ids: tokens that end the continuation, besides those of the tokenizer. end_texts: texts that end it.
     """
 
     text: str
     ids: list[int]
     start: list[int]
     end_ids: frozenset[int] = frozenset()
+    end_texts: tuple[str, ...] = ()
 
 
 def encode_prompt(

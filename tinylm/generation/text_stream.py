@@ -9,7 +9,7 @@ from tinylm.text.tokenizer import Tokenizer
 class TextStream:
     """Decodes the tokens of one sample. Text that may start a stop sequence is buffered until the match fails.
 
-    finish_reason: `stop` after a stop sequence, `end` after an end token, otherwise `length`.
+    finish_reason: `stop` after a stop sequence, `end` after an end token or an end text, otherwise `length`.
     tokens: number of tokens so far, without an end token.
     """
 
@@ -18,19 +18,22 @@ class TextStream:
         tokenizer: Tokenizer,
         stops: Sequence[str],
         end_ids: frozenset[int] = frozenset(),
+        end_texts: Sequence[str] = (),
         context: Sequence[int] = (),
     ) -> None:
-        """end_ids: tokens that end the text, besides those of the tokenizer. context: the ids before the sample."""
+        """end_ids: tokens that end the text, besides those of the tokenizer. end_texts: stop sequences that the model
+        writes for lack of an end token. context: the ids before the sample.
+        """
         self._decoder = stream_decoder(tokenizer, context)
         self._stop_ids = tokenizer.stop_ids | end_ids
-        self._stops = [stop for stop in stops if stop]
+        self._stops = {stop: "stop" for stop in stops if stop} | dict.fromkeys(end_texts, "end")  # with their reasons
         self._buffer = ""
         self.tokens = 0
         self.finish_reason = "length"
 
     @property
     def finished(self) -> bool:
-        """Whether a stop sequence or an end token has ended the text."""
+        """Whether a stop sequence, an end token or an end text has ended the text."""
         return self.finish_reason != "length"
 
     def push(self, token: int) -> str:
@@ -51,11 +54,11 @@ class TextStream:
 
     def _release(self, text: str) -> str:
         """The part of `text` (buffered and new) that is final, cut at a stop sequence. The rest is buffered."""
-        found = [index for stop in self._stops if (index := text.find(stop)) >= 0]
+        found = [(index, reason) for stop, reason in self._stops.items() if (index := text.find(stop)) >= 0]
         if found:
             self._buffer = ""
-            self.finish_reason = "stop"
-            return text[: min(found)]
+            index, self.finish_reason = min(found)
+            return text[:index]
         keep = 0 if self.finish_reason == "end" else max((_overlap(text, stop) for stop in self._stops), default=0)
         self._buffer = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -15,6 +15,7 @@ from tinylm.text.literal_tokens import LiteralTokens, without_marks
 
 BATCH = 256  # conversations that are rendered at a time
 BATCH_CHARACTERS = 1 << 18
+_ANSWER = "answer_of_tinylm"  # the answer of a conversation that shows what follows an answer
 
 _Result = TypeVar("_Result")
 
@@ -201,10 +202,20 @@ class ChatFormat:
     @functools.cached_property
     def end_token(self) -> str | None:
         """The special token at the end of an answer; `None` for a template without one. Errors as for `render`."""
-        probe = Conversation(({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}))
+        return next((token for token in self.special_tokens if self._scored_answer.endswith(token)), None)
+
+    @functools.cached_property
+    def end_text(self) -> str | None:
+        """The scored text after an answer, without white space around it; `None` if there is none, and for a template
+        with an `end_token`. Errors as for `render`.
+        """
+        return None if self.end_token else self._scored_answer.partition(_ANSWER)[2].strip() or None
+
+    @functools.cached_property
+    def _scored_answer(self) -> str:
+        probe = Conversation(({"role": "user", "content": "a"}, {"role": "assistant", "content": _ANSWER}))
         text, spans = ChatFormat(self.template, self.special_tokens, "last").render(probe)
-        answer = text[spans[-1].start : spans[-1].stop] if spans else ""
-        return next((token for token in self.special_tokens if answer.endswith(token)), None)
+        return text[spans[-1].start : spans[-1].stop] if spans else ""
 
 
 class _Request(NamedTuple):

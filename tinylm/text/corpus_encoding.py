@@ -39,6 +39,7 @@ from tinylm.validation import check_numbers
 MIN_TOKENS = {"train": 3, "val": 2}  # per part
 DRAW_SEED = 0  # of validation records; the same in all runs, whose validation losses can then be compared
 COUNTED_TOKENS = 1 << 20  # tokens that are decoded at a time, to count their bytes
+EXAMINED_CONVERSATIONS = 256  # in which characters of the chat template are looked for
 
 CORPUS_TYPES: dict[str, type[Corpus]] = {corpus.kind: corpus for corpus in (Corpus, PairCorpus, ChatCorpus)}
 ENCODINGS: dict[str, Encoding] = {"text": TEXT_ENCODING, "pairs": TEXT_ENCODING, "chat": CHAT_ENCODING}
@@ -200,20 +201,48 @@ def require_text(corpus: Corpus, stats: CorpusStats) -> None:
 
 
 def require_known_characters(
-    tokenizer: Tokenizer, alphabet: str, vocabulary_owner: str, model: Path | None = None
+    corpus: Corpus,
+    alphabet: str,
+    tokenizer: Tokenizer,
+    vocabulary_owner: str,
+    model: Path | None = None,
+    *,
+    unknown: str = "error",
 ) -> None:
     """Raise UnknownCharactersError with a list of the characters of `alphabet` that have no id.
 
-    vocabulary_owner: the subject of the message, such as "The model checkpoints/a". model: path of the model that the
-    tokenizer belongs to; it is an attribute of the error if the vocabulary can be extended.
+    If `unknown` is "skip", only those are an error that the chat template writes, since they cannot be skipped.
+
+    alphabet: the characters of the corpus and of its validation text. vocabulary_owner: the subject of the message,
+    such as "The model checkpoints/a". model: path of the model that the tokenizer belongs to; it is an attribute of the
+    error if the vocabulary can be extended.
     """
-    unknown = tokenizer.unknown_characters(alphabet)
-    if unknown:
+    missing = tokenizer.unknown_characters(alphabet)
+    if not missing:
+        return
+    whose, advice = "text's characters", 'skip such characters with `unknown="skip"`'
+    if written := _written_by_template(corpus, alphabet, missing):
+        whose, missing = "characters that the chat template writes", written
+        advice = "choose a `chat_template` without them, since they cannot be skipped"
+    if written or unknown != "skip":
         raise UnknownCharactersError(
-            f"{vocabulary_owner} has no id for {len(unknown)} of the text's characters, "
-            f'{describe_characters(unknown)}; skip such characters with `unknown="skip"`.',
+            f"{vocabulary_owner} has no id for {len(missing)} of the {whose}, {describe_characters(missing)}; "
+            f"{advice}.",
             model if tokenizer.kind == "char" else None,
+            corpus.paths,
         )
+
+
+def _written_by_template(corpus: Corpus, alphabet: str, unknown: str) -> str:
+    """The characters of `unknown` that the first conversations have outside of the contents of messages."""
+    if not isinstance(corpus, ChatCorpus) or corpus.chat is None:
+        return ""
+    known = next((character for character in alphabet if character not in unknown and not character.isspace()), "")
+    table = str.maketrans(dict.fromkeys(unknown, known))
+    replaced = replace(corpus, drop_unknown=lambda text: text.translate(table))
+    examples = itertools.islice(replaced.examples(), EXAMINED_CONVERSATIONS)
+    written = {character for example in examples for character in "".join(corpus.chat.ordinary_text(example.text))}
+    return "".join(character for character in unknown if character in written)
 
 
 def corpus_without_unknown(corpus: Corpus, tokenizer: Tokenizer) -> Corpus:

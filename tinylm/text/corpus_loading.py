@@ -240,14 +240,13 @@ def handle_unknown_characters(
 ) -> SplitCorpus:
     """Return the split text without the characters that have no id, with a warning, if `unknown` is "skip".
 
-    Raises UnknownCharactersError for such characters if `unknown` is "error" (`vocabulary_owner` and `model` as for
-    `require_known_characters`), and UsageError if no text is left.
+    Raises UnknownCharactersError for such characters if `unknown` is "error" or a chat template writes them
+    (`vocabulary_owner` and `model` as for `require_known_characters`), and UsageError if no text is left.
     """
     unknown_characters = tokenizer.unknown_characters(split.alphabet)
     if not unknown_characters:
         return split
-    if unknown != "skip":
-        require_known_characters(tokenizer, split.alphabet, vocabulary_owner, model)
+    require_known_characters(split.corpus, split.alphabet, tokenizer, vocabulary_owner, model, unknown=unknown)
     parts = [part for part in (split.corpus, split.val_corpus) if part]
     with reporter.counting("reading", sum(part.size for part in parts), "bytes") as advance:
         remaining = drop_unknown_characters(split, tokenizer, advance)
@@ -403,7 +402,7 @@ def known_text(
     the corpus, but counted in the statistics. `run`: the run of the tokenizer, for messages.
 
     Raises UsageError if there is no text, or none with ids, and UnknownCharactersError for unknown characters if
-    `unknown` is "error".
+    `unknown` is "error" or a chat template writes them.
     """
     stats = corpus.scan()
     _report_conversations(corpus, reporter)
@@ -411,8 +410,7 @@ def known_text(
     unknown_characters = tokenizer.unknown_characters(stats.alphabet)
     if not unknown_characters:
         return corpus, stats
-    if unknown != "skip":
-        require_known_characters(tokenizer, stats.alphabet, "The model", run)
+    require_known_characters(corpus, stats.alphabet, tokenizer, "The model", run, unknown=unknown)
     corpus = corpus_without_unknown(corpus, tokenizer)
     remaining = corpus.scan()
     require_text(corpus, remaining)

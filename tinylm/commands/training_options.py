@@ -75,8 +75,7 @@ class ValidationOptions:
     val_fraction: Annotated[
         float | None,
         option(
-            "Fraction of the corpus for validation: the end of a continuous text, or records drawn from all parts "
-            "(default: 0.1).",
+            "Fraction for validation: the end of a continuous text, or records from all parts (default: 0.1).",
             Panel.DATA,
             "X",
         ),

@@ -24,13 +24,11 @@ structure = importlib.import_module("structure")
 
 PAGES = [*check.documents(), ROOT / "CHANGELOG.md", ROOT / "data/README.md", ROOT / "checkpoints/README.md"]
 DECISIONS = sorted((ROOT / "docs/decisions").glob("*.md"))
+ALL_PAGES = [*PAGES, *DECISIONS]
 COMMANDS = typer.main.get_command(app).commands
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 PARTS = ["context", "decision", "consequences", "measurements"]
 FOLDERS = (".ci", "benchmarks", "docs", "tests", "tinylm")
-
-every_page = pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=lambda page: str(page.relative_to(ROOT)))
-every_decision = pytest.mark.parametrize("decision", DECISIONS, ids=lambda page: page.stem)
 
 
 def inline_code(page: Path) -> list[str]:
@@ -108,67 +106,72 @@ def _script_problems(script: str, *arguments: str) -> list[str]:
     return [f"{script} has no option {name}" for name in options if f'"{name}"' not in known and name not in shape]
 
 
-@every_page
-def test_every_command_in_a_document_parses(page: Path) -> None:
+def test_every_command_in_a_document_parses() -> None:
     found = [
-        f"{line}: {problem}"
+        f"{page.name}: {line}: {problem}"
+        for page in ALL_PAGES
         for line in commands_of(page)
         for part in simple_commands(line)
         for problem in problems(part)
     ]
-    assert not found
+    assert not found, "\n".join(found)
 
 
-@every_page
-def test_every_program_in_a_document_uses_names_that_tinylm_has(page: Path) -> None:
-    for block in check.blocks(page):
-        if block.language == "python":
-            ast.parse(block.text)
-            assert set(re.findall(r"\btinylm\.([a-z_]+)\(", block.text)) <= set(dir(tinylm)), block.text
+def test_every_program_in_a_document_uses_names_that_tinylm_has() -> None:
+    for block in (block for page in ALL_PAGES for block in check.blocks(page) if block.language == "python"):
+        ast.parse(block.text)
+        assert set(re.findall(r"\btinylm\.([a-z_]+)\(", block.text)) <= set(dir(tinylm)), block.text
 
 
-@every_page
-def test_every_option_that_a_document_mentions_exists(page: Path) -> None:
+def test_every_option_that_a_document_mentions_exists() -> None:
     options = {name for command in COMMANDS.values() for parameter in command.params for name in _names(parameter)}
     scripts = [*sorted((ROOT / "benchmarks").glob("*.py")), *sorted((ROOT / "data").glob("*.py"))]
     sources = "".join(script.read_text(encoding="utf-8") for script in scripts)
-    mentioned = {code.split()[0].split("=")[0] for code in inline_code(page) if re.match(r"--[a-z]", code)}
-    assert not {name for name in mentioned - options - {"--help"} if f'"{name}"' not in sources}
+    codes = [(page.name, code) for page in ALL_PAGES for code in inline_code(page)]
+    mentioned = {(page, code.split()[0].split("=")[0]) for page, code in codes if re.match(r"--[a-z]", code)}
+    known = options | {"--help"}
+    assert {(page, name) for page, name in mentioned if name not in known and f'"{name}"' not in sources} == set()
 
 
-@every_page
-def test_every_file_that_a_document_mentions_exists(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    links = {page.parent / link.partition("#")[0] for link in re.findall(r"\]\(([^)#:]+[^):]*)\)", text)}
-    words = {word.rstrip(".,;:") for code in inline_code(page) for word in code.split()}
-    paths = {
-        ROOT / word
-        for word in words
-        if re.fullmatch(r"[\w./-]+", word) and word.split("/")[0] in FOLDERS and "/" in word
-    }
-    assert not {str(path) for path in links | paths if not path.exists()}
+def test_every_file_that_a_document_mentions_exists() -> None:
+    missing = []
+    for page in ALL_PAGES:
+        text = page.read_text(encoding="utf-8")
+        links = {page.parent / link.partition("#")[0] for link in re.findall(r"\]\(([^)#:]+[^):]*)\)", text)}
+        words = {word.rstrip(".,;:") for code in inline_code(page) for word in code.split()}
+        paths = {
+            ROOT / word
+            for word in words
+            if re.fullmatch(r"[\w./-]+", word) and word.split("/")[0] in FOLDERS and "/" in word
+        }
+        missing += [f"{page.name}: {path}" for path in links | paths if not path.exists()]
+    assert not missing, "\n".join(missing)
 
 
-@every_page
-def test_every_link_to_a_heading_leads_to_one(page: Path) -> None:
-    for link, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
-        headings = re.findall(
-            r"^#+ (.*)$", (page.parent / link if link else page).read_text(encoding="utf-8"), re.MULTILINE
-        )
-        assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+def test_every_link_to_a_heading_leads_to_one() -> None:
+    broken = []
+    for page in ALL_PAGES:
+        for link, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
+            target = (page.parent / link if link else page).read_text(encoding="utf-8")
+            headings = re.findall(r"^#+ (.*)$", target, re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            broken += [f"{page.name}: {link}#{anchor}"] if anchor not in anchors else []
+    assert not broken, "\n".join(broken)
 
 
-@every_decision
-def test_a_decision_has_a_title_that_names_its_file_and_four_parts(decision: Path) -> None:
-    text = decision.read_text(encoding="utf-8")
-    title = text.splitlines()[0].removeprefix("# ").lower()
-    assert re.sub("[^a-z0-9]+", "-", title) == decision.stem
-    assert [heading.lower() for heading in re.findall(r"^## (.*)$", text, re.MULTILINE)] == PARTS
+def test_a_decision_has_a_title_that_names_its_file_and_four_parts() -> None:
+    wrong = []
+    for decision in DECISIONS:
+        text = decision.read_text(encoding="utf-8")
+        title = text.splitlines()[0].removeprefix("# ").lower()
+        parts = [heading.lower() for heading in re.findall(r"^## (.*)$", text, re.MULTILINE)]
+        wrong += [decision.name] if re.sub("[^a-z0-9]+", "-", title) != decision.stem or parts != PARTS else []
+    assert DECISIONS and not wrong
 
 
 def test_every_decision_that_is_referred_to_exists() -> None:
     numbers = {decision.name[:3] for decision in DECISIONS}
-    files = [*PAGES, *DECISIONS, *(file for name in FOLDERS for file in sorted((ROOT / name).rglob("*.py")))]
+    files = [*ALL_PAGES, *(file for name in FOLDERS for file in sorted((ROOT / name).rglob("*.py")))]
     for file in files:
         for sequence in re.findall(
             r"decisions?[ /](0\d\d(?:(?:, | and | to )0\d\d)*)", file.read_text(encoding="utf-8")

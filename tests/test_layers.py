@@ -84,10 +84,11 @@ def own_imports(module: str) -> set[str]:
     return {name for name in imports(MODULES[module]) if name.startswith("tinylm.") and name != "tinylm.__init__"}
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name != "tinylm.__init__"])
-def test_no_module_imports_one_of_a_higher_level(module: str) -> None:
-    upward = {name for name in own_imports(module) if level(name) < level(module)}
-    assert not upward
+def test_no_module_imports_one_of_a_higher_level() -> None:
+    modules = [name for name in MODULES if name != "tinylm.__init__"]
+    assert {
+        (module, name) for module in modules for name in own_imports(module) if level(name) < level(module)
+    } == set()
 
 
 def test_there_are_no_import_cycles() -> None:
@@ -106,20 +107,18 @@ def test_only_the_console_imports_rich_or_tqdm() -> None:
     assert users == {"tinylm.console"}
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("tinylm.model.")])
-def test_the_model_imports_only_torch_kernels_config_and_errors(module: str) -> None:
-    for name in imports(MODULES[module]):
-        root = name.split(".")[0]
-        own = name.startswith(("tinylm.model", "tinylm.kernels")) or name in ("tinylm.model_config", "tinylm.errors")
-        assert root == "torch" or root in sys.stdlib_module_names or own, name
-
-
-@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("tinylm.kernels.")])
-def test_kernels_import_only_torch_the_machine_profile_and_what_it_needs(module: str) -> None:
-    for name in imports(MODULES[module]):
-        root = name.split(".")[0]
-        own = name.startswith("tinylm.kernels") or name in ALLOWED_IN_KERNELS
-        assert root == "torch" or root in sys.stdlib_module_names or own, name
+@pytest.mark.parametrize(
+    ("package", "allowed"),
+    [
+        ("tinylm.model.", ("tinylm.model.", "tinylm.kernels.", "tinylm.model_config", "tinylm.errors")),
+        ("tinylm.kernels.", ("tinylm.kernels.", *ALLOWED_IN_KERNELS)),
+    ],
+)
+def test_models_and_kernels_import_only_torch_and_what_they_need(package: str, allowed: tuple[str, ...]) -> None:
+    modules = [module for module in MODULES if module.startswith(package)]
+    used = {(module, name) for module in modules for name in imports(MODULES[module]) if not name.startswith(allowed)}
+    assert modules
+    assert {use for use in used if use[1].split(".")[0] not in {"torch", *sys.stdlib_module_names}} == set()
 
 
 def test_the_lowest_level_imports_only_the_standard_library_and_itself() -> None:
@@ -148,10 +147,9 @@ def test_every_package_has_a_level() -> None:
     assert packages <= set().union(*LEVELS)
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("tinylm.formats.")])
-def test_formats_import_models_and_texts_but_not_runs_and_adapters(module: str) -> None:
-    same_level = {name.split(".")[1] for name in own_imports(module) if level(name) == level(module)}
-    assert same_level <= {"formats"}
+def test_formats_import_models_and_texts_but_not_runs_and_adapters() -> None:
+    used = set().union(*(own_imports(module) for module in MODULES if module.startswith("tinylm.formats.")))
+    assert {name.split(".")[1] for name in used if level(name) == level("tinylm.formats.gguf")} == {"formats"}
 
 
 def compared_kinds(source: str) -> list[str]:

@@ -80,9 +80,8 @@ def traces_of(config: ModelConfig) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("name", VALUES)
-def test_an_option_changes_the_model_or_is_a_usage_error(name: str, preset: str, architecture: str) -> None:
-    for value, beside in VALUES[name]:
+def test_an_option_changes_the_model_or_is_a_usage_error(preset: str, architecture: str) -> None:
+    for name, value, beside in ((name, *choice) for name, choices in VALUES.items() for choice in choices):
         if PRESETS[preset].get(name) == value:
             continue
         try:

@@ -11,8 +11,9 @@ import gguf
 import numpy as np
 import torch
 import transformers
-from gguf_peers import peer_tensors
 from torch import Tensor
+
+from tests.formats.gguf_peers import peer_tensors
 
 VOCABULARY, CONTEXT, LAYERS = 300, 64, 2
 EOS, BOS, PAD = 256, 257, 258  # ids of special tokens, after the 256 bytes

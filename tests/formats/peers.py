@@ -1,43 +1,242 @@
-"""The random models of benchmarks/family_peers.py, and edits of the files that they are saved in."""
+"""Small random models of transformers whose configs together use every setting of the families that tinylm reads, and
+edits of the files that they are saved in.
+"""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from family_peers import (
-    BASES,
-    BOS,
-    CASES,
-    CONTEXT,
-    EOS,
-    PAD,
-    SMALL,
-    TEMPLATE,
-    VOCABULARY,
-    ids,
-    make_peer,
-    make_tokenizer,
-    save_peer,
-    save_tokenizer,
-)
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers.trainers import BpeTrainer
 
-__all__ = [
-    "BASES",
-    "BOS",
-    "CASES",
-    "CONTEXT",
-    "EOS",
-    "PAD",
-    "SMALL",
-    "TEMPLATE",
-    "VOCABULARY",
-    "edit_json",
-    "ids",
-    "make_peer",
-    "make_tokenizer",
-    "save_peer",
-    "save_tokenizer",
-]
+VOCABULARY = 300  # 8 more than the ids of the tokenizer
+CONTEXT = 64
+BOS, EOS, PAD = "<s>", "</s>", "<pad>"
+TEXT = "the bee who sees the moon in the sea sings to her; no one hears, and soon the day is here again.\n" * 3
+
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+NEOX = {name: value for name, value in SMALL.items() if name != "num_key_value_heads"}
+GPT2: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "n_positions": CONTEXT,
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+MIXED = ["full_attention", "sliding_attention", "full_attention"]
+THETA = {"rope_type": "default", "rope_theta": 700.0}
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 90_000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+}
+
+# By name: model_type, and the settings that differ from the small config.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", {}),
+    "gpt2 untied, exact GELU, narrow": ("gpt2", {"activation_function": "gelu", "n_inner": 40}),
+    "gpt2 ReLU, unscaled attention, epsilon": (
+        "gpt2",
+        {"activation_function": "relu", "scale_attn_weights": False, "layer_norm_epsilon": 1e-3},
+    ),
+    "llama": ("llama", {}),
+    "llama tied, theta, epsilon": (
+        "llama",
+        {"tie_word_embeddings": True, "rope_parameters": THETA, "rms_norm_eps": 1e-3},
+    ),
+    "llama with biases, head_dim, GELU": (
+        "llama",
+        {"attention_bias": True, "mlp_bias": True, "head_dim": 12, "hidden_act": "gelu"},
+    ),
+    "llama 3 scaling": ("llama", {"rope_parameters": LLAMA3}),
+    "llama linear scaling, multi-head": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}, "num_key_value_heads": 4},
+    ),
+    "llama yarn scaling": ("llama", {"rope_parameters": YARN}),
+    "llama yarn with mscale": (
+        "llama",
+        {
+            "rope_parameters": {
+                **YARN,
+                "beta_fast": 16.0,
+                "beta_slow": 2.0,
+                "mscale": 0.8,
+                "mscale_all_dim": 0.4,
+            }
+        },
+    ),
+    "mistral": ("mistral", {"sliding_window": None, "head_dim": 16}),
+    "mistral with a window": ("mistral", {"sliding_window": 7}),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2 with windows in the last layers": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3 with biases, windows by layer, yarn": (
+        "qwen3",
+        {
+            "head_dim": 8,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "layer_types": MIXED,
+            "rope_parameters": YARN,
+        },
+    ),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral with a window, one expert of three": (
+        "mixtral",
+        {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 9, "tie_word_embeddings": True},
+    ),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "head_dim": 16,
+        },
+    ),
+    "qwen3_moe without normalised routing, windows": (
+        "qwen3_moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": False,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 8,
+        },
+    ),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox sequential, full RoPE": (
+        "gpt_neox",
+        {"use_parallel_residual": False, "rope_parameters": {**THETA, "partial_rotary_factor": 1.0}},
+    ),
+    "gpt_neox without attention biases, half RoPE, tanh GELU, tied": (
+        "gpt_neox",
+        {
+            "attention_bias": False,
+            "rope_parameters": {**THETA, "partial_rotary_factor": 0.5},
+            "hidden_act": "gelu_new",
+            "layer_norm_eps": 1e-3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma": ("gemma", {"head_dim": 16}),
+    "gemma with legacy activation, untied": (
+        "gemma",
+        {"head_dim": 8, "num_key_value_heads": 1, "tie_word_embeddings": False, "attention_bias": True},
+    ),
+    "gemma3_text": ("gemma3_text", {"head_dim": 16, "sliding_window": 6, "layer_types": MIXED}),
+    "gemma3_text with scaling, scalar, pattern": (
+        "gemma3_text",
+        {
+            "head_dim": 16,
+            "sliding_window": 5,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": GEMMA3_ROPE,
+            "attention_bias": True,
+        },
+    ),
+    "gemma3_text as published": (
+        "gemma3_text",
+        {
+            "head_dim": 16,
+            "num_hidden_layers": 7,
+            "sliding_window": 6,
+            "query_pre_attn_scalar": 16,
+            "rope_parameters": {**GEMMA3_ROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}},
+        },
+    ),
+}
+BASES = {kind: SMALL for kind, _ in CASES.values()} | {"gpt2": GPT2, "gpt_neox": NEOX}
+UNTIED = {"gpt2 untied, exact GELU, narrow"}  # cases of GPT-2 with `tie_word_embeddings` False
+
+
+def make_peer(case: str) -> Any:
+    """The model of a case in fp32. All parameters are random, also those that transformers initialises to constants."""
+    kind, choices = CASES[case]
+    base = BASES[kind]
+    extra = {"tie_word_embeddings": False} if case in UNTIED else {}
+    config = transformers.AutoConfig.for_model(kind, **{**base, **choices, **extra})
+    torch.manual_seed(sum(map(ord, case)))
+    peer = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in peer.named_parameters():
+            parameter.normal_(mean=1.0 if "norm" in name and not kind.startswith("gemma") else 0.0, std=0.2)
+    return peer
+
+
+def make_tokenizer() -> Tokenizer:
+    """A byte-level BPE tokenizer of 292 ids that puts <s> before each text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=VOCABULARY - 8,
+        special_tokens=[BOS, EOS, PAD],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A {BOS}:1 $B:1", special_tokens=[(BOS, 0)]
+    )
+    return tokenizer
+
+
+TEMPLATE = "{% for message in messages %}{{ message.content }}</s>{% endfor %}"
+
+
+def save_tokenizer(folder: Path) -> None:
+    """The files of the tokenizer, as transformers writes them, with a chat template."""
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=make_tokenizer(), bos_token=BOS, eos_token=EOS, pad_token=PAD
+    )
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+
+
+def save_peer(case: str, folder: Path, **options: Any) -> Any:
+    """Save the model of a case with a tokenizer in a folder, and return it."""
+    peer = make_peer(case)
+    peer.save_pretrained(folder, **options)
+    save_tokenizer(folder)
+    return peer
+
+
+def ids(length: int, rows: int = 2) -> torch.Tensor:
+    """Random token ids, always the same: (rows, length)."""
+    return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(5))
 
 
 def edit_json(path: Path, **fields: Any) -> None:

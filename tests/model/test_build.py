@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import pytest
@@ -5,8 +6,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from tests.variants import every_variant, randomised, small
-from tinylm.model.build import build_model, count_parameters
+from tests.variants import VARIANTS, every_variant, randomised, small
+from tinylm import model_config
+from tinylm.model.build import BLOCKS, build_model, count_parameters
 from tinylm.model.decoder import Decoder
 from tinylm.model_config import ModelConfig
 
@@ -43,6 +45,26 @@ def assert_uniform(weight: Tensor, bound: float) -> None:
     assert 0.99 * bound < float(weight.abs().max()) <= bound
     assert abs(float(weight.mean())) < 5 * bound / math.sqrt(3 * n)
     assert float((weight.abs() < bound / 2).float().mean()) == pytest.approx(0.5, abs=2.5 / math.sqrt(n))
+
+
+def test_the_variants_have_every_value_of_every_choice() -> None:
+    """Of numbers without bounds, two values. Dropout, and encoders, are tested apart from the variants."""
+    configs = [config for _, config in VARIANTS]
+    names = {"position": "POSITIONS", "norm": "NORMS", "norm_placement": "NORM_PLACEMENTS"}
+    names |= {"activation": "ACTIVATIONS", "expert_mode": "EXPERT_MODES", "initialisation": "INITIALISATIONS"}
+    wanted: dict[str, set[object]] = {name: set(getattr(model_config, values)) for name, values in names.items()}
+    same = {"vocab_size", "context", "layers", "width", "ffn_width"}
+    same |= {"architecture", "encoder_layers", "dropout", "attention_dropout", "expert_balance"}
+    missing = []
+    for field in dataclasses.fields(ModelConfig):
+        found = {getattr(config, field.name) for config in configs}
+        if field.name not in same and (wanted.get(field.name, set()) - found or len(found) < 2):
+            missing.append(f"{field.name} has only the values {found}")
+    scalings = {config.rope_scaling.kind for config in configs if config.rope_scaling}
+    assert scalings == set(model_config.ROPE_SCALINGS)
+    blocks = {(config.norm_placement, config.residual, config.parallel_residual) for config in configs}
+    assert blocks == set(BLOCKS)
+    assert not missing, "\n".join(missing)
 
 
 @pytest.mark.parametrize("choices", [{}, {"tie": False}, {"position": "learned"}], ids=["default", "untied", "learned"])

@@ -2,6 +2,7 @@
 are fastest."""
 
 import itertools
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ _caches = itertools.count()
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, machine_profile: Path) -> None:
     cache = tmp_path_factory.getbasetemp() / f"tinylm-cache-{next(_caches)}"
-    shutil.copytree(machine_profile, cache)
+    shutil.copytree(machine_profile, cache, copy_function=os.link)  # tinylm replaces files and never writes into one
     monkeypatch.setenv("TINYLM_CACHE", str(cache))
     monkeypatch.setattr(machine, "MEASURE_SECONDS", 0.0)  # in tests whose cache has no profile
 

@@ -1,18 +1,19 @@
 # make demo    trains on data/corpus.txt for at most two minutes and prints a sample
-# make test    runs the tests that take less than seconds each, on all cores; make test-slow runs the others
-# make test-all    runs make test and make test-slow      make lint    runs ruff and mypy
+# make test    runs the tests that take less than seconds each, on all cores
+# make test-all    runs the others as well: slow tests, faults, llama.cpp, and the wheel with each extra
 # make test-gpu    runs the tests that need a CUDA device; make test-slow runs their code on the CPU
+# make lint    runs ruff and mypy
 # The tests of the report need Chromium, which make test installs with apt-get if it can; BROWSER=none leaves them out.
 # make docs-check    runs the commands of the documents
-# make wheel-check   installs a wheel into clean environments, with and without each extra, and uses it
+# make wheel-smoke    installs a wheel into a clean environment and uses it; make wheel-check adds each extra
 # All of them install into .venv first, with the versions of constraints.txt.
 
 PYTHON ?= python3
 VENV ?= .venv
-BIN := $(VENV)/bin
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo browser test test-slow test-gpu test-all lint docs-check wheel-check clean
+.PHONY: demo browser test test-slow test-faults test-llama-cpp test-gpu test-all lint docs-check wheel-smoke wheel-check clean
 
 demo: $(VENV)/installed
 	$(BIN)/tinylm train data/corpus.txt --out checkpoints/demo --time 90s --force
@@ -34,7 +35,14 @@ test-slow: $(VENV)/installed-test
 test-gpu: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m gpu tests/test_gpu.py
 
-test-all: test test-slow
+test-faults: $(VENV)/installed-test
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m faults tests/faults
+
+test-llama-cpp: $(VENV)/installed-test # builds llama.cpp with a C++ compiler, which takes minutes
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[llama-cpp]"
+	$(BIN)/python -m pytest -m llamacpp tests/formats/test_llama_cpp.py
+
+test-all: test test-slow test-faults wheel-check test-llama-cpp
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
@@ -43,6 +51,9 @@ lint: $(VENV)/installed-test
 
 docs-check: $(VENV)/installed-docs
 	$(BIN)/python docs/check.py
+
+wheel-smoke:
+	$(PYTHON) tests/check_wheel.py none
 
 wheel-check:
 	$(PYTHON) tests/check_wheel.py

@@ -1,6 +1,7 @@
 """Build a wheel of the checkout, install it into clean environments, and use it.
 
     python tests/check_wheel.py        (make wheel-check)
+    python tests/check_wheel.py none        (make wheel-smoke: without any extra)
     python tests/check_wheel.py --torch 2.9.0 translate        (another version of torch, and only some extras)
 
 One environment has the wheel and its dependencies, in the versions of constraints.txt. For each extra there is another
@@ -178,7 +179,8 @@ def write_constraints(file: Path, torch: str | None) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("extras", nargs="*", help="extras to check (default: all but those that need a compiler)")
+    whole = "extras to check, or none (default: all but those that need a compiler)"
+    parser.add_argument("extras", nargs="*", help=whole)
     parser.add_argument("--torch", metavar="VERSION", help="the version of torch (default: that of constraints.txt)")
     options = parser.parse_args()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -205,9 +207,10 @@ def main() -> None:
             smoke_test(environment, USES[extra], work / extra / "work")
             print(f"extra {extra}: ok", flush=True)
 
+        chosen = options.extras or [extra for extra in extras if extra not in BY_NAME]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             # `list` raises the first error; environments that are being checked end first.
-            list(pool.map(check, options.extras or [extra for extra in extras if extra not in BY_NAME]))
+            list(pool.map(check, [extra for extra in chosen if extra != "none"]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every promise of tests/promises.md names tests that exist, and every guarantee and contract of the documents is there."""
+"""Every promise of tests/promises.md names tests that exist; every guarantee and contract of the documents is there."""
 
 import ast
 import re

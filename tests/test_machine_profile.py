@@ -71,38 +71,32 @@ def with_values(**values: object) -> Callable[[dict[str, object]], str]:
     return lambda record: json.dumps({**record, "values": {**VALUES, **values}})
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(lambda record: "", id="empty"),
-        pytest.param(lambda record: json.dumps(record)[:-9], id="cut"),
-        pytest.param(lambda record: "[" * 100_000, id="deep"),
-        pytest.param(lambda record: json.dumps(record) + " " * (module.MAX_BYTES + 1), id="huge"),
-        pytest.param(lambda record: "[]", id="a list"),
-        pytest.param(lambda record: json.dumps({**record, "values": []}), id="values are a list"),
-        pytest.param(lambda record: json.dumps({**record, "format": "1"}), id="format is a string"),
-        pytest.param(lambda record: json.dumps({**record, "identity": {"processor": "b"}}), id="another processor"),
-        pytest.param(lambda record: json.dumps({**record, "values": {"fast": 1234.5}}), id="a value is missing"),
-        pytest.param(with_values(more=1.0), id="a value too many"),
-        pytest.param(with_values(fast="1234"), id="a string"),
-        pytest.param(with_values(fast=True), id="a boolean"),
-        pytest.param(with_values(fast=None), id="null"),
-        pytest.param(with_values(fast=float("nan")), id="NaN"),
-        pytest.param(with_values(fast=float("inf")), id="infinity"),
-        pytest.param(with_values(fast=-5), id="negative"),
-        pytest.param(with_values(fast=10**400), id="400 digits"),
-        pytest.param(lambda record: json.dumps(record).replace("1234.5", "1" * 10_000), id="10,000 digits"),
-        pytest.param(lambda record: json.dumps(record).replace("1234.5", "1e999"), id="1e999"),
-        pytest.param(lambda record: "\udcff", id="not UTF-8"),
-    ],
-)
-def test_a_forged_or_damaged_file_is_ignored_and_replaced(damage: Callable[[dict[str, object]], str]) -> None:
-    entry().write(VALUES)
-    record = json.loads(only_file().read_text())
-    only_file().write_text(damage(record), errors="surrogateescape")
+DAMAGE: list[Callable[[dict[str, object]], str]] = [
+    lambda record: "",
+    lambda record: json.dumps(record)[:-9],
+    lambda record: "[" * 100_000,
+    lambda record: json.dumps(record) + " " * (module.MAX_BYTES + 1),
+    lambda record: "[]",
+    lambda record: json.dumps({**record, "values": []}),
+    lambda record: json.dumps({**record, "format": "1"}),
+    lambda record: json.dumps({**record, "identity": {"processor": "b"}}),
+    lambda record: json.dumps({**record, "values": {"fast": 1234.5}}),
+    with_values(more=1.0),
+    *(with_values(fast=value) for value in ("1234", True, None, float("nan"), float("inf"), -5, 10**400)),
+    lambda record: json.dumps(record).replace("1234.5", "1" * 10_000),
+    lambda record: json.dumps(record).replace("1234.5", "1e999"),
+    lambda record: "\udcff",  # not UTF-8
+]
+
+
+def test_a_forged_or_damaged_file_is_ignored_and_replaced() -> None:
     again = {"fast": 7.0, "slow": 7.0}
-    assert entry().get(lambda: again) == again
-    assert entry().get(never) == again
+    for damage in DAMAGE:
+        entry().write(VALUES)
+        record = json.loads(only_file().read_text())
+        only_file().write_text(damage(record), errors="surrogateescape")
+        assert entry().get(lambda: again) == again
+        assert entry().get(never) == again
 
 
 def test_a_file_that_others_can_write_is_not_trusted() -> None:

@@ -79,15 +79,9 @@ def test_the_default_number_of_heads_is_the_nearest_that_fits_the_width(
     )
 
 
-def test_without_rope_the_head_dimension_may_be_odd() -> None:
+def test_without_rope_the_head_dimension_and_with_learned_positions_the_width_may_be_odd() -> None:
     assert made(preset="gpt2", width=12, kv_heads=4).heads == 4
-
-
-def test_with_learned_positions_the_width_may_be_odd() -> None:
-    assert (made(preset="gpt2", size="mini", width=255).heads, made(preset="gpt2", size="mini", width=251).heads) == (
-        3,
-        1,
-    )
+    assert [made(preset="gpt2", size="mini", width=width).heads for width in (255, 251)] == [3, 1]
 
 
 def test_a_chosen_number_of_heads_is_never_replaced() -> None:
@@ -122,49 +116,46 @@ def test_sizes_are_in_ascending_order() -> None:
         assert parameters == sorted(parameters)
 
 
-@pytest.mark.parametrize("value", [0, -2])
-@pytest.mark.parametrize("name", ["width", "heads", "kv_heads", "layers", "context", "ffn_width"])
-def test_a_dimension_out_of_its_range_is_a_usage_error(name: str, value: int) -> None:
-    with pytest.raises(UsageError, match=f"`{name}` is {value}; it must be from 1 to"):
-        made(**{name: value})
+def test_a_dimension_out_of_its_range_is_a_usage_error() -> None:
+    for name in ("width", "heads", "kv_heads", "layers", "context", "ffn_width"):
+        for value in (0, -2):
+            with pytest.raises(UsageError, match=f"`{name}` is {value}; it must be from 1 to"):
+                made(**{name: value})
 
 
-@pytest.mark.parametrize(
-    ("choices", "setting", "words"),
-    [
-        ({"preset": "huge"}, "`preset`", ("modern, gpt2, original",)),
-        ({"size": "huge"}, "`size`", ("nano, micro, tiny, mini, small, medium, base",)),
-        ({"heads": 5}, "`heads`", ("`width` (96)", "1, 2, 3, 4, 6")),
-        ({"width": 33}, "`position`", ("`width` 33", "even", '`position="learned"`')),
-        ({"relative_clip": 16}, "`relative_clip`", ('`position="relative"`', "leave it out")),
-        ({"relative_clip": 3}, "`relative_clip`", ('`position="relative"`', "leave it out")),
-        ({"rope_theta": 1e4, "position": "learned"}, "`rope_theta`", ('`position="rope"`', "leave it out")),
-        ({"local_window": 64, "context": 64}, "`local_window`", ("a `context` above 64", "leave it out")),
-        ({"experts_per_token": 2}, "`experts_per_token`", ("`experts`", "leave it out")),
-        ({"expert_mode": "merge", "experts": 1}, "`expert_mode`", ("`experts`", "leave it out")),
-        ({"expert_balance": 0.1}, "`expert_balance`", ("`experts`", "leave it out")),
-        ({"expert_balance": 0.1, "experts": 2}, "`expert_balance`", ("more `experts` than `experts_per_token`",)),
-        (
-            {"relative_clip": 99, "position": "relative", "context": 64},
-            "`relative_clip`",
-            ("a `context` of at least 99",),
-        ),
-        ({"norm": "none", "norm_bias": True}, "`norm_bias`", ("a `norm`", "leave it out")),
-    ],
-)
-def test_the_error_names_the_setting_and_what_it_needs(
-    choices: dict[str, Any], setting: str, words: tuple[str, ...]
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        made(**choices)
-    message = str(caught.value)
-    assert setting in message or f"{setting[:-1]}=" in message
-    for word in words:
-        assert word in message
+NEEDS: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
+    ({"preset": "huge"}, "`preset`", ("modern, gpt2, original",)),
+    ({"size": "huge"}, "`size`", ("nano, micro, tiny, mini, small, medium, base",)),
+    ({"heads": 5}, "`heads`", ("`width` (96)", "1, 2, 3, 4, 6")),
+    ({"width": 33}, "`position`", ("`width` 33", "even", '`position="learned"`')),
+    ({"relative_clip": 16}, "`relative_clip`", ('`position="relative"`', "leave it out")),
+    ({"relative_clip": 3}, "`relative_clip`", ('`position="relative"`', "leave it out")),
+    ({"rope_theta": 1e4, "position": "learned"}, "`rope_theta`", ('`position="rope"`', "leave it out")),
+    ({"local_window": 64, "context": 64}, "`local_window`", ("a `context` above 64", "leave it out")),
+    ({"experts_per_token": 2}, "`experts_per_token`", ("`experts`", "leave it out")),
+    ({"expert_mode": "merge", "experts": 1}, "`expert_mode`", ("`experts`", "leave it out")),
+    ({"expert_balance": 0.1}, "`expert_balance`", ("`experts`", "leave it out")),
+    ({"expert_balance": 0.1, "experts": 2}, "`expert_balance`", ("more `experts` than `experts_per_token`",)),
+    (
+        {"relative_clip": 99, "position": "relative", "context": 64},
+        "`relative_clip`",
+        ("a `context` of at least 99",),
+    ),
+    ({"norm": "none", "norm_bias": True}, "`norm_bias`", ("a `norm`", "leave it out")),
+]
+
+
+def test_the_error_names_the_setting_and_what_it_needs() -> None:
+    for choices, setting, words in NEEDS:
+        with pytest.raises(UsageError) as caught:
+            made(**choices)
+        message = str(caught.value)
+        assert setting in message or f"{setting[:-1]}=" in message
+        assert all(word in message for word in words), message
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("choices", [{}, {"size": "mini", "heads": 8}, {"dropout": 0.1}, {"tie": False}])
-def test_the_preset_of_a_model_is_found_whatever_its_sizes(preset: str, choices: dict[str, Any]) -> None:
-    assert find_preset(made(preset=preset, **choices)) == preset
-    assert find_preset(made(preset=preset, norm="none", **choices)) is None
+def test_the_preset_of_a_model_is_found_whatever_its_sizes(preset: str) -> None:
+    for choices in ({}, {"size": "mini", "heads": 8}, {"dropout": 0.1}, {"tie": False}):
+        assert find_preset(made(preset=preset, **choices)) == preset
+        assert find_preset(made(preset=preset, norm="none", **choices)) is None

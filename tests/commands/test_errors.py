@@ -9,54 +9,266 @@ To add one, add a row to the group of its command: (command line, exit code, wha
 - A message of the library is tested at the library. Here, a row per kind shows that it reaches the user, with flags.
 - All rows of a group are one test, which names every row that fails. Rows on runs are in groups of their own, so that
   the others do not wait for their training.
+
+Rows for numbers out of range and for unknown words are made from the options of the commands in LINES.
 """
 
+import gzip
+import inspect
+import json
+import math
 import re
 import shlex
+import typing
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 
 from tests.shell import TINY, Result, snapshot, story, tinylm
+from tinylm.cli import app
+from tinylm.commands.flags import long_flag
+from tinylm.validation import RANGES
 
+CHATS = [
+    {"messages": [{"role": role, "content": "a"}, {"role": "assistant", "content": "b"}]} for role in ("user", "bot")
+]
 FILES: dict[str, str | bytes] = {
     "corpus.txt": story(3000),
     "empty.txt": "",
     "x.txt": "x",
-    "photos/beach.jpg": b"sand",
+    "abcd.txt": "abcd",
+    "few.txt": "no joy, no bed",
+    "short.txt": "to be or not to be, that is it",
+    "greek.txt": story(500) + "λόγος",
+    "only greek.txt": "λόγος" * 50,
+    "latin.txt": "déjà vu, said the old man".encode("cp1252"),
+    "cut.txt.gz": gzip.compress(story(2000).encode())[:-9],
+    "bad.jsonl": '{"text": "a"}\n{\n',
+    "answers.jsonl": '{"question": "x", "answer": "y"}\n',
+    "pairs.tsv": "abc\tcba\n" * 40,
+    "bad.tsv": "abc\tcba\nno tab\n",
+    "chats.jsonl": "".join(json.dumps(chat) + "\n" for chat in CHATS),
+    "photos/beach.jpg": b"\x89PNG\0\0\0",
+    "syntax.toml": "steps = ",
+    "latin.toml": b"out = '\xff'",
+    "large.toml": "# " + "x" * 100_000,
+    "deep.toml": "steps = " + "[" * 60_000,
+    "digits.toml": "steps = " + "9" * 5000,
+    "another.toml": 'config = "other.toml"',
+    "twice.toml": "eval-every = 1\neval_every = 2",
+    "near.toml": "learning_rate = 1",
+    "unknown.toml": "\n".join(f"k{i} = 1" for i in range(999)),
+    "section.toml": "[train]\nsteps = 2",
+    "word.toml": 'steps = "some"',
+    "steps.toml": "steps = 0",
+    "heads.toml": "heads = 7",
 }
 SHAPE = " ".join(TINY)
 TRAIN = f"train corpus.txt --steps 2 {SHAPE}"
-BUDGET = "--steps 2 --batch-size 4"
+TUNE = "finetune-lora corpus.txt --steps 2 --batch-size 4 -m {run}"
+BOTH = "--architecture encoder-decoder"
 
 Row = tuple[str, int, str]
+# fmt: off
 ERRORS: dict[str, list[Row]] = {
-    "train": [
+    "train: the text": [
         ("train", 2, "tinylm train corpus.txt ... standard input"),
-        (
-            "train absent.txt",
-            2,
-            "There is no file or folder 'absent.txt'; check the path, or use - for standard input.",
-        ),
-        (f"{TRAIN} --steps 0", 2, "--steps is 0; it must be from 1 to 9007199254740992."),
-        (f"{TRAIN} --preset bert", 2, "--preset is 'bert'; it must be one of: modern, gpt2, original"),
-        (f"{TRAIN} --epochs 1", 2, "--steps and --epochs contradict each other"),
-        (f"{TRAIN} --steps many", 2, "Invalid value for '--steps' ... valid integer"),
-        (f"{TRAIN} --out photos --force", 2, "photos contains files that do not belong to a run (beach.jpg) ... --out"),
-        ("TINYLM_TRAIN_STEPS=few train corpus.txt", 2, "'--steps' ... in the environment variable TINYLM_TRAIN_STEPS"),
+        ("train absent.txt",
+         2, "There is no file or folder 'absent.txt'; check the path, or use - for standard input."),
+        ("train '*.csv'", 2, "No file matches the pattern '*.csv'"),
+        (f"train {'x' * 3000}", 1, "File name too long"),
+        ("train empty.txt", 2, "empty.txt contains no text; give a file that does."),
+        ("train x.txt", 2, "x.txt leaves 0 tokens for training, and at least 3 are needed; give more text"),
+        ("train abcd.txt", 2, "abcd.txt leaves 1 token for validation, and at least 2 are needed; give more text"),
+        ("train short.txt --context 64", 2, "27 tokens ... needs 65 ... at most 26"),
+        ("train latin.txt",
+         2, "latin.txt is not valid UTF-8 (byte 0xE9 at offset 1), and looks ... --encoding, for example cp1252"),
+        ("train cut.txt.gz", 2, "cut.txt.gz is damaged or not gzip data (it ends too early)"),
+        ("train photos", 2, "The folder photos contains no text files (skipped: 1"),
+        ("train bad.jsonl", 2, "bad.jsonl, line 2: invalid JSON"),
+        ("train answers.jsonl", 2, "(found: question, answer); name the key with --text-key. ... 'completion'"),
         ("train - < empty.txt", 2, "standard input contains no text"),
+        ("train - < latin.txt", 2, "standard input is not valid UTF-8"),
+        ("train - corpus.txt - < corpus.txt", 2, "named twice"),
+        ("train - --val-data - < corpus.txt", 2, "Standard input ... --val-data"),
+        ("train - --text-key body < answers.jsonl", 2, "standard input contains JSON ... --format jsonl"),
+        ("train corpus.txt --text-key body", 2, "--text-key is for JSONL, Parquet and CSV, and no file"),
+        ("train corpus.txt --encoding utf-9", 2, "--encoding is 'utf-9', which is unknown"),
+        ("train https://x.org/a.txt", 2, " is an address ... curl -fL https://x.org/a.txt | tinylm train -."),
+        ("train 'https://x.org/a?b&c'", 2, "curl -fL 'https://x.org/a?b&c' | tinylm train -."),
+        ("train corpus.txt --val-data https://x.org/b", 2, "fetch it first: curl -fLO https://x.org/b."),
+        (f"train pairs.tsv --format lines {BOTH}", 2, "--format lines does not fit ... takes pairs"),
+        ("train pairs.tsv --format pairs", 2, "--format pairs does not fit ... encoder-decoder"),
+        (f"train pairs.tsv {BOTH} --text-key body", 2, "--text-key is for documents"),
+        (f"train bad.tsv {BOTH}", 2, "bad.tsv, line 2: expected a source, a tab and a target"),
+        ("train chats.jsonl", 2, "chats.jsonl, line 2, message 1: 'role' is 'bot'"),
+        (f"train chats.jsonl {BOTH}",
+         2, "chats.jsonl, line 1: expected an object with texts under 'source' and 'target'"),
+        (f"{TRAIN} --train-on last", 2, "--train-on is for conversations"),
+        (f"{TRAIN} --pack", 2, "--pack is for conversations"),
+        (f"{TRAIN} --show-examples 1", 2, "--show-examples is for conversations"),
     ],
-    "train-tokenizer": [
-        ("train-tokenizer absent.txt", 2, "'absent.txt'"),
-        ("train-tokenizer corpus.txt --kind word", 2, "--kind is 'word'; it must be one of: char, bpe"),
+    "train: the options": [
+        (f"{TRAIN} --epochs 1", 2, "--steps and --epochs contradict each other"),
+        (f"{TRAIN} --val-data x.txt --val-fraction 0.5", 2, "--val-data and --val-fraction contradict each other"),
+        (f"{TRAIN} --micro-batch 5", 2, "--micro-batch is 5; it must be at most --batch-size (4)"),
+        (f"{TRAIN} --min-lr 1", 2, "--min-lr is 1.0; it must be at most --lr ("),
+        (f"{TRAIN} --warmup-steps 3", 2, "--warmup-steps is more than the whole run"),
+        (f"{TRAIN} --kv-heads 3", 2, "--kv-heads is 3; it must divide --heads (2)"),
+        (f"{TRAIN} --width 33 --heads 11", 2, "--position rope needs an even head dimension ... --width 33 divided"),
+        (f"{TRAIN} --local-window 4 --local-layers a", 2, "--local-layers is 'a' ... 0,2,4"),
+        (f"{TRAIN} --local-window 4 --local-layers 99", 2, "--local-layers names layer 99"),
+        (f"{TRAIN} --tokenizer absent.json", 2, "--tokenizer is 'absent.json'; it must be auto"),
+        (f"{TRAIN} --tokenizer char --vocab-size 300", 2, "--vocab-size is for BPE, and the tokenizer is 'char'"),
+        (f"{TRAIN} --tokenizer bpe --vocab-size 256", 2, "--vocab-size is 256; a BPE tokenizer needs 257"),
+        (f"{TRAIN} --dtype fp16 --device cpu", 2, "--dtype fp16 needs a GPU"),
+        (f"{TRAIN} --unknown skip",
+         2, "--unknown is for a given vocabulary, that of --init-from or of --tokenizer PATH"),
+        (f"{TRAIN} --extend-vocab", 2, "name it with --init-from"),
+        ("train corpus.txt --init-from a --extend-vocab --unknown skip",
+         2, "--extend-vocab and --unknown skip contradict"),
+        (f"{TRAIN} --out photos --force", 2, "photos contains files that do not belong to a run (beach.jpg) ... --out"),
+        (f"{TRAIN} --out .", 2, "--out"),
+        (f"{TRAIN} --out ..", 2, "--out"),
+        (f"{TRAIN} --out x.txt", 2, "x.txt is a file; choose another --out"),
+        (f"{TRAIN} --out x.txt/run", 1, "Cannot write x.txt/run: cannot create ... --out"),
+        (f"TINYLM_CACHE=x.txt/cache {TRAIN}", 1, "Cannot create ... set TINYLM_CACHE to another folder"),
+    ],
+    "train: values of another type and huge numbers": [
+        (f"{TRAIN} --steps many", 2, "Invalid value for '--steps': ... integer"),
+        (f"{TRAIN} --steps {'9' * 5000}", 2, "Invalid value for '--steps'"),
+        (f"{TRAIN} --layers 1.5", 2, "Invalid value for '--layers'"),
+        (f"{TRAIN} --lr fast", 2, "Invalid value for '--lr'"),
+        (f"{TRAIN} --no-layers 1", 2, "No such option: --no-layers"),
+        *(
+            (f"train corpus.txt --time={time}", 2, "is not a length of time ... 1h30m")
+            for time in ("soon", "1h2h", ".", "'5 minutes'", "-5", "h", "1e400h", "1.2.3h", "''", "x" * 10_000)
+        ),
+        (f"train corpus.txt --vocab-size 1{'0' * 400}",
+         2, "--vocab-size is a number of more than 40 digits; it must be "),
+        (f"train corpus.txt --seed {2**63}", 2, "--seed is 9223372036854775808; it must be "),
+        (f"train corpus.txt --time {'9' * 400}h", 2, "--time is inf; it must be "),
+        ("train corpus.txt --lr inf", 2, "--lr is inf; it must be "),
+        ("train corpus.txt --epochs nan", 2, "--epochs is nan; it must be greater than 0"),
+    ],
+    "train: variables and files": [
+        ("TINYLM_TRAIN_STEPS=few train corpus.txt",
+         2, "'--steps' ... in the environment variable TINYLM_TRAIN_STEPS: 'few'"),
+        ("TINYLM_TRAIN_TIME=soon train corpus.txt",
+         2, "'--time' ... in the environment variable TINYLM_TRAIN_TIME: 'soon'"),
+        ("TINYLM_TRAIN_FORCE=maybe train corpus.txt",
+         2, "'--force' ... environment variable TINYLM_TRAIN_FORCE: 'maybe'"),
+        ("TINYLM_TRAIN_SEED=-1 train absent.txt",
+         2, "--seed is -1 ... --seed comes from the environment variable TINYLM_TRAIN_SEED."),
+        ("TINYLM_TRAIN_EPOCHS=2 train corpus.txt --steps 1", 2, "--steps and --epochs contradict each other"),
+        ("TINYLM_TRAIN_VAL_DATA=absent train corpus.txt",
+         2, "absent ... the environment variable TINYLM_TRAIN_VAL_DATA."),
+        ("TINYLM_TRAIN_INIT_FROM=absent train corpus.txt",
+         2, "absent ... the environment variable TINYLM_TRAIN_INIT_FROM."),
+        ("TINYLM_TRAIN_OUT=x.txt train corpus.txt",
+         2, "x.txt ... comes from the environment variable TINYLM_TRAIN_OUT."),
+        ("TINYLM_TRAIN_DEVICE=tpu train corpus.txt", 2, "tpu ... the environment variable TINYLM_TRAIN_DEVICE."),
+        ("TINYLM_TRAIN_CONFIG=a.toml train corpus.txt", 2, "a.toml ... the environment variable TINYLM_TRAIN_CONFIG."),
+        ("TINYLM_TRAIN_WIDTH=16 train corpus.txt --config heads.toml",
+         2, "--heads comes from the file heads.toml; --width comes from the environment variable TINYLM_TRAIN_WIDTH."),
+        ("train corpus.txt --config steps.toml", 2, "--steps is 0; ... --steps comes from the file steps.toml."),
+        ("train corpus.txt --config word.toml", 2, "'--steps' ... in the file word.toml: 'some'"),
+        ("train corpus.txt --config absent.toml", 2, "Cannot read --config absent.toml: No such file"),
+        ("train corpus.txt --config /dev/zero", 2, "--config /dev/zero: it is not a regular file."),
+        ("train corpus.txt --config syntax.toml", 2, "syntax.toml is not valid TOML"),
+        ("train corpus.txt --config latin.toml", 2, "latin.toml is not valid TOML"),
+        ("train corpus.txt --config deep.toml", 2, "deep.toml is not valid TOML: it is nested too deeply."),
+        ("train corpus.txt --config digits.toml", 2, "digits.toml is not valid TOML: "),
+        ("train corpus.txt --config large.toml", 2, "large.toml is larger than 64 kB"),
+        ("train corpus.txt --config another.toml",
+         2, "another.toml sets config; a config file cannot name another one."),
+        ("train corpus.txt --config twice.toml", 2, "sets eval_every twice"),
+        ("train corpus.txt --config near.toml",
+         2, "near.toml sets learning_rate, which tinylm train does not have; use lr."),
+        ("train corpus.txt --config section.toml", 2, "section.toml sets train, ... tinylm train --help"),
+        ("train corpus.txt --config unknown.toml", 2, "sets k0, k1, k2 and 996 more, which"),
+    ],
+    "train: of a run": [
+        ("train corpus.txt --init-from {run} --layers 2 --tokenizer bpe", 2, "--tokenizer, --layers"),
+        ("train greek.txt --init-from {run}",
+         2, "5 of the text's ... 'λ' (U+03BB) ... --unknown skip ... --extend-vocab"),
+        ("train 'only greek.txt' --init-from {run} --unknown skip", 2, "None of the characters of only greek.txt"),
+        ("train --resume {run} --lr 0.1", 2, "--resume fixes --lr"),
+        ("train --resume {run} --out a", 2, "--resume fixes --out"),
+        ("train --resume {run} --device cpu", 2, "--resume fixes --device"),
+        ("train --resume {run} --init-from {run}", 2, "--resume fixes --init-from"),
+        ("train x.txt --resume {run}", 2, "is not the text that"),
+        ("train --resume {adapter}", 2, "To continue it: tinylm finetune-lora --resume "),
+        ("train --resume absent", 2, "There is no run at absent. List the runs with: tinylm runs."),
     ],
     "finetune-lora": [
         ("finetune-lora", 2, "tinylm finetune-lora corpus.txt ... standard input"),
         ("finetune-lora corpus.txt", 2, "no trained model under checkpoints/"),
+        ("finetune-lora corpus.txt --rank high", 2, "Invalid value for '--rank' / '-r': ... integer"),
     ],
-    "finetune-lora of a run": [
-        (f"finetune-lora corpus.txt -m {{run}} {BUDGET} --rank 0", 2, "--rank is 0"),
-        (f"finetune-lora corpus.txt -m {{run}} {BUDGET} --lr 0", 2, "--lr is 0.0"),
+    "finetune-lora: of a run": [
+        (f"{TUNE} --rank 17", 2, "--rank is 17; "),
+        (f"{TUNE} --alpha nan", 2, "--alpha is nan; it must be "),
+        (f"{TUNE} --target brain", 2, "--target is 'brain'; it must be one of: attention"),
+        (f"{TUNE} --target embedding --dropout 0.1", 2, "--dropout and --share-b are for linear layers"),
+        (f"{TUNE} --target embedding --share-b", 2, "--dropout and --share-b are for linear layers"),
+        (f"{TUNE} --out {{run}} --force", 2, "is the base model, which is never written to"),
+        (TUNE.replace("corpus", "greek"), 2, "has no id for 5 of the text's characters, 'γ' (U+03B3), 'λ' (U+03BB)"),
+        (f"{TUNE.replace('corpus', 'few')} --val-data corpus.txt",
+         2, "has 14 tokens ... a context of 16 needs 17; give more text."),
+        ("finetune-lora --resume {adapter} --rank 4", 2, "--resume fixes --rank"),
+        ("finetune-lora corpus.txt -m {run} --resume {adapter}", 2, "is not the text that"),
+        ("finetune-adapter corpus.txt -m {run} --bottleneck 17", 2, "--bottleneck is 17; it must be from 1 to "),
+    ],
+    "train-tokenizer": [
+        ("train-tokenizer absent.txt", 2, "'absent.txt'"),
+        ("train-tokenizer empty.txt", 2, "empty.txt contains no text"),
+        ("train-tokenizer corpus.txt --out x.txt", 2, "x.txt is already there ... --force ... --out"),
+        ("train-tokenizer corpus.txt --out no/t.json", 1, "Cannot write no/t.json: No such file"),
+        ("train-tokenizer corpus.txt --vocab-size 256", 2, "--vocab-size is 256; a BPE tokenizer needs 257"),
+        ("train-tokenizer corpus.txt --kind char --vocab-size 300",
+         2, "--vocab-size is for BPE, and the tokenizer is 'char'"),
+        ("train-tokenizer corpus.txt --text-key body", 2, "--text-key is for JSONL, Parquet and CSV, and no file"),
+    ],
+    "other commands": [
+        ("dance", 2, "Usage: tinylm ... --help ... No such command 'dance'."),
+        ("train --dance", 2, "Usage: tinylm train ... --help ... No such option: --dance"),
+        ("merge-lora", 2, "Usage: tinylm merge-lora ... Missing argument"),
+        ("runs a b", 2, "Got unexpected extra argument(s) (b)"),
+        ("sample -n", 2, "Option '-n' requires an argument"),
+        ("cache models", 2, "'models' ... tokens"),
+        ("TINYLM_INFO_CONFIG=a.toml info", 2, "a.toml ... comes from the environment variable TINYLM_INFO_CONFIG."),
+    ],
+    "names of other tools": [
+        ("train a.txt --learning-rate 1", 2, "No such option: --learning-rate. Did you mean --lr?"),
+        ("train a.txt --learning_rate=1", 2, "No such option: --learning_rate. Did you mean --lr?"),
+        ("train a.txt --iters 5", 2, "No such option: --iters. Did you mean --steps?"),
+        ("train a.txt --widht 8", 2, "No such option: --widht. Did you mean --width?"),
+        ("train a.txt --block-size 64", 2, "Did you mean --context or --sequence-length?"),
+        ("train a.txt --base-model x", 2, "Did you mean --init-from?"),
+        ("finetune-lora a.txt --block-size 64", 2, "Did you mean --sequence-length?"),
+        ("finetune-lora a.txt --lora-r 8", 2, "Did you mean --rank?"),
+        ("sample --model-path x", 2, "Did you mean --model?"),
+        ("sample --prom x", 2, "Did you mean --prompt or --prompt-file?"),
+        ("train --data a.txt", 2, "It is an argument without a flag: tinylm train CORPUS."),
+        ("generate", 2, "No such command 'generate'. Did you mean: tinylm sample?"),
+        ("fine_tune", 2, "No such command 'fine_tune'. Did you mean: tinylm finetune-lora?"),
+        ("convert", 2, "Did you mean: tinylm import or tinylm export?"),
+        ("serve", 2, "Did you mean: tinylm export --to gguf, then llama-server -m FILE?"),
+        ("trian", 2, "No such command 'trian'. Did you mean: tinylm train?"),
+        ("sam", 2, "No such command 'sam'. Did you mean: tinylm sample?"),
+        ("'only greek.txt'", 2, "Did you mean: tinylm train 'only greek.txt'?"),
+        ("sample once upon", 2, 'Quote a prompt of several words: tinylm sample "Once upon a time".'),
+        ("chat hello", 2, 'To answer a single question: tinylm sample --chat "QUESTION".'),
+        ("export a b --to gguf --out c", 2, "The path to write is given with --out."),
+        ("doctor now", 2, "Got unexpected extra argument(s) (now)"),
+        ("eval FTP://x.org/a.txt", 2, "curl -fL ftp://x.org/a.txt | tinylm eval -."),
+        ("sample -m https://huggingface.co/a/b-1.5", 2, "a model of the Hugging Face hub is written hf:a/b-1.5."),
+        ("import hf://a/b --out c", 2, "a model of the Hugging Face hub is written hf:a/b."),
+        ("info https://x.org/m.gguf", 2, "fetch it first: curl -fLO https://x.org/m.gguf."),
     ],
     "sample": [
         ("sample --temp 0.5", 2, "No such option: --temp. Did you mean --temperature?"),
@@ -82,6 +294,51 @@ ERRORS: dict[str, list[Row]] = {
         ("export --model a", 2, "It is an argument without a flag: tinylm export MODEL."),
     ],
 }
+# fmt: on
+
+
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands
+LINES = {  # of each command that has options of numbers or of a few words
+    "train": "train corpus.txt",
+    "sample": "sample -m {run}",
+    "chat": "chat -m {run}",
+    "eval": "eval corpus.txt -m {run}",
+    "compare": "compare {run} {bpe_run} corpus.txt",
+    "finetune-lora": "finetune-lora corpus.txt -m {run}",
+    "finetune-adapter": "finetune-adapter corpus.txt -m {run}",
+    "merge-lora": "merge-lora {adapter} --out merged",
+    "export": "export {run} --to gguf --out exported",
+    "train-tokenizer": "train-tokenizer corpus.txt",
+    "doctor": "doctor",
+}
+
+
+def number_type(command: str, name: str) -> type | None:
+    """int or float for an option that takes a number, else `None`."""
+    annotation = inspect.signature(COMMANDS[command].callback).parameters[name].annotation
+    found = {int, float} & {annotation.__origin__, *typing.get_args(annotation.__origin__)}
+    return found.pop() if found else None
+
+
+def words_of(option: Any) -> list[str]:
+    """The values of an option that takes one of a few words."""
+    words = (option.metavar or "").split("|")
+    return words if len(words) > 1 and not any(word.isupper() for word in words) else []
+
+
+def rows_of(command: str) -> Iterator[Row]:
+    """For each option of the command, a value just below its range, or that is none of its words."""
+    for option in COMMANDS[command].params:
+        kind = number_type(command, option.name) if option.param_type_name == "option" else None
+        if kind is not None:
+            bounds = RANGES[option.name]
+            below = bounds.low - 1 if kind is int else math.nextafter(bounds.low, -math.inf)
+            value = bounds.low if not bounds.contains(bounds.low) else below
+            says = f"{long_flag(option)} is  ... ; it must be {bounds}."
+            yield f"{LINES[command]} {long_flag(option)}={value}", 2, says
+        elif words := words_of(option):
+            says = " ... ".join((long_flag(option), "'nonsense'", *words))
+            yield f"{LINES[command]} {long_flag(option)} nonsense", 2, says
 
 
 @pytest.fixture
@@ -93,10 +350,9 @@ def files(here: Path) -> Path:
     return here
 
 
-def run_line(line: str, request: pytest.FixtureRequest) -> Result:
+def run_line(line: str, runs: dict[str, Path]) -> Result:
     """The result of a command line of a row."""
-    paths = {name: request.getfixturevalue(name) for name in re.findall(r"\{(\w+)\}", line)}
-    for name, path in paths.items():
+    for name, path in runs.items():
         line = line.replace(f"{{{name}}}", str(path))
     words = shlex.split(line)
     env = {}
@@ -115,33 +371,60 @@ def message_of(result: Result) -> str:
     return line if line.startswith("Error: ") else " ".join(re.sub("[│╭╮╰╯─]", " ", result.stderr).split())
 
 
-def complaints(result: Result, code: int, says: str) -> list[str]:
+def complaints(line: str, result: Result, code: int, says: str) -> list[str]:
     """What is wrong with an error."""
     message = message_of(result)
-    found = []
-    if result.exit_code != code:
-        found.append(f"the exit code is {result.exit_code}")
-    if result.stdout:
-        found.append(f"stdout is {result.stdout!r}")
-    if not re.search(".*".join(map(re.escape, says.split(" ... "))), message):
-        found.append(f"the message does not say {says!r}")
-    if "Traceback" in result.stderr or "`" in message:
-        found.append("it has a traceback, or the name of a setting in place of a flag")
-    if message.startswith("Error: ") and not re.search(r"[^.]\.$", message):
-        found.append("it is not a sentence")
-    return [f"{problem}: {message!r}" for problem in found]
+    wrong = {
+        f"the exit code is {result.exit_code}": result.exit_code != code,
+        f"stdout is {result.stdout!r}": bool(result.stdout),
+        f"it does not say {says!r}": not re.search(".*".join(map(re.escape, says.split(" ... "))), message),
+        "it is no line that ends as a sentence": message.startswith("Error: ") and not re.search(r"[^.]\.$", message),
+        "it has more than 1000 characters": len(message) > 1000,
+        "there is a traceback": "Traceback" in result.stderr,
+        "it names a setting in place of a flag": "`" in message,
+        "it names the source of a value that was typed": not re.search("TINYLM_|--config", line)
+        and re.search(r"comes from the |\(in the ", message),
+    }
+    return [f"{line}\n    {problem}: {message!r}" for problem, found in wrong.items() if found]
+
+
+def check(rows: Iterable[Row], files: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the command line of each row, which must write nothing, into the folder of a run neither."""
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 1000)
+    rows = list(rows)
+    assert rows
+    names = {name for line, *_ in rows for name in re.findall(r"\{(\w+)\}", line)}
+    runs = {name: request.getfixturevalue(name) for name in sorted(names)}
+    folders = [files, *runs.values()]
+    before = [snapshot(folder) for folder in folders]
+    wrong = []
+    for line, code, says in rows:
+        wrong += complaints(line, run_line(line, runs), code, says)
+        if [snapshot(folder) for folder in folders] != before:
+            before = [snapshot(folder) for folder in folders]
+            wrong.append(f"{line}\n    something was written")
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("group", ERRORS)
 def test_an_error_has_its_exit_code_and_message_and_nothing_is_written(
     group: str, files: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 1000)
-    before = snapshot(files)
-    wrong = []
-    for line, code, says in ERRORS[group]:
-        result = run_line(line, request)
-        wrong += [f"{line}\n    {problem}" for problem in complaints(result, code, says)]
-        if snapshot(files) != before:
-            wrong.append(f"{line}\n    wrote {sorted(snapshot(files).keys() ^ before.keys())}")
-    assert not wrong, "\n".join(wrong)
+    check(ERRORS[group], files, request, monkeypatch)
+
+
+@pytest.mark.parametrize("command", LINES)
+def test_a_number_out_of_range_and_an_unknown_word_are_errors_with_the_flag_and_what_it_takes(
+    command: str, files: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(rows_of(command), files, request, monkeypatch)
+
+
+def test_every_option_of_a_number_has_a_range_and_a_row() -> None:
+    numbers = {
+        (command, option.name)
+        for command, found in COMMANDS.items()
+        for option in found.params
+        if option.param_type_name == "option" and number_type(command, option.name) is not None
+    }
+    assert {name for _, name in numbers} <= set(RANGES) and {command for command, _ in numbers} <= set(LINES)

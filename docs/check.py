@@ -5,7 +5,7 @@
 Commands are the lines of fenced `sh` blocks and the lines of `console` blocks that begin with `$ `; a line that ends
 with a backslash continues. `python` blocks run as programs, `diff` blocks are applied. A document's commands run in
 its order in one temporary folder, a copy of the checkout without its runs. A failure is an exit code other than 0.
-A command that ends with `# not run: REASON` is skipped and counted.
+The commands of a block whose opening fence ends with `skip: REASON` are skipped and counted; readers do not see it.
 
 Commands run as they are written, except for these substitutions:
 
@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 COPIED = (".ci", "benchmarks", "data", "docs", "tests", "tinylm")
 LIMIT = 600  # seconds for one command
 CORPUS_CHARACTERS = 40_000
-SKIPPED = "# not run:"
+SKIPPED = " skip: "  # in the info string of a fence, of which only the language is shown
 BUDGET = re.compile(r"--(?:time|steps|epochs)[ =](?!N\b)\S+")
 PYTHON_BUDGET = re.compile(r"\b(?:time|steps|epochs)=[^,)]+")
 SIZED = re.compile(r"--(?:size|layers|heads|width|context|resume|init-from|config)\b")
@@ -73,12 +73,16 @@ TINY_BENCHMARKS = {
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, its text, and the line of the document where the text begins."""
+    """A fenced block: its language, its text, and the line of the document where the text begins.
+
+    skipped: the reason for which its commands are not run.
+    """
 
     document: Path
     line: int
     language: str
     text: str
+    skipped: str | None = None
 
 
 @dataclass(frozen=True)
@@ -98,15 +102,16 @@ def documents() -> list[Path]:
 
 def blocks(document: Path) -> Iterator[Block]:
     """The fenced blocks of a document."""
-    language, begun, held = None, 0, []
+    info, begun, held = None, 0, []
     for number, line in enumerate(document.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.lstrip().startswith("```"):
             held.append(line)
-        elif language is None:
-            language, begun, held = line.strip().removeprefix("```"), number + 1, []
+        elif info is None:
+            info, begun, held = line.strip().removeprefix("```"), number + 1, []
         else:
-            yield Block(document, begun, language, "\n".join(held) + "\n")
-            language = None
+            language, _, reason = info.partition(SKIPPED)
+            yield Block(document, begun, language, "\n".join(held) + "\n", reason or None)
+            info = None
 
 
 def commands(block: Block) -> Iterator[Command]:
@@ -121,9 +126,8 @@ def commands(block: Block) -> Iterator[Command]:
         text = line.removeprefix(prompt)
         while text.endswith("\\"):
             text = text[:-1].rstrip() + " " + next(lines)[1].strip()
-        text, _, reason = text.partition(SKIPPED)
         text = re.sub(r"\s{2,}# .*", "", text).strip()
-        yield Command(block.document, number, text, reason.strip() or None)
+        yield Command(block.document, number, text, block.skipped)
 
 
 def shortened(command: str, document: Path) -> str:

@@ -22,12 +22,13 @@ check = importlib.import_module("check")
 drawing = importlib.import_module("imports")
 structure = importlib.import_module("structure")
 
-PAGES = [*check.documents(), ROOT / "CHANGELOG.md", ROOT / "data/README.md", ROOT / "checkpoints/README.md"]
+OTHER_PAGES = ("SECURITY.md", "CHANGELOG.md", "data/README.md", "checkpoints/README.md")
+PAGES = [*check.documents(), *(ROOT / name for name in OTHER_PAGES)]
 DECISIONS = sorted((ROOT / "docs/decisions").glob("*.md"))
 ALL_PAGES = [*PAGES, *DECISIONS]
 COMMANDS = typer.main.get_command(app).commands
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-PARTS = ["context", "decision", "consequences", "measurements"]
+PARTS = ["Context", "Decision", "Consequences", "Measurements"]
 FOLDERS = (".ci", "benchmarks", "docs", "tests", "tinylm")
 
 
@@ -159,14 +160,28 @@ def test_every_link_to_a_heading_leads_to_one() -> None:
     assert not broken, "\n".join(broken)
 
 
-def test_a_decision_has_a_title_that_names_its_file_and_four_parts() -> None:
+def test_no_document_shows_its_readers_what_is_meant_for_the_checker() -> None:
+    """The reason for which commands are not run stands in the info string of their fence, which is not shown."""
+    wrong = [page.name for page in ALL_PAGES if "not run:" in page.read_text(encoding="utf-8")]
+    skipped = [block.language for page in ALL_PAGES for block in check.blocks(page) if block.skipped]
+    assert not wrong and set(skipped) == {"sh", "console"}
+
+
+def test_a_decision_has_a_title_that_names_its_file_four_parts_one_table_and_at_most_45_lines() -> None:
     wrong = []
     for decision in DECISIONS:
-        text = decision.read_text(encoding="utf-8")
-        title = text.splitlines()[0].removeprefix("# ").lower()
-        parts = [heading.lower() for heading in re.findall(r"^## (.*)$", text, re.MULTILINE)]
-        wrong += [decision.name] if re.sub("[^a-z0-9]+", "-", title) != decision.stem or parts != PARTS else []
-    assert DECISIONS and not wrong
+        lines = decision.read_text(encoding="utf-8").splitlines()
+        starts = [index for index, line in enumerate(lines) if line.startswith("## ")]
+        tables = [index for index, line in enumerate(lines) if re.match(r"\| *-", line)]
+        checks = {
+            "title": re.sub("[^a-z0-9]+", "-", lines[0].removeprefix("# ").lower()) == decision.stem,
+            "parts": [lines[index].removeprefix("## ") for index in starts] == PARTS,
+            "lines": len(lines) <= 45,
+            "width": all(len(line) <= 150 for line in lines if not line.startswith("|")),
+            "tables": len(tables) <= 1 and all(index > starts[-1] for index in tables),
+        }
+        wrong += [f"{decision.name}: {name}" for name, holds in checks.items() if not holds]
+    assert DECISIONS and not wrong, "\n".join(wrong)
 
 
 def test_every_decision_that_is_referred_to_exists() -> None:
@@ -219,8 +234,9 @@ def test_the_layout_names_every_package_and_module_of_tinylm() -> None:
     assert named <= found | {path.stem for path in (ROOT / "tinylm").rglob("*.py")} | {"tinylm"}
 
 
-def test_the_readme_has_at_most_150_lines() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+def test_the_readme_and_the_figures_of_performance_have_at_most_150_lines() -> None:
+    for page in ("README.md", "docs/performance.md"):
+        assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= 150, page
 
 
 @pytest.mark.skipif(shutil.which("patch") is None, reason="needs patch")
@@ -235,27 +251,24 @@ def test_the_changes_of_the_worked_example_apply() -> None:
 # docs/check.py
 
 
-@pytest.mark.parametrize(
-    ("command", "short"),
-    [
-        ("tinylm train book.txt", "tinylm train --steps 2 --size nano book.txt"),
-        ("tinylm train book.txt --time 5m --layers 2", "tinylm train --steps 2 book.txt  --layers 2"),
-        ("tinylm train --resume RUN --epochs 5", "tinylm train --steps 4 --resume RUN "),
-        ("cat a.txt | tinylm train - --steps 9 | wc -l", "cat a.txt | tinylm train --steps 2 --size nano -  | wc -l"),
-        ("tinylm finetune-lora b.txt --time 30s", "tinylm finetune-lora --steps 2 b.txt "),
-        ("tinylm sample --prompt x", "tinylm sample --prompt x"),
-        ("make demo", "make -n demo"),
-        ("python -m pytest tests", "python -m pytest tests --collect-only"),
-    ],
-)
-def test_a_long_command_is_shortened_as_the_script_says(command: str, short: str) -> None:
-    assert check.shortened(command, ROOT / "README.md") == short
+def test_a_long_command_is_shortened_as_the_script_says() -> None:
+    shortened = {
+        "tinylm train book.txt": "tinylm train --steps 2 --size nano book.txt",
+        "tinylm train book.txt --time 5m --layers 2": "tinylm train --steps 2 book.txt  --layers 2",
+        "tinylm train --resume RUN --epochs 5": "tinylm train --steps 4 --resume RUN ",
+        "cat a.txt | tinylm train - --steps 9 | wc -l": "cat a.txt | tinylm train --steps 2 --size nano -  | wc -l",
+        "tinylm finetune-lora b.txt --time 30s": "tinylm finetune-lora --steps 2 b.txt ",
+        "tinylm sample --prompt x": "tinylm sample --prompt x",
+        "make demo": "make -n demo",
+        "python -m pytest tests": "python -m pytest tests --collect-only",
+    }
+    assert {command: check.shortened(command, ROOT / "README.md") for command in shortened} == shortened
 
 
 def test_commands_are_found_in_blocks_with_their_continuations_and_reasons(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "```console\n$ one \\\n    two\noutput\n```\ntext\n```sh\n# remark\nthree   # not run: needs a GPU\n```\n"
+        "```console\n$ one \\\n    two\noutput\n```\ntext\n```sh skip: needs a GPU\n# remark\nthree   # remark\n```\n"
     )
     found = [command for block in check.blocks(page) for command in check.commands(block)]
     assert [(command.line, command.text, command.skipped) for command in found] == [
@@ -264,8 +277,6 @@ def test_commands_are_found_in_blocks_with_their_continuations_and_reasons(tmp_p
     ]
 
 
-@pytest.mark.parametrize(
-    "line", ["tinylm train a.txt --kv-hats 2", "tinylm trane", "make nothing", "tinylm sample --draft maybe"]
-)
-def test_a_command_that_does_not_parse_is_found(line: str) -> None:
-    assert [problem for part in simple_commands(line) for problem in problems(part)]
+def test_commands_that_do_not_parse_are_found() -> None:
+    wrong = ("tinylm train a.txt --kv-hats 2", "tinylm trane", "make nothing", "tinylm sample --draft maybe")
+    assert all(any(problems(part) for part in simple_commands(line)) for line in wrong)

@@ -11,6 +11,10 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer
 
+from tinylm.formats.imported import ForeignModel
+from tinylm.model.build import build_empty_model
+from tinylm.model.decoder import Decoder
+
 VOCABULARY = 300  # 8 more than the ids of the tokenizer
 CONTEXT = 64
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
@@ -243,3 +247,11 @@ def edit_json(path: Path, **fields: Any) -> None:
     """Replace fields of a JSON object in a file; `...` removes one."""
     values = {**json.loads(path.read_text()), **fields}
     path.write_text(json.dumps({name: value for name, value in values.items() if value is not ...}))
+
+
+def load(model: ForeignModel) -> Decoder:
+    """The decoder with the imported weights in its parameters, without a copy."""
+    decoder = build_empty_model(model.config)
+    decoder.load_state_dict(dict(model.tensors), assign=True)
+    assert isinstance(decoder, Decoder)
+    return decoder.eval()

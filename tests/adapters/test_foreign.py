@@ -72,10 +72,7 @@ SWITCHES: dict[str, tuple[str, dict[str, Any]]] = {
     "saved output": ("qwen3", {"target_modules": QKVO, "modules_to_save": ["lm_head"]}),
     "saved embedding": (TIED, {"target_modules": QKVO, "modules_to_save": ["embed_tokens"]}),
     "saved embedding, untied": ("llama", {"target_modules": QKVO, "modules_to_save": ["embed_tokens", "lm_head"]}),
-    "saved, tied": (
-        TIED,
-        {"target_modules": QKVO, "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
-    ),
+    "saved, tied": (TIED, {"target_modules": QKVO, "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}),
     "saved norms": (
         "qwen3 with biases, windows by layer, yarn",
         {"target_modules": ["up_proj"], "modules_to_save": ["norm", "q_norm", "input_layernorm"]},

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from tests.formats.peers import BASES
 from tests.formats.refusals import assert_refused
+from tests.variants import small
 from tinylm.errors import UsageError
 from tinylm.formats import family
 from tinylm.formats.families import FAMILIES, convert
 from tinylm.formats.family import ExportedTensors
-from tinylm.formats.family_choice import choose_family, resolve
+from tinylm.formats.family_choice import choose_family
 from tinylm.formats.foreign_config import WITHOUT_EFFECT
 from tinylm.model.build import build_model
 from tinylm.model_config import ModelConfig, RopeScaling
@@ -94,10 +95,8 @@ UNSUPPORTED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
     ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
     ("gemma3_text", {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}}, "scales"),
-    *(
-        ("gemma3_text", {"rope_parameters": {"full_attention": types}}, "must contain the objects full")
-        for types in ([1], "full", 5)
-    ),
+    ("gemma3_text", {"rope_parameters": {"full_attention": [1]}}, "must contain the objects full_attention"),
+    ("gemma3_text", {"rope_parameters": {"full_attention": 5}}, "must contain the objects full_attention"),
 )
 
 
@@ -108,10 +107,7 @@ def test_what_changes_the_model_in_a_way_that_is_not_supported_is_named() -> Non
 
 ACCEPTED_FIELDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gpt2", {"n_ctx": 64, "task_specific_params": {"text-generation": {"max_length": 50}}}),
-    (
-        "llama",
-        {"pretraining_tp": 2, "rope_interleaved": False, "is_llama_config": True, "transformers.js_config": {}},
-    ),
+    ("llama", {"pretraining_tp": 2, "rope_interleaved": False, "is_llama_config": True, "transformers.js_config": {}}),
     ("llama", {"quantization_config": None, "torch_dtype": "bfloat16", "_attn_implementation_autoset": True}),
     ("qwen2", {"use_mrope": False, "max_window_layers": 28}),
     ("gpt_neox", {"rope_theta": 9.0, "is_decoder": True}),
@@ -130,35 +126,13 @@ def test_gelu_of_gemma_1_means_the_approximation() -> None:
 
 
 def test_yarn_with_the_default_factor_of_attention_can_be_exported() -> None:
-    scaling = RopeScaling(kind="yarn", factor=4.0, original_context=16)
-    sizes: dict[str, Any] = {
-        "vocab_size": 8,
-        "context": 64,
-        "layers": 1,
-        "heads": 2,
-        "kv_heads": 2,
-        "width": 16,
-        "ffn_width": 16,
-    }
-    assert choose_family(ModelConfig(**sizes, rope_scaling=scaling)).name == "qwen3"
-
-
-def test_yarn_has_its_factor_of_attention_from_mscale() -> None:
-    """As DeepSeek's configs give it: (0.1 * 0.8 ln 4 + 1) / (0.1 * 0.4 ln 4 + 1)."""
-    rope = {"rope_type": "yarn", "factor": 4.0, "mscale": 0.8, "mscale_all_dim": 0.4, "rope_theta": 1e4}
-    scaling = read("llama", rope_parameters=rope).rope_scaling
-    assert isinstance(scaling, RopeScaling)
-    assert scaling.attention_factor == pytest.approx((0.08 * 1.3862943611 + 1) / (0.04 * 1.3862943611 + 1))
+    yarn = RopeScaling(kind="yarn", factor=4.0, original_context=16)
+    assert choose_family(small(rope_scaling=yarn)).name == "qwen3"
 
 
 SCALINGS: dict[str, dict[str, Any]] = {
     "linear": {"factor": 4.0},
-    "llama3": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
-    },
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
     "yarn": {
         "factor": 4.0,
         "original_max_position_embeddings": 16,
@@ -198,18 +172,10 @@ def test_absurd_numbers_of_rope_are_refused_by_name_or_give_finite_frequencies()
                 except (ValueError, UsageError) as error:
                     refused = str(error)
                 accepted = type(value) in (int, float) and value in ACCEPTED.get(name, ())
-                if accepted == bool(refused) or (
-                    refused and not any(word in refused for word in (name, *NAMES.get(name, ())))
-                ):
+                named = name in refused or NAMES.get(name, name) in refused
+                if (refused and accepted) or not (accepted or named):
                     wrong.append(f"{model}, {kind}, {name} = {value}: {refused}")
     assert not wrong, "\n".join(wrong)
-
-
-def test_scales_of_yarn_whose_quotient_divides_by_zero_are_refused() -> None:
-    """The divisor is 0.1 mscale_all_dim ln(factor) + 1, which is 0 here."""
-    rope = {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": -10 / math.log(4)}
-    with pytest.raises(ValueError, match="mscale_all_dim of the RoPE scaling"):
-        read("llama", rope_parameters=rope)
 
 
 def test_the_rope_bases_of_gemma_3_have_the_defaults_of_transformers() -> None:
@@ -282,9 +248,3 @@ def test_a_config_of_any_values_is_read_or_refused(data: st.DataObject, kind: st
     except (ValueError, UsageError):
         return
     assert isinstance(found, ModelConfig)
-
-
-def test_an_exported_config_has_the_epsilon_of_the_model() -> None:
-    for kind, field in (("llama", "rms_norm_eps"), ("gpt2", "layer_norm_epsilon"), ("gpt_neox", "layer_norm_eps")):
-        model = read(kind, **{field: 0.003})
-        assert model.norm_epsilon == FAMILIES[kind].write_config(resolve(model))[field] == 0.003

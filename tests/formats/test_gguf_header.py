@@ -60,10 +60,7 @@ FORGED: dict[str, tuple[bytes, str]] = {
     "a string of gigabytes": (header([text("a") + struct.pack("<IQ", STRING, 1 << 40)]), "a string of"),
     "a string as long as can be": (header([text("a") + struct.pack("<IQ", STRING, 2**64 - 1)]), "a string of"),
     "a string beyond the file": (header([text("a") + struct.pack("<IQ", STRING, 9999)]), "does not end before"),
-    "an array of many items": (
-        header([key("a", ARRAY, struct.pack("<IQ", UINT32, 1 << 50))]),
-        "arrays of 1,125,899",
-    ),
+    "an array of many items": (header([key("a", ARRAY, struct.pack("<IQ", UINT32, 1 << 50))]), "arrays of 1,125,899"),
     "many arrays of many items": (
         header([key(str(i), ARRAY, struct.pack("<IQ", 0, 1 << 20) + bytes(1 << 20)) for i in range(3)]),
         "arrays of 3,145,728 items",

@@ -7,25 +7,19 @@ import huggingface_hub
 import pytest
 
 from tests.formats.peers import save_peer
+from tests.formats.refusals import assert_refused
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.formats.hub import FILES, download, is_reference
 from tinylm.formats.huggingface import read_folder
 from tinylm.formats.source import foreign_name
 
 
-@pytest.mark.parametrize(
-    "reference",
-    ["hf:", "hf:name", "hf:owner/name/more", "hf:../name", "hf:owner/..", "hf:owner/na me", "hf:o/n@", "hf:o/n@../x y"],
-)
-def test_a_reference_names_owner_and_name(reference: str) -> None:
-    assert is_reference(reference)
-    with pytest.raises(UsageError, match="OWNER/NAME"):
-        download(reference)
-
-
-@pytest.mark.parametrize("reference", ["hf:owner/name.v1", "hf:owner/name.v1@main", "hf:owner/name.v1@refs/pr/1"])
-def test_a_model_of_the_hub_is_named_without_its_revision(reference: str) -> None:
-    assert foreign_name(Path(reference)) == "name.v1"
+def test_a_reference_names_owner_and_name_and_the_model_has_the_name() -> None:
+    wrong = ("", "name", "owner/name/more", "../name", "owner/..", "owner/na me", "o/n@", "o/n@../x y")
+    assert all(is_reference(f"hf:{reference}") for reference in wrong)
+    assert_refused([(reference, "OWNER/NAME") for reference in wrong], lambda name: download(f"hf:{name}"), UsageError)
+    for reference in ("hf:owner/name.v1", "hf:owner/name.v1@main", "hf:owner/name.v1@refs/pr/1"):
+        assert foreign_name(Path(reference)) == "name.v1"
 
 
 def test_neither_code_nor_pickles_are_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

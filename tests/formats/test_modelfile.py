@@ -9,27 +9,18 @@ from tinylm.formats.modelfile import make_modelfile, modelfile_path
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
 
-def test_the_modelfile_is_beside_its_gguf_file() -> None:
-    assert modelfile_path(Path("models/story.gguf")) == Path("models/story.Modelfile")
-
-
-def test_for_a_base_model_it_hands_the_prompt_over_as_it_is() -> None:
+def test_for_a_base_model_the_modelfile_hands_the_prompt_over_as_it_is() -> None:
     _, model = own_model("modern")
+    assert modelfile_path(Path("models/story.gguf")) == Path("models/story.Modelfile")
     assert make_modelfile(Path("models/story.gguf"), model) == (
         'FROM ./story.gguf\nPARAMETER num_ctx 48\nTEMPLATE """{{ .Prompt }}"""\nPARAMETER stop "<|endoftext|>"\n'
     )
 
 
-def test_for_a_chat_model_with_chatml_it_has_its_template() -> None:
+def test_a_chat_model_with_chatml_has_its_template_and_any_other_is_left_to_ollama() -> None:
     _, model = own_model("modern")
     text = make_modelfile(Path("chat.gguf"), replace(model, chat_template=CHATML))
-    assert (
-        "{{ range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n"
-        in text
-    )
-
-
-def test_an_unknown_chat_template_is_left_to_ollama() -> None:
-    _, model = own_model("modern")
+    turns = "{{ range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}"
+    assert turns + "<|im_start|>assistant\n" in text
     text = make_modelfile(Path("chat.gguf"), replace(model, chat_template="{{ x }}"))
     assert "TEMPLATE " not in text.replace("# Without TEMPLATE,", "")

@@ -3,23 +3,12 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from tests.shell import (
-    TINY,
-    assert_error,
-    assert_usage_error,
-    copied,
-    edit_config,
-    records,
-    run_ok,
-    snapshot,
-    story,
-    tinylm,
-)
+from tests.shell import TINY, assert_error, copied, edit_config, records, run_ok, snapshot, story, tinylm
 from tinylm.evaluation.baselines import ngram_bits_per_byte
 from tinylm.run_directory.loading import load_model, read_config, summarise
 
@@ -39,6 +28,25 @@ def text(here: Path) -> Path:
     return path
 
 
+def nats_by_definition(run: Path, ids: Any, length: int | None = None, stride: int | None = None) -> list[float]:
+    """-log p of each token but the first, given those before it in the first window that has it as a target.
+
+    Windows of `length` tokens, the context by default, start every `stride` tokens, by default their length.
+    """
+    model, config, _, _ = load_model(run)
+    length = length or config.model.context
+    starts, nats = range(0, len(ids), stride or length), []
+    with torch.no_grad():
+        for target in range(1, len(ids)):
+            start = next(start for start in starts if start < target <= start + length)
+            logits = model.logits(model(torch.tensor([ids[start:target]])).hidden)[0, -1].double()
+            nats.append(-logits.log_softmax(-1)[ids[target]].item())
+    return nats
+
+
+# The metrics
+
+
 def test_json_has_the_documented_keys_with_consistent_values(run: Path, text: Path) -> None:
     (record,) = records(run_ok("eval", "-m", run, text, "--json"))
     assert list(record) == KEYS
@@ -50,29 +58,80 @@ def test_json_has_the_documented_keys_with_consistent_values(run: Path, text: Pa
     assert record["bits_per_byte"] == record["bits_per_character"]
 
 
-def test_the_loss_is_the_mean_over_windows_of_the_context_length(run: Path, text: Path) -> None:
-    """By definition, one window at a time: the loss of each token given those before it in its window."""
-    model, config, tokenizer, _ = load_model(run)
-    ids, context = tokenizer.encode(text.read_text()).astype(int), config.model.context
-    nats = 0.0
-    with torch.no_grad():
-        for start in range(0, len(ids) - 1, context):
-            window = torch.from_numpy(ids[start : start + context + 1])
-            logits = model.logits(model(window[None, :-1]).hidden)[0].double()
-            nats += F.cross_entropy(logits, window[1:], reduction="sum").item()
-    assert evaluated("-m", run, text)["loss"] == pytest.approx(nats / (len(ids) - 1), rel=1e-6)
+@pytest.mark.parametrize(("length", "stride"), [(None, None), (None, 1), (5, None), (5, 2)])
+def test_the_loss_is_the_mean_of_log_probabilities_in_windows(
+    length: int | None, stride: int | None, run: Path, text: Path
+) -> None:
+    options = {"--sequence-length": length, "--stride": stride}
+    words = [word for name, value in options.items() if value for word in (name, value)]
+    nats = nats_by_definition(run, load_model(run).tokenizer.encode(text.read_text()).tolist(), length, stride)
+    record = evaluated("-m", run, text, *words)
+    assert record["tokens"] == len(nats)
+    assert record["loss"] == pytest.approx(sum(nats) / len(nats), rel=1e-6)
 
 
-def nats_by_definition(run: Path, ids: torch.Tensor) -> list[float]:
-    """-log p of each token but the first, given those before it in its window of the context length."""
-    model, config, _, _ = load_model(run)
-    nats: list[float] = []
-    with torch.no_grad():
-        for start in range(0, len(ids) - 1, config.model.context):
-            window = ids[start : start + config.model.context + 1]
-            logits = model.logits(model(window[None, :-1]).hidden)[0].double()
-            nats += F.cross_entropy(logits, window[1:], reduction="none").tolist()
-    return nats
+def test_metrics_do_not_depend_on_the_batch_size(run: Path, bpe_run: Path, text: Path) -> None:
+    for model in (run, bpe_run):
+        one, *others = (evaluated("-m", model, text, "--batch-size", rows) for rows in (1, 2, 5, 1000))
+        for other in others:
+            assert other == {key: pytest.approx(value, rel=1e-6) for key, value in one.items()}
+
+
+def test_bits_per_character_and_byte_count_the_text_and_not_the_bpe_tokens(bpe_run: Path, here: Path) -> None:
+    (here / "t.txt").write_text("xé日本 the sea")
+    record = evaluated("-m", bpe_run, "t.txt")
+    assert (record["characters"], record["bytes"]) == (11, 2 + 6 + 8)
+    nats = record["loss"] * record["tokens"]
+    assert record["bits_per_character"] == pytest.approx(nats / math.log(2) / record["characters"])
+    assert record["bits_per_byte"] == pytest.approx(nats / math.log(2) / record["bytes"])
+
+
+def test_without_json_a_table_is_printed(run: Path, text: Path) -> None:
+    record = evaluated("-m", run, text)
+    result = run_ok("eval", "-m", run, text)
+    model, scored, *lines = result.stdout.splitlines()
+    assert (model.split(), scored.split()) == (["model", str(run)], ["text", str(text)])
+    names = "nats per token,perplexity,bits per character,bits per byte,tokens scored,characters scored,bytes scored"
+    assert [line.rpartition("  ")[0].strip() for line in lines] == names.split(",")
+    assert lines[0].split()[-1] == f"{record['loss']:.4f}"
+    assert result.stderr.startswith("On cpu (1 threads): no GPU was found; fp32: exact.\n")
+    assert run_ok("eval", "-m", run, text, "--quiet").stderr == ""
+
+
+def test_a_long_text_has_an_interval_by_blocks_and_many_documents_one_by_documents(run: Path, here: Path) -> None:
+    (here / "t.txt").write_text(story(2000, seed=2))
+    result = run_ok("eval", "-m", run, "t.txt", "--json")
+    (record,) = records(result)
+    assert list(record) == [*KEYS, "loss_low", "loss_high", "resampled"]
+    assert record["loss_low"] < record["loss"] < record["loss_high"]
+    scored = len(story(2000, seed=2)) - 1
+    assert record["resampled"] == (
+        f"{scored // 64} blocks of about {scored / (scored // 64):.0f} tokens, as the text has only 1 document"
+    )
+    assert f"95 % interval of the loss: bootstrap of {record['resampled']}." in result.stderr
+    assert f"{record['loss_low']:.4f} to {record['loss_high']:.4f}" in run_ok("eval", "-m", run, "t.txt").stdout
+    (record,) = records(run_ok("eval", "-m", run, "t.txt", "--format", "lines", "--json"))
+    assert record["resampled"] == f"{len(story(2000, seed=2).splitlines())} documents"
+
+
+@pytest.mark.usefixtures("shelf_cache")
+def test_baselines_are_compressors_and_a_character_model_of_the_training_text(
+    run: Path, text: Path, shelf: Path, here: Path
+) -> None:
+    before = snapshot(run), snapshot(here)
+    record = evaluated("-m", run, text, "--baselines")
+    assert list(record) == [*KEYS[2:], "baselines"]
+    assert set(record["baselines"]) == {"gzip", "xz", "order-5 characters"}
+    data = read_config(run).data
+    assert data is not None
+    training = (shelf / "one.txt").read_text()[: data.train_characters]
+    expected = ngram_bits_per_byte(training, text.read_text())
+    assert record["baselines"]["order-5 characters"] == pytest.approx(expected)
+    assert "bits per byte, gzip" in run_ok("eval", "-m", run, text, "--baselines").stdout
+    assert (snapshot(run), snapshot(here)) == before  # evaluating writes no file
+
+
+# Documents
 
 
 def test_by_document_prints_the_loss_of_each_with_the_end_of_text_after_it(run: Path, here: Path) -> None:
@@ -86,15 +145,14 @@ def test_by_document_prints_the_loss_of_each_with_the_end_of_text_after_it(run: 
     assert [document["document"] for document in documents] == [1, 2, 3]
     tokenizer = load_model(run).tokenizer
     ends = [i for text in texts for i in (*tokenizer.encode(text).tolist(), tokenizer.end_of_text_id)][:-1]
-    nats, start = nats_by_definition(run, torch.tensor(ends)), 0
+    nats, start = nats_by_definition(run, ends), 0
     for document, text in zip(documents, texts, strict=True):
         length = len(text) + (text != texts[-1]) - (text == texts[0])  # with the end of text, without the first token
         assert document["tokens"] == length
         assert document["characters"] == len(text) - (text == texts[0])
         assert document["loss"] == pytest.approx(sum(nats[start : start + length]) / length, rel=1e-6)
-        assert document["bits_per_byte"] == pytest.approx(
-            document["loss"] * length / document["bytes"] / math.log(2), rel=1e-9
-        )
+        bits = document["loss"] * length / document["bytes"] / math.log(2)
+        assert document["bits_per_byte"] == pytest.approx(bits, rel=1e-9)
         start += length
 
 
@@ -126,213 +184,43 @@ def test_the_size_of_lines_includes_their_line_breaks(here: Path) -> None:
     assert trained["best_val_bits_per_byte"] == pytest.approx(scored["bits_per_byte"], rel=1e-5)
 
 
-@pytest.mark.usefixtures("shelf_cache")
-def test_the_documents_of_a_recorded_validation_text_have_numbers_and_no_names(run: Path) -> None:
-    document, total = records(run_ok("eval", "-m", run, "--by-document", "--json"))
-    assert (document["document"], document["name"], document["tokens"]) == (1, "", total["tokens"])
-    assert document["loss"] == total["loss"]
+# The text
 
 
-def test_a_long_text_has_an_interval_by_blocks_and_many_documents_one_by_documents(run: Path, here: Path) -> None:
-    (here / "t.txt").write_text(story(2000, seed=2))
-    result = run_ok("eval", "-m", run, "t.txt", "--json")
-    (record,) = records(result)
-    assert list(record) == [*KEYS, "loss_low", "loss_high", "resampled"]
-    assert record["loss_low"] < record["loss"] < record["loss_high"]
-    scored = len(story(2000, seed=2)) - 1
-    assert record["resampled"] == (
-        f"{scored // 64} blocks of about {scored / (scored // 64):.0f} tokens, as the text has only 1 document"
-    )
-    assert f"95 % interval of the loss: bootstrap of {record['resampled']}." in result.stderr
-    assert f"{record['loss_low']:.4f} to {record['loss_high']:.4f}" in run_ok("eval", "-m", run, "t.txt").stdout
-    (record,) = records(run_ok("eval", "-m", run, "t.txt", "--format", "lines", "--json"))
-    assert record["resampled"] == f"{len(story(2000, seed=2).splitlines())} documents"
-
-
-def test_by_document_is_an_error_for_encoders(encoder: Path, text: Path) -> None:
-    assert_error(tinylm("eval", "-m", encoder, text, "--by-document"), 2, "--by-document is for decoder models")
-
-
-def test_without_json_a_table_is_printed(run: Path, text: Path) -> None:
-    record = evaluated("-m", run, text)
-    model, scored, *lines = run_ok("eval", "-m", run, text).stdout.splitlines()
-    assert (model.split(), scored.split()) == (["model", str(run)], ["text", str(text)])
-    names = "nats per token,perplexity,bits per character,bits per byte,tokens scored,characters scored,bytes scored"
-    assert [line.rpartition("  ")[0].strip() for line in lines] == names.split(",")
-    assert lines[0].split()[-1] == f"{record['loss']:.4f}"
-
-
-def test_stderr_has_device_and_number_format(run: Path, text: Path) -> None:
-    assert run_ok("eval", "-m", run, text).stderr.startswith("On cpu (1 threads): no GPU was found; fp32: exact.\n")
-    assert run_ok("eval", "-m", run, text, "--quiet").stderr == ""
-
-
-@pytest.mark.parametrize("kind", ["run", "bpe_run"])
-def test_metrics_do_not_depend_on_the_batch_size(kind: str, text: Path, request: pytest.FixtureRequest) -> None:
-    model = request.getfixturevalue(kind)
-    one, *others = (evaluated("-m", model, text, "--batch-size", rows) for rows in (1, 2, 5, 1000))
-    for other in others:
-        assert other == {key: pytest.approx(value, rel=1e-6) for key, value in one.items()}
-
-
-def test_with_a_stride_each_token_is_scored_once_with_more_context(
-    run: Path, text: Path, adapter: Path, shelf: Path
+def test_texts_may_be_standard_input_folders_and_jsonl_and_are_joined_by_the_end_of_text(
+    run: Path, text: Path, here: Path
 ) -> None:
-    """Stride 1 by definition: each token is predicted from a full context before it."""
-    model, config, tokenizer, _ = load_model(run)
-    ids, context = tokenizer.encode(text.read_text()).astype(int), config.model.context
-    nats = 0.0
-    with torch.no_grad():
-        for end in range(1, len(ids)):
-            window = torch.from_numpy(ids[max(0, end - context) : end + 1])
-            logits = model.logits(model(window[None, :-1]).hidden)[0, -1].double()
-            nats += F.cross_entropy(logits, window[-1]).item()
-    whole, sliding = evaluated("-m", run, text), evaluated("-m", run, text, "--stride", 1)
-    assert sliding["tokens"] == whole["tokens"]
-    assert sliding["loss"] == pytest.approx(nats / (len(ids) - 1), rel=1e-6)
-    assert sliding["loss"] != whole["loss"]
-    periodic = shelf / "two.txt"  # periodic: more context makes it easier to predict
-    sliding, whole = evaluated("--adapter", adapter, periodic, "--stride", 1), evaluated("--adapter", adapter, periodic)
-    assert sliding["loss"] < whole["loss"]
-
-
-@pytest.mark.parametrize("stride", [None, 2])
-def test_windows_of_another_length_give_the_sum_of_log_probabilities_in_such_windows(
-    stride: int | None, run: Path, text: Path
-) -> None:
-    model, _, tokenizer, _ = load_model(run)
-    ids, length = tokenizer.encode(text.read_text()).astype(int), 5
-    nats, starts = 0.0, range(0, len(ids), stride or length)
-    with torch.no_grad():
-        for target in range(1, len(ids)):
-            start = next(start for start in starts if start < target <= start + length)  # the first window that has it
-            logits = model.logits(model(torch.from_numpy(ids[None, start:target])).hidden)[0, -1].double()
-            nats -= logits.log_softmax(-1)[ids[target]].item()
-    options = () if stride is None else ("--stride", stride)
-    record = evaluated("-m", run, text, "--sequence-length", length, *options)
-    assert record["tokens"] == len(ids) - 1
-    assert record["loss"] == pytest.approx(nats / (len(ids) - 1), rel=1e-6)
-
-
-def test_bits_per_character_and_byte_count_the_text_and_not_the_bpe_tokens(bpe_run: Path, here: Path) -> None:
-    (here / "t.txt").write_text("xé日本 the sea")
-    record = evaluated("-m", bpe_run, "t.txt")
-    assert (record["characters"], record["bytes"]) == (11, 2 + 6 + 8)
-    nats = record["loss"] * record["tokens"]
-    assert record["bits_per_character"] == pytest.approx(nats / math.log(2) / record["characters"])
-    assert record["bits_per_byte"] == pytest.approx(nats / math.log(2) / record["bytes"])
-
-
-def test_several_texts_are_joined_by_the_end_of_text_token(run: Path, here: Path) -> None:
-    for name in "ab":
-        (here / f"{name}.txt").write_text(story(300))
-    record = evaluated("-m", run, "a.txt", "b.txt")
-    assert record["characters"] == 2 * len(story(300)) - 1
-    assert record["tokens"] == 2 * len(story(300))
-
-
-def test_texts_may_be_standard_input_folders_and_jsonl(run: Path, text: Path, here: Path) -> None:
     expected = evaluated("-m", run, text)
     assert evaluated("-m", run, "-", stdin=text.read_text()) == expected
     (here / "folder").mkdir()
     (here / "folder" / "a.txt").write_text(text.read_text())
     assert evaluated("-m", run, "folder") == expected
+    both = evaluated("-m", run, text, "folder")
+    assert both["characters"] == 2 * expected["characters"] + 1 == both["tokens"] - 1
     (here / "a.jsonl").write_text('{"body": "the sea"}\n')
     assert evaluated("-m", run, "a.jsonl", "--text-key", "body")["tokens"] == 6
-
-
-def test_a_file_named_like_an_option_can_be_given_after_two_dashes(run: Path, here: Path, text: Path) -> None:
-    expected = evaluated("-m", run, text)
+    assert evaluated("-m", run, "-", stdin="th")["tokens"] == 1
     text.rename(here / "--quiet")
     (record,) = records(run_ok("eval", "-m", run, "--json", "--", "--quiet"))
     assert record == {"model": str(run), "text": "--quiet", **expected}
 
 
 @pytest.mark.usefixtures("shelf_cache")
-def test_without_a_text_the_validation_text_of_the_run_is_evaluated(run: Path) -> None:
-    result = run_ok("eval", "-m", run, "--json")
-    assert f"Evaluating on the validation text of {run}." in result.stderr
-    (record,) = records(result)
-    data = read_config(run).data
-    assert data is not None
-    assert record["tokens"] == data.val_tokens - 1
-    assert record["loss"] == pytest.approx(summarise(run)["val_loss"], rel=1e-4)
+def test_without_a_text_the_validation_text_of_the_run_or_adapter_is_evaluated(run: Path, adapter: Path) -> None:
+    for option, path in (("-m", run), ("--adapter", adapter)):
+        *documents, record = records(result := run_ok("eval", option, path, "--json", "--by-document"))
+        assert f"Evaluating on the validation text of {path}." in result.stderr
+        data = read_config(path).data
+        assert data is not None and record["tokens"] == data.val_tokens - 1
+        assert record["loss"] == pytest.approx(summarise(path)["val_loss"], rel=1e-4)
+        (document,) = documents
+        assert (document["document"], document["name"], document["tokens"]) == (1, "", record["tokens"])
+        assert document["loss"] == record["loss"]
 
 
 def test_a_run_trained_on_standard_input_keeps_its_validation_text(here: Path) -> None:
     run_ok("train", "-", "--steps", 1, *TINY, stdin=story(1000))
     assert evaluated()["tokens"] == int(len(story(1000)) * 0.1) - 1
-
-
-@pytest.mark.usefixtures("shelf_cache")
-def test_baselines_are_compressors_and_a_character_model_of_the_training_text(
-    run: Path, text: Path, shelf: Path
-) -> None:
-    record = evaluated("-m", run, text, "--baselines")
-    assert list(record) == [*KEYS[2:], "baselines"]
-    assert set(record["baselines"]) == {"gzip", "xz", "order-5 characters"}
-    data = read_config(run).data
-    assert data is not None
-    training = (shelf / "one.txt").read_text()[: data.train_characters]
-    expected = ngram_bits_per_byte(training, text.read_text())
-    assert record["baselines"]["order-5 characters"] == pytest.approx(expected)
-    assert "bits per byte, gzip" in run_ok("eval", "-m", run, text, "--baselines").stdout
-
-
-def test_unknown_characters_are_listed(run: Path, here: Path) -> None:
-    (here / "t.txt").write_text("the sea é and ü")
-    assert_error(
-        tinylm("eval", "-m", run, "t.txt"),
-        2,
-        "has no id for 2 of the text's characters, ",
-        "'é' (U+00E9), 'ü' (U+00FC)",
-    )
-
-
-def test_a_text_of_one_token_is_an_error(run: Path, here: Path) -> None:
-    (here / "t.txt").write_text("t")
-    assert_error(tinylm("eval", "-m", run, "t.txt"), 2, "fewer than 2 tokens (1)", "give more text")
-
-
-def test_a_text_of_two_tokens_can_be_evaluated(run: Path, here: Path) -> None:
-    (here / "t.txt").write_text("th")
-    assert evaluated("-m", run, "t.txt")["tokens"] == 1
-
-
-@pytest.mark.parametrize(
-    "content, message", [(b"", "contains no text"), (b"the \xff", "not valid UTF-8 (byte 0xFF at offset 4)")]
-)
-def test_a_text_that_cannot_be_read_is_an_error(content: bytes, message: str, run: Path, here: Path) -> None:
-    (here / "t.txt").write_bytes(content)
-    assert_error(tinylm("eval", "-m", run, "t.txt"), 2, f"t.txt {'is ' if content else ''}{message}")
-
-
-def test_a_missing_text_is_an_error(run: Path) -> None:
-    assert_error(tinylm("eval", "-m", run, "no.txt"), 2, "'no.txt'")
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        ("--stride 0", "--stride is 0"),
-        ("--stride 17", "--stride is 17"),
-        ("--sequence-length 17", "--sequence-length is 17"),
-        ("--sequence-length 4 --stride 5", "--stride is 5"),
-        ("--batch-size 0", "--batch-size is 0"),
-        ("--batch-size 1048577", "--batch-size is 1048577; it must be from 1 to 1048576"),
-        (f"--batch-size {10**400}", "--batch-size is a number of more than 40 digits"),
-        (f"--stride {2**63}", "--stride is 9223372036854775808"),
-        ("--beams 257", "--beams is 257"),
-        ("--length-penalty nan", "--length-penalty is nan; it must be from -10 to 10"),
-        ("--device tpu", "--device is 'tpu'"),
-    ],
-)
-def test_invalid_values_are_reported_with_their_flags(flags: str, message: str, run: Path, text: Path) -> None:
-    assert_error(tinylm("eval", "-m", run, text, *flags.split()), 2, message)
-
-
-def test_values_of_the_wrong_type_are_usage_errors(run: Path, text: Path) -> None:
-    assert_usage_error(tinylm("eval", "-m", run, text, "--stride", "far"), "--stride")
 
 
 def test_an_adapter_has_a_lower_loss_on_its_text_than_the_base(run: Path, adapter: Path, shelf: Path) -> None:
@@ -341,28 +229,12 @@ def test_an_adapter_has_a_lower_loss_on_its_text_than_the_base(run: Path, adapte
     assert adapted["tokens"] == base["tokens"]
 
 
-@pytest.mark.usefixtures("shelf_cache")
-def test_without_a_text_an_adapter_is_evaluated_on_its_validation_text(run: Path, adapter: Path) -> None:
-    data = read_config(adapter).data
-    assert data is not None
-    assert evaluated("--adapter", adapter)["tokens"] == data.val_tokens - 1
-    assert evaluated("--adapter", adapter)["loss"] == pytest.approx(summarise(adapter)["val_loss"], rel=1e-5)
-
-
-def test_evaluating_writes_no_file(run: Path, text: Path, here: Path) -> None:
-    before = snapshot(run), snapshot(here)
-    evaluated("-m", run, text, "--baselines")
-    assert (snapshot(run), snapshot(here)) == before
-
-
 def test_without_its_training_data_a_run_needs_a_text_and_the_character_model_is_left_out(
     run: Path, here: Path
 ) -> None:
     path = copied(run, here / "moved")
     edit_config(path, data={"corpus": ["gone.txt"]})
     assert_error(tinylm("eval", "-m", path), 1, "is no longer in the cache; name its training text", "gone.txt")
-    text = here / "t.txt"
-    text.write_text(story(300))
-    result = run_ok("eval", "-m", path, text, "--baselines", "--json")
+    result = run_ok("eval", "-m", path, "-", "--baselines", "--json", stdin=story(300))
     assert "Warning: Baselines that need the training text are left out: " in result.stderr
     assert set(records(result)[0]["baselines"]) == {"gzip", "xz"}

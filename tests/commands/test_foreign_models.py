@@ -1,6 +1,7 @@
 """Models and adapters of other tools on the command line: what is shown of them, and how forged ones are refused."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ from tests.formats import gguf_files
 from tests.formats.peers import edit_json, save_peer
 from tests.formats.peft_adapters import make_adapter
 from tests.shell import assert_error, copied, records, run_ok, snapshot, tinylm
+from tinylm.errors import TinyLMError
+from tinylm.open_model import open_model
+
+SENTENCE = "the old man said it was a cold morning. "
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The models of transformers, in folders and files of their names, and an adapter of PEFT."""
     folder = tmp_path_factory.mktemp("models")
-    peers = {name: save_peer(name, folder / name) for name in ("llama", "gpt2")}
+    peers: dict[str, Any] = {"llama": save_peer("llama", folder / "llama")}
     peers["llama.gguf"] = gguf_files.save_peer("llama", folder / "llama.gguf")
     peers["folder"] = folder
     make_adapter(save_peer("llama", folder / "base"), folder / "lora", target_modules=["q_proj", "up_proj"])
@@ -100,15 +105,6 @@ def test_the_newest_model_is_a_run_and_no_export(run: Path, models: dict[str, An
     assert "Using checkpoints/mine, the newest model." in run_ok("sample", "-n", 1).stderr
 
 
-def test_an_imported_gpt2_is_sampled_with_int8_weights(models: dict[str, Any]) -> None:
-    """Its files store weights by columns."""
-    plain, int8 = (
-        run_ok("sample", "-m", models["folder"] / "gpt2", "-n", 5, "-t", 0, "--quantize", kind).stdout
-        for kind in ("none", "int8")
-    )
-    assert plain and int8
-
-
 # Files that are named in other ways, or are something else.
 
 
@@ -116,7 +112,7 @@ def test_a_gguf_file_is_known_by_its_first_bytes_and_a_link_to_it_that_was_named
     models: dict[str, Any], here: Path
 ) -> None:
     """As huggingface_hub and ollama keep such files."""
-    (here / "text.txt").write_text("the old man said it was a cold morning. " * 20)
+    (here / "text.txt").write_text(SENTENCE * 20)
     snapshot = here / "models--someone--small/snapshots/0123"
     snapshot.mkdir(parents=True)
     (here / "models--someone--small/blobs").mkdir()
@@ -138,7 +134,7 @@ def test_a_gguf_file_is_known_by_its_first_bytes_and_a_link_to_it_that_was_named
 def test_the_base_of_an_adapter_is_found_where_it_was_or_beside_the_adapter(
     name: str, models: dict[str, Any], here: Path
 ) -> None:
-    (here / "text.txt").write_text("the old man said it was a cold morning. " * 20)
+    (here / "text.txt").write_text(SENTENCE * 20)
     (here / "far").mkdir()
     base = here / "far" / name
     copied(models["folder"] / name, base) if name == "llama" else os.link(models["folder"] / name, base)
@@ -173,28 +169,22 @@ PLACEHOLDERS = {
 }
 
 
-@pytest.mark.parametrize("kind", PLACEHOLDERS)
-def test_a_pointer_or_a_page_in_place_of_a_file_is_named(
-    kind: str, run: Path, models: dict[str, Any], here: Path
-) -> None:
-    content, message = PLACEHOLDERS[kind]
-    files = {
-        models["folder"] / "llama": ("config.json", "tokenizer.json", "model.safetensors"),
-        run: ("config.json", "tokenizer.json", "model.safetensors"),
-    }
-    for folder, names in files.items():
-        for name in names:
-            bad = copied(folder, here / f"{folder.name} {name}")
+def test_a_pointer_or_a_page_in_place_of_a_file_is_named(run: Path, models: dict[str, Any], here: Path) -> None:
+    llama, lora = models["folder"] / "llama", models["folder"] / "lora"
+    for kind, (content, message) in PLACEHOLDERS.items():
+        for number, (folder, name) in enumerate(
+            (folder, name)
+            for folder in (llama, run, lora)
+            for name in ("config.json", "tokenizer.json", "model.safetensors", "adapter_config.json")
+            if (folder / name).exists()
+        ):
+            bad = copied(folder, here / f"{kind} {number}")
             (bad / name).write_bytes(content)
-            assert_error(tinylm("sample", "-m", bad, "-n", 1), 1, name, message, sentences=5)
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        bad = copied(models["folder"] / "lora", here / name)
-        (bad / name).write_bytes(content)
-        words = ("sample", "-m", models["folder"] / "llama", "--adapter", bad, "-n", 1)
-        assert_error(tinylm(*words), 1, name, message, sentences=5)
-    for name, code in (("model.gguf", 1), ("model", 2)):
-        (here / name).write_bytes(content)
-        assert_error(tinylm("sample", "-m", name, "-n", 1), code, name, message, sentences=5)
+            words = ("-m", llama, "--adapter", bad) if folder == lora else ("-m", bad)
+            assert_error(tinylm("sample", "-n", 1, *words), 1, name, message, sentences=5)
+        for name, code in (("model.gguf", 1), ("model", 2)):
+            (here / name).write_bytes(content)
+            assert_error(tinylm("sample", "-m", name, "-n", 1), code, name, message, sentences=5)
 
 
 # Forged models.
@@ -202,27 +192,26 @@ def test_a_pointer_or_a_page_in_place_of_a_file_is_named(
 FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors")
 
 
-@pytest.mark.parametrize("file", (*FILES, "chat_template.jinja"))
-@pytest.mark.parametrize("kind", ["loop", "link", "fifo", "folder"])
-@pytest.mark.parametrize("command", ["info", "sample"])
-def test_what_is_no_file_in_a_models_folder_is_refused_by_name(
-    command: str, kind: str, file: str, llama: Path, here: Path
-) -> None:
-    (llama / file).rename(here / "moved")
-    if kind == "fifo":
-        os.mkfifo(llama / file)
-    elif kind == "folder":
-        (llama / file).mkdir()
-    else:
-        (llama / file).symlink_to(file if kind == "loop" else here / "moved")
-    words = {"info": ("info", llama), "sample": ("sample", "-m", llama, "-n", 1)}[command]
-    assert_error(tinylm(*words), 1, str(llama), file)
+def test_what_is_no_file_in_a_models_folder_is_refused_by_name(models: dict[str, Any], here: Path) -> None:
+    for file in (*FILES, "chat_template.jinja"):
+        for kind in ("loop", "link", "fifo", "folder"):
+            llama = copied(models["folder"] / "llama", here / f"{file} {kind}")
+            (llama / file).rename(here / f"moved {file} {kind}")
+            if kind == "fifo":
+                os.mkfifo(llama / file)
+            elif kind == "folder":
+                (llama / file).mkdir()
+            else:
+                (llama / file).symlink_to(file if kind == "loop" else here / f"moved {file} {kind}")
+            with pytest.raises(TinyLMError, match=re.escape(file)):
+                open_model(llama)
+            words = ("sample", "-n", 1, "-m") if kind == "link" else ("info",)
+            assert_error(tinylm(*words, llama), 1, str(llama), file)
 
 
-@pytest.mark.parametrize("name", ["loop", "loop.gguf"])
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_a_model_that_is_a_link_to_itself_is_refused(here: Path) -> None:
+    (here / "text.txt").write_text(SENTENCE * 20)
+    commands: tuple[tuple[object, ...], ...] = (
         ("info",),
         ("sample", "-n", 1, "-m"),
         ("eval", "text.txt", "-m"),
@@ -232,84 +221,63 @@ def test_what_is_no_file_in_a_models_folder_is_refused_by_name(
         ("merge-lora", "--out", "new"),
         ("train", "text.txt", "--steps", 1, "--init-from"),
         ("finetune-lora", "text.txt", "--steps", 1, "--model"),
-    ],
-)
-def test_a_model_that_is_a_link_to_itself_is_refused(words: tuple[Any, ...], name: str, here: Path) -> None:
-    (here / "text.txt").write_text("the old man said it was a cold morning. " * 20)
-    (here / name).symlink_to(name)
-    result = tinylm(*words, name)
-    assert_error(result, result.exit_code, name)
-    assert result.exit_code in (1, 2)
+    )
+    for name in ("loop", "loop.gguf"):
+        (here / name).symlink_to(name)
+        for words in commands:
+            result = tinylm(*words, name)
+            assert_error(result, result.exit_code, name)
+            assert result.exit_code in (1, 2)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [("import", "bad", "--out"), ("export", "bad", "--to", "hf", "--out"), ("import", "bad", "--force", "--out")],
-)
-def test_an_output_that_is_a_link_to_itself_is_refused(words: tuple[Any, ...], llama: Path, here: Path) -> None:
+def test_an_output_that_is_a_link_to_itself_or_whose_name_is_not_utf_8_is_refused(llama: Path, here: Path) -> None:
     (here / "loop").symlink_to("loop")
-    assert_error(tinylm(*words, "loop"), 2, "loop")
-    assert (here / "loop").is_symlink()
-
-
-@pytest.mark.parametrize(
-    ("file", "fields"),
-    [
-        ("config.json", {"hidden_act": "\ud800"}),
-        ("config.json", {"\ud800": 1}),
-        ("config.json", {"architectures": ["\udc00"]}),
-        ("tokenizer_config.json", {"chat_template": "\ud800{{ messages }}"}),
-        ("tokenizer_config.json", {"eos_token": "\ud800"}),
-        ("generation_config.json", {"eos_token_id": "\ud800"}),
-        ("tokenizer.json", {"added_tokens": [{"id": 292, "content": "a\ud800", "special": True}]}),
-    ],
-)
-def test_half_of_a_surrogate_pair_is_refused_by_the_files_name(
-    file: str, fields: dict[str, Any], llama: Path, here: Path
-) -> None:
-    edit_json(llama / file, **fields)
-    for words in (("info", llama), ("import", llama, "--out", "run"), ("export", llama, "--to", "hf", "--out", "new")):
-        assert_error(tinylm(*words), 1, file, "half of a surrogate pair")
-
-
-def test_half_of_a_surrogate_pair_in_an_adapters_config_is_refused(models: dict[str, Any], here: Path) -> None:
-    adapter = copied(models["folder"] / "lora", here / "lora")
-    edit_json(adapter / "adapter_config.json", base_model_name_or_path="x\ud800")
-    for words in (("info", adapter), ("sample", "--adapter", adapter, "-m", models["folder"] / "llama", "-n", 1)):
-        assert_error(tinylm(*words), 1, "adapter_config.json", "half of a surrogate pair")
-
-
-def test_a_name_that_is_not_utf8_is_refused_for_a_gguf_file(llama: Path, here: Path) -> None:
     before = snapshot(here)
+    for words in (("import", "bad"), ("export", "bad", "--to", "hf"), ("import", "bad", "--force")):
+        assert_error(tinylm(*words, "--out", "loop"), 2, "loop")
+        assert (here / "loop").is_symlink()
     assert_error(tinylm("export", llama, "--to", "gguf", "--out", "a\udcff.gguf"), 2, "must be UTF-8")
     assert snapshot(here) == before
 
 
-def test_a_model_whose_computation_overflows_gives_no_text_and_no_loss(llama: Path, here: Path) -> None:
+HALF = "half of a surrogate pair"
+FIELDS: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("config.json", {"hidden_act": "\ud800"}, HALF),
+    ("config.json", {"\ud800": 1}, HALF),
+    ("config.json", {"architectures": ["\udc00"]}, HALF),
+    ("tokenizer_config.json", {"chat_template": "\ud800{{ messages }}"}, HALF),
+    ("tokenizer_config.json", {"eos_token": "\ud800"}, HALF),
+    ("generation_config.json", {"eos_token_id": "\ud800"}, HALF),
+    ("tokenizer.json", {"added_tokens": [{"id": 292, "content": "a\ud800", "special": True}]}, HALF),
+    ("config.json", {"num_hidden_layers": 10**9}, "num_hidden_layers of its config.json is 1000000000"),
+    ("config.json", {"num_hidden_layers": 1000}, "it claims 1,000 layers and has"),
+    ("config.json", {"vocab_size": 10**9}, "vocab_size of its config.json is 1000000000"),
+    ("config.json", {"max_position_embeddings": 10**9}, "max_position_embeddings of its config.json is 1000000000"),
+    ("config.json", {"intermediate_size": 10**12}, "intermediate_size of its config.json is 1000000000000"),
+    ("config.json", {"hidden_size": 0}, "hidden_size of its config.json is 0"),
+)
+
+
+@pytest.mark.timeout(60)
+def test_halves_of_characters_and_absurd_sizes_are_refused_by_name(models: dict[str, Any], here: Path) -> None:
+    for number, (file, fields, message) in enumerate(FIELDS):
+        llama = copied(models["folder"] / "llama", here / str(number))
+        edit_json(llama / file, **fields)
+        for words in (("info",), ("sample", "-n", 1, "-m"), ("import",)):
+            assert_error(tinylm(*words, llama), 1, message, *([file] if message == HALF else []))
+    adapter = copied(models["folder"] / "lora", here / "lora")
+    edit_json(adapter / "adapter_config.json", base_model_name_or_path="x\ud800")
+    for words in (("info", adapter), ("sample", "--adapter", adapter, "-m", models["folder"] / "llama", "-n", 1)):
+        assert_error(tinylm(*words), 1, "adapter_config.json", HALF)
+
+
+def test_a_model_whose_computation_overflows_gives_no_text_and_no_loss(llama: Path) -> None:
     tensors = safetensors.torch.load_file(llama / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
     tensors[name] = torch.full_like(tensors[name], 1e38)
     safetensors.torch.save_file(tensors, llama / "model.safetensors", {"format": "pt"})
-    (here / "text.txt").write_text("the old man said it was a cold morning. " * 20)
-    assert_error(
-        tinylm("eval", "text.txt", "-m", llama, "--json"), 1, "The loss is not a finite number", "--dtype fp32"
-    )
-    result = tinylm("sample", "-m", llama, "-n", 3, "--prompt", "the", "--no-echo")
-    assert_error(result, 1, "The model's logits are not finite numbers", "--dtype fp32")
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers of its config.json is 1000000000"),
-        ({"num_hidden_layers": 1000}, "it claims 1,000 layers and has"),
-        ({"vocab_size": 10**9}, "vocab_size of its config.json is 1000000000"),
-        ({"max_position_embeddings": 10**9}, "max_position_embeddings of its config.json is 1000000000"),
-        ({"intermediate_size": 10**12}, "intermediate_size of its config.json is 1000000000000"),
-        ({"hidden_size": 0}, "hidden_size of its config.json is 0"),
-    ],
-)
-@pytest.mark.timeout(60)
-def test_absurd_sizes_are_refused_by_name(fields: dict[str, Any], message: str, llama: Path) -> None:
-    edit_json(llama / "config.json", **fields)
-    assert_error(tinylm("sample", "-m", llama, "-n", 1), 1, message)
+    for words, message in (
+        (("eval", "-", "-m", llama, "--json"), "The loss is not a finite number"),
+        (("sample", "-m", llama, "-n", 3, "--prompt", "the", "--no-echo"), "The model's logits are not finite numbers"),
+    ):
+        assert_error(tinylm(*words, stdin=SENTENCE * 20), 1, message, "--dtype fp32")

@@ -341,6 +341,12 @@ ERRORS: dict[str, list[Row]] = {
     "export": [
         ("export --model a", 2, "It is an argument without a flag: tinylm export MODEL."),
     ],
+    "export of a run": [
+        ("export {run} --to onnx --out new", 2, "--to is 'onnx'; it must be one of: hf, gguf, peft"),
+        ("export {run} --to hf --out new --base {run}", 2, "--base"),
+        ("export {run} --to hf --out sea.txt/new", 2, "Cannot write to"),
+        ("export {run} --to gguf --out sea.txt/a.gguf", 2, "Cannot write to"),
+    ],
 }
 # fmt: on
 

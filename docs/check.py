@@ -44,30 +44,20 @@ TRAINING = re.compile(r"\btinylm (train|finetune-lora|finetune-adapter)(?= )")
 INSTALLING = re.compile(r"^(\S*/)?(pip3?|python3? -m (pip|venv)|py -3|\.venv\\\S+) ")
 SMALL = "--layers 1 --heads 2 --width 16 --context 24 --rounds 1 --warmup 0"
 TINY_RUN = "--size nano --context 16 --batch-size 2"
-TINY_BENCHMARKS = {
+TINY_BENCHMARKS = {  # by program, or by program and its first argument
     "ablation.py": f'--steps 2 --seeds 1 --groups positions --options "{TINY_RUN}"',
-    "adapter_rates.py": "--steps 2 --kinds lora-2 --rates 0.01 --seeds 1 --train-characters 2000",
-    "contexts.py": f"{SMALL} --contexts 32 64 --cached 2 14",
-    "corpora.py": "--gigabytes 0.15",
-    "decoding.py": f"{SMALL} --tokens 4 --streams 2",
-    "drafting.py": "--models 4x128 --accuracies 1 --rounds 1",
-    "encoding.py": "--megabytes 1 --vocab-size 300 --rounds 1",
-    "faults.py": "--cases 1",
-    "finetuning.py": f'--base-steps 2 --steps 2 --experts 2 --options "{TINY_RUN}"',
-    "formats.py": "--families gpt2",
+    "finetuning.py": "--tiny",
+    "formats.py differences": "--families gpt2",
+    "formats.py encoding": "--megabytes 1 --vocab-size 300 --rounds 1",
+    "formats.py opening": "--layers 2 --width 64",
+    "formats.py startup": "--rounds 1",
     "gpu.py": "--small --rounds 1 --times 5s",
-    "gradients.py": "--width 16 --depths 2 --streams 2",
-    "layers.py": "--rounds 1 --widths 16 --lengths 8 --experts 2 --tokens 256",
     "learning.py": "--times 5s --seeds 1",
-    "memory.py": "--megabytes 1",
-    "opening.py": "--layers 2 --width 64",
-    "packing.py": "--size nano --context 64 --tokens 500 --medians 20 --rounds 1",
-    "ranks.py": f"{SMALL} --rows 2 --dtypes fp32",
-    "report_overhead.py": "--seconds 3",
     "sampling.py": "--models 4x128 --kinds f32 --programs tinylm transformers --rounds 1",
-    "startup.py": SMALL,
-    "thread_policy.py": "--models 4x128 --neighbours 0 --rounds 1",
-    "throughput.py": f"{SMALL} --batch-size 2",
+    "scale.py corpora": "--gigabytes 0.15",
+    "scale.py memory": "--models 1x32 --kinds adamw",
+    "scale.py ranks": f"{SMALL} --rows 2 --dtypes fp32",
+    "training.py": f"{SMALL} --batch-size 2",
 }
 
 
@@ -141,11 +131,8 @@ def shortened(command: str, document: Path) -> str:
         pieces[index] = f"tinylm {pieces[index]} --steps {steps}{size}"
         pieces[index + 1] = rest + follower + after
     command = "".join(pieces)
-    if match := re.search(r"\bbenchmarks/(\w+\.py)", command):
-        added = TINY_BENCHMARKS.get(match[1], "")
-        if match[1] == "decoding.py" and "--run" in command:
-            added += " --rounds 1"
-        command = f"{command} {added}"
+    if match := re.search(r"\bbenchmarks/((\w+\.py)(?: \w+)?)", command):
+        command = f"{command} {TINY_BENCHMARKS.get(match[1]) or TINY_BENCHMARKS.get(match[2], '')}"
     if re.search(r"\bpytest\b", command) and document.name != "CONTRIBUTING.md":
         command += " --collect-only"
     return re.sub(r"^make ", "make -n ", command)

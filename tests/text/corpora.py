@@ -1,7 +1,11 @@
 """Texts in files, and the documents of corpora that are read from them."""
 
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
+from tinylm.errors import TinyLMError
 from tinylm.text.corpus import Stream, find_corpus
 from tinylm.text.corpus_encoding import SplitCorpus, split_corpus
 from tinylm.text.pairs import PairCorpus
@@ -15,6 +19,20 @@ def write_file(path: Path, content: bytes | str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
+
+
+def unreported(
+    function: Callable[..., object], rows: Iterable[tuple[Any, ...]], error: type[TinyLMError] = TinyLMError
+) -> list[str]:
+    """For each row of arguments and a pattern: what the function did if it raised no error with the pattern."""
+    wrong = []
+    for *arguments, pattern in rows:
+        try:
+            wrong.append(f"{pattern}: no error, but {function(*arguments)!r:.200}")
+        except error as raised:
+            if not re.search(pattern, str(raised)):
+                wrong.append(f"{pattern}: {raised}")
+    return wrong
 
 
 def documents_of(stream: Stream) -> list[str]:

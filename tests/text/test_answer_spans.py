@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from tests.text.corpora import unreported
 from tests.text.templates import CONVERSATIONS, LLAMA_2, LLAMA_3, QWEN, QWEN_3, SPECIAL, SPECIAL_TOKENS, messages
 from tinylm.errors import UsageError
 from tinylm.text import answer_spans
@@ -30,49 +31,16 @@ def conversation(turns: list[dict[str, Any]]) -> Conversation:
     return Conversation(tuple(turns), location="chat.jsonl, line 7")
 
 
-@pytest.mark.parametrize("turns", CONVERSATIONS)
 @pytest.mark.parametrize("template", ANSWERS)
-def test_answers_with_their_end_tokens_are_scored_and_nothing_else(template: str, turns: list[dict[str, Any]]) -> None:
-    text, spans = chat(template).render(conversation(turns))
-    expected = [match.span(1) for match in re.finditer(ANSWERS[template], text, re.DOTALL)]
-    assert [(span.start, span.stop) for span in spans] == expected
-    assert len(spans) == sum(turn["role"] == "assistant" for turn in turns)
-    assert text == ChatTemplate(template, SPECIAL).render(turns)
-    last = chat(template, "last").render(conversation(turns))
-    assert last.text == text and last.spans == spans[-1:]
-    assert chat(template, "all").render(conversation(turns)) == (text, [range(len(text))])
-
-
-def test_a_system_turn_that_a_template_adds_is_part_of_the_text_and_not_scored() -> None:
-    text, spans = chat(QWEN).render(conversation(CONVERSATIONS[0]))
-    assert text.startswith("<|im_start|>system\nYou are helpful.<|im_end|>\n<|im_start|>user\nHello")
-    assert [text[span.start : span.stop] for span in spans] == ["Hi!<|im_end|>"]
-
-
-def test_tools_are_handed_to_the_template() -> None:
-    text, spans = chat(QWEN).render(Conversation(tuple(CONVERSATIONS[0]), ({"name": "add"},)))
-    assert text.startswith('<|im_start|>system\n# Tools\n{"name": "add"}<|im_end|>\n<|im_start|>user')
-    assert [text[span.start : span.stop] for span in spans] == ["Hi!<|im_end|>"]
-
-
-def test_a_conversation_without_an_answer_has_no_scored_text_unless_all_is_scored() -> None:
-    turns = messages(("user", "Hello"))
-    for template in ANSWERS:
-        assert chat(template).render(conversation(turns)).spans == []
-        assert chat(template, "last").render(conversation(turns)).spans == []
-        assert chat(template, "all").render(conversation(turns)).spans != []
-
-
-def test_a_template_whose_prefixes_do_not_agree_is_refused_with_the_line() -> None:
-    with pytest.raises(UsageError, match=r"chat.jsonl, line 7: the chat template renders the beginning") as caught:
-        chat(QWEN_3).render(conversation(CONVERSATIONS[2]))
-    assert "other messages follow message 2: '<think>" in str(caught.value)
-    assert "{% generation %}" in str(caught.value) and "set `train_on` to last, which works here" in str(caught.value)
-
-
-def test_the_last_answer_is_found_where_only_earlier_ones_change() -> None:
-    text, spans = chat(QWEN_3, "last").render(conversation(CONVERSATIONS[2]))
-    assert [text[span.start : span.stop] for span in spans] == ["<think>\n\n</think>\n\nf, g<|im_end|>"]
+def test_answers_with_their_end_tokens_are_scored_and_nothing_else(template: str) -> None:
+    for turns in (*CONVERSATIONS, messages(("user", "Hello"))):  # the last one has no answer
+        text, spans = chat(template).render(conversation(turns))
+        expected = [match.span(1) for match in re.finditer(ANSWERS[template], text, re.DOTALL)]
+        assert [(span.start, span.stop) for span in spans] == expected
+        assert len(spans) == sum(turn["role"] == "assistant" for turn in turns)
+        assert text == ChatTemplate(template, SPECIAL).render(turns)
+        assert chat(template, "last").render(conversation(turns)) == (text, spans[-1:])
+        assert chat(template, "all").render(conversation(turns)) == (text, [range(len(text))])
 
 
 # As in Qwen 3: the reasoning is dropped from answers before the last question. A conversation needs a question.
@@ -116,11 +84,6 @@ def test_the_last_answer_is_found_where_earlier_reasoning_is_dropped(name: str) 
     answers = [match.span(1) for match in re.finditer(ANSWERS[QWEN], expected, re.DOTALL)]
     assert [(span.start, span.stop) for span in spans] == answers[-1:]
     assert text[spans[-1].start :].startswith("<think>\n")
-
-
-@pytest.mark.parametrize("name", THOUGHTS)
-def test_where_only_the_last_answer_can_be_found_the_error_says_so(name: str) -> None:
-    turns = messages(*THOUGHTS[name])
     if name == "calls of tools":  # all of them follow the last question
         assert len(chat(REASONING).render(conversation(turns)).spans) == 2
     else:
@@ -128,48 +91,64 @@ def test_where_only_the_last_answer_can_be_found_the_error_says_so(name: str) ->
             chat(REASONING).render(conversation(turns))
 
 
-def test_where_no_answer_can_be_found_the_error_does_not_promise_the_last() -> None:
-    template = QWEN.replace("assistant\\n' }}{%- endif", "assistant\\n<think>\\n' }}{%- endif")
-    for train_on in ("assistant", "last"):
-        with pytest.raises(UsageError, match="set `train_on` to all, or use a") as caught:
-            chat(template, train_on).render(conversation(CONVERSATIONS[2]))
-        assert "works here" not in str(caught.value)
+# Templates that read the first message, as most published ones do, and cannot render a conversation without messages.
+READS_FIRST = (
+    "{%- if messages[0].role == 'system' %}{{- 'Begin: ' }}{%- endif %}"
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+GREETING = messages(("assistant", "Good day."), ("user", "Who are you?"), ("assistant", "A clerk."))
 
 
-def test_a_generation_prompt_that_the_answer_does_not_begin_with_is_refused() -> None:
-    template = QWEN.replace("assistant\\n' }}{%- endif", "assistant\\n<think>\\n' }}{%- endif")
-    with pytest.raises(UsageError, match=r"line 7: .* message 2 is its answer: '<think>\\n' becomes 'Hi!"):
-        chat(template).render(conversation(CONVERSATIONS[0]))
+@pytest.mark.parametrize("template", [READS_FIRST, QWEN, CHATML])
+def test_a_conversation_may_begin_with_the_assistant(template: str) -> None:
+    text, spans = chat(template).render(conversation(GREETING))
+    (expected,), _ = render_jinja_template([GREETING], chat_template=template)
+    assert text == expected
+    assert [text[span.start : span.stop] for span in spans] == ["Good day.<|im_end|>", "A clerk.<|im_end|>"]
 
 
-def test_a_refusal_of_the_template_names_the_line() -> None:
-    turns = messages(("user", "a"), ("user", "b"))
-    with pytest.raises(UsageError, match=r"chat.jsonl, line 7: The chat template refuses .* Roles must alternate"):
-        chat(LLAMA_2).render(conversation(turns))
+def test_a_conversation_whose_answers_cannot_be_found_is_refused_with_its_line_and_what_works() -> None:
+    opened = QWEN.replace("assistant\\n' }}{%- endif", "assistant\\n<think>\\n' }}{%- endif")
+    changed = "the chat template renders the beginning of this conversation differently when "
+    works, blocks = (
+        "set `train_on` to last, which works here, or to all, or use a",
+        "`chat_template` with {% generation %}",
+    )
+    rows = [
+        (QWEN_3, CONVERSATIONS[2], f"{changed}other messages follow message 2: '<think>.*{works} {blocks}"),
+        (opened, CONVERSATIONS[2], f"{changed}message 2 .*; set `train_on` to all, or use a {blocks}"),
+        (opened, CONVERSATIONS[0], f"{changed}message 2 is its answer: '<think>\\\\n' becomes 'Hi!"),
+        (LLAMA_2, messages(("user", "a"), ("user", "b")), "The chat template refuses .* Roles must alternate"),
+        ("{{ 'a' + messages[0].weight }}", CONVERSATIONS[0], "The chat template fails"),
+        ("{% if false %}a{% endif %}", CONVERSATIONS[0], "The chat template renders no text"),
+        # Without a generation prompt.
+        (
+            READS_FIRST.replace("{%- if add", "{%- if false and add"),
+            GREETING,
+            f"The beginning of the answer in message 1 cannot be found.*{works}",
+        ),
+    ]
+    wrong = unreported(
+        lambda template, turns: chat(template).render(conversation(turns)),
+        [(template, turns, f"^chat.jsonl, line 7: {words}") for template, turns, words in rows],
+    )
+    assert not wrong, "\n".join(wrong)
+    with pytest.raises(UsageError, match="set `train_on` to all, or use a"):
+        chat(opened, "last").render(conversation(CONVERSATIONS[2]))
 
 
-def test_a_template_that_fails_names_the_line() -> None:
-    with pytest.raises(UsageError, match=r"chat.jsonl, line 7: The chat template fails"):
-        chat("{{ messages[0].content + messages[0].weight }}").render(conversation(CONVERSATIONS[0]))
-
-
-def test_a_template_that_renders_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match="line 7: The chat template renders no text"):
-        chat("{% if false %}a{% endif %}").render(conversation(CONVERSATIONS[0]))
-
-
-def test_the_end_token_of_a_template_is_that_after_its_answers() -> None:
+def test_an_answer_ends_with_a_special_token_or_with_the_text_after_it() -> None:
     ends = {CHATML: "<|im_end|>", LLAMA_2: "</s>", LLAMA_3: "<|eot_id|>", QWEN: "<|im_end|>"}
-    assert {template: chat(template).end_token for template in ends} == ends
-    assert {chat(template).end_text for template in ends} == {None}
-
-
-def test_without_an_end_token_the_text_after_an_answer_ends_it() -> None:
+    assert {template: (chat(template).end_token, chat(template).end_text) for template in ends} == {
+        template: (end, None) for template, end in ends.items()
+    }
     lines = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
-    ends = {CHATML: "<|im_end|>", lines: None, lines.replace("}}", "}}\n## END "): "## END"}
-    formats = {template: ChatFormat(ChatTemplate(template), ("</s>",)) for template in ends}
-    assert {template: format.end_text for template, format in formats.items()} == ends
-    assert {format.end_token for format in formats.values()} == {None}
+    texts = {CHATML: "<|im_end|>", lines: None, lines.replace("}}", "}}\n## END "): "## END"}
+    formats = {template: ChatFormat(ChatTemplate(template), ("</s>",)) for template in texts}
+    assert {template: (format.end_token, format.end_text) for template, format in formats.items()} == {
+        template: (None, text) for template, text in texts.items()
+    }
 
 
 def test_ordinary_text_is_what_is_between_special_tokens() -> None:
@@ -225,56 +204,31 @@ def test_calls_of_tools_are_scored_where_the_template_writes_them() -> None:
     ]
 
 
-@pytest.mark.parametrize("train_on", ["assistant", "last", "all"])
-def test_calls_and_tools_that_the_template_does_not_write_are_refused(train_on: str) -> None:
-    cases = [
+def test_calls_and_tools_that_the_template_does_not_write_are_refused() -> None:
+    last_call = WITH_TOOLS.replace("m.tool_calls or []", "(m.tool_calls or [])[-1:]")
+    two_calls = [CALLS[0], {**CALL, "tool_calls": CALL["tool_calls"] * 2}]
+    rows = [
         (CHATML, CALLS, None, "the tool calls of message 2"),
         (CHATML, CALLS, TOOLS, "the tool calls of message 2"),
         (CHATML, CONVERSATIONS[0], TOOLS, "the tools"),
-        # Only the last of several calls.
-        (
-            WITH_TOOLS.replace("m.tool_calls or []", "(m.tool_calls or [])[-1:]"),
-            [CALLS[0], {**CALL, "tool_calls": CALL["tool_calls"] * 2}],
-            None,
-            "the tool calls of message 2",
-        ),
+        (last_call, two_calls, None, "the tool calls of message 2"),
     ]
-    for template, turns, tools, words in cases:
+
+    def render(template: str, turns: list[dict[str, Any]], tools: Any, train_on: str) -> object:
         asked = Conversation(tuple(turns), tools, "chat.jsonl, line 7")
-        with pytest.raises(UsageError, match=rf"line 7: The chat template does not write {words}\."):
-            chat(template, train_on).render(asked)
-        with pytest.raises(UsageError, match="does not write"):
-            chat(template).prompt(asked)
+        return chat(template, train_on).render(asked) if train_on else chat(template).prompt(asked)
 
-
-def test_tools_without_a_name_are_left_to_the_template() -> None:
-    hosted = ({"type": "web_search"},)
+    wrong = unreported(
+        render,
+        [
+            (*row[:3], train_on, rf"{'line 7: ' if train_on else ''}The chat template does not write {row[3]}\.")
+            for row in rows
+            for train_on in ("assistant", "last", "all", "")
+        ],
+    )
+    assert not wrong, "\n".join(wrong)
+    hosted = ({"type": "web_search"},)  # a tool without a name is left to the template
     assert chat(CHATML).render(Conversation(tuple(CONVERSATIONS[0]), hosted)).spans
-
-
-# Templates that read the first message, as most published ones do, and cannot render a conversation without messages.
-READS_FIRST = (
-    "{%- if messages[0].role == 'system' %}{{- 'Begin: ' }}{%- endif %}"
-    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
-)
-
-
-@pytest.mark.parametrize("template", [READS_FIRST, QWEN, CHATML])
-def test_a_conversation_may_begin_with_the_assistant(template: str) -> None:
-    turns = messages(("assistant", "Good day."), ("user", "Who are you?"), ("assistant", "A clerk."))
-    text, spans = chat(template).render(conversation(turns))
-    (expected,), _ = render_jinja_template([turns], chat_template=template)
-    assert text == expected
-    assert [text[span.start : span.stop] for span in spans] == ["Good day.<|im_end|>", "A clerk.<|im_end|>"]
-
-
-def test_a_first_answer_that_cannot_be_found_is_an_error_that_says_what_works() -> None:
-    template = READS_FIRST.replace("{%- if add", "{%- if false and add")  # without a generation prompt
-    turns = messages(("assistant", "Good day."), ("user", "Who are you?"), ("assistant", "A clerk."))
-    with pytest.raises(UsageError, match="line 7: The beginning of the answer in message 1 cannot be found") as caught:
-        chat(template).render(conversation(turns))
-    assert "set `train_on` to last, which works here, or to all" in str(caught.value)
 
 
 def test_conversations_are_rendered_alike_alone_and_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:

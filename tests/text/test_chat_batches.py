@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.text.corpora import unreported
 from tests.variants import randomised, small
 from tinylm.errors import UsageError
 from tinylm.model.build import build_model
@@ -81,22 +82,21 @@ def test_a_long_conversation_is_cut_and_one_that_loses_its_answer_is_left_out() 
     ]
     assert describe_left_out(chat_tokens(A, B), 3, "training") == []
     require_usable(tokens, 2, "training")
-    with pytest.raises(UsageError, match="No training conversation has a scored token within the context of 1"):
-        require_usable(tokens, 1, "training")
 
 
-def test_conversations_of_which_nothing_is_scored_are_an_error() -> None:
-    with pytest.raises(UsageError, match="Nothing is scored in the validation conversations"):
-        require_usable(chat_tokens([(1, False), (2, False)], [(3, True)]), 8, "validation")
-
-
-def test_the_error_for_a_short_context_names_the_tokens_before_the_first_scored_one() -> None:
+def test_conversations_without_a_usable_answer_are_an_error() -> None:
     """The number belongs to a conversation with an answer, not to a shorter one without."""
     unscored = [(1, False), (2, False)]
     answered = [(i, False) for i in range(5)], [(i, False) for i in range(4)]
-    tokens = chat_tokens(unscored, *([*question, (7, True)] for question in answered))
-    with pytest.raises(UsageError, match="the first scored token comes after 4 others"):
-        require_usable(tokens, 3, "training")
+    rows = [
+        ((unscored, [(3, True)]), 8, "Nothing is scored in the training conversations"),
+        ((unscored, *([*question, (7, True)] for question in answered)), 3, "scored token comes after 4 others"),
+        ((A, [(1, False)] * 5 + [(2, True)]), 1, "No training conversation .* within the context of 1"),
+    ]
+    wrong = unreported(
+        lambda given, context: require_usable(chat_tokens(*given), context, "training"), rows, UsageError
+    )
+    assert not wrong, "\n".join(wrong)
 
 
 def test_packing_puts_every_item_into_one_row_that_it_fits_and_needs_few_rows() -> None:
@@ -132,13 +132,15 @@ def test_each_epoch_has_every_conversation_once_in_another_order(packed: bool) -
 
 VARIANTS = {
     "modern": {},
-    "learned positions": {"position": "learned"},
-    "sinusoidal positions": {"position": "sinusoidal"},
-    "relative positions": {"position": "relative", "relative_clip": 4},
-    "a sliding window": {"local_window": 3, "local_layers": (0,)},
-    "experts": {"experts": 3},
-    "merged experts": {"experts": 3, "expert_mode": "merge"},
-    "rows before norms": {"norm_placement": "post"},
+    "sinusoidal positions, norms after rows": {"position": "sinusoidal", "norm_placement": "post"},
+    "relative positions, experts": {"position": "relative", "relative_clip": 4, "experts": 3},
+    "learned positions, a sliding window, merged experts": {
+        "position": "learned",
+        "local_window": 3,
+        "local_layers": (0,),
+        "experts": 3,
+        "expert_mode": "merge",
+    },
 }
 
 

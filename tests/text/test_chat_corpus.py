@@ -1,6 +1,5 @@
 """Corpora of conversations: detection, split, encoding, and the same tokens when a run opens or encodes them again."""
 
-import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import tinylm
-from tests.text.corpora import documents_of, write_file
+from tests.text.corpora import documents_of, unreported, write_file
 from tests.text.templates import CONVERSATIONS
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.reporter import LogReporter
@@ -51,52 +50,41 @@ def encoded(split: SplitCorpus, kind: str = "char") -> tuple[Tokenizer, ChatToke
     return tokenizer, ChatTokens(tokens.train), ChatTokens(tokens.val), data
 
 
-CHATS = {
-    "messages": '{"messages": [{"role": "user", "content": "a"}]}',
-    "other keys first": '{"id": 3, "tags": ["a", {"b": 1}], "messages": []}',
-    "a prompt and a completion": '{"completion": "b", "prompt": "a"}',
-    "an array": '[\n {"prompt": "a", "completion": "b"}]',
-    "messages that end later": '{"messages": [{"role": "us',
-    "a prompt that ends later": '{"prompt": "a',
-    "an instruction that ends later": '{"instruction": "a", "input": "b',
-}
-OTHERS = {
-    "a text": '{"text": "a"}',
-    "a text and messages": '{"text": "a", "messages": []}',
-    "a prompt alone": '{"prompt": "a", "answer": "b"}',
-    "an output alone": '{"output": "a", "input": "b"}',
-    "a list of texts": '["messages"]',
-    "plain text": "The messages, the prompt and the completion.",
-    "another object that ends later": '{"source": "a',
-    "nested messages": '{"data": {"messages": []}}',
-    "nothing": "",
-}
+CHATS = (
+    '{"messages": [{"role": "user", "content": "a"}]}',
+    '{"id": 3, "tags": ["a", {"b": 1}], "messages": []}',
+    '{"completion": "b", "prompt": "a"}',
+    '[\n {"prompt": "a", "completion": "b"}]',
+    # Cut off after the part of a file that is looked at.
+    '{"messages": [{"role": "us',
+    '{"prompt": "a',
+    '{"instruction": "a", "input": "b',
+)
+OTHERS = (
+    '{"text": "a"}',
+    '{"text": "a", "messages": []}',
+    '{"prompt": "a", "answer": "b"}',
+    '{"output": "a", "input": "b"}',
+    '["messages"]',
+    "The messages, the prompt and the completion.",
+    '{"source": "a',
+    '{"data": {"messages": []}}',
+    "",
+)
 
 
-@pytest.mark.parametrize("name", CHATS)
-def test_conversations_are_detected_by_their_keys(name: str) -> None:
-    assert is_chat(CHATS[name])
+def test_conversations_are_detected_by_their_keys() -> None:
+    assert [text for text in CHATS if not is_chat(text)] == []
+    assert [text for text in OTHERS if is_chat(text)] == []
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_texts_are_not_taken_for_conversations(name: str) -> None:
-    assert not is_chat(OTHERS[name])
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".txt", ""])
-def test_a_file_of_conversations_is_read_as_such_whatever_its_name(suffix: str, tmp_path: Path) -> None:
-    file = write_file(tmp_path / f"chat{suffix}", lines([{"messages": turns} for turns in CONVERSATIONS]))
-    split = loaded(tmp_path, file, val_fraction=0.5)
-    assert isinstance(split.corpus, ChatCorpus)
-    assert [list(c.messages) for c in split.corpus.conversations()] == CONVERSATIONS
-    assert split.stats.documents == 3
-
-
-def test_a_compressed_file_has_the_same_fingerprint(tmp_path: Path) -> None:
-    plain = write_file(tmp_path / "a.jsonl", lines(PAIRS))
-    packed = tmp_path / "a.jsonl.gz"
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert loaded(tmp_path, plain).stats == loaded(tmp_path, packed).stats
+def test_a_file_of_conversations_is_read_as_such_whatever_its_name(tmp_path: Path) -> None:
+    for name in ("chat.jsonl", "chat.txt", "chat"):
+        file = write_file(tmp_path / name, lines([{"messages": turns} for turns in CONVERSATIONS]))
+        split = loaded(tmp_path, file, val_fraction=0.5)
+        assert isinstance(split.corpus, ChatCorpus)
+        assert [list(c.messages) for c in split.corpus.conversations()] == CONVERSATIONS
+        assert split.stats.documents == 3
 
 
 def test_documents_have_no_special_tokens_and_the_alphabet_is_theirs(tmp_path: Path) -> None:
@@ -132,11 +120,6 @@ def test_both_parts_are_encoded_as_whole_conversations(kind: str, tmp_path: Path
     (example,) = marked_examples(train, tokenizer, 1)
     assert [text for text, scored in example if scored] == [f"It is {others[0]}.<|im_end|>"]
     assert "".join(text for text, _ in example).startswith(f"<|im_start|>user\nWhat is {others[0]}?")
-
-
-def test_a_single_conversation_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"a\.jsonl has one record, and none is left for validation"):
-        loaded(tmp_path, write_file(tmp_path / "a.jsonl", lines(PAIRS[:1])))
 
 
 def test_a_separate_validation_text_is_read_as_conversations_too(tmp_path: Path) -> None:
@@ -234,48 +217,35 @@ def test_keys_without_effect_are_named_once(tmp_path: Path, caplog: pytest.LogCa
     assert "have no effect: 'source'." in caplog.text
 
 
-def test_a_malformed_line_has_its_file_and_number(tmp_path: Path) -> None:
-    file = write_file(tmp_path / "a.jsonl", lines([*PAIRS[:3], {"prompt": "a"}]))
-    with pytest.raises(UsageError, match=r"a.jsonl, line 4: there is no 'completion'"):
-        loaded(tmp_path, file)
-
-
-def test_conversations_for_a_model_that_does_not_take_them_are_an_error(tmp_path: Path) -> None:
-    file = write_file(tmp_path / "a.jsonl", lines(PAIRS))
-    with pytest.raises(UsageError, match=r"a.jsonl is for conversations \(chat\), which only .* decoders take"):
-        loaded(tmp_path, file, chat=False)
-    with pytest.raises(UsageError, match=r"`format` is for conversations"):
-        loaded(tmp_path, file, chat=False, format="chat")
-
-
-@pytest.mark.parametrize("settings", [{"train_on": "all"}, {"chat_template": "chatml"}])
-def test_settings_of_conversations_are_refused_for_other_texts_unless_they_are_ignorable(
-    settings: dict[str, str], tmp_path: Path
-) -> None:
-    file = write_file(tmp_path / "a.txt", "some text " * 10)
-    with pytest.raises(UsageError, match=f"`{next(iter(settings))}` is for conversations, and the text has none"):
-        loaded(tmp_path, file, **settings)
-    assert loaded(tmp_path, file, **settings, ignorable=frozenset(settings)).corpus.kind == "text"
-
-
-def test_a_json_key_of_texts_is_read_as_text(tmp_path: Path) -> None:
-    file = write_file(tmp_path / "a.jsonl", lines(PAIRS))
-    assert loaded(tmp_path, file, text_key="prompt").corpus.kind == "text"
-
-
-def test_a_json_key_of_texts_is_an_error_for_conversations(tmp_path: Path) -> None:
-    file = write_file(tmp_path / "a.jsonl", lines(PAIRS))
-    with pytest.raises(UsageError, match="`text_key` is for documents; JSONL of conversations has the keys 'messages'"):
-        loaded(tmp_path, file, format="chat", text_key="prompt")
-    assert loaded(tmp_path, file, format="chat", text_key="x", ignorable=frozenset({"text_key"})).corpus.kind == "chat"
+def test_settings_that_do_not_fit_the_text_are_refused_unless_they_are_ignorable(tmp_path: Path) -> None:
+    chats, text = write_file(tmp_path / "a.jsonl", lines(PAIRS)), write_file(tmp_path / "a.txt", "some text " * 10)
+    one = write_file(tmp_path / "one.jsonl", lines(PAIRS[:1]))
+    malformed = write_file(tmp_path / "b.jsonl", lines([*PAIRS[:3], {"prompt": "a"}]))
+    rows = [
+        (one, {}, r"one\.jsonl has one record, and none is left for validation"),
+        (malformed, {}, r"b\.jsonl, line 4: there is no 'completion'"),
+        (chats, {"chat": False}, r"a\.jsonl is for conversations \(chat\), which only .* decoders take"),
+        (chats, {"chat": False, "format": "chat"}, "`format` is for conversations"),
+        (
+            chats,
+            {"format": "chat", "text_key": "prompt"},
+            "`text_key` is for documents; JSONL of conversations has the",
+        ),
+        (text, {"train_on": "all"}, "`train_on` is for conversations, and the text has none"),
+        (text, {"chat_template": "chatml"}, "`chat_template` is for conversations, and the text has none"),
+    ]
+    wrong = unreported(lambda file, settings: loaded(tmp_path, file, **settings), rows, UsageError)
+    assert not wrong, "\n".join(wrong)
+    for setting in ({"train_on": "all"}, {"chat_template": "chatml"}):
+        assert loaded(tmp_path, text, **setting, ignorable=frozenset(setting)).corpus.kind == "text"
+    assert loaded(tmp_path, chats, text_key="prompt").corpus.kind == "text"
+    ignored = loaded(tmp_path, chats, format="chat", text_key="x", ignorable=frozenset({"text_key"}))
+    assert ignored.corpus.kind == "chat"
 
 
 def test_unknown_characters_are_removed_from_contents(tmp_path: Path) -> None:
-    records = [
-        {"prompt": "aéb", "completion": "c"},
-        {"prompt": "é", "completion": "c"},
-        {"prompt": "a", "completion": "b"},
-    ]
+    contents = [("aéb", "c"), ("é", "c"), ("a", "b")]
+    records = [{"prompt": prompt, "completion": completion} for prompt, completion in contents]
     split = loaded(tmp_path, write_file(tmp_path / "a.jsonl", lines(records)))
     assert isinstance(split.corpus, ChatCorpus)
     corpus = ChatCorpus(
@@ -287,13 +257,14 @@ def test_unknown_characters_are_removed_from_contents(tmp_path: Path) -> None:
 def test_a_template_is_chatml_or_a_file(tmp_path: Path) -> None:
     file = write_file(tmp_path / "t.jinja", "{{ messages }}")
     assert (read_template("chatml"), read_template(str(file))) == (CHATML, "{{ messages }}")
-    with pytest.raises(UsageError, match="`chat_template` is 'nothing'; it must be chatml or the path of a file"):
-        read_template("nothing")
-    with pytest.raises(UsageError, match="is not UTF-8"):
-        (tmp_path / "b").write_bytes(b"\xff")
-        read_template(str(tmp_path / "b"))
-    with pytest.raises(UsageError, match="is longer than"):
-        read_template(str(write_file(tmp_path / "long", "x" * 200_000)))
+    (tmp_path / "b").write_bytes(b"\xff")
+    rows = [
+        ("nothing", "`chat_template` is 'nothing'; it must be chatml or the path of a file"),
+        (str(tmp_path / "b"), "is not UTF-8"),
+        (str(write_file(tmp_path / "long", "x" * 200_000)), "is longer than"),
+    ]
+    wrong = unreported(read_template, rows, UsageError)
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_special_tokens_of_a_template_are_those_that_it_writes() -> None:

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tests.text.templates import CONVERSATIONS, LLAMA_2, LLAMA_3, QWEN, SPECIAL, SPECIAL_TOKENS, messages
+from tests.text.templates import CONVERSATIONS, LLAMA_2, LLAMA_3, QWEN, SPECIAL_TOKENS
 from tests.text.test_answer_spans import ANSWERS, chat, conversation
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.answer_spans import ScoredText
@@ -30,46 +30,32 @@ def encoded(tokenizer: Tokenizer, template: str, turns: list[dict[str, Any]]) ->
     return ids.tolist(), scored.tolist()
 
 
-@pytest.mark.parametrize("turns", CONVERSATIONS)
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_chatml_is_masked_as_by_transformers(kind: str, turns: list[dict[str, Any]]) -> None:
+def test_chatml_is_masked_as_by_transformers(kind: str) -> None:
     library = tokenizers.Tokenizer.from_str(TOKENIZERS[kind].to_str())
     peer = PreTrainedTokenizerFast(tokenizer_object=library, chat_template=CHATML)
-    expected = peer.apply_chat_template(turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
-    ids, scored = encoded(TOKENIZERS[kind], CHATML, turns)
-    assert ids == expected["input_ids"]
-    assert scored == [bool(one) for one in expected["assistant_masks"]]
+    for turns in CONVERSATIONS:
+        expected = peer.apply_chat_template(turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+        ids, scored = encoded(TOKENIZERS[kind], CHATML, turns)
+        assert ids == expected["input_ids"]
+        assert scored == [bool(one) for one in expected["assistant_masks"]]
 
 
-@pytest.mark.parametrize("turns", CONVERSATIONS)
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_scored_tokens_are_those_whose_text_begins_in_an_answer(
-    kind: str, name: str, turns: list[dict[str, Any]]
-) -> None:
+def test_scored_tokens_are_those_whose_text_begins_in_an_answer(kind: str, name: str) -> None:
     """The reference decodes growing prefixes of the ids to find where each token begins."""
     tokenizer, template = TOKENIZERS[kind], TEMPLATES[name]
-    ids, scored = encoded(tokenizer, template, turns)
     library = tokenizers.Tokenizer.from_str(tokenizer.to_str())
-    whole = library.decode(ids, skip_special_tokens=False)
-    answers = [match.span(1) for match in re.finditer(ANSWERS[template], whole, re.DOTALL)]
-    assert len(answers) == sum(turn["role"] == "assistant" for turn in turns)
-    for number, flag in enumerate(scored):
-        before = library.decode(ids[:number], skip_special_tokens=False).rstrip("\ufffd")
-        assert whole.startswith(before)
-        assert flag == any(start <= len(before) < stop for start, stop in answers), (number, before)
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("kind", TOKENIZERS)
-def test_an_answer_is_scored_up_to_its_end_token(kind: str, name: str) -> None:
-    tokenizer = TOKENIZERS[kind]
-    turns = messages(("user", "Hello"), ("assistant", "Hi! Hello"), ("user", "a"), ("assistant", "b"))
-    ids, scored = encoded(tokenizer, TEMPLATES[name], turns)
-    groups = "".join("x" if flag else "." for flag in scored)
-    found = [tokenizer.decode_with_special(ids[m.start() : m.end()]) for m in re.finditer("x+", groups)]
-    space, end = {"llama-2": (" ", " </s>"), "llama-3": ("", "<|eot_id|>")}.get(name, ("", "<|im_end|>"))
-    assert found == [f"{space}Hi! Hello{end}", f"{space}b{end}"]
+    for turns in CONVERSATIONS:
+        ids, scored = encoded(tokenizer, template, turns)
+        whole = library.decode(ids, skip_special_tokens=False)
+        answers = [match.span(1) for match in re.finditer(ANSWERS[template], whole, re.DOTALL)]
+        assert len(answers) == sum(turn["role"] == "assistant" for turn in turns)
+        for number, flag in enumerate(scored):
+            before = library.decode(ids[:number], skip_special_tokens=False).rstrip("\ufffd")
+            assert whole.startswith(before)
+            assert flag == any(start <= len(before) < stop for start, stop in answers), (number, before)
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -84,11 +70,6 @@ def test_special_tokens_are_recognised_as_the_library_does_and_elsewhere_are_tex
     assert starts.tolist() == [0, 12, 13]
     plain = tokenizer.encode("<|im_start|>")
     assert len(plain) > 1 and tokenizer.decode(plain) == "<|im_start|>"
-
-
-def test_a_character_without_an_id_is_an_error() -> None:
-    with pytest.raises(UsageError, match="Unknown characters: 'ß'"):
-        TOKENIZERS["char"].encode_with_special("<|im_start|>ß")
 
 
 def test_several_conversations_are_found_in_one_array() -> None:
@@ -116,10 +97,8 @@ def test_several_conversations_are_found_in_one_array() -> None:
     assert [len(ChatTokens(codes[:0])), ChatTokens(codes[:0]).unscored] == [0, 0]
 
 
-def test_codes_that_do_not_begin_with_a_conversation_are_damaged() -> None:
+def test_codes_that_do_not_begin_with_a_conversation_and_characters_without_an_id_are_errors() -> None:
+    with pytest.raises(UsageError, match="Unknown characters: 'ß'"):
+        TOKENIZERS["char"].encode_with_special("<|im_start|>ß")
     with pytest.raises(TinyLMError, match="damaged"):
         ChatTokens(np.array([8, 9], dtype=np.uint16))
-
-
-def test_special_values_of_templates_are_used() -> None:
-    assert SPECIAL["bos_token"] in chat(LLAMA_3).render(conversation(CONVERSATIONS[0])).text

@@ -91,7 +91,6 @@ def test_streamed_text_is_that_of_all_ids_without_that_of_the_context(
 
 
 @pytest.mark.parametrize("name", BUFFERED)
-@settings(max_examples=300)
 @given(context=ids, following=ids)
 @example(context=[5], following=[*[4] * 9, 5])  # b, and a, which is removed
 def test_text_that_any_later_id_can_change_is_returned_at_the_end(

@@ -51,6 +51,9 @@ def ids_of(tokenizer: Tokenizer, *documents: str) -> list[int]:
 
 @pytest.mark.parametrize("tokenizer", [CHAR_TOKENIZER, train_bpe(["the cat sat on the mat"], 265)], ids=["char", "bpe"])
 def test_documents_are_joined_by_the_end_of_text_id(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    in_memory = encode_stream(iter(TRAIN), tokenizer)
+    assert in_memory.tolist() == ids_of(tokenizer, "the cat sat", "on the mat")
+    assert encode_stream(iter([]), tokenizer).tolist() == []
     for tokens in (encoded(tmp_path / "t", tokenizer), TokenFolder.open(tmp_path / "t", KEY, tokenizer.vocab_size)):
         assert tokens.train.tolist() == ids_of(tokenizer, "the cat sat", "on the mat")
         assert tokens.val.tolist() == ids_of(tokenizer, "a do", "ran")
@@ -58,29 +61,9 @@ def test_documents_are_joined_by_the_end_of_text_id(tokenizer: Tokenizer, tmp_pa
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["t"]
 
 
-def test_a_stream_is_encoded_in_memory() -> None:
-    assert encode_stream(iter(TRAIN), CHAR_TOKENIZER).tolist() == ids_of(CHAR_TOKENIZER, "the cat sat", "on the mat")
-    assert encode_stream(iter([]), CHAR_TOKENIZER).tolist() == []
-
-
-@pytest.mark.parametrize(
-    ("vocab_size", "dtype"),
-    [(2, "uint8"), (256, "uint8"), (257, "uint16"), (65_536, "uint16"), (65_537, "uint32"), (1 << 20, "uint32")],
-)
-def test_ids_are_stored_in_the_smallest_type(vocab_size: int, dtype: str) -> None:
-    assert np.dtype(smallest_dtype(vocab_size)).name == dtype
-    assert np.iinfo(dtype).max >= vocab_size - 1
-
-
-def test_the_id_255_is_stored_in_one_byte(tmp_path: Path) -> None:
-    alphabet = "".join(map(chr, range(0x4E00, 0x4E00 + 255)))
-    tokenizer = train_char(alphabet)
-    tokens = encode_to_folder(
-        tmp_path / "t", KEY, SplitDocuments(lambda: iter([alphabet]), lambda: iter([])), tokenizer, lambda size: None
-    )
-    assert tokens.train.dtype == np.uint8
-    assert tokens.train.tolist() == list(range(1, 256))
-    assert tokens.val.tolist() == []
+def test_ids_are_stored_in_the_smallest_type() -> None:
+    names = {2: "uint8", 256: "uint8", 257: "uint16", 65_536: "uint16", 65_537: "uint32", 1 << 20: "uint32"}
+    assert {vocab_size: np.dtype(smallest_dtype(vocab_size)).name for vocab_size in names} == names
 
 
 def test_progress_receives_the_characters_encoded(tmp_path: Path) -> None:
@@ -89,20 +72,10 @@ def test_progress_receives_the_characters_encoded(tmp_path: Path) -> None:
     assert sum(progress) == len("the cat saton the mat" + "a doran")
 
 
-def test_many_chunks_stay_in_order() -> None:
-    text = "abcdeghmnorst " * 200
-    assert encode_stream(iter(text), CHAR_TOKENIZER).tolist() == ids_of(CHAR_TOKENIZER, text)
-
-
 def test_an_unknown_character_stops_encoding_without_leaving_files(tmp_path: Path) -> None:
+    documents = SplitDocuments(lambda: iter(["axe"]), lambda: iter(VAL))
     with pytest.raises(UsageError, match=r"'x' \(U\+0078\)"):
-        encode_to_folder(
-            tmp_path / "t",
-            KEY,
-            SplitDocuments(lambda: iter(["axe"]), lambda: iter(VAL)),
-            CHAR_TOKENIZER,
-            lambda size: None,
-        )
+        encode_to_folder(tmp_path / "t", KEY, documents, CHAR_TOKENIZER, lambda size: None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -118,22 +91,6 @@ def test_token_files_are_reused(tmp_path: Path) -> None:
     again = encode_to_folder(tmp_path / "t", KEY, SplitDocuments(never, never), CHAR_TOKENIZER, lambda size: None)
     assert again.train.tolist() == first.train.tolist()
     assert again.val.tolist() == first.val.tolist()
-
-
-def test_two_processes_can_encode_the_same_text_at_once(tmp_path: Path) -> None:
-    """The slower one finds the folder in place. Two containers may have the same process id."""
-
-    def slow() -> Iterator[str | None]:
-        yield "the cat sat"
-        encoded(tmp_path / "t")
-        yield None
-        yield "on the mat"
-
-    late = encode_to_folder(
-        tmp_path / "t", KEY, SplitDocuments(slow, lambda: iter(VAL)), CHAR_TOKENIZER, lambda size: None
-    )
-    assert late.train.tolist() == ids_of(CHAR_TOKENIZER, "the cat sat", "on the mat")
-    assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 
 def test_old_unfinished_folders_are_deleted_and_recent_ones_stay(tmp_path: Path) -> None:
@@ -157,16 +114,12 @@ def test_a_link_instead_of_a_token_folder_is_replaced_without_changing_its_targe
     assert [path.name for path in (tmp_path / "target").iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("mapped", [True, False])
-def test_mapped_and_read_tokens_are_equal(mapped: bool, tmp_path: Path) -> None:
+def test_mapped_and_read_tokens_are_equal_and_those_of_another_text_are_refused(tmp_path: Path) -> None:
     first = encoded(tmp_path / "t")
-    again = TokenFolder.open(tmp_path / "t", KEY, CHAR_TOKENIZER.vocab_size, mapped=mapped)
-    assert isinstance(again.train, np.memmap) == mapped
-    assert (again.train.tolist(), again.val.tolist()) == (first.train.tolist(), first.val.tolist())
-
-
-def test_the_encoding_of_another_text_is_refused(tmp_path: Path) -> None:
-    encoded(tmp_path / "t")
+    for mapped in (True, False):
+        again = TokenFolder.open(tmp_path / "t", KEY, CHAR_TOKENIZER.vocab_size, mapped=mapped)
+        assert isinstance(again.train, np.memmap) == mapped
+        assert (again.train.tolist(), again.val.tolist()) == (first.train.tolist(), first.val.tolist())
     with pytest.raises(TinyLMError, match="it is the encoding of another text"):
         TokenFolder.open(tmp_path / "t", KEY[::-1], CHAR_TOKENIZER.vocab_size)
 
@@ -174,22 +127,21 @@ def test_the_encoding_of_another_text_is_refused(tmp_path: Path) -> None:
 FILES = ("train.bin", "val.bin", "tokens.json")
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", ["truncated", "emptied", "removed", "longer"])
-def test_a_damaged_token_folder_is_refused_and_encoded_again(name: str, damage: str, tmp_path: Path) -> None:
+def test_a_damaged_token_folder_is_refused_and_encoded_again(tmp_path: Path) -> None:
     first = encoded(tmp_path / "t")
     expected = (first.train.tolist(), first.val.tolist())
-    file = tmp_path / "t" / name
-    content = file.read_bytes()
-    if damage == "removed":
-        file.unlink()
-    else:
-        file.write_bytes({"truncated": content[:-1], "emptied": b"", "longer": content + b"\1"}[damage])
-    with pytest.raises(TinyLMError, match=r"is damaged \(.*\); delete that folder"):
-        reopened(tmp_path / "t")
-    again = encoded(tmp_path / "t")
-    assert (again.train.tolist(), again.val.tolist()) == expected
-    assert reopened(tmp_path / "t").val.tolist() == expected[1]
+    for name in FILES:
+        file = tmp_path / "t" / name
+        content = file.read_bytes()
+        structures = (b"[]", b"7", b'{"train": 1, "val": 2}', b'{"train": {}, "val": {}}')
+        for damaged in (content[:-1], b"", content + b"\1", None, *(structures if name == "tokens.json" else ())):
+            file.unlink()
+            if damaged is not None:
+                file.write_bytes(damaged)
+            with pytest.raises(TinyLMError, match=r"is damaged \(.*\); delete that folder"):
+                reopened(tmp_path / "t")
+            for tokens in (encoded(tmp_path / "t"), reopened(tmp_path / "t")):
+                assert (tokens.train.tolist(), tokens.val.tolist()) == expected
 
 
 def test_a_flipped_bit_in_a_token_folder_never_changes_a_token(tmp_path: Path) -> None:
@@ -214,30 +166,19 @@ def test_a_flipped_bit_in_a_token_folder_never_changes_a_token(tmp_path: Path) -
         file.write_bytes(content)
 
 
-@pytest.mark.parametrize("place", [0, 3, 7])
-def test_an_id_outside_the_vocabulary_is_refused_at_any_place(
-    place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_id_outside_the_vocabulary_is_refused_at_any_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder is forged: its index has the hash of the changed file. The ids are checked in chunks of four."""
     monkeypatch.setattr(token_files, "CHECK_CHUNK", 4)
     encoded(tmp_path / "t")
     file, index = tmp_path / "t" / "val.bin", tmp_path / "t" / "tokens.json"
-    before = file.read_bytes()
+    before, record = file.read_bytes(), index.read_text()
     assert len(before) == 8
-    after = before[:place] + bytes([CHAR_TOKENIZER.vocab_size]) + before[place + 1 :]
-    file.write_bytes(after)
-    hashes = [hashlib.sha256(content).hexdigest() for content in (before, after)]
-    index.write_text(index.read_text().replace(*hashes))
-    with pytest.raises(TinyLMError, match=r"val\.bin has an id that is not in the vocabulary"):
-        reopened(tmp_path / "t")
-
-
-@pytest.mark.parametrize("content", ["[]", "7", '{"train": 1, "val": 2}', '{"train": {}, "val": {}}'])
-def test_a_tokens_json_of_another_structure_is_refused(content: str, tmp_path: Path) -> None:
-    encoded(tmp_path / "t")
-    (tmp_path / "t" / "tokens.json").write_text(content)
-    with pytest.raises(TinyLMError, match="is damaged"):
-        reopened(tmp_path / "t")
+    for place in range(8):
+        after = before[:place] + bytes([CHAR_TOKENIZER.vocab_size]) + before[place + 1 :]
+        file.write_bytes(after)
+        index.write_text(record.replace(*(hashlib.sha256(content).hexdigest() for content in (before, after))))
+        with pytest.raises(TinyLMError, match=r"val\.bin has an id that is not in the vocabulary"):
+            reopened(tmp_path / "t")
 
 
 def test_an_error_about_a_full_disk_names_the_cache_and_leaves_no_files(
@@ -252,23 +193,23 @@ def test_an_error_about_a_full_disk_names_the_cache_and_leaves_no_files(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ESTALE, errno.EACCES, errno.EIO])
 @pytest.mark.parametrize("name", ["train.bin", "tokens.json", "t"])
 def test_a_failure_of_the_system_does_not_delete_token_files(
-    name: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = encoded(tmp_path / "t")
+    for number in (errno.EMFILE, errno.ESTALE, errno.EACCES, errno.EIO):
 
-    def failing(path: Path, **options: bool) -> os.stat_result:
-        if path.name == name:
-            raise OSError(number, os.strerror(number), str(path))
-        return os.stat(path, **options)  # noqa: PTH116, `Path.stat` is replaced
+        def failing(path: Path, number: int = number, **options: bool) -> os.stat_result:
+            if path.name == name:
+                raise OSError(number, os.strerror(number), str(path))
+            return os.stat(path, **options)  # noqa: PTH116, `Path.stat` is replaced
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "stat", failing)
-        patch.setattr(Path, "lstat", lambda path: failing(path, follow_symlinks=False))
-        with pytest.raises(TinyLMError, match=rf"Cannot read .*\({name}: {os.strerror(number)}\); it is kept"):
-            encode_to_folder(tmp_path / "t", KEY, SplitDocuments(never, never), CHAR_TOKENIZER, lambda size: None)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "stat", failing)
+            patch.setattr(Path, "lstat", lambda path, failing=failing: failing(path, follow_symlinks=False))
+            with pytest.raises(TinyLMError, match=rf"Cannot read .*\({name}: {os.strerror(number)}\); it is kept"):
+                encode_to_folder(tmp_path / "t", KEY, SplitDocuments(never, never), CHAR_TOKENIZER, lambda size: None)
     assert reopened(tmp_path / "t").train.tolist() == first.train.tolist()
 
 
@@ -296,14 +237,13 @@ def test_a_damaged_token_folder_that_cannot_be_deleted_is_an_error_before_encodi
 
 
 def test_the_key_depends_on_text_split_tokenizer_and_encoder() -> None:
-    other = train_char("abc")
-    keys = [
-        token_key("f", None, 100, CHAR_TOKENIZER, "table"),
-        token_key("g", None, 100, CHAR_TOKENIZER, "table"),
-        token_key("f", "g", 100, CHAR_TOKENIZER, "table"),
-        token_key("f", None, 101, CHAR_TOKENIZER, "table"),
-        token_key("f", None, 100, other, "table"),
-        token_key("f", None, 100, CHAR_TOKENIZER, "gigatoken 0.10.0"),
-    ]
-    assert len(set(keys)) == len(keys)
-    assert keys[0] == token_key("f", None, 100, Tokenizer(CHAR_TOKENIZER._library), "table")
+    arguments = ("f", None, 100, CHAR_TOKENIZER, "table")
+    others = (
+        ("g", *arguments[1:]),
+        ("f", "g", *arguments[2:]),
+        ("f", None, 101, *arguments[3:]),
+        (*arguments[:3], train_char("abc"), "table"),
+        (*arguments[:4], "gigatoken 0.10.0"),
+    )
+    assert len({token_key(*each) for each in (arguments, *others)}) == 6
+    assert token_key(*arguments) == token_key(*arguments[:3], Tokenizer(CHAR_TOKENIZER._library), "table")

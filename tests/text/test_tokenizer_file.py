@@ -1,5 +1,6 @@
 """An untrusted tokenizer.json cannot crash, hang or abort the process, and those of published models load."""
 
+import faulthandler
 import itertools
 import json
 import subprocess
@@ -11,10 +12,13 @@ import pytest
 import tokenizers
 
 from tests.forgeries import forged_tokenizers
-from tests.published import TEXT, published
+from tests.published import PATTERNS, TEXT, published
 from tinylm.errors import TinyLMError
-from tinylm.text.decoding import decode_after
+from tinylm.process_signals import Interrupted
+from tinylm.text.decoding import decode_after, stream_decoder
+from tinylm.text.regex_patterns import is_linear
 from tinylm.text.tokenizer import END_OF_TEXT, Tokenizer
+from tinylm.text.tokenizer_errors import TokenizerLibraryError, wrap_library_errors
 from tinylm.text.tokenizer_file import validate_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
@@ -31,33 +35,18 @@ def saved(tmp_path: Path, spec: dict[str, Any]) -> Path:
 def test_a_published_tokenizer_loads_and_gives_the_ids_and_text_of_the_library(model: str, tmp_path: Path) -> None:
     spec = PUBLISHED[model]
     library = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    library.save(str(tmp_path / "saved.json"))  # newer versions of the library add fields, which are accepted
+    Tokenizer.load(tmp_path / "saved.json")
     library.encode_special_tokens = True
     tokenizer = Tokenizer.load(saved(tmp_path, spec))
     for text in (TEXT, "", " the  cat", f"a {END_OF_TEXT} b"):
         ids = library.encode(text, add_special_tokens=False).ids
         assert tokenizer.encode(text).tolist() == ids
         assert tokenizer.decode(ids) == library.decode(ids)
-
-
-def steps_of(spec: dict[str, Any]) -> dict[str, Any]:
-    parts = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens")
-    return {part: spec[part] for part in parts}
-
-
-@pytest.mark.parametrize("model", PUBLISHED)
-def test_validation_does_not_change_a_published_tokenizer(model: str) -> None:
-    spec = PUBLISHED[model]
     valid = validate_tokenizer(json.dumps(spec))
-    assert steps_of(valid) == steps_of(spec)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens"):
+        assert valid[part] == spec[part]
     assert valid["model"]["vocab"] == spec["model"]["vocab"]
-
-
-def test_a_file_saved_by_the_library_loads_with_every_type_of_step(tmp_path: Path) -> None:
-    """Newer versions of the library add fields, which validation has to accept."""
-    for model, spec in PUBLISHED.items():
-        file = tmp_path / f"{model}.json"
-        tokenizers.Tokenizer.from_str(json.dumps(spec)).save(str(file))
-        Tokenizer.load(file)
 
 
 # Forged files, loaded in another process that must not crash or hang.
@@ -65,7 +54,7 @@ def test_a_file_saved_by_the_library_loads_with_every_type_of_step(tmp_path: Pat
 
 def load_in_subprocess(files: list[Path]) -> list[str]:
     """One line of output per file, which says whether it was refused or used."""
-    command = [sys.executable, "-m", "tests.text.try_tokenizers", *map(str, files)]
+    command = [sys.executable, "-m", "tests.text.test_tokenizer_file", *map(str, files)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, (done.stdout.splitlines()[-1:], done.stderr)
     assert not done.stderr  # no panic of the library either
@@ -83,11 +72,37 @@ def test_forged_tokenizers_are_refused_or_used_and_never_crash_hang_or_panic(tmp
     assert sum(": used, 0 texts failed" in line for line in lines) > 20
 
 
-def test_a_seed_always_forges_the_same_files() -> None:
-    first, second = (dict(itertools.islice(forged_tokenizers(7), 120)) for _ in range(2))
-    assert first == second
-    assert len(first) == 120
-    assert first != dict(itertools.islice(forged_tokenizers(8), 120))
+# In the other process: any error but TinyLMError ends it.
+
+TEXTS = (
+    *(TEXT, "", "a" * 3000 + "!", " " * 3000 + "x", "漢" * 1000, "the cat <|endoftext|> [UNK] <unk> <x>"),
+    *("\0\ud7ff\U0010ffff", "1" * 500),
+)
+
+
+def use(path: Path) -> str:
+    try:
+        tokenizer = Tokenizer.load(path)
+    except TinyLMError as error:
+        assert len(str(error)) < 600 + len(str(path)), "a long message"
+        return f"refused: {error}"
+    tokenizer.check_encoder(TEXTS)
+    failed = 0
+    for text in TEXTS:
+        try:
+            ids = tokenizer.encode(text).tolist()
+            assert all(0 <= i < tokenizer.vocab_size for i in ids)
+            tokenizer.decode(ids)
+            tokenizer.decoded_size(ids)
+            stream = stream_decoder(tokenizer, ids[:10])
+            for i in ids[:200]:
+                stream.decode([i])
+            stream.finish()
+            tokenizer.unknown_characters(text)
+            tokenizer.safe_split_point(text)
+        except TinyLMError:
+            failed += 1
+    return f"used, {failed} texts failed"
 
 
 # Refused files and their error messages.
@@ -108,38 +123,35 @@ def test_an_error_names_the_file_the_reason_and_what_to_do(tmp_path: Path) -> No
     )
 
 
-@pytest.mark.parametrize("i", [-1, 1 << 19, 2**31, 2**32 - 1, 2**32, 2**64, 1.0, True, "7", None])
-def test_an_id_that_is_not_a_small_integer_is_refused(i: Any, tmp_path: Path) -> None:
-    model = {"type": "WordLevel", "vocab": {"a": 0, "b": i}, "unk_token": "a"}
-    assert "the id of its token 'b' is " in load_error(tmp_path, model=model)
-    token = {**PUBLISHED["gpt2"]["added_tokens"][0], "content": "<x>", "id": i}
-    assert "the id of its token '<x>' is " in load_error(tmp_path, added_tokens=[token])
+def test_an_id_that_is_not_a_small_integer_is_refused(tmp_path: Path) -> None:
+    for i in (-1, 1 << 19, 2**31, 2**32 - 1, 2**32, 2**64, 1.0, True, "7", None):
+        model = {"type": "WordLevel", "vocab": {"a": 0, "b": i}, "unk_token": "a"}
+        assert "the id of its token 'b' is " in load_error(tmp_path, model=model)
+        token = {**PUBLISHED["gpt2"]["added_tokens"][0], "content": "<x>", "id": i}
+        assert "the id of its token '<x>' is " in load_error(tmp_path, added_tokens=[token])
 
 
-@pytest.mark.parametrize("score", [10**400, -(10**400), "1", None, True, [], 1e6])
-def test_a_score_that_is_not_a_number_below_a_million_is_refused(score: Any, tmp_path: Path) -> None:
-    model = {"type": "Unigram", "vocab": [["a", 0], ["b", score]], "unk_id": None}
-    assert "which is not a token with its score" in load_error(tmp_path, model=model)
+def test_a_score_that_is_not_a_number_below_a_million_is_refused(tmp_path: Path) -> None:
+    for score in (10**400, -(10**400), "1", None, True, [], 1e6):
+        model = {"type": "Unigram", "vocab": [["a", 0], ["b", score]], "unk_id": None}
+        assert "which is not a token with its score" in load_error(tmp_path, model=model)
 
 
-@pytest.mark.parametrize(
-    "value", ["x" * 10**6, [[0] * 1000] * 1000, {"x": {"x": {"x": {"x": 0}}}}, 10**4000, "\x1b[31m"]
-)
-def test_an_error_message_is_short_and_printable_for_any_value(value: Any, tmp_path: Path) -> None:
-    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-        message = load_error(tmp_path, **{part: {"type": "Replace", "pattern": value, "content": ""}})
-        assert len(message) < 600 + len(str(tmp_path))
-        assert message.isprintable()
+def test_an_error_message_is_short_and_printable_for_any_value(tmp_path: Path) -> None:
+    for value in ("x" * 10**6, [[0] * 1000] * 1000, {"x": {"x": {"x": {"x": 0}}}}, 10**4000, "\x1b[31m"):
+        for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+            message = load_error(tmp_path, **{part: {"type": "Replace", "pattern": value, "content": ""}})
+            assert len(message) < 600 + len(str(tmp_path))
+            assert message.isprintable()
 
 
 def test_deeply_nested_values_are_refused_with_a_reason(tmp_path: Path) -> None:
     """Some depths pass the JSON parser and fail later."""
     for depth in range(10, 1200, 70):
-        file = tmp_path / "deep.json"
-        deep = "[" * depth + "]" * depth
-        file.write_text(json.dumps({**PUBLISHED["words"], "model": "DEEP"}).replace('"DEEP"', f'{{"merges": {deep}}}'))
+        spec = json.dumps({**PUBLISHED["words"], "model": {"merges": "DEEP"}})
+        (tmp_path / "deep.json").write_text(spec.replace('"DEEP"', "[" * depth + "]" * depth))
         with pytest.raises(TinyLMError, match=r"Cannot use .* as a tokenizer"):
-            Tokenizer.load(file)
+            Tokenizer.load(tmp_path / "deep.json")
 
 
 def test_ids_that_the_library_would_change_are_refused(tmp_path: Path) -> None:
@@ -186,15 +198,53 @@ class Panicking:
         raise self.error
 
 
-@pytest.mark.parametrize("error", [PanicException("index out of bounds"), ValueError("x"), OverflowError("y" * 10_000)])
-def test_a_panic_during_encoding_or_decoding_raises_tinylm_error(
-    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_panic_during_encoding_or_decoding_raises_tinylm_error(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(saved(tmp_path, PUBLISHED["words"]))
-    monkeypatch.setattr(tokenizer, "_library", Panicking(error))
-    with pytest.raises(TinyLMError, match=r"cannot encode the text \(.{1,120}\)\. Use another"):
-        tokenizer.encode("the cat")
-    with pytest.raises(TinyLMError, match=r"cannot decode the tokens \(.{1,120}\)\. Use another"):
-        tokenizer.decode([1])
-    with pytest.raises(TinyLMError, match="cannot decode"):
-        decode_after(tokenizer, [], [1])
+    for error in (PanicException("index out of bounds"), ValueError("x"), OverflowError("y" * 10_000)):
+        tokenizer._library = Panicking(error)
+        with pytest.raises(TinyLMError, match=r"cannot encode the text \(.{1,120}\)\. Use another"):
+            tokenizer.encode("the cat")
+        with pytest.raises(TinyLMError, match=r"cannot decode the tokens \(.{1,120}\)\. Use another"):
+            tokenizer.decode([1])
+        with pytest.raises(TinyLMError, match="cannot decode"):
+            decode_after(tokenizer, [], [1])
+
+
+def test_a_panic_of_the_library_is_caught_and_interrupts_and_memory_errors_pass_through(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    spec = {**PUBLISHED["words"], "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
+    with pytest.raises(TokenizerLibraryError, match="Precompiled"), wrap_library_errors():
+        tokenizers.Tokenizer.from_str(json.dumps(spec))
+    capfd.readouterr()  # discard the message that the panic printed
+    for error in (KeyboardInterrupt, SystemExit, MemoryError, Interrupted):
+        with pytest.raises(error), wrap_library_errors():
+            raise error
+
+
+# Regular expressions: those of published tokenizers are accepted, those that may backtrack are not.
+
+SIMPLE = (r"\s+", r"\d", "[0-9]+", "-", r"\p{P}", r" ?\w+|\n", "a{2,3}b+", r"[^\]\s]+", "x+y*z?", ".", "漢")
+NOT_LINEAR = (
+    *("", "|", "a|", "|a", "(a+)+$", "(a|a)*b", "a*a*b", "a+b", ".*x", r"\s*x", r"\s+$", r"\s*[\r\n]+", "a?a?a?b"),
+    *(r"(\w)\1", "(?<=a+)b", "(?=a)", r"\b\w+\b", "^a", "a$", r"\R+", r"\X", "[a", "(", "a)", "[[a]b]+", "[a&&b]"),
+    *("a{99}", "a{1,99}", "a{2,}b", "a{1}{2}", "a**", "x|" * 40 + "x", "x" * 1001, "\\", r"\p{", r"\s+(?!\S)+"),
+)
+
+
+def test_the_patterns_of_published_tokenizers_and_simple_ones_are_linear_and_no_others() -> None:
+    assert [pattern for pattern in (*PATTERNS.values(), *SIMPLE) if not is_linear(pattern)] == []
+    assert [pattern for pattern in NOT_LINEAR if is_linear(pattern)] == []
+
+
+def test_the_check_of_a_pattern_takes_no_exponential_time() -> None:
+    for part in ("a", "a?", "a|", "(", "[a", "\\", "[\\", "a{1,2}", "[a]?", "a+a*", "'s|", "a{", r"\s*[\r\n]|"):
+        is_linear(part * (1000 // len(part)))  # stopped by the suite's time limit otherwise
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        faulthandler.dump_traceback_later(20, exit=True)
+        print(f"{Path(name).name}: ", end="", flush=True)
+        print(use(Path(name)).encode("ascii", "backslashreplace").decode(), flush=True)
+        faulthandler.cancel_dump_traceback_later()

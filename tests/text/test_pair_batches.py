@@ -1,16 +1,56 @@
-"""Batches of pairs, compared with batches built by hand."""
+"""Pairs, compared with their lines, and their batches, compared with batches built by hand."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from tests.text.corpora import PAIRS, tsv, write_pairs
-from tinylm.errors import TinyLMError
+from tests.text.corpora import PAIRS, documents_of, tsv, unreported, write_pairs
+from tinylm.errors import TinyLMError, UsageError
+from tinylm.text.corpus_encoding import split_corpus
 from tinylm.text.pair_batches import PairTokens, pair_evaluation_batches
+from tinylm.text.pairs import Pair
 from tinylm.text.token_files import encode_stream
 from tinylm.text.tokenizer import train_char
+
+# Files
+
+
+def test_a_line_is_a_source_a_tab_and_a_target_or_an_object(tmp_path: Path) -> None:
+    corpus = write_pairs(tmp_path / "p.tsv", " a b \tc d\r\n\ne\tf\n")
+    assert list(corpus.pairs()) == [Pair("a b", "c d"), Pair("e", "f")]
+    lines = [json.dumps({"target": target, "source": source, "id": 3}) for source, target in PAIRS]
+    assert [tuple(pair) for pair in write_pairs(tmp_path / "p.jsonl", "\n".join(lines)).pairs()] == PAIRS
+
+
+def test_an_error_about_an_invalid_line_says_what_was_expected(tmp_path: Path) -> None:
+    sides = {"no tab": "no tab", "a\tb\tc": "2 tabs", "a\t": "an empty side", "\tb": "an empty side"}
+    expected = "expected a source, a tab and a target, but found"
+    rows = [("p.tsv", f"a\tb\n\n{line}\n", f"line 3: {expected} {found}; correct") for line, found in sides.items()]
+    for line in ("[1]", '{"source": "a"}', '{"source": "a", "target": 3}', '{"source": "", "target": "b"}'):
+        words = "(line|element) 1: expected an object with texts under 'source' and 'target'"
+        rows.append(("p.jsonl", line, words))
+    wrong = unreported(
+        lambda name, content: list(write_pairs(tmp_path / name, content).pairs()),
+        [(name, content, f"{name}, {words}") for name, content, words in rows],
+        UsageError,
+    )
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_pair_is_two_documents_of_a_stream_and_is_never_split(tmp_path: Path) -> None:
+    corpus = write_pairs(tmp_path / "p.tsv", tsv(PAIRS))
+    assert documents_of(corpus.stream()) == [text for pair in PAIRS for text in pair]
+    split = split_corpus(corpus, None, 0.5)
+    halves = [documents_of(stream) for stream in (split.train_stream(), split.val_stream())]
+    assert split.val_records == 2
+    pairs = [pair for half in halves for pair in zip(half[::2], half[1::2], strict=True)]
+    assert sorted(pairs) == sorted(PAIRS) and len(halves[1]) == 4
+
+
+# Batches
 
 TOKENIZER = train_char("abcdefghij ")
 END_ID = TOKENIZER.end_of_text_id
@@ -20,19 +60,12 @@ def tokens_of(pairs: list[tuple[str, str]], tmp_path: Path) -> PairTokens:
     return PairTokens(encode_stream(write_pairs(tmp_path / "p.tsv", tsv(pairs)).stream(), TOKENIZER), END_ID)
 
 
-def decoded(ids: object) -> str:
-    return TOKENIZER.decode(ids)
-
-
 def test_encoded_pairs_decode_to_their_texts(tmp_path: Path) -> None:
     pairs = tokens_of(PAIRS, tmp_path)
-    assert [(decoded(pairs.source(i)), decoded(pairs.target(i))) for i in range(len(pairs))] == PAIRS
+    assert [(TOKENIZER.decode(pairs.source(i)), TOKENIZER.decode(pairs.target(i))) for i in range(len(pairs))] == PAIRS
     assert pairs.lengths.tolist() == [[3, 2], [1, 3], [3, 1], [4, 4]]
     assert pairs.fitting(4).tolist() == [0, 1, 2]
     assert pairs.fitting(5).tolist() == [0, 1, 2, 3]
-
-
-def test_an_odd_number_of_documents_is_an_error() -> None:
     with pytest.raises(TinyLMError, match="not pairs"):
         PairTokens(np.array([1, END_ID, 2, END_ID, 3]), END_ID)
 
@@ -66,15 +99,8 @@ def test_each_epoch_has_every_pair_once_in_another_order(tmp_path: Path) -> None
     first, second = epoch(0), epoch(1)
     assert sorted(first) == sorted(second) == sorted(map(tuple, pairs.lengths.tolist()))
     assert first != second
-
-
-def test_a_batch_depends_only_on_seed_and_number(tmp_path: Path) -> None:
-    pairs = random_pairs(tmp_path)
-    first, second = (pairs.training_batches(64, 7, seed=1) for _ in range(2))
-    other = pairs.training_batches(64, 7, seed=2)
-    for number in (40, 3, 29):
-        assert torch.equal(first.batch(number).ids, second.batch(number).ids)
-    assert not torch.equal(first.batch(3).ids, other.batch(3).ids)
+    assert torch.equal(pairs.training_batches(64, 7, seed=1).batch(40).ids, batches.batch(40).ids)
+    assert not torch.equal(pairs.training_batches(64, 7, seed=2).batch(3).ids, batches.batch(3).ids)
 
 
 def test_pairs_of_a_batch_have_similar_lengths(tmp_path: Path) -> None:

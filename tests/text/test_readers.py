@@ -1,6 +1,5 @@
 """Readers of text, lines and JSON, compared with Python's codecs, JSON parser and `str.split`."""
 
-import gzip
 import itertools
 import json
 from pathlib import Path
@@ -9,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.text.corpora import documents_of, write_file
+from tests.text.corpora import documents_of, unreported, write_file
 from tests.text.test_compression import COMPRESSORS
 from tinylm.errors import UsageError
 from tinylm.text import readers
-from tinylm.text.corpus import find_corpus, scan_stream
+from tinylm.text.corpus import find_corpus
 from tinylm.text.readers import json_records, numbered_lines, parse_json_line
 
 ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-32", "gb18030"]
@@ -117,47 +116,26 @@ def test_lines_end_only_at_line_feeds_in_any_chunks(text: str, positions: list[i
     assert list(numbered_lines(iter(chunks_of(text, positions)), "a")) == expected
 
 
-@pytest.mark.parametrize("content", ["x" * 500, '{"text": "' + "x" * 500, '[{"text": "' + "x" * 500])
-def test_a_line_or_element_that_is_too_long_is_refused(content: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "MAX_RECORD", 300)
-    with pytest.raises(UsageError, match=r"a, (line|element) 1: longer than 300 characters; split it"):
-        list(json_records((content[i : i + 50] for i in range(0, len(content), 50)), "a"))
-
-
-@pytest.mark.parametrize("element", ["[" * 100_000, "1" * 5000, "{", "nul", '"\\ud800"'])
-def test_an_error_about_an_invalid_element_gives_its_number(element: str, tmp_path: Path) -> None:
-    file = write_file(tmp_path / "a.json", f'["fine", {element}]')
-    with pytest.raises(UsageError, match=r"a\.json, element 2: "):
-        list(find_corpus([str(file)]).stream())
-
-
-def test_an_error_about_pairs_instead_of_documents_names_the_format(tmp_path: Path) -> None:
-    file = write_file(tmp_path / "a.jsonl", '{"source": "a", "target": "b"}')
-    with pytest.raises(UsageError, match=r"no text under 'text' \(found: source, target\); read pairs with `format="):
-        list(find_corpus([str(file)]).stream())
-
-
-def test_parse_json_line_reports_the_location_of_invalid_json() -> None:
-    assert parse_json_line('{"prompt": "x"}', "here") == {"prompt": "x"}
-    with pytest.raises(UsageError, match=r"^here: invalid JSON \(.*\); each line must be one JSON object\.$"):
-        parse_json_line("{", "here")
-
-
-def test_with_the_format_lines_each_line_is_a_document(tmp_path: Path) -> None:
-    file = write_file(tmp_path / "names.txt", "ann\r\n\n  \nbo b\nçelik")
-    assert documents_of(find_corpus([str(file)], format="lines").stream()) == ["ann", "bo b", "çelik"]
-
-
-def test_progress_counts_bytes_on_the_disk_also_of_compressed_files(tmp_path: Path) -> None:
-    text = "größer\n" * 5000
-    plain, packed = (
-        write_file(tmp_path / "a.txt", text),
-        write_file(tmp_path / "b.txt.gz", gzip.compress(text.encode())),
+def test_an_invalid_element_or_line_is_reported_with_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elements = ("[" * 100_000, "1" * 5000, "{", "nul", '"\\ud800"')
+    wrong = unreported(
+        lambda element: list(find_corpus([str(write_file(tmp_path / "a.json", f'["fine", {element}]'))]).stream()),
+        [(element, r"a\.json, element 2: ") for element in elements],
+        UsageError,
     )
-    corpus = find_corpus([str(plain), str(packed)])
-    progress: list[int] = []
-    assert scan_stream(corpus.stream(progress.append)).characters == 2 * len(text)
-    assert 0.9 * corpus.size <= sum(progress) <= corpus.size
+    monkeypatch.setattr(readers, "MAX_RECORD", 300)
+    contents = ("x" * 500, '{"text": "' + "x" * 500, '[{"text": "' + "x" * 500)
+    wrong += unreported(
+        lambda content: list(json_records((content[i : i + 50] for i in range(0, len(content), 50)), "a")),
+        [(content, r"a, (line|element) 1: longer than 300 characters; split it") for content in contents],
+        UsageError,
+    )
+    words = r"^here: invalid JSON \(.*\); each line must be one JSON object\.$"
+    wrong += unreported(parse_json_line, [("{", "here", words)], UsageError)
+    assert not wrong, "\n".join(wrong)
+    assert parse_json_line('{"prompt": "x"}', "here") == {"prompt": "x"}
 
 
 def test_utf_7_is_read_to_its_end_and_a_lone_surrogate_in_it_is_an_error(tmp_path: Path) -> None:

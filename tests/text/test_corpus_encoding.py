@@ -10,36 +10,29 @@ import gigatoken
 import numpy as np
 import pytest
 
-from tests.text.corpora import TEXT, documents_of, split_of, write_file
+from tests.text.corpora import TEXT, documents_of, split_of, unreported, write_file
 from tinylm.cache_directory import cache_root
 from tinylm.errors import TinyLMError, UsageError
 from tinylm.text.corpus import find_corpus
 from tinylm.text.corpus_encoding import encode_split, split_corpus
-from tinylm.text.tokenizer import END_OF_TEXT, train_char
+from tinylm.text.tokenizer import train_char
 from tinylm.text.tokenizer_choice import choose_tokenizer
 
 # Splitting.
 
 
-@pytest.mark.parametrize("fraction", [0.001, 0.1, 0.25, 0.5, 0.999])
-def test_validation_is_the_end_of_the_text(fraction: float, corpus: Path) -> None:
-    split = split_of(corpus, fraction=fraction)
-    train, val = ("".join(filter(None, stream)) for stream in (split.train_stream(), split.val_stream()))
-    assert train + val == TEXT
-    assert len(val) == max(1, int(fraction * len(TEXT)))
-    assert split.train_characters == len(train)
-
-
-def test_a_document_that_is_split_has_no_separator_at_the_split(corpus: Path, other: Path) -> None:
-    split = split_of(other, corpus, fraction=0.5)
+def test_validation_is_the_end_of_the_text_or_a_corpus_of_its_own(corpus: Path, other: Path) -> None:
+    for fraction in (0.001, 0.1, 0.25, 0.5, 0.999):
+        split = split_of(corpus, fraction=fraction)
+        train, val = ("".join(filter(None, stream)) for stream in (split.train_stream(), split.val_stream()))
+        assert train + val == TEXT
+        assert len(val) == max(1, int(fraction * len(TEXT)))
+        assert split.train_characters == len(train)
+    split = split_of(other, corpus, fraction=0.5)  # a document that is split has no separator at the split
     assert list(split.train_stream()) == ["Zebras!\n", None, TEXT[: split.train_characters - 8]]
     assert list(split.val_stream()) == [TEXT[split.train_characters - 8 :]]
-
-
-def test_with_a_validation_corpus_all_of_the_corpus_is_training_text(corpus: Path, other: Path) -> None:
     split = split_of(corpus, val=other)
-    assert "".join(filter(None, split.train_stream())) == TEXT
-    assert "".join(filter(None, split.val_stream())) == "Zebras!\n"
+    assert [documents_of(stream) for stream in (split.train_stream(), split.val_stream())] == [[TEXT], ["Zebras!\n"]]
     assert split.alphabet == "".join(sorted({*TEXT, *"Zebras!\n"}))
 
 
@@ -104,23 +97,16 @@ def test_drawn_records_of_a_file_that_changes_meanwhile_are_refused(tmp_path: Pa
         list(split.train_stream())
 
 
-@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 1.5, float("nan")])
-def test_a_validation_fraction_out_of_range_is_refused(fraction: float, corpus: Path) -> None:
-    with pytest.raises(UsageError, match=r"`val_fraction` is .* greater than 0 and below 1"):
-        split_of(corpus, fraction=fraction)
-
-
-def test_an_empty_training_or_validation_text_is_refused(corpus: Path, tmp_path: Path) -> None:
+def test_a_fraction_or_a_text_that_leaves_nothing_is_refused(corpus: Path, tmp_path: Path) -> None:
     empty = write_file(tmp_path / "empty.txt", "\ufeff")
-    for files, val in (((empty,), None), ((corpus,), empty)):
-        with pytest.raises(UsageError, match=r"empty\.txt contains no text"):
-            split_of(*files, val=val)
-
-
-def test_progress_receives_the_bytes_read(corpus: Path, other: Path) -> None:
-    progress: list[int] = []
-    split_corpus(find_corpus([str(corpus), str(other)]), find_corpus([str(other)]), 0.1, progress.append)
-    assert sum(progress) == len(TEXT) + 2 * 8
+    bounds = r"`val_fraction` is .* greater than 0 and below 1"
+    rows = [
+        *((corpus, None, fraction, bounds) for fraction in (0.0, 1.0, -0.1, 1.5, float("nan"))),
+        (empty, None, 0.1, r"empty\.txt contains no text"),
+        (corpus, empty, 0.1, r"empty\.txt contains no text"),
+    ]
+    wrong = unreported(lambda file, val, fraction: split_of(file, val=val, fraction=fraction), rows, UsageError)
+    assert not wrong, "\n".join(wrong)
 
 
 # Encoding.
@@ -142,7 +128,7 @@ def test_both_parts_are_encoded_into_the_cache_and_recorded(corpus: Path, other:
     assert (data.corpus, data.val_corpus) == ((str(corpus), str(other)), ())
 
 
-def test_the_same_split_is_encoded_only_once(corpus: Path) -> None:
+def test_the_same_split_is_encoded_only_once(corpus: Path, tmp_path: Path) -> None:
     tokenizer = choose_tokenizer(split_of(corpus), "char", None)
     progress: list[int] = []
     first, _ = encode_split(split_of(corpus), tokenizer, progress=progress.append)
@@ -150,49 +136,30 @@ def test_the_same_split_is_encoded_only_once(corpus: Path) -> None:
     assert sum(progress) == len(TEXT)
     assert again.path == first.path
     assert encode_split(split_of(corpus, fraction=0.5), tokenizer)[0].path != first.path
+    in_run, data = encode_split(split_of(corpus), tokenizer, tmp_path / "run" / "tokens")
+    assert (in_run.path, data.tokens_in_run) == (tmp_path / "run" / "tokens", True)
 
 
-def test_tokens_can_be_stored_in_the_run_directory(corpus: Path, tmp_path: Path) -> None:
-    split = split_of(corpus)
-    tokens, data = encode_split(split, choose_tokenizer(split, "char", None), tmp_path / "run" / "tokens")
-    assert (tokens.path, data.tokens_in_run) == (tmp_path / "run" / "tokens", True)
-    assert not (cache_root() / "tokens").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "fraction", "words"),
-    [
+def test_a_text_that_is_too_short_is_refused_by_its_name(corpus: Path, tmp_path: Path) -> None:
+    rows = [
         ("a", 0.1, "leaves 0 tokens for training, and at least 3 are needed"),
         ("abc", 0.1, "leaves 2 tokens for training"),
         ("abcd", 0.1, "leaves 1 token for validation, and at least 2 are needed"),
         ("abcdefgh", 0.9, "leaves 1 token for training"),
-    ],
-)
-def test_a_text_that_is_too_short_is_refused(text: str, fraction: float, words: str, tmp_path: Path) -> None:
-    split = split_of(write_file(tmp_path / "short.txt", text), fraction=fraction)
-    with pytest.raises(UsageError, match=rf"short\.txt {words}"):
-        encode_split(split, train_char("abcdefgh"))
+    ]
 
+    def encode(text: str, fraction: float) -> object:
+        return encode_split(
+            split_of(write_file(tmp_path / "short.txt", text), fraction=fraction), train_char("abcdefgh")
+        )
 
-def test_a_validation_text_of_one_token_is_refused_by_its_name(corpus: Path, tmp_path: Path) -> None:
+    wrong = unreported(encode, [(*row, rf"short\.txt {words}") for *row, words in rows], UsageError)
+    assert not wrong, "\n".join(wrong)
+    tokens, _ = encode("abcde", 0.4)
+    assert (tokens.train.tolist(), tokens.val.tolist()) == ([1, 2, 3], [4, 5])
     split = split_of(corpus, val=write_file(tmp_path / "val.txt", "T"))
     with pytest.raises(UsageError, match=r"val\.txt has 1 token, which is not scored; give more `val_data`"):
         encode_split(split, choose_tokenizer(split, "char", None))
-
-
-def test_a_text_of_the_minimum_length_is_encoded(tmp_path: Path) -> None:
-    tokens, _ = encode_split(split_of(write_file(tmp_path / "s.txt", "abcde"), fraction=0.4), train_char("abcde"))
-    assert (tokens.train.tolist(), tokens.val.tolist()) == ([1, 2, 3], [4, 5])
-
-
-def test_text_that_looks_like_the_end_of_text_token_is_encoded_as_text(tmp_path: Path) -> None:
-    text = f"a{END_OF_TEXT}b" * 20
-    split = split_of(write_file(tmp_path / "c.txt", text), fraction=0.5)
-    for name in ("char", "bpe"):
-        tokenizer = choose_tokenizer(split, name, None)
-        tokens, _ = encode_split(split, tokenizer)
-        assert tokenizer.end_of_text_id not in tokens.train
-        assert tokenizer.decode([*tokens.train, *tokens.val]) == text
 
 
 # Comparison of the fast encoder with the library.
@@ -205,16 +172,12 @@ def test_if_gigatoken_gives_other_ids_the_library_encodes_with_a_warning(
         def encode(self, text: str) -> np.ndarray:
             return np.zeros(len(text), dtype=np.uint32)
 
-    text = "It is the cause, it is the cause, my soul. " * 100
-    corpus = write_file(tmp_path / "s.txt", text)
-    split = split_of(corpus)
+    split = split_of(write_file(tmp_path / "s.txt", "It is the cause, it is the cause, my soul. " * 100))
     expected, _ = encode_split(split, choose_tokenizer(split, "bpe", 300), warn=pytest.fail)
     monkeypatch.setattr(gigatoken.Tokenizer, "from_json", lambda file: WrongIds())
     warnings: list[str] = []
-    tokenizer = choose_tokenizer(split, "bpe", 300)
-    tokens, _ = encode_split(split, tokenizer, warn=warnings.append)
-    assert tokens.train.tolist() == expected.train.tolist()
-    assert tokens.val.tolist() == expected.val.tolist()
+    tokens, _ = encode_split(split, choose_tokenizer(split, "bpe", 300), warn=warnings.append)
+    assert (tokens.train.tolist(), tokens.val.tolist()) == (expected.train.tolist(), expected.val.tolist())
     assert tokens.path != expected.path
     (warning,) = warnings
     assert warning.startswith("The ids of gigatoken 0.10.") and "encoded with the library, which is slower" in warning

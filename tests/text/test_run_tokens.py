@@ -37,75 +37,52 @@ class Counts(SilentReporter):
         yield advance
 
 
-def delete_the_cache() -> None:
-    shutil.rmtree(cache_root())
-
-
 @pytest.mark.parametrize("with_val", [True, False])
-def test_the_tokens_of_a_run_are_reopened(with_val: bool, corpus: Path, other: Path, tmp_path: Path) -> None:
-    split = split_of(corpus, val=other if with_val else None)
-    tokenizer = choose_tokenizer(split, "char", None)
-    tokens, data = encode_split(split, tokenizer)
-    assert has_tokens(tmp_path / "run", data, tokenizer)
-    again = reopen_tokens(tmp_path / "run", data, tokenizer)
-    assert (again.train.tolist(), again.val.tolist()) == (tokens.train.tolist(), tokens.val.tolist())
-
-
-@pytest.mark.parametrize("with_val", [True, False])
-def test_missing_tokens_are_encoded_again_from_a_named_text(
+def test_the_tokens_of_a_run_are_reopened_or_encoded_again_from_a_named_text(
     with_val: bool, corpus: Path, other: Path, tmp_path: Path
 ) -> None:
     """The recorded paths are shown and not opened, since an untrusted run could name any file."""
+    run = tmp_path / "run"
     split = split_of(corpus, val=other if with_val else None)
     tokenizer = choose_tokenizer(split, "char", None)
     tokens, data = encode_split(split, tokenizer)
     expected = (tokens.train.tolist(), tokens.val.tolist())
-    delete_the_cache()
-    assert not has_tokens(tmp_path / "run", data, tokenizer)
-    with pytest.raises(TinyLMError, match=r"no longer in the cache; name its training text again.*path .*corpus\.txt"):
-        reopen_tokens(tmp_path / "run", data, tokenizer)
-    counts = Counts()
-    again = encode_again(tmp_path / "run", data, tokenizer, split.corpus, split.val_corpus, counts)
+    assert has_tokens(run, data, tokenizer)
+    again = reopen_tokens(run, data, tokenizer)
     assert (again.train.tolist(), again.val.tolist()) == expected
-    assert reopen_tokens(tmp_path / "run", data, tokenizer).train.tolist() == expected[0]
+    shutil.rmtree(cache_root())
+    assert not has_tokens(run, data, tokenizer)
+    with pytest.raises(TinyLMError, match=r"no longer in the cache; name its training text again.*path .*corpus\.txt"):
+        reopen_tokens(run, data, tokenizer)
+    counts = Counts()
+    again = encode_again(run, data, tokenizer, split.corpus, split.val_corpus, counts)
+    assert (again.train.tolist(), again.val.tolist()) == expected
+    assert reopen_tokens(run, data, tokenizer).train.tolist() == expected[0]
     size = corpus.stat().st_size + (other.stat().st_size if with_val else 0)
-    assert counts.totals == {"reading": size, "encoding": split.characters}
-    assert counts.done == counts.totals
+    assert counts.done == counts.totals == {"reading": size, "encoding": split.characters}
 
 
-@pytest.mark.parametrize("changed", ["corpus.txt", "other.txt"])
-def test_a_text_that_has_changed_is_not_encoded_again(changed: str, corpus: Path, other: Path, tmp_path: Path) -> None:
-    split = split_of(corpus, val=other)
-    tokenizer = choose_tokenizer(split, "char", None)
-    _, data = encode_split(split, tokenizer)
-    file = tmp_path / changed
-    file.write_text(file.read_text()[::-1])
-    with pytest.raises(UsageError, match=rf"{changed} is not the text that .*run was trained on, or has changed"):
-        encode_again(tmp_path / "run", data, tokenizer, split.corpus, split.val_corpus, SilentReporter())
-
-
-def test_a_validation_text_must_be_named_again_as_well(corpus: Path, other: Path, tmp_path: Path) -> None:
+def test_a_text_that_has_changed_or_is_not_named_is_not_encoded_again(
+    corpus: Path, other: Path, tmp_path: Path
+) -> None:
     split = split_of(corpus, val=other)
     tokenizer = choose_tokenizer(split, "char", None)
     _, data = encode_split(split, tokenizer)
     with pytest.raises(UsageError, match="The validation text is not the text"):
         encode_again(tmp_path / "run", data, tokenizer, split.corpus, None, SilentReporter())
+    for file in (other, corpus):
+        file.write_text(file.read_text()[::-1])
+        words = rf"{file.name} is not the text that .*run was trained on, or has changed"
+        with pytest.raises(UsageError, match=words):
+            encode_again(tmp_path / "run", data, tokenizer, split.corpus, split.val_corpus, SilentReporter())
 
 
-def test_token_files_of_another_text_are_refused(corpus: Path, other: Path, tmp_path: Path) -> None:
+def test_damaged_token_files_and_those_of_another_text_are_refused(corpus: Path, other: Path, tmp_path: Path) -> None:
     tokenizer = choose_tokenizer(split_of(corpus, val=other), "char", None)
-    _, data = encode_split(split_of(corpus), tokenizer, tmp_path / "run" / "tokens")
+    tokens, data = encode_split(split_of(corpus), tokenizer, tmp_path / "run" / "tokens")
     encode_split(split_of(corpus, fraction=0.5), tokenizer, tmp_path / "other" / "tokens")
-    shutil.rmtree(tmp_path / "run" / "tokens")
-    shutil.copytree(tmp_path / "other" / "tokens", tmp_path / "run" / "tokens")
     with pytest.raises(TinyLMError, match="it is the encoding of another text"):
-        reopen_tokens(tmp_path / "run", data, tokenizer)
-
-
-def test_damaged_token_files_are_an_error(corpus: Path, tmp_path: Path) -> None:
-    split = split_of(corpus)
-    tokenizer = choose_tokenizer(split, "char", None)
-    tokens, data = encode_split(split, tokenizer)
+        reopen_tokens(tmp_path / "other", data, tokenizer)
     content = (tokens.path / "train.bin").read_bytes()
     (tokens.path / "train.bin").write_bytes(content[:-1] + b"\0")
     with pytest.raises(TinyLMError, match="is damaged"):
@@ -117,8 +94,7 @@ def test_tokens_of_standard_input_are_opened_only_in_the_run_directory(corpus: P
     tokenizer = train_char("".join(sorted(set(TEXT))))
     tokens, data = encode_split(piped, tokenizer, tmp_path / "run" / "tokens")
     expected = tokens.train.tolist()
-    moved = tmp_path / "moved"
-    (tmp_path / "run").rename(moved)
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
     assert reopen_tokens(moved, data, tokenizer).train.tolist() == expected
     shutil.rmtree(moved / "tokens")
     with pytest.raises(TinyLMError, match="recorded the path standard input"):
@@ -135,6 +111,6 @@ def test_a_run_keeps_its_tokens_when_the_version_of_the_encoder_changes(
     monkeypatch.setattr(Tokenizer, "encoder", "another encoder")
     assert reopen_tokens(tmp_path / "run", data, tokenizer).train.tolist() == expected
     assert encode_split(split, tokenizer)[0].path != tokens.path
-    delete_the_cache()
+    shutil.rmtree(cache_root())
     encode_again(tmp_path / "run", data, tokenizer, split.corpus, None, SilentReporter())
     assert reopen_tokens(tmp_path / "run", data, tokenizer).train.tolist() == expected
